@@ -1,0 +1,245 @@
+"""Contradictions between keys, and paths that must exist: found before any job starts, without torch."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.compose import ConfigError
+from pipeline.config import GROUP_ESTIMATORS, Config, NormalizationConfig, RewardModelConfig, RuleConfig
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One key that cannot be used as given."""
+
+    key: str
+    value: Any
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value}: {self.why}"
+
+
+def resolve(config: Config) -> Config:
+    """Make paths absolute, fill in what follows from the models, and refuse contradictions.
+
+    Raises:
+        ConfigError: every problem, one per line.
+    """
+    config = _absolute(config)
+    missing = list(missing_paths(config))
+    if missing:
+        raise ConfigError("\n".join(map(str, missing)))
+    config = _with_context(config)
+    problems = list(contradictions(config))
+    if problems:
+        raise ConfigError("\n".join(map(str, problems)))
+    return config
+
+
+def contradictions(config: Config) -> Iterator[Problem]:
+    """Pairs of keys that do not go together. Pure: looks at no file."""
+    yield from _batch_problems(config)
+    yield from _length_problems(config)
+    yield from _placement_problems(config)
+    yield from _reward_problems(config)
+    estimator, samples = config.algorithm.estimator, config.rollout.samples_per_prompt
+    if estimator in GROUP_ESTIMATORS and samples < 2:
+        yield Problem(
+            "rollout.samples_per_prompt",
+            samples,
+            f"algorithm.estimator={estimator} compares samples of a prompt and needs at least 2",
+        )
+    if config.evaluate.every and not config.data.heldout:
+        yield Problem("evaluate.every", config.evaluate.every, "needs data.heldout=FILE; or set it to 0")
+
+
+def _batch_problems(config: Config) -> Iterator[Problem]:
+    prompts, shards = config.data.prompts_per_iteration, config.rollout.num_shards
+    if prompts % shards:
+        yield Problem(
+            "rollout.num_shards",
+            shards,
+            f"must divide data.prompts_per_iteration={prompts} without remainder",
+        )
+    responses, minibatches = config.responses_per_iteration, config.update.minibatches
+    if responses % minibatches:
+        yield Problem(
+            "update.minibatches",
+            minibatches,
+            f"must divide the {responses} responses of an iteration (data.prompts_per_iteration x "
+            "rollout.samples_per_prompt) without remainder",
+        )
+
+
+def _length_problems(config: Config) -> Iterator[Problem]:
+    context, prompt = config.model.context_length, config.data.max_prompt_tokens
+    if context is None:
+        return
+    if prompt is not None and prompt + 1 > context:
+        yield Problem(
+            "data.max_prompt_tokens",
+            prompt,
+            f"leaves no room for one new token in model.context_length={context}; legal: 1 to {context - 1}",
+        )
+    if prompt is None and config.rollout.max_new_tokens >= context:
+        yield Problem(
+            "rollout.max_new_tokens",
+            config.rollout.max_new_tokens,
+            f"leaves no room for a prompt in model.context_length={context}; legal: 1 to {context - 1}, "
+            "or give data.max_prompt_tokens",
+        )
+    longest = context if prompt is None else min(context, prompt + config.rollout.max_new_tokens)
+    for key, budget in (
+        ("rollout.tokens_per_batch", config.rollout.tokens_per_batch),
+        ("update.tokens_per_micro_batch", config.update.tokens_per_micro_batch),
+    ):
+        if budget < longest:
+            yield Problem(key, budget, f"one sequence may have {longest} tokens; give at least that")
+
+
+def _placement_problems(config: Config) -> Iterator[Problem]:
+    if config.update.device_map is not None:
+        yield Problem(
+            "update.device_map",
+            config.update.device_map,
+            "DeepSpeed places the trained model itself, so a device_map cannot be given too; set it to null "
+            "and shard with update.zero_stage. For generation and scoring: rollout.device_map, "
+            "reward.device_map",
+        )
+
+
+def _reward_problems(config: Config) -> Iterator[Problem]:
+    for name, component in config.reward.components.items():
+        if isinstance(component, RewardModelConfig) and component.normalization:
+            yield from _normalization_problems(
+                f"reward.components.{name}.normalization", component.normalization
+            )
+
+
+def _normalization_problems(key: str, given: NormalizationConfig) -> Iterator[Problem]:
+    numbers = (given.mean is not None, given.std is not None)
+    if given.reference_samples and any(numbers):
+        yield Problem(
+            f"{key}.reference_samples", given.reference_samples, "give it or mean and std, not both"
+        )
+    elif not given.reference_samples and not all(numbers):
+        yield Problem(key, f"(mean={given.mean}, std={given.std})", "give mean and std, or reference_samples")
+
+
+def missing_paths(config: Config) -> Iterator[Problem]:
+    """Inputs of the user that do not exist or are not what they should be."""
+    for key, directory in _model_directories(config):
+        yield from _model_problems(key, Path(directory))
+    for key, path in _data_paths(config):
+        if not Path(path).exists():
+            yield Problem(key, path, "no such file or directory")
+
+
+def _model_problems(key: str, directory: Path) -> Iterator[Problem]:
+    if not directory.is_dir():
+        yield Problem(
+            key, directory, "no such directory; give a Hugging Face model directory on this filesystem"
+        )
+    elif not (directory / "config.json").is_file():
+        yield Problem(key, directory, "holds no config.json, so it is not a Hugging Face model directory")
+    elif not any(directory.glob("*.safetensors")):
+        yield Problem(
+            key,
+            directory,
+            "holds no *.safetensors; other weight files are not read because they can carry code "
+            "(convert with transformers' save_pretrained)",
+        )
+
+
+def _model_directories(config: Config) -> Iterator[tuple[str, str]]:
+    yield "model.policy", config.model.policy
+    if config.model.reference:
+        yield "model.reference", config.model.reference
+    if config.model.critic:
+        yield "model.critic", config.model.critic
+    for name, component in config.reward.components.items():
+        if isinstance(component, RewardModelConfig):
+            yield f"reward.components.{name}.path", component.path
+
+
+def _data_paths(config: Config) -> Iterator[tuple[str, str]]:
+    yield "data.prompts", config.data.prompts
+    if config.data.heldout:
+        yield "data.heldout", config.data.heldout
+    for name, component in config.reward.components.items():
+        if isinstance(component, RewardModelConfig) and component.normalization:
+            samples = component.normalization.reference_samples
+            if samples:
+                yield f"reward.components.{name}.normalization.reference_samples", samples
+
+
+def _with_context(config: Config) -> Config:
+    """Fill in model.context_length and data.max_prompt_tokens."""
+    limit = _position_limit(Path(config.model.policy))
+    context = config.model.context_length or limit
+    if context is None:
+        raise ConfigError(
+            "model.context_length: must be given; the policy's config.json has no max_position_embeddings"
+        )
+    if limit is not None and context > limit:
+        problem = Problem(
+            "model.context_length", context, f"the policy has positions for {limit} tokens only"
+        )
+        raise ConfigError(str(problem))
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, context_length=context))
+    prompt = config.data.max_prompt_tokens or context - config.rollout.max_new_tokens
+    if prompt < 1:
+        return config  # reported by contradictions()
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, max_prompt_tokens=prompt))
+
+
+def _position_limit(policy: Path) -> int | None:
+    path = policy / "config.json"
+    try:
+        model = json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError(f"model.policy={policy}: {path} is not JSON ({error})") from None
+    text = model.get("text_config", model)
+    limit = text.get("max_position_embeddings") or text.get("n_positions")
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def _absolute(config: Config) -> Config:
+    """Make every path absolute, so that it means the same to every task."""
+    model, data = config.model, config.data
+    return dataclasses.replace(
+        config,
+        run_dir=_full(config.run_dir),
+        model=dataclasses.replace(
+            model,
+            policy=_full(model.policy),
+            reference=_full_if(model.reference),
+            critic=_full_if(model.critic),
+        ),
+        data=dataclasses.replace(data, prompts=_full(data.prompts), heldout=_full_if(data.heldout)),
+        reward=dataclasses.replace(
+            config.reward,
+            components={name: _absolute_component(c) for name, c in config.reward.components.items()},
+        ),
+    )
+
+
+def _absolute_component(given: RewardModelConfig | RuleConfig) -> RewardModelConfig | RuleConfig:
+    if isinstance(given, RuleConfig):
+        return given
+    norm = given.normalization
+    if norm:
+        norm = dataclasses.replace(norm, reference_samples=_full_if(norm.reference_samples))
+    return dataclasses.replace(given, path=_full(given.path), normalization=norm)
+
+
+def _full(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
+
+
+def _full_if(path: str | None) -> str | None:
+    return None if path is None else _full(path)

@@ -1,0 +1,241 @@
+"""Done means committed: attempt-private files, hashed, published once by a record that readers verify.
+
+Writing:   data under a name of the attempt's own -> fsync -> xxh3_128
+           -> record under a private name -> fsync -> link to the record's name -> fsync of the folder.
+``link`` fails when the name is taken, also over NFS, so of two attempts exactly one wins.
+Reading:   record -> every file it names has the recorded size and hash, or :class:`CorruptData`.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from pipeline.paths import RunPaths
+from pipeline.tasks import Task, parse_task, task_key
+
+RECORD_VERSION = 1
+_CHUNK = 1 << 22
+
+
+class NotCommitted(RuntimeError):
+    """A task that is needed has no commit record."""
+
+    def __init__(self, task: Task, where: Path) -> None:
+        super().__init__(f"{task} is not committed: {where} does not exist")
+        self.task = task
+
+
+class CorruptData(RuntimeError):
+    """What a commit record names is missing, cut or changed, or the record itself cannot be read."""
+
+    def __init__(self, task: Task, why: str) -> None:
+        super().__init__(f"{task} is corrupt: {why}")
+        self.task = task
+
+
+class StaleData(RuntimeError):
+    """A task was computed from inputs that have since been computed anew with another result."""
+
+    def __init__(self, task: Task, why: str) -> None:
+        super().__init__(f"{task} is stale: {why}")
+        self.task = task
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One data file of a commit. ``path`` is relative to the run directory, ``bytes`` its size."""
+
+    path: str
+    bytes: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """The commit record of one task."""
+
+    task: Task
+    attempt: str
+    outputs: tuple[FileEntry, ...]
+    inputs: Mapping[str, str]
+    """Lineage: task key of each input -> fingerprint of the outputs that were read."""
+    policy_version: int
+    """Version of the policy that was used; of the update stage: that was made."""
+    seed: int
+    rows: int
+    schema: str
+    """Name and version of the data's schema."""
+    started: float
+    """Unix time."""
+    ended: float
+    host: str
+    pid: int
+    job_id: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        """One hash over all outputs: equal if and only if the same names hold the same bytes.
+
+        Attempt ids are part of file names, so only the name's stable part counts.
+        """
+        lines = [
+            f"{entry.path.replace('.' + self.attempt, '')} {entry.bytes} {entry.xxh3_128}"
+            for entry in self.outputs
+        ]
+        return xxhash.xxh3_128_hexdigest("\n".join(sorted(lines)).encode())
+
+    def to_json(self) -> dict[str, Any]:
+        data = asdict(self) | {"task": task_key(self.task), "version": RECORD_VERSION}
+        return data | {"inputs": dict(self.inputs), "metrics": dict(self.metrics)}
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> "Record":
+        """Raises KeyError, TypeError or ValueError on anything that is not a record of this version."""
+        data = dict(data)
+        if (version := data.pop("version")) != RECORD_VERSION:
+            raise ValueError(f"record version {version}, this version of slurm-ppo reads {RECORD_VERSION}")
+        data["task"] = parse_task(data["task"])
+        data["outputs"] = tuple(FileEntry(**entry) for entry in data["outputs"])
+        return Record(**data)
+
+
+def read_record(paths: RunPaths, task: Task) -> Record | None:
+    """The task's commit record, or None when it is not committed.
+
+    Raises:
+        CorruptData: the record exists but cannot be read.
+    """
+    path = paths.task(task).record
+    try:
+        record = Record.from_json(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptData(task, f"its record {path} cannot be read ({error})") from error
+    if record.task != task:
+        raise CorruptData(task, f"its record {path} belongs to {record.task}")
+    return record
+
+
+def require_record(paths: RunPaths, task: Task) -> Record:
+    """Like :func:`read_record`, for inputs. Raises :class:`NotCommitted` when there is none."""
+    record = read_record(paths, task)
+    if record is None:
+        raise NotCommitted(task, paths.task(task).record)
+    return record
+
+
+def check_sizes(paths: RunPaths, record: Record) -> None:
+    """Notice missing and cut files by one stat each, without reading them. Raises CorruptData."""
+    for entry in record.outputs:
+        try:
+            size = (paths.root / entry.path).stat().st_size
+        except FileNotFoundError:
+            raise CorruptData(record.task, f"{entry.path} is gone") from None
+        if size != entry.bytes:
+            raise CorruptData(record.task, f"{entry.path} has {size} bytes instead of {entry.bytes}")
+
+
+def check_digest(record: Record, entry: FileEntry, size: int, digest: str) -> None:
+    """Compare what was read with what was recorded. Raises CorruptData."""
+    if size != entry.bytes:
+        raise CorruptData(record.task, f"{entry.path} has {size} bytes instead of {entry.bytes}")
+    if digest != entry.xxh3_128:
+        raise CorruptData(record.task, f"{entry.path} has xxh3_128 {digest} instead of {entry.xxh3_128}")
+
+
+def verify_outputs(paths: RunPaths, record: Record) -> None:
+    """Read and hash every file the record names. Raises CorruptData naming the file."""
+    check_sizes(paths, record)
+    for entry in record.outputs:
+        hashed = hash_file(paths, paths.root / entry.path)
+        check_digest(record, entry, hashed.bytes, hashed.xxh3_128)
+
+
+def hash_file(paths: RunPaths, path: Path) -> FileEntry:
+    """Size and xxh3_128 of a file as it is on disk."""
+    digest, size = xxhash.xxh3_128(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return FileEntry(paths.relative(path), size, digest.hexdigest())
+
+
+def hash_tree(paths: RunPaths, folder: Path) -> tuple[FileEntry, ...]:
+    """Make every file below ``folder`` durable and hash it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for path in (*files, *{file.parent for file in files}):
+        fsync_path(path)
+    return tuple(hash_file(paths, path) for path in files)
+
+
+def fsync_path(path: Path) -> None:
+    """Flush a file or a folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Write a new private file and flush it."""
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_durably(path: Path, text: str) -> None:
+    """Put ``text`` at ``path`` in one step: readers see the old file or the new one, never a part."""
+    private = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    write_durably(private, text)
+    private.replace(path)
+    fsync_path(path.parent)
+
+
+def link_once(path: Path, text: str) -> bool:
+    """Publish ``text`` at ``path`` unless something is there. True if we did, false if another was first."""
+    private = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    write_durably(private, text)
+    try:
+        os.link(private, path)
+    except FileExistsError:
+        # Over NFS the answer to a successful link can be lost and its repetition fail: look who is there.
+        return private.stat().st_nlink == 2
+    finally:
+        private.unlink()
+    fsync_path(path.parent)
+    return True
+
+
+def publish(paths: RunPaths, record: Record) -> bool:
+    """Make the task done with this attempt's files; their data must be durable already.
+
+    Returns:
+        False if another attempt had already won; this attempt's files are then removed.
+    """
+    target = paths.task(record.task).record
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if link_once(target, json.dumps(record.to_json(), indent=1) + "\n"):
+        return True
+    discard(paths, record)
+    return False
+
+
+def discard(paths: RunPaths, record: Record) -> None:
+    """Remove the files of an attempt that lost, and the folders this empties."""
+    for entry in record.outputs:
+        path = paths.root / entry.path
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty yet, or shared with others: stays
+            if record.attempt in path.parent.name:
+                path.parent.rmdir()

@@ -1,0 +1,234 @@
+"""From Hydra groups and overrides to one checked :class:`Config`. Happens once, at the edge.
+
+Hydra merges plain YAML over the defaults of the dataclasses; pydantic converts; :mod:`pipeline.checks`
+refuses contradictions. All problems of one kind are reported together, each with its key, the offending
+value and what is legal.
+"""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from pipeline.config import Config, RewardModelConfig, RuleConfig
+from pipeline.paths import packaged_configs
+
+_MISSING = "???"
+_ADAPTER: TypeAdapter[Config] = TypeAdapter(Config)
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used. One line per problem."""
+
+
+def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Config:
+    """Compose ``configs/config.yaml`` with ``overrides``; groups in ``config_dir`` come first.
+
+    Raises:
+        ConfigError: anything wrong with a key, a type, a value or a group.
+    """
+    if config_dir is not None and not config_dir.is_dir():
+        raise ConfigError(f"--config-dir {config_dir}: no such directory")
+    groups = known_groups(config_dir)
+    check_overrides(overrides, groups)
+    return from_mapping(_hydra_compose(overrides, config_dir))
+
+
+def from_mapping(data: Mapping[str, Any]) -> Config:
+    """Convert a plain mapping. Raises ConfigError naming every unknown key and illegal value."""
+    missing = [key for key, value in _leaves(data) if value == _MISSING]
+    if missing:
+        raise ConfigError("\n".join(f"{key}: must be given, e.g. {key}=..." for key in missing))
+    try:
+        return _ADAPTER.validate_python(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_describe(problem) for problem in error.errors())) from None
+
+
+def to_mapping(config: Config) -> dict[str, Any]:
+    """Plain values only, as YAML holds them."""
+    mapping: dict[str, Any] = _ADAPTER.dump_python(config, mode="json")
+    return mapping
+
+
+def to_yaml(config: Config) -> str:
+    return yaml.safe_dump(to_mapping(config), sort_keys=False, width=110)
+
+
+def known_groups(config_dir: Path | None) -> dict[str, list[str]]:
+    """Config groups and their options, packaged and the user's."""
+    groups: dict[str, list[str]] = {}
+    for root in [packaged_configs(), *([config_dir] if config_dir else [])]:
+        for file in sorted(root.glob("*/*.yaml")):
+            groups.setdefault(file.parent.name, []).append(file.stem)
+    return {name: sorted(set(options)) for name, options in groups.items()}
+
+
+def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> None:
+    """Refuse overrides that Hydra would misunderstand, drop or let through.
+
+    Raises:
+        ConfigError: an unknown key (with or without +), a deletion, a sweep, or not of the form KEY=VALUE.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser = OverridesParser.create()
+    for text in overrides:
+        try:
+            override = parser.parse_override(text)
+        except HydraException:
+            raise ConfigError(
+                f"{text!r} is not an override; write KEY=VALUE (quote values with special characters: "
+                f"\"KEY='a=b'\")"
+            ) from None
+        key = override.key_or_group
+        if override.is_delete():
+            raise ConfigError(f"{text!r}: keys cannot be deleted; give {key} another value instead")
+        if override.is_sweep_override():
+            raise ConfigError(f"{text!r}: one value per key; start one run per value, or quote a comma")
+        if key in groups:
+            _check_option(key, override.value(), groups[key])
+        else:
+            _check_key(key, groups)
+
+
+def _check_option(group: str, option: Any, options: Sequence[str]) -> None:
+    if not isinstance(option, str) or option not in options:
+        raise ConfigError(
+            f"{group}={option}: no such option; legal: {', '.join(options)}{_hint(str(option), options)}"
+        )
+
+
+def _check_key(key: str, groups: Mapping[str, Sequence[str]]) -> None:
+    """Walk the dataclasses along the dots of ``key``."""
+    node: Any = Config
+    if dataclasses.is_dataclass(_fields_of(Config).get(key)):
+        raise ConfigError(f"{key}: holds several keys; set one of them, e.g. {key}.KEY=VALUE")
+    done: list[str] = []
+    for part in key.split("."):
+        if typing.get_origin(node) is dict:
+            return  # reward.components.NAME...: names are the user's, pydantic checks what is below
+        legal = _fields_of(node)
+        if part not in legal:
+            where = f"in {'.'.join(done)}" if done else "at the top"
+            also = [] if done else sorted(set(groups) - set(legal))
+            names = [*legal, *also]
+            raise ConfigError(
+                f"{key}: unknown key {part!r} {where}; legal: {', '.join(names)}{_hint(part, names)}"
+            )
+        done.append(part)
+        node = legal[part]
+
+
+def _fields_of(node: Any) -> dict[str, Any]:
+    """Field name -> type of a dataclass; empty for anything else."""
+    if dataclasses.is_dataclass(node):
+        return typing.get_type_hints(node)
+    if isinstance(node, types.UnionType):
+        for option in typing.get_args(node):
+            if dataclasses.is_dataclass(option):
+                return typing.get_type_hints(option)
+    return {}
+
+
+def _hint(word: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, names, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _hydra_compose(overrides: Sequence[str], config_dir: Path | None) -> dict[str, Any]:
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.config_store import ConfigStore
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    ConfigStore.instance().store(name="dataclass_defaults", node=_defaults(Config))
+    search = [f"hydra.searchpath=[{_quoted('file://' + str(config_dir.absolute()))}]"] if config_dir else []
+    try:
+        with initialize_config_dir(str(packaged_configs().absolute()), version_base="1.3"):
+            composed = hydra_compose("config", overrides=[*search, *(_with_plus(text) for text in overrides)])
+        return typing.cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_one_line(error)) from None
+
+
+def _with_plus(text: str) -> str:
+    """Keys were checked against the dataclasses; ``++`` lets Hydra set those that no YAML names."""
+    key = text.split("=", 1)[0]
+    return f"++{text.lstrip('+')}" if "." in key else text
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "\\'") + "'"
+
+
+def _one_line(error: BaseException) -> str:
+    parts = [str(error), *([str(error.__cause__)] if error.__cause__ else [])]
+    lines = [line.strip() for part in parts for line in part.splitlines() if line.strip()]
+    return "; ".join(dict.fromkeys(lines))
+
+
+def _defaults(node: Any) -> dict[str, Any]:
+    """The dataclass tree's defaults as plain values; required fields as Hydra's ``???``."""
+    values: dict[str, Any] = {}
+    hints = typing.get_type_hints(node)
+    for field in dataclasses.fields(node):
+        if field.default is not dataclasses.MISSING:
+            values[field.name] = _plain(field.default)
+        elif dataclasses.is_dataclass(hints[field.name]):
+            values[field.name] = _defaults(hints[field.name])
+        else:
+            values[field.name] = {} if typing.get_origin(hints[field.name]) is dict else _MISSING
+    return values
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _leaves(data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, data
+
+
+def _describe(problem: Any) -> str:
+    """One pydantic error as: key: what is wrong (got value)."""
+    location = [str(part) for part in problem["loc"]]
+    if location[:2] == ["reward", "components"]:
+        del location[3:4]  # pydantic puts the component's kind there
+    key = ".".join(location) or "config"
+    if problem["type"] == "unexpected_keyword_argument":
+        legal = _siblings(location)
+        legal_text = f"; legal: {', '.join(legal)}{_hint(location[-1], legal)}" if legal else ""
+        return f"{key}: unknown key {location[-1]!r}{legal_text}"
+    if problem["type"] in ("missing", "missing_argument"):
+        return f"{key}: must be given"
+    if problem["type"] == "union_tag_not_found":
+        return f"{key}: says no kind; add {key}.kind=model (with path) or {key}.kind=rule (with function)"
+    return f"{key}: {problem['msg']} (got {problem['input']!r})"
+
+
+def _siblings(location: Sequence[str]) -> list[str]:
+    if location[:2] == ["reward", "components"]:
+        return sorted({*_fields_of(RewardModelConfig), *_fields_of(RuleConfig)})
+    node: Any = Config
+    for part in location[:-1]:
+        node = _fields_of(node).get(part)
+    return sorted(_fields_of(node))

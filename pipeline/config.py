@@ -1,0 +1,416 @@
+"""The whole configuration as frozen dataclasses: every key, its meaning, unit and default.
+
+Hydra composes, :mod:`pipeline.compose` converts once into :class:`Config`, :mod:`pipeline.checks` refuses
+contradictions; everything inward takes these dataclasses and nothing else. Defaults live here and nowhere
+else: the YAML groups under ``configs/`` only say what differs.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+PositiveInt = Annotated[int, Field(gt=0, strict=True)]
+NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+OpenFraction = Annotated[float, Field(gt=0, le=1)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
+FilePath = Annotated[str, Field(min_length=1)]
+PluginName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
+
+_STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class BadRows(StrEnum):
+    """What to do with prompt rows that cannot be used."""
+
+    DROP = "drop"
+    """Leave them out, count them, and list them in a file of the run."""
+    FATAL = "fatal"
+    """List them in the same file and stop before the first rollout."""
+
+
+class Estimator(StrEnum):
+    """How advantages are computed."""
+
+    GAE = "gae"
+    """Generalised advantage estimation with a learned critic (arXiv 1506.02438)."""
+    GRPO = "grpo"
+    """Reward minus the group's mean, over the group's standard deviation (arXiv 2402.03300)."""
+    RLOO = "rloo"
+    """Reward minus the mean of the group's other samples (arXiv 2402.14740)."""
+
+
+GROUP_ESTIMATORS = frozenset({Estimator.GRPO, Estimator.RLOO})
+"""Estimators whose baseline is the other samples of the same prompt."""
+
+
+class LossAggregation(StrEnum):
+    """How a matrix of per-token losses becomes one number, always with counts of the whole mini-batch."""
+
+    TOKEN_MEAN = "token-mean"
+    TOKEN_SUM = "token-sum"
+    SEQ_MEAN_TOKEN_SUM = "seq-mean-token-sum"
+    SEQ_MEAN_TOKEN_SUM_NORM = "seq-mean-token-sum-norm"
+    SEQ_MEAN_TOKEN_MEAN = "seq-mean-token-mean"
+
+
+class KLEstimator(StrEnum):
+    """Per-token estimators of KL(policy || reference) (Schulman, "Approximating KL divergence")."""
+
+    K1 = "k1"
+    ABS = "abs"
+    K2 = "k2"
+    K3 = "k3"
+
+
+class KLController(StrEnum):
+    """How the KL coefficient moves."""
+
+    FIXED = "fixed"
+    ADAPTIVE = "adaptive"
+    """Proportional control towards a target KL (arXiv 1909.08593, section 2.2)."""
+
+
+class Schedule(StrEnum):
+    """Learning-rate schedule over all optimizer steps of the run, after the warm-up."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+
+
+class Precision(StrEnum):
+    """Number format of model weights and activations."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+class WandbMode(StrEnum):
+    """Where W&B rows go."""
+
+    AUTO = "auto"
+    """Online when an API key is present, offline otherwise; WANDB_MODE decides when set."""
+    ONLINE = "online"
+    OFFLINE = "offline"
+    DISABLED = "disabled"
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class ModelConfig:
+    """The models a run starts from: Hugging Face directories with safetensors weights."""
+
+    policy: FilePath
+    """Directory of the causal language model to train, with its tokenizer. Policy version 0."""
+    reference: FilePath | None = None
+    """Directory of the frozen reference model for KL. Default: the policy's own directory."""
+    critic: FilePath | None = None
+    """Directory the critic starts from (a backbone; its head may be missing). Default: the policy's
+    backbone with a value head of zeros."""
+    context_length: PositiveInt | None = None
+    """Most tokens of prompt and response together. Default: the policy's max_position_embeddings."""
+    trust_remote_code: bool = False
+    """Run Python code that lies in a model directory. Leave off unless you wrote that code."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class DataConfig:
+    """Where prompts come from and how they are dealt to iterations."""
+
+    prompts: FilePath
+    """JSONL, Parquet or Arrow file, or a Hugging Face dataset directory written by save_to_disk."""
+    heldout: FilePath | None = None
+    """Prompts for the evaluate stage, same formats. Default: none, and nothing is evaluated."""
+    prompt_column: str = "prompt"
+    """Column with the prompt: a string, or a list of chat messages {role, content}."""
+    id_column: str | None = None
+    """Column with a unique id per row. Default: a hash of the prompt's content."""
+    split: str = "train"
+    """Split to read when the directory holds a dataset with several."""
+    prompts_per_iteration: PositiveInt = 256
+    """Prompts that one iteration rolls out; a multiple of rollout.num_shards."""
+    max_prompt_tokens: PositiveInt | None = None
+    """Longest usable prompt in tokens. Default: context_length minus rollout.max_new_tokens."""
+    bad_rows: BadRows = BadRows.DROP
+    """Rows that are empty, not text, too long or have a duplicate id: drop (counted and listed) or fatal."""
+    shuffle: bool = True
+    """Deal prompts in a new order each epoch, derived from the run's seed. Off: the file's order."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class RolloutConfig:
+    """How responses are sampled."""
+
+    engine: Literal["transformers"] = "transformers"
+    """Generation engine."""
+    num_shards: PositiveInt = 2
+    """Array elements per iteration, of the rollout stage and of the reward stage."""
+    samples_per_prompt: PositiveInt = 1
+    """Responses per prompt (n); more than one for the group estimators."""
+    max_new_tokens: PositiveInt = 128
+    """Longest response in tokens; cut shorter where the context ends."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature; log-probabilities are those of the tempered distribution."""
+    top_p: OpenFraction = 1.0
+    """Nucleus sampling; 1 is off. Log-probabilities stay those of the untruncated distribution."""
+    top_k: NonNegativeInt = 0
+    """Sample among the k likeliest tokens; 0 is off."""
+    stop_token_ids: tuple[NonNegativeInt, ...] = ()
+    """Token ids that end a response, besides the model's own end-of-sequence ids."""
+    tokens_per_batch: PositiveInt = 16384
+    """Token budget (prompt plus max_new_tokens, padding included) of one generation batch."""
+    precision: Precision = Precision.FP32
+    """Number format of the generating model."""
+    device_map: str | None = None
+    """transformers' device_map for models too large for one GPU ("auto"). Default: one device."""
+    num_threads: PositiveInt = 1
+    """CPU threads of a task; part of the result, because float sums depend on it."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class NormalizationConfig:
+    """Linear map of raw scores to mean 0 and standard deviation 1 (arXiv 1909.08593, section 2.1)."""
+
+    mean: FiniteFloat | None = None
+    """Mean of raw scores to subtract. Given together with std, or measured from reference_samples."""
+    std: PositiveFloat | None = None
+    """Standard deviation of raw scores to divide by."""
+    reference_samples: FilePath | None = None
+    """File (formats of data.prompts) with reference responses to measure mean and std on, once per run."""
+    response_column: str = "response"
+    """Column of reference_samples with the response; data.prompt_column holds its prompt."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class RewardModelConfig:
+    """A sequence-classification model with one output, its own tokenizer and chat template."""
+
+    kind: Literal["model"] = "model"
+    """Marks this component as a reward model."""
+    path: FilePath
+    """Model directory (safetensors, tokenizer, config)."""
+    weight: FiniteFloat = 1.0
+    """Factor of this component in the total reward."""
+    normalization: NormalizationConfig | None = None
+    """How raw scores are normalised. Default: not at all."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class RuleConfig:
+    """A Python function that scores responses, named ``module:function``."""
+
+    kind: Literal["rule"] = "rule"
+    """Marks this component as a rule."""
+    function: PluginName
+    """``module:function``; called once per shard as f(prompts=[...], responses=[...], **columns)."""
+    weight: FiniteFloat = 1.0
+    """Factor of this component in the total reward."""
+
+
+Component = Annotated[RewardModelConfig | RuleConfig, Field(discriminator="kind")]
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class RewardConfig:
+    """What scores responses."""
+
+    components: Annotated[dict[Name, Component], Field(min_length=1)]
+    """Named components; the reward is their weighted sum, and each is kept as a column."""
+    engine: Literal["transformers"] = "transformers"
+    """Scoring engine of the reward models."""
+    tokens_per_batch: PositiveInt = 2048
+    """Token budget (padding included) of one scoring batch."""
+    precision: Precision = Precision.FP32
+    """Number format of reward and reference models."""
+    device_map: str | None = None
+    """transformers' device_map for models too large for one GPU ("auto"). Default: one device."""
+    num_threads: PositiveInt = 1
+    """CPU threads of a task; part of the result, because float sums depend on it."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class KLConfig:
+    """Distance to the reference model, as a penalty in the reward."""
+
+    coef: NonNegativeFloat = 0.05
+    """KL coefficient (the first one, when adaptive). 0 turns the reference model off."""
+    estimator: KLEstimator = KLEstimator.K1
+    """Per-token estimator of the penalty."""
+    controller: KLController = KLController.FIXED
+    """Whether the coefficient moves."""
+    target: PositiveFloat = 6.0
+    """Adaptive controller: KL per sequence to steer to."""
+    horizon: PositiveInt = 10000
+    """Adaptive controller: responses over which the coefficient moves by the proportional error."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class AlgorithmConfig:
+    """PPO (arXiv 1707.06347) and its relatives."""
+
+    estimator: Estimator = Estimator.GAE
+    """Advantage estimator; grpo and rloo need rollout.samples_per_prompt > 1 and no critic."""
+    gamma: Fraction = 1.0
+    """Discount per token."""
+    lam: Fraction = 0.95
+    """GAE's lambda."""
+    clip_range_low: PositiveFloat = 0.2
+    """The probability ratio is clipped below at 1 - clip_range_low."""
+    clip_range_high: PositiveFloat = 0.2
+    """The probability ratio is clipped above at 1 + clip_range_high."""
+    dual_clip: Annotated[float, Field(gt=1)] = 3.0
+    """Bound of the loss for negative advantages (arXiv 1912.09729)."""
+    value_clip_range: PositiveFloat = 0.2
+    """The new value may move this far from the old one."""
+    whiten_advantages: bool = True
+    """Shift and scale advantages of the whole iteration to mean 0, variance 1 (GAE only)."""
+    normalize_group_std: bool = True
+    """GRPO: divide by the group's standard deviation (off: Dr. GRPO, arXiv 2503.20783)."""
+    loss_aggregation: LossAggregation = LossAggregation.TOKEN_MEAN
+    """How per-token losses become one number."""
+    entropy_coef: NonNegativeFloat = 0.0
+    """Weight of the entropy bonus in the policy loss."""
+    kl: KLConfig = KLConfig()
+    """KL penalty."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class UpdateConfig:
+    """How the policy and the critic are trained, with DeepSpeed."""
+
+    epochs: PositiveInt = 1
+    """Passes over an iteration's responses."""
+    minibatches: PositiveInt = 1
+    """Optimizer steps per pass; divides the number of responses of an iteration."""
+    tokens_per_micro_batch: PositiveInt = 4096
+    """Token budget (padding included) of one forward and backward pass."""
+    learning_rate: PositiveFloat = 1e-6
+    """Peak learning rate of the policy."""
+    critic_learning_rate: PositiveFloat = 1e-5
+    """Peak learning rate of the critic."""
+    schedule: Schedule = Schedule.CONSTANT
+    """Learning-rate schedule after the warm-up."""
+    warmup_steps: NonNegativeInt = 0
+    """Optimizer steps of linear warm-up."""
+    betas: tuple[OpenFraction, OpenFraction] = (0.9, 0.95)
+    """AdamW's decay rates."""
+    epsilon: PositiveFloat = 1e-8
+    """AdamW's epsilon."""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's decoupled weight decay."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradients are scaled down to this global norm."""
+    zero_stage: Annotated[int, Field(ge=0, le=3, strict=True)] = 0
+    """DeepSpeed ZeRO stage."""
+    precision: Precision = Precision.FP32
+    """Number format of weights in forward and backward; optimizer state is fp32."""
+    device_map: str | None = None
+    """Must stay null: DeepSpeed places the model. For rollout and reward see their own device_map."""
+    num_threads: PositiveInt = 1
+    """CPU threads of the task; part of the result, because float sums depend on it."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class EvaluateConfig:
+    """Greedy generation on held-out prompts, scored like a rollout; the best policy is kept track of."""
+
+    every: NonNegativeInt = 0
+    """Evaluate policy 0, every this many iterations, and the last one. 0: never."""
+    num_prompts: PositiveInt | None = None
+    """Use the first this many held-out prompts. Default: all."""
+    num_threads: PositiveInt = 1
+    """CPU threads of the task."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class LocalStageConfig:
+    """This machine's share for one stage."""
+
+    slots: PositiveInt = 1
+    """Tasks of this stage that may run at once."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class SchedulerConfig:
+    """What runs tasks, how many at once, and how often a task is tried."""
+
+    kind: Literal["local"] = "local"
+    """local: processes on this machine."""
+    slots: PositiveInt = 2
+    """Tasks of all stages that may run at once."""
+    rollout: LocalStageConfig = LocalStageConfig(slots=2)
+    """Rollout pool."""
+    reward: LocalStageConfig = LocalStageConfig(slots=2)
+    """Reward pool."""
+    update: LocalStageConfig = LocalStageConfig()
+    """Update pool."""
+    evaluate: LocalStageConfig = LocalStageConfig()
+    """Evaluate pool."""
+    max_attempts: PositiveInt = 3
+    """Tries per task and per call of run or resume, before the run stops as failed."""
+    time_limit: PositiveInt = 14400
+    """Seconds a task may run before it is stopped and counted as failed."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class WandbConfig:
+    """The mirror of metrics.jsonl on Weights & Biases."""
+
+    mode: WandbMode = WandbMode.AUTO
+    """auto, online, offline or disabled."""
+    project: Name = "slurm-ppo"
+    """W&B project."""
+    entity: str | None = None
+    """W&B user or team. Default: the key's own."""
+    tags: tuple[str, ...] = ()
+    """W&B tags."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class TrackingConfig:
+    """Where metrics go besides the run directory."""
+
+    wandb: WandbConfig = WandbConfig()
+    """Weights & Biases."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Config:
+    """One run."""
+
+    name: Name = "run"
+    """Name of the run; also its name on W&B."""
+    run_dir: FilePath = "runs/${name}"
+    """Directory that holds everything the run has; it must not exist yet."""
+    seed: NonNegativeInt = 0
+    """Every random choice derives from this number and from what is being done."""
+    iterations: PositiveInt = 100
+    """PPO iterations: rollout, reward, update."""
+    model: ModelConfig
+    """Models to start from."""
+    data: DataConfig
+    """Prompts."""
+    rollout: RolloutConfig = RolloutConfig()
+    """Sampling."""
+    reward: RewardConfig
+    """Scoring."""
+    update: UpdateConfig = UpdateConfig()
+    """Training."""
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    """PPO."""
+    evaluate: EvaluateConfig = EvaluateConfig()
+    """Evaluation on held-out prompts."""
+    scheduler: SchedulerConfig = SchedulerConfig()
+    """Where tasks run."""
+    tracking: TrackingConfig = TrackingConfig()
+    """Metrics' mirrors."""
+
+    @property
+    def responses_per_iteration(self) -> int:
+        """Rows of one iteration over all shards."""
+        return self.data.prompts_per_iteration * self.rollout.samples_per_prompt

@@ -1,0 +1,44 @@
+"""Append-only JSON lines: ``events.jsonl`` (what the driver did), ``metrics.jsonl`` (a row per iteration)."""
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.commits import replace_durably
+
+
+def append(path: Path, row: Mapping[str, Any]) -> None:
+    """Add one line durably. A line cut by an earlier crash is ended first, so that it stays alone."""
+    with path.open("ab+") as file:
+        if file.tell() > 0:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        file.write(json.dumps(row).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All whole lines. A line cut by a crash is left out: its writer never said it was written."""
+    rows = []
+    if path.exists():
+        for line in path.read_bytes().splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                continue
+    return rows
+
+
+def rewrite(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replace the whole file in one step."""
+    replace_durably(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def event(path: Path, kind: str, **fields: Any) -> None:
+    """Note what the driver did, with the time."""
+    append(path, {"time": time.time(), "event": kind, **fields})

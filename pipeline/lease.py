@@ -1,0 +1,148 @@
+"""At most one driver advances a run: a numbered lease in ``<run>/locks``.
+
+A driver takes the lease by linking the next number, which fails if another was faster, also over NFS. The
+highest number holds the lease until it is marked released or its holder is gone: its process on the same
+host, or, from another host, its heartbeat (the file's modification time). Numbers never go back, so that a
+driver that slept through its own expiry notices that it was replaced.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pipeline.commits import link_once, replace_durably
+
+HEARTBEAT_SECONDS = 10.0
+EXPIRY_SECONDS = 120.0
+"""A holder on another host that has not beaten for this long is taken to be gone."""
+
+
+class LeaseHeld(RuntimeError):
+    """Another driver is at work on this run directory."""
+
+
+class LeaseLost(RuntimeError):
+    """This driver stood still for so long that another took its place."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lease."""
+
+    host: str
+    boot_id: str
+    pid: int
+    process_started: str
+    """Start time of the process in clock ticks since boot: tells a reused pid from the holder's."""
+    acquired: float
+    """Unix time."""
+
+    @staticmethod
+    def this_process() -> "Holder":
+        return Holder(socket.gethostname(), _boot_id(), os.getpid(), _start_ticks(os.getpid()), time.time())
+
+
+@dataclass
+class Lease:
+    """A held lease."""
+
+    path: Path
+    holder: Holder
+    _beaten: float = 0.0
+
+    def beat(self) -> None:
+        """Show that the holder is alive, at most every HEARTBEAT_SECONDS.
+
+        Raises:
+            LeaseLost: a higher number exists.
+        """
+        if time.monotonic() - self._beaten < HEARTBEAT_SECONDS:
+            return
+        if (newest := _newest(self.path.parent)) != self.path:
+            raise LeaseLost(f"{newest} was taken while this driver (pid {self.holder.pid}) stood still")
+        os.utime(self.path)
+        self._beaten = time.monotonic()
+
+    def release(self) -> None:
+        replace_durably(self.path, json.dumps(asdict(self.holder) | {"released": time.time()}) + "\n")
+
+
+@contextlib.contextmanager
+def hold(folder: Path) -> Iterator[Lease]:
+    """Hold the lease for the duration of the block.
+
+    Raises:
+        LeaseHeld: naming the holder's host, process and age.
+    """
+    lease = acquire(folder)
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+def acquire(folder: Path) -> Lease:
+    """Take the lease. Raises LeaseHeld."""
+    folder.mkdir(parents=True, exist_ok=True)
+    newest = _newest(folder)
+    if newest is not None and (why := _held_because(newest)):
+        raise LeaseHeld(why)
+    number = 1 if newest is None else int(newest.stem) + 1
+    holder = Holder.this_process()
+    path = folder / f"{number:06d}.json"
+    if not link_once(path, json.dumps(asdict(holder)) + "\n"):
+        raise LeaseHeld(_held_because(path) or f"another driver took {path} just now; try again")
+    for older in folder.glob("[0-9]*.json"):
+        if older < path:
+            older.unlink(missing_ok=True)
+    return Lease(path, holder)
+
+
+def holder_of(folder: Path) -> str | None:
+    """In words, who is at work on the run, or None."""
+    newest = _newest(folder) if folder.is_dir() else None
+    return _held_because(newest) if newest else None
+
+
+def _held_because(path: Path) -> str | None:
+    """Why the lease at ``path`` is still held, in words, or None when it is free."""
+    try:
+        content = json.loads(path.read_text())
+        beat_age = time.time() - path.stat().st_mtime
+    except FileNotFoundError:  # released and pruned since it was listed
+        return None
+    if "released" in content:
+        return None
+    holder = Holder(**content)
+    if holder.boot_id == _boot_id() and holder.host == socket.gethostname():
+        if _start_ticks(holder.pid) != holder.process_started:
+            return None
+    elif beat_age > EXPIRY_SECONDS:
+        return None
+    age = time.time() - holder.acquired
+    return (
+        f"a driver is at work on this run: host {holder.host}, process {holder.pid}, "
+        f"since {age:.0f} s, last heard of {max(0.0, beat_age):.0f} s ago ({path})"
+    )
+
+
+def _newest(folder: Path) -> Path | None:
+    return max(folder.glob("[0-9]*.json"), default=None)
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _start_ticks(pid: int) -> str:
+    """Field 22 of /proc/PID/stat, or an empty string when there is no such process (or a zombie)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return "" if fields[0] == "Z" else fields[19]

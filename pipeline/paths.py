@@ -1,0 +1,132 @@
+"""The run directory's layout. The only place that joins paths of a run.
+
+``RunPaths`` knows what belongs to the run, ``TaskPaths`` what belongs to one task. Data files carry the
+attempt in their name, so that attempts never share a file; the commit record has no attempt in its name,
+because at most one attempt wins.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.tasks import Stage, Task
+
+
+def packaged_configs() -> Path:
+    """The folder of Hydra groups: inside the installed package, or beside it in a checkout."""
+    inside = Path(__file__).parent / "configs"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "configs"
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """Paths of one run directory."""
+
+    root: Path
+
+    @property
+    def run_json(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def config_yaml(self) -> Path:
+        return self.root / "config.yaml"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    @property
+    def best(self) -> Path:
+        return self.root / "best.json"
+
+    @property
+    def locks(self) -> Path:
+        return self.root / "locks"
+
+    @property
+    def wandb(self) -> Path:
+        return self.root / "wandb"
+
+    @property
+    def data(self) -> Path:
+        return self.root / "data"
+
+    @property
+    def superseded(self) -> Path:
+        return self.root / "superseded"
+
+    @property
+    def policies(self) -> Path:
+        return self.root / "policy"
+
+    @property
+    def critics(self) -> Path:
+        return self.root / "critic"
+
+    @property
+    def trainers(self) -> Path:
+        return self.root / "trainer"
+
+    def iteration(self, iteration: int) -> Path:
+        return self.root / "iterations" / f"{iteration:05d}"
+
+    def logs(self, task: Task) -> Path:
+        return self.root / "logs" / f"{task.iteration:05d}-{task.stage}"
+
+    def task(self, task: Task) -> "TaskPaths":
+        return TaskPaths(self, task)
+
+    def relative(self, path: Path) -> str:
+        """``path`` as records name it: relative to the run directory, with forward slashes."""
+        return path.relative_to(self.root).as_posix()
+
+
+@dataclass(frozen=True)
+class TaskPaths:
+    """Paths of one task."""
+
+    run: RunPaths
+    task: Task
+
+    @property
+    def folder(self) -> Path:
+        if self.task.stage is Stage.PREPARE:
+            return self.run.data
+        return self.run.iteration(self.task.iteration) / self.task.stage
+
+    @property
+    def record(self) -> Path:
+        """The commit record: the task is done if and only if it exists and what it names verifies."""
+        return self.folder / f"{self.task.file_stem}.json"
+
+    def data(self, attempt: str, name: str = "", suffix: str = "arrow") -> Path:
+        """A data file of one attempt."""
+        return self.folder / ".".join(part for part in (self.task.file_stem, name, attempt, suffix) if part)
+
+    def policy(self, attempt: str) -> Path:
+        return self.run.policies / f"{self.task.iteration:05d}.{attempt}"
+
+    def critic(self, attempt: str) -> Path:
+        return self.run.critics / f"{self.task.iteration:05d}.{attempt}"
+
+    def trainer(self, attempt: str) -> Path:
+        return self.run.trainers / f"{self.task.iteration:05d}.{attempt}"
+
+    def attempt_logs(self, attempt_number: int) -> Path:
+        return self.run.logs(self.task) / f"attempt-{attempt_number}"
+
+    def log(self, attempt_number: int) -> Path:
+        """Standard output and error of one attempt."""
+        return self.attempt_logs(attempt_number) / f"{self.task.file_stem}.log"
+
+    def failure(self, attempt_number: int) -> Path:
+        """Why an attempt failed, written by the attempt itself."""
+        return self.attempt_logs(attempt_number) / f"{self.task.file_stem}.failure.json"

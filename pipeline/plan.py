@@ -1,0 +1,96 @@
+"""What a run consists of: iterations -> stages -> tasks and their inputs. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pipeline.config import Config
+from pipeline.tasks import PREPARE, Stage, Task
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The shape of a run, from which every task and its inputs follow."""
+
+    iterations: int
+    num_shards: int
+    evaluate_every: int
+    """0: never."""
+
+    @staticmethod
+    def of(config: Config) -> "Plan":
+        every = config.evaluate.every if config.data.heldout else 0
+        return Plan(config.iterations, config.rollout.num_shards, every)
+
+    def tasks(self, iteration: int) -> tuple[Task, ...]:
+        """Tasks of one iteration, inputs before what reads them."""
+        if iteration == 0:
+            first = (PREPARE,)
+            return (*first, Task(0, Stage.EVALUATE)) if self.evaluates(0) else first
+        shards = range(self.num_shards)
+        stages = [Task(iteration, Stage.ROLLOUT, shard) for shard in shards]
+        stages += [Task(iteration, Stage.REWARD, shard) for shard in shards]
+        stages += [Task(iteration, Stage.UPDATE)]
+        if self.evaluates(iteration):
+            stages += [Task(iteration, Stage.EVALUATE)]
+        return tuple(stages)
+
+    def all_tasks(self) -> Iterator[Task]:
+        for iteration in range(self.iterations + 1):
+            yield from self.tasks(iteration)
+
+    def inputs(self, task: Task) -> tuple[Task, ...]:
+        """Tasks whose results ``task`` reads, or that must come before it."""
+        iteration = task.iteration
+        if task.stage is Stage.PREPARE:
+            return ()
+        if task.stage is Stage.ROLLOUT:
+            return unique(PREPARE, policy_maker(iteration - 1))
+        if task.stage is Stage.REWARD:
+            return (PREPARE, Task(iteration, Stage.ROLLOUT, task.shard))
+        if task.stage is Stage.UPDATE:
+            shards = [t for t in self.tasks(iteration) if t.stage.is_sharded]
+            return unique(PREPARE, policy_maker(iteration - 1), *shards)
+        # One evaluation after the other, so that only the last can be outstanding.
+        previous = self.evaluation_before(iteration)
+        earlier = () if previous is None else (Task(previous, Stage.EVALUATE),)
+        return unique(PREPARE, policy_maker(iteration), *earlier)
+
+    def evaluates(self, iteration: int) -> bool:
+        if not self.evaluate_every:
+            return False
+        return iteration % self.evaluate_every == 0 or iteration == self.iterations
+
+    def evaluations(self) -> tuple[int, ...]:
+        """Iterations whose policies are evaluated, ascending."""
+        if not self.evaluate_every:
+            return ()
+        return tuple(sorted({*range(0, self.iterations + 1, self.evaluate_every), self.iterations}))
+
+    def evaluation_before(self, iteration: int) -> int | None:
+        if iteration == 0:
+            return None
+        return (iteration - 1) // self.evaluate_every * self.evaluate_every
+
+    def window(self, updated: int, evaluated: int) -> tuple[Task, ...]:
+        """The tasks that matter now.
+
+        Args:
+            updated: iterations whose update is committed, counted from 1; -1 before prepare is.
+            evaluated: how many of :meth:`evaluations` are committed.
+        """
+        if updated < 0:
+            return (PREPARE,)
+        outstanding = [i for i in self.evaluations()[evaluated:] if i <= updated]
+        tasks = [Task(i, Stage.EVALUATE) for i in outstanding]
+        if updated < self.iterations:
+            tasks += [t for t in self.tasks(updated + 1) if t.stage is not Stage.EVALUATE]
+        return tuple(tasks)
+
+
+def policy_maker(version: int) -> Task:
+    """The task that commits policy ``version``; version 0, the user's model, is checked by prepare."""
+    return Task(version, Stage.UPDATE) if version > 0 else PREPARE
+
+
+def unique(*tasks: Task) -> tuple[Task, ...]:
+    return tuple(dict.fromkeys(tasks))

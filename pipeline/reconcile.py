@@ -1,0 +1,150 @@
+"""Orchestration as one pure function: from what is committed, live and failed to what to do next."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pipeline.plan import Plan
+from pipeline.tasks import Stage, Task, task_key
+
+
+class FailureKind(StrEnum):
+    """Why an attempt ended without a commit."""
+
+    ERROR = "error"
+    """The stage raised an error."""
+    CONFIG = "config"
+    """What the user gave cannot work; trying again cannot help."""
+    KILLED = "killed"
+    """The process vanished: a signal, out of memory, a lost node, the time limit."""
+    INPUTS = "inputs"
+    """An input was missing, corrupt or stale; not this task's fault."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One attempt that ended without a commit."""
+
+    task: Task
+    attempt: int
+    kind: FailureKind
+    message: str
+    log: str = ""
+    """Path of its log."""
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What reconcile needs to know of a commit record."""
+
+    fingerprint: str
+    inputs: Mapping[str, str]
+    """Task key -> fingerprint of the input when it was read."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Start an attempt of ``task``."""
+
+    task: Task
+    reason: str
+
+
+@dataclass(frozen=True)
+class Retract:
+    """Move the commit of ``task`` aside: it does not verify, or its inputs have changed."""
+
+    task: Task
+    reason: str
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """``task`` cannot be done; the run stops."""
+
+    task: Task
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class Actions:
+    """What one pass decided. Nothing at all means: wait for what is live."""
+
+    launch: tuple[Launch, ...] = ()
+    retract: tuple[Retract, ...] = ()
+    give_up: tuple[GiveUp, ...] = ()
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one pass saw."""
+
+    tasks: Sequence[Task]
+    """The window, inputs before what reads them."""
+    committed: Mapping[Task, Committed]
+    """Commits of the window's tasks and of what they read."""
+    corrupt: Mapping[Task, str]
+    """Committed tasks that do not verify, and why."""
+    live: Collection[Task]
+    """Tasks with an attempt that is queued or running."""
+    failures: Mapping[Task, Sequence[Failure]]
+    """Attempts that ended without a commit, oldest first."""
+
+
+_URGENCY = {Stage.PREPARE: 0, Stage.UPDATE: 1, Stage.REWARD: 2, Stage.ROLLOUT: 3, Stage.EVALUATE: 4}
+"""What shortens the run most goes first where slots are few; evaluation holds nothing up."""
+
+
+def reconcile(plan: Plan, seen: Observation, max_attempts: int) -> Actions:
+    """Decide what to launch, retract or give up.
+
+    1. A commit that does not verify, or that was computed from inputs which have since changed, is retracted.
+    2. A task that is committed or live is left alone.
+    3. A task whose budget of attempts is spent is given up. Attempts that failed for their inputs are free.
+    4. A task whose inputs are all committed is launched.
+    """
+    retracted = dict(seen.corrupt)
+    launches, given_up = [], []
+    for task in seen.tasks:
+        inputs = plan.inputs(task)
+        if task in seen.committed and task not in retracted:
+            if reason := stale_because(task, inputs, seen.committed, retracted):
+                retracted[task] = reason
+            continue
+        if task in seen.live or task in retracted:
+            continue
+        failures = seen.failures.get(task, ())
+        if is_hopeless(failures, max_attempts):
+            given_up.append(GiveUp(task, failures[-1]))
+        elif all(i in seen.committed and i not in retracted for i in inputs):
+            launches.append(Launch(task, reason_to_launch(failures)))
+    launches.sort(key=lambda launch: (_URGENCY[launch.task.stage], launch.task))
+    retract = tuple(Retract(task, reason) for task, reason in sorted(retracted.items()))
+    return Actions(() if given_up else tuple(launches), retract, tuple(given_up))
+
+
+def stale_because(
+    task: Task, inputs: Sequence[Task], committed: Mapping[Task, Committed], retracted: Mapping[Task, str]
+) -> str | None:
+    """Why a commit no longer stands, or None. Inputs that were not observed are taken as they were read."""
+    for source in inputs:
+        if source in retracted:
+            return f"its input {source} is computed anew"
+        read = committed[task].inputs.get(task_key(source))
+        now = committed.get(source)
+        if read is not None and now is not None and now.fingerprint != read:
+            return f"its input {source} has changed since"
+    return None
+
+
+def is_hopeless(failures: Sequence[Failure], max_attempts: int) -> bool:
+    """Whether to stop trying: the user's input is wrong, or the budget is spent."""
+    counted = [failure for failure in failures if failure.kind is not FailureKind.INPUTS]
+    return any(f.kind is FailureKind.CONFIG for f in counted) or len(counted) >= max_attempts
+
+
+def reason_to_launch(failures: Sequence[Failure]) -> str:
+    if not failures:
+        return "not committed"
+    last = failures[-1]
+    return f"attempt {last.attempt} ended without a commit ({last.kind}: {last.message})"

@@ -1,0 +1,111 @@
+"""A run on disk: made once, loaded by everything else."""
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import xxhash
+import yaml
+
+from pipeline.commits import replace_durably
+from pipeline.compose import ConfigError, from_mapping, to_yaml
+from pipeline.config import Config
+from pipeline.paths import RunPaths
+from pipeline.plan import Plan
+
+
+class RunError(ValueError):
+    """A run directory is missing, taken or unreadable."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Content of ``run.json``."""
+
+    id: str
+    """Stable id, also on W&B."""
+    name: str
+    created: float
+    """Unix time."""
+    config_hash: str
+    """xxh3_128 of config.yaml, which is frozen."""
+    version: str
+    """Version of slurm-ppo that made the run."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory with its frozen configuration."""
+
+    paths: RunPaths
+    config: Config
+    identity: Identity
+
+    @property
+    def plan(self) -> Plan:
+        return Plan.of(self.config)
+
+
+def create_run(config: Config) -> Run:
+    """Make the run directory of a resolved configuration.
+
+    Raises:
+        RunError: the directory holds a run or something else already.
+    """
+    paths = RunPaths(Path(config.run_dir))
+    if paths.run_json.exists():
+        raise RunError(
+            f"{paths.root} already holds a run. To continue it: slurm-ppo resume {paths.root}. "
+            "To start another: choose run_dir=... or name=..."
+        )
+    if paths.root.exists() and {p.name for p in paths.root.iterdir()} - {"config.yaml"}:
+        raise RunError(f"{paths.root} exists and holds other files; choose another run_dir=...")
+    paths.root.mkdir(parents=True, exist_ok=True)
+    text = to_yaml(config)
+    replace_durably(paths.config_yaml, text)
+    identity = Identity(os.urandom(6).hex(), config.name, time.time(), _hash(text), _version())
+    replace_durably(paths.run_json, json.dumps(asdict(identity), indent=1) + "\n")
+    return Run(paths, config, identity)
+
+
+def load_run(root: Path) -> Run:
+    """Open an existing run.
+
+    Raises:
+        RunError: there is no run, or its files were changed.
+    """
+    paths = RunPaths(root.absolute())
+    try:
+        identity = Identity(**json.loads(paths.run_json.read_text()))
+        text = paths.config_yaml.read_text()
+    except FileNotFoundError as error:
+        raise RunError(
+            f"{root} is not a run directory: {error.filename} does not exist. "
+            "Start a run with: slurm-ppo run experiment=... run_dir=..."
+        ) from None
+    except (TypeError, ValueError) as error:
+        raise RunError(f"{paths.run_json} cannot be read: {error}") from None
+    if _hash(text) != identity.config_hash:
+        raise RunError(
+            f"{paths.config_yaml} was changed since the run began, so its results would not belong together. "
+            "Restore it, or start a new run with the new settings."
+        )
+    try:
+        return Run(paths, from_mapping(yaml.safe_load(text)), identity)
+    except ConfigError as error:
+        raise RunError(f"{paths.config_yaml} is of another version of slurm-ppo: {error}") from None
+
+
+def _hash(text: str) -> str:
+    return xxhash.xxh3_128_hexdigest(text.encode())
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("slurm-ppo")
+    except PackageNotFoundError:
+        return "source"

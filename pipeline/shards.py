@@ -1,0 +1,86 @@
+"""Arrow shards: written once through a hashing sink, read whole and verified before use.
+
+The IPC *file* format is used because a cut *stream* reads as a shorter table without an error. Arrow itself
+has no checksum: the commit record's hash is the only guard against flipped bits.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+from pipeline.commits import CorruptData, FileEntry, Record, check_digest
+from pipeline.paths import RunPaths
+from pipeline.schemas import check_schema
+
+_BATCH_BYTES = 64 << 20
+"""Record batches of about this size: few enough to cost nothing, small enough to stream."""
+
+
+class _HashingFile:
+    """A file that hashes what is written to it, so that the data is passed over once."""
+
+    closed = False
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
+        self._digest = xxhash.xxh3_128()
+        self._size = 0
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self._digest.update(view)
+        written = 0
+        while written < len(view):  # a raw write may take only a part (2 GiB, signals, full disks)
+            written += self._file.write(view[written:])
+        self._size += written
+        return written
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None:
+        """Unbuffered: nothing to flush."""
+
+    def finish(self, name: str) -> FileEntry:
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return FileEntry(name, self._size, self._digest.hexdigest())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def write_shard(paths: RunPaths, path: Path, table: pa.Table) -> FileEntry:
+    """Write ``table`` durably under an attempt's own name. The folder is made when it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows_per_batch = max(1, table.num_rows * _BATCH_BYTES // max(1, table.nbytes))
+    sink = _HashingFile(path)
+    try:
+        with pa.ipc.new_file(pa.PythonFile(sink, mode="w"), table.schema) as writer:
+            writer.write_table(table, max_chunksize=rows_per_batch)
+        return sink.finish(paths.relative(path))
+    finally:
+        sink.close()
+
+
+def read_shard(paths: RunPaths, record: Record, schema: pa.Schema, index: int = 0) -> pa.Table:
+    """The ``index``-th file of a commit as a table, verified: bytes, hash and schema.
+
+    Raises:
+        CorruptData: the file is not what was committed.
+        SchemaError: it is of another version.
+    """
+    entry = record.outputs[index]
+    try:
+        with pa.OSFile(str(paths.root / entry.path)) as file:
+            buffer = file.read_buffer()
+    except FileNotFoundError:
+        raise CorruptData(record.task, f"{entry.path} is gone") from None
+    check_digest(record, entry, buffer.size, xxhash.xxh3_128_hexdigest(buffer))
+    with pa.ipc.open_file(pa.BufferReader(buffer)) as reader:
+        table = reader.read_all()
+    check_schema(table.schema, schema, entry.path)
+    return table
