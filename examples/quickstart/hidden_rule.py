@@ -1,8 +1,8 @@
-"""The judge that stands in for people's taste in the quickstart: warm, finished, non-repetitive reviews score high.
+"""The judge that stands in for people's taste in the quickstart: warm, finished reviews without repeats win.
 
-`make_demo.py` asks it which of two responses is preferred (with noise), and the reward model learns from those
-answers only. A finished run can be judged with it, because the training pipeline itself never imports this file.
-It needs nothing but the standard library.
+`make_demo.py` asks it which of two responses is preferred (with noise), and the reward model learns from the
+answers only. The training pipeline never imports this file, so a finished run can be judged with it. It needs
+nothing but the standard library.
 """
 
 import math
@@ -17,10 +17,11 @@ NEGATIVE = (
     "messy", "bland", "tedious", "silly", "cold", "flat", "lazy",
 )  # fmt: skip
 # Words that a good review repeats naturally; only a direct stutter ("the the") counts against them.
-FUNCTION_WORDS = frozenset(
-    "a about and at but find found i in is it me my not of on our so still than that the they though to was we "
-    "were with would felt seemed looked film really quite very rather".split()
-)
+FUNCTION_WORDS = frozenset({
+    "a", "an", "about", "all", "and", "at", "but", "call", "felt", "found", "i", "in", "is", "it", "its",
+    "me", "my", "not", "of", "on", "our", "seemed", "so", "that", "the", "to", "was", "we", "were",
+    "with", "would",
+})  # fmt: skip
 
 SENTIMENT_WEIGHT, REPEAT_WEIGHT, UNFINISHED_PENALTY = 2.0, 1.5, 0.8
 LOWEST, HIGHEST = -(SENTIMENT_WEIGHT + REPEAT_WEIGHT + UNFINISHED_PENALTY), SENTIMENT_WEIGHT

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 VOCAB_SIZE = 512
 BATCH_SIZE = 64
 EPOCHS = 2
-PEAK_LR = 4e-3
+PEAK_LR = 6e-3
 IGNORED = -100
 
 

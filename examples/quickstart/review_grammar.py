@@ -6,8 +6,8 @@ from random import Random
 
 from hidden_rule import NEGATIVE, POSITIVE
 
-TITLE_STARTS = ("Silent", "Golden", "Distant", "Hidden", "Broken", "Winter", "Paper", "Northern", "Second", "Red")
-TITLE_ENDS = ("Harbor", "Garden", "Letters", "Bridge", "Summer", "Mirror", "Station", "River", "Island", "Road")
+TITLE_STARTS = ("Silent", "Golden", "Hidden", "Winter", "Paper", "Second", "Red")
+TITLE_ENDS = ("Harbor", "Garden", "Letters", "Bridge", "Summer", "River", "Road")
 DAYS = ("Monday", "Tuesday", "Friday", "Sunday")
 PLACES = ("theater", "festival", "old cinema", "school")
 FRIENDS = ("sister", "brother", "teacher", "neighbor")
@@ -39,7 +39,7 @@ CLOSERS = (
 )
 # A review leans one way or is mixed; the lean is the chance that a descriptive word is positive.
 LEANS = (0.2, 0.5, 0.8)
-MIN_PROMPT_WORDS, MAX_PROMPT_WORDS = 2, 8
+MIN_PROMPT_WORDS, MAX_PROMPT_WORDS = 3, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def cut_prompt(rng: Random, review: Review) -> Prompt:
 
 
 def distinct_prompts(rng: Random, count: int) -> list[Prompt]:
-    """Prompts that differ in their text, so that any split of them has no row in common."""
+    """Prompts that differ in their text, so that no two parts of the list have a row in common."""
     found: dict[str, Prompt] = {}
     while len(found) < count:
         prompt = cut_prompt(rng, write_review(rng))

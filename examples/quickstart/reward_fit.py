@@ -1,4 +1,4 @@
-"""The demo's reward model: preference pairs labelled by the hidden rule, and the Bradley-Terry fit to them."""
+"""The demo's reward model: preference pairs labelled by the hidden rule, and the Bradley-Terry fit."""
 
 import math
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from tiny_llama import fit, pad_right, shuffled_batches, tiny_config, train_toke
 from torch.nn.functional import logsigmoid
 from transformers import LlamaForSequenceClassification, PreTrainedTokenizerFast
 
-VOCAB_SIZE = 448  # unlike the policy's, so that a pipeline that reuses the policy's token ids is wrong at once
+VOCAB_SIZE = 640  # not the policy's, so that a pipeline that reuses the policy's token ids fails visibly
 BATCH_PAIRS = 32
 EPOCHS = 3
-PEAK_LR = 2e-3
+PEAK_LR = 1e-3
 SAMPLE_TOKENS = 40
-# Sharpness of the labels: a difference of 1 in the rule is preferred with probability sigmoid(2) = 0.88.
-LABEL_SHARPNESS = 2.0
+# Sharpness of the labels: a difference of 1 in the rule is preferred with probability sigmoid(3) = 0.95.
+LABEL_SHARPNESS = 3.0
 # What the second response of a pair is (the first is the policy's); the rest is a spoiled response.
 SHARE_POLICY, SHARE_HUMAN = 0.60, 0.15
 
@@ -80,12 +80,17 @@ def make_pairs(policy: Policy, prompts: Sequence[Prompt], rng: Random) -> list[P
     ]
 
 
+def pair_texts(pairs: Sequence[Pair]) -> list[str]:
+    """Rows 2i and 2i + 1 are pair i's chosen and rejected text."""
+    return [pair.prompt + response for pair in pairs for response in (pair.chosen, pair.rejected)]
+
+
 def train_reward_model(pairs: Sequence[Pair], rng: Random) -> RewardModel:
     """Bradley-Terry: the probability that `chosen` wins is sigmoid(score(chosen) - score(rejected))."""
-    texts = [pair.prompt + response for pair in pairs for response in (pair.chosen, pair.rejected)]
+    texts = pair_texts(pairs)
     tokenizer = train_tokenizer(texts, VOCAB_SIZE, padding_side="right")
     model = LlamaForSequenceClassification(tiny_config(tokenizer, num_labels=1))
-    sequences = tokenizer(texts)["input_ids"]  # rows 2i and 2i + 1 are pair i's chosen and rejected
+    sequences = tokenizer(texts)["input_ids"]
     lengths = [max(len(sequences[2 * i]), len(sequences[2 * i + 1])) for i in range(len(pairs))]
 
     def loss_of(batch: list[int]) -> torch.Tensor:
@@ -113,11 +118,9 @@ def score_texts(reward: RewardModel, texts: Sequence[str], batch_size: int = 128
     return scores
 
 
-def pair_accuracy(reward: RewardModel, pairs: Sequence[Pair]) -> float:
-    """Share of held-out pairs in which the chosen response has the higher score (label noise caps it)."""
-    texts = [pair.prompt + response for pair in pairs for response in (pair.chosen, pair.rejected)]
-    scores = score_texts(reward, texts).view(-1, 2)
-    return (scores[:, 0] > scores[:, 1]).float().mean().item()
+def pair_accuracy(scores: torch.Tensor) -> float:
+    """Share of pairs, [pairs, 2], whose chosen response scores higher, a tie counting half."""
+    return (0.5 + 0.5 * torch.sign(scores[:, 0] - scores[:, 1])).mean().item()
 
 
 def rule_scores(pairs: Sequence[Pair]) -> torch.Tensor:

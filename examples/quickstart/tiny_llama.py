@@ -1,4 +1,4 @@
-"""What the two models of the demo share: tokenizer training, their size, padding, batching and the optimiser loop.
+"""What the demo's two models share: tokenizer training, size, padding, batching and the optimiser loop.
 
 Shapes: B sequences in a batch, T tokens of the longest of them.
 """
@@ -23,7 +23,7 @@ def say(text: str) -> None:
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int, padding_side: str) -> PreTrainedTokenizerFast:
-    """Byte-level BPE: every byte is in the vocabulary, so any text can be encoded. Puts <bos> first, no <eos>."""
+    """Byte-level BPE: every byte is in the vocabulary, so it encodes any text. Puts <bos> first, no <eos>."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -49,7 +49,7 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int, padding_side: str) ->
 
 
 def tiny_config(tokenizer: PreTrainedTokenizerFast, **extra: int) -> LlamaConfig:
-    """2 layers x 128, about half a million parameters: one update of a full batch takes well under a second."""
+    """2 layers x 128, half a million parameters: an update on hundreds of texts takes about a second."""
     return LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -91,7 +91,7 @@ def fit(
     peak_lr: float,
     name: str,
 ) -> list[float]:
-    """AdamW over all the batches with a short warm-up and a linear decay; returns the mean loss of each epoch."""
+    """AdamW over all the batches, with a short warm-up and a linear decay; returns each epoch's mean loss."""
     num_steps = sum(len(batches) for batches in epochs)
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak_lr, weight_decay=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(

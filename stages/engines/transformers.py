@@ -1,0 +1,160 @@
+"""Generation and scoring with transformers: the engines that run anywhere torch does."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from pipeline.schemas import FinishReason
+from stages.engines.base import Request, Response, Sampling
+from stages.ppo.batching import budgeted
+
+
+class TransformersGenerator:
+    """Batched generation with a KV cache; requests are sorted by length and batched under a token budget."""
+
+    def __init__(self, model: PreTrainedModel, token_budget: int) -> None:
+        self._model = model
+        self._token_budget = token_budget
+        self._own_stop_ids = _end_of_sequence_ids(model)
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Response]:
+        responses: dict[int, Response] = {}
+        lengths = [(len(request.prompt_tokens), request.max_new_tokens) for request in requests]
+        for batch in budgeted(lengths, range(len(requests)), self._token_budget):
+            chosen = [requests[i] for i in batch]
+            responses |= zip(batch, self._generate_batch(chosen, sampling), strict=True)
+        return [responses[i] for i in range(len(requests))]
+
+    @torch.inference_mode()
+    def _generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Response]:
+        device = self._model.device
+        input_ids, attention_mask = _pad_left([request.prompt_tokens for request in requests])
+        stop_ids = sorted({*self._own_stop_ids, *sampling.stop_token_ids})
+        sampler = SeededSampler(requests, sampling, device)
+        longest = max(request.max_new_tokens for request in requests)
+        output = self._model.generate(
+            input_ids=input_ids.to(device),
+            attention_mask=attention_mask.to(device),
+            logits_processor=LogitsProcessorList([sampler]),
+            # A configuration of our own: the model directory's may sample, penalise or stop otherwise.
+            generation_config=GenerationConfig(
+                max_new_tokens=longest,
+                do_sample=False,
+                eos_token_id=stop_ids or None,
+                pad_token_id=stop_ids[0] if stop_ids else 0,
+            ),
+        )
+        tokens = output[:, input_ids.shape[1] :].tolist()
+        log_probs = torch.stack(sampler.log_probs, dim=1).tolist()
+        rows = zip(requests, tokens, log_probs, strict=True)
+        return [_cut(request, row, scores, stop_ids) for request, row, scores in rows]
+
+
+class SeededSampler(LogitsProcessor):
+    """Chooses each row's next token by its own seed, and notes the log-probability.
+
+    Each row draws its uniform numbers from a generator of its own and inverts the cumulative distribution,
+    so that a response does not depend on what it was batched with. The choice is handed to ``generate`` as
+    the only finite logit.
+    """
+
+    def __init__(self, requests: Sequence[Request], sampling: Sampling, device: torch.device) -> None:
+        self._sampling = sampling
+        self._uniform = _uniform_numbers(requests).to(device)
+        self.log_probs: list[Tensor] = []
+        """Per step: [B] log-probabilities of the chosen tokens."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        sampling = self._sampling
+        logits = scores.float() / (1.0 if sampling.greedy else sampling.temperature)
+        choice = logits.argmax(dim=-1) if sampling.greedy else self._sample(input_ids, logits)
+        chosen = torch.log_softmax(logits, dim=-1).gather(-1, choice.unsqueeze(-1))
+        self.log_probs.append(chosen.squeeze(-1))
+        only = torch.full_like(scores, -torch.inf)
+        return only.scatter(-1, choice.unsqueeze(-1), 0.0)
+
+    def _sample(self, input_ids: Tensor, logits: Tensor) -> Tensor:
+        if self._sampling.top_k:
+            logits = TopKLogitsWarper(self._sampling.top_k)(input_ids, logits)
+        if self._sampling.top_p < 1.0:
+            logits = TopPLogitsWarper(self._sampling.top_p)(input_ids, logits)
+        cumulative = torch.softmax(logits.double(), dim=-1).cumsum(dim=-1)
+        point = self._uniform[:, len(self.log_probs)].unsqueeze(-1) * cumulative[:, -1:]
+        # right=True: the first token whose cumulative probability exceeds the point, never one of weight 0
+        choice = torch.searchsorted(cumulative, point, right=True).squeeze(-1)
+        return choice.clamp(max=logits.shape[-1] - 1)
+
+
+class TransformersScorer:
+    """A sequence-classification model over length-sorted batches under a token budget."""
+
+    def __init__(self, model: PreTrainedModel, token_budget: int) -> None:
+        self._model = model
+        self._token_budget = token_budget
+        self._pad = model.config.pad_token_id
+        if self._pad is None:
+            # The head reads the last token that is not padding; without an id only single rows are safe.
+            self._token_budget = 1
+
+    @torch.inference_mode()
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[float]:
+        scores: dict[int, float] = {}
+        lengths = [(0, len(sequence)) for sequence in sequences]
+        for batch in budgeted(lengths, range(len(sequences)), self._token_budget):
+            input_ids, attention_mask = _pad_right([sequences[i] for i in batch], self._pad or 0)
+            device = self._model.device
+            output = self._model(input_ids=input_ids.to(device), attention_mask=attention_mask.to(device))
+            scores |= zip(batch, output.logits.squeeze(-1).float().tolist(), strict=True)
+        return [scores[i] for i in range(len(sequences))]
+
+
+def _end_of_sequence_ids(model: PreTrainedModel) -> set[int]:
+    generation = getattr(model, "generation_config", None)
+    found: set[int] = set()
+    for ids in (model.config.eos_token_id, generation.eos_token_id if generation else None):
+        found.update([ids] if isinstance(ids, int) else ids or [])
+    return found
+
+
+def _uniform_numbers(requests: Sequence[Request]) -> Tensor:
+    """[B, longest response] numbers in [0, 1), each row from its own seed."""
+    longest = max(request.max_new_tokens for request in requests)
+    rows = []
+    for request in requests:
+        generator = torch.Generator().manual_seed(request.seed)
+        rows.append(torch.rand(longest, generator=generator, dtype=torch.float64))
+    return torch.stack(rows)
+
+
+def _cut(request: Request, tokens: list[int], log_probs: list[float], stop_ids: list[int]) -> Response:
+    """End a row at its first stop token or at its own length."""
+    limit = request.max_new_tokens
+    stop = next((i for i, token in enumerate(tokens[:limit]) if token in stop_ids), None)
+    end = limit if stop is None else stop + 1
+    reason = FinishReason.LENGTH if stop is None else FinishReason.STOP
+    return Response(tokens[:end], log_probs[:end], reason)
+
+
+def _pad_left(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """[B, T] ids and attention mask."""
+    width = max(map(len, sequences))
+    ids = torch.tensor([[0] * (width - len(s)) + list(s) for s in sequences])
+    mask = torch.tensor([[0] * (width - len(s)) + [1] * len(s) for s in sequences])
+    return ids, mask
+
+
+def _pad_right(sequences: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """[B, T] ids and attention mask."""
+    width = max(map(len, sequences))
+    ids = torch.tensor([list(s) + [pad] * (width - len(s)) for s in sequences])
+    mask = torch.tensor([[1] * len(s) + [0] * (width - len(s)) for s in sequences])
+    return ids, mask

@@ -1,0 +1,91 @@
+"""Loading Hugging Face models and tokenizers from directories: safetensors only, no hub, no dropout."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from pipeline.config import Precision
+
+DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
+
+
+def device() -> torch.device:
+    """The GPU that was given to this process, or the CPU."""
+    return torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
+
+
+def load_tokenizer(directory: str | Path, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(
+        str(directory), local_files_only=True, trust_remote_code=trust_remote_code
+    )
+
+
+def load_causal_lm(
+    directory: str | Path, precision: Precision, trust_remote_code: bool, device_map: str | None = None
+) -> PreTrainedModel:
+    """A policy or reference model."""
+    return _load(AutoModelForCausalLM, directory, precision, trust_remote_code, device_map)
+
+
+def load_reward_model(
+    directory: str | Path, precision: Precision, trust_remote_code: bool, device_map: str | None = None
+) -> PreTrainedModel:
+    """A sequence-classification model with one output. Raises ValueError when it has another number."""
+    model = _load(AutoModelForSequenceClassification, directory, precision, trust_remote_code, device_map)
+    if model.config.num_labels != 1:
+        raise ValueError(f"{directory} has {model.config.num_labels} outputs; a reward model has 1")
+    return model
+
+
+def load_critic(directory: str | Path, precision: Precision, trust_remote_code: bool) -> PreTrainedModel:
+    """A backbone with one value per token. A head that the directory lacks starts at zero, so that the first
+    advantages are not noise (huggingface/blog, "The N implementation details of RLHF with PPO").
+    """
+    model, loading = AutoModelForTokenClassification.from_pretrained(
+        str(directory),
+        num_labels=1,
+        output_loading_info=True,
+        **_arguments(directory, precision, trust_remote_code),
+    )
+    missing = set(loading["missing_keys"])
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in missing:
+                parameter.zero_()
+    return model
+
+
+def _load(
+    auto_class: Any, directory: str | Path, precision: Precision, trust: bool, device_map: str | None
+) -> PreTrainedModel:
+    placement = {"device_map": device_map} if device_map else {}
+    model = auto_class.from_pretrained(str(directory), **_arguments(directory, precision, trust), **placement)
+    model.eval()
+    return model if device_map else model.to(device())
+
+
+def _arguments(directory: str | Path, precision: Precision, trust_remote_code: bool) -> dict[str, Any]:
+    common = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    config = AutoConfig.from_pretrained(str(directory), **common)
+    for name, value in config.to_dict().items():
+        if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float):
+            setattr(config, name, 0.0)
+    return {**common, "config": config, "dtype": DTYPES[precision], "use_safetensors": True}
+
+
+def remove_dropout(model: nn.Module) -> None:
+    """Dropout would make old and new log-probabilities of the same weights differ."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0

@@ -1,0 +1,39 @@
+"""KL divergence to the reference model: per-token estimators and controllers of the coefficient."""
+
+import torch
+from torch import Tensor
+
+from pipeline.config import KLConfig, KLController, KLEstimator
+
+_EXPONENT_LIMIT = 20.0
+_K3_LIMIT = 10.0
+_STEP_LIMIT = 0.2
+
+
+def kl_per_token(log_probs: Tensor, reference: Tensor, estimator: KLEstimator) -> Tensor:
+    """Estimate of KL(policy || reference) at each sampled token; any shape.
+
+    Schulman, "Approximating KL divergence" (2020); limits as in verl's kl_penalty.
+    """
+    difference = log_probs - reference
+    match estimator:
+        case KLEstimator.K1:
+            return difference
+        case KLEstimator.ABS:
+            return difference.abs()
+        case KLEstimator.K2:
+            return 0.5 * difference**2
+        case KLEstimator.K3:
+            log_ratio = (-difference).clamp(-_EXPONENT_LIMIT, _EXPONENT_LIMIT)
+            return (torch.exp(log_ratio) - log_ratio - 1).clamp(-_K3_LIMIT, _K3_LIMIT)
+
+
+def next_kl_coef(coef: float, kl: float, num_responses: int, config: KLConfig) -> float:
+    """The coefficient after an iteration with mean ``kl`` over ``num_responses`` responses.
+
+    Adaptive: proportional control, arXiv 1909.08593 section 2.2.
+    """
+    if config.controller is KLController.FIXED:
+        return coef
+    error = min(max(kl / config.target - 1, -_STEP_LIMIT), _STEP_LIMIT)
+    return coef * (1 + error * num_responses / config.horizon)

@@ -1,0 +1,104 @@
+"""PPO's losses (arXiv 1707.06347), their clipping variants and their aggregation. Shapes: [B, T].
+
+A loss is computed per token and aggregated with counts of the *whole* mini-batch, so that the sum over
+micro-batches and ranks does not depend on how rows were split.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pipeline.config import AlgorithmConfig, LossAggregation
+from stages.ppo.masked import EPSILON, NoValidTokens, masked_sum
+
+_EXPONENT_LIMIT = 20.0
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a mini-batch is averaged over, on all ranks together."""
+
+    tokens: int
+    sequences: int
+    """Sequences with at least one valid token."""
+    scale: float
+    """Divisor of seq-mean-token-sum-norm: the longest response that the configuration allows."""
+
+    @staticmethod
+    def of(mask: Tensor, scale: float) -> "Counts":
+        """Raises NoValidTokens when the mask is empty: there is no loss to speak of."""
+        counts = Counts(int(mask.sum()), int(mask.any(dim=1).sum()), scale)
+        if counts.tokens == 0:
+            raise NoValidTokens(f"none of the {mask.shape[0]} responses has a token that the policy wrote")
+        return counts
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """Per-token loss and what clipping did to it; all [B, T]."""
+
+    loss: Tensor
+    ratio: Tensor
+    clipped_low: Tensor
+    clipped_high: Tensor
+    dual_clipped: Tensor
+
+
+def policy_loss(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, algorithm: AlgorithmConfig
+) -> PolicyLoss:
+    """Clipped surrogate with asymmetric range, and dual clipping for negative advantages (arXiv 1912.09729)."""
+    # 1. probability ratio; the limit keeps one wild token from becoming infinity
+    ratio = (log_probs - old_log_probs).clamp(-_EXPONENT_LIMIT, _EXPONENT_LIMIT).exp()
+    # 2. pessimistic choice between the plain and the clipped surrogate
+    clipped_ratio = ratio.clamp(1 - algorithm.clip_range_low, 1 + algorithm.clip_range_high)
+    plain, clipped = -advantages * ratio, -advantages * clipped_ratio
+    surrogate = torch.maximum(plain, clipped)
+    # 3. bound for negative advantages, where the surrogate grows with the ratio without limit
+    bound = -advantages * algorithm.dual_clip
+    negative = advantages < 0
+    loss = torch.where(negative, torch.minimum(bound, surrogate), surrogate)
+    is_clipped = clipped > plain
+    return PolicyLoss(
+        loss=loss,
+        ratio=ratio,
+        clipped_low=is_clipped & (ratio < 1),
+        clipped_high=is_clipped & (ratio > 1),
+        dual_clipped=(surrogate > bound) & negative,
+    )
+
+
+def value_loss(
+    values: Tensor, returns: Tensor, old_values: Tensor, clip_range: float
+) -> tuple[Tensor, Tensor]:
+    """Half the larger squared error of the value and of the value kept near the old one.
+
+    Returns:
+        loss [B, T], and where the kept value was the worse one [B, T].
+    """
+    near_old = torch.clamp(values, old_values - clip_range, old_values + clip_range)
+    plain, clipped = (values - returns) ** 2, (near_old - returns) ** 2
+    return 0.5 * torch.maximum(plain, clipped), clipped > plain
+
+
+def aggregate(loss: Tensor, mask: Tensor, mode: LossAggregation, counts: Counts) -> Tensor:
+    """One number from per-token losses; summed over the micro-batches of a mini-batch it is the loss."""
+    if mode is LossAggregation.TOKEN_MEAN:
+        return masked_sum(loss, mask) / counts.tokens
+    if mode is LossAggregation.TOKEN_SUM:
+        return masked_sum(loss, mask)
+    sums = torch.where(mask, loss, 0.0).sum(dim=1)
+    if mode is LossAggregation.SEQ_MEAN_TOKEN_MEAN:
+        return (sums / (mask.sum(dim=1) + EPSILON)).sum() / counts.sequences
+    mean = sums.sum() / counts.sequences
+    return mean / counts.scale if mode is LossAggregation.SEQ_MEAN_TOKEN_SUM_NORM else mean
+
+
+def log_probs_and_entropy(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probability of ``tokens`` [B, T] and entropy [B, T] under tempered ``logits`` [B, T, V], in fp32."""
+    scaled = logits.float() / temperature
+    normalizer = torch.logsumexp(scaled, dim=-1)
+    chosen = scaled.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - normalizer
+    entropy = normalizer - (torch.softmax(scaled, dim=-1) * scaled).sum(dim=-1)
+    return chosen, entropy

@@ -1,0 +1,39 @@
+"""Statistics over the valid entries of a matrix. Shapes: values [B, T], mask [B, T] bool.
+
+Values outside the mask never count, not even when they are NaN.
+"""
+
+import torch
+from torch import Tensor
+
+EPSILON = 1e-8
+
+
+class NoValidTokens(ValueError):
+    """There is nothing to average over."""
+
+
+def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, values, 0.0).sum()
+
+
+def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Mean of the valid entries; 0 where there are none (verl's masked_mean, with its epsilon)."""
+    kept = torch.where(mask, values, 0.0)
+    if dim is None:
+        return kept.sum() / (mask.sum() + EPSILON)
+    return kept.sum(dim) / (mask.sum(dim) + EPSILON)
+
+
+def masked_var(values: Tensor, mask: Tensor) -> Tensor:
+    """Unbiased variance (Bessel). Raises NoValidTokens with fewer than two valid entries."""
+    count = int(mask.sum())
+    if count < 2:
+        raise NoValidTokens(f"variance needs at least 2 valid tokens, and the batch has {count}")
+    mean = masked_mean(values, mask)
+    return masked_mean((values - mean) ** 2, mask) * count / (count - 1)
+
+
+def masked_whiten(values: Tensor, mask: Tensor) -> Tensor:
+    """Shift and scale valid entries to mean 0, variance 1 (verl and TRL: unbiased variance)."""
+    return (values - masked_mean(values, mask)) * torch.rsqrt(masked_var(values, mask) + EPSILON)
