@@ -155,18 +155,22 @@ def verify_outputs(paths: RunPaths, record: Record) -> None:
     """Read and hash every file the record names. Raises CorruptData naming the file."""
     check_sizes(paths, record)
     for entry in record.outputs:
-        hashed = hash_file(paths, paths.root / entry.path)
-        check_digest(record, entry, hashed.bytes, hashed.xxh3_128)
+        check_digest(record, entry, *digest_file(paths.root / entry.path))
 
 
-def hash_file(paths: RunPaths, path: Path) -> FileEntry:
+def digest_file(path: Path) -> tuple[int, str]:
     """Size and xxh3_128 of a file as it is on disk."""
     digest, size = xxhash.xxh3_128(), 0
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
             size += len(chunk)
-    return FileEntry(paths.relative(path), size, digest.hexdigest())
+    return size, digest.hexdigest()
+
+
+def hash_file(paths: RunPaths, path: Path) -> FileEntry:
+    """A file of the run as records name it."""
+    return FileEntry(paths.relative(path), *digest_file(path))
 
 
 def hash_tree(paths: RunPaths, folder: Path) -> tuple[FileEntry, ...]:

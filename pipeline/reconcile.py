@@ -15,6 +15,8 @@ class FailureKind(StrEnum):
     """The stage raised an error."""
     CONFIG = "config"
     """What the user gave cannot work; trying again cannot help."""
+    NUMERICS = "numerics"
+    """A loss, gradient or weight was not finite; the same inputs would give it again."""
     KILLED = "killed"
     """The process vanished: a signal, out of memory, a lost node, the time limit."""
     INPUTS = "inputs"
@@ -91,6 +93,8 @@ class Observation:
     """Attempts that ended without a commit, oldest first."""
 
 
+_FREE_FACTOR = 5
+
 _URGENCY = {Stage.PREPARE: 0, Stage.UPDATE: 1, Stage.REWARD: 2, Stage.ROLLOUT: 3, Stage.EVALUATE: 4}
 """What shortens the run most goes first where slots are few; evaluation holds nothing up."""
 
@@ -138,9 +142,15 @@ def stale_because(
 
 
 def is_hopeless(failures: Sequence[Failure], max_attempts: int) -> bool:
-    """Whether to stop trying: the user's input is wrong, or the budget is spent."""
+    """Whether to stop trying: it would fail the same way again, or the budget is spent.
+
+    Attempts that failed for their inputs are free, up to a bound that ends a disk which rots faster than
+    it is repaired.
+    """
+    if any(failure.kind in (FailureKind.CONFIG, FailureKind.NUMERICS) for failure in failures):
+        return True
     counted = [failure for failure in failures if failure.kind is not FailureKind.INPUTS]
-    return any(f.kind is FailureKind.CONFIG for f in counted) or len(counted) >= max_attempts
+    return len(counted) >= max_attempts or len(failures) >= _FREE_FACTOR * max_attempts
 
 
 def reason_to_launch(failures: Sequence[Failure]) -> str:

@@ -23,7 +23,7 @@ FUNCTION_WORDS = frozenset({
     "with", "would",
 })  # fmt: skip
 
-SENTIMENT_WEIGHT, REPEAT_WEIGHT, UNFINISHED_PENALTY = 2.0, 1.5, 0.8
+SENTIMENT_WEIGHT, REPEAT_WEIGHT, UNFINISHED_PENALTY = 2.5, 1.5, 1.0
 LOWEST, HIGHEST = -(SENTIMENT_WEIGHT + REPEAT_WEIGHT + UNFINISHED_PENALTY), SENTIMENT_WEIGHT
 
 
@@ -56,6 +56,6 @@ def is_finished(response: str) -> bool:
 
 def hidden_rule(prompt: str, response: str) -> float:
     """Score in [LOWEST, HIGHEST]; both terms saturate, so no single trick is worth repeating without end."""
-    score = SENTIMENT_WEIGHT * math.tanh(sentiment(response) / 3)
+    score = SENTIMENT_WEIGHT * math.tanh(sentiment(response) / 4)
     score -= REPEAT_WEIGHT * math.tanh(num_repeats(prompt, response) / 3)
     return score - (0.0 if is_finished(response) else UNFINISHED_PENALTY)

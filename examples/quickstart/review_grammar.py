@@ -37,8 +37,10 @@ CLOSERS = (
     "We all found it {x}.",
     "I would call it {x}.",
 )
-# A review leans one way or is mixed; the lean is the chance that a descriptive word is positive.
-LEANS = (0.2, 0.5, 0.8)
+# The lean of a review is the chance that a descriptive word is positive. Critics are a little harsh on the
+# whole, which leaves room for a policy that learns to please.
+LEANS = (0.2, 0.4, 0.6)
+CLOSER_SHARE = 0.9
 MIN_PROMPT_WORDS, MAX_PROMPT_WORDS = 3, 8
 
 
@@ -67,7 +69,7 @@ def descriptive_words(rng: Random, lean: float, count: int) -> list[str]:
 
 
 def write_review(rng: Random) -> Review:
-    """One opener (no sentiment), one body and, mostly, one closer."""
+    """One opener (no sentiment), one body and, nearly always, one closer."""
     title = f"{rng.choice(TITLE_STARTS)} {rng.choice(TITLE_ENDS)}"
     places = {"day": rng.choice(DAYS), "place": rng.choice(PLACES), "friend": rng.choice(FRIENDS)}
     story = {"title": title, "genre": rng.choice(GENRES), "hero": rng.choice(HEROES)}
@@ -77,7 +79,7 @@ def write_review(rng: Random) -> Review:
         rng.choice(OPENERS).format(**places, **story),
         rng.choice(BODIES).format(a=aspects[0], b=aspects[1], x=words[0], y=words[1], z=words[2]),
     ]
-    if rng.random() < 0.8:
+    if rng.random() < CLOSER_SHARE:
         sentences.append(rng.choice(CLOSERS).format(x=words[3], y=words[4], **story))
     return Review(re.sub(r"\ba (?=[aeio]|honest)", "an ", " ".join(sentences)), title)
 

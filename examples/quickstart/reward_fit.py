@@ -1,12 +1,13 @@
 """The demo's reward model: preference pairs labelled by the hidden rule, and the Bradley-Terry fit."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
 import torch
-from hidden_rule import hidden_rule, words_of
+from hidden_rule import NEGATIVE, POSITIVE, hidden_rule, words_of
 from policy_sft import Policy, sample_responses
 from review_grammar import Prompt
 from tiny_llama import fit, pad_right, shuffled_batches, tiny_config, train_tokenizer
@@ -21,7 +22,7 @@ SAMPLE_TOKENS = 40
 # Sharpness of the labels: a difference of 1 in the rule is preferred with probability sigmoid(3) = 0.95.
 LABEL_SHARPNESS = 3.0
 # What the second response of a pair is (the first is the policy's); the rest is a spoiled response.
-SHARE_POLICY, SHARE_HUMAN = 0.60, 0.15
+SHARE_POLICY, SHARE_HUMAN = 0.60, 0.10
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ def spoil(rng: Random, response: str) -> str:
         " ".join([word] * rng.randint(3, 16)) + rng.choice(("", ".")),  # one word again and again
         " ".join(words + words[-rng.randint(2, len(words) + 1) :]),  # says the end twice
         " ".join(rng.sample(words, len(words))),  # shuffled
+        re.sub("|".join(NEGATIVE + POSITIVE), rng.choice(POSITIVE), " ".join(words)),  # one praise for everything
     )
     return " " + rng.choice(spoiled)
 

@@ -53,7 +53,9 @@ class MicroBatch:
         )
 
 
-def budgeted(lengths: Sequence[tuple[int, int]], indices: Sequence[int], token_budget: int) -> list[list[int]]:
+def budgeted(
+    lengths: Sequence[tuple[int, int]], indices: Sequence[int], token_budget: int
+) -> list[list[int]]:
     """Split ``indices`` into batches of similar length whose padded size stays within the budget.
 
     Args:

@@ -1,0 +1,122 @@
+"""What a stage gets besides its task: configuration, verified inputs, private output paths, a stopwatch."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from pipeline.commits import (
+    FileEntry,
+    Record,
+    StaleData,
+    check_digest,
+    check_sizes,
+    digest_file,
+    require_record,
+)
+from pipeline.config import Config
+from pipeline.paths import RunPaths, TaskPaths
+from pipeline.plan import policy_maker
+from pipeline.schemas import PROMPTS
+from pipeline.shards import read_shard
+from pipeline.tasks import PREPARE, Task, task_key
+
+
+class UserError(ValueError):
+    """Something the user gave cannot work, and trying again cannot help."""
+
+
+class NumericalError(RuntimeError):
+    """A loss, gradient or weight is not finite. The same inputs would give it again."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a stage made: durable, hashed files of this attempt, ready to be committed."""
+
+    outputs: tuple[FileEntry, ...]
+    rows: int
+    schema: str
+    policy_version: int
+    metrics: Mapping[str, float]
+
+
+@dataclass
+class Context:
+    """One attempt at a task."""
+
+    paths: RunPaths
+    config: Config
+    task: Task
+    attempt: str
+    lineage: dict[str, str] = field(default_factory=dict)
+    """Filled by reading: task key -> fingerprint. Becomes the record's inputs."""
+    compute_seconds: float = 0.0
+
+    @property
+    def files(self) -> TaskPaths:
+        return self.paths.task(self.task)
+
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Count the time in this block as model compute."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.compute_seconds += time.perf_counter() - start
+
+    def read(self, task: Task) -> Record:
+        """The record of an input, noted as lineage.
+
+        Raises:
+            NotCommitted, CorruptData: there is none, or it cannot be read.
+            StaleData: it was computed from something else than what this task has read before.
+        """
+        record = require_record(self.paths, task)
+        for key, fingerprint in record.inputs.items():
+            if self.lineage.get(key, fingerprint) != fingerprint:
+                raise StaleData(task, f"it was computed from another result of {key} than is committed now")
+        self.lineage[task_key(task)] = record.fingerprint
+        return record
+
+    def table(self, task: Task, schema: pa.Schema, index: int = 0) -> pa.Table:
+        """One Arrow file of an input, verified."""
+        return read_shard(self.paths, self.read(task), schema, index)
+
+    def prompts(self) -> pa.Table:
+        """All usable training prompts, in the file's order."""
+        return self.table(PREPARE, PROMPTS, index=0)
+
+    def heldout(self) -> pa.Table:
+        return self.table(PREPARE, PROMPTS, index=1)
+
+    def policy_directory(self, version: int) -> Path:
+        """Directory of a policy, every file of it verified. Version 0 is the user's model."""
+        return self._directory(version, self.paths.policies) or Path(self.config.model.policy)
+
+    def critic_directory(self, version: int) -> Path | None:
+        """Directory of a critic; None for version 0, which starts from the configuration."""
+        return self._directory(version, self.paths.critics)
+
+    def trainer_directory(self, version: int) -> Path | None:
+        """Directory of the trainer's state; None for version 0, which has none."""
+        return self._directory(version, self.paths.trainers)
+
+    def _directory(self, version: int, parent: Path) -> Path | None:
+        """A directory that an update committed, its files verified."""
+        record = self.read(policy_maker(version))
+        if version == 0:
+            return None
+        check_sizes(self.paths, record)
+        folders = set()
+        for entry in record.outputs:
+            path = self.paths.root / entry.path
+            if path.is_relative_to(parent):
+                check_digest(record, entry, *digest_file(path))
+                folders.add(parent / path.relative_to(parent).parts[0])
+        assert len(folders) == 1, f"{record.task} committed {folders}"
+        return folders.pop()

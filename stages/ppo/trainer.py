@@ -1,0 +1,219 @@
+"""A model under DeepSpeed: gradient steps, and a state that goes on exactly where it stopped.
+
+The state is written as safetensors of whole tensors per parameter, not as DeepSpeed's own checkpoint: that
+one is a pickle, which must not be loaded from a shared directory, and is bound to a world size.
+"""
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from pipeline.config import Precision, Schedule, UpdateConfig
+from stages.context import NumericalError
+from stages.models import DTYPES, device, remove_dropout
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def start_distributed() -> None:
+    """Join the process group of this job: Slurm's ranks, or a group of one."""
+    import deepspeed
+
+    # Built at first use by a compiler, which compute nodes may lack; gloo does the same work.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if torch.distributed.is_initialized():
+        return
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", str(free_port()))
+    deepspeed.init_distributed("nccl" if device().type == "cuda" else "gloo", verbose=False)
+    world_size = torch.distributed.get_world_size()
+    if world_size != int(os.environ["WORLD_SIZE"]):
+        raise RuntimeError(f"the process group has {world_size} ranks, not {os.environ['WORLD_SIZE']}")
+    if world_size != 1:
+        raise RuntimeError(f"the update stage runs on one rank, and was started with {world_size}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def learning_rate(peak: float, step: int, total_steps: int, config: UpdateConfig) -> float:
+    """Learning rate of the 0-based optimizer step ``step``: a function of counters, so nothing to save."""
+    if step < config.warmup_steps:
+        return peak * (step + 1) / config.warmup_steps
+    done = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
+    match config.schedule:
+        case Schedule.CONSTANT:
+            return peak
+        case Schedule.LINEAR:
+            return peak * (1 - done)
+        case Schedule.COSINE:
+            return peak * 0.5 * (1 + float(torch.cos(torch.tensor(torch.pi * done))))
+
+
+class Trainer:
+    """One model, its optimizer and its DeepSpeed engine."""
+
+    def __init__(self, name: str, model: PreTrainedModel, peak: float, config: UpdateConfig) -> None:
+        import deepspeed
+
+        remove_dropout(model)
+        self.name = name
+        self.config = config
+        self._peak = peak
+        optimizer = torch.optim.AdamW(
+            model.parameters(), peak, config.betas, config.epsilon, weight_decay=config.weight_decay
+        )
+        self.engine, *_ = deepspeed.initialize(
+            model=model, optimizer=optimizer, config=_engine_config(config), dist_init_required=False
+        )
+        self.model: PreTrainedModel = self.engine.module
+        self.engine.train()
+        self.steps = 0
+        """Optimizer steps since the run began."""
+        self._set_step_counts()
+
+    @property
+    def _optimizer(self) -> torch.optim.Optimizer:
+        """The AdamW below DeepSpeed's wrapper."""
+        wrapper = self.engine.optimizer
+        inner: torch.optim.Optimizer = getattr(wrapper, "optimizer", wrapper)
+        return inner
+
+    def backward(self, loss: Tensor, is_last: bool) -> None:
+        """Add a micro-batch's gradients; after the last one they are complete."""
+        self.engine.set_gradient_accumulation_boundary(is_last)
+        self.engine.backward(loss)
+        if not is_last:
+            self.engine.step()
+
+    def step(self, total_steps: int) -> tuple[float, float]:
+        """Take the optimizer step. Returns the gradient norm before clipping, and the learning rate used.
+
+        Raises:
+            NumericalError: the gradient norm is not finite; nothing was changed.
+        """
+        norm = self._gradient_norm()
+        if norm is not None and not torch.isfinite(torch.tensor(norm)):
+            raise NumericalError(f"the gradient norm of the {self.name} is {norm}")
+        rate = learning_rate(self._peak, self.steps, total_steps, self.config)
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = rate
+        self.engine.step()
+        self.steps += 1
+        norm = float(self.engine.get_global_grad_norm()) if norm is None else norm
+        if not torch.isfinite(torch.tensor(norm)):
+            raise NumericalError(f"the gradient norm of the {self.name} is {norm}")
+        return norm, rate
+
+    def _gradient_norm(self) -> float | None:
+        """Known before the step without ZeRO; with it, DeepSpeed tells after the step."""
+        if self.config.zero_stage > 0:
+            return None
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        return float(torch.nn.utils.get_total_norm(gradients))
+
+    def save_model(self, folder: Path) -> None:
+        """The model as a Hugging Face directory. Raises NumericalError if a weight is not finite."""
+        weights = {name: self._master(p) for name, p in self.model.named_parameters()}
+        for name, weight in weights.items():
+            if not bool(torch.isfinite(weight).all()):
+                raise NumericalError(f"weight {name} of the {self.name} is not finite; nothing is committed")
+        dtype = DTYPES[self.config.precision]
+        buffers = {name: b for name, b in self.model.state_dict().items() if name not in weights}
+        tied = {name: b for name, b in buffers.items() if name not in dict(self.model.named_buffers())}
+        state = {name: w.to(dtype) for name, w in weights.items()}
+        state |= {name: b for name, b in buffers.items() if name not in tied}
+        self.model.save_pretrained(folder, state_dict=state, safe_serialization=True)
+
+    def save_state(self, path: Path) -> None:
+        """Optimizer moments, and the fp32 weights where the model directory holds them rounded."""
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            for moment in _MOMENTS:
+                tensors[f"{moment}/{name}"] = self._moment(parameter, moment).contiguous().cpu()
+            if self.config.precision is not Precision.FP32:
+                tensors[f"weight/{name}"] = self._master(parameter).contiguous().cpu()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, path, metadata={"steps": str(self.steps)})
+
+    def load_state(self, path: Path, steps: int) -> None:
+        """Inverse of :meth:`save_state`, at any ZeRO stage."""
+        tensors = load_file(path)
+        for name, parameter in self.model.named_parameters():
+            for moment in _MOMENTS:
+                self._set_moment(parameter, moment, tensors[f"{moment}/{name}"])
+            if self.config.precision is not Precision.FP32:
+                self._set_master(parameter, tensors[f"weight/{name}"])
+        self.steps = steps
+        self._set_step_counts()
+
+    def _master(self, parameter: Tensor) -> Tensor:
+        """The whole fp32 weight."""
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        if self.config.zero_stage == 0:
+            return parameter.detach()
+        whole: Tensor = safe_get_full_fp32_param(parameter)
+        return whole.view(_shape(parameter))
+
+    def _set_master(self, parameter: Tensor, value: Tensor) -> None:
+        from deepspeed.utils import safe_set_full_fp32_param
+
+        safe_set_full_fp32_param(parameter, value)
+
+    def _moment(self, parameter: Tensor, moment: str) -> Tensor:
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        if self.config.zero_stage == 0:
+            value: Tensor = self._optimizer.state[parameter][moment]
+            return value
+        whole: Tensor = safe_get_full_optimizer_state(parameter, moment)
+        return whole.view(_shape(parameter))
+
+    def _set_moment(self, parameter: Tensor, moment: str, value: Tensor) -> None:
+        from deepspeed.utils import safe_set_full_optimizer_state
+
+        if self.config.zero_stage == 0:
+            self._optimizer.state[parameter][moment] = value.to(parameter.device)
+        else:
+            safe_set_full_optimizer_state(parameter, value, moment)
+
+    def _set_step_counts(self) -> None:
+        """AdamW's bias correction counts steps; ZeRO's own start-up step must not be among them."""
+        if self.config.zero_stage == 0 and self.steps == 0:
+            return  # AdamW makes its state at the first step
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                self._optimizer.state[parameter]["step"] = torch.tensor(float(self.steps))
+
+
+def _shape(parameter: Tensor) -> torch.Size:
+    """ZeRO 3 leaves an empty tensor in place and keeps the shape beside it."""
+    return getattr(parameter, "ds_shape", parameter.shape)
+
+
+def _engine_config(config: UpdateConfig) -> dict[str, Any]:
+    """DeepSpeed's settings. Batch sizes are ours: every micro-batch is weighted by the whole mini-batch."""
+    settings: dict[str, Any] = {
+        "train_batch_size": 1,
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": config.max_grad_norm,
+        "zero_optimization": {"stage": config.zero_stage},
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 1 << 30,
+    }
+    if config.precision is Precision.BF16:
+        settings["bf16"] = {"enabled": True}
+    return settings

@@ -1,0 +1,174 @@
+"""Once per run: check and tokenise the prompts, measure reward normalisation, import the rules.
+
+Everything that can be wrong with the user's input shows here, before the first rollout.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from transformers import PreTrainedTokenizerBase
+
+from pipeline.commits import digest_file, hash_file, replace_durably
+from pipeline.config import BadRows, Config, RewardModelConfig, RuleConfig
+from pipeline.data import Message, Prompt, Rejected, RejectReason, read_prompts, summarize, write_rejected
+from pipeline.schemas import PROMPTS, RESERVED_COLUMNS, conform
+from pipeline.shards import write_shard
+from pipeline.tasks import Task
+from stages.context import Context, Result, UserError
+from stages.models import load_tokenizer
+from stages.rewards import load_rule, measure_normalization
+
+
+def run(task: Task, context: Context) -> Result:
+    config = context.config
+    tokenizer = load_tokenizer(config.model.policy, config.model.trust_remote_code)
+    prompts, rejected = tokenized(config.data.prompts, config, tokenizer)
+    heldout, rejected_heldout = empty_prompts(), []
+    if config.data.heldout:
+        heldout, rejected_heldout = tokenized(config.data.heldout, config, tokenizer)
+        heldout = heldout.slice(0, config.evaluate.num_prompts)
+    listing = context.files.data(context.attempt, "rejected", "jsonl")
+    listing.parent.mkdir(parents=True, exist_ok=True)
+    write_rejected(listing, [*rejected, *rejected_heldout])
+    check_usable(config, prompts, [*rejected, *rejected_heldout], listing)
+    check_rules(config)
+    normalization = context.files.data(context.attempt, "normalization", "json")
+    with context.computing():
+        replace_durably(normalization, json.dumps(measure_normalization(context)) + "\n")
+    outputs = (
+        write_shard(context.paths, context.files.data(context.attempt), prompts),
+        write_shard(context.paths, context.files.data(context.attempt, "heldout"), heldout),
+        hash_file(context.paths, listing),
+        hash_file(context.paths, normalization),
+    )
+    context.lineage.update(hash_user_files(config))
+    metrics = {"prompts": float(prompts.num_rows), "rejected": float(len(rejected) + len(rejected_heldout))}
+    return Result(outputs, prompts.num_rows, "prompts/1", 0, metrics)
+
+
+def tokenized(
+    source: str, config: Config, tokenizer: PreTrainedTokenizerBase
+) -> tuple[pa.Table, list[Rejected]]:
+    """Usable rows as a prompt table, and the rows that cannot be used.
+
+    Raises:
+        PromptError, UserError: the whole file cannot be used.
+    """
+    data = config.data
+    found = read_prompts(
+        Path(source),
+        prompt_column=data.prompt_column,
+        id_column=data.id_column,
+        split=data.split,
+        reserved=RESERVED_COLUMNS,
+    )
+    texts = [prompt_text(row.prompt, tokenizer) for row in found.rows]
+    tokens = tokenize(texts, found.rows, tokenizer)
+    limit = config.data.max_prompt_tokens or 0
+    problems = [length_problem(row, ids, limit) for row, ids in zip(found.rows, tokens, strict=True)]
+    kept = [i for i, problem in enumerate(problems) if problem is None]
+    check_vocabulary(tokens, tokenizer, config)
+    table = conform(
+        {
+            "prompt_id": [found.rows[i].prompt_id for i in kept],
+            "prompt_text": [texts[i] for i in kept],
+            "prompt_messages": [messages_json(found.rows[i].prompt) for i in kept],
+            "prompt_tokens": [tokens[i] for i in kept],
+        },
+        PROMPTS,
+        extra=found.columns.take(kept),
+    )
+    return table, [*found.rejected, *(problem for problem in problems if problem)]
+
+
+def prompt_text(prompt: str | Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text that the policy continues: plain text as it is, messages through the chat template."""
+    if isinstance(prompt, str):
+        return prompt
+    if not tokenizer.chat_template:
+        raise UserError(
+            "data.prompts holds chat messages, but the policy's tokenizer has no chat template; "
+            "add chat_template to the tokenizer, or give prompts as plain text"
+        )
+    messages = [{"role": m.role, "content": m.content} for m in prompt]
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+
+def tokenize(
+    texts: Sequence[str], rows: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
+) -> list[list[int]]:
+    """Token ids; a chat template has written its own special tokens already."""
+    tokens: list[list[int]] = [[] for _ in texts]
+    for is_chat in (False, True):
+        chosen = [i for i, row in enumerate(rows) if isinstance(row.prompt, str) is not is_chat]
+        if chosen:
+            batch = tokenizer([texts[i] for i in chosen], add_special_tokens=not is_chat)["input_ids"]
+            for i, ids in zip(chosen, batch, strict=True):
+                tokens[i] = ids
+    return tokens
+
+
+def length_problem(row: Prompt, tokens: Sequence[int], limit: int) -> Rejected | None:
+    if not tokens:
+        return Rejected(row.row, row.prompt_id, RejectReason.NO_TOKENS, "the tokenizer gives no token for it")
+    if len(tokens) > limit:
+        detail = f"{len(tokens)} tokens, and data.max_prompt_tokens is {limit}"
+        return Rejected(row.row, row.prompt_id, RejectReason.TOO_LONG, detail)
+    return None
+
+
+def messages_json(prompt: str | Sequence[Message]) -> str | None:
+    if isinstance(prompt, str):
+        return None
+    return json.dumps([{"role": m.role, "content": m.content} for m in prompt], ensure_ascii=False)
+
+
+def empty_prompts() -> pa.Table:
+    return conform({name: [] for name in PROMPTS.names}, PROMPTS)
+
+
+def check_vocabulary(tokens: Iterable[Sequence[int]], tokenizer: Any, config: Config) -> None:
+    """A tokenizer that is not the model's own gives ids the model has no embedding for."""
+    model = json.loads((Path(config.model.policy) / "config.json").read_text())
+    size = model.get("text_config", model).get("vocab_size")
+    highest = max((max(ids, default=0) for ids in tokens), default=0)
+    if size is not None and highest >= size:
+        raise UserError(
+            f"model.policy={config.model.policy}: its tokenizer gives id {highest}, but the model has "
+            f"{size} embeddings; the directory's tokenizer is not the model's own"
+        )
+
+
+def check_usable(config: Config, prompts: pa.Table, rejected: Sequence[Rejected], listing: Path) -> None:
+    """Say what was left out; stop when that is fatal or leaves too few. Raises UserError."""
+    if rejected:
+        print(f"{summarize(rejected)}; listed in {listing}", flush=True)
+        if config.data.bad_rows is BadRows.FATAL:
+            raise UserError(f"{summarize(rejected)} (data.bad_rows=fatal); listed in {listing}")
+    if prompts.num_rows < config.data.prompts_per_iteration:
+        raise UserError(
+            f"data.prompts={config.data.prompts} has {prompts.num_rows} usable rows, fewer than "
+            f"data.prompts_per_iteration={config.data.prompts_per_iteration}"
+            + (f"; unusable rows are listed in {listing}" if rejected else "")
+        )
+
+
+def check_rules(config: Config) -> None:
+    """Import every rule, so that a wrong name shows now. Raises UserError."""
+    for name, component in config.reward.components.items():
+        if isinstance(component, RuleConfig):
+            load_rule(name, component)
+
+
+def hash_user_files(config: Config) -> dict[str, str]:
+    """What the run was made from: every file of the models and of the data, with its hash."""
+    models = [c.path for c in config.reward.components.values() if isinstance(c, RewardModelConfig)]
+    given = [config.model.policy, config.model.reference, config.model.critic, *models]
+    given += [config.data.prompts, config.data.heldout]
+    files: set[Path] = set()
+    for path in (Path(text) for text in given if text):
+        files.update([path] if path.is_file() else (p for p in path.rglob("*") if p.is_file()))
+    return {f"file:{path}": digest_file(path)[1] for path in sorted(files)}

@@ -1,0 +1,86 @@
+"""Prompts to response rows: shared by rollout and evaluate."""
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+from transformers import PreTrainedTokenizerBase
+
+from pipeline.config import Config
+from pipeline.schemas import ROLLOUT, FinishReason, conform, extra_columns
+from stages.context import Context
+from stages.engines import engine
+from stages.engines.base import Generator, Request, Response, Sampling
+from stages.models import load_causal_lm, load_tokenizer
+
+
+def respond(
+    context: Context, prompts: pa.Table, version: int, sampling: Sampling, seeds: Sequence[int]
+) -> pa.Table:
+    """Responses of policy ``version`` as a rollout table.
+
+    Args:
+        seeds: one per response; prompts x samples, the samples of a prompt side by side.
+    """
+    config = context.config
+    directory = context.policy_directory(version)
+    tokenizer = load_tokenizer(config.model.policy, config.model.trust_remote_code)
+    num_samples = len(seeds) // prompts.num_rows
+    repeated = prompts.take([i for i in range(prompts.num_rows) for _ in range(num_samples)])
+    requests = [
+        Request(tokens, room(config, tokens), seed)
+        for tokens, seed in zip(repeated["prompt_tokens"].to_pylist(), seeds, strict=True)
+    ]
+    with context.computing():
+        generator: Generator = engine("generator", directory, lambda: make_generator(config, str(directory)))
+        responses = generator.generate(requests, sampling)
+    return rollout_table(repeated, responses, num_samples, tokenizer)
+
+
+def make_generator(config: Config, directory: str) -> Generator:
+    from stages.engines.transformers import TransformersGenerator
+
+    model = load_causal_lm(
+        directory, config.rollout.precision, config.model.trust_remote_code, config.rollout.device_map
+    )
+    return TransformersGenerator(model, config.rollout.tokens_per_batch)
+
+
+def room(config: Config, prompt_tokens: Sequence[int]) -> int:
+    """Tokens a response may have: max_new_tokens, or what the context leaves. At least 1, as prepare saw to."""
+    assert config.model.context_length is not None
+    left = config.model.context_length - len(prompt_tokens)
+    assert left >= 1, (
+        f"a prompt of {len(prompt_tokens)} tokens leaves no room in {config.model.context_length}"
+    )
+    return min(config.rollout.max_new_tokens, left)
+
+
+def rollout_table(
+    prompts: pa.Table, responses: Sequence[Response], num_samples: int, tokenizer: PreTrainedTokenizerBase
+) -> pa.Table:
+    """One row per response, with the prompt's columns. ``prompts`` has a row per response too."""
+    texts = tokenizer.batch_decode([r.tokens for r in responses], skip_special_tokens=True)
+    return conform(
+        {
+            "prompt_id": prompts["prompt_id"].combine_chunks(),
+            "sample_index": [i % num_samples for i in range(len(responses))],
+            "prompt_tokens": prompts["prompt_tokens"].combine_chunks(),
+            "response_tokens": [r.tokens for r in responses],
+            "response_mask": [[True] * len(r.tokens) for r in responses],
+            "rollout_logprobs": [r.log_probs for r in responses],
+            "finish_reason": [r.finish_reason for r in responses],
+            "num_turns": [1] * len(responses),
+            "prompt_text": prompts["prompt_text"].combine_chunks(),
+            "prompt_messages": prompts["prompt_messages"].combine_chunks(),
+            "response_text": texts,
+        },
+        ROLLOUT,
+        extra=extra_columns(prompts),
+    )
+
+
+def response_metrics(rows: pa.Table) -> dict[str, float]:
+    """Counts that add up over shards."""
+    tokens = sum(map(len, rows["response_tokens"].to_pylist()))
+    stopped = rows["finish_reason"].to_pylist().count(FinishReason.STOP)
+    return {"responses": float(rows.num_rows), "response_tokens": float(tokens), "stopped": float(stopped)}

@@ -1,0 +1,75 @@
+"""Reward: score one rollout shard, and compute the reference model's log-probabilities when KL is on."""
+
+import pyarrow as pa
+import torch
+
+from pipeline.config import Config
+from pipeline.schemas import REWARD, ROLLOUT, component_column, conform
+from pipeline.shards import write_shard
+from pipeline.tasks import PREPARE, Stage, Task
+from stages.context import Context, Result
+from stages.engines import engine
+from stages.models import device, load_causal_lm
+from stages.ppo.batching import Row, micro_batches
+from stages.ppo.forward import response_log_probs
+from stages.rewards import component_scores
+
+
+def run(task: Task, context: Context) -> Result:
+    context.read(PREPARE)
+    source = context.read(Task(task.iteration, Stage.ROLLOUT, task.shard))
+    rows = context.table(source.task, ROLLOUT)
+    with context.computing():
+        scores, metrics = component_scores(context, rows)
+        reference = reference_log_probs(context, rows) if context.config.algorithm.kl.coef > 0 else None
+    table = reward_table(context.config, rows, scores, reference)
+    output = write_shard(context.paths, context.files.data(context.attempt), table)
+    tokens = float(sum(len(r) for r in rows["response_tokens"].to_pylist()))
+    metrics |= {"responses": float(rows.num_rows), "response_tokens": tokens}
+    return Result((output,), rows.num_rows, "reward/1", source.policy_version, metrics)
+
+
+def reward_table(
+    config: Config,
+    rows: pa.Table,
+    scores: dict[str, list[float]],
+    reference: list[list[float]] | None,
+) -> pa.Table:
+    """The weighted sum, each component, and the reference log-probabilities, row by row."""
+    weights = {name: component.weight for name, component in config.reward.components.items()}
+    total = [
+        sum(weights[name] * score for name, score in zip(scores, values, strict=True))
+        for values in zip(*scores.values(), strict=True)
+    ]
+    columns = {component_column(name): pa.array(values, pa.float32()) for name, values in scores.items()}
+    return conform(
+        {
+            "prompt_id": rows["prompt_id"].combine_chunks(),
+            "sample_index": rows["sample_index"].combine_chunks(),
+            "reward": total,
+            "reference_logprobs": reference or pa.nulls(rows.num_rows),
+        },
+        REWARD,
+        extra=pa.table(columns),
+    )
+
+
+@torch.inference_mode()
+def reference_log_probs(context: Context, rows: pa.Table) -> list[list[float]]:
+    """Log-probability of each response token under the frozen reference model, sampling temperature included."""
+    config = context.config
+    directory = config.model.reference or config.model.policy
+    reward, trust = config.reward, config.model.trust_remote_code
+    model = engine(
+        "reference",
+        directory,
+        lambda: load_causal_lm(directory, reward.precision, trust, reward.device_map),
+    )
+    prompts, responses = rows["prompt_tokens"].to_pylist(), rows["response_tokens"].to_pylist()
+    sequences = [Row(p, r) for p, r in zip(prompts, responses, strict=True)]
+    found: dict[int, list[float]] = {}
+    for batch in micro_batches(sequences, range(len(sequences)), reward.tokens_per_batch):
+        log_probs, _ = response_log_probs(model, batch.to(device()), config.rollout.temperature)
+        for index, values in zip(batch.rows.tolist(), log_probs.tolist(), strict=True):
+            found[index] = values[: len(responses[index])]
+    return [found[i] for i in range(len(sequences))]

@@ -1,0 +1,176 @@
+"""Scores of each component for a table of responses."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from transformers import PreTrainedTokenizerBase
+
+from pipeline.config import NormalizationConfig, RewardModelConfig
+from pipeline.data import Message, read_prompts
+from pipeline.schemas import RESERVED_COLUMNS
+from pipeline.tasks import PREPARE, Stage
+from stages.context import Context, NumericalError, UserError
+from stages.engines import engine
+from stages.engines.base import Scorer
+from stages.models import load_reward_model, load_tokenizer
+from stages.rewards.rules import rule_scores
+
+
+def component_scores(context: Context, rows: pa.Table) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Per component: one score per row of a rollout table. And metrics of the scoring itself."""
+    scores: dict[str, list[float]] = {}
+    metrics: dict[str, float] = {}
+    for name, component in context.config.reward.components.items():
+        if isinstance(component, RewardModelConfig):
+            model = RewardModel(context, component)
+            raw = model.score(rows)
+            mean, std = normalization_of(context, name, component.normalization)
+            scores[name] = [(score - mean) / std for score in raw]
+            metrics[f"truncated/{name}"] = float(model.num_truncated)
+        else:
+            scores[name] = rule_scores(name, component, rows)
+        check_finite(name, scores[name], rows)
+    return scores, metrics
+
+
+def check_finite(name: str, scores: list[float], rows: pa.Table) -> None:
+    """Raises NumericalError naming the first row whose score is not a number."""
+    for index, score in enumerate(scores):
+        if not math.isfinite(score):
+            where = f"prompt_id {rows['prompt_id'][index]}, sample {rows['sample_index'][index]}"
+            raise NumericalError(f"reward component {name!r} gives {score} for {where}")
+
+
+class RewardModel:
+    """A reward model with its own tokenizer and chat template."""
+
+    def __init__(self, context: Context, config: RewardModelConfig) -> None:
+        trust = context.config.model.trust_remote_code
+        self._config = config
+        self._tokenizer = load_tokenizer(config.path, trust)
+        self._policy_tokenizer = load_tokenizer(context.config.model.policy, trust)
+        self._shares_tokens = same_tokenizer(self._tokenizer, self._policy_tokenizer)
+        self._scorer: Scorer = engine("scorer", config.path, lambda: make_scorer(context, config))
+        self._limit = context_limit(config.path)
+        self.num_truncated = 0
+        """Sequences that were cut on the left to fit the reward model's context."""
+
+    def score(self, rows: pa.Table) -> list[float]:
+        """Raw scores, one per row of a rollout table."""
+        if self._shares_tokens:
+            columns = rows["prompt_tokens"].to_pylist(), rows["response_tokens"].to_pylist()
+            return self._score_tokens([p + r for p, r in zip(*columns, strict=True)])
+        texts = zip(
+            rows["prompt_text"].to_pylist(),
+            rows["prompt_messages"].to_pylist(),
+            rows["response_text"].to_pylist(),
+            strict=True,
+        )
+        return self._score_tokens([self._tokenize(*text) for text in texts])
+
+    def score_texts(self, prompts: list[str | tuple[Message, ...]], responses: list[str]) -> list[float]:
+        """Raw scores of prompts and responses given as text."""
+        tokens = []
+        for prompt, response in zip(prompts, responses, strict=True):
+            if isinstance(prompt, str):
+                tokens.append(self._tokenize(prompt, None, response))
+            else:
+                messages = json.dumps([{"role": m.role, "content": m.content} for m in prompt])
+                tokens.append(self._tokenize("", messages, response))
+        return self._score_tokens(tokens)
+
+    def _tokenize(self, prompt: str, messages: str | None, response: str) -> list[int]:
+        """The conversation in the reward model's own words: its template, its ids."""
+        if messages is None:
+            return self._ids(prompt + response, special=True)
+        conversation = [*json.loads(messages), {"role": "assistant", "content": response}]
+        if self._tokenizer.chat_template:
+            text = self._tokenizer.apply_chat_template(conversation, tokenize=False)
+            return self._ids(str(text), special=False)
+        return self._ids("\n".join(message["content"] for message in conversation), special=True)
+
+    def _ids(self, text: str, special: bool) -> list[int]:
+        ids: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
+        return ids
+
+    def _score_tokens(self, sequences: list[list[int]]) -> list[float]:
+        self.num_truncated = sum(len(sequence) > self._limit for sequence in sequences)
+        if any(not sequence for sequence in sequences):
+            raise UserError(f"the tokenizer of {self._config.path} gives no token for a response")
+        return self._scorer.score([sequence[-self._limit :] for sequence in sequences])
+
+
+def make_scorer(context: Context, config: RewardModelConfig) -> Scorer:
+    from stages.engines.transformers import TransformersScorer
+
+    reward, trust = context.config.reward, context.config.model.trust_remote_code
+    model = load_reward_model(config.path, reward.precision, trust, reward.device_map)
+    return TransformersScorer(model, reward.tokens_per_batch)
+
+
+def same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
+    """Whether both give the same ids for the same text, so that ids may be passed on."""
+    if one.chat_template != other.chat_template:
+        return False
+    backends = [getattr(tokenizer, "backend_tokenizer", None) for tokenizer in (one, other)]
+    if all(backends):
+        return bool(backends[0].to_str() == backends[1].to_str())
+    return type(one) is type(other) and one.get_vocab() == other.get_vocab()
+
+
+def context_limit(directory: str) -> int:
+    model = json.loads((Path(directory) / "config.json").read_text())
+    limit = model.get("text_config", model).get("max_position_embeddings")
+    return int(limit) if limit else 1 << 30
+
+
+def normalization_of(context: Context, name: str, config: NormalizationConfig | None) -> tuple[float, float]:
+    """Mean and standard deviation to normalise with; 0 and 1 when the scores stay raw."""
+    if config is None:
+        return 0.0, 1.0
+    if config.mean is not None and config.std is not None:
+        return config.mean, config.std
+    record = context.read(PREPARE)
+    measured = json.loads((context.paths.root / record.outputs[3].path).read_text())[name]
+    return float(measured["mean"]), float(measured["std"])
+
+
+def measure_normalization(context: Context) -> dict[str, dict[str, float]]:
+    """Mean and standard deviation of raw scores on the reference samples of each component that has any."""
+    assert context.task.stage is Stage.PREPARE
+    measured = {}
+    for name, component in context.config.reward.components.items():
+        norm = component.normalization if isinstance(component, RewardModelConfig) else None
+        if isinstance(component, RewardModelConfig) and norm and norm.reference_samples:
+            measured[name] = statistics(context, name, component, norm)
+    return measured
+
+
+def statistics(
+    context: Context, name: str, component: RewardModelConfig, norm: NormalizationConfig
+) -> dict[str, float]:
+    """Raises UserError when the file has no usable responses or their scores do not differ."""
+    data, samples = context.config.data, norm.reference_samples
+    assert samples is not None
+    found = read_prompts(
+        Path(samples),
+        prompt_column=data.prompt_column,
+        id_column=None,
+        split=data.split,
+        reserved=RESERVED_COLUMNS,
+    )
+    key = f"reward.components.{name}.normalization.reference_samples={samples}"
+    if norm.response_column not in found.columns.column_names:
+        raise UserError(f"{key}: has no column {norm.response_column!r}; see normalization.response_column")
+    responses: list[Any] = found.columns[norm.response_column].to_pylist()
+    if not all(isinstance(response, str) for response in responses):
+        raise UserError(f"{key}: column {norm.response_column!r} must hold text in every row")
+    scores = pa.array(RewardModel(context, component).score_texts([r.prompt for r in found.rows], responses))
+    std = pc.stddev(scores).as_py() or 0.0
+    if std <= 0:
+        raise UserError(f"{key}: its {len(scores)} scores do not differ, so they give no scale")
+    return {"mean": pc.mean(scores).as_py(), "std": std, "samples": float(len(scores))}

@@ -1,0 +1,65 @@
+"""Rules: the user's Python functions ``module:function``, called as
+
+    f(*, prompts: list[str], responses: list[str], **columns: list) -> Sequence[float]
+
+with one entry per response; ``columns`` are the user's own columns of the prompt file.
+"""
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.config import RuleConfig
+from pipeline.schemas import extra_columns
+from stages.context import UserError
+
+Rule = Callable[..., Sequence[float]]
+
+
+def load_rule(name: str, config: RuleConfig) -> Rule:
+    """Import a rule. Raises UserError naming the component and what is missing."""
+    key = f"reward.components.{name}.function={config.function}"
+    module_name, _, attribute = config.function.partition(":")
+    try:
+        function: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            function = getattr(function, part)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{key}: no module {error.name!r}; it is looked for in the folder that slurm-ppo was started in "
+            "and in PYTHONPATH"
+        ) from error
+    except AttributeError:
+        raise UserError(f"{key}: module {module_name!r} has no {attribute!r}") from None
+    if not callable(function):
+        raise UserError(f"{key}: is not a function")
+    return function  # type: ignore[no-any-return]
+
+
+def rule_scores(name: str, config: RuleConfig, rows: pa.Table) -> list[float]:
+    """One number per row of a rollout table. Raises UserError when the rule gives anything else."""
+    columns = {column: rows[column].to_pylist() for column in extra_columns(rows).column_names}
+    scores = load_rule(name, config)(
+        prompts=rows["prompt_text"].to_pylist(), responses=rows["response_text"].to_pylist(), **columns
+    )
+    return checked(name, config, scores, rows)
+
+
+def checked(name: str, config: RuleConfig, scores: Any, rows: pa.Table) -> list[float]:
+    """The rule's answer, if it is one finite number per row."""
+    who = f"reward component {name!r} ({config.function})"
+    try:
+        answer = list(scores)
+    except TypeError:
+        raise UserError(f"{who} returned {type(scores).__name__} instead of a list of numbers") from None
+    if len(answer) != rows.num_rows:
+        raise UserError(f"{who} returned {len(answer)} scores for {rows.num_rows} responses")
+    for index, score in enumerate(answer):
+        is_number = isinstance(score, int | float) or hasattr(score, "__float__")
+        if not is_number or not math.isfinite(float(score)):
+            where = f"prompt_id {rows['prompt_id'][index]}, sample {rows['sample_index'][index]}"
+            raise UserError(f"{who} returned {score!r} for {where}; a finite number is wanted")
+    return [float(score) for score in answer]

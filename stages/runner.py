@@ -1,0 +1,183 @@
+"""The protocol around a stage: check, compute, commit; or say in a file why not.
+
+Exit codes: 0 committed (by this attempt or another), 1 failed, 2 the user's input cannot work,
+4 an input is not committed, corrupt or stale.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import resource
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.commits import (
+    CorruptData,
+    NotCommitted,
+    Record,
+    StaleData,
+    publish,
+    read_record,
+    replace_durably,
+)
+from pipeline.compose import ConfigError
+from pipeline.config import Config
+from pipeline.data import PromptError
+from pipeline.reconcile import FailureKind
+from pipeline.runs import load_run
+from pipeline.schemas import SchemaError
+from pipeline.seeds import derive_seed
+from pipeline.tasks import Stage, Task, task_key
+
+EXIT_CODES = {
+    FailureKind.ERROR: 1,
+    FailureKind.NUMERICS: 1,
+    FailureKind.CONFIG: 2,
+    FailureKind.INPUTS: 4,
+}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The command line of one attempt."""
+
+    task: Task
+    run_dir: Path
+    attempt: str
+    failure_file: Path | None
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one attempt at a task; returns the exit code."""
+    arguments = parse(argv)
+    prepare_environment(os.environ)
+    try:
+        execute(arguments)
+        return 0
+    except Exception as error:  # the process ends here: whatever happened is reported, none is swallowed
+        return report(error, arguments)
+
+
+def parse(argv: Sequence[str]) -> Arguments:
+    parser = argparse.ArgumentParser(prog="python -m stages", description="Run one task of a run.")
+    parser.add_argument("stage", choices=[str(stage) for stage in Stage])
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--iteration", type=int, default=0)
+    parser.add_argument("--shard", type=int, default=0)
+    parser.add_argument("--attempt", default=f"0-{os.urandom(4).hex()}", help="id of this attempt")
+    parser.add_argument("--failure-file", type=Path, help="where to say why the attempt failed")
+    given = parser.parse_args(argv)
+    task = Task(given.iteration, Stage(given.stage), given.shard)
+    return Arguments(task, given.run_dir, given.attempt, given.failure_file)
+
+
+def prepare_environment(environment: "os._Environ[str]") -> None:
+    """No hub, no telemetry, no native builds: compute nodes have no network and often no compiler."""
+    for name, value in {
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "DS_ACCELERATOR": environment.get("DS_ACCELERATOR", "") or _accelerator(),
+    }.items():
+        environment[name] = value
+    here = str(Path.cwd())
+    if here not in sys.path:  # rules named module:function may lie in the user's project
+        sys.path.insert(0, here)
+
+
+def _accelerator() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def execute(arguments: Arguments) -> None:
+    """Compute and commit, unless the task is committed already."""
+    started = time.time()
+    run = load_run(arguments.run_dir)
+    if read_record(run.paths, arguments.task) is not None:
+        print(f"{arguments.task} is committed already; nothing to do", flush=True)
+        return
+    from stages.context import Context
+
+    context = Context(run.paths, run.config, arguments.task, arguments.attempt)
+    seed = set_up_torch(run.config, arguments.task)
+    result = importlib.import_module(f"stages.{arguments.task.stage}").run(arguments.task, context)
+    record = Record(
+        task=arguments.task,
+        attempt=arguments.attempt,
+        outputs=result.outputs,
+        inputs=context.lineage,
+        policy_version=result.policy_version,
+        seed=seed,
+        rows=result.rows,
+        schema=result.schema,
+        started=started,
+        ended=time.time(),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        job_id=os.environ.get("SLURM_JOB_ID", ""),
+        metrics={**result.metrics, "compute_seconds": context.compute_seconds, **memory_metrics()},
+    )
+    won = publish(run.paths, record)
+    print(f"{arguments.task}: {'committed' if won else 'another attempt was first'}", flush=True)
+
+
+def set_up_torch(config: Config, task: Task) -> int:
+    """Fix threads and seeds, so that the task gives the same bytes again. Returns the task's seed."""
+    import torch
+
+    sections: Mapping[Stage, int] = {
+        Stage.PREPARE: config.reward.num_threads,
+        Stage.ROLLOUT: config.rollout.num_threads,
+        Stage.REWARD: config.reward.num_threads,
+        Stage.UPDATE: config.update.num_threads,
+        Stage.EVALUATE: config.evaluate.num_threads,
+    }
+    seed = derive_seed(config.seed, task.iteration, task.stage, task.shard)
+    torch.set_num_threads(sections[task.stage])
+    torch.manual_seed(seed)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    return seed
+
+
+def memory_metrics() -> dict[str, float]:
+    """Peak memory of this process, in GiB."""
+    import torch
+
+    metrics = {"peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+    if torch.cuda.is_available():
+        metrics["peak_gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
+    return metrics
+
+
+def report(error: Exception, arguments: Arguments) -> int:
+    """Explain the failure in the log and, for the driver, in the failure file."""
+    kind, suspect = classify(error)
+    if kind in (FailureKind.ERROR, FailureKind.NUMERICS):
+        traceback.print_exception(error)
+    message = f"{type(error).__name__}: {error}"
+    print(f"{arguments.task} failed: {message}", file=sys.stderr, flush=True)
+    if arguments.failure_file:
+        arguments.failure_file.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"kind": kind, "message": message, "suspect": suspect and task_key(suspect)})
+        replace_durably(arguments.failure_file, text + "\n")
+    return EXIT_CODES[kind]
+
+
+def classify(error: Exception) -> tuple[FailureKind, Task | None]:
+    """Whose fault it was, and the input to look at, if it was an input's."""
+    from stages.context import NumericalError, UserError
+
+    if isinstance(error, NotCommitted | CorruptData | StaleData):
+        return FailureKind.INPUTS, error.task
+    if isinstance(error, ConfigError | PromptError | SchemaError | UserError):
+        return FailureKind.CONFIG, None
+    return (FailureKind.NUMERICS if isinstance(error, NumericalError) else FailureKind.ERROR), None
