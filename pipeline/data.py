@@ -7,7 +7,7 @@ Nothing here needs a tokenizer or torch; :attr:`RejectReason.TOO_LONG` and ``NO_
 import bisect
 import contextlib
 import json
-import textwrap
+import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -211,7 +211,7 @@ def read_prompts(
     split: str,
     reserved: frozenset[str] = frozenset(),
 ) -> Prompts:
-    """Read and judge every row of a source of prompts.
+    """Read and judge every row of a source of prompts. Blank lines of a JSON Lines file are not rows.
 
     Args:
         path: JSON Lines, Parquet or Arrow file, or a directory of ``save_to_disk`` or of ``.parquet`` files.
@@ -503,7 +503,7 @@ def _sift(cells: Iterable[_Cells], *, ids_from_content: bool) -> tuple[list[Prom
 
 def _parse_id(value: object) -> str:
     if isinstance(value, _Unusable):
-        raise value
+        raise value.with_traceback(None)
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise _Unusable(RejectReason.BAD_ID, f"id is {_shown(value)}, not text or an integer")
     if not str(value).strip():
@@ -513,7 +513,7 @@ def _parse_id(value: object) -> str:
 
 def _parse_prompt(value: object) -> str | tuple[Message, ...]:
     if isinstance(value, _Unusable):
-        raise value
+        raise value.with_traceback(None)
     if value is None:
         raise _Unusable(RejectReason.NULL, "prompt is null")
     if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
@@ -554,7 +554,7 @@ def _check_turns(messages: tuple[Message, ...]) -> tuple[Message, ...]:
 
 def _shown(value: object) -> str:
     """A value as messages show it: its type, and its beginning."""
-    return f"{type(value).__name__} {textwrap.shorten(ascii(value), 40, placeholder='...')}"
+    return f"{type(value).__name__} {reprlib.repr(value)}"
 
 
 def _listing(names: Sequence[str]) -> str:

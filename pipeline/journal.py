@@ -24,13 +24,27 @@ def append(path: Path, row: Mapping[str, Any]) -> None:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """All whole lines. A line cut by a crash is left out: its writer never said it was written."""
+    return _parse(path.read_bytes()) if path.exists() else []
+
+
+def read_tail(path: Path, num_bytes: int = 1 << 18) -> list[dict[str, Any]]:
+    """The last lines only, so that asking costs the same however long the run is."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - num_bytes))
+        return _parse(file.read())
+
+
+def _parse(text: bytes) -> list[dict[str, Any]]:
     rows = []
-    if path.exists():
-        for line in path.read_bytes().splitlines():
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                continue
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
     return rows
 
 
@@ -39,6 +53,6 @@ def rewrite(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     replace_durably(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def event(path: Path, kind: str, **fields: Any) -> None:
+def event(path: Path, name: str, **fields: Any) -> None:
     """Note what the driver did, with the time."""
-    append(path, {"time": time.time(), "event": kind, **fields})
+    append(path, {"time": time.time(), "event": name, **fields})

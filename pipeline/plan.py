@@ -71,6 +71,9 @@ class Plan:
             return None
         return (iteration - 1) // self.evaluate_every * self.evaluate_every
 
+    def evaluation_tasks(self) -> tuple[Task, ...]:
+        return tuple(Task(iteration, Stage.EVALUATE) for iteration in self.evaluations())
+
     def window(self, updated: int, evaluated: int) -> tuple[Task, ...]:
         """The tasks that matter now.
 
@@ -80,8 +83,7 @@ class Plan:
         """
         if updated < 0:
             return (PREPARE,)
-        outstanding = [i for i in self.evaluations()[evaluated:] if i <= updated]
-        tasks = [Task(i, Stage.EVALUATE) for i in outstanding]
+        tasks = [task for task in self.evaluation_tasks()[evaluated:] if task.iteration <= updated]
         if updated < self.iterations:
             tasks += [t for t in self.tasks(updated + 1) if t.stage is not Stage.EVALUATE]
         return tuple(tasks)

@@ -70,6 +70,11 @@ def create_run(config: Config) -> Run:
     return Run(paths, config, identity)
 
 
+def is_run(root: Path) -> bool:
+    """Whether the directory holds a run."""
+    return RunPaths(root).run_json.is_file()
+
+
 def load_run(root: Path) -> Run:
     """Open an existing run.
 

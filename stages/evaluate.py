@@ -11,7 +11,7 @@ from stages.context import Context, Result, UserError
 from stages.engines.base import Sampling
 from stages.responding import respond, response_metrics
 from stages.reward import reward_table
-from stages.rewards import component_scores
+from stages.rewards.components import component_scores
 
 
 def run(task: Task, context: Context) -> Result:

@@ -52,11 +52,10 @@ def load_critic(directory: str | Path, precision: Precision, trust_remote_code: 
     """A backbone with one value per token. A head that the directory lacks starts at zero, so that the first
     advantages are not noise (huggingface/blog, "The N implementation details of RLHF with PPO").
     """
+    arguments = _arguments(directory, precision, trust_remote_code)
+    arguments["config"].num_labels = 1
     model, loading = AutoModelForTokenClassification.from_pretrained(
-        str(directory),
-        num_labels=1,
-        output_loading_info=True,
-        **_arguments(directory, precision, trust_remote_code),
+        str(directory), output_loading_info=True, **arguments
     )
     missing = set(loading["missing_keys"])
     with torch.no_grad():

@@ -12,14 +12,15 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from pipeline.commits import digest_file, hash_file, replace_durably
-from pipeline.config import BadRows, Config, RewardModelConfig, RuleConfig
+from pipeline.config import BadRows, Config, RewardModelConfig
 from pipeline.data import Message, Prompt, Rejected, RejectReason, read_prompts, summarize, write_rejected
+from pipeline.plugins import load_rules
 from pipeline.schemas import PROMPTS, RESERVED_COLUMNS, conform
 from pipeline.shards import write_shard
 from pipeline.tasks import Task
 from stages.context import Context, Result, UserError
 from stages.models import load_tokenizer
-from stages.rewards import load_rule, measure_normalization
+from stages.rewards.components import measure_normalization
 
 
 def run(task: Task, context: Context) -> Result:
@@ -34,7 +35,7 @@ def run(task: Task, context: Context) -> Result:
     listing.parent.mkdir(parents=True, exist_ok=True)
     write_rejected(listing, [*rejected, *rejected_heldout])
     check_usable(config, prompts, [*rejected, *rejected_heldout], listing)
-    check_rules(config)
+    load_rules(config)
     normalization = context.files.data(context.attempt, "normalization", "json")
     with context.computing():
         replace_durably(normalization, json.dumps(measure_normalization(context)) + "\n")
@@ -154,13 +155,6 @@ def check_usable(config: Config, prompts: pa.Table, rejected: Sequence[Rejected]
             f"data.prompts_per_iteration={config.data.prompts_per_iteration}"
             + (f"; unusable rows are listed in {listing}" if rejected else "")
         )
-
-
-def check_rules(config: Config) -> None:
-    """Import every rule, so that a wrong name shows now. Raises UserError."""
-    for name, component in config.reward.components.items():
-        if isinstance(component, RuleConfig):
-            load_rule(name, component)
 
 
 def hash_user_files(config: Config) -> dict[str, str]:

@@ -46,7 +46,7 @@ def make_generator(config: Config, directory: str) -> Generator:
 
 
 def room(config: Config, prompt_tokens: Sequence[int]) -> int:
-    """Tokens a response may have: max_new_tokens, or what the context leaves. At least 1, as prepare saw to."""
+    """Tokens a response may have: max_new_tokens or what the context leaves; prepare saw to at least 1."""
     assert config.model.context_length is not None
     left = config.model.context_length - len(prompt_tokens)
     assert left >= 1, (

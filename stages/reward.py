@@ -12,7 +12,7 @@ from stages.engines import engine
 from stages.models import device, load_causal_lm
 from stages.ppo.batching import Row, micro_batches
 from stages.ppo.forward import response_log_probs
-from stages.rewards import component_scores
+from stages.rewards.components import component_scores
 
 
 def run(task: Task, context: Context) -> Result:
@@ -56,7 +56,7 @@ def reward_table(
 
 @torch.inference_mode()
 def reference_log_probs(context: Context, rows: pa.Table) -> list[list[float]]:
-    """Log-probability of each response token under the frozen reference model, sampling temperature included."""
+    """Log-probability of each response token under the frozen reference, sampling temperature included."""
     config = context.config
     directory = config.model.reference or config.model.policy
     reward, trust = config.reward, config.model.trust_remote_code

@@ -29,6 +29,8 @@ from pipeline.commits import (
 from pipeline.compose import ConfigError
 from pipeline.config import Config
 from pipeline.data import PromptError
+from pipeline.environment import NO_NETWORK
+from pipeline.plugins import PluginError
 from pipeline.reconcile import FailureKind
 from pipeline.runs import load_run
 from pipeline.schemas import SchemaError
@@ -78,15 +80,9 @@ def parse(argv: Sequence[str]) -> Arguments:
 
 
 def prepare_environment(environment: "os._Environ[str]") -> None:
-    """No hub, no telemetry, no native builds: compute nodes have no network and often no compiler."""
-    for name, value in {
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "DS_ACCELERATOR": environment.get("DS_ACCELERATOR", "") or _accelerator(),
-    }.items():
-        environment[name] = value
+    """No hub and no telemetry: compute nodes have no network. The user's own modules can be imported."""
+    environment.update(NO_NETWORK)
+    environment.setdefault("DS_ACCELERATOR", _accelerator())
     here = str(Path.cwd())
     if here not in sys.path:  # rules named module:function may lie in the user's project
         sys.path.insert(0, here)
@@ -178,6 +174,6 @@ def classify(error: Exception) -> tuple[FailureKind, Task | None]:
 
     if isinstance(error, NotCommitted | CorruptData | StaleData):
         return FailureKind.INPUTS, error.task
-    if isinstance(error, ConfigError | PromptError | SchemaError | UserError):
+    if isinstance(error, ConfigError | PromptError | PluginError | SchemaError | UserError):
         return FailureKind.CONFIG, None
     return (FailureKind.NUMERICS if isinstance(error, NumericalError) else FailureKind.ERROR), None

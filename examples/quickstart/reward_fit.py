@@ -51,7 +51,7 @@ def spoil(rng: Random, response: str) -> str:
         " ".join([word] * rng.randint(3, 16)) + rng.choice(("", ".")),  # one word again and again
         " ".join(words + words[-rng.randint(2, len(words) + 1) :]),  # says the end twice
         " ".join(rng.sample(words, len(words))),  # shuffled
-        re.sub("|".join(NEGATIVE + POSITIVE), rng.choice(POSITIVE), " ".join(words)),  # one praise for everything
+        re.sub("|".join(NEGATIVE + POSITIVE), rng.choice(POSITIVE), " ".join(words)),  # one praise for all
     )
     return " " + rng.choice(spoiled)
 

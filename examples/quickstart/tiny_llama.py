@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -48,7 +49,7 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int, padding_side: str) ->
     )
 
 
-def tiny_config(tokenizer: PreTrainedTokenizerFast, **extra: int) -> LlamaConfig:
+def tiny_config(tokenizer: PreTrainedTokenizerFast, **extra: Any) -> LlamaConfig:
     """2 layers x 128, half a million parameters: an update on hundreds of texts takes about a second."""
     return LlamaConfig(
         vocab_size=len(tokenizer),

@@ -7,7 +7,7 @@ from stages.ppo.losses import log_probs_and_entropy
 
 
 def response_log_probs(model: nn.Module, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy at each response token; both [B, R]. Columns of padding carry no meaning."""
+    """Log-probability and entropy at each response token; both [B, R]. Padding columns carry no meaning."""
     logits = model(
         input_ids=batch.input_ids,
         attention_mask=batch.attention_mask,

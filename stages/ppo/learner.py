@@ -160,7 +160,7 @@ def train_minibatch(
         NoValidTokens: no row has a token of the policy's.
     """
     counts = Counts.of(experience.mask[list(minibatch.rows)], learner.config.rollout.max_new_tokens)
-    is_first_step = learner.policy.steps == 0 or not sums.policy_losses
+    is_first_step = not sums.policy_losses
     policy_total = value_total = 0.0
     for number, batch in enumerate(minibatch.micro_batches):
         is_last = number == len(minibatch.micro_batches) - 1
@@ -222,7 +222,9 @@ def critic_step(
     sums: Sums,
 ) -> Tensor:
     """Value loss of one micro-batch, as its share of the mini-batch's loss."""
-    assert learner.critic and targets.old_values is not None and targets.returns is not None
+    assert learner.critic is not None
+    assert targets.old_values is not None
+    assert targets.returns is not None
     algorithm = learner.config.algorithm
     values = response_values(learner.critic.engine, batch)
     mask = gather_rows(experience.mask, batch)

@@ -48,7 +48,7 @@ class PolicyLoss:
 def policy_loss(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, algorithm: AlgorithmConfig
 ) -> PolicyLoss:
-    """Clipped surrogate with asymmetric range, and dual clipping for negative advantages (arXiv 1912.09729)."""
+    """Clipped surrogate with asymmetric range; dual clipping of negative advantages (arXiv 1912.09729)."""
     # 1. probability ratio; the limit keeps one wild token from becoming infinity
     ratio = (log_probs - old_log_probs).clamp(-_EXPONENT_LIMIT, _EXPONENT_LIMIT).exp()
     # 2. pessimistic choice between the plain and the clipped surrogate
@@ -96,7 +96,7 @@ def aggregate(loss: Tensor, mask: Tensor, mode: LossAggregation, counts: Counts)
 
 
 def log_probs_and_entropy(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probability of ``tokens`` [B, T] and entropy [B, T] under tempered ``logits`` [B, T, V], in fp32."""
+    """Log-probability of ``tokens`` [B, T], and entropy [B, T], under tempered ``logits`` [B, T, V]; fp32."""
     scaled = logits.float() / temperature
     normalizer = torch.logsumexp(scaled, dim=-1)
     chosen = scaled.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - normalizer

@@ -2,47 +2,26 @@
 
     f(*, prompts: list[str], responses: list[str], **columns: list) -> Sequence[float]
 
-with one entry per response; ``columns`` are the user's own columns of the prompt file.
+with one entry per response; ``columns`` are the user's own columns of the prompt file. A rule must give the
+same scores for the same responses, or a repeated task would not repeat its result.
 """
 
-import importlib
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from pipeline.config import RuleConfig
+from pipeline.plugins import load_plugin
 from pipeline.schemas import extra_columns
 from stages.context import UserError
-
-Rule = Callable[..., Sequence[float]]
-
-
-def load_rule(name: str, config: RuleConfig) -> Rule:
-    """Import a rule. Raises UserError naming the component and what is missing."""
-    key = f"reward.components.{name}.function={config.function}"
-    module_name, _, attribute = config.function.partition(":")
-    try:
-        function: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            function = getattr(function, part)
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"{key}: no module {error.name!r}; it is looked for in the folder that slurm-ppo was started in "
-            "and in PYTHONPATH"
-        ) from error
-    except AttributeError:
-        raise UserError(f"{key}: module {module_name!r} has no {attribute!r}") from None
-    if not callable(function):
-        raise UserError(f"{key}: is not a function")
-    return function  # type: ignore[no-any-return]
 
 
 def rule_scores(name: str, config: RuleConfig, rows: pa.Table) -> list[float]:
     """One number per row of a rollout table. Raises UserError when the rule gives anything else."""
     columns = {column: rows[column].to_pylist() for column in extra_columns(rows).column_names}
-    scores = load_rule(name, config)(
+    rule = load_plugin(f"reward.components.{name}.function", config.function)
+    scores = rule(
         prompts=rows["prompt_text"].to_pylist(), responses=rows["response_text"].to_pylist(), **columns
     )
     return checked(name, config, scores, rows)

@@ -1,0 +1,135 @@
+"""What the driver writes besides launching: metrics rows, the best policy, links to policies, trackers."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pipeline import journal
+from pipeline.commits import Record, replace_durably, require_record
+from pipeline.metrics import Clock, iteration_row
+from pipeline.observe import Frontier, Records
+from pipeline.plan import policy_maker
+from pipeline.runs import Run
+from pipeline.tasks import PREPARE, Stage, Task
+from pipeline.tracking import Tracker, open_tracker
+
+_PACE = 5
+"""Iterations whose mean duration predicts the rest."""
+
+Row = dict[str, float | int]
+
+
+@dataclass
+class Books:
+    """Rows written so far, and where else they go."""
+
+    run: Run
+    rows: list[Row]
+    tracker: Tracker
+
+    @staticmethod
+    def open(run: Run, note: Callable[[str], None]) -> "Books":
+        """Take up metrics.jsonl where it ends; rows of iterations that were taken back are gone from it."""
+        rows = journal.read(run.paths.metrics)
+        kept = [row for number, row in enumerate(rows, 1) if row.get("iteration") == number]
+        if len(kept) != len(rows) or not _ends_in_newline(run):
+            journal.rewrite(run.paths.metrics, kept)
+        tracker = open_tracker(run, note)
+        tracker.replay(kept)
+        return Books(run, kept, tracker)
+
+    def close(self, is_complete: bool) -> None:
+        self.tracker.finish(0 if is_complete else 1)
+
+    def wanted(self, frontier: Frontier) -> tuple[Task, ...]:
+        """Tasks whose records a row still to be written is made from."""
+        first = len(self.rows) + 1
+        plan = self.run.plan
+        if first > plan.iterations or first > frontier.updated + 1:
+            return (PREPARE,)
+        before = (policy_maker(first - 1),)
+        tasks = [task for i in range(first, frontier.updated + 1) for task in plan.tasks(i)]
+        return (PREPARE, *before, *tasks)
+
+    def write_rows(self, records: Records, frontier: Frontier) -> Iterator[Row]:
+        """Rows of every iteration that is complete, its evaluation included. Yields each new one."""
+        plan = self.run.plan
+        records.refresh(self.wanted(frontier))
+        self.link_policies(records, frontier)
+        while (iteration := len(self.rows) + 1) <= frontier.updated:
+            tasks = plan.tasks(iteration)
+            if any(task not in records.known for task in tasks):
+                return  # its evaluation is still running
+            row = iteration_row(iteration, group_by_stage(records, tasks), self._clock(records, iteration))
+            journal.append(self.run.paths.metrics, row)
+            self.rows.append(row)
+            self.tracker.log(row)
+            keep_best(self.run, self.rows)
+            yield row
+
+    def _clock(self, records: Records, iteration: int) -> Clock:
+        previous = records.get(policy_maker(iteration - 1))
+        assert previous is not None
+        recent = [row["seconds/iteration"] for row in self.rows[-_PACE:]]
+        return Clock(self.run.identity.created, previous.ended, self.run.plan.iterations, recent)
+
+    def link_policies(self, records: Records, frontier: Frontier) -> None:
+        """``policy/00007`` -> the winning attempt's folder: for people; readers go by the record."""
+        record = records.known.get(policy_maker(frontier.updated)) if frontier.updated > 0 else None
+        if record is not None:
+            for parent in ("policy", "critic", "trainer"):
+                _link(self.run, record, parent, f"{record.policy_version:05d}")
+
+
+def keep_best(run: Run, rows: Sequence[Row]) -> None:
+    """Point ``best.json`` and ``policy/best`` at the policy with the highest evaluation reward so far."""
+    evaluated = [row for row in rows if "evaluate/reward" in row]
+    if not evaluated:
+        return
+    row = max(evaluated, key=lambda row: row["evaluate/reward"])
+    record = require_record(run.paths, policy_maker(int(row["policy_version"])))
+    best = {
+        "iteration": row["iteration"],
+        "reward": row["evaluate/reward"],
+        "policy": _folder(record, "policy"),
+    }
+    text = json.dumps(best) + "\n"
+    if not run.paths.best.exists() or run.paths.best.read_text() != text:
+        replace_durably(run.paths.best, text)
+        _link(run, record, "policy", "best")
+
+
+def group_by_stage(records: Records, tasks: tuple[Task, ...]) -> dict[Stage, list[Record]]:
+    grouped: dict[Stage, list[Record]] = {}
+    for task in tasks:
+        grouped.setdefault(task.stage, []).append(records.known[task])
+    return grouped
+
+
+def _folder(record: Record, parent: str) -> str | None:
+    """The attempt's folder below policy/, critic/ or trainer/, relative to the run."""
+    for entry in record.outputs:
+        top, name, *_ = entry.path.split("/")
+        if top == parent:
+            return f"{top}/{name}"
+    return None
+
+
+def _link(run: Run, record: Record, parent: str, name: str) -> None:
+    folder = _folder(record, parent)
+    if folder is None:
+        return
+    link = run.paths.root / parent / name
+    target = folder.removeprefix(f"{parent}/")
+    if link.is_symlink() and str(link.readlink()) == target:
+        return
+    private = link.with_name(f".{name}.{os.getpid()}")
+    private.unlink(missing_ok=True)
+    private.symlink_to(target)
+    private.replace(link)
+
+
+def _ends_in_newline(run: Run) -> bool:
+    path = run.paths.metrics
+    return not path.exists() or path.stat().st_size == 0 or path.read_bytes()[-1:] == b"\n"

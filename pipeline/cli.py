@@ -1,0 +1,143 @@
+"""The command line. Thin: every command composes, loads or asks, and prints.
+
+Exit codes: 0 complete, 1 failed, 2 usage or configuration, 3 incomplete.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from pipeline.config import Config
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="PPO post-training of language models as batch jobs. "
+    "Exit codes: 0 complete, 1 failed, 2 usage or configuration, 3 incomplete.",
+)
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INCOMPLETE = 1, 2, 3
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Hydra overrides, e.g. experiment=quickstart seed=3 update.learning_rate=1e-5"),
+]
+ConfigDir = Annotated[
+    Path | None, typer.Option("--config-dir", help="Folder with config groups of your own, searched first.")
+]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")]
+
+
+@app.command()
+def run(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
+    """Start a run on this machine and carry it to its end."""
+    from pipeline.runs import create_run
+    from pipeline.session import carry_on
+
+    raise typer.Exit(carry_on(create_run(_config(overrides, config_dir))))
+
+
+@app.command()
+def resume(
+    run_dir: RunDir,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="STAGE[@ITERATION]",
+            help="Go back to a stage first; what it supersedes is moved aside, never deleted.",
+        ),
+    ] = None,
+) -> None:
+    """Continue a run where it stopped, or from an earlier stage."""
+    from pipeline.runs import load_run
+    from pipeline.session import carry_on
+
+    loaded = load_run(run_dir)
+    if from_ is not None:
+        from pipeline.goback import go_back, parse_point
+
+        moved = go_back(loaded, parse_point(from_))
+        typer.echo(f"moved aside: {moved}" if moved else "nothing to move aside", err=True)
+    raise typer.Exit(carry_on(loaded))
+
+
+@app.command()
+def status(
+    run_dir: RunDir,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys.")] = False,
+) -> None:
+    """Where a run stands, from its directory alone. Exit code 3 while it is incomplete."""
+    from pipeline.runs import load_run
+    from pipeline.status import describe, read_status
+
+    found = read_status(load_run(run_dir))
+    typer.echo(json.dumps(found.to_json(), indent=1) if as_json else describe(found))
+    raise typer.Exit(0 if found.state == "complete" else EXIT_INCOMPLETE)
+
+
+@app.command()
+def plan(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
+    """List every task that would run and why; run nothing. Takes overrides, or one run directory."""
+    from pipeline.preview import describe_plan
+    from pipeline.runs import is_run, load_run
+
+    if overrides and len(overrides) == 1 and is_run(Path(overrides[0])):
+        loaded = load_run(Path(overrides[0]))
+        typer.echo(describe_plan(loaded.config, loaded.paths))
+    else:
+        typer.echo(describe_plan(_config(overrides, config_dir), None))
+
+
+@app.command()
+def config(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
+    """Print the resolved configuration, every key, as YAML."""
+    from pipeline.compose import to_yaml
+
+    typer.echo(to_yaml(_config(overrides, config_dir)), nl=False)
+
+
+@app.command()
+def validate(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
+    """Check configuration, models, prompts and plug-ins; run nothing."""
+    from pipeline.preview import validate_inputs
+
+    for line in validate_inputs(_config(overrides, config_dir)):
+        typer.echo(line)
+
+
+@app.command()
+def report(run_dir: RunDir) -> None:
+    """Write the run's report, one HTML file with the curves, and print its path."""
+    from pipeline.report import write_report
+    from pipeline.runs import load_run
+
+    typer.echo(write_report(load_run(run_dir)))
+
+
+def _config(overrides: list[str] | None, config_dir: Path | None) -> "Config":
+    from pipeline.checks import resolve
+    from pipeline.compose import compose
+
+    return resolve(compose(overrides or [], config_dir))
+
+
+def main() -> None:
+    """Entry point: errors of the user's are one readable message and exit code 2."""
+    from pipeline.errors import user_errors
+
+    try:
+        app()
+    except user_errors() as error:
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+    except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
+        sys.stderr.close()
+        sys.exit(EXIT_FAILED)

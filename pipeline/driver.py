@@ -1,0 +1,242 @@
+"""The loop: observe, reconcile, act. It may be killed at any moment and started again anywhere."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import FrameType
+from typing import Protocol
+
+from pipeline import journal
+from pipeline.bookkeeping import Books
+from pipeline.lease import HEARTBEAT_SECONDS, Lease, hold
+from pipeline.observe import (
+    Frontier,
+    Records,
+    explain_failure,
+    find_frontier,
+    last_attempt_number,
+    move_aside,
+)
+from pipeline.plan import policy_maker, unique
+from pipeline.reconcile import Actions, Failure, GiveUp, Launch, Observation, reconcile
+from pipeline.runs import Run
+from pipeline.tasks import Task, task_key
+from slurm.scheduler import Job, JobState, JobStatus, Scheduler
+
+
+class Outcome(StrEnum):
+    """How a call of the driver ended."""
+
+    COMPLETE = "complete"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+class Watcher(Protocol):
+    """Is told what happens; shows it to a person."""
+
+    def progress(self, frontier: Frontier, records: Records, tasks: tuple[Task, ...]) -> None:
+        """Called after every pass."""
+
+    def row(self, row: dict[str, float | int]) -> None:
+        """A new row of metrics.jsonl."""
+
+    def note(self, text: str) -> None:
+        """Something a person wants to know: a retry, a repair."""
+
+
+@dataclass
+class Attempt:
+    """One job of ours."""
+
+    task: Task
+    number: int
+
+
+@dataclass
+class Driver:
+    """State of one call: everything in it can be derived again from the disk and the scheduler."""
+
+    run: Run
+    scheduler: Scheduler
+    watcher: Watcher
+    books: Books
+    records: Records
+    frontier: Frontier
+    attempts: dict[str, Attempt] = field(default_factory=dict)
+    """Job key -> attempt, of jobs that have not ended."""
+    failures: dict[Task, list[Failure]] = field(default_factory=dict)
+    given_up: tuple[GiveUp, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        plan = self.run.plan
+        is_trained = self.frontier.updated >= plan.iterations
+        return is_trained and self.frontier.evaluated == len(plan.evaluations())
+
+
+def drive(run: Run, scheduler: Scheduler, watcher: Watcher) -> tuple[Outcome, tuple[GiveUp, ...]]:
+    """Advance until the run is complete, cannot go on, or is interrupted.
+
+    Raises:
+        LeaseHeld: another driver is at work on the run.
+    """
+    with hold(run.paths.locks) as lease, interruptible():
+        journal.event(run.paths.events, "driver_started", host=lease.holder.host, pid=lease.holder.pid)
+        records = Records(run.paths)
+        books = Books.open(run, watcher.note)
+        driver = Driver(run, scheduler, watcher, books, records, find_frontier(run.plan, run.paths))
+        outcome = Outcome.FAILED
+        try:
+            outcome = loop(driver, lease)
+        except KeyboardInterrupt:
+            outcome = Outcome.INTERRUPTED
+        finally:
+            scheduler.cancel()
+            books.close(outcome is Outcome.COMPLETE)
+            journal.event(run.paths.events, "driver_ended", outcome=outcome)
+        return outcome, driver.given_up
+
+
+def loop(driver: Driver, lease: Lease) -> Outcome:
+    """The whole of a run, one pass at a time."""
+    while True:
+        lease.beat()
+        actions = advance(driver)
+        if driver.is_complete:
+            return Outcome.COMPLETE
+        if actions.give_up:
+            driver.given_up = actions.give_up
+            return Outcome.FAILED
+        if not (actions.launch or actions.retract):
+            driver.scheduler.wait(HEARTBEAT_SECONDS)
+
+
+def advance(driver: Driver) -> Actions:
+    """One pass: observe the disk and the scheduler, decide, act. Idempotent."""
+    seen = observe(driver)
+    actions = reconcile(driver.run.plan, seen, driver.run.config.scheduler.max_attempts)
+    act(driver, actions)
+    driver.watcher.progress(driver.frontier, driver.records, tuple(seen.tasks))
+    return actions
+
+
+def observe(driver: Driver) -> Observation:
+    """Ended jobs, new commits, and how far the run has come by now."""
+    statuses = driver.scheduler.query()
+    tasks = look(driver)
+    for key, status in statuses.items():
+        if status.state is JobState.ENDED and key in driver.attempts:
+            settle(driver, key, status)
+    live = {attempt.task for attempt in driver.attempts.values()}
+    committed, corrupt = driver.records.committed(), dict(driver.records.corrupt)
+    return Observation(tasks, committed, corrupt, live, driver.failures)
+
+
+def look(driver: Driver) -> tuple[Task, ...]:
+    """Read new commits, move the frontier along, write the rows that are due. Returns the window."""
+    plan, records, books = driver.run.plan, driver.records, driver.books
+    while True:
+        tasks = plan.window(driver.frontier.updated, driver.frontier.evaluated)
+        around = unique(*tasks, *(source for task in tasks for source in plan.inputs(task)))
+        records.refresh(around)
+        moved = find_moved(driver)
+        if moved == driver.frontier:
+            break
+        driver.frontier = moved
+    for row in books.write_rows(records, driver.frontier):
+        driver.watcher.row(row)
+    records.keep_only({*around, *books.wanted(driver.frontier)})
+    return tasks
+
+
+def find_moved(driver: Driver) -> Frontier:
+    """The frontier after the commits that are known now."""
+    plan, known = driver.run.plan, driver.records.known
+    updated, evaluated = driver.frontier.updated, driver.frontier.evaluated
+    if updated < plan.iterations and policy_maker(updated + 1) in known:
+        updated += 1
+    evaluations = plan.evaluation_tasks()
+    if evaluated < len(evaluations) and evaluations[evaluated] in known:
+        evaluated += 1
+    return Frontier(updated, evaluated)
+
+
+def settle(driver: Driver, key: str, status: JobStatus) -> None:
+    """Take note of an ended attempt. Whether its task is done is the commit record's word alone."""
+    attempt = driver.attempts.pop(key)
+    driver.scheduler.forget(key)
+    task = attempt.task
+    if driver.records.get(task) is not None:
+        return
+    paths = driver.run.paths
+    failure, suspect = explain_failure(paths, task, attempt.number, status.exit_code, status.note)
+    driver.failures.setdefault(task, []).append(failure)
+    journal.event(
+        paths.events,
+        "failed",
+        task=task_key(task),
+        attempt=attempt.number,
+        kind=failure.kind,
+        message=failure.message,
+    )
+    driver.watcher.note(f"{task}, attempt {attempt.number}: {failure.message}")
+    if suspect is not None:
+        driver.records.doubt(suspect)
+
+
+def act(driver: Driver, actions: Actions) -> None:
+    """Carry out what was decided. Retracting comes first: a launch must not see what is being taken back."""
+    for retract in actions.retract:
+        target = move_aside(driver.run.paths, [retract.task], task_key(retract.task).replace("/", "-"))
+        driver.records.forget(retract.task)
+        journal.event(
+            driver.run.paths.events,
+            "retracted",
+            task=task_key(retract.task),
+            reason=retract.reason,
+            moved_to=str(target),
+        )
+        driver.watcher.note(f"{retract.task} will be computed again: {retract.reason}")
+    if actions.retract:
+        driver.frontier = find_frontier(driver.run.plan, driver.run.paths)
+    jobs = [launch(driver, item) for item in actions.launch]
+    if jobs:
+        driver.scheduler.submit(jobs)
+
+
+def launch(driver: Driver, item: Launch) -> Job:
+    """A new attempt as a job."""
+    task, paths = item.task, driver.run.paths
+    number = last_attempt_number(paths, task) + 1
+    attempt = f"{number}-{os.urandom(4).hex()}"
+    key = f"{task_key(task)}#{attempt}"
+    driver.attempts[key] = Attempt(task, number)
+    files = paths.task(task)
+    journal.event(paths.events, "launched", task=task_key(task), attempt=attempt, reason=item.reason)
+    arguments = (
+        task.stage,
+        *("--run-dir", str(paths.root)),
+        *("--iteration", str(task.iteration)),
+        *("--shard", str(task.shard)),
+        *("--attempt", attempt),
+        *("--failure-file", str(files.failure(number))),
+    )
+    return Job(key, task.stage, arguments, files.log(number))
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Let SIGTERM end the run as Ctrl-C does: tasks stopped, lease released, W&B finished."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -1,0 +1,16 @@
+"""Errors that are the user's to mend: shown as one message, without a traceback."""
+
+import sys
+
+
+def user_errors() -> tuple[type[Exception], ...]:
+    """The named exceptions of the modules that have been imported; the others cannot have been raised."""
+    names = (
+        ("pipeline.compose", "ConfigError"),
+        ("pipeline.runs", "RunError"),
+        ("pipeline.lease", "LeaseHeld"),
+        ("pipeline.lease", "LeaseLost"),
+        ("pipeline.data", "PromptError"),
+        ("pipeline.plugins", "PluginError"),
+    )
+    return tuple(getattr(sys.modules[module], name) for module, name in names if module in sys.modules)

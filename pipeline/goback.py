@@ -1,0 +1,97 @@
+"""Going back: what a later point of a run supersedes is moved aside, never deleted."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline import journal
+from pipeline.bookkeeping import keep_best
+from pipeline.commits import replace_durably
+from pipeline.lease import hold
+from pipeline.observe import find_frontier, move_aside
+from pipeline.plan import Plan
+from pipeline.runs import Run, RunError
+from pipeline.tasks import Stage, Task, task_key
+
+_ORDER = (Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE, Stage.EVALUATE)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A stage of an iteration to start again from."""
+
+    stage: Stage
+    iteration: int | None
+    """None: the iteration at hand, or the last one of a complete run."""
+
+
+def parse_point(text: str) -> Point:
+    """Read ``STAGE`` or ``STAGE@ITERATION``. Raises RunError."""
+    stage, _, iteration = text.partition("@")
+    names = ", ".join(_ORDER)
+    if stage not in _ORDER:
+        raise RunError(f"--from {text}: no stage {stage!r}; write STAGE or STAGE@ITERATION, stages: {names}")
+    if iteration and not (iteration.isdecimal() and int(iteration) >= (stage != Stage.EVALUATE)):
+        raise RunError(f"--from {text}: {iteration!r} is not an iteration; they count from 1")
+    return Point(Stage(stage), int(iteration) if iteration else None)
+
+
+def go_back(run: Run, point: Point) -> Path | None:
+    """Move everything from ``point`` on aside. Returns the folder it is in now; None if there was nothing.
+
+    Raises:
+        RunError: the run has not come as far as that point.
+        LeaseHeld: a driver is at work.
+    """
+    with hold(run.paths.locks):
+        updated = find_frontier(run.plan, run.paths).updated
+        at_hand = min(max(updated, 0) + 1, run.plan.iterations)
+        iteration = at_hand if point.iteration is None else point.iteration
+        if iteration > at_hand:
+            raise RunError(f"the run has come to iteration {at_hand}, so it cannot go back to {iteration}")
+        tasks = superseded(run.plan, Point(point.stage, iteration), at_hand)
+        done = [task for task in tasks if run.paths.task(task).record.exists()]
+        if not done:
+            return None
+        folder = move_aside(run.paths, done, f"from-{point.stage}-{iteration}")
+        journal.event(
+            run.paths.events,
+            "went_back",
+            tasks=[task_key(task) for task in done],
+            moved_to=str(folder),
+        )
+        trim_rows(run, iteration, folder)
+        return folder
+
+
+def superseded(plan: Plan, point: Point, at_hand: int) -> list[Task]:
+    """Tasks that depend on ``point``: of its iteration from its stage on, and of all later iterations.
+
+    Latest first, so that a going back that is cut short leaves a run that is whole up to where it stopped.
+    Evaluations feed nothing, so going back to one takes back evaluations only.
+    """
+    assert point.iteration is not None
+    tasks = []
+    for iteration in range(at_hand, point.iteration - 1, -1):
+        stages = _ORDER if iteration > point.iteration else _ORDER[_ORDER.index(point.stage) :]
+        if point.stage is Stage.EVALUATE:
+            stages = (Stage.EVALUATE,)
+        tasks += [task for task in reversed(plan.tasks(iteration)) if task.stage in stages]
+    return tasks
+
+
+def trim_rows(run: Run, iteration: int, folder: Path) -> None:
+    """Take the rows from ``iteration`` on out of metrics.jsonl, and the best policy if it was one of them."""
+    rows = journal.read(run.paths.metrics)
+    kept = [row for row in rows if row["iteration"] < iteration]
+    if len(kept) == len(rows):
+        return
+    journal.rewrite(folder / run.paths.metrics.name, rows)
+    journal.rewrite(run.paths.metrics, kept)
+    cursor = run.paths.wandb / "logged_iterations"
+    if cursor.exists():
+        replace_durably(cursor, f"{len(kept)}\n")
+    best = json.loads(run.paths.best.read_text()) if run.paths.best.exists() else None
+    if best and best["iteration"] >= iteration:
+        run.paths.best.rename(folder / run.paths.best.name)
+        keep_best(run, kept)

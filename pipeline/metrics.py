@@ -1,0 +1,181 @@
+"""One flat row per iteration: what each number is called, what it means, and how the row comes about.
+
+Every number that :func:`iteration_row` writes is described by one entry of :data:`METRICS`; tracking and
+report take names and sections from there.
+"""
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pipeline.commits import Record
+from pipeline.tasks import Stage
+
+
+class Section(StrEnum):
+    """Part of a dashboard."""
+
+    OBJECTIVE = "objective"
+    """What is being optimised."""
+    HEALTH = "PPO health"
+    """Whether the update behaves."""
+    ROLLOUT = "rollout"
+    """What the policy writes."""
+    EVALUATION = "evaluation"
+    """Held-out prompts."""
+    PIPELINE = "pipeline"
+    """Time, speed, memory."""
+    PROGRESS = "progress"
+    """Counters."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number of the row. ``name`` may end in or contain ``*`` for one number per component or stage."""
+
+    name: str
+    section: Section
+    meaning: str
+
+
+_O, _H, _R, _E, _P, _C = (
+    Section.OBJECTIVE,
+    Section.HEALTH,
+    Section.ROLLOUT,
+    Section.EVALUATION,
+    Section.PIPELINE,
+    Section.PROGRESS,
+)
+
+METRICS: tuple[Metric, ...] = (
+    Metric("iteration", _C, "1-based number of the iteration"),
+    Metric("policy_version", _C, "version of the policy that the iteration committed"),
+    Metric("epoch", _C, "0-based pass over the prompt file"),
+    Metric("samples", _C, "responses trained on since the run began"),
+    Metric("reward/mean", _O, "mean total reward"),
+    Metric("reward/std", _O, "standard deviation of the total reward"),
+    Metric("reward/min", _O, "lowest total reward"),
+    Metric("reward/max", _O, "highest total reward"),
+    Metric("reward/frac_zero_std", _O, "share of prompts whose samples all have the same reward"),
+    Metric("reward/*/mean", _O, "mean of one reward component"),
+    Metric("reward/*/std", _O, "standard deviation of one reward component"),
+    Metric("reward/*/truncated", _O, "responses cut to fit the reward model's context"),
+    Metric("objective/kl", _O, "KL to the reference per response, summed over its tokens (k1)"),
+    Metric("objective/kl_per_token", _O, "KL to the reference per token (k1)"),
+    Metric("objective/kl_coef", _O, "KL coefficient of this iteration"),
+    Metric("policy/loss", _H, "clipped policy loss, mean over optimizer steps"),
+    Metric("policy/entropy", _H, "entropy of the next-token distribution, nats per token"),
+    Metric("policy/ratio", _H, "mean probability ratio new/old"),
+    Metric("policy/ratio_error_first", _H, "largest |ratio - 1| before the first step; 0 is right"),
+    Metric("policy/approx_kl", _H, "KL(old || new) per token (k3), mean over all steps"),
+    Metric("policy/clip_fraction_low", _H, "share of tokens clipped at the lower bound"),
+    Metric("policy/clip_fraction_high", _H, "share of tokens clipped at the upper bound"),
+    Metric("policy/dual_clip_fraction", _H, "share of tokens held by dual clipping"),
+    Metric("policy/grad_norm", _H, "gradient norm before clipping, mean over steps"),
+    Metric("policy/learning_rate", _H, "learning rate of the last step"),
+    Metric("value/loss", _H, "clipped value loss, mean over steps"),
+    Metric("value/clip_fraction", _H, "share of tokens whose value was clipped"),
+    Metric("value/grad_norm", _H, "critic's gradient norm before clipping, mean over steps"),
+    Metric("value/explained_variance", _H, "share of the returns' variance that the critic foresaw"),
+    Metric("value/mean", _H, "mean value before the update"),
+    Metric("value/returns_mean", _H, "mean return"),
+    Metric("mismatch/kl", _H, "mean log-probability gap, rollout engine minus trainer, per token"),
+    Metric("mismatch/max", _H, "largest such gap"),
+    Metric("response_length/mean", _R, "tokens per response"),
+    Metric("response_length/min", _R, "shortest response, tokens"),
+    Metric("response_length/max", _R, "longest response, tokens"),
+    Metric("response_length/clip_ratio", _R, "share of responses of max_new_tokens"),
+    Metric("finish_reason/*", _R, "share of responses that ended for this reason"),
+    Metric("num_turns/mean", _R, "turns per conversation"),
+    Metric("evaluate/reward", _E, "mean reward of greedy responses to held-out prompts"),
+    Metric("evaluate/reward/*", _E, "mean of one component on held-out prompts"),
+    Metric("evaluate/response_length", _E, "tokens per greedy response"),
+    Metric("seconds/*", _P, "wall seconds of a stage, first start to last end"),
+    Metric("seconds/compute/*", _P, "model compute of a stage, summed over its tasks"),
+    Metric("seconds/iteration", _P, "wall seconds from the previous policy to this one"),
+    Metric("seconds/elapsed", _P, "seconds since the run was made"),
+    Metric("seconds/remaining", _P, "expected seconds to the run's end at the recent pace"),
+    Metric("tokens_per_second/*", _P, "response tokens per wall second of a stage"),
+    Metric("memory_gib/*", _P, "largest peak memory of a stage's tasks"),
+    Metric("gpu_memory_gib/*", _P, "largest peak GPU memory of a stage's tasks"),
+)
+
+_OWN_OF_RECORD = frozenset({"compute_seconds", "peak_memory_gib", "peak_gpu_memory_gib"})
+
+
+def describe(name: str) -> Metric | None:
+    """The entry that describes a number, or None for one that nobody described."""
+    exact = [metric for metric in METRICS if metric.name == name]
+    patterns = [m for m in METRICS if "*" in m.name and fnmatch.fnmatchcase(name, m.name)]
+    return next(iter([*exact, *sorted(patterns, key=lambda m: -len(m.name))]), None)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What the row's times are counted from. Unix times, and counts."""
+
+    created: float
+    """When the run was made."""
+    previous_end: float
+    """When the previous policy was committed; of the first iteration: when prepare was."""
+    iterations: int
+    recent_seconds: Sequence[float]
+    """``seconds/iteration`` of the last few rows, this one not included."""
+
+
+def iteration_row(
+    iteration: int, records: Mapping[Stage, Sequence[Record]], clock: Clock
+) -> dict[str, float | int]:
+    """The row of one iteration from its commit records. Pure."""
+    (update,) = records[Stage.UPDATE]
+    row: dict[str, float | int] = {
+        "iteration": iteration,
+        "policy_version": update.policy_version,
+        "epoch": int(records[Stage.ROLLOUT][0].metrics["epoch"]),
+    }
+    row |= {name: value for name, value in update.metrics.items() if name not in _OWN_OF_RECORD}
+    row |= _truncation(records[Stage.REWARD])
+    for stage, stage_records in records.items():
+        row |= stage_metrics(stage, stage_records)
+    if evaluation := records.get(Stage.EVALUATE):
+        row |= evaluation_metrics(evaluation[0])
+    seconds = update.ended - clock.previous_end
+    pace = [*clock.recent_seconds, seconds]
+    row["seconds/iteration"] = seconds
+    row["seconds/elapsed"] = update.ended - clock.created
+    row["seconds/remaining"] = sum(pace) / len(pace) * (clock.iterations - iteration)
+    return row
+
+
+def stage_metrics(stage: Stage, records: Sequence[Record]) -> dict[str, float]:
+    """Time, speed and memory of one stage."""
+    wall = max(r.ended for r in records) - min(r.started for r in records)
+    metrics = {
+        f"seconds/{stage}": wall,
+        f"seconds/compute/{stage}": sum(r.metrics["compute_seconds"] for r in records),
+        f"memory_gib/{stage}": max(r.metrics["peak_memory_gib"] for r in records),
+    }
+    tokens = sum(r.metrics.get("response_tokens", 0.0) for r in records)
+    if tokens:
+        metrics[f"tokens_per_second/{stage}"] = tokens / wall
+    gpu = [r.metrics["peak_gpu_memory_gib"] for r in records if "peak_gpu_memory_gib" in r.metrics]
+    if gpu:
+        metrics[f"gpu_memory_gib/{stage}"] = max(gpu)
+    return metrics
+
+
+def evaluation_metrics(record: Record) -> dict[str, float]:
+    found = {name: value for name, value in record.metrics.items() if name.startswith("evaluate/")}
+    found["evaluate/response_length"] = record.metrics["response_tokens"] / record.metrics["responses"]
+    return found
+
+
+def _truncation(records: Sequence[Record]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for record in records:
+        for name, value in record.metrics.items():
+            if name.startswith("truncated/"):
+                key = f"reward/{name.removeprefix('truncated/')}/truncated"
+                totals[key] = totals.get(key, 0.0) + value
+    return totals

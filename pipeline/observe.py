@@ -1,0 +1,173 @@
+"""What is on disk, as far as the current iterations go: commits, and what failed attempts left behind."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.commits import CorruptData, Record, check_sizes, read_record, verify_outputs
+from pipeline.paths import RunPaths
+from pipeline.plan import Plan
+from pipeline.reconcile import Committed, Failure, FailureKind
+from pipeline.tasks import PREPARE, Stage, Task, parse_task
+
+
+@dataclass
+class Records:
+    """Commit records read so far. A record never changes once published; only retracting removes it."""
+
+    paths: RunPaths
+    known: dict[Task, Record] = field(default_factory=dict)
+    corrupt: dict[Task, str] = field(default_factory=dict)
+
+    def refresh(self, tasks: Iterable[Task]) -> None:
+        """Look for the records of ``tasks`` that are not known yet: one listing per folder."""
+        unknown: dict[Path, list[Task]] = {}
+        for task in tasks:
+            if task not in self.known and task not in self.corrupt:
+                unknown.setdefault(self.paths.task(task).folder, []).append(task)
+        for folder, wanted in unknown.items():
+            names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+            for task in wanted:
+                if self.paths.task(task).record.name in names:
+                    self._read(task)
+
+    def get(self, task: Task) -> Record | None:
+        self.refresh([task])
+        return self.known.get(task)
+
+    def doubt(self, task: Task) -> None:
+        """Read and hash everything that a suspected task committed."""
+        record = self.get(task)
+        if record is not None:
+            self._check(record, verify_outputs)
+
+    def committed(self) -> dict[Task, Committed]:
+        return {task: Committed(r.fingerprint, r.inputs) for task, r in self.known.items()}
+
+    def forget(self, task: Task) -> None:
+        self.known.pop(task, None)
+        self.corrupt.pop(task, None)
+
+    def keep_only(self, tasks: Iterable[Task]) -> None:
+        """Drop what is no longer looked at, so that a long run does not grow in memory."""
+        wanted = set(tasks)
+        self.known = {task: record for task, record in self.known.items() if task in wanted}
+
+    def _read(self, task: Task) -> None:
+        try:
+            record = read_record(self.paths, task)
+        except CorruptData as error:
+            self.corrupt[task] = str(error)
+            return
+        if record is not None:
+            self.known[task] = record
+            self._check(record, check_sizes)
+
+    def _check(self, record: Record, check: Callable[[RunPaths, Record], None]) -> None:
+        try:
+            check(self.paths, record)
+        except CorruptData as error:
+            self.known.pop(record.task)
+            self.corrupt[record.task] = str(error)
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """How far a run has come."""
+
+    updated: int
+    """Iterations whose update is committed; -1 before prepare is."""
+    evaluated: int
+    """How many of the plan's evaluations are committed."""
+
+
+def find_frontier(plan: Plan, paths: RunPaths) -> Frontier:
+    """Found by halving, so that the cost does not grow with the run: commits are contiguous."""
+    if not paths.task(PREPARE).record.exists():
+        return Frontier(-1, 0)
+    updated = _count_true(plan.iterations, lambda i: _exists(paths, Task(i + 1, Stage.UPDATE)))
+    evaluations = plan.evaluations()
+    evaluated = _count_true(len(evaluations), lambda i: _exists(paths, Task(evaluations[i], Stage.EVALUATE)))
+    return Frontier(updated, evaluated)
+
+
+def _exists(paths: RunPaths, task: Task) -> bool:
+    return paths.task(task).record.exists()
+
+
+def _count_true(size: int, holds: Callable[[int], bool]) -> int:
+    """How many leading positions hold, given that all that hold are leading."""
+    low, high = 0, size
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def last_attempt_number(paths: RunPaths, task: Task) -> int:
+    """The highest attempt number that has a log; 0 when the task was never tried."""
+    numbers = [0]
+    for folder in paths.logs(task).glob("attempt-*"):
+        if (folder / f"{task.file_stem}.log").exists():
+            numbers.append(int(folder.name.removeprefix("attempt-")))
+    return max(numbers)
+
+
+def explain_failure(
+    paths: RunPaths, task: Task, attempt: int, exit_code: int | None, note: str
+) -> tuple[Failure, Task | None]:
+    """Why an attempt ended without a commit, and which input it suspects."""
+    files = paths.task(task)
+    log = str(files.log(attempt))
+    try:
+        said = json.loads(files.failure(attempt).read_text())
+        suspect = parse_task(said["suspect"]) if said["suspect"] else None
+        return Failure(task, attempt, FailureKind(said["kind"]), said["message"], log), suspect
+    except FileNotFoundError:
+        why = note or in_words(exit_code)
+        return Failure(task, attempt, FailureKind.KILLED, why, log), None
+
+
+def in_words(exit_code: int | None) -> str:
+    if exit_code is not None and exit_code < 0:
+        return f"killed by signal {-exit_code}"
+    return f"ended with exit code {exit_code} and said nothing"
+
+
+def move_aside(paths: RunPaths, tasks: Iterable[Task], label: str) -> Path:
+    """Move commits and every attempt's files of ``tasks`` under ``superseded/``; nothing is deleted.
+
+    The record goes first: from then on the task is not done, whatever happens to the rest.
+    """
+    target = _fresh_folder(paths.superseded, label)
+    for task in tasks:
+        files = paths.task(task)
+        moved = [files.record, *sorted(files.folder.glob(f"{task.file_stem}.*"))]
+        if task.stage is Stage.UPDATE:
+            for parent in (paths.policies, paths.critics, paths.trainers):
+                (parent / f"{task.iteration:05d}").unlink(missing_ok=True)
+                moved += sorted(parent.glob(f"{task.iteration:05d}.*"))
+        for path in dict.fromkeys(moved):
+            if path.exists():
+                destination = target / path.relative_to(paths.root)
+                destination.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(path, destination)
+    return target
+
+
+def _fresh_folder(parent: Path, label: str) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for number in range(1, 10_000):
+        folder = parent / f"{stamp}-{label}{f'-{number}' if number > 1 else ''}"
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+    raise RuntimeError(f"{parent} is full of folders named {stamp}-{label}-*")

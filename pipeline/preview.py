@@ -1,0 +1,85 @@
+"""What a run would do, and whether it can: plan and validate. Runs nothing."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.config import Config, RewardModelConfig, RuleConfig
+from pipeline.data import PromptError, read_prompts, summarize
+from pipeline.observe import Records
+from pipeline.paths import RunPaths
+from pipeline.plan import Plan
+from pipeline.plugins import load_rules
+from pipeline.reconcile import stale_because
+from pipeline.schemas import RESERVED_COLUMNS
+from pipeline.tasks import Task
+
+
+def describe_plan(config: Config, paths: RunPaths | None) -> str:
+    """Every task that would run and why, after counts per stage. ``paths`` of an existing run, or None."""
+    plan = Plan.of(config)
+    reasons = outstanding(plan, paths)
+    counts = Counter(task.stage for task in reasons)
+    total = Counter(task.stage for task in plan.all_tasks())
+    lines = [f"{'stage':<10}{'to run':>8}{'done':>8}"]
+    lines += [f"{stage:<10}{counts[stage]:>8}{total[stage] - counts[stage]:>8}" for stage in total]
+    lines += ["", *(f"{task}: {reason}" for task, reason in reasons.items())]
+    if not reasons:
+        lines.append("nothing to do: every task is committed")
+    lines.append("This was a plan: nothing was run.")
+    return "\n".join(lines)
+
+
+def outstanding(plan: Plan, paths: RunPaths | None) -> dict[Task, str]:
+    """Tasks without a commit that stands, with the reason."""
+    if paths is None:
+        return dict.fromkeys(plan.all_tasks(), "not committed")
+    records = Records(paths)
+    records.refresh(plan.all_tasks())
+    committed = records.committed()
+    reasons: dict[Task, str] = {}
+    for task in plan.all_tasks():
+        if task in records.corrupt:
+            reasons[task] = records.corrupt[task]
+        elif task not in committed:
+            reasons[task] = "not committed"
+        elif why := stale_because(task, plan.inputs(task), committed, reasons):
+            reasons[task] = why
+    return reasons
+
+
+def validate_inputs(config: Config) -> Iterator[str]:
+    """Look at everything the user gave that can be judged without torch; a line each.
+
+    Raises:
+        PromptError, PluginError: something cannot be used.
+    """
+    yield f"configuration: {config.iterations} iterations of {config.responses_per_iteration} responses"
+    yield f"policy: {config.model.policy}, context {config.model.context_length} tokens"
+    for name, component in config.reward.components.items():
+        if isinstance(component, RewardModelConfig):
+            yield f"reward {name}: model {component.path}, weight {component.weight:g}"
+    load_rules(config)
+    for name, component in config.reward.components.items():
+        if isinstance(component, RuleConfig):
+            yield f"reward {name}: rule {component.function}, weight {component.weight:g}"
+    num_usable = 0
+    for key, path in (("data.prompts", config.data.prompts), ("data.heldout", config.data.heldout)):
+        if path:
+            found = read_prompts(
+                Path(path),
+                prompt_column=config.data.prompt_column,
+                id_column=config.data.id_column,
+                split=config.data.split,
+                reserved=RESERVED_COLUMNS,
+            )
+            yield f"{key}: {len(found.rows)} rows of {path}; {summarize(found.rejected)}"
+            num_usable = num_usable or len(found.rows)
+    if num_usable < config.data.prompts_per_iteration:
+        raise PromptError(
+            f"data.prompts={config.data.prompts} has {num_usable} usable rows, fewer than "
+            f"data.prompts_per_iteration={config.data.prompts_per_iteration}"
+        )
+    if config.model.trust_remote_code:
+        yield "warning: model.trust_remote_code is on, Python code in the model directories will be run"
+    yield "ok: token lengths are checked by the run's first task"

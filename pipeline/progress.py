@@ -1,0 +1,113 @@
+"""Progress on standard error: a bar per stage on a terminal, a line per event elsewhere."""
+
+import time
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from pipeline.observe import Frontier, Records
+from pipeline.plan import Plan
+from pipeline.tasks import Stage, Task
+
+Row = dict[str, float | int]
+_STAGES = (Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE)
+
+
+def watcher_for(stream: TextIO, plan: Plan) -> "Lines | Bars":
+    """Bars where a person looks at a terminal, lines in a log."""
+    return Bars(plan, stream) if stream.isatty() else Lines(plan, stream)
+
+
+def describe_row(row: Row, num_iterations: int) -> str:
+    """One iteration in one line."""
+    parts = [f"iteration {row['iteration']:.0f}/{num_iterations}", f"reward {row['reward/mean']:+.3f}"]
+    if "objective/kl" in row:
+        parts.append(f"KL {row['objective/kl']:.3f}")
+    if "evaluate/reward" in row:
+        parts.append(f"held-out {row['evaluate/reward']:+.3f}")
+    parts.append(f"length {row['response_length/mean']:.1f}")
+    parts.append(f"{row['seconds/iteration']:.1f} s, {duration(row['seconds/remaining'])} left")
+    return "  ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Like 45 s, 3 min 20 s, 5 h 12 min, 2 d 3 h."""
+    whole = round(seconds)
+    for size, name, below, below_name in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            return f"{whole // size} {name} {whole % size // below} {below_name}"
+    return f"{whole} s"
+
+
+@dataclass
+class Lines:
+    """One line per event."""
+
+    plan: Plan
+    stream: TextIO
+
+    def progress(self, frontier: Frontier, records: Records, tasks: tuple[Task, ...]) -> None:
+        """Rows and notes say enough in a log."""
+
+    def row(self, row: Row) -> None:
+        self._write(describe_row(row, self.plan.iterations))
+
+    def note(self, text: str) -> None:
+        self._write(text)
+
+    def close(self) -> None:
+        """Nothing to put back."""
+
+    def _write(self, text: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {text}", file=self.stream, flush=True)
+
+
+@dataclass
+class Bars:
+    """A bar per stage: shards done and tokens per second of the current iteration."""
+
+    plan: Plan
+    stream: TextIO
+    _progress: Progress = field(init=False)
+    _bars: dict[Stage, TaskID] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        console = Console(file=self.stream, soft_wrap=True)
+        columns = (
+            TextColumn("{task.description:<22}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} shards  {task.fields[speed]}"),
+            TimeElapsedColumn(),
+        )
+        self._progress = Progress(*columns, console=console, transient=True, refresh_per_second=2)
+        self._progress.start()
+        for stage in _STAGES:
+            total = self.plan.num_shards if stage.is_sharded else 1
+            self._bars[stage] = self._progress.add_task(stage, total=total, speed="")
+
+    def progress(self, frontier: Frontier, records: Records, tasks: tuple[Task, ...]) -> None:
+        iteration = min(max(frontier.updated, 0) + 1, self.plan.iterations)
+        for stage in _STAGES:
+            mine = [task for task in self.plan.tasks(iteration) if task.stage is stage]
+            done = [records.known[task] for task in mine if task in records.known]
+            tokens = sum(r.metrics.get("response_tokens", 0.0) for r in done)
+            wall = max((r.ended for r in done), default=0.0) - min((r.started for r in done), default=0.0)
+            speed = f"{tokens / wall:,.0f} tokens/s" if tokens and wall > 0 else ""
+            text = f"{iteration}/{self.plan.iterations} {stage}"
+            self._progress.update(self._bars[stage], description=text, completed=len(done), speed=speed)
+
+    def row(self, row: Row) -> None:
+        self.note(describe_row(row, self.plan.iterations))
+
+    def note(self, text: str) -> None:
+        self._progress.console.print(Text(f"{time.strftime('%H:%M:%S')} {text}"))
+
+    def close(self) -> None:
+        self._progress.stop()

@@ -1,0 +1,177 @@
+"""What the terminal shows of a run's rows: a table, a curve, a sparkline. Pure: rows in, text out.
+
+Rows are those of ``metrics.jsonl``, ascending; any number may be absent from any row. Colours are ANSI
+sequences, and only there when ``color`` is true.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Row = Mapping[str, float]
+
+MISSING = "-"
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of numbers: the sum of ``names``, times ``scale``."""
+
+    title: str
+    names: tuple[str, ...]
+    digits: int = 3
+    scale: float = 1
+
+    def value(self, row: Row) -> float | None:
+        """The row's number, or None when the row has none of the names."""
+        found = [row[name] for name in self.names if name in row]
+        return self.scale * sum(found) if found else None
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column("iter", ("iteration",)),
+    Column("reward", ("reward/mean",)),
+    Column("± std", ("reward/std",)),
+    Column("KL", ("objective/kl",), 2),
+    Column("entropy", ("policy/entropy",), 2),
+    Column("clip %", ("policy/clip_fraction_low", "policy/clip_fraction_high"), 1, scale=100),
+    Column("length", ("response_length/mean",), 1),
+    Column("eval", ("evaluate/reward",)),
+    Column("s/iter", ("seconds/iteration",), 1),
+    Column("tok/s", ("tokens_per_second/rollout",), 0),
+)
+
+_FIRST_TO_GO = ("tok/s", "± std", "clip %", "entropy", "length", "s/iter", "KL", "eval")
+"""Columns that a narrow terminal does without, in this order."""
+
+
+def number(value: float | None, digits: int | None = None) -> str:
+    """A number in few characters; "-" for None, integers in full, ``k`` and ``M`` for other large numbers.
+
+    Args:
+        digits: after the point, so that numbers line up. Default: as many as give four significant ones.
+    """
+    if value is None:
+        return MISSING
+    size = abs(value)
+    if value == 0 or not math.isfinite(value) or (isinstance(value, int) and size < 1e6):
+        return f"{value:g}" if size < 1e6 else str(value)
+    if digits is None:
+        digits = 3 if size < 10 else 2 if size < 100 else 1 if size < 1000 else 0
+    if size < 0.5 * 10**-digits or size >= 1e9:
+        return f"{value:.0e}"
+    if size >= 9_999.5:
+        return f"{value / 1e6:.2f}M" if size >= 999_950 else f"{value / 1e3:.1f}k"
+    return f"{value:.{digits}f}"
+
+
+def cells(row: Row, columns: Sequence[Column] = COLUMNS) -> list[str]:
+    """One text per column."""
+    return [number(column.value(row), column.digits) for column in columns]
+
+
+def iteration_table(rows: Sequence[Row], width: int = 80, color: bool = False) -> str:
+    """One line per row under a line of titles; columns are left out until it fits ``width`` characters."""
+    columns = list(COLUMNS)
+    for title in (None, *_FIRST_TO_GO):
+        columns = [column for column in columns if column.title != title]
+        lines = [[column.title for column in columns], *(cells(row, columns) for row in rows)]
+        widths = [max(map(len, texts)) for texts in zip(*lines, strict=True)]
+        if sum(widths) + len(widths) - 1 <= width:
+            break
+    gap = "  " if sum(widths) + 2 * (len(widths) - 1) <= width else " "
+    texts = [gap.join(text.rjust(w) for text, w in zip(line, widths, strict=True)) for line in lines]
+    head = f"\x1b[1m{texts[0]}\x1b[0m" if color else texts[0]
+    return "\n".join([head, *texts[1:]])
+
+
+def reward_curve(rows: Sequence[Row], width: int = 80, height: int = 16, color: bool = False) -> str:
+    """``reward/mean`` as a line over iterations and ``evaluate/reward`` as dots.
+
+    Args:
+        width: columns of the text, at least 30.
+        height: lines of the text, at least 8.
+
+    Returns:
+        One line that says so when no row has a reward.
+    """
+    line, dots = points(rows, "reward/mean"), points(rows, "evaluate/reward")
+    if not line and not dots:
+        return "no reward yet"
+    key = "reward/mean ─" + ("   evaluate/reward ●" if dots else "")
+    return f"{key.center(width).rstrip()}\n{_plot(line, dots, max(width, 30), max(height, 8) - 1, color)}"
+
+
+def points(rows: Sequence[Row], name: str) -> list[tuple[float, float]]:
+    """(iteration, value) of every row that has a finite value."""
+    return [(r["iteration"], r[name]) for r in rows if name in r and math.isfinite(r[name])]
+
+
+def _plot(
+    line: Sequence[tuple[float, float]],
+    dots: Sequence[tuple[float, float]],
+    width: int,
+    height: int,
+    color: bool,
+) -> str:
+    """Draw on plotext's only figure, which is cleared first."""
+    import plotext
+
+    plotext.terminal.limit(False, False)
+    figure = plotext.figure
+    figure.clear()
+    figure.theme("simple" if color else "colorless")
+    figure.canvas("default")
+    figure.plot_size(width, height)
+    for signal, marker in ((line, "dot" if len(line) == 1 else "braille"), (dots, "circle")):
+        if signal:
+            drawn = figure.signal(*map(list, zip(*signal, strict=True)), marker=marker)
+            figure.draw(drawn.lines() if signal is line else drawn)
+    xs, ys = zip(*line, *dots, strict=True)
+    x_limits, y_limits = _limits(xs, 1.0), _limits(ys, abs(ys[0]) / 10 or 1.0)
+    _rule(figure.ruler("x"), *x_limits, even_ticks(*x_limits, 8, whole=True))
+    _rule(figure.ruler("y"), *y_limits, even_ticks(*y_limits, height // 2))
+    return "\n".join(text.rstrip() for text in str(figure.build().string(colorless=not color)).splitlines())
+
+
+def _rule(ruler: Any, low: float, high: float, ticks: Sequence[float]) -> None:
+    """Give an axis limits and labelled ticks."""
+    ruler.lim(low, high)
+    digits = 0 if all(tick == int(tick) for tick in ticks) else max(0, 2 - round(math.log10(high - low)))
+    ruler.ticks(list(ticks), [f"{tick:.{digits}f}" for tick in ticks])
+
+
+def _limits(values: Sequence[float], margin: float) -> tuple[float, float]:
+    """Lowest and highest value; ``margin`` around them when they are the same."""
+    low, high = min(values), max(values)
+    return (low, high) if low < high else (low - margin, high + margin)
+
+
+def even_ticks(low: float, high: float, count: int, whole: bool = False) -> list[float]:
+    """At most ``count`` + 1 multiples of 1, 2 or 5 times a power of ten between two different limits."""
+    step = 10.0 ** math.floor(math.log10((high - low) / count))
+    step *= next(factor for factor in (1, 2, 5, 10) if (high - low) / (step * factor) <= count)
+    step = max(step, 1.0) if whole else step
+    return [step * i for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def sparkline(values: Sequence[float | None], width: int = 40) -> str:
+    """At most ``width`` block characters from lowest to highest; each is the mean of its share of values.
+
+    Absent and non-finite values are left out; a share that has only such is a space.
+    """
+    count = min(len(values), width)
+    shares = [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
+    means = [_mean(share) for share in shares]
+    known = [mean for mean in means if mean is not None]
+    low, span = min(known, default=0.0), max(known, default=0.0) - min(known, default=0.0)
+    if span == 0:
+        return "".join(" " if mean is None else _BLOCKS[3] for mean in means)
+    return "".join(" " if m is None else _BLOCKS[round((m - low) / span * 7)] for m in means)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return sum(known) / len(known) if known else None
