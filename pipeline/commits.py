@@ -174,11 +174,19 @@ def hash_file(paths: RunPaths, path: Path) -> FileEntry:
 
 
 def hash_tree(paths: RunPaths, folder: Path) -> tuple[FileEntry, ...]:
-    """Make every file below ``folder`` durable and hash it."""
+    """Make every file below ``folder`` durable and readable as the umask says, and hash it."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for path in files:
+        path.chmod(0o666 & ~_umask())  # safetensors writes its files for the owner only
     for path in (*files, *{file.parent for file in files}):
         fsync_path(path)
     return tuple(hash_file(paths, path) for path in files)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def fsync_path(path: Path) -> None:

@@ -21,7 +21,7 @@ from pipeline.observe import (
     move_aside,
 )
 from pipeline.plan import policy_maker, unique
-from pipeline.reconcile import Actions, Failure, GiveUp, Launch, Observation, reconcile
+from pipeline.reconcile import URGENCY, Actions, Failure, GiveUp, Launch, Observation, reconcile
 from pipeline.runs import Run
 from pipeline.tasks import Task, task_key
 from slurm.scheduler import Job, JobState, JobStatus, Scheduler
@@ -111,7 +111,7 @@ def loop(driver: Driver, lease: Lease) -> Outcome:
         if actions.give_up:
             driver.given_up = actions.give_up
             return Outcome.FAILED
-        if not (actions.launch or actions.retract):
+        if not actions.retract:
             driver.scheduler.wait(HEARTBEAT_SECONDS)
 
 
@@ -225,7 +225,7 @@ def launch(driver: Driver, item: Launch) -> Job:
         *("--attempt", attempt),
         *("--failure-file", str(files.failure(number))),
     )
-    return Job(key, task.stage, arguments, files.log(number))
+    return Job(key, task.stage, arguments, files.log(number), priority=URGENCY[task.stage])
 
 
 @contextlib.contextmanager

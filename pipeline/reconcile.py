@@ -95,7 +95,7 @@ class Observation:
 
 _FREE_FACTOR = 5
 
-_URGENCY = {Stage.PREPARE: 0, Stage.UPDATE: 1, Stage.REWARD: 2, Stage.ROLLOUT: 3, Stage.EVALUATE: 4}
+URGENCY = {Stage.PREPARE: 0, Stage.UPDATE: 1, Stage.REWARD: 2, Stage.ROLLOUT: 3, Stage.EVALUATE: 4}
 """What shortens the run most goes first where slots are few; evaluation holds nothing up."""
 
 
@@ -122,7 +122,7 @@ def reconcile(plan: Plan, seen: Observation, max_attempts: int) -> Actions:
             given_up.append(GiveUp(task, failures[-1]))
         elif all(i in seen.committed and i not in retracted for i in inputs):
             launches.append(Launch(task, reason_to_launch(failures)))
-    launches.sort(key=lambda launch: (_URGENCY[launch.task.stage], launch.task))
+    launches.sort(key=lambda launch: (URGENCY[launch.task.stage], launch.task))
     retract = tuple(Retract(task, reason) for task, reason in sorted(retracted.items()))
     return Actions(() if given_up else tuple(launches), retract, tuple(given_up))
 

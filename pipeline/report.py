@@ -7,12 +7,12 @@ in the values of the reader's colour scheme and draws again when the scheme chan
 import json
 import math
 import shlex
-import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipeline import journal
 from pipeline.commits import CorruptData, read_record, replace_durably
@@ -26,6 +26,10 @@ _COLOURS = 6
 """Series colours of the style sheet: --c0 and so on, and --c0-soft for areas."""
 _STAGES = (Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE, Stage.EVALUATE)
 """A stage has the same colour in every chart."""
+_FEW = 12
+"""Up to so many iterations each has a marker and a tick."""
+_TABLE_ROWS = 500
+"""Iterations that the table holds."""
 
 
 @dataclass(frozen=True)
@@ -47,67 +51,60 @@ class Chart:
     lower: tuple[str, ...] = ()
     """Curves of another unit, in a panel below."""
     caption: str = ""
-    """Default: the meaning of the first name."""
-    kind: str = "lines"
-    """lines, bars (stacked), or band: the three names are middle, lower and upper edge."""
+    """Default: the meaning of the first name, and of the first lower one."""
+    kind: Literal["lines", "bars", "band"] = "lines"
+    """bars are stacked; the names of a band are its middle and its edges, and of dots on it."""
     from_zero: bool = False
 
 
-_O, _H, _R, _E, _P = (
-    Section.OBJECTIVE,
-    Section.HEALTH,
-    Section.ROLLOUT,
-    Section.EVALUATION,
-    Section.PIPELINE,
-)
+def _charts() -> Iterator[Chart]:
+    """All charts, in the page's order."""
+    objective, health, rollout = Section.OBJECTIVE, Section.HEALTH, Section.ROLLOUT
+    evaluation, pipeline = Section.EVALUATION, Section.PIPELINE
+    names: tuple[str, ...] = ("reward/mean", "mean - std", "mean + std", "evaluate/reward")
+    caption = "mean total reward and a band of one standard deviation; diamonds: greedy on held-out prompts"
+    yield Chart(objective, "Reward", names, (), caption, "band")
+    yield Chart(objective, "Reward components", ("reward/*/mean",))
+    yield Chart(
+        objective,
+        "KL to the reference",
+        ("objective/kl",),
+        ("objective/kl_coef",),
+        "KL per response, summed over its tokens (k1); below: its coefficient",
+    )
+    yield Chart(health, "Entropy", ("policy/entropy",))
+    names = tuple(
+        f"policy/{which}" for which in ("clip_fraction_low", "clip_fraction_high", "dual_clip_fraction")
+    )
+    caption = "share of tokens clipped at the ratio's bounds, by dual clipping and in the value loss"
+    yield Chart(health, "Clipping", (*names, "value/clip_fraction"), (), caption, from_zero=True)
+    yield Chart(
+        health, "Losses", ("policy/loss",), ("value/loss",), "clipped losses, mean over optimizer steps"
+    )
+    yield Chart(
+        health,
+        "Gradient norms",
+        ("policy/grad_norm",),
+        ("value/grad_norm",),
+        "norms before clipping, mean over steps",
+        from_zero=True,
+    )
+    yield Chart(health, "Explained variance", ("value/explained_variance",))
+    yield Chart(health, "Size of the update", ("policy/approx_kl",), from_zero=True)
+    yield Chart(health, "Rollout engine against trainer", ("mismatch/kl",), ("mismatch/max",))
+    names = tuple(f"response_length/{which}" for which in ("mean", "min", "max"))
+    caption = "tokens per response, shortest to longest; below: share of responses of max_new_tokens"
+    yield Chart(rollout, "Response length", names, ("response_length/clip_ratio",), caption, "band", True)
+    yield Chart(rollout, "Finish reasons", ("finish_reason/*",), kind="bars")
+    yield Chart(evaluation, "Held-out reward components", ("evaluate/reward/*",))
+    yield Chart(evaluation, "Held-out response length", ("evaluate/response_length",), from_zero=True)
+    yield Chart(pipeline, "Seconds per stage", ("seconds/*",), kind="bars")
+    yield Chart(pipeline, "Tokens per second", ("tokens_per_second/*",), from_zero=True)
+    yield Chart(pipeline, "Memory (GiB)", ("memory_gib/*",), from_zero=True)
+    yield Chart(pipeline, "GPU memory (GiB)", ("gpu_memory_gib/*",), from_zero=True)
 
-CHARTS: tuple[Chart, ...] = (
-    Chart(
-        _O,
-        "Reward",
-        ("reward/mean", "reward/low", "reward/high"),
-        kind="band",
-        caption="mean total reward, ± one standard deviation; diamonds: held-out prompts, greedy",
-    ),
-    Chart(_O, "Reward components", ("reward/*/mean",)),
-    Chart(_O, "KL to the reference", ("objective/kl",), ("objective/kl_coef",)),
-    Chart(_H, "Entropy", ("policy/entropy",)),
-    Chart(
-        _H,
-        "Clipping",
-        (
-            "policy/clip_fraction_low",
-            "policy/clip_fraction_high",
-            "policy/dual_clip_fraction",
-            "value/clip_fraction",
-        ),
-        caption="share of tokens clipped at either bound, by dual clipping, and in the value loss",
-        from_zero=True,
-    ),
-    Chart(_H, "Losses", ("policy/loss",), ("value/loss",), "clipped losses, mean over optimizer steps"),
-    Chart(_H, "Gradient norms", ("policy/grad_norm",), ("value/grad_norm",), from_zero=True),
-    Chart(_H, "Explained variance", ("value/explained_variance",)),
-    Chart(_H, "Policy step", ("policy/approx_kl",), from_zero=True),
-    Chart(_H, "Mismatch of engines", ("mismatch/kl", "mismatch/max")),
-    Chart(
-        _R,
-        "Response length",
-        ("response_length/mean", "response_length/min", "response_length/max"),
-        ("response_length/clip_ratio",),
-        "tokens per response, shortest to longest; below: share of responses of max_new_tokens",
-        kind="band",
-        from_zero=True,
-    ),
-    Chart(_R, "Finish reasons", ("finish_reason/*",), kind="bars"),
-    Chart(_E, "Held-out reward components", ("evaluate/reward/*",)),
-    Chart(_E, "Held-out response length", ("evaluate/response_length",), from_zero=True),
-    Chart(_P, "Seconds per stage", ("seconds/*",), kind="bars"),
-    Chart(_P, "Tokens per second", ("tokens_per_second/*",), from_zero=True),
-    Chart(_P, "Memory", ("memory_gib/*",), caption="largest peak memory of a stage's tasks, GiB", from_zero=True),
-    Chart(
-        _P, "GPU memory", ("gpu_memory_gib/*",), caption="largest peak GPU memory, GiB", from_zero=True
-    ),
-)
+
+CHARTS = tuple(_charts())
 
 _MORE_COLUMNS = (
     Column("KL coef", ("objective/kl_coef",)),
@@ -171,10 +168,313 @@ def choose_samples(samples: Iterable[Sample]) -> list[tuple[str, Sample]]:
 
 def page(run: Run, rows: Sequence[Row], samples: Sequence[Sample]) -> str:
     """The whole document. ``rows`` ascend; ``samples`` are of the newest iteration."""
-    figures = {f"chart-{i}": (chart, figure(chart, rows)) for i, chart in enumerate(CHARTS)}
-    shown = {key: (chart, made) for key, (chart, made) in figures.items() if made is not None}
-    body = [_header(run, rows)]
+    from plotly.offline import get_plotlyjs
+
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    figures = ((chart, figure(chart, rows, names)) for chart in CHARTS)
+    shown = {f"chart-{i}": (chart, made) for i, (chart, made) in enumerate(figures) if made}
+    parts = [_header(run, rows)]
     if rows:
-        body += [_sections(shown), _samples(run, int(rows[-1]["iteration"]), samples), _table(rows)]
-    body += [_configuration(run), _scripts({key: made for key, (_, made) in shown.items()})]
-    return _PAGE.replace("@TITLE@", escape(run.identity.name), 1).replace("@BODY@", "\n".join(body), 1)
+        parts += [_sections(shown), _table(rows), _samples(run, int(rows[-1]["iteration"]), samples)]
+    parts.append(_configuration(run))
+    if shown:
+        data = json.dumps({key: made for key, (_, made) in shown.items()}).replace("<", "\\u003c")
+        parts.append(f'<script type="application/json" id="figures">{data}</script>')
+        parts += [f"<script>{get_plotlyjs()}</script>", f"<script>{_SCRIPT}</script>"]
+    head = _HEAD.format(title=escape(run.identity.name), style=_STYLE)
+    return f"{head}<body><main>{''.join(parts)}</main></body></html>\n"
+
+
+def figure(chart: Chart, rows: Sequence[Row], names: Sequence[str]) -> dict[str, Any] | None:
+    """A plotly figure with colours as CSS variables, or None when no row has the chart's numbers.
+
+    Args:
+        names: all names that occur in ``rows``.
+    """
+    if chart.kind == "band":
+        upper = _band(chart.names, rows)
+    else:
+        upper = [
+            _bars(rows, *found) if chart.kind == "bars" else _line(rows, *found)
+            for found in _series(chart.names, names)
+        ]
+    if not upper:
+        return None
+    lower = [_line(rows, name, label, 1 + i, "y2") for name, label, i in _series(chart.lower, names)]
+    return {"data": [*upper, *lower], "layout": _layout(chart, rows, len(upper) + len(lower), bool(lower))}
+
+
+def _series(patterns: Iterable[str], names: Sequence[str]) -> list[tuple[str, str, int]]:
+    """(name, label, colour) of the numbers that the patterns mean."""
+    found: list[tuple[str, str, int]] = []
+    for pattern in patterns:
+        before, _, after = pattern.partition("*")
+        for name in names:
+            metric = describe(name)
+            if metric is None or metric.name != pattern:
+                continue
+            label = name[len(before) : len(name) - len(after)] if "*" in pattern else name
+            colour = _STAGES.index(Stage(label)) if label in _STAGES else len(found)
+            found.append((name, label, colour))
+    return found
+
+
+def _points(rows: Sequence[Row], name: str) -> dict[str, list[float | None]]:
+    """x and y; six digits are enough to look at, and what is not finite leaves a gap."""
+    found = [(row["iteration"], row[name]) for row in rows if name in row]
+    y = [float(f"{value:.6g}") if math.isfinite(value) else None for _, value in found]
+    return {"x": [iteration for iteration, _ in found], "y": y}
+
+
+def _line(rows: Sequence[Row], name: str, label: str, colour: int, axis: str = "y") -> dict[str, Any]:
+    points = _points(rows, name)
+    dash = ("solid", "dash", "dot", "dashdot")[colour // _COLOURS % 4]
+    line = {"color": f"var(--c{colour % _COLOURS})", "width": 2, "dash": dash}
+    mode = "lines+markers" if len(points["x"]) <= _FEW else "lines"
+    style = {"mode": mode, "line": line, "marker": {"size": 5}, "yaxis": axis}
+    return {"type": "scatter", "name": escape(label), **points, **style}
+
+
+def _bars(rows: Sequence[Row], name: str, label: str, colour: int) -> dict[str, Any]:
+    marker = {"color": f"var(--c{colour % _COLOURS})", "line": {"width": 0}}
+    return {"type": "bar", "name": escape(label), **_points(rows, name), "marker": marker}
+
+
+def _band(names: Sequence[str], rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """A line between two edges, and diamonds. The area between the edges is shaded."""
+    rows = [_with_edges(row) for row in rows]
+    middle, low, high, *dots = names
+    known = {name for row in rows for name in row}
+    edge = {"mode": "lines", "line": {"width": 0, "color": "var(--c0)"}, "showlegend": False}
+    area = {"fill": "tonexty", "fillcolor": "var(--c0-soft)"}
+    traces = []
+    if {middle, low, high} <= known:
+        traces += [_line(rows, low, low, 0) | edge, _line(rows, high, high, 0) | edge | area]
+    traces += [_line(rows, name, name, 0) for name in [middle] if name in known]
+    marker = {"size": 9, "symbol": "diamond", "color": "var(--c1)"}
+    return traces + [
+        _line(rows, name, name, 1) | {"mode": "markers", "marker": marker} for name in dots if name in known
+    ]
+
+
+def _with_edges(row: Row) -> Row:
+    if "reward/mean" not in row or "reward/std" not in row:
+        return row
+    mean, std = row["reward/mean"], row["reward/std"]
+    return {**row, "mean - std": mean - std, "mean + std": mean + std}
+
+
+def _layout(chart: Chart, rows: Sequence[Row], series: int, has_lower: bool) -> dict[str, Any]:
+    first, last = rows[0]["iteration"], rows[-1]["iteration"]
+    lines = {"gridcolor": "var(--line)", "zerolinecolor": "var(--axis)", "automargin": True}
+    x = {**lines, "title": {"text": "iteration", "standoff": 8}, "zeroline": False, "tickformat": "d"}
+    x |= {"dtick": 1} if last - first <= _FEW else {}
+    x |= {"range": [first - 1, last + 1]} if first == last else {}
+    y = {**lines, "rangemode": "tozero" if chart.from_zero else "normal", "hoverformat": ".4~g", "nticks": 6}
+    y |= {"exponentformat": "e"}
+    upper = {"domain": [0.4, 1.0] if has_lower else [0.0, 1.0]}
+    lower = {"yaxis2": {**y, "domain": [0.0, 0.3], "nticks": 4}} if has_lower else {}
+    x |= {"anchor": "y2"} if has_lower else {}
+    text = {"family": "system-ui, sans-serif", "size": 12, "color": "var(--soft)"}
+    hover = {"bgcolor": "var(--panel)", "bordercolor": "var(--axis)", "font": {"color": "var(--ink)"}}
+    legend = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"}
+    return {
+        "height": 320,
+        "margin": {"l": 52, "r": 12, "t": 12, "b": 44},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": text,
+        "xaxis": x,
+        "yaxis": {**y, **upper},
+        **lower,
+        "showlegend": series > 1,
+        "legend": legend,
+        "hovermode": "x unified",
+        "hoversubplots": "axis",
+        "hoverlabel": hover,
+        "barmode": "stack",
+        "bargap": 0.15,
+    }
+
+
+def _header(run: Run, rows: Sequence[Row]) -> str:
+    """Name, outcome, and what to do next."""
+    done = int(rows[-1]["iteration"]) if rows else 0
+    facts = {"iterations": f"{done} of {run.config.iterations}", **_outcome(run, rows)}
+    items = "".join(
+        f"<div><dt>{escape(key)}</dt><dd>{escape(text)}</dd></div>" for key, text in facts.items()
+    )
+    command = escape(f"slurm-ppo resume {shlex.quote(str(run.paths.root))}")
+    if done == 0:
+        note = f"No iteration is committed yet. To start or continue the run: <code>{command}</code>"
+    elif done < run.config.iterations:
+        left = duration(rows[-1].get("seconds/remaining"))
+        note = f"About {left} remain at the recent pace. If the run has stopped: <code>{command}</code>"
+    else:
+        note = "The run is complete."
+    return f"<header><h1>{escape(run.identity.name)}</h1><dl>{items}</dl><p>{note}</p></header>"
+
+
+def _outcome(run: Run, rows: Sequence[Row]) -> dict[str, str]:
+    facts = {}
+    if means := [row["reward/mean"] for row in rows if "reward/mean" in row]:
+        facts["mean reward, first → last"] = f"{number(means[0])} → {number(means[-1])}"
+    if run.paths.best.exists():
+        best = json.loads(run.paths.best.read_text())
+        facts["best on held-out prompts"] = f"{number(best['reward'])} (policy {best['iteration']})"
+    if rows and "seconds/elapsed" in rows[-1]:
+        facts["elapsed"] = duration(rows[-1]["seconds/elapsed"])
+    return facts
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as people say them: ``42 s``, ``58 min``, ``3 h 12 min``."""
+    if seconds is None:
+        return "an unknown time"
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _sections(shown: Mapping[str, tuple[Chart, Any]]) -> str:
+    """The charts' places, under a heading for each section that has any."""
+    parts = []
+    for section in Section:
+        inside = [
+            _place(key, chart, made) for key, (chart, made) in shown.items() if chart.section is section
+        ]
+        if inside:
+            title = escape(section[0].upper() + section[1:])
+            parts.append(f'<section><h2>{title}</h2><div class="grid">{"".join(inside)}</div></section>')
+    return "".join(parts) + "<noscript><p>The charts need JavaScript.</p></noscript>"
+
+
+def _place(key: str, chart: Chart, made: Mapping[str, Any]) -> str:
+    caption = chart.caption or meaning(chart.names[0])
+    if not chart.caption and "yaxis2" in made["layout"]:
+        caption += f"; below: {meaning(chart.lower[0])}"
+    title, caption = escape(chart.title), escape(caption)
+    kind = "card wide" if chart is CHARTS[0] else "card"
+    plot = f'<div class="plot" id="{key}" role="img" aria-label="{title}: {caption}"></div>'
+    return f'<div class="{kind}"><h3>{title}</h3><p class="caption">{caption}</p>{plot}</div>'
+
+
+def meaning(name: str) -> str:
+    """What METRICS says about a name; the name itself when it says nothing."""
+    metric = describe(name)
+    return metric.meaning if metric else name
+
+
+def _table(rows: Sequence[Row]) -> str:
+    """The newest rows first, in a box that scrolls by itself."""
+    columns = [
+        column for column in (*COLUMNS, *_MORE_COLUMNS) if any(column.value(row) is not None for row in rows)
+    ]
+    tips = (escape("; ".join(meaning(name) for name in column.names)) for column in columns)
+    heads = (
+        f'<th scope="col" title="{tip}">{escape(c.title)}</th>' for tip, c in zip(tips, columns, strict=True)
+    )
+    lines = (
+        f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in cells(row, columns))}</tr>"
+        for row in reversed(rows[-_TABLE_ROWS:])
+    )
+    title = "Iterations" if len(rows) <= _TABLE_ROWS else f"Newest {_TABLE_ROWS} iterations"
+    table = f"<table><thead><tr>{''.join(heads)}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    box = f'<div class="card scroll" tabindex="0" role="region" aria-label="{title}">{table}</div>'
+    return f"<section><h2>{title}</h2>{box}</section>"
+
+
+def _samples(run: Run, iteration: int, samples: Sequence[Sample]) -> str:
+    chosen = choose_samples(samples)
+    if chosen:
+        text = f"From the first shard of iteration {iteration}, by total reward."
+    else:
+        text = f"The responses of iteration {iteration} are no longer in {run.paths.root}, or cannot be read."
+    cards = "".join(_card(word, sample) for word, sample in chosen)
+    head = f'<h2>Sample responses</h2><p class="caption">{escape(text)}</p>'
+    return f'<section>{head}<div class="grid">{cards}</div></section>'
+
+
+def _card(word: str, sample: Sample) -> str:
+    response = escape(sample.response) or "<i>empty</i>"
+    return (
+        f'<article class="card"><h3>{escape(word)} <span>reward {number(sample.reward)}</span></h3>'
+        f'<pre class="prompt" tabindex="0" aria-label="prompt">{escape(sample.prompt)}</pre>'
+        f'<pre tabindex="0" aria-label="response">{response}</pre></article>'
+    )
+
+
+def _configuration(run: Run) -> str:
+    identity = run.identity
+    made = datetime.fromtimestamp(identity.created, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    text = f"Run {identity.id}, made {made} by slurm-ppo {identity.version}."
+    details = f"<summary>Resolved configuration</summary><pre>{escape(to_yaml(run.config))}</pre>"
+    return f'<section><details>{details}</details></section><footer class="caption">{escape(text)}</footer>'
+
+
+_HEAD = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline';
+ script-src 'unsafe-inline'; img-src data: blob:; font-src data:">
+<link rel="icon" href="data:,"><style>{style}</style></head>
+"""
+
+_STYLE = """
+:root { --bg: #f6f7f8; --panel: #fff; --ink: #1d2126; --soft: #565f6b; --line: #e4e7ea; --axis: #b3bac2;
+  --c0: #0072b2; --c1: #c65200; --c2: #00855f; --c3: #a8487f; --c4: #946200; --c5: #636b76;
+  --c0-soft: rgba(0, 114, 178, .16); }
+@media (prefers-color-scheme: dark) {
+  :root { --bg: #14171b; --panel: #1c2026; --ink: #e8eaed; --soft: #a9b1bc; --line: #2e343c; --axis: #58616c;
+    --c0: #56b4e9; --c1: #f5894a; --c2: #34c99a; --c3: #e08fc2; --c4: #e6b84a; --c5: #b3bac4;
+    --c0-soft: rgba(86, 180, 233, .2); } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--bg); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
+main { max-width: 1280px; margin: 0 auto; padding: 32px 24px 48px; }
+h1 { font-size: 28px; line-height: 1.2; margin: 0 0 16px; overflow-wrap: anywhere; }
+h2 { font-size: 20px; margin: 40px 0 12px; }
+h3 { font-size: 15px; margin: 0; }
+h3 span { font-weight: 400; color: var(--soft); }
+dl { display: flex; flex-wrap: wrap; gap: 16px 40px; margin: 0 0 12px; }
+dt, .caption { color: var(--soft); font-size: 13px; }
+dd { margin: 0; font-size: 20px; font-variant-numeric: tabular-nums; }
+p { margin: 0; }
+code, pre { font: 13px/1.5 ui-monospace, monospace; overflow-wrap: anywhere; }
+header code { background: var(--line); padding: 1px 5px; border-radius: 4px; }
+.grid { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 16px; }
+section > .caption { margin: -8px 0 12px; }
+.card { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; padding: 16px;
+  min-width: 0; }
+.wide { grid-column: 1 / -1; }
+.plot { margin: 4px -8px -8px; }
+.scroll { overflow: auto; max-height: 460px; padding: 0; }
+table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums; }
+th, td { padding: 5px 12px; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
+th { position: sticky; top: 0; background: var(--panel); font-weight: 600; }
+tr:last-child td { border-bottom: 0; }
+pre { white-space: pre-wrap; margin: 8px 0 0; max-height: 260px; overflow: auto; }
+.prompt { color: var(--soft); border-left: 3px solid var(--line); padding-left: 10px; }
+details pre { max-height: none; }
+summary { cursor: pointer; font-weight: 600; margin-top: 40px; }
+footer { margin-top: 16px; }
+:focus-visible { outline: 2px solid var(--c0); outline-offset: 2px; }
+@media (max-width: 800px) { main { padding: 20px 12px 32px; } .grid { grid-template-columns: minmax(0, 1fr); }
+  .card { padding: 12px; } dl { gap: 12px 28px; } dd { font-size: 18px; } .scroll { padding: 0; } }
+"""
+
+_SCRIPT = """
+const source = document.getElementById("figures").textContent;
+const options = { responsive: true, displayModeBar: false };
+function draw() {
+  const style = getComputedStyle(document.documentElement);
+  const text = source.replace(/var\\((--[\\w-]+)\\)/g, (_, name) => style.getPropertyValue(name).trim());
+  for (const [id, figure] of Object.entries(JSON.parse(text))) {
+    if (matchMedia("(pointer: coarse)").matches) figure.layout.dragmode = false;  // leave swipes to the page
+    Plotly.react(id, figure.data, figure.layout, options);
+  }
+}
+draw();
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+"""

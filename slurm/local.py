@@ -55,12 +55,10 @@ class LocalScheduler:
         self._ended: dict[str, JobStatus] = {}
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        self._queue.extend(jobs)
-        self._start_what_fits()
+        self._queue = sorted([*self._queue, *jobs], key=lambda job: job.priority)
 
     def query(self) -> Mapping[str, JobStatus]:
         self._collect()
-        self._start_what_fits()
         pending = {job.key: JobStatus(JobState.PENDING) for job in self._queue}
         running = {key: JobStatus(JobState.RUNNING) for key in self._running}
         return pending | running | self._ended
@@ -69,6 +67,8 @@ class LocalScheduler:
         self._ended.pop(key, None)
 
     def wait(self, seconds: float) -> None:
+        # Not before: what the caller submits in answer to an ended job may be more urgent than what waits.
+        self._start_what_fits()
         now = time.monotonic()
         until = min([now + seconds, *(running.deadline for running in self._running.values())])
         sentinels = [running.process.sentinel for running in self._running.values()]

@@ -26,6 +26,8 @@ class Job:
     """Command-line arguments of the entry point."""
     log: Path
     """Where standard output and error go."""
+    priority: int = 0
+    """Where slots are few, lower numbers start first."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Scheduler(Protocol):
     """Runs jobs."""
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Accept jobs; they start as slots are free, in this order."""
+        """Accept jobs; they start as slots are free, by priority, then in this order."""
 
     def query(self) -> Mapping[str, JobStatus]:
         """Every job since start-up or the last :meth:`forget`, by key."""
@@ -52,7 +54,7 @@ class Scheduler(Protocol):
         """Drop an ended job."""
 
     def wait(self, seconds: float) -> None:
-        """Return when a job ends, or after ``seconds``."""
+        """Start what fits; return when a job ends, or after ``seconds``."""
 
     def cancel(self) -> None:
         """Stop everything that runs and forget what is queued."""

@@ -21,8 +21,7 @@ def run(task: Task, context: Context) -> Result:
         raise UserError(f"data.heldout={context.config.data.heldout} has no usable row")
     sampling = Sampling(greedy=True, stop_token_ids=context.config.rollout.stop_token_ids)
     rows = respond(context, prompts, task.iteration, sampling, seeds=[0] * prompts.num_rows)
-    with context.computing():
-        scores, _ = component_scores(context, rows)
+    scores, _ = component_scores(context, rows)
     scored = reward_table(context.config, rows, scores, reference=None)
     kept = ["reward", *(component_column(name) for name in scores)]
     table = pa.table(

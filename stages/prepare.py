@@ -37,8 +37,7 @@ def run(task: Task, context: Context) -> Result:
     check_usable(config, prompts, [*rejected, *rejected_heldout], listing)
     load_rules(config)
     normalization = context.files.data(context.attempt, "normalization", "json")
-    with context.computing():
-        replace_durably(normalization, json.dumps(measure_normalization(context)) + "\n")
+    replace_durably(normalization, json.dumps(measure_normalization(context)) + "\n")
     outputs = (
         write_shard(context.paths, context.files.data(context.attempt), prompts),
         write_shard(context.paths, context.files.data(context.attempt, "heldout"), heldout),

@@ -30,8 +30,8 @@ def respond(
         Request(tokens, room(config, tokens), seed)
         for tokens, seed in zip(repeated["prompt_tokens"].to_pylist(), seeds, strict=True)
     ]
+    generator: Generator = engine("generator", directory, lambda: make_generator(config, str(directory)))
     with context.computing():
-        generator: Generator = engine("generator", directory, lambda: make_generator(config, str(directory)))
         responses = generator.generate(requests, sampling)
     return rollout_table(repeated, responses, num_samples, tokenizer)
 

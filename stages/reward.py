@@ -19,9 +19,8 @@ def run(task: Task, context: Context) -> Result:
     context.read(PREPARE)
     source = context.read(Task(task.iteration, Stage.ROLLOUT, task.shard))
     rows = context.table(source.task, ROLLOUT)
-    with context.computing():
-        scores, metrics = component_scores(context, rows)
-        reference = reference_log_probs(context, rows) if context.config.algorithm.kl.coef > 0 else None
+    scores, metrics = component_scores(context, rows)
+    reference = reference_log_probs(context, rows) if context.config.algorithm.kl.coef > 0 else None
     table = reward_table(context.config, rows, scores, reference)
     output = write_shard(context.paths, context.files.data(context.attempt), table)
     tokens = float(sum(len(r) for r in rows["response_tokens"].to_pylist()))
@@ -68,8 +67,9 @@ def reference_log_probs(context: Context, rows: pa.Table) -> list[list[float]]:
     prompts, responses = rows["prompt_tokens"].to_pylist(), rows["response_tokens"].to_pylist()
     sequences = [Row(p, r) for p, r in zip(prompts, responses, strict=True)]
     found: dict[int, list[float]] = {}
-    for batch in micro_batches(sequences, range(len(sequences)), reward.tokens_per_batch):
-        log_probs, _ = response_log_probs(model, batch.to(device()), config.rollout.temperature)
-        for index, values in zip(batch.rows.tolist(), log_probs.tolist(), strict=True):
-            found[index] = values[: len(responses[index])]
+    with context.computing():
+        for batch in micro_batches(sequences, range(len(sequences)), reward.tokens_per_batch):
+            log_probs, _ = response_log_probs(model, batch.to(device()), config.rollout.temperature)
+            for index, values in zip(batch.rows.tolist(), log_probs.tolist(), strict=True):
+                found[index] = values[: len(responses[index])]
     return [found[i] for i in range(len(sequences))]

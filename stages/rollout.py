@@ -1,6 +1,6 @@
 """Rollout: sample responses to one shard of an iteration's prompts."""
 
-from pipeline.data import deal
+from pipeline.deal import deal
 from pipeline.seeds import derive_seed
 from pipeline.shards import write_shard
 from pipeline.tasks import Task

@@ -123,13 +123,25 @@ def execute(arguments: Arguments) -> None:
         metrics={**result.metrics, "compute_seconds": context.compute_seconds, **memory_metrics()},
     )
     won = publish(run.paths, record)
-    print(f"{arguments.task}: {'committed' if won else 'another attempt was first'}", flush=True)
+    print(
+        f"{arguments.task}: {'committed' if won else 'another attempt was first'}: {describe(record)}",
+        flush=True,
+    )
+
+
+def describe(record: Record) -> str:
+    seconds = record.ended - record.started
+    text = f"{record.rows} rows in {seconds:.2f} s, {record.metrics['compute_seconds']:.2f} s of it compute"
+    tokens = record.metrics.get("response_tokens")
+    return text + (f", {tokens:.0f} response tokens" if tokens else "")
 
 
 def set_up_torch(config: Config, task: Task) -> int:
     """Fix threads and seeds, so that the task gives the same bytes again. Returns the task's seed."""
     import torch
+    import transformers
 
+    transformers.logging.disable_progress_bar()
     sections: Mapping[Stage, int] = {
         Stage.PREPARE: config.reward.num_threads,
         Stage.ROLLOUT: config.rollout.num_threads,

@@ -37,9 +37,8 @@ def run(task: Task, context: Context) -> Result:
     config, iteration = context.config, task.iteration
     context.read(PREPARE)
     # 1. policy, critic and their optimizers where the previous iteration left them
-    with context.computing():
-        start_distributed()
-        learner, state = load_learner(context, iteration - 1)
+    start_distributed()
+    learner, state = load_learner(context, iteration - 1)
     # 2. every shard of this iteration, verified
     experience = read_experience(context, iteration, config.rollout.num_shards)
     # 3. the update, and the KL coefficient of the next one

@@ -1,4 +1,4 @@
-"""Prompts: every format gives the same rows, bad rows are told apart, and dealing is a pure function."""
+"""Prompts: every format gives the same rows, and bad rows are told apart."""
 
 import contextlib
 import json
@@ -19,7 +19,6 @@ from pipeline.data import (
     Rejected,
     RejectReason,
     content_id,
-    deal,
     read_prompts,
     summarize,
     write_rejected,
@@ -92,6 +91,12 @@ def write_parquet_parts(path: Path, table: pa.Table) -> Path:
     return path
 
 
+def write_parquet_splits(path: Path, *stems: str) -> Path:
+    for stem in stems:
+        write_parquet(path / f"{stem}.parquet", pa.table({"prompt": [stem], "key": [stem]}))
+    return path
+
+
 FORMATS = {
     "jsonl": lambda folder: write_lines(folder / "p.jsonl", ROWS),
     "ndjson": lambda folder: write_lines(folder / "p.ndjson", ROWS),
@@ -143,6 +148,20 @@ def test_every_format_gives_the_same_prompts(name, tmp_path):
     ]
     assert prompts.columns.schema.field("level").type == pa.int64()
     assert prompts.columns.schema.metadata is None
+
+
+@pytest.mark.parametrize(
+    ("stems", "used"),
+    [
+        (["test-0", "train-0", "train-1", "trainer-0"], ["train-0", "train-1"]),
+        (["test", "train", "validation-0"], ["train"]),
+        (["test-0", "test-1", "testing"], ["test-0", "test-1", "testing"]),
+        (["test-0", "more"], ["more", "test-0"]),
+    ],
+)
+def test_parquet_files_named_after_the_split_are_read_alone(stems, used, tmp_path):
+    prompts = read(write_parquet_splits(tmp_path / "d", *stems))
+    assert [one.prompt for one in prompts.rows] == used
 
 
 def test_columns_keep_their_types(tmp_path):
@@ -415,6 +434,10 @@ WHOLE_SOURCE_TROUBLE = {
         "is not what save_to",
     ),
     "state without files": (lambda folder: break_state(folder, "{}"), "names no data files"),
+    "parquet of other splits": (
+        lambda folder: write_parquet_splits(folder / "d", "test-00000-of-00001", "validation"),
+        r"the splits 'test', 'validation', none of 'train'; set data\.split to one of them, or name a single",
+    ),
     "lost shard": (lose_a_shard, r"data-00001-of-00002\.arrow cannot be read"),
     "bad indices": (
         lambda folder: write_saved(folder / "d", table_of(ROWS), indices=[9]),
@@ -497,68 +520,3 @@ def test_rejected_rows_are_listed_and_summarized(tmp_path):
     assert summarize(rejected) == "3 rows cannot be used: 2 empty, 1 too_long"
     assert summarize(rejected[:1]) == "1 row cannot be used: 1 too_long"
     assert summarize([]) == "all rows can be used"
-
-
-@st.composite
-def dealings(draw):
-    num_shards = draw(st.integers(1, 4))
-    prompts_per_iteration = num_shards * draw(st.integers(1, 5))
-    return {
-        "num_prompts": prompts_per_iteration + draw(st.integers(0, 40)),
-        "prompts_per_iteration": prompts_per_iteration,
-        "num_shards": num_shards,
-        "seed": draw(st.integers(0, 2**40)),
-        "shuffle": draw(st.booleans()),
-    }
-
-
-def iteration_of(dealing, iteration):
-    """Epoch and indices of all shards of an iteration, in order."""
-    deals = [deal(**dealing, iteration=iteration, shard=shard) for shard in range(dealing["num_shards"])]
-    assert len({one.epoch for one in deals}) == 1
-    assert len({len(one.indices) for one in deals}) == 1
-    return deals[0].epoch, [index for one in deals for index in one.indices]
-
-
-@given(dealing=dealings(), epoch=st.integers(0, 3))
-def test_an_epoch_deals_each_prompt_at_most_once(dealing, epoch):
-    per_epoch = dealing["num_prompts"] // dealing["prompts_per_iteration"]
-    iterations = range(1 + epoch * per_epoch, 1 + (epoch + 1) * per_epoch)
-    dealt = []
-    for iteration in iterations:
-        its_epoch, indices = iteration_of(dealing, iteration)
-        assert its_epoch == epoch
-        assert len(indices) == dealing["prompts_per_iteration"]
-        dealt += indices
-    assert iteration_of(dealing, iterations.stop)[0] == epoch + 1
-    assert len(set(dealt)) == len(dealt)
-    assert set(dealt) <= set(range(dealing["num_prompts"]))
-    assert len(dealt) > dealing["num_prompts"] - dealing["prompts_per_iteration"]
-    if not dealing["shuffle"]:
-        assert dealt == list(range(len(dealt)))
-
-
-@given(dealing=dealings(), iteration=st.integers(1, 50))
-def test_shards_only_cut_what_an_iteration_has(dealing, iteration):
-    whole = deal(**{**dealing, "num_shards": 1}, iteration=iteration, shard=0)
-    assert iteration_of(dealing, iteration) == (whole.epoch, list(whole.indices))
-    assert iteration_of(dealing, iteration) == iteration_of(dealing, iteration)
-
-
-@given(seed=st.integers(0, 2**40))
-def test_other_seeds_and_other_epochs_have_other_orders(seed):
-    dealing = {"num_prompts": 64, "prompts_per_iteration": 64, "num_shards": 1, "shard": 0, "shuffle": True}
-    first, second = (deal(**dealing, seed=seed, iteration=iteration) for iteration in (1, 2))
-    other = deal(**dealing, seed=seed + 1, iteration=1)
-    assert len({first.indices, second.indices, other.indices}) == 3
-
-
-def test_the_order_is_fixed_forever():
-    dealing = {"num_prompts": 8, "prompts_per_iteration": 8, "num_shards": 1, "shard": 0, "shuffle": True}
-    assert deal(**dealing, seed=0, iteration=1).indices == (7, 6, 3, 5, 1, 4, 0, 2)
-
-
-def test_too_few_prompts_say_how_many_and_what_to_set():
-    dealing = {"prompts_per_iteration": 8, "num_shards": 2, "shard": 0, "seed": 0, "shuffle": True}
-    with pytest.raises(ValueError, match=r"7 usable prompts .* 8 of one .*data\.prompts_per_iteration"):
-        deal(7, iteration=1, **dealing)

@@ -168,12 +168,12 @@ def train_minibatch(
         loss = policy_step(learner, experience, targets, on_device, counts, sums, is_first_step)
         check_finite(loss, "policy", where, experience, batch)
         learner.policy.backward(loss, is_last)
-        policy_total += float(loss)
+        policy_total += float(loss.detach())
         if learner.critic:
             loss = critic_step(learner, experience, targets, on_device, counts, sums)
             check_finite(loss, "value", where, experience, batch)
             learner.critic.backward(loss, is_last)
-            value_total += float(loss)
+            value_total += float(loss.detach())
     sums.tokens += counts.tokens
     sums.policy_losses.append(policy_total)
     norm, rate = learner.policy.step(total_steps)
@@ -239,7 +239,9 @@ def check_finite(loss: Tensor, name: str, where: str, experience: Experience, ba
     if not bool(torch.isfinite(loss)):
         ids = [experience.prompt_ids[i] for i in batch.rows.tolist()]
         shown = ", ".join(ids[:8]) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
-        raise NumericalError(f"the {name} loss is {float(loss)} in {where}; rows with prompt_id {shown}")
+        raise NumericalError(
+            f"the {name} loss is {float(loss.detach())} in {where}; rows with prompt_id {shown}"
+        )
 
 
 def update(

@@ -27,12 +27,14 @@ def component_scores(context: Context, rows: pa.Table) -> tuple[dict[str, list[f
     for name, component in context.config.reward.components.items():
         if isinstance(component, RewardModelConfig):
             model = RewardModel(context, component)
-            raw = model.score(rows)
+            with context.computing():
+                raw = model.score(rows)
             mean, std = normalization_of(context, name, component.normalization)
             scores[name] = [(score - mean) / std for score in raw]
             metrics[f"truncated/{name}"] = float(model.num_truncated)
         else:
-            scores[name] = rule_scores(name, component, rows)
+            with context.computing():
+                scores[name] = rule_scores(name, component, rows)
         check_finite(name, scores[name], rows)
     return scores, metrics
 
