@@ -7,7 +7,7 @@ in the values of the reader's colour scheme and draws again when the scheme chan
 import json
 import math
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
@@ -43,68 +43,53 @@ class Sample:
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves over iterations. ``names`` are names of METRICS; one with ``*`` is a curve for each match."""
+    """Curves over iterations. ``names`` are of METRICS, with spaces between; ``*`` is a curve per match."""
 
     section: Section
     title: str
-    names: tuple[str, ...]
-    lower: tuple[str, ...] = ()
+    names: str
+    lower: str = ""
     """Curves of another unit, in a panel below."""
     caption: str = ""
     """Default: the meaning of the first name, and of the first lower one."""
     kind: Literal["lines", "bars", "band"] = "lines"
-    """bars are stacked; the names of a band are its middle and its edges, and of dots on it."""
+    """bars are stacked; the names of a band are its middle, its two edges, and dots to put on it."""
     from_zero: bool = False
 
 
-def _charts() -> Iterator[Chart]:
-    """All charts, in the page's order."""
-    objective, health, rollout = Section.OBJECTIVE, Section.HEALTH, Section.ROLLOUT
-    evaluation, pipeline = Section.EVALUATION, Section.PIPELINE
-    names: tuple[str, ...] = ("reward/mean", "mean - std", "mean + std", "evaluate/reward")
-    caption = "mean total reward and a band of one standard deviation; diamonds: greedy on held-out prompts"
-    yield Chart(objective, "Reward", names, (), caption, "band")
-    yield Chart(objective, "Reward components", ("reward/*/mean",))
-    yield Chart(
-        objective,
-        "KL to the reference",
-        ("objective/kl",),
-        ("objective/kl_coef",),
-        "KL per response, summed over its tokens (k1); below: its coefficient",
-    )
-    yield Chart(health, "Entropy", ("policy/entropy",))
-    names = tuple(
-        f"policy/{which}" for which in ("clip_fraction_low", "clip_fraction_high", "dual_clip_fraction")
-    )
-    caption = "share of tokens clipped at the ratio's bounds, by dual clipping and in the value loss"
-    yield Chart(health, "Clipping", (*names, "value/clip_fraction"), (), caption, from_zero=True)
-    yield Chart(
-        health, "Losses", ("policy/loss",), ("value/loss",), "clipped losses, mean over optimizer steps"
-    )
-    yield Chart(
-        health,
-        "Gradient norms",
-        ("policy/grad_norm",),
-        ("value/grad_norm",),
-        "norms before clipping, mean over steps",
-        from_zero=True,
-    )
-    yield Chart(health, "Explained variance", ("value/explained_variance",))
-    yield Chart(health, "Size of the update", ("policy/approx_kl",), from_zero=True)
-    yield Chart(health, "Rollout engine against trainer", ("mismatch/kl",), ("mismatch/max",))
-    names = tuple(f"response_length/{which}" for which in ("mean", "min", "max"))
-    caption = "tokens per response, shortest to longest; below: share of responses of max_new_tokens"
-    yield Chart(rollout, "Response length", names, ("response_length/clip_ratio",), caption, "band", True)
-    yield Chart(rollout, "Finish reasons", ("finish_reason/*",), kind="bars")
-    yield Chart(evaluation, "Held-out reward components", ("evaluate/reward/*",))
-    yield Chart(evaluation, "Held-out response length", ("evaluate/response_length",), from_zero=True)
-    yield Chart(pipeline, "Seconds per stage", ("seconds/*",), kind="bars")
-    yield Chart(pipeline, "Tokens per second", ("tokens_per_second/*",), from_zero=True)
-    yield Chart(pipeline, "Memory (GiB)", ("memory_gib/*",), from_zero=True)
-    yield Chart(pipeline, "GPU memory (GiB)", ("gpu_memory_gib/*",), from_zero=True)
+_LOW, _HIGH = "reward/mean-std", "reward/mean+std"
+"""Edges of the reward's band, computed here."""
 
+_O, _H, _R = Section.OBJECTIVE, Section.HEALTH, Section.ROLLOUT
+_E, _P = Section.EVALUATION, Section.PIPELINE
+_REWARD = "mean total reward and a band of one standard deviation; diamonds: greedy on held-out prompts"
+_KL = "KL per response, summed over its tokens (k1); below: its coefficient"
+_CLIPPING = "share of tokens clipped at the ratio's bounds, by dual clipping and in the value loss"
+_CLIPPED = "policy/clip_fraction_low policy/clip_fraction_high policy/dual_clip_fraction value/clip_fraction"
+_LOSSES, _NORMS = "clipped losses, mean over optimizer steps", "norms before clipping, mean over steps"
+_LENGTH = "tokens per response, shortest to longest; below: share of responses of max_new_tokens"
+_LENGTHS = "response_length/mean response_length/min response_length/max"
 
-CHARTS = tuple(_charts())
+CHARTS: tuple[Chart, ...] = (
+    Chart(_O, "Reward", f"reward/mean {_LOW} {_HIGH} evaluate/reward", "", _REWARD, "band"),
+    Chart(_O, "Reward components", "reward/*/mean"),
+    Chart(_O, "KL to the reference", "objective/kl", "objective/kl_coef", _KL),
+    Chart(_H, "Entropy", "policy/entropy"),
+    Chart(_H, "Clipping", _CLIPPED, "", _CLIPPING, from_zero=True),
+    Chart(_H, "Losses", "policy/loss", "value/loss", _LOSSES),
+    Chart(_H, "Gradient norms", "policy/grad_norm", "value/grad_norm", _NORMS, from_zero=True),
+    Chart(_H, "Explained variance", "value/explained_variance"),
+    Chart(_H, "Size of the update", "policy/approx_kl", from_zero=True),
+    Chart(_H, "Rollout engine against trainer", "mismatch/kl", "mismatch/max"),
+    Chart(_R, "Response length", _LENGTHS, "response_length/clip_ratio", _LENGTH, "band", from_zero=True),
+    Chart(_R, "Finish reasons", "finish_reason/*", kind="bars"),
+    Chart(_E, "Held-out reward components", "evaluate/reward/*"),
+    Chart(_E, "Held-out response length", "evaluate/response_length", from_zero=True),
+    Chart(_P, "Seconds per stage", "seconds/*", kind="bars"),
+    Chart(_P, "Tokens per second", "tokens_per_second/*", from_zero=True),
+    Chart(_P, "Memory (GiB)", "memory_gib/*", from_zero=True),
+    Chart(_P, "GPU memory (GiB)", "gpu_memory_gib/*", from_zero=True),
+)
 
 _MORE_COLUMNS = (
     Column("KL coef", ("objective/kl_coef",)),
@@ -192,15 +177,15 @@ def figure(chart: Chart, rows: Sequence[Row], names: Sequence[str]) -> dict[str,
         names: all names that occur in ``rows``.
     """
     if chart.kind == "band":
-        upper = _band(chart.names, rows)
+        upper = _band(chart.names.split(), rows)
     else:
         upper = [
             _bars(rows, *found) if chart.kind == "bars" else _line(rows, *found)
-            for found in _series(chart.names, names)
+            for found in _series(chart.names.split(), names)
         ]
     if not upper:
         return None
-    lower = [_line(rows, name, label, 1 + i, "y2") for name, label, i in _series(chart.lower, names)]
+    lower = [_line(rows, name, label, 1 + i, "y2") for name, label, i in _series(chart.lower.split(), names)]
     return {"data": [*upper, *lower], "layout": _layout(chart, rows, len(upper) + len(lower), bool(lower))}
 
 
@@ -261,15 +246,20 @@ def _with_edges(row: Row) -> Row:
     if "reward/mean" not in row or "reward/std" not in row:
         return row
     mean, std = row["reward/mean"], row["reward/std"]
-    return {**row, "mean - std": mean - std, "mean + std": mean + std}
+    return {**row, _LOW: mean - std, _HIGH: mean + std}
 
 
 def _layout(chart: Chart, rows: Sequence[Row], series: int, has_lower: bool) -> dict[str, Any]:
     first, last = rows[0]["iteration"], rows[-1]["iteration"]
     lines = {"gridcolor": "var(--line)", "zerolinecolor": "var(--axis)", "automargin": True}
-    x = {**lines, "title": {"text": "iteration", "standoff": 8}, "zeroline": False, "tickformat": "d"}
+    x = {
+        **lines,
+        "title": {"text": "iteration", "standoff": 8, "font": {"size": 12}},
+        "zeroline": False,
+        "tickformat": "d",
+    }
     x |= {"dtick": 1} if last - first <= _FEW else {}
-    x |= {"range": [first - 1, last + 1]} if first == last else {}
+    x["range"] = [first - 0.6, last + 0.6]
     y = {**lines, "rangemode": "tozero" if chart.from_zero else "normal", "hoverformat": ".4~g", "nticks": 6}
     y |= {"exponentformat": "e"}
     upper = {"domain": [0.4, 1.0] if has_lower else [0.0, 1.0]}
@@ -351,9 +341,9 @@ def _sections(shown: Mapping[str, tuple[Chart, Any]]) -> str:
 
 
 def _place(key: str, chart: Chart, made: Mapping[str, Any]) -> str:
-    caption = chart.caption or meaning(chart.names[0])
+    caption = chart.caption or meaning(chart.names.split()[0])
     if not chart.caption and "yaxis2" in made["layout"]:
-        caption += f"; below: {meaning(chart.lower[0])}"
+        caption += f"; below: {meaning(chart.lower.split()[0])}"
     title, caption = escape(chart.title), escape(caption)
     kind = "card wide" if chart is CHARTS[0] else "card"
     plot = f'<div class="plot" id="{key}" role="img" aria-label="{title}: {caption}"></div>'

@@ -1,0 +1,51 @@
+"""Fixtures that are made once per session: tiny models and prompts, and the command line as a process."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tiny
+
+ROOT = Path(__file__).parent.parent
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models and prompts that no test changes."""
+    return tiny.make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    """Of the user's shell, without what would point a test at a network or a scheduler."""
+    hidden = ("WANDB_", "SLURM_", "HF_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    return kept | {"WANDB_MODE": "offline", "NO_COLOR": "1", "COLUMNS": "80"}
+
+
+@pytest.fixture(scope="session")
+def slurm_ppo(environment: dict[str, str]) -> Cli:
+    """Run the command line as a user does: ``slurm_ppo("status", run)``."""
+
+    def call(*arguments: object, timeout: float = 300, **options: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pipeline", *map(str, arguments)]
+        settings: dict = {"env": environment, "cwd": ROOT} | options
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, **settings)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def complete_run(inputs: Path, slurm_ppo: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undisturbed run, two iterations of two shards, evaluated. Tests must not change it."""
+    run_dir = tmp_path_factory.mktemp("complete") / "run"
+    done = slurm_ppo(
+        "run",
+        *tiny.overrides(inputs, run_dir, f"data.heldout={inputs / 'heldout.jsonl'}", "evaluate.every=1"),
+    )
+    assert done.returncode == 0, done.stderr
+    return run_dir
