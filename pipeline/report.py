@@ -28,6 +28,8 @@ _STAGES = (Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE, Stage.EVALUATE)
 """A stage has the same colour in every chart."""
 _FEW = 12
 """Up to so many iterations each has a marker and a tick."""
+_MANY = 200
+"""From so many points on, lines and diamonds are drawn finer."""
 _TABLE_ROWS = 500
 """Iterations that the table holds."""
 
@@ -160,7 +162,9 @@ def page(run: Run, rows: Sequence[Row], samples: Sequence[Sample]) -> str:
     shown = {f"chart-{i}": (chart, made) for i, (chart, made) in enumerate(figures) if made}
     parts = [_header(run, rows)]
     if rows:
-        parts += [_sections(shown), _table(rows), _samples(run, int(rows[-1]["iteration"]), samples)]
+        parts += [_sections(shown), _table(rows)]
+    if rows and rows[-1]["iteration"] > 0:
+        parts.append(_samples(run, int(rows[-1]["iteration"]), samples))
     parts.append(_configuration(run))
     if shown:
         data = json.dumps({key: made for key, (_, made) in shown.items()}).replace("<", "\\u003c")
@@ -214,7 +218,11 @@ def _points(rows: Sequence[Row], name: str) -> dict[str, list[float | None]]:
 def _line(rows: Sequence[Row], name: str, label: str, colour: int, axis: str = "y") -> dict[str, Any]:
     points = _points(rows, name)
     dash = ("solid", "dash", "dot", "dashdot")[colour // _COLOURS % 4]
-    line = {"color": f"var(--c{colour % _COLOURS})", "width": 2, "dash": dash}
+    line = {
+        "color": f"var(--c{colour % _COLOURS})",
+        "width": 2 if len(points["x"]) <= _MANY else 1,
+        "dash": dash,
+    }
     mode = "lines+markers" if len(points["x"]) <= _FEW else "lines"
     style = {"mode": mode, "line": line, "marker": {"size": 5}, "yaxis": axis}
     return {"type": "scatter", "name": escape(label), **points, **style}
@@ -236,10 +244,11 @@ def _band(names: Sequence[str], rows: Sequence[Row]) -> list[dict[str, Any]]:
     if {middle, low, high} <= known:
         traces += [_line(rows, low, low, 0) | edge, _line(rows, high, high, 0) | edge | area]
     traces += [_line(rows, name, name, 0) for name in [middle] if name in known]
-    marker = {"size": 9, "symbol": "diamond", "color": "var(--c1)"}
-    return traces + [
-        _line(rows, name, name, 1) | {"mode": "markers", "marker": marker} for name in dots if name in known
-    ]
+    for name in known & set(dots):
+        points = _line(rows, name, name, 1)
+        marker = {"size": 9 if len(points["x"]) <= _MANY else 4, "symbol": "diamond", "color": "var(--c1)"}
+        traces.append(points | {"mode": "markers", "marker": marker})
+    return traces
 
 
 def _with_edges(row: Row) -> Row:

@@ -1,0 +1,59 @@
+# make quickstart   a complete run of a tiny demo, from nothing
+# make test         everything the tests need, then the whole suite
+# make check        format, lint, types
+# PYTHON=python3.12 make ...   another interpreter
+
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := .cache/quickstart
+RUN_DIR ?= runs/quickstart-$(shell date +%Y%m%d-%H%M%S)
+# The first interpreter that is new enough.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
+	&& echo $$python && break; done)
+
+.PHONY: quickstart test check format clean
+
+quickstart: $(VENV)/train
+	@$(BIN)/python examples/quickstart/make_demo.py --out $(DEMO)
+	@$(BIN)/slurm-ppo run experiment=quickstart run_dir=$(RUN_DIR)
+	@echo
+	@$(BIN)/python examples/quickstart/judge.py $(RUN_DIR)
+
+test: $(VENV)/dev
+	@sh tests/install_browser.sh
+	@$(BIN)/python -m pytest
+
+check: $(VENV)/dev
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy pipeline slurm
+
+format: $(VENV)/dev
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) $(DEMO) build dist
+
+# Debian's python3 comes without ensurepip: install python3-venv where we may, else say so.
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "error: Python 3.11, 3.12 or 3.13 is needed; on Debian: apt install python3 python3-venv" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null \
+	|| { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq python3-venv >/dev/null; } \
+	|| { echo "error: $(PYTHON) cannot make a virtual environment; run: sudo apt install python3-venv" >&2; exit 2; }
+	@$(PYTHON) -m venv $(VENV)
+
+# Which extra is installed is remembered by an empty file; dev includes train.
+$(VENV)/train: $(BIN)/python pyproject.toml constraints.txt
+	@if test -e $(VENV)/dev; then $(MAKE) -s $(VENV)/dev; else $(MAKE) -s install EXTRA=train; fi
+	@touch $@
+
+$(VENV)/dev: $(BIN)/python pyproject.toml constraints.txt
+	@$(MAKE) -s install EXTRA=dev
+	@touch $@
+
+.PHONY: install
+install:
+	@echo "installing slurm-ppo[$(EXTRA)] into $(VENV) (about a minute)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[$(EXTRA)]'
