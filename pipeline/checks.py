@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.compose import ConfigError
-from pipeline.config import GROUP_ESTIMATORS, Config, NormalizationConfig, RewardModelConfig, RuleConfig
+from pipeline.config import (
+    GROUP_ESTIMATORS,
+    Config,
+    NormalizationConfig,
+    Precision,
+    RewardModelConfig,
+    RuleConfig,
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,7 @@ def contradictions(config: Config) -> Iterator[Problem]:
     yield from _batch_problems(config)
     yield from _length_problems(config)
     yield from _placement_problems(config)
+    yield from _precision_problems(config)
     yield from _reward_problems(config)
     estimator, samples = config.algorithm.estimator, config.rollout.samples_per_prompt
     if estimator in GROUP_ESTIMATORS and samples < 2:
@@ -109,6 +117,17 @@ def _placement_problems(config: Config) -> Iterator[Problem]:
             "DeepSpeed places the trained model itself, so a device_map cannot be given too; set it to null "
             "and shard with update.zero_stage. For generation and scoring: rollout.device_map, "
             "reward.device_map",
+        )
+
+
+def _precision_problems(config: Config) -> Iterator[Problem]:
+    update = config.update
+    if update.precision is Precision.BF16 and update.zero_stage == 0:
+        yield Problem(
+            "update.precision",
+            update.precision,
+            "with update.zero_stage=0 DeepSpeed keeps no fp32 weights to add small steps to; "
+            "set update.zero_stage to 1, 2 or 3 (1 is enough on one GPU)",
         )
 
 

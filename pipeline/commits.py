@@ -9,12 +9,14 @@ Reading:   record -> every file it names has the recorded size and hash, or :cla
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import xxhash
+from pydantic import TypeAdapter, ValidationError
 
 from pipeline.paths import RunPaths
 from pipeline.tasks import Task, parse_task, task_key
@@ -79,7 +81,7 @@ class Record:
     job_id: str
     metrics: Mapping[str, float] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """One hash over all outputs: equal if and only if the same names hold the same bytes.
 
@@ -101,9 +103,15 @@ class Record:
         data = dict(data)
         if (version := data.pop("version")) != RECORD_VERSION:
             raise ValueError(f"record version {version}, this version of slurm-ppo reads {RECORD_VERSION}")
-        data["task"] = parse_task(data["task"])
-        data["outputs"] = tuple(FileEntry(**entry) for entry in data["outputs"])
-        return Record(**data)
+        data["task"] = parse_task(str(data["task"]))
+        try:
+            return _ADAPTER.validate_python(data)
+        except ValidationError as error:
+            problems = (f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors())
+            raise ValueError("; ".join(problems)) from None
+
+
+_ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
 
 
 def read_record(paths: RunPaths, task: Task) -> Record | None:
@@ -198,33 +206,46 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_durably(path: Path, text: str) -> None:
-    """Write a new private file and flush it."""
-    with path.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an error say which file it is about: those of writing and flushing do not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+@contextlib.contextmanager
+def private_copy(path: Path, text: str) -> Iterator[Path]:
+    """``text``, flushed, under a private name beside ``path`` that is gone afterwards."""
+    private = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    try:
+        with naming(path), private.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        yield private
+    finally:
+        private.unlink(missing_ok=True)
 
 
 def replace_durably(path: Path, text: str) -> None:
     """Put ``text`` at ``path`` in one step: readers see the old file or the new one, never a part."""
-    private = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    write_durably(private, text)
-    private.replace(path)
+    with private_copy(path, text) as private:
+        private.replace(path)
     fsync_path(path.parent)
 
 
 def link_once(path: Path, text: str) -> bool:
     """Publish ``text`` at ``path`` unless something is there. True if we did, false if another was first."""
-    private = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    write_durably(private, text)
-    try:
-        os.link(private, path)
-    except FileExistsError:
-        # Over NFS the answer to a successful link can be lost and its repetition fail: look who is there.
-        return private.stat().st_nlink == 2
-    finally:
-        private.unlink()
+    with private_copy(path, text) as private:
+        try:
+            os.link(private, path)
+        except FileExistsError:
+            # Over NFS the answer to a successful link can be lost and its repetition fail: look who is there.
+            if private.stat().st_nlink != 2:
+                return False
     fsync_path(path.parent)
     return True
 
@@ -246,8 +267,8 @@ def publish(paths: RunPaths, record: Record) -> bool:
 def discard(paths: RunPaths, record: Record) -> None:
     """Remove the files of an attempt that lost, and the folders this empties."""
     for entry in record.outputs:
-        path = paths.root / entry.path
-        path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not empty yet, or shared with others: stays
-            if record.attempt in path.parent.name:
-                path.parent.rmdir()
+        (paths.root / entry.path).unlink(missing_ok=True)
+        private = [folder for folder in Path(entry.path).parents if record.attempt in str(folder)]
+        with contextlib.suppress(OSError):  # not empty yet: another file's turn
+            for folder in private:
+                (paths.root / folder).rmdir()

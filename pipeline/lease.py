@@ -69,6 +69,9 @@ class Lease:
         self._beaten = time.monotonic()
 
     def release(self) -> None:
+        """Let the next driver in at once. A lease that was lost is the next driver's to speak of."""
+        if _newest(self.path.parent) != self.path:
+            return
         replace_durably(self.path, json.dumps(asdict(self.holder) | {"released": time.time()}) + "\n")
 
 
@@ -97,8 +100,11 @@ def acquire(folder: Path) -> Lease:
     path = folder / f"{number:06d}.json"
     if not link_once(path, json.dumps(asdict(holder)) + "\n"):
         raise LeaseHeld(_held_because(path) or f"another driver took {path} just now; try again")
+    if _newest(folder) != path:  # others came and went since we looked, and removed the name we then took
+        path.unlink(missing_ok=True)
+        raise LeaseHeld(f"another driver took a lease in {folder} just now; try again")
     for older in folder.glob("[0-9]*.json"):
-        if older < path:
+        if int(older.stem) < number:
             older.unlink(missing_ok=True)
     return Lease(path, holder)
 
@@ -114,11 +120,13 @@ def _held_because(path: Path) -> str | None:
     try:
         content = json.loads(path.read_text())
         beat_age = time.time() - path.stat().st_mtime
+        if "released" in content:
+            return None
+        holder = Holder(**content)
     except FileNotFoundError:  # released and pruned since it was listed
         return None
-    if "released" in content:
-        return None
-    holder = Holder(**content)
+    except (TypeError, ValueError) as error:
+        return f"the lease {path} cannot be read ({error}); remove it if no driver is at work on this run"
     if holder.boot_id == _boot_id() and holder.host == socket.gethostname():
         if _start_ticks(holder.pid) != holder.process_started:
             return None
@@ -132,7 +140,7 @@ def _held_because(path: Path) -> str | None:
 
 
 def _newest(folder: Path) -> Path | None:
-    return max(folder.glob("[0-9]*.json"), default=None)
+    return max(folder.glob("[0-9]*.json"), key=lambda path: int(path.stem), default=None)
 
 
 def _boot_id() -> str:

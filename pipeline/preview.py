@@ -43,7 +43,7 @@ def outstanding(plan: Plan, paths: RunPaths | None) -> dict[Task, str]:
             reasons[task] = records.corrupt[task]
         elif task not in committed:
             reasons[task] = "not committed"
-        elif why := stale_because(task, plan.inputs(task), committed, reasons):
+        elif why := stale_because(task, plan.inputs(task), committed):
             reasons[task] = why
     return reasons
 

@@ -112,7 +112,7 @@ def reconcile(plan: Plan, seen: Observation, max_attempts: int) -> Actions:
     for task in seen.tasks:
         inputs = plan.inputs(task)
         if task in seen.committed and task not in retracted:
-            if reason := stale_because(task, inputs, seen.committed, retracted):
+            if reason := stale_because(task, inputs, seen.committed):
                 retracted[task] = reason
             continue
         if task in seen.live or task in retracted:
@@ -127,13 +127,13 @@ def reconcile(plan: Plan, seen: Observation, max_attempts: int) -> Actions:
     return Actions(() if given_up else tuple(launches), retract, tuple(given_up))
 
 
-def stale_because(
-    task: Task, inputs: Sequence[Task], committed: Mapping[Task, Committed], retracted: Mapping[Task, str]
-) -> str | None:
-    """Why a commit no longer stands, or None. Inputs that were not observed are taken as they were read."""
+def stale_because(task: Task, inputs: Sequence[Task], committed: Mapping[Task, Committed]) -> str | None:
+    """Why a commit no longer stands, or None.
+
+    Inputs that were not observed, or are being computed again, count as unchanged: if the repetition gives
+    the same bytes, nothing that was made from them needs repeating.
+    """
     for source in inputs:
-        if source in retracted:
-            return f"its input {source} is computed anew"
         read = committed[task].inputs.get(task_key(source))
         now = committed.get(source)
         if read is not None and now is not None and now.fingerprint != read:

@@ -218,11 +218,8 @@ def _points(rows: Sequence[Row], name: str) -> dict[str, list[float | None]]:
 def _line(rows: Sequence[Row], name: str, label: str, colour: int, axis: str = "y") -> dict[str, Any]:
     points = _points(rows, name)
     dash = ("solid", "dash", "dot", "dashdot")[colour // _COLOURS % 4]
-    line = {
-        "color": f"var(--c{colour % _COLOURS})",
-        "width": 2 if len(points["x"]) <= _MANY else 1,
-        "dash": dash,
-    }
+    width = 2 if len(points["x"]) <= _MANY else 1
+    line = {"color": f"var(--c{colour % _COLOURS})", "width": width, "dash": dash}
     mode = "lines+markers" if len(points["x"]) <= _FEW else "lines"
     style = {"mode": mode, "line": line, "marker": {"size": 5}, "yaxis": axis}
     return {"type": "scatter", "name": escape(label), **points, **style}
@@ -261,20 +258,16 @@ def _with_edges(row: Row) -> Row:
 def _layout(chart: Chart, rows: Sequence[Row], series: int, has_lower: bool) -> dict[str, Any]:
     first, last = rows[0]["iteration"], rows[-1]["iteration"]
     lines = {"gridcolor": "var(--line)", "zerolinecolor": "var(--axis)", "automargin": True}
-    x = {
-        **lines,
-        "title": {"text": "iteration", "standoff": 8, "font": {"size": 12}},
-        "zeroline": False,
-        "tickformat": "d",
-    }
-    x |= {"dtick": 1} if last - first <= _FEW else {}
-    x["range"] = [first - 0.6, last + 0.6]
-    y = {**lines, "rangemode": "tozero" if chart.from_zero else "normal", "hoverformat": ".4~g", "nticks": 6}
-    y |= {"exponentformat": "e"}
+    title = {"text": "iteration", "standoff": 8, "font": {"size": 12}}
+    x = {**lines, "title": title, "zeroline": False, "tickformat": "d", "range": [first - 0.6, last + 0.6]}
+    x |= {"unifiedhovertitle": {"text": "iteration %{x}"}} | ({"dtick": 1} if last - first <= _FEW else {})
+    y = {**lines, "hoverformat": ".4~g", "exponentformat": "e", "nticks": 6}
+    y["rangemode"] = "tozero" if chart.from_zero else "normal"
     upper = {"domain": [0.4, 1.0] if has_lower else [0.0, 1.0]}
     lower = {"yaxis2": {**y, "domain": [0.0, 0.3], "nticks": 4}} if has_lower else {}
     x |= {"anchor": "y2"} if has_lower else {}
     text = {"family": "system-ui, sans-serif", "size": 12, "color": "var(--soft)"}
+    x |= {"spikecolor": "var(--axis)", "spikethickness": 1, "spikedash": "solid"}
     hover = {"bgcolor": "var(--panel)", "bordercolor": "var(--axis)", "font": {"color": "var(--ink)"}}
     legend = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"}
     return {
@@ -290,7 +283,7 @@ def _layout(chart: Chart, rows: Sequence[Row], series: int, has_lower: bool) -> 
         "legend": legend,
         "hovermode": "x unified",
         "hoversubplots": "axis",
-        "hoverlabel": hover,
+        "hoverlabel": {**hover, "namelength": -1},
         "barmode": "stack",
         "bargap": 0.15,
     }

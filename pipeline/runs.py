@@ -60,7 +60,9 @@ def create_run(config: Config) -> Run:
             f"{paths.root} already holds a run. To continue it: slurm-ppo resume {paths.root}. "
             "To start another: choose run_dir=... or name=..."
         )
-    if paths.root.exists() and {p.name for p in paths.root.iterdir()} - {"config.yaml"}:
+    # A call that was killed before it wrote run.json may have left its configuration behind.
+    others = [p.name for p in paths.root.glob("[!.]*")] if paths.root.exists() else []
+    if set(others) - {paths.config_yaml.name}:
         raise RunError(f"{paths.root} exists and holds other files; choose another run_dir=...")
     paths.root.mkdir(parents=True, exist_ok=True)
     text = to_yaml(config)

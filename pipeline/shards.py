@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
-from pipeline.commits import CorruptData, FileEntry, Record, check_digest
+from pipeline.commits import CorruptData, FileEntry, Record, check_digest, naming
 from pipeline.paths import RunPaths
 from pipeline.schemas import check_schema
 
@@ -59,9 +59,13 @@ def write_shard(paths: RunPaths, path: Path, table: pa.Table) -> FileEntry:
     rows_per_batch = max(1, table.num_rows * _BATCH_BYTES // max(1, table.nbytes))
     sink = _HashingFile(path)
     try:
-        with pa.ipc.new_file(pa.PythonFile(sink, mode="w"), table.schema) as writer:
+        with naming(path), pa.ipc.new_file(pa.PythonFile(sink, mode="w"), table.schema) as writer:
             writer.write_table(table, max_chunksize=rows_per_batch)
-        return sink.finish(paths.relative(path))
+        with naming(path):
+            return sink.finish(paths.relative(path))
+    except OSError:
+        path.unlink()  # what is there of it would only keep a full disk full
+        raise
     finally:
         sink.close()
 

@@ -100,7 +100,7 @@ def reward_curve(rows: Sequence[Row], width: int = 80, height: int = 16, color: 
     line, dots = points(rows, "reward/mean"), points(rows, "evaluate/reward")
     if not line and not dots:
         return "no reward yet"
-    key = "reward/mean ─" + ("   evaluate/reward ●" if dots else "")
+    key = "mean reward ─" + ("  held-out ●" if dots else "")
     return f"{key.center(width).rstrip()}\n{_plot(line, dots, max(width, 30), max(height, 8) - 1, color)}"
 
 
@@ -131,7 +131,7 @@ def _plot(
             figure.draw(drawn.lines() if signal is line else drawn)
     xs, ys = zip(*line, *dots, strict=True)
     x_limits, y_limits = _limits(xs, 1.0), _limits(ys, abs(ys[0]) / 10 or 1.0)
-    _rule(figure.ruler("x"), *x_limits, even_ticks(*x_limits, 8, whole=True))
+    _rule(figure.ruler("x"), *x_limits, even_ticks(*x_limits, width // 10, whole=True))
     _rule(figure.ruler("y"), *y_limits, even_ticks(*y_limits, height // 2))
     return "\n".join(text.rstrip() for text in str(figure.build().string(colorless=not color)).splitlines())
 

@@ -25,6 +25,9 @@ class TransformersGenerator:
         self._model = model
         self._token_budget = token_budget
         self._own_stop_ids = _end_of_sequence_ids(model)
+        # generate() fills what a request leaves open from the model's own settings, which may penalise,
+        # suppress or force tokens: a blank one leaves the distribution alone.
+        model.generation_config = GenerationConfig()
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Response]:
         responses: dict[int, Response] = {}
@@ -45,7 +48,6 @@ class TransformersGenerator:
             input_ids=input_ids.to(device),
             attention_mask=attention_mask.to(device),
             logits_processor=LogitsProcessorList([sampler]),
-            # A configuration of our own: the model directory's may sample, penalise or stop otherwise.
             generation_config=GenerationConfig(
                 max_new_tokens=longest,
                 do_sample=False,

@@ -81,7 +81,7 @@ class Trainer:
         self.engine.train()
         self.steps = 0
         """Optimizer steps since the run began."""
-        self._set_step_counts()
+        self._make_optimizer_state()
 
     @property
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -156,7 +156,8 @@ class Trainer:
             if self.config.precision is not Precision.FP32:
                 self._set_master(parameter, tensors[f"weight/{name}"])
         self.steps = steps
-        self._set_step_counts()
+        for tensor in self._optimized():  # AdamW's bias correction counts steps
+            self._optimizer.state[tensor]["step"] = torch.tensor(float(steps))
 
     def _master(self, parameter: Tensor) -> Tensor:
         """The whole fp32 weight."""
@@ -185,17 +186,23 @@ class Trainer:
         from deepspeed.utils import safe_set_full_optimizer_state
 
         if self.config.zero_stage == 0:
-            self._optimizer.state[parameter][moment] = value.to(parameter.device)
+            self._optimizer.state[parameter][moment].copy_(value)
         else:
             safe_set_full_optimizer_state(parameter, value, moment)
 
-    def _set_step_counts(self) -> None:
-        """AdamW's bias correction counts steps; ZeRO's own start-up step must not be among them."""
-        if self.config.zero_stage == 0 and self.steps == 0:
-            return  # AdamW makes its state at the first step
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
-                self._optimizer.state[parameter]["step"] = torch.tensor(float(self.steps))
+    def _optimized(self) -> list[Tensor]:
+        """What AdamW steps: the parameters, or this rank's flat fp32 partitions of them."""
+        if self.config.zero_stage == 3:  # its parameter groups are empty between steps
+            return list(self.engine.optimizer.fp32_partitioned_groups_flat)
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+
+    def _make_optimizer_state(self) -> None:
+        """AdamW and DeepSpeed make moments at the first step; a checkpoint must find them before it."""
+        for tensor in self._optimized():
+            moments = {moment: torch.zeros_like(tensor) for moment in _MOMENTS}
+            self._optimizer.state[tensor] = {"step": torch.tensor(0.0), **moments}
+        if self.config.zero_stage in (1, 2):
+            self.engine.optimizer._lazy_init_hp_params_optimizer_state()
 
 
 def _shape(parameter: Tensor) -> torch.Size:
@@ -215,5 +222,5 @@ def _engine_config(config: UpdateConfig) -> dict[str, Any]:
         "steps_per_print": 1 << 30,
     }
     if config.precision is Precision.BF16:
-        settings["bf16"] = {"enabled": True}
+        settings["bf16"] = {"enabled": True, "check_grad_overflow": True}
     return settings

@@ -1,0 +1,229 @@
+"""Killed anywhere and resumed, a run ends in the same policy, byte for byte, as an undisturbed one."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tiny
+
+HOOKS = Path(__file__).parent / "hooks"
+ROOT = Path(__file__).parent.parent
+
+
+def arguments(inputs: Path, run_dir: Path) -> list[str]:
+    """Exactly the words of the ``complete_run`` fixture, but for the directory."""
+    return tiny.overrides(inputs, run_dir, f"data.heldout={inputs / 'heldout.jsonl'}", "evaluate.every=1")
+
+
+def policy_bytes(run_dir: Path) -> bytes:
+    return (run_dir / "policy" / "00002" / "model.safetensors").read_bytes()
+
+
+def critic_bytes(run_dir: Path) -> bytes:
+    return (run_dir / "critic" / "00002" / "model.safetensors").read_bytes()
+
+
+def assert_same_end(run_dir: Path, complete_run: Path) -> None:
+    assert policy_bytes(run_dir) == policy_bytes(complete_run)
+    assert critic_bytes(run_dir) == critic_bytes(complete_run)
+    rows, expected = (
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (run_dir, complete_run)
+    )
+    timing = ("seconds/", "tokens_per_second/", "memory_gib/")
+    for row in (*rows, *expected):
+        for name in [name for name in row if name.startswith(timing)]:
+            del row[name]
+    assert rows == expected
+
+
+def events(run_dir: Path, kind: str) -> list[dict]:
+    lines = (run_dir / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "before-fsync:iterations/00001/rollout/shard-00001",
+        "before-link:iterations/00001/rollout/shard-00000.json",
+        "after-link:iterations/00001/rollout/shard-00000.json",
+        "before-link:iterations/00002/reward/shard-00001.json",
+        "before-fsync:policy/00001.",
+        "before-fsync:trainer/00002.",
+        "before-link:iterations/00001/update/shard-00000.json",
+        "after-link:iterations/00002/update/shard-00000.json",
+        "before-link:data/prompts.json",
+    ],
+)
+def test_a_task_killed_in_the_commit_protocol_is_repeated(
+    point, inputs, complete_run, slurm_ppo, environment, tmp_path
+):
+    run_dir, marker = tmp_path / "run", tmp_path / "killed"
+    hooked = environment | {"PYTHONPATH": str(HOOKS), "KILL_AT": point, "KILL_MARKER": str(marker)}
+    done = slurm_ppo("run", *arguments(inputs, run_dir), env=hooked)
+    assert marker.exists(), "the hook never fired"
+    assert done.returncode == 0, done.stderr
+    assert_same_end(run_dir, complete_run)
+    if not point.startswith("after-link"):
+        assert "killed by signal 9" in done.stderr
+        assert [e["kind"] for e in events(run_dir, "failed")] == ["killed"]
+
+
+@pytest.mark.parametrize("fsync", [1, 5, 10, 15, 20, 25, 28])
+def test_a_driver_killed_at_any_write_can_be_resumed(
+    fsync, inputs, complete_run, slurm_ppo, environment, tmp_path
+):
+    run_dir, marker = tmp_path / "run", tmp_path / "killed"
+    hooked = environment | {
+        "PYTHONPATH": str(HOOKS),
+        "KILL_AT": f"driver:{fsync}",
+        "KILL_DRIVER": "yes",
+        "KILL_MARKER": str(marker),
+    }
+    killed = slurm_ppo("run", *arguments(inputs, run_dir), env=hooked)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    word = ["resume", run_dir] if (run_dir / "run.json").exists() else ["run", *arguments(inputs, run_dir)]
+    resumed = slurm_ppo(*word)
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same_end(run_dir, complete_run)
+
+
+def test_everything_killed_again_and_again_at_any_time(
+    inputs, complete_run, slurm_ppo, environment, tmp_path
+):
+    """The whole process group, driver and tasks, as when a node goes down."""
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-m", "pipeline"]
+    word = ["run", *arguments(inputs, run_dir)]
+    for delay in (3.5, 4.5, 5.0, 4.0):
+        process = subprocess.Popen(
+            [*command, *word], env=environment, cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        time.sleep(delay)
+        process.kill()
+        process.wait()
+        if (run_dir / "run.json").exists():
+            word = ["resume", str(run_dir)]
+    done = slurm_ppo(*word)
+    assert done.returncode == 0, done.stderr
+    assert_same_end(run_dir, complete_run)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_stops_cleanly_and_says_how_to_continue(
+    number, inputs, complete_run, slurm_ppo, environment, tmp_path
+):
+    run_dir = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipeline", "run", *arguments(inputs, run_dir)],
+        env=environment,
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(run_dir / "iterations" / "00001" / "rollout" / "shard-00000.json")
+    process.send_signal(number)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 3
+    assert f"slurm-ppo resume {run_dir}" in error
+    assert slurm_ppo("status", run_dir).returncode == 3
+    assert slurm_ppo("resume", run_dir).returncode == 0
+    assert_same_end(run_dir, complete_run)
+
+
+def test_a_second_driver_is_refused_with_host_process_and_age(inputs, slurm_ppo, environment, tmp_path):
+    run_dir = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipeline", "run", *arguments(inputs, run_dir)],
+        env=environment,
+        cwd=ROOT,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for(run_dir / "locks" / "000001.json")
+    refused = slurm_ppo("resume", run_dir)
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=30)
+    assert refused.returncode == 2
+    assert f"host {os.uname().nodename}, process {process.pid}, since " in refused.stderr
+
+
+def unfinished_copy(complete_run: Path, target: Path) -> Path:
+    """The run as it was before its last update was committed."""
+    shutil.copytree(complete_run, target, symlinks=True)
+    config = (target / "config.yaml").read_text()
+    assert str(complete_run) in config  # run_dir is recorded, and nothing depends on it
+    for name in ("update", "evaluate"):
+        shutil.rmtree(target / "iterations" / "00002" / name)
+    for parent in ("policy", "critic", "trainer"):
+        for folder in (target / parent).glob("00002*"):
+            folder.unlink() if folder.is_symlink() else shutil.rmtree(folder)
+    return target
+
+
+def data_file(run_dir: Path, task: str) -> Path:
+    record = json.loads((run_dir / f"iterations/{task}.json").read_text())
+    return run_dir / record["outputs"][0]["path"]
+
+
+def flip_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (flip_bit, "xxh3_128"),
+        (lambda path: os.truncate(path, path.stat().st_size // 2), "bytes instead of"),
+        (Path.unlink, "is gone"),
+    ],
+)
+def test_a_damaged_shard_is_named_and_just_that_task_is_repeated(
+    damage, said, complete_run, slurm_ppo, tmp_path
+):
+    run_dir = unfinished_copy(complete_run, tmp_path / "run")
+    damage(data_file(run_dir, "00002/rollout/shard-00001"))
+    done = slurm_ppo("resume", run_dir)
+    assert done.returncode == 0, done.stderr
+    assert "iteration 2 rollout shard 1 is corrupt" in done.stderr
+    assert said in done.stderr
+    assert_same_end(run_dir, complete_run)
+    resumed_at = [e["time"] for e in events(run_dir, "driver_started")][-1]
+    launched = [e["task"] for e in events(run_dir, "launched") if e["time"] > resumed_at]
+    assert sorted(set(launched)) == ["2/evaluate/0", "2/rollout/1", "2/update/0"]
+
+
+def test_a_damaged_policy_is_trained_again_from_its_own_inputs(complete_run, slurm_ppo, tmp_path):
+    run_dir = unfinished_copy(complete_run, tmp_path / "run")
+    flip_bit(run_dir / "policy" / "00001" / "model.safetensors")
+    done = slurm_ppo("resume", run_dir)
+    assert done.returncode == 0, done.stderr
+    assert "iteration 1 update is corrupt" in done.stderr
+    assert_same_end(run_dir, complete_run)
+
+
+@pytest.mark.parametrize("point", ["rollout@2", "reward@2", "update@1", "evaluate@1", "update"])
+def test_going_back_moves_aside_and_ends_the_same(point, complete_run, slurm_ppo, tmp_path):
+    run_dir = tmp_path / "run"
+    shutil.copytree(complete_run, run_dir, symlinks=True)
+    done = slurm_ppo("resume", run_dir, "--from", point)
+    assert done.returncode == 0, done.stderr
+    (aside,) = (run_dir / "superseded").iterdir()
+    assert str(aside) in done.stderr
+    assert any(aside.rglob("*.json"))
+    assert_same_end(run_dir, complete_run)
+
+
+def wait_for(path: Path, seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < until, f"{path} did not appear within {seconds} s"
+        time.sleep(0.02)

@@ -1,0 +1,340 @@
+"""The trainer: any ZeRO stage is plain AdamW with clipping, and going on from disk is going on.
+
+DeepSpeed keeps process groups and ports per process, so each case lives in a process of its own: forks of
+one server that has imported everything.
+"""
+
+import json
+import math
+import multiprocessing
+import stat
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+from pipeline.checks import resolve
+from pipeline.compose import ConfigError, compose
+from pipeline.config import Precision, Schedule, UpdateConfig
+from pipeline.commits import hash_tree
+from pipeline.paths import RunPaths
+from stages.context import NumericalError
+from stages.models import DTYPES, load_causal_lm
+from stages.ppo.trainer import Trainer, learning_rate, start_distributed
+
+RATE = 1e-2
+TOTAL = 5
+CASES = [("fp32", 0), ("fp32", 1), ("fp32", 2), ("fp32", 3), ("bf16", 1), ("bf16", 2), ("bf16", 3)]
+NAMES = [f"{precision}-zero{stage}" for precision, stage in CASES]
+
+
+def settings(precision: str, stage: int) -> UpdateConfig:
+    return UpdateConfig(
+        learning_rate=RATE,
+        schedule="linear",
+        weight_decay=0.1,
+        epsilon=1e-3,  # with a tiny one, AdamW blows up the rounding of gradients that are almost zero
+        max_grad_norm=0.5,
+        zero_stage=stage,
+        precision=precision,
+    )
+
+
+def micro_batches(step: int) -> list[torch.Tensor]:
+    """Unequal: one, two and three rows of different lengths."""
+    generator = torch.Generator().manual_seed(step)
+    return [torch.randint(2, 200, (1 + i, 4 + 3 * i), generator=generator) for i in range(3)]
+
+
+def share_of_loss(model: torch.nn.Module, ids: torch.Tensor, tokens: int) -> torch.Tensor:
+    logits = model(input_ids=ids).logits[:, :-1].float()
+    return (
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
+        / tokens
+    )
+
+
+def accumulate(trainer: Trainer, step: int) -> None:
+    batches = micro_batches(step)
+    tokens = sum(ids[:, 1:].numel() for ids in batches)
+    for number, ids in enumerate(batches):
+        trainer.backward(share_of_loss(trainer.engine, ids, tokens), is_last=number == len(batches) - 1)
+
+
+def advance(trainer: Trainer, steps: range) -> list[tuple[float, float]]:
+    seen = []
+    for step in steps:
+        accumulate(trainer, step)
+        seen.append(trainer.step(TOTAL))
+    return seen
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: trainer._master(p).clone() for name, p in trainer.model.named_parameters()}
+
+
+def new_trainer(directory: Path, precision: str, stage: int) -> Trainer:
+    model = load_causal_lm(directory, Precision(precision), trust_remote_code=False)
+    return Trainer("policy", model, RATE, settings(precision, stage))
+
+
+def is_error_raised(trainer: Trainer, spoil: float) -> bool:
+    """Take a step whose gradient is not finite although the loss is."""
+    batches = micro_batches(9)
+    parameter = next(p for name, p in trainer.model.named_parameters() if name.endswith("norm.weight"))
+    parameter.register_hook(lambda gradient: gradient * spoil)
+    trainer.backward(share_of_loss(trainer.engine, batches[0], 3), is_last=True)
+    try:
+        trainer.step(TOTAL)
+    except NumericalError:
+        return True
+    return False
+
+
+def life_of_a_trainer(precision: str, stage: int, policy: Path, folder: Path) -> dict:
+    """Three steps, a checkpoint, two more steps; the same two from the checkpoint; and a spoiled step."""
+    torch.set_num_threads(1)
+    start_distributed()
+    trainer = new_trainer(policy, precision, stage)
+    start = weights(trainer)
+    norms = advance(trainer, range(3))
+    after_three = weights(trainer)
+    trainer.save_model(folder / "model")
+    trainer.save_state(folder / "state" / "policy.safetensors")
+    advance(trainer, range(3, 5))
+
+    again = new_trainer(folder / "model", precision, stage)
+    again.load_state(folder / "state" / "policy.safetensors", steps=3)
+    restored = weights(again)
+    advance(again, range(3, 5))
+    for name, one in (("straight", trainer), ("resumed", again)):
+        one.save_model(folder / name)
+        one.save_state(folder / f"{name}-state" / "policy.safetensors")
+    return {
+        "start": start,
+        "norms": norms,
+        "after_three": after_three,
+        "restored": restored,
+        "nan_noticed": is_error_raised(trainer, math.nan),
+        "inf_noticed": is_error_raised(again, math.inf),
+    }
+
+
+def life_with_tied_embeddings(precision: str, stage: int, policy: Path, folder: Path) -> dict:
+    torch.set_num_threads(1)
+    start_distributed()
+    trainer = new_trainer(policy, precision, stage)
+    advance(trainer, range(2))
+    trainer.save_model(folder / "model")
+    trainer.save_state(folder / "state.safetensors")
+    again = new_trainer(folder / "model", precision, stage)
+    again.load_state(folder / "state.safetensors", steps=2)
+    advance(trainer, range(2, 3))
+    advance(again, range(2, 3))
+    return {"straight": weights(trainer), "resumed": weights(again)}
+
+
+def save_poisoned(precision: str, stage: int, policy: Path, folder: Path) -> str:
+    torch.set_num_threads(1)
+    start_distributed()
+    model = load_causal_lm(policy, Precision(precision), trust_remote_code=False)
+    model.model.layers[1].mlp.up_proj.weight.data[3, 4] = math.nan
+    try:
+        Trainer("policy", model, RATE, settings(precision, stage)).save_model(folder)
+    except NumericalError as error:
+        return str(error)
+    return ""
+
+
+def into_file(story: Callable, precision: str, stage: int, model: Path, folder: Path) -> Path:
+    """Tensors go through a file, because the process that made them ends."""
+    torch.save(story(precision, stage, model, folder), folder / "seen.pt")
+    return folder / "seen.pt"
+
+
+@pytest.fixture(scope="module")
+def processes():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["stages.preload"])
+    with ProcessPoolExecutor(2, mp_context=context, max_tasks_per_child=1) as pool:
+        yield pool
+
+
+def seen_in(future: Future) -> dict:
+    return torch.load(future.result(timeout=120))
+
+
+@pytest.fixture(scope="module")
+def lives(processes, inputs, tmp_path_factory) -> dict[str, tuple[Path, Future]]:
+    """All cases, started at once; each test waits for its own."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in NAMES}
+    return {
+        name: (
+            folders[name],
+            processes.submit(into_file, life_of_a_trainer, *case, inputs / "policy", folders[name]),
+        )
+        for name, case in zip(NAMES, CASES, strict=True)
+    }
+
+
+@pytest.fixture(scope="module")
+def by_hand(inputs) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """Weights after three steps of a plain torch loop, and its gradient norms."""
+    torch.set_num_threads(1)
+    model = load_causal_lm(inputs / "policy", Precision.FP32, trust_remote_code=False)
+    config = settings("fp32", 0)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), RATE, config.betas, config.epsilon, weight_decay=config.weight_decay
+    )
+    norms = []
+    for step in range(3):
+        batches = micro_batches(step)
+        tokens = sum(ids[:, 1:].numel() for ids in batches)
+        for ids in batches:
+            share_of_loss(model, ids, tokens).backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)))
+        optimizer.param_groups[0]["lr"] = RATE * (1 - step / TOTAL)
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: p.detach() for name, p in model.named_parameters()}, norms
+
+
+def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name].float() - other[name].float()).detach().abs().max()) for name in one)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("fp32")])
+def test_every_zero_stage_is_plain_adamw_with_clipping(lives, by_hand, name):
+    seen = seen_in(lives[name][1])
+    expected, norms = by_hand
+    assert largest_difference(seen["after_three"], expected) < 1e-6
+    assert [norm for norm, _ in seen["norms"]] == pytest.approx(norms, rel=1e-5)
+    assert [rate for _, rate in seen["norms"]] == pytest.approx([1e-2, 8e-3, 6e-3])
+    assert min(norms) > 0.5, "nothing was clipped, so clipping was not tested"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_training_moves_the_weights_and_making_a_trainer_does_not(lives, inputs, name):
+    seen = seen_in(lives[name][1])
+    precision = Precision(name.split("-")[0])
+    model = load_causal_lm(inputs / "policy", precision, trust_remote_code=False)
+    assert largest_difference(seen["start"], dict(model.named_parameters())) == 0
+    assert largest_difference(seen["start"], seen["after_three"]) > 1e-3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_going_on_from_disk_is_bit_exact(lives, name):
+    folder, life = lives[name]
+    seen = seen_in(life)
+    assert largest_difference(seen["after_three"], seen["restored"]) == 0
+    for kind in ("straight", "straight-state"):
+        ours, other = (
+            sorted((folder / k).glob("*.safetensors")) for k in (kind, kind.replace("straight", "resumed"))
+        )
+        assert [f.name for f in ours] == [f.name for f in other]
+        for one, two in zip(ours, other, strict=True):
+            assert one.read_bytes() == two.read_bytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_saved_model_loads_with_from_pretrained_and_equals(lives, name):
+    folder, life = lives[name]
+    seen = seen_in(life)
+    dtype = DTYPES[Precision(name.split("-")[0])]
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    assert model.dtype == dtype
+    for parameter_name, parameter in model.named_parameters():
+        assert torch.equal(parameter, seen["after_three"][parameter_name].to(dtype)), parameter_name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gradient_that_is_not_finite_stops_the_update(lives, name):
+    seen = seen_in(lives[name][1])
+    assert seen["nan_noticed"]
+    assert seen["inf_noticed"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_optimizer_state_of_bf16_holds_fp32_weights(lives, name):
+    folder, life = lives[name]
+    seen = seen_in(life)
+    state = load_file(folder / "state" / "policy.safetensors")
+    kinds = {key.split("/")[0] for key in state}
+    assert kinds == {"exp_avg", "exp_avg_sq"} | ({"weight"} if name.startswith("bf16") else set())
+    assert {tensor.dtype for tensor in state.values()} == {torch.float32}
+    if name.startswith("bf16"):
+        found = {key.removeprefix("weight/"): t for key, t in state.items() if key.startswith("weight/")}
+        assert largest_difference(found, seen["after_three"]) == 0
+
+
+@pytest.mark.parametrize(("precision", "stage"), [("fp32", 0), ("bf16", 2), ("fp32", 3)])
+def test_tied_embeddings_stay_tied(processes, tmp_path, precision, stage):
+    tokenizer = tiny.byte_tokenizer(("<pad>", "<eos>"))
+    torch.manual_seed(3)
+    LlamaForCausalLM(tiny.llama_config(tokenizer, tie_word_embeddings=True)).save_pretrained(
+        tmp_path / "tied"
+    )
+    life = processes.submit(
+        into_file, life_with_tied_embeddings, precision, stage, tmp_path / "tied", tmp_path
+    )
+    seen = seen_in(life)
+    assert largest_difference(seen["straight"], seen["resumed"]) == 0
+    assert "lm_head.weight" not in seen["straight"]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert model.config.tie_word_embeddings
+    assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+
+
+@pytest.mark.parametrize(("precision", "stage"), [("fp32", 0), ("fp32", 3), ("bf16", 1)])
+def test_a_poisoned_weight_is_never_written(processes, inputs, tmp_path, precision, stage):
+    folder = tmp_path / "model"
+    message = processes.submit(save_poisoned, precision, stage, inputs / "policy", folder).result()
+    assert "layers.1.mlp.up_proj.weight" in message
+    assert not folder.exists()
+
+
+def test_committed_files_are_readable_as_the_umask_says(lives, tmp_path):
+    folder, life = lives["fp32-zero0"]
+    life.result()
+    state = folder / "state" / "policy.safetensors"
+    hash_tree(RunPaths(folder), state.parent)
+    probe = tmp_path / "probe"
+    probe.touch()
+    assert stat.S_IMODE(state.stat().st_mode) == stat.S_IMODE(probe.stat().st_mode)
+
+
+def test_bf16_without_zero_is_refused_because_it_has_no_fp32_weights(inputs, tmp_path):
+    given = tiny.overrides(inputs, tmp_path / "run", "update.precision=bf16", "update.zero_stage=0")
+    with pytest.raises(ConfigError, match=r"update\.precision=bf16.*zero_stage.*1, 2 or 3"):
+        resolve(compose(given))
+    resolve(compose([*given[:-1], "update.zero_stage=1"]))
+
+
+def test_learning_rate_schedules():
+    def rates(**given: object) -> list[float]:
+        return [learning_rate(1.0, step, 6, UpdateConfig(**given)) for step in range(6)]
+
+    assert rates() == [1.0] * 6
+    assert rates(warmup_steps=2) == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]
+    assert rates(schedule="linear") == pytest.approx([1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
+    assert rates(schedule="linear", warmup_steps=2) == pytest.approx([0.5, 1.0, 1.0, 0.75, 0.5, 0.25])
+    cosine = [0.5 * (1 + math.cos(math.pi * step / 6)) for step in range(6)]
+    assert rates(schedule="cosine") == pytest.approx(cosine, abs=1e-6)
+    # A warm-up longer than the run never ends, and no rate is ever negative or zero.
+    assert rates(schedule="cosine", warmup_steps=10) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    assert all(rate > 0 for schedule in Schedule for rate in rates(schedule=schedule, warmup_steps=5))
+
+
+def test_counters_of_the_state_file_are_plain_json(complete_run):
+    record = json.loads((complete_run / "iterations/00002/update/shard-00000.json").read_text())
+    (path,) = [entry["path"] for entry in record["outputs"] if entry["path"].endswith("state.json")]
+    state = json.loads((complete_run / path).read_text())
+    assert state["iteration"] == 2
+    assert state["optimizer_steps"] == 8
+    assert state["responses"] == 16

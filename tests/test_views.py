@@ -1,0 +1,126 @@
+"""Terminal views: they fit, they line up, and they cope with rows that lack numbers."""
+
+import math
+
+import pytest
+
+from pipeline.views import COLUMNS, even_ticks, iteration_table, number, reward_curve, sparkline
+
+ROWS = [
+    {
+        "iteration": i,
+        "reward/mean": -0.5 + 0.03 * i,
+        "reward/std": 0.4,
+        "objective/kl": 0.1 * i,
+        "policy/entropy": 2.0 - 0.01 * i,
+        "policy/clip_fraction_low": 0.04,
+        "policy/clip_fraction_high": 0.06,
+        "response_length/mean": 90.0,
+        "seconds/iteration": 88.4,
+        "tokens_per_second/rollout": 571.0,
+        **({"evaluate/reward": -0.3 + 0.03 * i} if i % 5 == 0 else {}),
+    }
+    for i in range(1, 41)
+]
+
+
+def test_the_table_has_every_column_at_80_characters():
+    lines = iteration_table(ROWS, 80).splitlines()
+    assert len(lines) == 41
+    assert all(column.title in lines[0] for column in COLUMNS)
+    assert {len(line) for line in lines} == {len(lines[0])}
+    assert len(lines[0]) <= 80
+    assert " ".join(lines[5].split()) == "5 -0.350 0.400 0.50 1.95 10.0 90.0 -0.150 88.4 571"
+
+
+@pytest.mark.parametrize("width", [20, 30, 40, 60, 200])
+def test_a_narrow_table_leaves_columns_out_but_never_iteration_and_reward(width):
+    lines = iteration_table(ROWS, width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert lines[0].split()[:2] == ["iter", "reward"]
+
+
+def test_absent_numbers_are_dashes():
+    lines = iteration_table([{"iteration": 7}], 80).splitlines()
+    assert lines[1].split() == ["7", *["-"] * (len(COLUMNS) - 1)]
+    assert len(iteration_table([], 80).splitlines()) == 1
+
+
+def test_only_a_coloured_table_has_escapes():
+    assert "\x1b" not in iteration_table(ROWS)
+    assert "\x1b[1m" in iteration_table(ROWS, color=True)
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 16), (30, 8), (120, 30)])
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_the_curve_fits_and_has_axes(width, height, count):
+    lines = reward_curve(ROWS[:count], width, height).splitlines()
+    assert len(lines) == height
+    assert max(map(len, lines)) <= width
+    assert lines[-1].split()[-1] in {"2", "40"}
+    assert "\x1b" not in "".join(lines)
+
+
+def test_the_curve_shows_evaluations_as_dots():
+    assert reward_curve(ROWS[:4]).count("●") == 0
+    assert reward_curve(ROWS[:12], 80, 16).count("●") == 3  # two of them, and the key
+    assert "\x1b[" in reward_curve(ROWS, color=True)
+
+
+def test_a_curve_does_not_remember_the_one_before():
+    first = reward_curve(ROWS)
+    reward_curve(ROWS[:3], color=True)
+    assert reward_curve(ROWS) == first
+
+
+def test_a_curve_of_nothing_or_of_equal_or_broken_numbers():
+    assert reward_curve([]) == "no reward yet"
+    assert reward_curve([{"iteration": 1, "reward/mean": math.nan}]) == "no reward yet"
+    same = [{"iteration": i, "reward/mean": 0.0} for i in (1, 2)]
+    assert len(reward_curve(same, 80, 10).splitlines()) == 10
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ([0, 1, 2, 3, 4, 5, 6, 7], "▁▂▃▄▅▆▇█"),
+        ([7, 0], "█▁"),
+        ([3, 3, 3], "▄▄▄"),
+        ([0, None, 7, math.nan], "▁ █ "),
+        ([None], " "),
+        ([], ""),
+    ],
+)
+def test_a_sparkline_goes_from_lowest_to_highest(values, line):
+    assert sparkline(values) == line
+
+
+def test_a_long_sparkline_is_averaged_down():
+    assert sparkline(list(range(1000)), 8) == "▁▂▃▄▅▆▇█"
+    assert len(sparkline(list(range(41)), 40)) == 40
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (None, None, "-"),
+        (0.0, 3, "0"),
+        (12345, None, "12345"),
+        (-0.61234, None, "-0.612"),
+        (99.999, 1, "100.0"),
+        (12345.6, 1, "12.3k"),
+        (999_960.0, None, "1.00M"),
+        (0.00004, 3, "4e-05"),
+        (3e12, None, "3e+12"),
+        (math.nan, 2, "nan"),
+        (-math.inf, None, "-inf"),
+    ],
+)
+def test_numbers_are_short(value, digits, text):
+    assert number(value, digits) == text
+
+
+def test_ticks_are_round_and_inside():
+    assert even_ticks(1, 40, 8, whole=True) == [5, 10, 15, 20, 25, 30, 35, 40]
+    assert even_ticks(1, 2, 8, whole=True) == [1, 2]
+    assert even_ticks(-0.6, 1.1, 4) == pytest.approx([-0.5, 0.0, 0.5, 1.0])
