@@ -3,7 +3,7 @@
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import FrameType
@@ -21,7 +21,7 @@ from pipeline.observe import (
     move_aside,
 )
 from pipeline.plan import policy_maker, unique
-from pipeline.reconcile import URGENCY, Actions, Failure, GiveUp, Launch, Observation, reconcile
+from pipeline.reconcile import URGENCY, Actions, Failure, GiveUp, Launch, Observation, Retract, reconcile
 from pipeline.runs import Run
 from pipeline.tasks import Task, task_key
 from slurm.scheduler import Job, JobState, JobStatus, Scheduler
@@ -190,8 +190,19 @@ def settle(driver: Driver, key: str, status: JobStatus) -> None:
 
 def act(driver: Driver, actions: Actions) -> None:
     """Carry out what was decided. Retracting comes first: a launch must not see what is being taken back."""
-    for retract in actions.retract:
-        target = move_aside(driver.run.paths, [retract.task], task_key(retract.task).replace("/", "-"))
+    if actions.retract:
+        take_back(driver, actions.retract)
+    jobs = [launch(driver, item) for item in actions.launch]
+    if jobs:
+        driver.scheduler.submit(jobs)
+
+
+def take_back(driver: Driver, retracts: Sequence[Retract]) -> None:
+    """Move what does not stand aside, and look anew how far the run has come."""
+    label = task_key(retracts[0].task).replace("/", "-")
+    more = f"-and-{len(retracts) - 1}-more" if len(retracts) > 1 else ""
+    target = move_aside(driver.run.paths, [retract.task for retract in retracts], label + more)
+    for retract in retracts:
         driver.records.forget(retract.task)
         journal.event(
             driver.run.paths.events,
@@ -201,11 +212,7 @@ def act(driver: Driver, actions: Actions) -> None:
             moved_to=str(target),
         )
         driver.watcher.note(f"{retract.task} will be computed again: {retract.reason}")
-    if actions.retract:
-        driver.frontier = find_frontier(driver.run.plan, driver.run.paths)
-    jobs = [launch(driver, item) for item in actions.launch]
-    if jobs:
-        driver.scheduler.submit(jobs)
+    driver.frontier = find_frontier(driver.run.plan, driver.run.paths)
 
 
 def launch(driver: Driver, item: Launch) -> Job:

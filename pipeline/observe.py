@@ -3,7 +3,7 @@
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -145,23 +145,44 @@ def move_aside(paths: RunPaths, tasks: Iterable[Task], label: str) -> Path:
 
     The record goes first: from then on the task is not done, whatever happens to the rest.
     """
-    target = _fresh_folder(paths.superseded, label)
+    target = fresh_folder(paths.superseded, label)
+    move_into(target, paths, tasks)
+    return target
+
+
+def move_into(target: Path, paths: RunPaths, tasks: Iterable[Task]) -> None:
+    """Every folder is listed once, however many tasks it holds."""
+    listings: dict[Path, dict[str, list[Path]]] = {}
     for task in tasks:
         files = paths.task(task)
-        moved = [files.record, *sorted(files.folder.glob(f"{task.file_stem}.*"))]
+        if files.folder not in listings:
+            listings[files.folder] = _by_stem(files.folder)
+        moved = [files.record, *listings[files.folder].get(task.file_stem, ())]
         if task.stage is Stage.UPDATE:
-            for parent in (paths.policies, paths.critics, paths.trainers):
-                (parent / f"{task.iteration:05d}").unlink(missing_ok=True)
-                moved += sorted(parent.glob(f"{task.iteration:05d}.*"))
+            moved += _folders_of_update(paths, task)
         for path in dict.fromkeys(moved):
             if path.exists():
                 destination = target / path.relative_to(paths.root)
                 destination.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(path, destination)
-    return target
 
 
-def _fresh_folder(parent: Path, label: str) -> Path:
+def _by_stem(folder: Path) -> dict[str, list[Path]]:
+    """The files of a stage's folder, by the task they belong to."""
+    grouped: dict[str, list[Path]] = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        grouped.setdefault(path.name.split(".")[0], []).append(path)
+    return grouped
+
+
+def _folders_of_update(paths: RunPaths, task: Task) -> Iterator[Path]:
+    """Every attempt's models and trainer state; the links to the winner's are removed."""
+    for parent in (paths.policies, paths.critics, paths.trainers):
+        (parent / f"{task.iteration:05d}").unlink(missing_ok=True)
+        yield from sorted(parent.glob(f"{task.iteration:05d}.*"))
+
+
+def fresh_folder(parent: Path, label: str) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for number in range(1, 10_000):
         folder = parent / f"{stamp}-{label}{f'-{number}' if number > 1 else ''}"

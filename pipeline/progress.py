@@ -11,8 +11,8 @@ from rich.text import Text
 from pipeline.observe import Frontier, Records
 from pipeline.plan import Plan
 from pipeline.tasks import Stage, Task
+from pipeline.views import Row, duration
 
-Row = dict[str, float | int]
 _STAGES = (Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE)
 
 
@@ -31,19 +31,6 @@ def describe_row(row: Row, num_iterations: int) -> str:
     parts.append(f"length {row['response_length/mean']:.1f}")
     parts.append(f"{row['seconds/iteration']:.1f} s, {duration(row['seconds/remaining'])} left")
     return "  ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """Like 45 s, 3 min 20 s, 5 h 12 min, 2 d 3 h."""
-    whole = round(seconds)
-    for size, name, below, below_name in (
-        (86400, "d", 3600, "h"),
-        (3600, "h", 60, "min"),
-        (60, "min", 1, "s"),
-    ):
-        if whole >= size:
-            return f"{whole // size} {name} {whole % size // below} {below_name}"
-    return f"{whole} s"
 
 
 @dataclass

@@ -1,35 +1,27 @@
 """One HTML file about a run: opens from disk, loads nothing, reads in light and dark, wide and narrow.
 
-Charts are plain plotly figures (dictionaries) whose colours are names of CSS variables; a small script puts
-in the values of the reader's colour scheme and draws again when the scheme changes.
+Colours in the charts are names of CSS variables; a small script puts in the values of the reader's colour
+scheme and draws again when the scheme changes.
 """
 
 import json
-import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pipeline import journal
+from pipeline.charts import CHARTS, Chart, figure, meaning
 from pipeline.commits import CorruptData, read_record, replace_durably
 from pipeline.compose import to_yaml
-from pipeline.metrics import Section, describe, evaluation_metrics
+from pipeline.metrics import Section, evaluation_metrics
 from pipeline.runs import Run
 from pipeline.tasks import Stage, Task
-from pipeline.views import COLUMNS, Column, Row, cells, number
+from pipeline.views import COLUMNS, Column, Row, cells, duration, number
 
-_COLOURS = 6
-"""Series colours of the style sheet: --c0 and so on, and --c0-soft for areas."""
-_STAGES = (Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE, Stage.EVALUATE)
-"""A stage has the same colour in every chart."""
-_FEW = 12
-"""Up to so many iterations each has a marker and a tick."""
-_MANY = 200
-"""From so many points on, lines and diamonds are drawn finer."""
 _TABLE_ROWS = 500
 """Iterations that the table holds."""
 
@@ -42,56 +34,6 @@ class Sample:
     response: str
     reward: float
 
-
-@dataclass(frozen=True)
-class Chart:
-    """Curves over iterations. ``names`` are of METRICS, with spaces between; ``*`` is a curve per match."""
-
-    section: Section
-    title: str
-    names: str
-    lower: str = ""
-    """Curves of another unit, in a panel below."""
-    caption: str = ""
-    """Default: the meaning of the first name, and of the first lower one."""
-    kind: Literal["lines", "bars", "band"] = "lines"
-    """bars are stacked; the names of a band are its middle, its two edges, and dots to put on it."""
-    from_zero: bool = False
-
-
-_LOW, _HIGH = "reward/mean-std", "reward/mean+std"
-"""Edges of the reward's band, computed here."""
-
-_O, _H, _R = Section.OBJECTIVE, Section.HEALTH, Section.ROLLOUT
-_E, _P = Section.EVALUATION, Section.PIPELINE
-_REWARD = "mean total reward and a band of one standard deviation; diamonds: greedy on held-out prompts"
-_KL = "KL per response, summed over its tokens (k1); below: its coefficient"
-_CLIPPING = "share of tokens clipped at the ratio's bounds, by dual clipping and in the value loss"
-_CLIPPED = "policy/clip_fraction_low policy/clip_fraction_high policy/dual_clip_fraction value/clip_fraction"
-_LOSSES, _NORMS = "clipped losses, mean over optimizer steps", "norms before clipping, mean over steps"
-_LENGTH = "tokens per response, shortest to longest; below: share of responses of max_new_tokens"
-_LENGTHS = "response_length/mean response_length/min response_length/max"
-
-CHARTS: tuple[Chart, ...] = (
-    Chart(_O, "Reward", f"reward/mean {_LOW} {_HIGH} evaluate/reward", "", _REWARD, "band"),
-    Chart(_O, "Reward components", "reward/*/mean"),
-    Chart(_O, "KL to the reference", "objective/kl", "objective/kl_coef", _KL),
-    Chart(_H, "Entropy", "policy/entropy"),
-    Chart(_H, "Clipping", _CLIPPED, "", _CLIPPING, from_zero=True),
-    Chart(_H, "Losses", "policy/loss", "value/loss", _LOSSES),
-    Chart(_H, "Gradient norms", "policy/grad_norm", "value/grad_norm", _NORMS, from_zero=True),
-    Chart(_H, "Explained variance", "value/explained_variance"),
-    Chart(_H, "Size of the update", "policy/approx_kl", from_zero=True),
-    Chart(_H, "Rollout engine against trainer", "mismatch/kl", "mismatch/max"),
-    Chart(_R, "Response length", _LENGTHS, "response_length/clip_ratio", _LENGTH, "band", from_zero=True),
-    Chart(_R, "Finish reasons", "finish_reason/*", kind="bars"),
-    Chart(_E, "Held-out reward components", "evaluate/reward/*"),
-    Chart(_E, "Held-out response length", "evaluate/response_length", from_zero=True),
-    Chart(_P, "Seconds per stage", "seconds/*", kind="bars"),
-    Chart(_P, "Tokens per second", "tokens_per_second/*", from_zero=True),
-    Chart(_P, "Memory (GiB)", "memory_gib/*", from_zero=True),
-    Chart(_P, "GPU memory (GiB)", "gpu_memory_gib/*", from_zero=True),
-)
 
 _MORE_COLUMNS = (
     Column("KL coef", ("objective/kl_coef",)),
@@ -174,121 +116,6 @@ def page(run: Run, rows: Sequence[Row], samples: Sequence[Sample]) -> str:
     return f"{head}<body><main>{''.join(parts)}</main></body></html>\n"
 
 
-def figure(chart: Chart, rows: Sequence[Row], names: Sequence[str]) -> dict[str, Any] | None:
-    """A plotly figure with colours as CSS variables, or None when no row has the chart's numbers.
-
-    Args:
-        names: all names that occur in ``rows``.
-    """
-    if chart.kind == "band":
-        upper = _band(chart.names.split(), rows)
-    else:
-        upper = [
-            _bars(rows, *found) if chart.kind == "bars" else _line(rows, *found)
-            for found in _series(chart.names.split(), names)
-        ]
-    if not upper:
-        return None
-    lower = [_line(rows, name, label, 1 + i, "y2") for name, label, i in _series(chart.lower.split(), names)]
-    return {"data": [*upper, *lower], "layout": _layout(chart, rows, len(upper) + len(lower), bool(lower))}
-
-
-def _series(patterns: Iterable[str], names: Sequence[str]) -> list[tuple[str, str, int]]:
-    """(name, label, colour) of the numbers that the patterns mean."""
-    found: list[tuple[str, str, int]] = []
-    for pattern in patterns:
-        before, _, after = pattern.partition("*")
-        for name in names:
-            metric = describe(name)
-            if metric is None or metric.name != pattern:
-                continue
-            label = name[len(before) : len(name) - len(after)] if "*" in pattern else name
-            colour = _STAGES.index(Stage(label)) if label in _STAGES else len(found)
-            found.append((name, label, colour))
-    return found
-
-
-def _points(rows: Sequence[Row], name: str) -> dict[str, list[float | None]]:
-    """x and y; six digits are enough to look at, and what is not finite leaves a gap."""
-    found = [(row["iteration"], row[name]) for row in rows if name in row]
-    y = [float(f"{value:.6g}") if math.isfinite(value) else None for _, value in found]
-    return {"x": [iteration for iteration, _ in found], "y": y}
-
-
-def _line(rows: Sequence[Row], name: str, label: str, colour: int, axis: str = "y") -> dict[str, Any]:
-    points = _points(rows, name)
-    dash = ("solid", "dash", "dot", "dashdot")[colour // _COLOURS % 4]
-    width = 2 if len(points["x"]) <= _MANY else 1
-    line = {"color": f"var(--c{colour % _COLOURS})", "width": width, "dash": dash}
-    mode = "lines+markers" if len(points["x"]) <= _FEW else "lines"
-    style = {"mode": mode, "line": line, "marker": {"size": 5}, "yaxis": axis}
-    return {"type": "scatter", "name": escape(label), **points, **style}
-
-
-def _bars(rows: Sequence[Row], name: str, label: str, colour: int) -> dict[str, Any]:
-    marker = {"color": f"var(--c{colour % _COLOURS})", "line": {"width": 0}}
-    return {"type": "bar", "name": escape(label), **_points(rows, name), "marker": marker}
-
-
-def _band(names: Sequence[str], rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """A line between two edges, and diamonds. The area between the edges is shaded."""
-    rows = [_with_edges(row) for row in rows]
-    middle, low, high, *dots = names
-    known = {name for row in rows for name in row}
-    edge = {"mode": "lines", "line": {"width": 0, "color": "var(--c0)"}, "showlegend": False}
-    area = {"fill": "tonexty", "fillcolor": "var(--c0-soft)"}
-    traces = []
-    if {middle, low, high} <= known:
-        traces += [_line(rows, low, low, 0) | edge, _line(rows, high, high, 0) | edge | area]
-    traces += [_line(rows, name, name, 0) for name in [middle] if name in known]
-    for name in known & set(dots):
-        points = _line(rows, name, name, 1)
-        marker = {"size": 9 if len(points["x"]) <= _MANY else 4, "symbol": "diamond", "color": "var(--c1)"}
-        traces.append(points | {"mode": "markers", "marker": marker})
-    return traces
-
-
-def _with_edges(row: Row) -> Row:
-    if "reward/mean" not in row or "reward/std" not in row:
-        return row
-    mean, std = row["reward/mean"], row["reward/std"]
-    return {**row, _LOW: mean - std, _HIGH: mean + std}
-
-
-def _layout(chart: Chart, rows: Sequence[Row], series: int, has_lower: bool) -> dict[str, Any]:
-    first, last = rows[0]["iteration"], rows[-1]["iteration"]
-    lines = {"gridcolor": "var(--line)", "zerolinecolor": "var(--axis)", "automargin": True}
-    title = {"text": "iteration", "standoff": 8, "font": {"size": 12}}
-    x = {**lines, "title": title, "zeroline": False, "tickformat": "d", "range": [first - 0.6, last + 0.6]}
-    x |= {"unifiedhovertitle": {"text": "iteration %{x}"}} | ({"dtick": 1} if last - first <= _FEW else {})
-    y = {**lines, "hoverformat": ".4~g", "exponentformat": "e", "nticks": 6}
-    y["rangemode"] = "tozero" if chart.from_zero else "normal"
-    upper = {"domain": [0.4, 1.0] if has_lower else [0.0, 1.0]}
-    lower = {"yaxis2": {**y, "domain": [0.0, 0.3], "nticks": 4}} if has_lower else {}
-    x |= {"anchor": "y2"} if has_lower else {}
-    text = {"family": "system-ui, sans-serif", "size": 12, "color": "var(--soft)"}
-    x |= {"spikecolor": "var(--axis)", "spikethickness": 1, "spikedash": "solid"}
-    hover = {"bgcolor": "var(--panel)", "bordercolor": "var(--axis)", "font": {"color": "var(--ink)"}}
-    legend = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"}
-    return {
-        "height": 320,
-        "margin": {"l": 52, "r": 12, "t": 12, "b": 44},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": text,
-        "xaxis": x,
-        "yaxis": {**y, **upper},
-        **lower,
-        "showlegend": series > 1,
-        "legend": legend,
-        "hovermode": "x unified",
-        "hoversubplots": "axis",
-        "hoverlabel": {**hover, "namelength": -1},
-        "barmode": "stack",
-        "bargap": 0.15,
-    }
-
-
 def _header(run: Run, rows: Sequence[Row]) -> str:
     """Name, outcome, and what to do next."""
     done = int(rows[-1]["iteration"]) if rows else 0
@@ -300,7 +127,7 @@ def _header(run: Run, rows: Sequence[Row]) -> str:
     if done == 0:
         note = f"No iteration is committed yet. To start or continue the run: <code>{command}</code>"
     elif done < run.config.iterations:
-        left = duration(rows[-1].get("seconds/remaining"))
+        left = duration(rows[-1]["seconds/remaining"])
         note = f"About {left} remain at the recent pace. If the run has stopped: <code>{command}</code>"
     else:
         note = "The run is complete."
@@ -317,16 +144,6 @@ def _outcome(run: Run, rows: Sequence[Row]) -> dict[str, str]:
     if rows and "seconds/elapsed" in rows[-1]:
         facts["elapsed"] = duration(rows[-1]["seconds/elapsed"])
     return facts
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds as people say them: ``42 s``, ``58 min``, ``3 h 12 min``."""
-    if seconds is None:
-        return "an unknown time"
-    minutes = round(seconds / 60)
-    if minutes < 2:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _sections(shown: Mapping[str, tuple[Chart, Any]]) -> str:
@@ -350,12 +167,6 @@ def _place(key: str, chart: Chart, made: Mapping[str, Any]) -> str:
     kind = "card wide" if chart is CHARTS[0] else "card"
     plot = f'<div class="plot" id="{key}" role="img" aria-label="{title}: {caption}"></div>'
     return f'<div class="{kind}"><h3>{title}</h3><p class="caption">{caption}</p>{plot}</div>'
-
-
-def meaning(name: str) -> str:
-    """What METRICS says about a name; the name itself when it says nothing."""
-    metric = describe(name)
-    return metric.meaning if metric else name
 
 
 def _table(rows: Sequence[Row]) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 from pipeline import journal
 from pipeline.lease import holder_of
 from pipeline.observe import Frontier, Records, find_frontier
-from pipeline.progress import duration
 from pipeline.runs import Run
 from pipeline.tasks import Stage
+from pipeline.views import duration
 
 
 @dataclass(frozen=True)

@@ -175,3 +175,16 @@ def sparkline(values: Sequence[float | None], width: int = 40) -> str:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None and math.isfinite(value)]
     return sum(known) / len(known) if known else None
+
+
+def duration(seconds: float) -> str:
+    """Like 45 s, 3 min 20 s, 5 h 12 min, 2 d 3 h."""
+    whole = round(seconds)
+    for size, name, below, below_name in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            return f"{whole // size} {name} {whole % size // below} {below_name}"
+    return f"{whole} s"

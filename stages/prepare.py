@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from pipeline.commits import digest_file, hash_file, replace_durably
-from pipeline.config import BadRows, Config, RewardModelConfig
+from pipeline.config import BadRows, Config, RewardModelConfig, RuleConfig
 from pipeline.data import Message, Prompt, Rejected, RejectReason, read_prompts, summarize, write_rejected
 from pipeline.plugins import load_rules
 from pipeline.schemas import PROMPTS, RESERVED_COLUMNS, conform
@@ -21,6 +22,7 @@ from pipeline.tasks import Task
 from stages.context import Context, Result, UserError
 from stages.models import load_tokenizer
 from stages.rewards.components import measure_normalization
+from stages.rewards.rules import RULE_ARGUMENTS
 
 
 def run(task: Task, context: Context) -> Result:
@@ -34,7 +36,7 @@ def run(task: Task, context: Context) -> Result:
     listing = context.files.data(context.attempt, "rejected", "jsonl")
     listing.parent.mkdir(parents=True, exist_ok=True)
     write_rejected(listing, [*rejected, *rejected_heldout])
-    check_usable(config, prompts, [*rejected, *rejected_heldout], listing)
+    check_usable(config, prompts, heldout, [*rejected, *rejected_heldout], listing)
     load_rules(config)
     normalization = context.files.data(context.attempt, "normalization", "json")
     replace_durably(normalization, json.dumps(measure_normalization(context)) + "\n")
@@ -63,12 +65,12 @@ def tokenized(
         prompt_column=data.prompt_column,
         id_column=data.id_column,
         split=data.split,
-        reserved=RESERVED_COLUMNS,
+        reserved=reserved_columns(config),
     )
-    texts = [prompt_text(row.prompt, tokenizer) for row in found.rows]
+    texts, refused = prompt_texts(found.rows, tokenizer)
     tokens = tokenize(texts, found.rows, tokenizer)
     limit = config.data.max_prompt_tokens or 0
-    problems = [length_problem(row, ids, limit) for row, ids in zip(found.rows, tokens, strict=True)]
+    problems = [refused.get(i) or length_problem(row, tokens[i], limit) for i, row in enumerate(found.rows)]
     kept = [i for i, problem in enumerate(problems) if problem is None]
     check_vocabulary(tokens, tokenizer, config)
     table = conform(
@@ -82,6 +84,27 @@ def tokenized(
         extra=found.columns.take(kept),
     )
     return table, [*found.rejected, *(problem for problem in problems if problem)]
+
+
+def reserved_columns(config: Config) -> frozenset[str]:
+    """Names that the user's columns may not have."""
+    has_rules = any(isinstance(component, RuleConfig) for component in config.reward.components.values())
+    return RESERVED_COLUMNS | RULE_ARGUMENTS if has_rules else RESERVED_COLUMNS
+
+
+def prompt_texts(
+    rows: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[str], dict[int, Rejected]]:
+    """The text of each row, and by index the rows whose messages the chat template refuses."""
+    texts, refused = [], {}
+    for index, row in enumerate(rows):
+        try:
+            texts.append(prompt_text(row.prompt, tokenizer))
+        except TemplateError as error:
+            detail = f"the policy's chat template refuses it: {error}"
+            refused[index] = Rejected(row.row, row.prompt_id, RejectReason.BAD_MESSAGE, detail)
+            texts.append("")
+    return texts, refused
 
 
 def prompt_text(prompt: str | Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> str:
@@ -142,12 +165,16 @@ def check_vocabulary(tokens: Iterable[Sequence[int]], tokenizer: Any, config: Co
         )
 
 
-def check_usable(config: Config, prompts: pa.Table, rejected: Sequence[Rejected], listing: Path) -> None:
+def check_usable(
+    config: Config, prompts: pa.Table, heldout: pa.Table, rejected: Sequence[Rejected], listing: Path
+) -> None:
     """Say what was left out; stop when that is fatal or leaves too few. Raises UserError."""
     if rejected:
         print(f"{summarize(rejected)}; listed in {listing}", flush=True)
         if config.data.bad_rows is BadRows.FATAL:
             raise UserError(f"{summarize(rejected)} (data.bad_rows=fatal); listed in {listing}")
+    if config.data.heldout and heldout.num_rows == 0:
+        raise UserError(f"data.heldout={config.data.heldout} has no usable row; see {listing}")
     if prompts.num_rows < config.data.prompts_per_iteration:
         raise UserError(
             f"data.prompts={config.data.prompts} has {prompts.num_rows} usable rows, fewer than "
@@ -158,9 +185,11 @@ def check_usable(config: Config, prompts: pa.Table, rejected: Sequence[Rejected]
 
 def hash_user_files(config: Config) -> dict[str, str]:
     """What the run was made from: every file of the models and of the data, with its hash."""
-    models = [c.path for c in config.reward.components.values() if isinstance(c, RewardModelConfig)]
+    components = config.reward.components.values()
+    models = [c.path for c in components if isinstance(c, RewardModelConfig)]
+    norms = [c.normalization for c in components if isinstance(c, RewardModelConfig) and c.normalization]
     given = [config.model.policy, config.model.reference, config.model.critic, *models]
-    given += [config.data.prompts, config.data.heldout]
+    given += [config.data.prompts, config.data.heldout, *(norm.reference_samples for norm in norms)]
     files: set[Path] = set()
     for path in (Path(text) for text in given if text):
         files.update([path] if path.is_file() else (p for p in path.rglob("*") if p.is_file()))

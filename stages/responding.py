@@ -1,5 +1,6 @@
 """Prompts to response rows: shared by rollout and evaluate."""
 
+import math
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -7,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from pipeline.config import Config
 from pipeline.schemas import ROLLOUT, FinishReason, conform, extra_columns
-from stages.context import Context
+from stages.context import Context, NumericalError
 from stages.engines import engine
 from stages.engines.base import Generator, Request, Response, Sampling
 from stages.models import load_causal_lm, load_tokenizer
@@ -30,9 +31,11 @@ def respond(
         Request(tokens, room(config, tokens), seed)
         for tokens, seed in zip(repeated["prompt_tokens"].to_pylist(), seeds, strict=True)
     ]
-    generator: Generator = engine("generator", directory, lambda: make_generator(config, str(directory)))
+    key = (directory, config.rollout)
+    generator: Generator = engine("generator", key, lambda: make_generator(config, str(directory)))
     with context.computing():
         responses = generator.generate(requests, sampling)
+    check_finite(responses, repeated, version)
     return rollout_table(repeated, responses, num_samples, tokenizer)
 
 
@@ -43,6 +46,16 @@ def make_generator(config: Config, directory: str) -> Generator:
         directory, config.rollout.precision, config.model.trust_remote_code, config.rollout.device_map
     )
     return TransformersGenerator(model, config.rollout.tokens_per_batch)
+
+
+def check_finite(responses: Sequence[Response], prompts: pa.Table, version: int) -> None:
+    """Raises NumericalError naming the first prompt whose response has a log-probability that is no number."""
+    for index, response in enumerate(responses):
+        if not all(map(math.isfinite, response.log_probs)):
+            raise NumericalError(
+                f"policy {version} gives log-probabilities that are not finite for prompt_id "
+                f"{prompts['prompt_id'][index]}; its weights or their number format are at fault"
+            )
 
 
 def room(config: Config, prompt_tokens: Sequence[int]) -> int:

@@ -61,7 +61,7 @@ def reference_log_probs(context: Context, rows: pa.Table) -> list[list[float]]:
     reward, trust = config.reward, config.model.trust_remote_code
     model = engine(
         "reference",
-        directory,
+        (directory, reward.precision, reward.device_map),
         lambda: load_causal_lm(directory, reward.precision, trust, reward.device_map),
     )
     prompts, responses = rows["prompt_tokens"].to_pylist(), rows["response_tokens"].to_pylist()

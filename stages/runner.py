@@ -32,7 +32,7 @@ from pipeline.data import PromptError
 from pipeline.environment import NO_NETWORK
 from pipeline.plugins import PluginError
 from pipeline.reconcile import FailureKind
-from pipeline.runs import load_run
+from pipeline.runs import Run, RunError, load_run
 from pipeline.schemas import SchemaError
 from pipeline.seeds import derive_seed
 from pipeline.tasks import Stage, Task, task_key
@@ -98,6 +98,7 @@ def execute(arguments: Arguments) -> None:
     """Compute and commit, unless the task is committed already."""
     started = time.time()
     run = load_run(arguments.run_dir)
+    check_is_planned(run, arguments.task)
     if read_record(run.paths, arguments.task) is not None:
         print(f"{arguments.task} is committed already; nothing to do", flush=True)
         return
@@ -127,6 +128,16 @@ def execute(arguments: Arguments) -> None:
         f"{arguments.task}: {'committed' if won else 'another attempt was first'}: {describe(record)}",
         flush=True,
     )
+
+
+def check_is_planned(run: Run, task: Task) -> None:
+    """Raises RunError when the run has no such task."""
+    plan = run.plan
+    if not 0 <= task.iteration <= plan.iterations or task not in plan.tasks(task.iteration):
+        raise RunError(
+            f"{run.paths.root} has no {task}: it has iterations 1 to {plan.iterations} of "
+            f"shards 0 to {plan.num_shards - 1}, and evaluates iterations {list(plan.evaluations())}"
+        )
 
 
 def describe(record: Record) -> str:
@@ -186,6 +197,6 @@ def classify(error: Exception) -> tuple[FailureKind, Task | None]:
 
     if isinstance(error, NotCommitted | CorruptData | StaleData):
         return FailureKind.INPUTS, error.task
-    if isinstance(error, ConfigError | PromptError | PluginError | SchemaError | UserError):
+    if isinstance(error, ConfigError | RunError | PromptError | PluginError | SchemaError | UserError):
         return FailureKind.CONFIG, None
     return (FailureKind.NUMERICS if isinstance(error, NumericalError) else FailureKind.ERROR), None

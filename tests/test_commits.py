@@ -170,7 +170,10 @@ def test_an_input_that_is_not_committed_is_named(tmp_path):
         (lambda text: "\x00" * 40, "cannot be read"),
         (lambda text: text.replace('"version": 1', '"version": 2'), "record version 2.*reads 1"),
         (lambda text: text.replace('"version": 1,', "").replace(',\n "version": 1', ""), "version"),
-        (lambda text: text.replace('"3/rollout/1"', '"4/rollout/1"'), "belongs to iteration 4 rollout shard 1"),
+        (
+            lambda text: text.replace('"3/rollout/1"', '"4/rollout/1"'),
+            "belongs to iteration 4 rollout shard 1",
+        ),
         (lambda text: text.replace('"3/rollout/1"', '"3/rolling/1"'), "not a task key"),
         (lambda text: text.replace('"3/rollout/1"', "5"), "cannot be read"),
         (lambda text: text.replace('"attempt": "1-aa"', '"attempt": 5'), "cannot be read"),
@@ -252,7 +255,8 @@ def test_a_record_survives_the_disk(record):
 def test_the_fingerprint_tells_attempts_apart_by_their_bytes_only(record, other):
     def as_if(attempt):
         outputs = tuple(
-            dataclasses.replace(entry, path=f"policy/{i}.{attempt}/f") for i, entry in enumerate(record.outputs)
+            dataclasses.replace(entry, path=f"policy/{i}.{attempt}/f")
+            for i, entry in enumerate(record.outputs)
         )
         return dataclasses.replace(record, attempt=attempt, outputs=outputs, started=0.0, pid=1)
 

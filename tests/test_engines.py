@@ -68,7 +68,9 @@ def test_greedy_is_transformers_own_greedy_token_by_token(generator, model):
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
-def test_log_probabilities_are_those_of_a_plain_forward_pass_at_the_temperature(generator, model, temperature):
+def test_log_probabilities_are_those_of_a_plain_forward_pass_at_the_temperature(
+    generator, model, temperature
+):
     asked = requests()
     for request, response in zip(asked, generator.generate(asked, Sampling(temperature)), strict=True):
         tokens = [*request.prompt_tokens, *response.tokens]
@@ -79,7 +81,9 @@ def test_log_probabilities_are_those_of_a_plain_forward_pass_at_the_temperature(
         torch.testing.assert_close(torch.tensor(response.log_probs), expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.6, 0.9, 40), GREEDY], ids=["plain", "cut", "greedy"])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(0.6, 0.9, 40), GREEDY], ids=["plain", "cut", "greedy"]
+)
 def test_a_response_does_not_depend_on_what_it_is_batched_with(model, generator, sampling):
     asked = requests(24)
     expected = [generator.generate([request], sampling)[0].tokens for request in asked]
@@ -178,7 +182,8 @@ def test_a_stop_token_at_the_very_limit_counts_as_a_stop(generator):
     (free,) = generator.generate([request], GREEDY)
     place = free.tokens.index(free.tokens[3])
     (cut,) = generator.generate(
-        [Request(request.prompt_tokens, place + 1, 0)], Sampling(greedy=True, stop_token_ids=(free.tokens[3],))
+        [Request(request.prompt_tokens, place + 1, 0)],
+        Sampling(greedy=True, stop_token_ids=(free.tokens[3],)),
     )
     assert cut.tokens == free.tokens[: place + 1]
     assert cut.finish_reason is FinishReason.STOP
@@ -219,7 +224,9 @@ def test_generation_settings_of_the_model_directory_do_not_leak_in(generator, in
 def test_end_of_sequence_ids_of_the_model_directory_do_count(inputs, generator):
     model = load_causal_lm(inputs / "policy", Precision.FP32, trust_remote_code=False)
     asked = requests(20)
-    usual = Counter(t for r in generator.generate(asked, Sampling()) for t in r.tokens[:-1]).most_common(1)[0][0]
+    usual = Counter(t for r in generator.generate(asked, Sampling()) for t in r.tokens[:-1]).most_common(1)[
+        0
+    ][0]
     model.generation_config.eos_token_id = [1, usual]
     for response in TransformersGenerator(model, 400).generate(asked, Sampling()):
         assert usual not in response.tokens[:-1]
@@ -238,7 +245,9 @@ def test_bf16_samples_and_notes_its_own_log_probabilities(inputs):
     model = load_causal_lm(inputs / "policy", Precision.BF16, trust_remote_code=False)
     assert model.dtype is torch.bfloat16
     asked = requests(8)
-    for request, response in zip(asked, TransformersGenerator(model, 400).generate(asked, Sampling()), strict=True):
+    for request, response in zip(
+        asked, TransformersGenerator(model, 400).generate(asked, Sampling()), strict=True
+    ):
         assert 1 <= len(response.tokens) <= request.max_new_tokens
         assert all(math.isfinite(x) and x <= 0 for x in response.log_probs)
         first = next_token_probabilities(model, list(request.prompt_tokens))[response.tokens[0]].log()

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from pipeline import journal
+from pipeline.charts import CHARTS, figure
 from pipeline.commits import Record, publish
 from pipeline.config import Config, DataConfig, ModelConfig, RewardConfig, RewardModelConfig, RuleConfig
 from pipeline.metrics import describe
 from pipeline.paths import RunPaths
-from pipeline.report import CHARTS, Sample, choose_samples, duration, figure, page, read_rows, write_report
+from pipeline.report import Sample, choose_samples, page, read_rows, write_report
 from pipeline.runs import Identity, Run
 from pipeline.schemas import REWARD, ROLLOUT, conform
 from pipeline.shards import write_shard
@@ -261,13 +262,6 @@ def test_seconds_are_of_stages_only():
     chart = next(chart for chart in CHARTS if chart.title == "Seconds per stage")
     made = figure(chart, [make_row(1)], list(make_row(1)))
     assert [trace["name"] for trace in made["data"]] == list(STAGES)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(42.4, "42 s"), (3480, "58 min"), (11520, "3 h 12 min"), (None, "an unknown time")]
-)
-def test_durations_read_well(seconds, text):
-    assert duration(seconds) == text
 
 
 def test_writing_again_replaces_the_file(run):

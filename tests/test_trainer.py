@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from pipeline.checks import resolve
+from pipeline.commits import hash_tree
 from pipeline.compose import ConfigError, compose
 from pipeline.config import Precision, Schedule, UpdateConfig
-from pipeline.commits import hash_tree
 from pipeline.paths import RunPaths
 from stages.context import NumericalError
 from stages.models import DTYPES, load_causal_lm

@@ -124,3 +124,11 @@ def test_ticks_are_round_and_inside():
     assert even_ticks(1, 40, 8, whole=True) == [5, 10, 15, 20, 25, 30, 35, 40]
     assert even_ticks(1, 2, 8, whole=True) == [1, 2]
     assert even_ticks(-0.6, 1.1, 4) == pytest.approx([-0.5, 0.0, 0.5, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(42.4, "42 s"), (125, "2 min 5 s"), (3600, "1 h 0 min"), (11520, "3 h 12 min"), (183600, "2 d 3 h")],
+)
+def test_durations_read_well(seconds, text):
+    assert duration(seconds) == text

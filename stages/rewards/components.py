@@ -56,7 +56,9 @@ class RewardModel:
         self._tokenizer = load_tokenizer(config.path, trust)
         self._policy_tokenizer = load_tokenizer(context.config.model.policy, trust)
         self._shares_tokens = same_tokenizer(self._tokenizer, self._policy_tokenizer)
-        self._scorer: Scorer = engine("scorer", config.path, lambda: make_scorer(context, config))
+        reward = context.config.reward
+        key = (config.path, reward.precision, reward.device_map, reward.tokens_per_batch)
+        self._scorer: Scorer = engine("scorer", key, lambda: make_scorer(context, config))
         self._limit = context_limit(config.path)
         self.num_truncated = 0
         """Sequences that were cut on the left to fit the reward model's context."""
@@ -125,8 +127,10 @@ def same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase)
 
 
 def context_limit(directory: str) -> int:
+    """Tokens that the model has positions for; without a limit in its configuration, more than any text."""
     model = json.loads((Path(directory) / "config.json").read_text())
-    limit = model.get("text_config", model).get("max_position_embeddings")
+    text = model.get("text_config", model)
+    limit = text.get("max_position_embeddings") or text.get("n_positions")
     return int(limit) if limit else 1 << 30
 
 

@@ -16,6 +16,9 @@ from pipeline.plugins import load_plugin
 from pipeline.schemas import extra_columns
 from stages.context import UserError
 
+RULE_ARGUMENTS = frozenset({"prompts", "responses"})
+"""Names that the user's columns may not have beside a rule."""
+
 
 def rule_scores(name: str, config: RuleConfig, rows: pa.Table) -> list[float]:
     """One number per row of a rollout table. Raises UserError when the rule gives anything else."""
@@ -37,8 +40,15 @@ def checked(name: str, config: RuleConfig, scores: Any, rows: pa.Table) -> list[
     if len(answer) != rows.num_rows:
         raise UserError(f"{who} returned {len(answer)} scores for {rows.num_rows} responses")
     for index, score in enumerate(answer):
-        is_number = isinstance(score, int | float) or hasattr(score, "__float__")
-        if not is_number or not math.isfinite(float(score)):
+        if not is_finite_number(score):
             where = f"prompt_id {rows['prompt_id'][index]}, sample {rows['sample_index'][index]}"
             raise UserError(f"{who} returned {score!r} for {where}; a finite number is wanted")
     return [float(score) for score in answer]
+
+
+def is_finite_number(score: Any) -> bool:
+    """Python's, NumPy's and torch's scalars count; text and arrays do not."""
+    try:
+        return not isinstance(score, str | bytes) and math.isfinite(float(score))
+    except (TypeError, ValueError, RuntimeError):
+        return False

@@ -1,0 +1,99 @@
+"""Stages as processes of their own, cheap enough for many tests: forks of a server that imported everything.
+
+The local scheduler runs tasks the same way.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+import tiny
+
+from pipeline.checks import resolve
+from pipeline.compose import compose
+from pipeline.runs import Run, create_run
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a process ended."""
+
+    code: int | None
+    log: str
+    """Standard output and error, in the order they came."""
+
+
+def fork_server() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["stages.preload"])
+    return context
+
+
+def make_run(inputs: Path, run_dir: Path, *more: str) -> Run:
+    return create_run(resolve(compose(tiny.overrides(inputs, run_dir, *more))))
+
+
+def stage_arguments(run: Run | Path, stage: str, iteration: int = 0, shard: int = 0) -> list[str]:
+    root = run if isinstance(run, Path) else run.paths.root
+    return [stage, "--run-dir", str(root), "--iteration", str(iteration), "--shard", str(shard)]
+
+
+def start_stage(arguments: Sequence[str], log: Path, cwd: Path = ROOT) -> Any:
+    """Begin ``python -m stages ARGUMENTS`` in a fork; its output goes to ``log``."""
+    process = fork_server().Process(target=_main, args=(list(arguments), str(log), str(cwd)))
+    process.start()
+    return process
+
+
+def stage(
+    run: Run, name: str, iteration: int = 0, shard: int = 0, cwd: Path = ROOT, more: Sequence[str] = ()
+) -> Done:
+    """Run one task to its end."""
+    log = run.paths.root / f"test-{os.urandom(4).hex()}.log"
+    process = start_stage([*stage_arguments(run, name, iteration, shard), *more], log, cwd)
+    process.join(timeout=120)
+    return Done(process.exitcode, log.read_text())
+
+
+def python_m_stages(arguments: Sequence[str], environment: dict[str, str], cwd: Path = ROOT) -> Done:
+    """The real command, in a new interpreter."""
+    path = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "stages", *arguments],
+        env=environment | {"PYTHONPATH": path},
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+    return Done(done.returncode, done.stdout)
+
+
+def in_process_of_its_own(function: Callable[..., None], *arguments: object) -> int | None:
+    """Call a module's function in a fork. Returns the exit code."""
+    process = fork_server().Process(target=function, args=arguments)
+    process.start()
+    process.join(timeout=120)
+    return process.exitcode
+
+
+def _main(arguments: list[str], log: str, cwd: str) -> None:
+    from stages.runner import main
+
+    os.chdir(cwd)
+    with Path(log).open("w", buffering=1) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+            code = main(arguments)
+    sys.exit(code)

@@ -1,0 +1,110 @@
+"""The plan: what a run consists of, as a pure function of four numbers."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.plan import Plan, policy_maker
+from pipeline.tasks import PREPARE, Stage, Task, parse_task, task_key
+
+plans = st.builds(Plan, st.integers(1, 9), st.integers(1, 5), st.integers(0, 11))
+everything = st.builds(Task, st.integers(0, 10**6), st.sampled_from(Stage), st.integers(0, 10**5))
+
+
+def test_one_iteration_of_two_shards_reads_like_the_diagram():
+    plan = Plan(iterations=1, num_shards=2, evaluate_every=0)
+    assert [str(task) for task in plan.all_tasks()] == [
+        "prepare",
+        "iteration 1 rollout shard 0",
+        "iteration 1 rollout shard 1",
+        "iteration 1 reward shard 0",
+        "iteration 1 reward shard 1",
+        "iteration 1 update",
+    ]
+
+
+def test_a_reward_task_reads_its_own_rollout_shard_only():
+    plan = Plan(iterations=3, num_shards=4, evaluate_every=0)
+    assert plan.inputs(Task(2, Stage.REWARD, 3)) == (PREPARE, Task(2, Stage.ROLLOUT, 3))
+
+
+def test_a_rollout_reads_the_policy_before_it():
+    plan = Plan(iterations=3, num_shards=4, evaluate_every=0)
+    assert plan.inputs(Task(3, Stage.ROLLOUT, 1)) == (PREPARE, Task(2, Stage.UPDATE))
+    assert plan.inputs(Task(1, Stage.ROLLOUT, 1)) == (PREPARE,)
+
+
+def test_an_update_reads_the_last_update_and_every_shard():
+    plan = Plan(iterations=3, num_shards=2, evaluate_every=0)
+    shards = [Task(2, stage, i) for stage in (Stage.ROLLOUT, Stage.REWARD) for i in (0, 1)]
+    assert plan.inputs(Task(2, Stage.UPDATE)) == (PREPARE, Task(1, Stage.UPDATE), *shards)
+
+
+@pytest.mark.parametrize(
+    ("iterations", "every", "expected"),
+    [
+        (5, 0, ()),
+        (5, 1, (0, 1, 2, 3, 4, 5)),
+        (5, 2, (0, 2, 4, 5)),
+        (4, 2, (0, 2, 4)),
+        (5, 5, (0, 5)),
+        (5, 9, (0, 5)),
+    ],
+)
+def test_policy_zero_every_nth_and_the_last_are_evaluated(iterations, every, expected):
+    plan = Plan(iterations, 1, every)
+    assert plan.evaluations() == expected
+    assert tuple(t.iteration for t in plan.all_tasks() if t.stage is Stage.EVALUATE) == expected
+
+
+@given(plans)
+def test_inputs_come_before_what_reads_them_and_are_part_of_the_plan(plan):
+    seen = set()
+    for task in plan.all_tasks():
+        assert set(plan.inputs(task)) <= seen
+        assert len(set(plan.inputs(task))) == len(plan.inputs(task))
+        assert task not in seen
+        seen.add(task)
+
+
+@given(plans)
+def test_each_evaluation_waits_for_the_one_before(plan):
+    tasks = plan.evaluation_tasks()
+    for earlier, later in zip(tasks, tasks[1:], strict=False):
+        assert earlier in plan.inputs(later)
+
+
+@given(plans, st.data())
+def test_the_window_holds_exactly_what_can_be_worked_on(plan, data):
+    updated = data.draw(st.integers(-1, plan.iterations))
+    done = sum(iteration <= updated for iteration in plan.evaluations())
+    evaluated = data.draw(st.integers(0, done))
+    window = plan.window(updated, evaluated)
+    committed = {
+        task for i in range(updated + 1) for task in plan.tasks(i) if task.stage is not Stage.EVALUATE
+    }
+    committed |= set(plan.evaluation_tasks()[:evaluated])
+    assert not committed & set(window)
+    missing = [task for task in plan.all_tasks() if task not in committed]
+    ready = {task for task in missing if set(plan.inputs(task)) <= committed}
+    assert ready <= set(window)
+    assert bool(window) is bool(missing)
+    for number, task in enumerate(window):  # an input that is in the window comes first
+        assert not set(plan.inputs(task)) & set(window[number + 1 :])
+
+
+@given(plans)
+def test_a_policy_is_made_by_its_update_and_policy_zero_by_nobody_of_ours(plan):
+    assert policy_maker(0) == PREPARE
+    assert policy_maker(plan.iterations) in set(plan.all_tasks())
+
+
+@given(everything)
+def test_task_keys_come_back(task):
+    assert parse_task(task_key(task)) == task
+
+
+@pytest.mark.parametrize("text", ["", "7", "7/rollout", "7/rollout/3/4", "x/rollout/3", "7/roll/3"])
+def test_what_is_no_task_key_is_refused(text):
+    with pytest.raises(ValueError, match="is not a task key such as '7/rollout/3'"):
+        parse_task(text)

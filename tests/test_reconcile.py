@@ -1,0 +1,295 @@
+"""reconcile: from what is committed, live and failed to what to do next; a table, then a simulated cluster."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pipeline.plan import Plan, policy_maker, unique
+from pipeline.reconcile import (
+    Committed,
+    Failure,
+    FailureKind,
+    GiveUp,
+    Observation,
+    Retract,
+    is_hopeless,
+    reason_to_launch,
+    reconcile,
+)
+from pipeline.tasks import PREPARE, Stage, Task, task_key
+
+PLAN = Plan(iterations=3, num_shards=2, evaluate_every=2)
+ROLLOUTS = (Task(1, Stage.ROLLOUT, 0), Task(1, Stage.ROLLOUT, 1))
+REWARDS = (Task(1, Stage.REWARD, 0), Task(1, Stage.REWARD, 1))
+UPDATE = Task(1, Stage.UPDATE)
+EVALUATE = Task(0, Stage.EVALUATE)
+
+
+def committed(*tasks: Task, plan: Plan = PLAN) -> dict[Task, Committed]:
+    return {
+        task: Committed(f"of {task}", {task_key(i): f"of {i}" for i in plan.inputs(task)}) for task in tasks
+    }
+
+
+def failed(task: Task, *kinds: FailureKind) -> dict[Task, list[Failure]]:
+    return {task: [Failure(task, n, kind, "why") for n, kind in enumerate(kinds, 1)]}
+
+
+def decide(done=(), corrupt=None, live=(), failures=None, updated=0, max_attempts=3):
+    known = done if isinstance(done, dict) else committed(*done)
+    seen = Observation(PLAN.window(updated, 0), known, corrupt or {}, set(live), failures or {})
+    return reconcile(PLAN, seen, max_attempts)
+
+
+def launched(actions) -> list[Task]:
+    return [launch.task for launch in actions.launch]
+
+
+def test_a_new_run_starts_with_prepare():
+    actions = decide(updated=-1)
+    assert launched(actions) == [PREPARE]
+    assert actions.launch[0].reason == "not committed"
+
+
+def test_after_prepare_every_rollout_starts_and_then_the_evaluation():
+    assert launched(decide([PREPARE])) == [*ROLLOUTS, EVALUATE]
+
+
+def test_live_tasks_are_waited_for():
+    actions = decide([PREPARE], live=[*ROLLOUTS, EVALUATE])
+    assert actions == type(actions)()
+
+
+def test_a_reward_starts_while_other_shards_still_generate():
+    actions = decide([PREPARE, EVALUATE, ROLLOUTS[1]], live=[ROLLOUTS[0]])
+    assert launched(actions) == [REWARDS[1]]
+
+
+def test_the_update_waits_for_every_shard():
+    done = [PREPARE, EVALUATE, *ROLLOUTS, REWARDS[0]]
+    assert launched(decide(done, live=[REWARDS[1]])) == []
+    assert launched(decide([*done, REWARDS[1]])) == [UPDATE]
+
+
+def test_a_dead_attempt_is_tried_again_with_the_reason():
+    actions = decide(
+        [PREPARE, EVALUATE], live=[ROLLOUTS[0]], failures=failed(ROLLOUTS[1], FailureKind.KILLED)
+    )
+    assert launched(actions) == [ROLLOUTS[1]]
+    assert actions.launch[0].reason == "attempt 1 ended without a commit (killed: why)"
+
+
+def test_a_commit_counts_whatever_its_attempts_said():
+    failures = failed(ROLLOUTS[0], *[FailureKind.ERROR] * 9)
+    actions = decide([PREPARE, EVALUATE, *ROLLOUTS], live=REWARDS, failures=failures)
+    assert actions == type(actions)()
+
+
+def test_a_corrupt_commit_is_retracted_and_nothing_of_it_is_read():
+    done = committed(PREPARE, EVALUATE, ROLLOUTS[1])
+    actions = decide(done, corrupt={ROLLOUTS[0]: "cut"})
+    assert actions.retract == (Retract(ROLLOUTS[0], "cut"),)
+    assert launched(actions) == [REWARDS[1]]
+
+
+def test_a_corrupt_policy_outside_the_window_is_retracted():
+    actions = decide(committed(PREPARE), corrupt={UPDATE: "cut"}, updated=1)
+    assert [retract.task for retract in actions.retract] == [UPDATE]
+    assert not any(task.iteration == 2 for task in launched(actions))
+
+
+def test_what_was_made_from_another_result_is_stale():
+    done = committed(PREPARE, EVALUATE, *ROLLOUTS, *REWARDS)
+    done[ROLLOUTS[0]] = Committed("another result", done[ROLLOUTS[0]].inputs)
+    actions = decide(done)
+    assert [retract.task for retract in actions.retract] == [REWARDS[0]]
+    assert "iteration 1 rollout shard 0 has changed since" in actions.retract[0].reason
+    assert launched(actions) == []
+
+
+def test_three_errors_are_enough():
+    failures = failed(ROLLOUTS[0], *[FailureKind.ERROR, FailureKind.KILLED, FailureKind.ERROR])
+    actions = decide([PREPARE, EVALUATE], failures=failures)
+    assert actions.give_up == (GiveUp(ROLLOUTS[0], failures[ROLLOUTS[0]][-1]),)
+    assert actions.launch == ()  # nothing new is begun in a run that stops
+
+
+@pytest.mark.parametrize("kind", [FailureKind.CONFIG, FailureKind.NUMERICS])
+def test_what_would_fail_the_same_way_again_is_not_tried_again(kind):
+    assert decide([PREPARE, EVALUATE], failures=failed(ROLLOUTS[0], kind)).give_up != ()
+
+
+def test_failing_for_ones_inputs_is_free_but_not_for_ever():
+    for count in range(15):
+        assert not is_hopeless(failed(UPDATE, *[FailureKind.INPUTS] * count)[UPDATE], 3)
+    assert is_hopeless(failed(UPDATE, *[FailureKind.INPUTS] * 15)[UPDATE], 3)
+
+
+def test_two_errors_between_input_failures_are_two_errors():
+    kinds = [FailureKind.INPUTS, FailureKind.ERROR, FailureKind.INPUTS, FailureKind.ERROR]
+    assert not is_hopeless(failed(UPDATE, *kinds)[UPDATE], 3)
+    assert is_hopeless(failed(UPDATE, *kinds, FailureKind.KILLED)[UPDATE], 3)
+
+
+def test_what_shortens_the_run_goes_first():
+    done = committed(PREPARE, UPDATE, Task(2, Stage.ROLLOUT, 0))
+    order = launched(decide(done, updated=1))
+    assert order == [Task(2, Stage.REWARD, 0), Task(2, Stage.ROLLOUT, 1), EVALUATE]
+
+
+def test_a_reason_is_always_given():
+    assert reason_to_launch(()) == "not committed"
+
+
+# --- a simulated cluster ---
+
+MAX_ATTEMPTS = 3
+
+
+class Cluster(RuleBasedStateMachine):
+    """Attempts succeed, die or find their inputs gone; commits rot. reconcile must bring the run to an end."""
+
+    @initialize(
+        iterations=st.integers(1, 3), shards=st.integers(1, 3), every=st.integers(0, 3), luck=st.randoms()
+    )
+    def begin(self, iterations, shards, every, luck):
+        self.plan = Plan(iterations, shards, every)
+        self.luck = luck
+        self.records: dict[Task, Committed] = {}
+        self.corrupt: dict[Task, str] = {}
+        self.live: set[Task] = set()
+        self.failures: dict[Task, list[Failure]] = {}
+        self.given_up: tuple[GiveUp, ...] = ()
+        self.rot_left = 6
+        self.change_left = 4
+
+    # what the disk looks like
+
+    def exists(self, task: Task) -> bool:
+        return task in self.records or task in self.corrupt
+
+    def frontier(self) -> tuple[int, int]:
+        """As find_frontier: records that exist, contiguous from the start."""
+        if not self.exists(PREPARE):
+            return -1, 0
+        updated = 0
+        while updated < self.plan.iterations and self.exists(Task(updated + 1, Stage.UPDATE)):
+            updated += 1
+        evaluated = 0
+        evaluations = self.plan.evaluation_tasks()
+        while evaluated < len(evaluations) and self.exists(evaluations[evaluated]):
+            evaluated += 1
+        return updated, evaluated
+
+    def observe(self) -> Observation:
+        tasks = self.plan.window(*self.frontier())
+        around = set(unique(*tasks, *(source for task in tasks for source in self.plan.inputs(task))))
+        return Observation(
+            tasks,
+            {task: record for task, record in self.records.items() if task in around},
+            {task: why for task, why in self.corrupt.items() if task in around},
+            set(self.live),
+            self.failures,
+        )
+
+    def is_over(self) -> bool:
+        return bool(self.given_up) or not self.observe().tasks
+
+    # what happens
+
+    @rule()
+    def advance(self):
+        if self.given_up:
+            return
+        seen = self.observe()
+        actions = reconcile(self.plan, seen, MAX_ATTEMPTS)
+        assert reconcile(self.plan, seen, MAX_ATTEMPTS) == actions
+        if actions.give_up:
+            assert actions.launch == ()
+            assert all(self.failures[item.task][-1] == item.failure for item in actions.give_up)
+            self.given_up = actions.give_up
+        for retract in actions.retract:
+            assert self.exists(retract.task)
+            self.records.pop(retract.task, None)
+            self.corrupt.pop(retract.task, None)
+        for task in [launch.task for launch in actions.launch]:
+            assert task not in self.live
+            assert not self.exists(task)
+            assert all(source in self.records for source in self.plan.inputs(task))
+            self.live.add(task)
+
+    def fail(self, task: Task, kind: FailureKind) -> None:
+        self.live.discard(task)
+        if task not in self.records:
+            earlier = self.failures.setdefault(task, [])
+            earlier.append(Failure(task, len(earlier) + 1, kind, "simulated"))
+
+    def finish(self, task: Task, result: str = "") -> None:
+        inputs = self.plan.inputs(task)
+        if any(source not in self.records for source in inputs):
+            return self.fail(task, FailureKind.INPUTS)
+        read = {task_key(source): self.records[source].fingerprint for source in inputs}
+        self.live.discard(task)
+        if not self.exists(task):  # published once
+            self.records[task] = Committed(f"{task}{result}", read)
+
+    @precondition(lambda self: self.live)
+    @rule()
+    def an_attempt_succeeds(self):
+        self.finish(self.luck.choice(sorted(self.live)))
+
+    @precondition(lambda self: self.live and self.change_left)
+    @rule()
+    def an_attempt_succeeds_with_other_bytes(self):
+        """Another machine type, say: the same task, another result."""
+        self.change_left -= 1
+        self.finish(self.luck.choice(sorted(self.live)), f" {self.change_left}")
+
+    @precondition(lambda self: self.live)
+    @rule(kind=st.sampled_from([FailureKind.KILLED, FailureKind.ERROR]))
+    def an_attempt_dies(self, kind):
+        self.fail(self.luck.choice(sorted(self.live)), kind)
+
+    @precondition(lambda self: self.records and self.rot_left)
+    @rule()
+    def the_disk_rots(self):
+        self.rot_left -= 1
+        task = self.luck.choice(sorted(self.records))
+        del self.records[task]
+        self.corrupt[task] = "rotten"
+
+    @invariant()
+    def what_is_committed_names_what_it_read(self):
+        for task, record in getattr(self, "records", {}).items():
+            assert set(record.inputs) == {task_key(source) for source in self.plan.inputs(task)}
+
+    def teardown(self):
+        """From any state, without further bad luck, the run ends: complete, or given up with a reason."""
+        if not hasattr(self, "plan"):
+            return
+        for _ in range(400):
+            if self.is_over():
+                break
+            self.advance()
+            for task in sorted(self.live):
+                self.finish(task)
+        if not self.given_up:
+            missing = [task for task in self.plan.all_tasks() if not self.exists(task)]
+            assert missing == []
+            assert self.exists(policy_maker(self.plan.iterations))
+        else:
+            assert all(is_hopeless(self.failures[item.task], MAX_ATTEMPTS) for item in self.given_up)
+
+
+TestCluster = Cluster.TestCase
+TestCluster.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+def test_ten_thousand_shards_are_decided_in_one_pass():
+    plan = Plan(iterations=2, num_shards=10_000, evaluate_every=1)
+    first = Task(0, Stage.EVALUATE)
+    done = committed(PREPARE, first, *(Task(1, Stage.ROLLOUT, i) for i in range(10_000)), plan=plan)
+    live = {Task(1, Stage.REWARD, i) for i in range(5_000)}
+    actions = reconcile(plan, Observation(plan.window(0, 1), done, {}, live, {}), 3)
+    assert launched(actions) == [Task(1, Stage.REWARD, i) for i in range(5_000, 10_000)]
