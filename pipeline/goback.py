@@ -6,12 +6,12 @@ from pathlib import Path
 
 from pipeline import journal
 from pipeline.bookkeeping import keep_best
-from pipeline.commits import replace_durably
 from pipeline.lease import hold
-from pipeline.observe import find_frontier, move_aside
+from pipeline.observe import find_frontier, fresh_folder, move_into
 from pipeline.plan import Plan
 from pipeline.runs import Run, RunError
 from pipeline.tasks import Stage, Task, task_key
+from pipeline.tracking import rewind
 
 _ORDER = (Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE, Stage.EVALUATE)
 
@@ -53,14 +53,15 @@ def go_back(run: Run, point: Point) -> Path | None:
         done = [task for task in tasks if run.paths.task(task).record.exists()]
         if not done:
             return None
-        folder = move_aside(run.paths, done, f"from-{point.stage}-{iteration}")
+        folder = fresh_folder(run.paths.superseded, f"from-{point.stage}-{iteration}")
+        trim_rows(run, iteration, folder)  # first: cut short here, the driver writes the rows anew
+        move_into(folder, run.paths, done)
         journal.event(
             run.paths.events,
             "went_back",
             tasks=[task_key(task) for task in done],
             moved_to=str(folder),
         )
-        trim_rows(run, iteration, folder)
         return folder
 
 
@@ -88,10 +89,9 @@ def trim_rows(run: Run, iteration: int, folder: Path) -> None:
         return
     journal.rewrite(folder / run.paths.metrics.name, rows)
     journal.rewrite(run.paths.metrics, kept)
-    cursor = run.paths.wandb / "logged_iterations"
-    if cursor.exists():
-        replace_durably(cursor, f"{len(kept)}\n")
+    rewind(run.paths, len(kept))
     best = json.loads(run.paths.best.read_text()) if run.paths.best.exists() else None
     if best and best["iteration"] >= iteration:
         run.paths.best.rename(folder / run.paths.best.name)
+        (run.paths.policies / "best").unlink(missing_ok=True)
         keep_best(run, kept)

@@ -49,7 +49,7 @@ def make_generator(config: Config, directory: str) -> Generator:
 
 
 def check_finite(responses: Sequence[Response], prompts: pa.Table, version: int) -> None:
-    """Raises NumericalError naming the first prompt whose response has a log-probability that is no number."""
+    """Raises NumericalError naming the first prompt with a log-probability that is not finite."""
     for index, response in enumerate(responses):
         if not all(map(math.isfinite, response.log_probs)):
             raise NumericalError(

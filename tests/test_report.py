@@ -173,7 +173,8 @@ def test_text_of_the_user_is_escaped(run):
 
 
 def test_names_of_numbers_are_escaped(run):
-    rows = [{"iteration": 1, f"finish_reason/{EVIL}": 0.5, "reward/mean": 1.0}]
+    timing = {"seconds/elapsed": 1.0, "seconds/remaining": 1.0}
+    rows = [{"iteration": 1, f"finish_reason/{EVIL}": 0.5, "reward/mean": 1.0, **timing}]
     text = page(run, rows, [])
     made = figures(text)
     assert "&lt;img" in json.dumps(made)

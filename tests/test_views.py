@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pipeline.views import COLUMNS, even_ticks, iteration_table, number, reward_curve, sparkline
+from pipeline.views import COLUMNS, duration, even_ticks, iteration_table, number, reward_curve, sparkline
 
 ROWS = [
     {

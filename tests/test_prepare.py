@@ -1,0 +1,219 @@
+"""Prepare: whatever is wrong with the user's prompts shows before the first rollout, with a way out."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny
+from processes import Done, make_run, stage
+from tokenizers import normalizers
+from transformers import AutoTokenizer
+
+from pipeline.commits import read_record
+from pipeline.runs import Run
+from pipeline.schemas import PROMPTS
+from pipeline.shards import read_shard
+from pipeline.tasks import PREPARE
+
+CHAT = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def prepared(inputs: Path, folder: Path, rows: list[dict], *more: str) -> tuple[Run, Done]:
+    """A run on these rows plus eight good ones."""
+    good = [{"id": f"good{i}", "prompt": f"good {i}"} for i in range(8)]
+    path = tiny.write_jsonl(folder / "mine.jsonl", [*rows, *good])
+    run = make_run(inputs, folder / "run", f"data.prompts={path}", *more)
+    return run, stage(run, "prepare")
+
+
+def table(run: Run, index: int = 0):
+    return read_shard(run.paths, read_record(run.paths, PREPARE), PROMPTS, index)
+
+
+def listed(run: Run) -> dict[str | None, str]:
+    (path,) = run.paths.data.glob("prompts.rejected.*.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return {row["prompt_id"]: row["reason"] for row in rows}
+
+
+def policy_with(inputs: Path, folder: Path, **changes: object) -> Path:
+    """The policy with another tokenizer configuration."""
+    tiny.make_policy(folder, chat_template=changes.pop("chat_template", None))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if "added" in changes:
+        tokenizer.add_tokens([changes["added"]])
+    if "normalizer" in changes:
+        tokenizer.backend_tokenizer.normalizer = changes["normalizer"]
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+BAD = [
+    {"id": "empty", "prompt": "  "},
+    {"id": "long", "prompt": "x" * 53},
+    {"id": "just", "prompt": "x" * 52},
+    {"id": "twice", "prompt": "one"},
+    {"id": "twice", "prompt": "two"},
+    {"id": "null", "prompt": None},
+]
+
+
+def test_unusable_rows_are_left_out_counted_and_listed(inputs, tmp_path):
+    run, done = prepared(inputs, tmp_path, BAD)
+    assert done.code == 0, done.log
+    assert table(run)["prompt_id"].to_pylist() == ["just", "twice", *(f"good{i}" for i in range(8))]
+    assert listed(run) == {"empty": "empty", "long": "too_long", "twice": "duplicate_id", "null": "null"}
+    assert "4 rows cannot be used" in done.log
+    assert read_record(run.paths, PREPARE).metrics["rejected"] == 4
+
+
+def test_unusable_rows_can_be_fatal(inputs, tmp_path):
+    run, done = prepared(inputs, tmp_path, BAD, "data.bad_rows=fatal")
+    assert done.code == 2
+    assert "Traceback" not in done.log
+    assert "4 rows cannot be used" in done.log
+    assert "data.bad_rows=fatal" in done.log
+    assert set(listed(run)) == {"empty", "long", "twice", "null"}
+    assert read_record(run.paths, PREPARE) is None
+
+
+def test_a_prompt_of_no_tokens_cannot_be_used(inputs, tmp_path):
+    policy = policy_with(inputs, tmp_path / "policy", normalizer=normalizers.Replace("~", ""))
+    run, done = prepared(inputs, tmp_path, [{"id": "tilde", "prompt": "~~"}], f"model.policy={policy}")
+    assert done.code == 0, done.log
+    assert listed(run) == {"tilde": "no_tokens"}
+
+
+def test_too_few_usable_rows_stop_the_run(inputs, tmp_path):
+    _, done = prepared(inputs, tmp_path, BAD[:1], "data.prompts_per_iteration=10")
+    assert done.code == 2
+    assert "has 8 usable rows, fewer than data.prompts_per_iteration=10" in done.log
+    assert "unusable rows are listed in" in done.log
+
+
+def test_the_users_own_columns_are_kept(inputs, tmp_path):
+    run, done = prepared(inputs, tmp_path, [{"id": "a", "prompt": "hello", "answer": 42, "tags": ["x", "y"]}])
+    assert done.code == 0, done.log
+    row = table(run).slice(0, 1).to_pylist()[0]
+    assert (row["answer"], row["tags"]) == (42, ["x", "y"])
+    assert row["prompt_tokens"] == AutoTokenizer.from_pretrained(inputs / "policy")("hello")["input_ids"]
+
+
+def test_chat_messages_go_through_the_policys_template(inputs, tmp_path):
+    policy = policy_with(inputs, tmp_path / "policy", chat_template=CHAT)
+    messages = [{"role": "user", "content": "hi"}]
+    rows = [{"id": "chat", "prompt": messages}]
+    path = tiny.write_jsonl(tmp_path / "mine.jsonl", rows * 1)
+    run = make_run(
+        inputs,
+        tmp_path / "run",
+        f"data.prompts={path}",
+        f"model.policy={policy}",
+        "data.prompts_per_iteration=1",
+        "rollout.num_shards=1",
+        "update.minibatches=1",
+    )
+    done = stage(run, "prepare")
+    assert done.code == 0, done.log
+    (row,) = table(run).to_pylist()
+    assert row["prompt_text"] == "<user>hi<assistant>"
+    assert json.loads(row["prompt_messages"]) == messages
+    assert row["prompt_tokens"] == AutoTokenizer.from_pretrained(policy)("<user>hi<assistant>")["input_ids"]
+
+
+def test_messages_that_the_template_refuses_are_unusable_rows(inputs, tmp_path):
+    policy = policy_with(inputs, tmp_path / "policy", chat_template=CHAT)
+    turns = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
+    good = [{"id": f"c{i}", "prompt": [{"role": "user", "content": str(i)}]} for i in range(8)]
+    path = tiny.write_jsonl(tmp_path / "mine.jsonl", [{"id": "system", "prompt": turns}, *good])
+    run = make_run(inputs, tmp_path / "run", f"data.prompts={path}", f"model.policy={policy}")
+    done = stage(run, "prepare")
+    assert done.code == 0, done.log
+    assert listed(run) == {"system": "bad_message"}
+    (path,) = run.paths.data.glob("prompts.rejected.*.jsonl")
+    assert "no system here" in path.read_text()
+
+
+def test_chat_messages_without_a_template_stop_the_run(inputs, tmp_path):
+    path = tiny.write_jsonl(
+        tmp_path / "mine.jsonl", [{"id": "c", "prompt": [{"role": "user", "content": "hi"}]}]
+    )
+    run = make_run(inputs, tmp_path / "run", f"data.prompts={path}")
+    done = stage(run, "prepare")
+    assert done.code == 2
+    assert "tokenizer has no chat template" in done.log
+
+
+def test_a_tokenizer_with_ids_beyond_the_models_vocabulary_stops_the_run(inputs, tmp_path):
+    policy = policy_with(inputs, tmp_path / "policy", added="<extra>")
+    _, done = prepared(inputs, tmp_path, [{"id": "a", "prompt": "an <extra> word"}], f"model.policy={policy}")
+    assert done.code == 2
+    assert "its tokenizer gives id 258, but the model has 258 embeddings" in done.log
+
+
+def test_heldout_prompts_are_prepared_too(inputs, tmp_path):
+    heldout = tiny.write_jsonl(
+        tmp_path / "heldout.jsonl", [{"id": f"h{i}", "prompt": f"h {i}"} for i in range(5)]
+    )
+    run, done = prepared(inputs, tmp_path, [], f"data.heldout={heldout}", "evaluate.num_prompts=3")
+    assert done.code == 0, done.log
+    assert table(run, index=1)["prompt_id"].to_pylist() == ["h0", "h1", "h2"]
+
+
+def test_heldout_prompts_of_which_none_can_be_used_stop_the_run(inputs, tmp_path):
+    heldout = tiny.write_jsonl(tmp_path / "heldout.jsonl", [{"id": "h", "prompt": " "}])
+    _, done = prepared(inputs, tmp_path, [], f"data.heldout={heldout}")
+    assert done.code == 2
+    assert f"data.heldout={heldout} has no usable row" in done.log
+
+
+@pytest.mark.parametrize("name", ["prompts", "responses"])
+def test_a_column_that_would_clash_with_a_rules_arguments_is_refused(inputs, tmp_path, name):
+    rule = (f"+reward.components.r={{kind: rule, function: 'operator:add'}}",)
+    _, done = prepared(inputs, tmp_path, [{"id": "a", "prompt": "a", name: "x"}], *rule)
+    assert done.code == 2
+    assert f"reserved names: {name!r}" in done.log or f"reserved names: {name}" in done.log
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        ("no_such_module:f", "no module 'no_such_module'"),
+        ("json:no_such", "has no 'no_such'"),
+        ("json:__doc__", "not a function"),
+    ],
+)
+def test_a_rule_that_cannot_be_imported_stops_the_run_before_the_first_rollout(
+    inputs, tmp_path, function, why
+):
+    _, done = prepared(inputs, tmp_path, [], f"+reward.components.r={{kind: rule, function: '{function}'}}")
+    assert done.code == 2
+    assert f"reward.components.r.function={function}" in done.log
+    assert why in done.log
+    assert "Traceback" not in done.log
+
+
+def test_what_the_run_was_made_from_is_recorded_with_its_hash(inputs, tmp_path):
+    run, done = prepared(inputs, tmp_path, [])
+    assert done.code == 0, done.log
+    recorded = read_record(run.paths, PREPARE).inputs
+    for path in (
+        tmp_path / "mine.jsonl",
+        inputs / "policy/model.safetensors",
+        inputs / "reward_model/config.json",
+    ):
+        assert len(recorded[f"file:{path}"]) == 32
+
+
+def test_preparing_twice_gives_the_same_prompts(inputs, tmp_path):
+    tables = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        run, done = prepared(inputs, tmp_path / name, BAD)
+        assert done.code == 0, done.log
+        record = read_record(run.paths, PREPARE)
+        tables.append([(entry.bytes, entry.xxh3_128) for entry in record.outputs if ".arrow" in entry.path])
+    assert tables[0] == tables[1]
