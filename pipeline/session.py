@@ -12,7 +12,7 @@ from pipeline import journal
 from pipeline.compose import ConfigError
 from pipeline.config import Config, RewardModelConfig
 from pipeline.driver import Outcome, drive
-from pipeline.environment import NO_NETWORK
+from pipeline.environment import TASK_ENVIRONMENT
 from pipeline.progress import watcher_for
 from pipeline.reconcile import GiveUp
 from pipeline.runs import Run
@@ -51,7 +51,7 @@ def local_scheduler(config: Config) -> LocalScheduler:
             f"scheduler.kind=local runs tasks on this machine, which lacks {', '.join(missing)}; "
             "install them with: pip install 'slurm-ppo[train]'"
         )
-    os.environ.update(NO_NETWORK)
+    os.environ.update(TASK_ENVIRONMENT)
     given = config.scheduler
     pools = {
         "prepare": 1,

@@ -3,9 +3,12 @@
 metrics.jsonl is the truth. W&B being absent, slow, refused or broken is said once and never stops training.
 """
 
+import math
 import os
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +16,14 @@ from pipeline.commits import replace_durably
 from pipeline.compose import to_mapping
 from pipeline.config import WandbMode
 from pipeline.metrics import METRICS
+from pipeline.paths import RunPaths
 from pipeline.runs import Run
+
+_INIT_SECONDS = 30.0
+"""How long an unreachable server may hold the driver up before the rows go to files instead."""
+_FLUSH_SECONDS = 1.0
+_WRITTEN_AFTER_SECONDS = 20.0
+"""A row that was logged this long ago outlives the driver being killed."""
 
 Row = dict[str, float | int]
 Note = Callable[[str], None]
@@ -45,37 +55,50 @@ class NoTracker:
 
 @dataclass
 class WandbTracker:
-    """Rows on W&B, each as one ``log`` call with our own ``iteration`` as x-axis."""
+    """Rows on W&B, each as one ``log`` call with our own ``iteration`` as x-axis.
+
+    Duplicates at the same x are harmless, gaps are not. So the cursor follows a row only when W&B has surely
+    written it, and after a row that W&B refused no other is sent: the next driver goes on from the cursor.
+    """
 
     run: Run
     wandb_run: Any
-    cursor: Path
-    """Holds the last iteration that was logged; rows after it are replayed. Duplicates at the same x are
-    harmless, gaps are not."""
     note: Note
+    _unwritten: deque[tuple[float, int]] = field(default_factory=deque)
+    """Rows that W&B may still hold in memory: when they were logged, and their iterations."""
+    _is_broken: bool = False
 
     def replay(self, rows: Sequence[Row]) -> None:
-        done = int(self.cursor.read_text()) if self.cursor.exists() else 0
+        done = logged_iterations(self.run.paths)
         for row in rows:
             if row["iteration"] > done:
                 self.log(row)
 
     def log(self, row: Row) -> None:
         if self._safely(lambda: self.wandb_run.log(row)):
-            replace_durably(self.cursor, f"{row['iteration']}\n")
+            self._unwritten.append((time.monotonic(), int(row["iteration"])))
+            self._move_cursor(logged_before=time.monotonic() - _WRITTEN_AFTER_SECONDS)
 
     def finish(self, exit_code: int) -> None:
-        self._safely(lambda: self.wandb_run.finish(exit_code=exit_code))
+        if self._safely(lambda: self.wandb_run.finish(exit_code=exit_code)):
+            self._move_cursor(logged_before=math.inf)
+
+    def _move_cursor(self, logged_before: float) -> None:
+        done = None
+        while self._unwritten and self._unwritten[0][0] <= logged_before:
+            _, done = self._unwritten.popleft()
+        if done is not None:
+            replace_durably(_cursor(self.run.paths), f"{done}\n")
 
     def _safely(self, call: Callable[[], Any]) -> bool:
-        from wandb.errors import Error
-
+        if self._is_broken:
+            return False
         try:
             call()
-        except (Error, OSError) as error:
-            self.note(f"W&B did not take a row ({error}); metrics.jsonl has it")
-            return False
-        return True
+        except Exception as error:  # whatever W&B does, training goes on
+            self._is_broken = True
+            self.note(f"W&B stopped taking rows ({_first_line(error)}); metrics.jsonl has them all")
+        return not self._is_broken
 
 
 def open_tracker(run: Run, note: Note) -> Tracker:
@@ -83,16 +106,50 @@ def open_tracker(run: Run, note: Note) -> Tracker:
     mode = wandb_mode(run.config.tracking.wandb.mode, os.environ)
     if mode is WandbMode.DISABLED:
         return NoTracker()
-    from wandb.errors import Error
-
     try:
         return open_wandb(run, mode, note)
-    except (Error, OSError) as error:
-        if mode is WandbMode.OFFLINE:
-            note(f"W&B is off, it could not start ({error}); metrics.jsonl has every row")
-            return NoTracker()
-        note(f"W&B could not be reached ({error}); writing its files under {run.paths.wandb} instead")
+    except Exception as error:  # refused, unreachable, misconfigured or not even importable
+        if mode is WandbMode.ONLINE:
+            note(f"W&B could not be reached ({_first_line(error)}); writing its files under {run.paths.wandb}")
+            return _open_offline(run, note)
+        return _without(error, note)
+
+
+def _open_offline(run: Run, note: Note) -> Tracker:
+    import wandb
+
+    try:
+        wandb.teardown()  # else the run's id stays in use by the start that failed
         return open_wandb(run, WandbMode.OFFLINE, note)
+    except Exception as error:
+        return _without(error, note)
+
+
+def _without(error: Exception, note: Note) -> NoTracker:
+    note(f"W&B is off, it could not start ({_first_line(error)}); metrics.jsonl has every row")
+    return NoTracker()
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _cursor(paths: RunPaths) -> Path:
+    """Holds the last iteration that W&B has written."""
+    return paths.wandb / "logged_iterations"
+
+
+def logged_iterations(paths: RunPaths) -> int:
+    try:
+        return int(_cursor(paths).read_text())
+    except (FileNotFoundError, ValueError):
+        return 0
+
+
+def rewind(paths: RunPaths, iterations: int) -> None:
+    """Let the next driver log again what comes after ``iterations``."""
+    if logged_iterations(paths) > iterations:
+        replace_durably(_cursor(paths), f"{iterations}\n")
 
 
 def wandb_mode(asked: WandbMode, environment: "os._Environ[str] | dict[str, str]") -> WandbMode:
@@ -108,7 +165,10 @@ def wandb_mode(asked: WandbMode, environment: "os._Environ[str] | dict[str, str]
 
 def _has_netrc_key() -> bool:
     netrc = Path.home() / ".netrc"
-    return netrc.is_file() and "wandb" in netrc.read_text(errors="replace")
+    try:
+        return "wandb" in netrc.read_text(errors="replace")
+    except OSError:
+        return False
 
 
 def open_wandb(run: Run, mode: WandbMode, note: Note) -> WandbTracker:
@@ -140,12 +200,12 @@ def open_wandb(run: Run, mode: WandbMode, note: Note) -> WandbTracker:
             x_save_requirements=False,
             disable_git=True,
             disable_code=True,
-            x_transaction_log_flush_interval=1.0,
-            init_timeout=30,
+            x_transaction_log_flush_interval=_FLUSH_SECONDS,
+            init_timeout=_INIT_SECONDS,
             finish_timeout=60,
         ),
     )
     wandb_run.define_metric("iteration")
     for section in sorted({metric.name.split("/")[0] for metric in METRICS} - {"iteration"}):
         wandb_run.define_metric(f"{section}*", step_metric="iteration")
-    return WandbTracker(run, wandb_run, run.paths.wandb / "logged_iterations", note)
+    return WandbTracker(run, wandb_run, note)

@@ -29,7 +29,7 @@ from pipeline.commits import (
 from pipeline.compose import ConfigError
 from pipeline.config import Config
 from pipeline.data import PromptError
-from pipeline.environment import NO_NETWORK
+from pipeline.environment import TASK_ENVIRONMENT
 from pipeline.plugins import PluginError
 from pipeline.reconcile import FailureKind
 from pipeline.runs import Run, RunError, load_run
@@ -81,7 +81,7 @@ def parse(argv: Sequence[str]) -> Arguments:
 
 def prepare_environment(environment: "os._Environ[str]") -> None:
     """No hub and no telemetry: compute nodes have no network. The user's own modules can be imported."""
-    environment.update(NO_NETWORK)
+    environment.update(TASK_ENVIRONMENT)
     environment.setdefault("DS_ACCELERATOR", _accelerator())
     here = str(Path.cwd())
     if here not in sys.path:  # rules named module:function may lie in the user's project

@@ -5,7 +5,6 @@ one is a pickle, which must not be loaded from a shared directory, and is bound 
 """
 
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,13 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def start_distributed() -> None:
-    """Join the process group of this job: Slurm's ranks, or a group of one."""
+    """Make the process group that DeepSpeed wants: of this process alone.
+
+    It needs neither address nor port, so what a job script or another update on this host uses cannot clash.
+
+    Raises:
+        RuntimeError: the process was started as one of several ranks.
+    """
     import deepspeed
 
     # Built at first use by a compiler, which compute nodes may lack; gloo does the same work.
@@ -31,20 +36,13 @@ def start_distributed() -> None:
         return
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
         os.environ.setdefault(name, value)
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", str(free_port()))
-    deepspeed.init_distributed("nccl" if device().type == "cuda" else "gloo", verbose=False)
-    world_size = torch.distributed.get_world_size()
-    if world_size != int(os.environ["WORLD_SIZE"]):
-        raise RuntimeError(f"the process group has {world_size} ranks, not {os.environ['WORLD_SIZE']}")
-    if world_size != 1:
-        raise RuntimeError(f"the update stage runs on one rank, and was started with {world_size}")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    if os.environ["WORLD_SIZE"] != "1":
+        raise RuntimeError(
+            f"the update stage runs on one rank, and was started with WORLD_SIZE={os.environ['WORLD_SIZE']}"
+        )
+    backend = "nccl" if device().type == "cuda" else "gloo"
+    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+    deepspeed.init_distributed(backend, verbose=False)
 
 
 def learning_rate(peak: float, step: int, total_steps: int, config: UpdateConfig) -> float:

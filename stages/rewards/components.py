@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from transformers import PreTrainedTokenizerBase
 
 from pipeline.config import NormalizationConfig, RewardModelConfig
-from pipeline.data import Message, read_prompts
+from pipeline.data import Message, read_prompts, summarize
 from pipeline.schemas import RESERVED_COLUMNS
 from pipeline.tasks import PREPARE, Stage
 from stages.context import Context, NumericalError, UserError
@@ -170,6 +170,10 @@ def statistics(
         reserved=RESERVED_COLUMNS,
     )
     key = f"reward.components.{name}.normalization.reference_samples={samples}"
+    if found.rejected:
+        print(f"{key}: {summarize(found.rejected)}", flush=True)
+    if not found.rows:
+        raise UserError(f"{key}: has no usable row")
     if norm.response_column not in found.columns.column_names:
         raise UserError(f"{key}: has no column {norm.response_column!r}; see normalization.response_column")
     responses: list[Any] = found.columns[norm.response_column].to_pylist()

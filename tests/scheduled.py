@@ -1,0 +1,52 @@
+"""Entry point of the jobs that test_local_scheduler.py runs."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def main(arguments: list[str]) -> int:
+    """What a job does: ``exit CODE``, ``signal N``, ``sleep SECONDS``, ``environment NAME``, ..."""
+    what, *values = arguments
+    print(f"{what} {' '.join(values)}", flush=True)
+    return int(ACTIONS[what](*values) or 0)
+
+
+def mark(folder: str, name: str, seconds: str) -> None:
+    """Note start and end, so that overlaps can be counted."""
+    started = time.monotonic()
+    time.sleep(float(seconds))
+    (Path(folder) / name).write_text(f"{started} {time.monotonic()}")
+
+
+def note_pid(file: str, deaf: str = "") -> None:
+    """Sleep for long with a child; both pids go to the file. ``deaf``: neither listens to SIGTERM."""
+    if deaf:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen(["sleep", "60"])
+    Path(file + ".tmp").write_text(f"{os.getpid()} {child.pid}")
+    Path(file + ".tmp").rename(file)
+    child.wait()
+    time.sleep(60)
+
+
+def leave_child(file: str) -> None:
+    """End at once, but leave a process behind."""
+    child = subprocess.Popen(["sleep", "60"])
+    Path(file).write_text(str(child.pid))
+
+
+ACTIONS = {
+    "exit": int,
+    "signal": lambda number: os.kill(os.getpid(), int(number)),
+    "raise": lambda text: exec(f"raise RuntimeError({text!r})"),
+    "sleep": lambda seconds: time.sleep(float(seconds)),
+    "environment": lambda name: print(os.environ.get(name), flush=True),
+    "stdin": lambda: print(repr(sys.stdin.read()), flush=True),
+    "mark": mark,
+    "pid": note_pid,
+    "leave": leave_child,
+}

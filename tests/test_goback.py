@@ -1,0 +1,139 @@
+"""Going back: what a later point supersedes is moved aside, nothing is lost, and the run ends the same."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline import journal
+from pipeline.goback import Point, go_back, parse_point, superseded
+from pipeline.lease import LeaseHeld, hold
+from pipeline.plan import Plan
+from pipeline.runs import RunError, load_run
+from pipeline.status import read_status
+from pipeline.tasks import Stage
+
+STAGES = [Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE, Stage.EVALUATE]
+plans = st.builds(Plan, st.integers(1, 6), st.integers(1, 3), st.integers(0, 4))
+
+
+@pytest.fixture
+def copied_run(complete_run, tmp_path) -> Path:
+    return Path(shutil.copytree(complete_run, tmp_path / "run", symlinks=True))
+
+
+def data_files(root: Path) -> dict[str, bytes]:
+    """Files by their place in the run, also those that were moved aside; journals and links left out."""
+    found = {}
+    for path in root.rglob("*"):
+        parts = path.relative_to(root).parts
+        if path.is_file() and not path.is_symlink() and "locks" not in parts:
+            parts = parts[2:] if parts[0] == "superseded" else parts
+            if parts[-1] not in ("metrics.jsonl", "events.jsonl", "best.json"):
+                found["/".join(parts)] = path.read_bytes()
+    return found
+
+
+def policy_bytes(run: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (run / "policy" / "00002").iterdir()}
+
+
+@given(plans, st.sampled_from(STAGES[:3]), st.data())
+def test_what_is_superseded_is_all_that_depends_on_the_point(plan, stage, data):
+    at_hand = data.draw(st.integers(1, plan.iterations))
+    iteration = data.draw(st.integers(1, at_hand))
+    tasks = superseded(plan, Point(stage, iteration), at_hand)
+    taken = {task for task in plan.all_tasks() if task.iteration == iteration and task.stage is stage}
+    for task in plan.all_tasks():  # in an order in which inputs come first
+        if task.iteration <= at_hand and any(source in taken for source in plan.inputs(task)):
+            taken.add(task)
+    assert taken <= set(tasks)
+    assert all(task.iteration >= iteration for task in tasks)
+    assert len(set(tasks)) == len(tasks)
+    order = {task: number for number, task in enumerate(plan.all_tasks())}
+    assert [order[task] for task in tasks] == sorted((order[task] for task in tasks), reverse=True)
+
+
+@given(plans, st.data())
+def test_going_back_to_an_evaluation_takes_back_evaluations_only(plan, data):
+    iteration = data.draw(st.integers(0, plan.iterations))
+    tasks = superseded(plan, Point(Stage.EVALUATE, iteration), plan.iterations)
+    assert {task.iteration for task in tasks} == {i for i in plan.evaluations() if i >= iteration}
+    assert {task.stage for task in tasks} <= {Stage.EVALUATE}
+
+
+@pytest.mark.parametrize("point", ["rollout", "rollout@1", "reward@2", "update@1", "evaluate@2", "evaluate@0"])
+def test_everything_is_moved_nothing_is_lost_and_the_rows_are_trimmed(copied_run, point):
+    before = data_files(copied_run)
+    rows = journal.read(copied_run / "metrics.jsonl")
+    parsed = parse_point(point)
+    iteration = 2 if parsed.iteration is None else parsed.iteration
+    folder = go_back(load_run(copied_run), parsed)
+    assert data_files(copied_run) == before
+    kept = [row for row in rows if row["iteration"] < iteration]
+    assert journal.read(copied_run / "metrics.jsonl") == kept
+    assert journal.read(folder / "metrics.jsonl") == rows
+    status = read_status(load_run(copied_run))
+    assert status.state == "incomplete"
+    assert status.iterations_done == (2 if parsed.stage is Stage.EVALUATE else iteration - 1)
+    links = [path for path in copied_run.rglob("*") if path.is_symlink()]
+    assert [path for path in links if not path.exists()] == []
+    best = copied_run / "best.json"
+    if kept:
+        assert json.loads(best.read_text())["iteration"] in {row["iteration"] for row in kept}
+        assert (copied_run / "policy" / "best").exists()
+    else:
+        assert not best.exists()
+
+
+@pytest.mark.parametrize("point", ["rollout@2", "update@1", "evaluate@1"])
+def test_going_back_and_resuming_ends_in_the_same_policy(copied_run, slurm_ppo, point):
+    before, best = policy_bytes(copied_run), json.loads((copied_run / "best.json").read_text())
+    done = slurm_ppo("resume", copied_run, "--from", point)
+    assert done.returncode == 0, done.stderr
+    assert f"moved aside: {copied_run}/superseded/" in done.stderr
+    assert policy_bytes(copied_run) == before
+    assert [row["iteration"] for row in journal.read(copied_run / "metrics.jsonl")] == [1, 2]
+    again = json.loads((copied_run / "best.json").read_text())
+    assert (again["iteration"], again["reward"]) == (best["iteration"], best["reward"])
+
+
+def test_going_back_twice_finds_nothing_the_second_time(copied_run):
+    assert go_back(load_run(copied_run), parse_point("update@2")) is not None
+    assert go_back(load_run(copied_run), parse_point("update@2")) is None
+
+
+def test_going_back_that_was_cut_short_after_the_rows_heals(copied_run, slurm_ppo):
+    """Rows go first: what is missing of them is written again from the commit records."""
+    rows = journal.read(copied_run / "metrics.jsonl")
+    journal.rewrite(copied_run / "metrics.jsonl", rows[:1])
+    assert slurm_ppo("resume", copied_run).returncode == 0
+    assert [row["iteration"] for row in journal.read(copied_run / "metrics.jsonl")] == [1, 2]
+
+
+def test_not_while_a_driver_is_at_work(copied_run):
+    with hold(copied_run / "locks"), pytest.raises(LeaseHeld):
+        go_back(load_run(copied_run), parse_point("rollout@1"))
+    assert not (copied_run / "superseded").exists()
+
+
+@pytest.mark.parametrize(
+    ("point", "said"),
+    [
+        ("rolout", "no stage 'rolout'.*rollout, reward, update, evaluate"),
+        ("prepare", "no stage 'prepare'"),
+        ("rollout@0", "'0' is not an iteration; they count from 1"),
+        ("rollout@x", "'x' is not an iteration"),
+        ("rollout@-1", "'-1' is not an iteration"),
+        ("rollout@3", "has come to iteration 2, so it cannot go back to 3"),
+        ("", "no stage ''"),
+    ],
+)
+def test_points_that_are_none(copied_run, slurm_ppo, point, said):
+    before = data_files(copied_run)
+    with pytest.raises(RunError, match=said):
+        go_back(load_run(copied_run), parse_point(point))
+    assert data_files(copied_run) == before

@@ -1,0 +1,320 @@
+"""The PPO update on tiny models: exact first ratios, no trace of micro-batching, and no step from NaN."""
+
+import dataclasses
+import math
+import os
+
+import pyarrow as pa
+import pytest
+import tiny
+import torch
+from processes import make_run, stage
+from safetensors.torch import load_file, save_file
+
+from pipeline.checks import resolve
+from pipeline.commits import read_record
+from pipeline.compose import compose
+from pipeline.config import Estimator, LossAggregation, Precision
+from pipeline.schemas import REWARD, ROLLOUT, conform
+from pipeline.tasks import Stage, Task
+from stages.context import NumericalError
+from stages.models import load_causal_lm, load_critic
+from stages.ppo.experience import Experience, build_experience
+from stages.ppo.learner import Learner, split_epoch, token_rewards, update
+from stages.ppo.masked import NoValidTokens
+from stages.ppo.metrics import mean_kl, update_metrics
+from stages.ppo.trainer import Trainer, start_distributed
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_group():
+    """DeepSpeed's group of one, gone again for the other test files, and with it what it put where."""
+    before, threads = dict(os.environ), torch.get_num_threads()
+    torch.set_num_threads(1)
+    start_distributed()
+    yield
+    torch.distributed.destroy_process_group()
+    torch.set_num_threads(threads)
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def make(inputs, tmp_path):
+    """A learner of the given settings, from the same policy each time."""
+
+    def call(*more: str) -> Learner:
+        given = tiny.overrides(
+            inputs, tmp_path / "run", "update.epsilon=1e-3", "update.minibatches=2", "update.epochs=2", *more
+        )
+        config = resolve(compose(given))
+        policy = load_causal_lm(inputs / "policy", Precision.FP32, trust_remote_code=False)
+        critic = None
+        if config.algorithm.estimator is Estimator.GAE:
+            model = load_critic(inputs / "policy", Precision.FP32, trust_remote_code=False)
+            critic = Trainer("critic", model, config.update.critic_learning_rate, config.update)
+        return Learner(config, Trainer("policy", policy, config.update.learning_rate, config.update), critic)
+
+    return call
+
+
+def experience(
+    rows: int = 8,
+    samples: int = 1,
+    holes: bool = False,
+    with_kl: bool = True,
+    rewards: list[float] | None = None,
+) -> Experience:
+    """Ragged rows of random tokens; with holes, the middle third of each response is an observation."""
+    draw = torch.Generator().manual_seed(3)
+    lengths = [(1 + (5 * i) % 11, 3 + (7 * i) % 10) for i in range(rows)]
+    tokens = [torch.randint(2, 258, (p + r,), generator=draw).tolist() for p, r in lengths]
+    noise = [(torch.randn(r, generator=draw) / 3 - 5).tolist() for _, r in lengths]
+    masks = [[not holes or not r // 3 <= t < 2 * r // 3 for t in range(r)] for _, r in lengths]
+    ids = {
+        "prompt_id": [f"p{i // samples}" for i in range(rows)],
+        "sample_index": [i % samples for i in range(rows)],
+    }
+    rollout = {
+        **ids,
+        "prompt_tokens": [t[:p] for t, (p, _) in zip(tokens, lengths, strict=True)],
+        "response_tokens": [t[p:] for t, (p, _) in zip(tokens, lengths, strict=True)],
+        "response_mask": masks,
+        "rollout_logprobs": noise,
+        "finish_reason": ["stop"] * rows,
+        "num_turns": [1] * rows,
+        "prompt_text": [""] * rows,
+        "prompt_messages": [None] * rows,
+        "response_text": [""] * rows,
+    }
+    scores = rewards or torch.randn(rows, generator=draw).tolist()
+    reward = {**ids, "reward": scores, "reference_logprobs": noise if with_kl else pa.nulls(rows)}
+    extra = pa.table({"reward/rm": pa.array(scores, pa.float32())})
+    return build_experience(conform(rollout, ROLLOUT), conform(reward, REWARD, extra=extra))
+
+
+def weights(learner: Learner) -> dict[str, torch.Tensor]:
+    return {
+        f"{trainer.name}.{name}": p.detach().clone()
+        for trainer in learner.trainers
+        for name, p in trainer.model.named_parameters()
+    }
+
+
+def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def metrics_of(learner: Learner, given: Experience, kl_coef: float = 0.05) -> dict[str, float]:
+    targets, sums, _ = update(learner, given, 1, kl_coef)
+    return update_metrics(learner.config, given, targets, sums)
+
+
+@pytest.mark.parametrize("budget", [64, 100, 4096])
+@pytest.mark.parametrize("holes", [False, True])
+def test_the_first_ratio_is_exactly_one_however_rows_are_batched(make, budget, holes):
+    metrics = metrics_of(make(f"update.tokens_per_micro_batch={budget}"), experience(holes=holes))
+    assert metrics["policy/ratio_error_first"] == 0.0
+    assert metrics["policy/ratio"] != 1.0
+
+
+@pytest.mark.parametrize("aggregation", list(LossAggregation))
+def test_the_update_does_not_depend_on_the_micro_batch_budget(make, aggregation):
+    seen = []
+    for budget in (64, 130, 4096):
+        learner = make(f"update.tokens_per_micro_batch={budget}", f"algorithm.loss_aggregation={aggregation}")
+        metrics = metrics_of(learner, experience(holes=True))
+        seen.append((weights(learner), metrics))
+    for other, metrics in seen[1:]:
+        assert difference(seen[0][0], other) < 1e-6
+        for name in ("policy/loss", "value/loss", "policy/grad_norm", "policy/entropy"):
+            assert metrics[name] == pytest.approx(seen[0][1][name], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo", "rloo"])
+@pytest.mark.parametrize("with_kl", [True, False])
+def test_every_estimator_moves_the_weights_and_reports_finite_numbers(make, estimator, with_kl):
+    samples = 1 if estimator == "gae" else 4
+    learner = make(
+        f"algorithm.estimator={estimator}",
+        f"rollout.samples_per_prompt={samples}",
+        "data.prompts_per_iteration=2",
+    )
+    before = weights(learner)
+    metrics = metrics_of(learner, experience(samples=samples, with_kl=with_kl, holes=True))
+    assert difference(before, weights(learner)) > 1e-4
+    assert {name for name, value in metrics.items() if not math.isfinite(value)} == set()
+    assert ("objective/kl" in metrics) is with_kl
+    assert ("value/explained_variance" in metrics) is (estimator == "gae")
+
+
+def test_without_kl_there_is_no_kl_to_control():
+    assert mean_kl(experience(with_kl=False), torch.zeros(8, 12)) is None
+
+
+def test_observation_tokens_are_trained_on_by_nobody(make):
+    """Log-probabilities of what the environment wrote do not count, not even when they are NaN."""
+    given = experience(holes=True)
+    learner = make()
+    targets, _, _ = update(learner, given, 1, 0.05)
+    dirty = torch.where(given.mask, given.rollout_log_probs, torch.nan)
+    again = make()
+    reference = torch.where(given.mask, given.reference_log_probs, torch.nan)
+    spoiled = dataclasses.replace(given, rollout_log_probs=dirty, reference_log_probs=reference)
+    update(again, spoiled, 1, 0.05)
+    assert difference(weights(learner), weights(again)) == 0
+    assert bool(torch.isfinite(targets.advantages[given.mask]).all())
+
+
+def test_a_row_of_nothing_but_observations_teaches_nothing(make):
+    given = experience()
+    mask = given.mask.clone()
+    mask[2] = False
+    given = dataclasses.replace(given, mask=mask)
+    learner, other = make(), make()
+    metrics = metrics_of(learner, given)
+    assert all(math.isfinite(value) for value in metrics.values())
+    scores = given.scores.clone()
+    scores[2] = 100.0
+    update(other, dataclasses.replace(given, scores=scores), 1, 0.05)
+    assert difference(weights(learner), weights(other)) == 0
+
+
+def test_a_mini_batch_of_nothing_but_observations_is_a_clear_error(make):
+    given = experience()
+    learner = make("algorithm.whiten_advantages=false")
+    rows = split_epoch(learner.config, given, 1, 0)[0].rows
+    mask = given.mask.clone()
+    mask[list(rows)] = False
+    with pytest.raises(NoValidTokens, match="none of the 4 responses has a token that the policy wrote"):
+        update(learner, dataclasses.replace(given, mask=mask), 1, 0.05)
+
+
+def test_the_reward_lies_on_the_last_token_of_the_policy(make):
+    given = experience(holes=True, with_kl=False)
+    mask = given.mask.clone()
+    mask[0, -4:] = False
+    mask[1] = False
+    given = dataclasses.replace(given, mask=mask)
+    rewards = token_rewards(make().config, given, torch.zeros_like(given.rollout_log_probs), 0.0)
+    for row in range(len(given)):
+        columns = rewards[row].nonzero().flatten().tolist()
+        owned = mask[row].nonzero().flatten().tolist()
+        assert columns == owned[-1:]
+        assert rewards[row].sum() == (given.scores[row] if owned else 0)
+
+
+def test_kl_is_taken_off_the_reward_at_every_token(make):
+    given = experience()
+    old = given.reference_log_probs + 0.1 * given.mask
+    with_kl = token_rewards(make().config, given, old, 2.0)
+    without = token_rewards(make().config, given, old, 0.0)
+    torch.testing.assert_close((without - with_kl)[given.mask], torch.full((int(given.mask.sum()),), 0.2))
+    assert bool((with_kl[~given.mask] == 0).all())
+
+
+def test_mini_batches_are_a_fresh_permutation_each_epoch_and_the_same_each_time(make):
+    config, given = make().config, experience()
+    epochs = [[list(b.rows) for b in split_epoch(config, given, 1, epoch)] for epoch in (0, 1, 0)]
+    assert epochs[0] == epochs[2] != epochs[1]
+    assert [sorted(i for rows in epoch for i in rows) for epoch in epochs] == [list(range(8))] * 3
+    assert [list(b.rows) for b in split_epoch(config, given, 2, 0)] != epochs[0]
+    for batch in split_epoch(config, given, 1, 0):
+        assert sorted(i for m in batch.micro_batches for i in m.rows.tolist()) == sorted(batch.rows)
+
+
+def test_a_fresh_critic_knows_nothing_and_learns(make):
+    learner = make("update.critic_learning_rate=1e-2", "update.epochs=4")
+    given = experience()
+    first, _, _ = update(learner, given, 1, 0.0)
+    assert float(first.old_values.abs().max()) == 0.0
+    losses = []
+    for iteration in range(2, 6):
+        _, sums, _ = update(learner, given, iteration, 0.0)
+        losses.append(sums.value_losses[-1])
+    assert losses[-1] < losses[0]
+
+
+def test_equal_rewards_are_reported_and_change_nothing_but_by_kl(make):
+    learner = make("algorithm=grpo", "rollout.samples_per_prompt=4", "data.prompts_per_iteration=2")
+    before = weights(learner)
+    metrics = metrics_of(learner, experience(samples=4, with_kl=False, rewards=[0.7] * 8))
+    assert metrics["reward/frac_zero_std"] == 1
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert difference(before, weights(learner)) < 1e-6
+    metrics = metrics_of(make(), experience(rewards=[0.7] * 8))
+    assert metrics["reward/frac_zero_std"] == 1
+
+
+def test_a_score_that_is_nan_stops_before_any_step(make):
+    given = experience()
+    scores = given.scores.clone()
+    scores[5] = torch.nan
+    learner = make("algorithm.whiten_advantages=false", "update.minibatches=1")
+    before = weights(learner)
+    with pytest.raises(NumericalError, match=r"loss is nan in iteration 1, epoch 1, mini-batch 1; rows .*p5"):
+        update(learner, dataclasses.replace(given, scores=scores), 1, 0.05)
+    assert difference(before, weights(learner)) == 0
+
+
+def test_a_score_that_is_infinite_stops_before_any_step(make):
+    given = experience()
+    scores = given.scores.clone()
+    scores[5] = torch.inf
+    with pytest.raises(NumericalError, match="iteration 1, epoch 1, mini-batch"):
+        update(make(), dataclasses.replace(given, scores=scores), 1, 0.05)
+
+
+# the stage
+
+
+def scored_run(inputs, folder, *more):
+    """A run up to its first update."""
+    run = make_run(inputs, folder, *more)
+    for task in (("prepare",), ("rollout", 1, 0), ("rollout", 1, 1), ("reward", 1, 0), ("reward", 1, 1)):
+        done = stage(run, *task)
+        assert done.code == 0, done.log
+    return run
+
+
+def test_a_critic_with_a_nan_weight_commits_nothing(inputs, tmp_path):
+    critic = tiny.make_policy(tmp_path / "critic")
+    run = scored_run(inputs, tmp_path / "run", f"model.critic={critic}")
+    loaded = load_file(critic / "model.safetensors")
+    loaded["model.layers.1.mlp.up_proj.weight"][0, 0] = torch.nan
+    save_file(loaded, critic / "model.safetensors", metadata={"format": "pt"})
+    done = stage(run, "update", 1)
+    assert done.code == 1
+    assert "NumericalError: the policy loss is nan in iteration 1, epoch 1, mini-batch 1" in done.log
+    assert "rows with prompt_id p" in done.log
+    assert read_record(run.paths, Task(1, Stage.UPDATE)) is None
+    assert not run.paths.policies.exists()
+
+
+def test_generation_settings_that_transformers_would_not_save_do_not_lose_an_update(inputs, tmp_path):
+    """Models in the wild have a temperature without do_sample; saving must not fail after the training."""
+    policy = tiny.make_policy(tmp_path / "policy")
+    settings = '{"do_sample": false, "temperature": 0.9, "top_p": 0.6, "eos_token_id": 1}'
+    (policy / "generation_config.json").write_text(settings)
+    run = scored_run(inputs, tmp_path / "run", f"model.policy={policy}")
+    done = stage(run, "update", 1)
+    assert done.code == 0, done.log
+    (saved,) = run.paths.policies.glob("00001.*/generation_config.json")
+    assert saved.read_text() == settings
+
+
+@pytest.mark.parametrize("precision_and_stage", [("fp32", 2), ("bf16", 1), ("bf16", 3)])
+def test_updates_with_zero_go_on_over_iterations(inputs, tmp_path, precision_and_stage):
+    precision, zero = precision_and_stage
+    run = scored_run(inputs, tmp_path / "run", f"update.precision={precision}", f"update.zero_stage={zero}")
+    for task in (
+        ("update", 1),
+        *((name, 2, i) for name in ("rollout", "reward") for i in (0, 1)),
+        ("update", 2),
+    ):
+        done = stage(run, *task)
+        assert done.code == 0, done.log
+    metrics = read_record(run.paths, Task(2, Stage.UPDATE)).metrics
+    assert metrics["policy/ratio_error_first"] == 0
+    assert metrics["policy/grad_norm"] > 0

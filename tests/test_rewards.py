@@ -1,0 +1,310 @@
+"""Reward models in their own words, rules as the user wrote them, and one clear error for what cannot be."""
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from processes import Done, make_run, stage
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from pipeline.commits import read_record
+from pipeline.runs import Run
+from pipeline.schemas import REWARD, ROLLOUT, conform
+from pipeline.shards import read_shard
+from pipeline.tasks import PREPARE, Stage, Task
+from stages.context import Context, NumericalError, UserError
+from stages.rewards.components import component_scores
+from stages.rewards.rules import rule_scores
+
+TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+SHARD = Task(1, Stage.ROLLOUT, 0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def responses(
+    inputs: Path, texts: list[tuple[str, str]], messages: list[str | None] | None = None, **extra: list
+):
+    """A rollout table of (prompt, response) texts; each response ends in the end-of-sequence id."""
+    import pyarrow as pa
+
+    tokenizer = AutoTokenizer.from_pretrained(inputs / "policy")
+    ids = [[*tokenizer(response)["input_ids"], tokenizer.eos_token_id] for _, response in texts]
+    columns = {
+        "prompt_id": [f"p{i}" for i in range(len(texts))],
+        "sample_index": [0] * len(texts),
+        "prompt_tokens": [tokenizer(prompt)["input_ids"] for prompt, _ in texts],
+        "response_tokens": ids,
+        "response_mask": [[True] * len(row) for row in ids],
+        "rollout_logprobs": [[-1.0] * len(row) for row in ids],
+        "finish_reason": ["stop"] * len(texts),
+        "num_turns": [1] * len(texts),
+        "prompt_text": [prompt for prompt, _ in texts],
+        "prompt_messages": messages or [None] * len(texts),
+        "response_text": [response for _, response in texts],
+    }
+    return conform(columns, ROLLOUT, extra=pa.table(extra))
+
+
+TEXTS = [("say a", "xyz"), ("tell me", "a longer answer"), ("q", "ü")]
+
+
+def context(inputs: Path, folder: Path, *more: str) -> Context:
+    run = make_run(inputs, folder / "run", *more)
+    return Context(run.paths, run.config, Task(1, Stage.REWARD, 0), "test")
+
+
+def score_of_ids(directory: Path, ids: list[int]) -> float:
+    model = AutoModelForSequenceClassification.from_pretrained(directory).eval()
+    with torch.no_grad():
+        return float(model(input_ids=torch.tensor([ids])).logits[0, 0])
+
+
+def score_of_text(directory: Path, text: str) -> float:
+    return score_of_ids(directory, AutoTokenizer.from_pretrained(directory)(text)["input_ids"])
+
+
+# reward models
+
+
+def test_a_reward_model_with_another_tokenizer_reads_the_text_in_its_own_ids(inputs, tmp_path):
+    scores, _ = component_scores(context(inputs, tmp_path), responses(inputs, TEXTS))
+    expected = [score_of_text(inputs / "reward_model", prompt + response) for prompt, response in TEXTS]
+    assert scores["rm"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_reward_model_with_the_policys_tokenizer_reads_the_ids_as_they_are(inputs, tmp_path):
+    """With the end-of-sequence id, which the text does not have."""
+    twin = tiny.make_reward_model(tmp_path / "twin", specials=("<pad>", "<eos>"))
+    rows = responses(inputs, TEXTS)
+    scores, _ = component_scores(context(inputs, tmp_path, f"reward.components.rm.path={twin}"), rows)
+    ids = [
+        p + r
+        for p, r in zip(rows["prompt_tokens"].to_pylist(), rows["response_tokens"].to_pylist(), strict=True)
+    ]
+    assert scores["rm"] == pytest.approx([score_of_ids(twin, row) for row in ids], abs=1e-5)
+    as_text = [score_of_text(twin, prompt + response) for prompt, response in TEXTS]
+    assert scores["rm"] != pytest.approx(as_text, abs=1e-3)
+
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+def test_messages_go_through_the_reward_models_own_template(inputs, tmp_path):
+    judge = tiny.make_reward_model(tmp_path / "judge")
+    tokenizer = AutoTokenizer.from_pretrained(judge)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(judge)
+    rows = responses(inputs, [("<user>hello<assistant>", "hi")], [json.dumps(MESSAGES)])
+    scores, _ = component_scores(context(inputs, tmp_path, f"reward.components.rm.path={judge}"), rows)
+    assert scores["rm"] == pytest.approx([score_of_text(judge, "[user]hello[assistant]hi")], abs=1e-5)
+
+
+def test_messages_are_joined_as_lines_for_a_reward_model_without_a_template(inputs, tmp_path):
+    rows = responses(inputs, [("<user>hello<assistant>", "hi")], [json.dumps(MESSAGES)])
+    scores, _ = component_scores(context(inputs, tmp_path), rows)
+    assert scores["rm"] == pytest.approx([score_of_text(inputs / "reward_model", "hello\nhi")], abs=1e-5)
+
+
+def test_what_does_not_fit_the_reward_models_context_is_cut_on_the_left_and_counted(inputs, tmp_path):
+    texts = [("p" * 60, "an answer"), ("short", "one")]
+    scores, metrics = component_scores(context(inputs, tmp_path), responses(inputs, texts))
+    kept = ("p" * 60 + "an answer")[-tiny.CONTEXT :]
+    assert scores["rm"][0] == pytest.approx(score_of_text(inputs / "reward_model", kept), abs=1e-5)
+    assert metrics == {"truncated/rm": 1.0}
+
+
+def test_normalisation_that_is_given(inputs, tmp_path):
+    rows = responses(inputs, TEXTS)
+    (tmp_path / "a").mkdir()
+    raw, _ = component_scores(context(inputs, tmp_path / "a"), rows)
+    given = context(inputs, tmp_path, "+reward.components.rm.normalization={mean: 0.5, std: 2.0}")
+    scores, _ = component_scores(given, rows)
+    assert scores["rm"] == pytest.approx([(score - 0.5) / 2 for score in raw["rm"]], abs=1e-6)
+
+
+def test_normalisation_that_is_measured_gives_reference_samples_mean_0_and_variance_1(inputs, tmp_path):
+    samples = tiny.write_jsonl(
+        tmp_path / "samples.jsonl", [{"prompt": p, "response": r} for p, r in [*TEXTS, ("more", "of it")]]
+    )
+    run = make_run(
+        inputs, tmp_path / "run", f"+reward.components.rm.normalization={{reference_samples: '{samples}'}}"
+    )
+    done = stage(run, "prepare")
+    assert done.code == 0, done.log
+    rows = responses(inputs, [*TEXTS, ("more", "of it")])
+    scores, _ = component_scores(Context(run.paths, run.config, Task(1, Stage.REWARD, 0), "t"), rows)
+    assert statistics.fmean(scores["rm"]) == pytest.approx(0, abs=1e-5)
+    assert statistics.pstdev(scores["rm"]) == pytest.approx(1, rel=1e-5)
+    assert f"file:{samples}" in read_record(run.paths, PREPARE).inputs
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ([{"prompt": "a", "answer": "b"}], "has no column 'response'"),
+        ([{"prompt": "a", "response": None}], "must hold text in every row"),
+        ([{"prompt": "a", "response": "b"}], "do not differ"),
+        ([{"prompt": " ", "response": "b"}], "no usable row"),
+    ],
+)
+def test_reference_samples_that_give_no_scale_stop_the_run(inputs, tmp_path, rows, why):
+    samples = tiny.write_jsonl(tmp_path / "samples.jsonl", rows)
+    run = make_run(
+        inputs, tmp_path / "run", f"+reward.components.rm.normalization={{reference_samples: '{samples}'}}"
+    )
+    done = stage(run, "prepare")
+    assert done.code == 2, done.log
+    assert f"reward.components.rm.normalization.reference_samples={samples}" in done.log
+    assert why in done.log
+
+
+def test_a_reward_model_that_gives_nan_names_component_and_row(inputs, tmp_path):
+    broken = tiny.make_reward_model(tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    weights["score.weight"][:] = torch.nan
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(NumericalError, match=r"reward component 'rm' gives nan for prompt_id p0, sample 0"):
+        component_scores(
+            context(inputs, tmp_path, f"reward.components.rm.path={broken}"), responses(inputs, TEXTS)
+        )
+
+
+# rules
+
+RULES = """
+import numpy as np
+import torch
+
+
+def length(*, prompts, responses, **columns):
+    return [len(r) / 10 for r in responses]
+
+def answer(*, prompts, responses, answer, **columns):
+    assert len(prompts) == len(responses) == len(answer)
+    return np.array([a + 0.5 for a in answer], dtype=np.float32)
+
+def as_tensor(*, responses, **columns):
+    return torch.arange(len(responses))
+
+def too_few(*, responses, **columns):
+    return [1.0] * (len(responses) - 1)
+
+def text(*, responses, **columns):
+    return ["1.0"] * len(responses)
+
+def nothing(**columns):
+    return None
+
+def none(*, responses, **columns):
+    return [None] * len(responses)
+
+def nan(*, responses, **columns):
+    return [0.0] * (len(responses) - 1) + [float("nan")]
+
+def matrix(*, responses, **columns):
+    return np.zeros((len(responses), 2))
+
+def raises(**columns):
+    raise KeyError("my own mistake")
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch) -> Path:
+    """The user's own folder, with a module of rules. Every test gets a module name of its own."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / f"{tmp_path.name}_rules.py").write_text(RULES)
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+def rule(project: Path, name: str) -> str:
+    module = next(project.glob("*_rules.py")).stem
+    return f"+reward.components.mine={{kind: rule, function: '{module}:{name}', weight: 2.0}}"
+
+
+def rule_of(inputs: Path, tmp_path: Path, project: Path, name: str, rows) -> list[float]:
+    config = context(inputs, tmp_path, rule(project, name)).config.reward.components["mine"]
+    return rule_scores("mine", config, rows)
+
+
+def test_a_rule_gets_texts_and_the_users_columns(inputs, tmp_path, project):
+    rows = responses(inputs, TEXTS, answer=[1, 2, 3])
+    assert rule_of(inputs, tmp_path, project, "answer", rows) == [1.5, 2.5, 3.5]
+
+
+def test_a_rule_may_return_numbers_of_any_library(inputs, tmp_path, project):
+    assert rule_of(inputs, tmp_path, project, "as_tensor", responses(inputs, TEXTS)) == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("too_few", "returned 2 scores for 3 responses"),
+        ("text", r"returned '1\.0' for prompt_id p0, sample 0; a finite number is wanted"),
+        ("nothing", "returned NoneType instead of a list of numbers"),
+        ("none", "returned None for prompt_id p0, sample 0"),
+        ("nan", "returned nan for prompt_id p2, sample 0"),
+        ("matrix", r"returned array\(\[0\., 0\.\]\) for prompt_id p0"),
+    ],
+)
+def test_an_answer_that_is_not_one_number_per_row_names_rule_and_row(inputs, tmp_path, project, name, why):
+    with pytest.raises(UserError, match=rf"reward component 'mine' \(.*_rules:{name}\) {why}"):
+        rule_of(inputs, tmp_path, project, name, responses(inputs, TEXTS))
+
+
+def scored(inputs: Path, tmp_path: Path, project: Path, name: str) -> tuple[Run, Done]:
+    run = make_run(inputs, tmp_path / "run", rule(project, name))
+    for task in (("prepare",), ("rollout", 1, 0)):
+        done = stage(run, *task, cwd=project)
+        assert done.code == 0, done.log
+    return run, stage(run, "reward", 1, 0, cwd=project)
+
+
+def test_the_reward_is_the_weighted_sum_and_every_component_is_kept(inputs, tmp_path, project):
+    run, done = scored(inputs, tmp_path, project, "answer")
+    assert done.code == 0, done.log
+    rewards = read_shard(run.paths, read_record(run.paths, Task(1, Stage.REWARD, 0)), REWARD)
+    rollout = read_shard(run.paths, read_record(run.paths, SHARD), ROLLOUT)
+    for row, source in zip(rewards.to_pylist(), rollout.to_pylist(), strict=True):
+        assert row["reward/mine"] == source["answer"] + 0.5
+        text = source["prompt_text"] + source["response_text"]
+        assert row["reward/rm"] == pytest.approx(score_of_text(inputs / "reward_model", text), abs=1e-5)
+        assert row["reward"] == pytest.approx(row["reward/rm"] + 2 * row["reward/mine"], abs=1e-5)
+
+
+def test_a_rule_with_a_wrong_answer_ends_in_exit_code_2(inputs, tmp_path, project):
+    run, done = scored(inputs, tmp_path, project, "too_few")
+    assert done.code == 2
+    assert "reward component 'mine'" in done.log
+    assert "Traceback" not in done.log
+    assert read_record(run.paths, Task(1, Stage.REWARD, 0)) is None
+
+
+def test_an_exception_of_the_rule_itself_leaves_its_traceback(inputs, tmp_path, project):
+    _, done = scored(inputs, tmp_path, project, "raises")
+    assert done.code == 1
+    assert "my own mistake" in done.log
+    assert "Traceback" in done.log
+    assert "in raises" in done.log
+
+
+def test_a_rule_that_vanished_after_prepare_ends_in_exit_code_2(inputs, tmp_path, project):
+    run, _ = scored(inputs, tmp_path, project, "raises")
+    next(project.glob("*_rules.py")).unlink()
+    done = stage(run, "reward", 1, 0, cwd=project)
+    assert done.code == 2
+    assert "reward.components.mine.function=" in done.log
+    assert "no module" in done.log
