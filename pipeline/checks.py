@@ -222,6 +222,8 @@ def _position_limit(policy: Path) -> int | None:
         model = json.loads(path.read_text())
     except ValueError as error:
         raise ConfigError(f"model.policy={policy}: {path} is not JSON ({error})") from None
+    if not isinstance(model, dict):
+        raise ConfigError(f"model.policy={policy}: {path} is not JSON of a model's configuration")
     text = model.get("text_config", model)
     limit = text.get("max_position_embeddings") or text.get("n_positions")
     return limit if isinstance(limit, int) and limit > 0 else None

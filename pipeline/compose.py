@@ -117,6 +117,9 @@ def _check_key(key: str, groups: Mapping[str, Sequence[str]]) -> None:
         if typing.get_origin(node) is dict:
             return  # reward.components.NAME...: names are the user's, pydantic checks what is below
         legal = _fields_of(node)
+        if not legal:
+            value = ".".join(done)
+            raise ConfigError(f"{key}: {value} holds one value and no keys; write {value}=VALUE")
         if part not in legal:
             where = f"in {'.'.join(done)}" if done else "at the top"
             also = [] if done else sorted(set(groups) - set(legal))
@@ -153,12 +156,14 @@ def _hydra_compose(overrides: Sequence[str], config_dir: Path | None) -> dict[st
     from omegaconf.errors import OmegaConfBaseException
 
     ConfigStore.instance().store(name="dataclass_defaults", node=_defaults(Config))
-    search = [f"hydra.searchpath=[{_quoted('file://' + str(config_dir.absolute()))}]"] if config_dir else []
+    packaged = packaged_configs().absolute()
+    search = f"hydra.searchpath=[{_quoted(f'file://{packaged}')}]"
+    first = config_dir.absolute() if config_dir else packaged
     try:
-        with initialize_config_dir(str(packaged_configs().absolute()), version_base="1.3"):
-            composed = hydra_compose("config", overrides=[*search, *(_with_plus(text) for text in overrides)])
+        with initialize_config_dir(str(first), version_base="1.3"):
+            composed = hydra_compose("config", overrides=[search, *(_with_plus(text) for text in overrides)])
         return typing.cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(_one_line(error)) from None
 
 
@@ -222,6 +227,8 @@ def _describe(problem: Any) -> str:
         return f"{key}: must be given"
     if problem["type"] == "union_tag_not_found":
         return f"{key}: says no kind; add {key}.kind=model (with path) or {key}.kind=rule (with function)"
+    if problem["type"] == "too_short" and key == "reward.components":
+        return f"{key}: must be given; choose {', '.join(f'reward={o}' for o in known_groups(None)['reward'])}"
     return f"{key}: {problem['msg']} (got {problem['input']!r})"
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from pipeline.observe import Frontier, Records
 from pipeline.plan import Plan
 from pipeline.tasks import Stage, Task
-from pipeline.views import Row, duration
+from pipeline.views import Row, duration, number
 
 _STAGES = (Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE)
 
@@ -25,7 +25,7 @@ def describe_row(row: Row, num_iterations: int) -> str:
     """One iteration in one line."""
     parts = [f"iteration {row['iteration']:.0f}/{num_iterations}", f"reward {row['reward/mean']:+.3f}"]
     if "objective/kl" in row:
-        parts.append(f"KL {row['objective/kl']:.3f}")
+        parts.append(f"KL {number(row['objective/kl'], 3)}")
     if "evaluate/reward" in row:
         parts.append(f"held-out {row['evaluate/reward']:+.3f}")
     parts.append(f"length {row['response_length/mean']:.1f}")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import xxhash
 import yaml
+from pydantic import TypeAdapter
 
 from pipeline.commits import replace_durably
 from pipeline.compose import ConfigError, from_mapping, to_yaml
@@ -33,6 +34,9 @@ class Identity:
     """xxh3_128 of config.yaml, which is frozen."""
     version: str
     """Version of slurm-ppo that made the run."""
+
+
+_IDENTITY: TypeAdapter[Identity] = TypeAdapter(Identity)
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,10 @@ def create_run(config: Config) -> Run:
     others = [p.name for p in paths.root.glob("[!.]*")] if paths.root.exists() else []
     if set(others) - {paths.config_yaml.name}:
         raise RunError(f"{paths.root} exists and holds other files; choose another run_dir=...")
-    paths.root.mkdir(parents=True, exist_ok=True)
+    try:
+        paths.root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"run_dir={paths.root} cannot be made: {error}") from None
     text = to_yaml(config)
     replace_durably(paths.config_yaml, text)
     identity = Identity(os.urandom(6).hex(), config.name, time.time(), _hash(text), _version())
@@ -85,15 +92,15 @@ def load_run(root: Path) -> Run:
     """
     paths = RunPaths(root.absolute())
     try:
-        identity = Identity(**json.loads(paths.run_json.read_text()))
+        identity = _IDENTITY.validate_python(json.loads(paths.run_json.read_text()))
         text = paths.config_yaml.read_text()
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise RunError(
             f"{root} is not a run directory: {error.filename} does not exist. "
             "Start a run with: slurm-ppo run experiment=... run_dir=..."
         ) from None
-    except (TypeError, ValueError) as error:
-        raise RunError(f"{paths.run_json} cannot be read: {error}") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{paths.run_json} cannot be read: {' '.join(str(error).split())}") from None
     if _hash(text) != identity.config_hash:
         raise RunError(
             f"{paths.config_yaml} was changed since the run began, so its results would not belong together. "

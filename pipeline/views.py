@@ -58,6 +58,8 @@ def number(value: float | None, digits: int | None = None) -> str:
     size = abs(value)
     if value == 0 or not math.isfinite(value) or (isinstance(value, int) and size < 1e6):
         return f"{value:g}" if size < 1e6 else str(value)
+    if digits is not None and size < 10 ** -(digits + 2):
+        return f"{0:.{digits}f}"  # rounding noise, as of a KL that is zero
     if digits is None:
         digits = 3 if size < 10 else 2 if size < 100 else 1 if size < 1000 else 0
     if size < 0.5 * 10**-digits or size >= 1e9:

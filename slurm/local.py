@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -121,13 +122,15 @@ class LocalScheduler:
             _signal(running.process, signal.SIGKILL)
             running.process.join()
         exit_code = running.process.exitcode
+        _signal(running.process, signal.SIGKILL)  # what it left behind would keep its memory
         running.process.close()
         return JobStatus(JobState.ENDED, exit_code, note)
 
 
 def run_entry(entry: str, arguments: Sequence[str], log: str, environment: Mapping[str, str]) -> None:
-    """Body of a job's process: its own session and log, gone when the server is gone."""
+    """Body of a job's process: its own session and log, gone when the scheduler or the server is gone."""
     os.setsid()
+    threading.Thread(target=_end_with_scheduler, daemon=True).start()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == 1:  # the server was gone before the line above
         sys.exit("the scheduler is gone")
@@ -136,6 +139,14 @@ def run_entry(entry: str, arguments: Sequence[str], log: str, environment: Mappi
     _redirect_output(log)
     module, _, function = entry.partition(":")
     sys.exit(getattr(importlib.import_module(module), function)(list(arguments)))
+
+
+def _end_with_scheduler() -> None:
+    """The server outlives a scheduler that was killed: each of its processes keeps it alive."""
+    scheduler = multiprocessing.parent_process()
+    assert scheduler is not None
+    wait_for_any([scheduler.sentinel])
+    os.killpg(0, signal.SIGKILL)
 
 
 def _redirect_output(log: str) -> None:
@@ -149,9 +160,9 @@ def _redirect_output(log: str) -> None:
 
 
 def _signal(process: ForkServerProcess, number: signal.Signals) -> None:
-    """Signal a job's whole process group, if it is still there."""
-    if process.exitcode is None and process.pid is not None:
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:  # has not made its own session yet, or ended just now
-            process.kill()
+    """Signal what is left of a job's process group, whether or not the job itself has ended."""
+    assert process.pid is not None
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:  # nothing is left, or it has not made its own session yet
+        process.kill()

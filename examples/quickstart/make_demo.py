@@ -157,6 +157,7 @@ def build(directory: Path, seed: int, timer: Timer) -> dict[str, Any]:
     """Fill `directory`, all but demo.json, whose content is returned."""
     # transformers imports DeepSpeed where it is installed, which looks for a GPU and prints; we need none.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads crawl where others work too
     with timer.part("import torch and transformers"):
         from tiny_llama import num_parameters, save
 

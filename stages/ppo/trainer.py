@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from pipeline.config import Precision, Schedule, UpdateConfig
 from stages.context import NumericalError
@@ -132,6 +132,9 @@ class Trainer:
         tied = {name: b for name, b in buffers.items() if name not in dict(self.model.named_buffers())}
         state = {name: w.to(dtype) for name, w in weights.items()}
         state |= {name: b for name, b in buffers.items() if name not in tied}
+        if self.model.can_generate():
+            # transformers refuses to save settings that it loaded with a warning; the caller copies the file.
+            self.model.generation_config = GenerationConfig.from_model_config(self.model.config)
         self.model.save_pretrained(folder, state_dict=state, safe_serialization=True)
 
     def save_state(self, path: Path) -> None:

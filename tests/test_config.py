@@ -1,0 +1,284 @@
+"""Configuration: a mistake is answered with its key, its value and what is legal, before anything is made."""
+
+import ast
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline import config as config_module
+from pipeline.checks import resolve
+from pipeline.compose import ConfigError, compose, from_mapping, known_groups, to_mapping, to_yaml
+from pipeline.config import Config
+
+ROOT = Path(__file__).parent.parent
+
+
+def refusal(inputs: Path, run_dir: Path, *more: str, config_dir: Path | None = None) -> list[str]:
+    """The lines with which a configuration is refused."""
+    with pytest.raises(ConfigError) as refused:
+        resolve(compose(tiny.overrides(inputs, run_dir, *more), config_dir))
+    return str(refused.value).splitlines()
+
+
+MISTAKES = [
+    # override, what the message must hold: key, value, something legal
+    ("updte.epochs=2", ["updte.epochs", "'updte'", "did you mean 'update'"]),
+    ("update.epoch=2", ["update.epoch", "'epoch' in update", "did you mean 'epochs'"]),
+    ("+update.epoch=2", ["update.epoch", "did you mean 'epochs'"]),
+    ("++nothing=2", ["nothing", "at the top", "legal: name, run_dir"]),
+    ("+nothing=2", ["nothing", "at the top", "legal: name, run_dir"]),
+    ("reward.components.rm.wieght=2", ["reward.components.rm.wieght", "did you mean 'weight'"]),
+    ("reward.components.x={kind:rule}", ["reward.components.x.function", "must be given"]),
+    ("reward.components.x={path:a}", ["reward.components.x", "kind=model", "kind=rule"]),
+    ("reward.components.x={kind:human}", ["reward.components.x", "human", "'model', 'rule'"]),
+    ("model.policy.path=x", ["model.policy.path", "model.policy="]),
+    ("seed=many", ["seed", "'many'", "valid integer"]),
+    ("seed=1.5", ["seed", "1.5", "valid integer"]),
+    ("seed=true", ["seed", "True", "valid integer"]),
+    ("seed=-1", ["seed", "-1", "greater than or equal to 0"]),
+    ("iterations=0", ["iterations", "got 0", "greater than 0"]),
+    ("iterations=null", ["iterations", "None", "valid integer"]),
+    ("update.learning_rate=fast", ["update.learning_rate", "'fast'", "valid number"]),
+    ("update.learning_rate=0", ["update.learning_rate", "got 0", "greater than 0"]),
+    ("update.learning_rate=nan", ["update.learning_rate", "nan", "finite number"]),
+    ("update.learning_rate=inf", ["update.learning_rate", "inf", "finite number"]),
+    ("update.betas=[0.9]", ["update.betas.1", "must be given"]),
+    ("update.zero_stage=4", ["update.zero_stage", "got 4", "less than or equal to 3"]),
+    ("rollout.top_p=1.5", ["rollout.top_p", "1.5", "less than or equal to 1"]),
+    ("rollout.precision=fp8", ["rollout.precision", "'fp8'", "'fp32' or 'bf16'"]),
+    ("rollout.stop_token_ids=3", ["rollout.stop_token_ids", "got 3", "valid tuple"]),
+    ("algorithm.estimator=ppo", ["algorithm.estimator", "'ppo'", "'gae', 'grpo' or 'rloo'"]),
+    ("algorithm.kl=0.1", ["algorithm.kl", "0.1"]),
+    ("algorithm.dual_clip=1", ["algorithm.dual_clip", "got 1", "greater than 1"]),
+    ("data.shuffle=perhaps", ["data.shuffle", "'perhaps'", "valid boolean"]),
+    ("data.prompts=''", ["data.prompts", "''", "at least 1 character"]),
+    ("name='a b'", ["name", "'a b'", "pattern"]),
+    ("reward.components.rm.weight=null", ["reward.components.rm.weight", "None", "valid number"]),
+    ("rollout.engine=vlm", ["rollout.engine", "'vlm'", "'transformers'"]),
+    ("rollout=vllmm", ["rollout=vllmm", "no such option", "transformers"]),
+    ("update=zero4", ["update=zero4", "cpu, ", "did you mean 'zero"]),
+    ("tracking=null", ["tracking=None", "none, wandb"]),
+    ("reward=[model,rule]", ["reward=", "legal: model, rule"]),
+    ("experimnt=quickstart", ["experimnt", "did you mean 'experiment'"]),
+    ("model=llama", ["model", "model.KEY=VALUE"]),
+    ("~update.epochs", ["~update.epochs", "cannot be deleted", "another value"]),
+    ("seed=1,2", ["seed=1,2", "one value per key"]),
+    ("seed=range(1,3)", ["seed=range(1,3)", "one value per key"]),
+    ("seed", ["'seed'", "KEY=VALUE"]),
+    ("name=a=b", ["'name=a=b'", "quote"]),
+    ("run_dir=${nowhere}", ["nowhere"]),
+    ("model.policy=???", ["model.policy", "must be given"]),
+    ("model.policy=absent", ["model.policy", "absent", "give a Hugging Face model directory"]),
+    ("data.prompts=absent.jsonl", ["data.prompts", "absent.jsonl", "no such file"]),
+    ("model.reference=absent", ["model.reference", "absent"]),
+    ("reward.components.rm.path=absent", ["reward.components.rm.path", "absent"]),
+    # contradictions
+    ("rollout.num_shards=3", ["rollout.num_shards=3", "must divide data.prompts_per_iteration=8"]),
+    ("update.minibatches=3", ["update.minibatches=3", "must divide the 8 responses"]),
+    ("data.max_prompt_tokens=64", ["data.max_prompt_tokens=64", "legal: 1 to 63"]),
+    ("rollout.max_new_tokens=64", ["rollout.max_new_tokens=64", "legal: 1 to 63"]),
+    ("rollout.tokens_per_batch=63", ["rollout.tokens_per_batch=63", "64 tokens", "at least that"]),
+    ("update.tokens_per_micro_batch=63", ["update.tokens_per_micro_batch=63", "64 tokens"]),
+    ("update.device_map=auto", ["update.device_map=auto", "set it to null"]),
+    ("update.precision=bf16", ["update.precision=bf16", "update.zero_stage to 1, 2 or 3"]),
+    ("algorithm=grpo", ["rollout.samples_per_prompt=1", "at least 2"]),
+    ("evaluate.every=1", ["evaluate.every=1", "data.heldout=FILE", "0"]),
+    ("model.context_length=65", ["model.context_length=65", "64 tokens only"]),
+    ("reward.components.rm.normalization={mean:0.5}", ["rm.normalization", "mean=0.5", "mean and std"]),
+    ("reward.components.rm.normalization={}", ["rm.normalization", "give mean and std, or reference_samples"]),
+    (
+        "reward.components.rm.normalization={mean:0,std:1,reference_samples:tests/tiny.py}",
+        ["rm.normalization.reference_samples", "tiny.py", "not both"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("override", "parts"), MISTAKES, ids=[override for override, _ in MISTAKES])
+def test_a_mistake_is_named_with_its_value_and_what_is_legal(inputs, tmp_path, override, parts):
+    lines = refusal(inputs, tmp_path / "run", override)
+    assert len(lines) == 1, lines
+    assert [part for part in parts if part not in lines[0]] == [], lines[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("flags", [[], ["-O"]])
+def test_every_mistake_of_a_kind_is_reported_at_once_with_exit_code_2(inputs, tmp_path, environment, flags):
+    overrides = tiny.overrides(inputs, tmp_path / "run", "seed=-1", "iterations=0", "rollout.top_p=7")
+    command = [sys.executable, *flags, "-m", "pipeline", "run", *overrides]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 2
+    assert sorted(line.split(":")[1].strip() for line in done.stderr.splitlines()) == [
+        "iterations",
+        "rollout.top_p",
+        "seed",
+    ]
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_contradictions_are_reported_at_once(inputs, tmp_path):
+    lines = refusal(inputs, tmp_path, "rollout.num_shards=3", "update.minibatches=5", "evaluate.every=1")
+    assert [line.split("=")[0] for line in lines] == [
+        "rollout.num_shards",
+        "update.minibatches",
+        "evaluate.every",
+    ]
+
+
+def test_what_must_be_given_is_listed(tmp_path):
+    with pytest.raises(ConfigError) as refused:
+        compose(["reward=model"])
+    keys = [line.split(":")[0] for line in str(refused.value).splitlines()]
+    assert keys == ["model.policy", "data.prompts", "reward.components.rm.path"]
+
+
+def test_a_run_without_a_reward_is_told_the_choices(inputs, tmp_path):
+    overrides = [text for text in tiny.overrides(inputs, tmp_path) if not text.startswith("reward")]
+    with pytest.raises(ConfigError, match=r"reward.components: .*reward=model, reward=rule"):
+        compose(overrides)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("model.safetensors", None, "holds no *.safetensors"),
+        ("config.json", None, "holds no config.json"),
+        ("config.json", "{broken", "is not JSON"),
+        ("config.json", "[]", "is not JSON"),
+    ],
+)
+@pytest.mark.parametrize("key", ["model.policy", "reward.components.rm.path"])
+def test_a_directory_that_is_no_model_is_named(inputs, tmp_path, key, name, content, said):
+    folder = tmp_path / "model"
+    shutil.copytree(inputs / ("policy" if key == "model.policy" else "reward_model"), folder)
+    (folder / name).unlink() if content is None else (folder / name).write_text(content)
+    (line,) = refusal(inputs, tmp_path / "run", f"{key}={folder}")
+    assert line.startswith(f"{key}={folder}: ")
+    assert said in line
+
+
+def test_a_model_without_a_length_needs_one(inputs, tmp_path):
+    folder = Path(shutil.copytree(inputs / "policy", tmp_path / "model"))
+    model = json.loads((folder / "config.json").read_text())
+    del model["max_position_embeddings"]
+    (folder / "config.json").write_text(json.dumps(model))
+    (line,) = refusal(inputs, tmp_path / "run", f"model.policy={folder}")
+    assert line.startswith("model.context_length: must be given")
+    given_length = [f"model.policy={folder}", "model.context_length=48"]
+    assert resolve(compose(tiny.overrides(inputs, tmp_path / "run", *given_length))).data.max_prompt_tokens == 36
+
+
+# --- the user's own groups ---
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("learnig_rate: 1e-4\n", "did you mean 'learning_rate'"),
+        ("epsilon: fast\n", "update.epsilon"),
+        ("learning_rate: [1\n", "update/mine.yaml"),
+        ("- 1\n- 2\n", "update/mine"),
+        ("\tepochs: 1\n", "update/mine.yaml"),
+    ],
+)
+def test_a_typo_in_a_file_of_the_users(inputs, tmp_path, content, said):
+    (tmp_path / "mine/update").mkdir(parents=True)
+    (tmp_path / "mine/update/mine.yaml").write_text(content)
+    lines = refusal(inputs, tmp_path / "run", "update=mine", config_dir=tmp_path / "mine")
+    assert len(lines) == 1
+    assert said in lines[0]
+
+
+def test_a_folder_of_groups_that_is_not_there(inputs, tmp_path):
+    (line,) = refusal(inputs, tmp_path / "run", config_dir=tmp_path / "absent")
+    assert line == f"--config-dir {tmp_path / 'absent'}: no such directory"
+
+
+@pytest.mark.parametrize("folder", ["mine", "my groups", "it's $HOME"])
+def test_groups_of_ones_own_are_found_and_come_first(inputs, tmp_path, folder):
+    mine = tmp_path / folder
+    for group, option, content in (
+        ("update", "mine", "epochs: 7\n"),
+        ("update", "cpu", "epochs: 9\n"),  # instead of the packaged one
+        ("model", "tiny", f"policy: {inputs / 'policy'}\n"),  # a group that has no packaged option
+    ):
+        (mine / group).mkdir(parents=True, exist_ok=True)
+        (mine / group / f"{option}.yaml").write_text(content)
+    overrides = [text for text in tiny.overrides(inputs, tmp_path / "run") if "update.epochs" not in text]
+    for option, epochs in (("mine", 7), ("cpu", 9), ("zero2", 1)):
+        composed = compose([*overrides, f"update={option}", "model=tiny"], mine)
+        assert composed.update.epochs == epochs
+
+
+@pytest.mark.parametrize(
+    ("group", "option"), [(group, option) for group, options in known_groups(None).items() for option in options]
+)
+def test_every_packaged_option_composes(inputs, tmp_path, group, option):
+    overrides = [text for text in tiny.overrides(inputs, tmp_path / "run") if not text.startswith("tracking")]
+    if group == "reward":
+        overrides = [text for text in overrides if not text.startswith("reward")]
+        fill = {"model": "rm.path=x", "rule": "rule.function=a:b"}
+        overrides += [f"reward.components.{fill[option]}"] if option in fill else []
+    compose([*overrides, f"{group}={option}"])
+
+
+# --- the dataclasses ---
+
+
+def test_every_key_is_described_right_below_it():
+    tree = ast.parse(Path(config_module.__file__).read_text())
+    silent = []
+    for node in tree.body:
+        if not isinstance(node, ast.ClassDef) or not node.decorator_list:
+            continue
+        assert ast.get_docstring(node), node.name
+        for field, below in zip(node.body, [*node.body[1:], None], strict=True):
+            if isinstance(field, ast.AnnAssign):
+                is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+                silent += [] if is_text else [f"{node.name}.{field.target.id}"]
+    assert silent == []
+    assert len(dataclasses.fields(Config)) > 10
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 2**63),
+    rate=st.floats(1e-12, 1e3),
+    betas=st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)),
+    weight=st.floats(-1e6, 1e6),
+    column=st.none() | st.text(min_size=1, max_size=8),
+    stops=st.lists(st.integers(0, 10**6), max_size=3),
+    estimator=st.sampled_from(["gae", "grpo", "rloo"]),
+)
+def test_a_frozen_configuration_is_read_back_as_it_was(
+    inputs, tmp_path, seed, rate, betas, weight, column, stops, estimator
+):
+    mapping = to_mapping(compose(tiny.overrides(inputs, tmp_path / "run")))
+    mapping["seed"] = seed
+    mapping["update"] |= {"learning_rate": rate, "betas": list(betas)}
+    mapping["reward"]["components"]["rm"]["weight"] = weight
+    mapping["data"]["id_column"] = column
+    mapping["rollout"]["stop_token_ids"] = stops
+    mapping["algorithm"]["estimator"] = estimator
+    config = from_mapping(mapping)
+    assert from_mapping(yaml.safe_load(to_yaml(config))) == config
+    assert (config.seed, config.update.learning_rate, config.data.id_column) == (seed, rate, column)
+
+
+def test_paths_become_absolute_and_lengths_are_filled_in(inputs, tmp_path, monkeypatch):
+    monkeypatch.chdir(inputs)
+    overrides = tiny.overrides(Path("."), Path("run"))
+    config = resolve(compose(overrides))
+    assert config.model.policy == str(inputs / "policy")
+    assert config.run_dir == str(inputs / "run")
+    assert (config.model.context_length, config.data.max_prompt_tokens) == (64, 52)
+    assert not (inputs / "run").exists()
