@@ -172,6 +172,8 @@ def _model_problems(key: str, directory: Path) -> Iterator[Problem]:
             "holds no *.safetensors; other weight files are not read because they can carry code "
             "(convert with transformers' save_pretrained)",
         )
+    elif not isinstance(_read_json(directory / "config.json"), dict):
+        yield Problem(key, directory, "its config.json is not JSON of a model's configuration")
 
 
 def _model_directories(config: Config) -> Iterator[tuple[str, str]]:
@@ -216,14 +218,16 @@ def _with_context(config: Config) -> Config:
     return dataclasses.replace(config, data=dataclasses.replace(config.data, max_prompt_tokens=prompt))
 
 
-def _position_limit(policy: Path) -> int | None:
-    path = policy / "config.json"
+def _read_json(path: Path) -> Any:
+    """None when the file is not JSON."""
     try:
-        model = json.loads(path.read_text())
-    except ValueError as error:
-        raise ConfigError(f"model.policy={policy}: {path} is not JSON ({error})") from None
-    if not isinstance(model, dict):
-        raise ConfigError(f"model.policy={policy}: {path} is not JSON of a model's configuration")
+        return json.loads(path.read_text())
+    except ValueError:
+        return None
+
+
+def _position_limit(policy: Path) -> int | None:
+    model = _read_json(policy / "config.json")
     text = model.get("text_config", model)
     limit = text.get("max_position_embeddings") or text.get("n_positions")
     return limit if isinstance(limit, int) and limit > 0 else None

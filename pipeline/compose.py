@@ -21,6 +21,7 @@ from pipeline.config import Config, RewardModelConfig, RuleConfig
 from pipeline.paths import packaged_configs
 
 _MISSING = "???"
+_TOP = "slurm_ppo"
 _ADAPTER: TypeAdapter[Config] = TypeAdapter(Config)
 
 
@@ -157,11 +158,13 @@ def _hydra_compose(overrides: Sequence[str], config_dir: Path | None) -> dict[st
 
     ConfigStore.instance().store(name="dataclass_defaults", node=_defaults(Config))
     packaged = packaged_configs().absolute()
+    # Hydra looks for the top file in the first folder only, which may be the user's and have none.
+    ConfigStore.instance().store(name=_TOP, node=yaml.safe_load((packaged / "config.yaml").read_text()))
     search = f"hydra.searchpath=[{_quoted(f'file://{packaged}')}]"
     first = config_dir.absolute() if config_dir else packaged
     try:
         with initialize_config_dir(str(first), version_base="1.3"):
-            composed = hydra_compose("config", overrides=[search, *(_with_plus(text) for text in overrides)])
+            composed = hydra_compose(_TOP, overrides=[search, *(_with_plus(text) for text in overrides)])
         return typing.cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(_one_line(error)) from None
@@ -228,7 +231,9 @@ def _describe(problem: Any) -> str:
     if problem["type"] == "union_tag_not_found":
         return f"{key}: says no kind; add {key}.kind=model (with path) or {key}.kind=rule (with function)"
     if problem["type"] == "too_short" and key == "reward.components":
-        return f"{key}: must be given; choose {', '.join(f'reward={o}' for o in known_groups(None)['reward'])}"
+        return (
+            f"{key}: must be given; choose {', '.join(f'reward={o}' for o in known_groups(None)['reward'])}"
+        )
     return f"{key}: {problem['msg']} (got {problem['input']!r})"
 
 

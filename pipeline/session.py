@@ -24,6 +24,7 @@ _LOG_LINES = 20
 def carry_on(run: Run) -> int:
     """Drive the run until it ends. Returns the exit code."""
     scheduler = local_scheduler(run.config)
+    print(f"run directory: {run.paths.root}", file=sys.stderr, flush=True)
     watcher = watcher_for(sys.stderr, run.plan)
     try:
         outcome, given_up = drive(run, scheduler, watcher)

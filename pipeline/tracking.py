@@ -110,7 +110,9 @@ def open_tracker(run: Run, note: Note) -> Tracker:
         return open_wandb(run, mode, note)
     except Exception as error:  # refused, unreachable, misconfigured or not even importable
         if mode is WandbMode.ONLINE:
-            note(f"W&B could not be reached ({_first_line(error)}); writing its files under {run.paths.wandb}")
+            note(
+                f"W&B could not be reached ({_first_line(error)}); writing its files under {run.paths.wandb}"
+            )
             return _open_offline(run, note)
         return _without(error, note)
 

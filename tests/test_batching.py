@@ -1,5 +1,7 @@
 """Micro-batches: every row once, within the budget, padded so that masks and positions say what is real."""
 
+from itertools import pairwise
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,7 +49,7 @@ def test_batches_do_not_depend_on_the_order_of_asking(given_lengths, random):
 def test_no_batch_could_have_taken_the_next_row(given_lengths):
     lengths, budget = given_lengths
     batches = budgeted(lengths, range(len(lengths)), budget)
-    for batch, following in zip(batches, batches[1:], strict=False):
+    for batch, following in pairwise(batches):
         assert padded_size(lengths, [*batch, following[0]]) > budget
 
 

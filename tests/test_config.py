@@ -94,7 +94,10 @@ MISTAKES = [
     ("evaluate.every=1", ["evaluate.every=1", "data.heldout=FILE", "0"]),
     ("model.context_length=65", ["model.context_length=65", "64 tokens only"]),
     ("reward.components.rm.normalization={mean:0.5}", ["rm.normalization", "mean=0.5", "mean and std"]),
-    ("reward.components.rm.normalization={}", ["rm.normalization", "give mean and std, or reference_samples"]),
+    (
+        "reward.components.rm.normalization={}",
+        ["rm.normalization", "give mean and std, or reference_samples"],
+    ),
     (
         "reward.components.rm.normalization={mean:0,std:1,reference_samples:tests/tiny.py}",
         ["rm.normalization.reference_samples", "tiny.py", "not both"],
@@ -174,7 +177,9 @@ def test_a_model_without_a_length_needs_one(inputs, tmp_path):
     (line,) = refusal(inputs, tmp_path / "run", f"model.policy={folder}")
     assert line.startswith("model.context_length: must be given")
     given_length = [f"model.policy={folder}", "model.context_length=48"]
-    assert resolve(compose(tiny.overrides(inputs, tmp_path / "run", *given_length))).data.max_prompt_tokens == 36
+    assert (
+        resolve(compose(tiny.overrides(inputs, tmp_path / "run", *given_length))).data.max_prompt_tokens == 36
+    )
 
 
 # --- the user's own groups ---
@@ -220,7 +225,8 @@ def test_groups_of_ones_own_are_found_and_come_first(inputs, tmp_path, folder):
 
 
 @pytest.mark.parametrize(
-    ("group", "option"), [(group, option) for group, options in known_groups(None).items() for option in options]
+    ("group", "option"),
+    [(group, option) for group, options in known_groups(None).items() for option in options],
 )
 def test_every_packaged_option_composes(inputs, tmp_path, group, option):
     overrides = [text for text in tiny.overrides(inputs, tmp_path / "run") if not text.startswith("tracking")]
@@ -276,7 +282,7 @@ def test_a_frozen_configuration_is_read_back_as_it_was(
 
 def test_paths_become_absolute_and_lengths_are_filled_in(inputs, tmp_path, monkeypatch):
     monkeypatch.chdir(inputs)
-    overrides = tiny.overrides(Path("."), Path("run"))
+    overrides = tiny.overrides(Path(), Path("run"))
     config = resolve(compose(overrides))
     assert config.model.policy == str(inputs / "policy")
     assert config.run_dir == str(inputs / "run")

@@ -65,7 +65,9 @@ def test_going_back_to_an_evaluation_takes_back_evaluations_only(plan, data):
     assert {task.stage for task in tasks} <= {Stage.EVALUATE}
 
 
-@pytest.mark.parametrize("point", ["rollout", "rollout@1", "reward@2", "update@1", "evaluate@2", "evaluate@0"])
+@pytest.mark.parametrize(
+    "point", ["rollout", "rollout@1", "reward@2", "update@1", "evaluate@2", "evaluate@0"]
+)
 def test_everything_is_moved_nothing_is_lost_and_the_rows_are_trimmed(copied_run, point):
     before = data_files(copied_run)
     rows = journal.read(copied_run / "metrics.jsonl")

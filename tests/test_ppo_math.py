@@ -204,7 +204,7 @@ def test_kl_estimators_are_zero_at_the_reference_and_finite_everywhere(one, othe
         assert float(kl_per_token(here, here, estimator)) == 0
         value = float(kl_per_token(here, there, estimator))
         assert math.isfinite(value)
-        assert estimator is KLEstimator.K1 or value >= 0
+        assert estimator is KLEstimator.K1 or value >= -1e-6  # rounding of exp(x) - x - 1
 
 
 def test_kl_estimators_agree_with_the_true_divergence():

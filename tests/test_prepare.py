@@ -172,7 +172,7 @@ def test_heldout_prompts_of_which_none_can_be_used_stop_the_run(inputs, tmp_path
 
 @pytest.mark.parametrize("name", ["prompts", "responses"])
 def test_a_column_that_would_clash_with_a_rules_arguments_is_refused(inputs, tmp_path, name):
-    rule = (f"+reward.components.r={{kind: rule, function: 'operator:add'}}",)
+    rule = ("+reward.components.r={kind: rule, function: 'operator:add'}",)
     _, done = prepared(inputs, tmp_path, [{"id": "a", "prompt": "a", name: "x"}], *rule)
     assert done.code == 2
     assert f"reserved names: {name!r}" in done.log or f"reserved names: {name}" in done.log

@@ -135,7 +135,9 @@ def test_every_segment_defines_every_metric_over_our_own_axis(run):
 def test_all_segments_are_one_run(run):
     follow(run, [row(1)])
     follow(run, [row(1), row(2)])
-    ids = {record["run"]["run_id"] for records in segments(run) for record in records if record["type"] == "run"}
+    ids = {
+        record["run"]["run_id"] for records in segments(run) for record in records if record["type"] == "run"
+    }
     assert ids == {run.identity.id}
 
 

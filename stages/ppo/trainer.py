@@ -18,6 +18,8 @@ from stages.context import NumericalError
 from stages.models import DTYPES, device, remove_dropout
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_LARGEST_BUCKET = 500_000_000
+"""Elements; DeepSpeed's own default."""
 
 
 def start_distributed() -> None:
@@ -73,7 +75,10 @@ class Trainer:
             model.parameters(), peak, config.betas, config.epsilon, weight_decay=config.weight_decay
         )
         self.engine, *_ = deepspeed.initialize(
-            model=model, optimizer=optimizer, config=_engine_config(config), dist_init_required=False
+            model=model,
+            optimizer=optimizer,
+            config=_engine_config(config, model.num_parameters()),
+            dist_init_required=False,
         )
         self.model: PreTrainedModel = self.engine.module
         self.engine.train()
@@ -211,14 +216,16 @@ def _shape(parameter: Tensor) -> torch.Size:
     return getattr(parameter, "ds_shape", parameter.shape)
 
 
-def _engine_config(config: UpdateConfig) -> dict[str, Any]:
+def _engine_config(config: UpdateConfig, num_parameters: int) -> dict[str, Any]:
     """DeepSpeed's settings. Batch sizes are ours: every micro-batch is weighted by the whole mini-batch."""
+    # At every backward DeepSpeed allocates a bucket of this many elements, however small the model is.
+    bucket = min(num_parameters, _LARGEST_BUCKET)
     settings: dict[str, Any] = {
         "train_batch_size": 1,
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": config.max_grad_norm,
-        "zero_optimization": {"stage": config.zero_stage},
+        "zero_optimization": {"stage": config.zero_stage, "reduce_bucket_size": bucket},
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 1 << 30,
     }
