@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipeline import journal
 from pipeline.commits import Record, replace_durably, require_record
 from pipeline.metrics import Clock, iteration_row
-from pipeline.observe import Frontier, Records
+from pipeline.observe import Frontier, Records, sweep
 from pipeline.plan import policy_maker
 from pipeline.runs import Run
 from pipeline.tasks import PREPARE, Stage, Task
@@ -66,6 +66,7 @@ class Books:
             self.rows.append(row)
             self.tracker.log(row)
             keep_best(self.run, self.rows)
+            sweep(self.run.paths, [records.known[task] for task in tasks])
             yield row
 
     def _clock(self, records: Records, iteration: int) -> Clock:

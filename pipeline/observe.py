@@ -140,6 +140,25 @@ def in_words(exit_code: int | None) -> str:
     return f"ended with exit code {exit_code} and said nothing"
 
 
+def sweep(paths: RunPaths, records: Iterable[Record]) -> None:
+    """Remove what losing attempts at the tasks of a finished iteration left behind: nobody can read it.
+
+    An attempt that still runs beside the winner loses its files under its hands, as it would at its commit.
+    """
+    kept, folders = set(), set()
+    for record in records:
+        kept |= {paths.root / entry.path for entry in record.outputs} | {paths.task(record.task).record}
+        folders.add(paths.task(record.task).folder)
+        if record.task.stage is Stage.UPDATE:
+            for parent in (paths.policies, paths.critics, paths.trainers):
+                for folder in parent.glob(f"{record.task.iteration:05d}.*"):
+                    if record.attempt not in folder.name:
+                        shutil.rmtree(folder)
+    for path in (path for folder in folders for path in folder.iterdir()):
+        if path not in kept:
+            path.unlink(missing_ok=True)
+
+
 def move_aside(paths: RunPaths, tasks: Iterable[Task], label: str) -> Path:
     """Move commits and every attempt's files of ``tasks`` under ``superseded/``; nothing is deleted.
 

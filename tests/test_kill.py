@@ -43,6 +43,16 @@ def assert_same_end(run_dir: Path, complete_run: Path) -> None:
     assert rows == expected
 
 
+def leftovers(run_dir: Path) -> int:
+    """Files and folders of iterations and policies: as many as an undisturbed run has."""
+    places = [
+        *(run_dir / "iterations").rglob("*"),
+        *(run_dir / "policy").iterdir(),
+        *(run_dir / "trainer").iterdir(),
+    ]
+    return len(places)
+
+
 def events(run_dir: Path, kind: str) -> list[dict]:
     lines = (run_dir / "events.jsonl").read_text().splitlines()
     return [event for event in map(json.loads, lines) if event["event"] == kind]
@@ -71,6 +81,7 @@ def test_a_task_killed_in_the_commit_protocol_is_repeated(
     assert marker.exists(), "the hook never fired"
     assert done.returncode == 0, done.stderr
     assert_same_end(run_dir, complete_run)
+    assert leftovers(run_dir) == leftovers(complete_run), "a losing attempt's files are removed"
     if not point.startswith("after-link"):
         assert "killed by signal 9" in done.stderr
         assert [e["kind"] for e in events(run_dir, "failed")] == ["killed"]

@@ -1,5 +1,7 @@
 """The plan: what a run consists of, as a pure function of four numbers."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,7 +72,7 @@ def test_inputs_come_before_what_reads_them_and_are_part_of_the_plan(plan):
 @given(plans)
 def test_each_evaluation_waits_for_the_one_before(plan):
     tasks = plan.evaluation_tasks()
-    for earlier, later in zip(tasks, tasks[1:], strict=False):
+    for earlier, later in itertools.pairwise(tasks):
         assert earlier in plan.inputs(later)
 
 

@@ -1,4 +1,4 @@
-"""reconcile: from what is committed, live and failed to what to do next; a table, then a simulated cluster."""
+"""reconcile: from what is committed and live to what to do next: a table, then a simulated cluster."""
 
 import pytest
 from hypothesis import settings
@@ -148,7 +148,7 @@ MAX_ATTEMPTS = 3
 
 
 class Cluster(RuleBasedStateMachine):
-    """Attempts succeed, die or find their inputs gone; commits rot. reconcile must bring the run to an end."""
+    """Attempts succeed, die or find inputs gone; commits rot. reconcile must bring the run to an end."""
 
     @initialize(
         iterations=st.integers(1, 3), shards=st.integers(1, 3), every=st.integers(0, 3), luck=st.randoms()

@@ -137,7 +137,8 @@ from pipeline.paths import RunPaths
 from pipeline.shards import write_shard
 #LIMIT
 paths = RunPaths(Path(sys.argv[1]))
-write_shard(paths, paths.root / "iterations/00003/rollout/shard-00001.1-aa.arrow", pa.table({"a": range(100_000)}))
+path = paths.root / "iterations/00003/rollout/shard-00001.1-aa.arrow"
+write_shard(paths, path, pa.table({"a": range(100_000)}))
 """
     done = in_child_with_small_disk(100_000, body, tmp_path)
     assert done.returncode == 1
