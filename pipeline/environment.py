@@ -7,6 +7,10 @@ TASK_ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     # Tasks are forked after the tokenizers library was imported.
     "TOKENIZERS_PARALLELISM": "false",
+    # Asking whether there is a GPU must not open the driver in the server that tasks are forked from.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    # Without a workspace of its own cuBLAS may give other sums the next time.
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     # Waiting threads sleep. Spinning ones made an update of 2 threads take 2.3 to 10 s, instead of 3.0 s,
     # on two cores that others used too.
     "OMP_WAIT_POLICY": "PASSIVE",

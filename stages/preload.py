@@ -8,25 +8,13 @@ import gc
 import importlib
 import os
 
-from pipeline.environment import TASK_ENVIRONMENT
+from stages.runner import prepare_environment
 
-os.environ.update(TASK_ENVIRONMENT)
-os.environ.setdefault("DS_LOG_LEVEL", "ERROR")
-if not os.path.exists("/dev/nvidia0"):  # noqa: PTH110 - asks the machine, not torch, which would wake the driver
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
-
-import deepspeed  # noqa: F401
-import transformers  # noqa: F401
-
-import stages.engines.transformers
-import stages.evaluate
-import stages.prepare
-import stages.reward
-import stages.rollout
-import stages.runner
-import stages.update  # noqa: F401
-
-for _late in (
+MODULES = (
+    "deepspeed",
+    "transformers",
+    *(f"stages.{name}" for name in ("prepare", "rollout", "reward", "update", "evaluate")),
+    "stages.engines.transformers",
     # a forked process imports the driver's main module
     "pipeline.cli",
     # deepspeed imports these at its first use, which is in every update
@@ -35,8 +23,11 @@ for _late in (
     "deepspeed.ops.op_builder.all_ops",
     "torch.utils.cpp_extension",
     "setuptools.command.build_ext",
-):
-    with contextlib.suppress(ImportError):  # of another version: then a task imports what it needs itself
-        importlib.import_module(_late)
+)
 
+prepare_environment(os.environ)
+os.environ.setdefault("DS_LOG_LEVEL", "ERROR")
+for _module in MODULES:
+    with contextlib.suppress(ImportError):  # the task that needs it says so, in its log
+        importlib.import_module(_module)
 gc.freeze()  # what is shared stays shared: the collector would write to every object's header
