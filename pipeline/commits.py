@@ -95,7 +95,8 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self) | {"task": task_key(self.task), "version": RECORD_VERSION}
-        return data | {"inputs": dict(self.inputs), "metrics": dict(self.metrics)}
+        data |= {"inputs": dict(self.inputs), "metrics": dict(self.metrics)}
+        return data | {"checksum": _checksum(data)}
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> "Record":
@@ -103,12 +104,19 @@ class Record:
         data = dict(data)
         if (version := data.pop("version")) != RECORD_VERSION:
             raise ValueError(f"record version {version}, this version of slurm-ppo reads {RECORD_VERSION}")
+        if data.pop("checksum") != _checksum(data | {"version": version}):
+            raise ValueError("its content does not have the checksum that it was written with")
         data["task"] = parse_task(str(data["task"]))
         try:
             return _ADAPTER.validate_python(data)
         except ValidationError as error:
             problems = (f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors())
             raise ValueError("; ".join(problems)) from None
+
+
+def _checksum(data: Mapping[str, Any]) -> str:
+    """Of the values, not of the text: a record may be laid out anew, but not changed."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(data, sort_keys=True).encode())
 
 
 _ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)

@@ -21,7 +21,17 @@ from pipeline.observe import (
     move_aside,
 )
 from pipeline.plan import policy_maker, unique
-from pipeline.reconcile import URGENCY, Actions, Failure, GiveUp, Launch, Observation, Retract, reconcile
+from pipeline.reconcile import (
+    URGENCY,
+    Actions,
+    Failure,
+    FailureKind,
+    GiveUp,
+    Launch,
+    Observation,
+    Retract,
+    reconcile,
+)
 from pipeline.runs import Run
 from pipeline.tasks import Task, task_key
 from slurm.scheduler import Job, JobState, JobStatus, Scheduler
@@ -204,6 +214,9 @@ def take_back(driver: Driver, retracts: Sequence[Retract]) -> None:
     target = move_aside(driver.run.paths, [retract.task for retract in retracts], label + more)
     for retract in retracts:
         driver.records.forget(retract.task)
+        # Counted like an attempt that failed for its inputs: a disk that spoils every commit ends the run.
+        spoiled = Failure(retract.task, 0, FailureKind.INPUTS, retract.reason)
+        driver.failures.setdefault(retract.task, []).append(spoiled)
         journal.event(
             driver.run.paths.events,
             "retracted",

@@ -29,6 +29,7 @@ class Failure:
 
     task: Task
     attempt: int
+    """0: a commit was taken back."""
     kind: FailureKind
     message: str
     log: str = ""
@@ -157,4 +158,6 @@ def reason_to_launch(failures: Sequence[Failure]) -> str:
     if not failures:
         return "not committed"
     last = failures[-1]
+    if last.attempt == 0:
+        return f"its commit was taken back: {last.message}"
     return f"attempt {last.attempt} ended without a commit ({last.kind}: {last.message})"

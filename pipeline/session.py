@@ -104,7 +104,7 @@ def failure_block(run: Run, given_up: tuple[GiveUp, ...]) -> str:
         failure = item.failure
         lines.append(f"failed: {item.task}, attempt {failure.attempt} ({failure.kind}): {failure.message}")
         log = Path(failure.log)
-        if log.exists():
+        if log.is_file():
             with log.open(errors="replace") as file:
                 tail = deque(file, maxlen=_LOG_LINES)
             lines += [f"last lines of {log}:", *(f"  | {line.rstrip()}" for line in tail)]

@@ -73,8 +73,7 @@ class LocalScheduler:
         now = time.monotonic()
         until = min([now + seconds, *(running.deadline for running in self._running.values())])
         sentinels = [running.process.sentinel for running in self._running.values()]
-        if sentinels:
-            wait_for_any(sentinels, timeout=max(0.0, until - now))
+        wait_for_any(sentinels, timeout=max(0.0, until - now))
 
     def cancel(self) -> None:
         self._queue.clear()

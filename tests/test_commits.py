@@ -170,11 +170,8 @@ def test_an_input_that_is_not_committed_is_named(tmp_path):
         (lambda text: "\x00" * 40, "cannot be read"),
         (lambda text: text.replace('"version": 1', '"version": 2'), "record version 2.*reads 1"),
         (lambda text: text.replace('"version": 1,', "").replace(',\n "version": 1', ""), "version"),
-        (
-            lambda text: text.replace('"3/rollout/1"', '"4/rollout/1"'),
-            "belongs to iteration 4 rollout shard 1",
-        ),
-        (lambda text: text.replace('"3/rollout/1"', '"3/rolling/1"'), "not a task key"),
+        (lambda text: text.replace('"3/rollout/1"', '"4/rollout/1"'), "checksum"),
+        (lambda text: text.replace('"seed": ', '"seed": 1'), "checksum"),
         (lambda text: text.replace('"3/rollout/1"', "5"), "cannot be read"),
         (lambda text: text.replace('"attempt": "1-aa"', '"attempt": 5'), "cannot be read"),
         (lambda text: text.replace('"rows"', '"lines"'), "cannot be read"),
@@ -195,6 +192,16 @@ def test_a_record_that_is_not_one_is_corrupt_and_named(tmp_path, change, said):
         read_record(paths, TASK)
     assert caught.value.task == TASK
     assert str(record) in str(caught.value)
+
+
+def test_a_record_in_another_tasks_place_is_corrupt(tmp_path):
+    paths, other = RunPaths(tmp_path), dataclasses.replace(TASK, iteration=4)
+    commit(paths)
+    place = paths.task(other).record
+    place.parent.mkdir(parents=True)
+    place.write_bytes(paths.task(TASK).record.read_bytes())
+    with pytest.raises(CorruptData, match="belongs to iteration 3 rollout shard 1"):
+        read_record(paths, other)
 
 
 def test_a_record_of_raw_bytes_is_corrupt(tmp_path):
