@@ -38,9 +38,11 @@ RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory."
 def run(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
     """Start a run on this machine and carry it to its end."""
     from pipeline.runs import create_run
-    from pipeline.session import carry_on
+    from pipeline.session import carry_on, local_scheduler
 
-    raise typer.Exit(carry_on(create_run(_config(overrides, config_dir))))
+    composed = _config(overrides, config_dir)
+    scheduler = local_scheduler(composed)
+    raise typer.Exit(carry_on(create_run(composed), scheduler))
 
 
 @app.command()
@@ -57,15 +59,16 @@ def resume(
 ) -> None:
     """Continue a run where it stopped, or from an earlier stage."""
     from pipeline.runs import load_run
-    from pipeline.session import carry_on
+    from pipeline.session import carry_on, local_scheduler
 
     loaded = load_run(run_dir)
+    scheduler = local_scheduler(loaded.config)
     if from_ is not None:
         from pipeline.goback import go_back, parse_point
 
         moved = go_back(loaded, parse_point(from_))
         typer.echo(f"moved aside: {moved}" if moved else "nothing to move aside", err=True)
-    raise typer.Exit(carry_on(loaded))
+    raise typer.Exit(carry_on(loaded, scheduler))
 
 
 @app.command()

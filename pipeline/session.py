@@ -17,13 +17,13 @@ from pipeline.progress import watcher_for
 from pipeline.reconcile import GiveUp
 from pipeline.runs import Run
 from slurm.local import LocalLimits, LocalScheduler
+from slurm.scheduler import Scheduler
 
 _LOG_LINES = 20
 
 
-def carry_on(run: Run) -> int:
+def carry_on(run: Run, scheduler: Scheduler) -> int:
     """Drive the run until it ends. Returns the exit code."""
-    scheduler = local_scheduler(run.config)
     print(f"run directory: {run.paths.root}", file=sys.stderr, flush=True)
     watcher = watcher_for(sys.stderr, run.plan)
     try:
