@@ -61,6 +61,8 @@ def contradictions(config: Config) -> Iterator[Problem]:
             samples,
             f"algorithm.estimator={estimator} compares samples of a prompt and needs at least 2",
         )
+    if config.data.heldout and not config.evaluate.every:
+        yield Problem("data.heldout", config.data.heldout, "needs evaluate.every=N; or leave it out")
     if config.evaluate.every and not config.data.heldout:
         yield Problem("evaluate.every", config.evaluate.every, "needs data.heldout=FILE; or set it to 0")
 

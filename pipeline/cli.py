@@ -34,14 +34,34 @@ ConfigDir = Annotated[
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from pipeline.runs import version
+
+        typer.echo(f"slurm-ppo {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def slurm_ppo(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
 @app.command()
 def run(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
     """Start a run on this machine and carry it to its end."""
+    from pipeline.preview import validate_inputs
     from pipeline.runs import create_run
     from pipeline.session import carry_on, local_scheduler
 
     composed = _config(overrides, config_dir)
     scheduler = local_scheduler(composed)
+    for line in validate_inputs(composed):
+        typer.echo(line, err=True)
     raise typer.Exit(carry_on(create_run(composed), scheduler))
 
 
@@ -88,14 +108,22 @@ def status(
 @app.command()
 def plan(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
     """List every task that would run and why; run nothing. Takes overrides, or one run directory."""
+    from pipeline.paths import RunPaths
     from pipeline.preview import describe_plan
-    from pipeline.runs import is_run, load_run
+    from pipeline.runs import RunError, is_run, load_run
 
     if overrides and len(overrides) == 1 and is_run(Path(overrides[0])):
         loaded = load_run(Path(overrides[0]))
         typer.echo(describe_plan(loaded.config, loaded.paths))
-    else:
-        typer.echo(describe_plan(_config(overrides, config_dir), None))
+        return
+    composed = _config(overrides, config_dir)
+    existing = Path(composed.run_dir)
+    if is_run(existing) and load_run(existing).config != composed:
+        raise RunError(
+            f"{existing} holds a run with other settings; to see what it has left to do: "
+            f"slurm-ppo plan {existing}"
+        )
+    typer.echo(describe_plan(composed, RunPaths(existing) if is_run(existing) else None))
 
 
 @app.command()

@@ -226,6 +226,9 @@ def _describe(problem: Any) -> str:
         legal = _siblings(location)
         legal_text = f"; legal: {', '.join(legal)}{_hint(location[-1], legal)}" if legal else ""
         return f"{key}: unknown key {location[-1]!r}{legal_text}"
+    if problem["type"] == "string_pattern_mismatch":
+        wanted = "module:function" if location[-1] == "function" else "letters, digits, '_', '.' and '-'"
+        return f"{key}: write {wanted} (got {problem['input']!r})"
     if problem["type"] in ("missing", "missing_argument"):
         return f"{key}: must be given"
     if problem["type"] == "union_tag_not_found":

@@ -33,7 +33,7 @@ from pipeline.reconcile import (
     reconcile,
 )
 from pipeline.runs import Run
-from pipeline.tasks import Task, task_key
+from pipeline.tasks import PREPARE, Task, task_key
 from slurm.scheduler import Job, JobState, JobStatus, Scheduler
 
 
@@ -156,11 +156,23 @@ def look(driver: Driver) -> tuple[Task, ...]:
         moved = find_moved(driver)
         if moved == driver.frontier:
             break
+        if driver.frontier.updated < 0:
+            note_rejected(driver)
         driver.frontier = moved
     for row in books.write_rows(records, driver.frontier):
         driver.watcher.row(row)
     records.keep_only({*around, *books.wanted(driver.frontier)})
     return tasks
+
+
+def note_rejected(driver: Driver) -> None:
+    """Say how many prompts were left out, and where they are listed."""
+    record = driver.records.known[PREPARE]
+    if count := int(record.metrics.get("rejected", 0)):
+        listing = next(entry.path for entry in record.outputs if entry.path.endswith(".jsonl"))
+        driver.watcher.note(
+            f"{count} prompt rows cannot be used and are left out; listed in {driver.run.paths.root / listing}"
+        )
 
 
 def find_moved(driver: Driver) -> Frontier:

@@ -135,7 +135,7 @@ def _held_because(path: Path) -> str | None:
     age = time.time() - holder.acquired
     return (
         f"a driver is at work on this run: host {holder.host}, process {holder.pid}, "
-        f"since {age:.0f} s, last heard of {max(0.0, beat_age):.0f} s ago ({path})"
+        f"since {age:.0f} s, last heard of {max(0.0, beat_age):.0f} s ago ({path}); wait for it or stop it"
     )
 
 

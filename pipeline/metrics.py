@@ -5,6 +5,7 @@ report take names and sections from there.
 """
 
 import fnmatch
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -93,7 +94,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("evaluate/response_length", _E, "tokens per greedy response"),
     Metric("seconds/*", _P, "wall seconds of a stage, first start to last end"),
     Metric("seconds/compute/*", _P, "model compute of a stage, summed over its tasks"),
-    Metric("seconds/iteration", _P, "wall seconds from the previous policy to this one"),
+    Metric(
+        "seconds/iteration",
+        _P,
+        "wall seconds from the previous policy, or its own first task, to this policy",
+    ),
     Metric("seconds/elapsed", _P, "seconds since the run was made"),
     Metric("seconds/remaining", _P, "expected seconds to the run's end at the recent pace"),
     Metric("tokens_per_second/*", _P, "response tokens per wall second of a stage"),
@@ -140,11 +145,13 @@ def iteration_row(
         row |= stage_metrics(stage, stage_records)
     if evaluation := records.get(Stage.EVALUATE):
         row |= evaluation_metrics(evaluation[0])
-    seconds = update.ended - clock.previous_end
+    # From its own first task where that came later: a run that lay still between iterations was not slow.
+    first_start = min(r.started for stage_records in records.values() for r in stage_records)
+    seconds = update.ended - max(clock.previous_end, first_start)
     pace = [*clock.recent_seconds, seconds]
     row["seconds/iteration"] = seconds
     row["seconds/elapsed"] = update.ended - clock.created
-    row["seconds/remaining"] = sum(pace) / len(pace) * (clock.iterations - iteration)
+    row["seconds/remaining"] = statistics.median(pace) * (clock.iterations - iteration)
     return row
 
 

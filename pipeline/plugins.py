@@ -1,6 +1,7 @@
 """The user's own Python, named ``module:function``."""
 
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,12 @@ from pipeline.config import Config, RuleConfig
 
 class PluginError(ValueError):
     """A plug-in cannot be imported."""
+
+
+def make_importable(folder: str) -> None:
+    """Let plug-ins be imported from ``folder``, where the run was started."""
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
 
 
 def load_plugin(key: str, name: str) -> Callable[..., Any]:
@@ -25,7 +32,7 @@ def load_plugin(key: str, name: str) -> Callable[..., Any]:
             found = getattr(found, part)
     except ModuleNotFoundError as error:
         raise PluginError(
-            f"{key}={name}: no module {error.name!r}; modules are looked for in the folder that slurm-ppo "
+            f"{key}={name}: no module {error.name!r}; modules are looked for in the folder that the run "
             "was started in and in PYTHONPATH"
         ) from error
     except AttributeError:

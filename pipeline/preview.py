@@ -1,17 +1,19 @@
 """What a run would do, and whether it can: plan and validate. Runs nothing."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.config import Config, RewardModelConfig, RuleConfig
-from pipeline.data import PromptError, read_prompts, summarize
+from pipeline.data import PromptError, Prompts, read_prompts, summarize
 from pipeline.observe import Records
 from pipeline.paths import RunPaths
 from pipeline.plan import Plan
-from pipeline.plugins import load_rules
+from pipeline.plugins import load_rules, make_importable
 from pipeline.reconcile import stale_because
 from pipeline.schemas import RESERVED_COLUMNS
+from pipeline.runs import check_is_free
 from pipeline.tasks import Task
 
 
@@ -54,6 +56,8 @@ def validate_inputs(config: Config) -> Iterator[str]:
     Raises:
         PromptError, PluginError: something cannot be used.
     """
+    check_is_free(RunPaths(Path(config.run_dir)))
+    make_importable(str(Path.cwd()))
     yield f"configuration: {config.iterations} iterations of {config.responses_per_iteration} responses"
     yield f"policy: {config.model.policy}, context {config.model.context_length} tokens"
     for name, component in config.reward.components.items():
@@ -73,7 +77,8 @@ def validate_inputs(config: Config) -> Iterator[str]:
                 split=config.data.split,
                 reserved=RESERVED_COLUMNS,
             )
-            yield f"{key}: {len(found.rows)} rows of {path}; {summarize(found.rejected)}"
+            yield f"{key}: {len(found.rows)} usable rows in {path}; {summarize(found.rejected)}"
+            check_chat(key, path, found, Path(config.model.policy))
             num_usable = num_usable or len(found.rows)
     if num_usable < config.data.prompts_per_iteration:
         raise PromptError(
@@ -82,4 +87,22 @@ def validate_inputs(config: Config) -> Iterator[str]:
         )
     if config.model.trust_remote_code:
         yield "warning: model.trust_remote_code is on, Python code in the model directories will be run"
-    yield "ok: token lengths are checked by the run's first task"
+    yield "ok so far; token lengths are checked by the run's first task"
+
+
+def check_chat(key: str, path: str, found: Prompts, policy: Path) -> None:
+    """Raises PromptError when there are chat messages and no template to make text of them."""
+    chats = sum(not isinstance(row.prompt, str) for row in found.rows)
+    if chats and not has_chat_template(policy):
+        raise PromptError(
+            f"{key}={path} holds chat messages in {chats} rows, but the tokenizer of model.policy={policy} "
+            "has no chat template; add chat_template to the tokenizer, or give prompts as plain text"
+        )
+
+
+def has_chat_template(model: Path) -> bool:
+    """Whether a tokenizer directory has one, in any of the places where transformers looks."""
+    if any((model / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
+        return True
+    settings = model / "tokenizer_config.json"
+    return settings.exists() and "chat_template" in json.loads(settings.read_text())

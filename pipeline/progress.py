@@ -1,13 +1,15 @@
 """Progress on standard error: a bar per stage on a terminal, a line per event elsewhere."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
+from pipeline.commits import Record
 from pipeline.observe import Frontier, Records
 from pipeline.plan import Plan
 from pipeline.tasks import Stage, Task
@@ -56,6 +58,15 @@ class Lines:
         print(f"{time.strftime('%H:%M:%S')} {text}", file=self.stream, flush=True)
 
 
+def speed_of(done: Sequence[Record]) -> str:
+    """Seconds from the first start to the last end, and tokens per second where tokens were counted."""
+    if not done:
+        return ""
+    wall = max(r.ended for r in done) - min(r.started for r in done)
+    tokens = sum(r.metrics.get("response_tokens", 0.0) for r in done)
+    return f"{wall:.1f} s" + (f"  {tokens / wall:,.0f} tokens/s" if tokens and wall > 0 else "")
+
+
 @dataclass
 class Bars:
     """A bar per stage: shards done and tokens per second of the current iteration."""
@@ -71,7 +82,6 @@ class Bars:
             TextColumn("{task.description:<22}"),
             BarColumn(bar_width=24),
             TextColumn("{task.completed:.0f}/{task.total:.0f} shards  {task.fields[speed]}"),
-            TimeElapsedColumn(),
         )
         self._progress = Progress(*columns, console=console, transient=True, refresh_per_second=2)
         self._progress.start()
@@ -80,15 +90,16 @@ class Bars:
             self._bars[stage] = self._progress.add_task(stage, total=total, speed="")
 
     def progress(self, frontier: Frontier, records: Records, tasks: tuple[Task, ...]) -> None:
-        iteration = min(max(frontier.updated, 0) + 1, self.plan.iterations)
+        iteration = max(frontier.updated, 0) + 1
+        if iteration > self.plan.iterations:
+            return  # only evaluation is left: the bars stay as the last iteration left them
         for stage in _STAGES:
             mine = [task for task in self.plan.tasks(iteration) if task.stage is stage]
             done = [records.known[task] for task in mine if task in records.known]
-            tokens = sum(r.metrics.get("response_tokens", 0.0) for r in done)
-            wall = max((r.ended for r in done), default=0.0) - min((r.started for r in done), default=0.0)
-            speed = f"{tokens / wall:,.0f} tokens/s" if tokens and wall > 0 else ""
             text = f"{iteration}/{self.plan.iterations} {stage}"
-            self._progress.update(self._bars[stage], description=text, completed=len(done), speed=speed)
+            self._progress.update(
+                self._bars[stage], description=text, completed=len(done), speed=speed_of(done)
+            )
 
     def row(self, row: Row) -> None:
         self.note(describe_row(row, self.plan.iterations))

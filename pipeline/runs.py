@@ -13,8 +13,10 @@ from pydantic import TypeAdapter
 from pipeline.commits import replace_durably
 from pipeline.compose import ConfigError, from_mapping, to_yaml
 from pipeline.config import Config
+from pipeline.lease import holder_of
 from pipeline.paths import RunPaths
 from pipeline.plan import Plan
+from pipeline.tasks import PREPARE
 
 
 class RunError(ValueError):
@@ -34,6 +36,8 @@ class Identity:
     """xxh3_128 of config.yaml, which is frozen."""
     version: str
     """Version of slurm-ppo that made the run."""
+    folder: str = ""
+    """Folder the run was started in, where rules are imported from."""
 
 
 _IDENTITY: TypeAdapter[Identity] = TypeAdapter(Identity)
@@ -55,28 +59,39 @@ class Run:
 def create_run(config: Config) -> Run:
     """Make the run directory of a resolved configuration.
 
+    A run in which nothing was ever committed is started over with the new settings.
+
     Raises:
         RunError: the directory holds a run or something else already.
     """
     paths = RunPaths(Path(config.run_dir))
-    if paths.run_json.exists():
-        raise RunError(
-            f"{paths.root} already holds a run. To continue it: slurm-ppo resume {paths.root}. "
-            "To start another: choose run_dir=... or name=..."
-        )
-    # A call that was killed before it wrote run.json may have left its configuration behind.
-    others = [p.name for p in paths.root.glob("[!.]*")] if paths.root.exists() else []
-    if set(others) - {paths.config_yaml.name}:
-        raise RunError(f"{paths.root} exists and holds other files; choose another run_dir=...")
+    check_is_free(paths)
     try:
         paths.root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"run_dir={paths.root} cannot be made: {error}") from None
     text = to_yaml(config)
     replace_durably(paths.config_yaml, text)
-    identity = Identity(os.urandom(6).hex(), config.name, time.time(), _hash(text), _version())
+    folder = str(Path.cwd())
+    identity = Identity(os.urandom(6).hex(), config.name, time.time(), _hash(text), version(), folder)
     replace_durably(paths.run_json, json.dumps(asdict(identity), indent=1) + "\n")
     return Run(paths, config, identity)
+
+
+def check_is_free(paths: RunPaths) -> None:
+    """Raises RunError, with the legal next moves, unless a run may begin there."""
+    if paths.run_json.exists():
+        holder = holder_of(paths.locks)
+        if holder or paths.task(PREPARE).record.exists():
+            raise RunError(
+                f"{paths.root} already holds a run. To continue it: slurm-ppo resume {paths.root}. "
+                "To start another: choose run_dir=... or name=..." + (f" ({holder})" if holder else "")
+            )
+        return
+    # A call that was killed before it wrote run.json may have left its configuration behind.
+    others = [p.name for p in paths.root.glob("[!.]*")] if paths.root.exists() else []
+    if set(others) - {paths.config_yaml.name}:
+        raise RunError(f"{paths.root} exists and holds other files; choose another run_dir=...")
 
 
 def is_run(root: Path) -> bool:
@@ -116,10 +131,12 @@ def _hash(text: str) -> str:
     return xxhash.xxh3_128_hexdigest(text.encode())
 
 
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
+def version() -> str:
+    """Of the installed slurm-ppo."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed_version
 
     try:
-        return version("slurm-ppo")
+        return installed_version("slurm-ppo")
     except PackageNotFoundError:
         return "source"

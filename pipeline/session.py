@@ -14,8 +14,9 @@ from pipeline.config import Config, RewardModelConfig
 from pipeline.driver import Outcome, drive
 from pipeline.environment import TASK_ENVIRONMENT
 from pipeline.progress import watcher_for
-from pipeline.reconcile import GiveUp
+from pipeline.reconcile import FailureKind, GiveUp
 from pipeline.runs import Run
+from pipeline.tasks import PREPARE
 from slurm.local import LocalLimits, LocalScheduler
 from slurm.scheduler import Scheduler
 
@@ -35,7 +36,7 @@ def carry_on(run: Run, scheduler: Scheduler) -> int:
         return 0
     if outcome is Outcome.FAILED:
         print(failure_block(run, given_up), file=sys.stderr)
-        return 2 if any(item.failure.kind == "config" for item in given_up) else 1
+        return 2 if any(item.failure.kind is FailureKind.CONFIG for item in given_up) else 1
     print(f"interrupted; to continue: slurm-ppo resume {run.paths.root}", file=sys.stderr)
     return 3
 
@@ -97,6 +98,18 @@ def summary(run: Run) -> str:
     )
 
 
+def way_out(run: Run, given_up: tuple[GiveUp, ...]) -> str:
+    """The command to continue with, or what to mend first."""
+    if not any(item.failure.kind is FailureKind.CONFIG for item in given_up):
+        return f"nothing that was committed is lost; to continue: slurm-ppo resume {run.paths.root}"
+    if not run.paths.task(PREPARE).record.exists():
+        return "nothing was committed: mend the settings and type the same command again"
+    return (
+        f"mend what the message names, then: slurm-ppo resume {run.paths.root} (settings are frozen; "
+        "to change one, start a new run with another run_dir=...)"
+    )
+
+
 def failure_block(run: Run, given_up: tuple[GiveUp, ...]) -> str:
     """What failed, where, the end of its log, and the command to continue."""
     lines = []
@@ -110,5 +123,5 @@ def failure_block(run: Run, given_up: tuple[GiveUp, ...]) -> str:
             lines += [f"last lines of {log}:", *(f"  | {line.rstrip()}" for line in tail)]
     if len(given_up) > 3:
         lines.append(f"and {len(given_up) - 3} more tasks")
-    lines.append(f"nothing that was committed is lost; to continue: slurm-ppo resume {run.paths.root}")
+    lines.append(way_out(run, given_up))
     return "\n".join(lines)

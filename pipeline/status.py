@@ -1,6 +1,7 @@
 """Where a run stands, from the disk alone."""
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -37,6 +38,8 @@ class Status:
     """Stages of the first iteration that is not done."""
     driver: str | None
     """Who is at work, in words."""
+    stopped: str | None
+    """How the last driver ended, and when; None while one is at work or when none was."""
     last_row: dict[str, Any] | None
     last_failure: dict[str, Any] | None
 
@@ -52,7 +55,8 @@ def read_status(run: Run) -> Status:
     total_evaluations = len(plan.evaluations())
     is_complete = frontier.updated == plan.iterations and frontier.evaluated == total_evaluations
     rows = journal.read_tail(paths.metrics)
-    failures = [e for e in journal.read_tail(paths.events) if e.get("event") == "failed"]
+    events = journal.read_tail(paths.events)
+    failures = [e for e in events if e.get("event") == "failed"]
     return Status(
         schema=1,
         run=str(paths.root),
@@ -63,9 +67,22 @@ def read_status(run: Run) -> Status:
         evaluations=total_evaluations,
         current=current_stages(run, frontier),
         driver=holder,
+        stopped=None if holder else how_it_stopped(events),
         last_row=rows[-1] if rows else None,
         last_failure=failures[-1] if failures else None,
     )
+
+
+def how_it_stopped(events: Sequence[Mapping[str, Any]]) -> str | None:
+    """From the journal's end: the outcome that the last driver wrote, or that it wrote none."""
+    if not events:
+        return None
+    last = events[-1]
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last["time"]))
+    how = (
+        last["outcome"] if last.get("event") == "driver_ended" else "killed, or the machine went down, after"
+    )
+    return f"{how} {when}"
 
 
 def current_stages(run: Run, frontier: Frontier) -> tuple[StageStatus, ...]:
@@ -90,6 +107,8 @@ def describe(status: Status) -> str:
         lines[0] += f", {status.evaluations_done}/{status.evaluations} evaluations"
     if status.driver:
         lines.append(status.driver)
+    elif status.state != "complete" and status.stopped:
+        lines.append(f"last driver: {status.stopped}")
     if status.state != "complete":
         stages = ", ".join(f"{s.stage} {s.done}/{s.total}" for s in status.current)
         lines.append(f"at hand: {stages}")
@@ -103,6 +122,6 @@ def describe(status: Status) -> str:
         lines.append(
             f"last failure: {when} {failure['task']} attempt {failure['attempt']}: {failure['message']}"
         )
-    follow = {"complete": "report", "running": "status", "incomplete": "resume"}[status.state]
+    follow = {"complete": "report", "running": "report", "incomplete": "resume"}[status.state]
     lines.append(f"next: slurm-ppo {follow} {status.run}")
     return "\n".join(lines)

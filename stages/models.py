@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from pipeline.config import Precision
+from stages.context import UserError
 
 DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
 
@@ -41,10 +42,10 @@ def load_causal_lm(
 def load_reward_model(
     directory: str | Path, precision: Precision, trust_remote_code: bool, device_map: str | None = None
 ) -> PreTrainedModel:
-    """A sequence-classification model with one output. Raises ValueError when it has another number."""
+    """A sequence-classification model with one output. Raises UserError when it has another number."""
     model = _load(AutoModelForSequenceClassification, directory, precision, trust_remote_code, device_map)
     if model.config.num_labels != 1:
-        raise ValueError(f"{directory} has {model.config.num_labels} outputs; a reward model has 1")
+        raise UserError(f"{directory} has {model.config.num_labels} outputs; a reward model has 1")
     return model
 
 

@@ -128,7 +128,9 @@ def tokenize(
     for is_chat in (False, True):
         chosen = [i for i, row in enumerate(rows) if isinstance(row.prompt, str) is not is_chat]
         if chosen:
-            batch = tokenizer([texts[i] for i in chosen], add_special_tokens=not is_chat)["input_ids"]
+            # verbose=False: what is too long is reported by us, row by row
+            found = tokenizer([texts[i] for i in chosen], add_special_tokens=not is_chat, verbose=False)
+            batch = found["input_ids"]
             for i, ids in zip(chosen, batch, strict=True):
                 tokens[i] = ids
     return tokens

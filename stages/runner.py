@@ -30,7 +30,7 @@ from pipeline.compose import ConfigError
 from pipeline.config import Config
 from pipeline.data import PromptError
 from pipeline.environment import TASK_ENVIRONMENT
-from pipeline.plugins import PluginError
+from pipeline.plugins import PluginError, make_importable
 from pipeline.reconcile import FailureKind
 from pipeline.runs import Run, RunError, load_run
 from pipeline.schemas import SchemaError
@@ -80,12 +80,9 @@ def parse(argv: Sequence[str]) -> Arguments:
 
 
 def prepare_environment(environment: "os._Environ[str]") -> None:
-    """No hub and no telemetry: compute nodes have no network. The user's own modules can be imported."""
+    """No hub and no telemetry: compute nodes have no network."""
     environment.update(TASK_ENVIRONMENT)
     environment.setdefault("DS_ACCELERATOR", _accelerator())
-    here = str(Path.cwd())
-    if here not in sys.path:  # rules named module:function may lie in the user's project
-        sys.path.insert(0, here)
 
 
 def _accelerator() -> str:
@@ -99,6 +96,7 @@ def execute(arguments: Arguments) -> None:
     started = time.time()
     run = load_run(arguments.run_dir)
     check_is_planned(run, arguments.task)
+    make_importable(run.identity.folder)
     if read_record(run.paths, arguments.task) is not None:
         print(f"{arguments.task} is committed already; nothing to do", flush=True)
         return
@@ -182,7 +180,8 @@ def report(error: Exception, arguments: Arguments) -> int:
     kind, suspect = classify(error)
     if kind in (FailureKind.ERROR, FailureKind.NUMERICS):
         traceback.print_exception(error)
-    message = f"{type(error).__name__}: {error}"
+    is_explained = kind in (FailureKind.CONFIG, FailureKind.INPUTS)
+    message = str(error) if is_explained else f"{type(error).__name__}: {error}"
     print(f"{arguments.task} failed: {message}", file=sys.stderr, flush=True)
     if arguments.failure_file:
         arguments.failure_file.parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ same scores for the same responses, or a repeated task would not repeat its resu
 """
 
 import math
+import traceback
 from typing import Any
 
 import pyarrow as pa
@@ -20,13 +21,26 @@ RULE_ARGUMENTS = frozenset({"prompts", "responses"})
 """Names that the user's columns may not have beside a rule."""
 
 
+class RuleFailed(RuntimeError):
+    """The user's function raised an error of its own; perhaps not the next time."""
+
+    def __init__(self, name: str, config: RuleConfig, error: Exception) -> None:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        super().__init__(
+            f"reward component {name!r} ({config.function}) raised {type(error).__name__}: {error} "
+            f"at {last.filename}:{last.lineno}"
+        )
+
+
 def rule_scores(name: str, config: RuleConfig, rows: pa.Table) -> list[float]:
     """One number per row of a rollout table. Raises UserError when the rule gives anything else."""
     columns = {column: rows[column].to_pylist() for column in extra_columns(rows).column_names}
     rule = load_plugin(f"reward.components.{name}.function", config.function)
-    scores = rule(
-        prompts=rows["prompt_text"].to_pylist(), responses=rows["response_text"].to_pylist(), **columns
-    )
+    prompts, responses = rows["prompt_text"].to_pylist(), rows["response_text"].to_pylist()
+    try:
+        scores = rule(prompts=prompts, responses=responses, **columns)
+    except Exception as error:
+        raise RuleFailed(name, config, error) from error
     return checked(name, config, scores, rows)
 
 
