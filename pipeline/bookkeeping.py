@@ -35,6 +35,7 @@ class Books:
         kept = [row for number, row in enumerate(rows, 1) if row.get("iteration") == number]
         if len(kept) != len(rows) or not _ends_in_newline(run):
             journal.rewrite(run.paths.metrics, kept)
+        keep_best(run, kept)  # the driver before may have been killed between the row and this
         tracker = open_tracker(run, note)
         tracker.replay(kept)
         return Books(run, kept, tracker)

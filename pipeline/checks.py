@@ -1,7 +1,6 @@
 """Contradictions between keys, and paths that must exist: found before any job starts, without torch."""
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,13 @@ from pipeline.compose import ConfigError
 from pipeline.config import (
     GROUP_ESTIMATORS,
     Config,
+    KLController,
     NormalizationConfig,
     Precision,
     RewardModelConfig,
     RuleConfig,
 )
+from pipeline.modeldirs import num_labels, position_limit, read_json
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ def contradictions(config: Config) -> Iterator[Problem]:
             samples,
             f"algorithm.estimator={estimator} compares samples of a prompt and needs at least 2",
         )
+    yield from _kl_problems(config)
     if config.data.heldout and not config.evaluate.every:
         yield Problem("data.heldout", config.data.heldout, "needs evaluate.every=N; or leave it out")
     if config.evaluate.every and not config.data.heldout:
@@ -85,6 +87,17 @@ def _batch_problems(config: Config) -> Iterator[Problem]:
         )
 
 
+def _kl_problems(config: Config) -> Iterator[Problem]:
+    kl, responses = config.algorithm.kl, config.responses_per_iteration
+    if kl.controller is KLController.ADAPTIVE and responses >= 5 * kl.horizon:
+        yield Problem(
+            "algorithm.kl.horizon",
+            kl.horizon,
+            f"the coefficient would turn negative in one iteration of {responses} responses; "
+            f"give more than {responses // 5}",
+        )
+
+
 def _length_problems(config: Config) -> Iterator[Problem]:
     context, prompt = config.model.context_length, config.data.max_prompt_tokens
     if context is None:
@@ -102,13 +115,6 @@ def _length_problems(config: Config) -> Iterator[Problem]:
             f"leaves no room for a prompt in model.context_length={context}; legal: 1 to {context - 1}, "
             "or give data.max_prompt_tokens",
         )
-    longest = context if prompt is None else min(context, prompt + config.rollout.max_new_tokens)
-    for key, budget in (
-        ("rollout.tokens_per_batch", config.rollout.tokens_per_batch),
-        ("update.tokens_per_micro_batch", config.update.tokens_per_micro_batch),
-    ):
-        if budget < longest:
-            yield Problem(key, budget, f"one sequence may have {longest} tokens; give at least that")
 
 
 def _placement_problems(config: Config) -> Iterator[Problem]:
@@ -155,9 +161,19 @@ def missing_paths(config: Config) -> Iterator[Problem]:
     """Inputs of the user that do not exist or are not what they should be."""
     for key, directory in _model_directories(config):
         yield from _model_problems(key, Path(directory))
+    yield from _label_problems(config)
     for key, path in _data_paths(config):
         if not Path(path).exists():
             yield Problem(key, path, "no such file or directory")
+
+
+def _label_problems(config: Config) -> Iterator[Problem]:
+    for name, component in config.reward.components.items():
+        if isinstance(component, RewardModelConfig) and not list(_model_problems("", Path(component.path))):
+            outputs = num_labels(Path(component.path))
+            if outputs != 1:
+                key = f"reward.components.{name}.path"
+                yield Problem(key, component.path, f"has {outputs} outputs; a reward model has 1")
 
 
 def _model_problems(key: str, directory: Path) -> Iterator[Problem]:
@@ -174,7 +190,7 @@ def _model_problems(key: str, directory: Path) -> Iterator[Problem]:
             "holds no *.safetensors; other weight files are not read because they can carry code "
             "(convert with transformers' save_pretrained)",
         )
-    elif not isinstance(_read_json(directory / "config.json"), dict):
+    elif not isinstance(read_json(directory / "config.json"), dict):
         yield Problem(key, directory, "its config.json is not JSON of a model's configuration")
 
 
@@ -202,7 +218,7 @@ def _data_paths(config: Config) -> Iterator[tuple[str, str]]:
 
 def _with_context(config: Config) -> Config:
     """Fill in model.context_length and data.max_prompt_tokens."""
-    limit = _position_limit(Path(config.model.policy))
+    limit = position_limit(Path(config.model.policy))
     context = config.model.context_length or limit
     if context is None:
         raise ConfigError(
@@ -218,21 +234,6 @@ def _with_context(config: Config) -> Config:
     if prompt < 1:
         return config  # reported by contradictions()
     return dataclasses.replace(config, data=dataclasses.replace(config.data, max_prompt_tokens=prompt))
-
-
-def _read_json(path: Path) -> Any:
-    """None when the file is not JSON."""
-    try:
-        return json.loads(path.read_text())
-    except ValueError:
-        return None
-
-
-def _position_limit(policy: Path) -> int | None:
-    model = _read_json(policy / "config.json")
-    text = model.get("text_config", model)
-    limit = text.get("max_position_embeddings") or text.get("n_positions")
-    return limit if isinstance(limit, int) and limit > 0 else None
 
 
 def _absolute(config: Config) -> Config:

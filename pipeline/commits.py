@@ -194,7 +194,7 @@ def hash_tree(paths: RunPaths, folder: Path) -> tuple[FileEntry, ...]:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in files:
         path.chmod(0o666 & ~_umask())  # safetensors writes its files for the owner only
-    for path in (*files, *{file.parent for file in files}):
+    for path in (*files, *{file.parent for file in files}, folder.parent):
         fsync_path(path)
     return tuple(hash_file(paths, path) for path in files)
 

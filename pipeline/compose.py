@@ -219,11 +219,12 @@ def _leaves(data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _describe(problem: Any) -> str:
     """One pydantic error as: key: what is wrong (got value)."""
     location = [str(part) for part in problem["loc"]]
-    if location[:2] == ["reward", "components"]:
-        del location[3:4]  # pydantic puts the component's kind there
+    kind = ""
+    if location[:2] == ["reward", "components"] and len(location) > 3:
+        kind = location.pop(3)  # pydantic puts the component's kind there
     key = ".".join(location) or "config"
     if problem["type"] == "unexpected_keyword_argument":
-        legal = _siblings(location)
+        legal = _siblings(location, kind)
         legal_text = f"; legal: {', '.join(legal)}{_hint(location[-1], legal)}" if legal else ""
         return f"{key}: unknown key {location[-1]!r}{legal_text}"
     if problem["type"] == "string_pattern_mismatch":
@@ -240,9 +241,9 @@ def _describe(problem: Any) -> str:
     return f"{key}: {problem['msg']} (got {problem['input']!r})"
 
 
-def _siblings(location: Sequence[str]) -> list[str]:
+def _siblings(location: Sequence[str], kind: str) -> list[str]:
     if location[:2] == ["reward", "components"]:
-        return sorted({*_fields_of(RewardModelConfig), *_fields_of(RuleConfig)})
+        return sorted(_fields_of(RuleConfig if kind == "rule" else RewardModelConfig))
     node: Any = Config
     for part in location[:-1]:
         node = _fields_of(node).get(part)

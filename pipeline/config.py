@@ -13,13 +13,14 @@ from pydantic.dataclasses import dataclass
 
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-OpenFraction = Annotated[float, Field(gt=0, le=1)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False, strict=True)]
+Fraction = Annotated[float, Field(ge=0, le=1, strict=True)]
+OpenFraction = Annotated[float, Field(gt=0, le=1, strict=True)]
+DecayRate = Annotated[float, Field(ge=0, lt=1, strict=True)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
-FilePath = Annotated[str, Field(min_length=1)]
+Text = Annotated[str, Field(min_length=1)]
 PluginName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
 
 _STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
@@ -105,11 +106,11 @@ class WandbMode(StrEnum):
 class ModelConfig:
     """The models a run starts from: Hugging Face directories with safetensors weights."""
 
-    policy: FilePath
+    policy: Text
     """Directory of the causal language model to train, with its tokenizer. Policy version 0."""
-    reference: FilePath | None = None
+    reference: Text | None = None
     """Directory of the frozen reference model for KL. Default: the policy's own directory."""
-    critic: FilePath | None = None
+    critic: Text | None = None
     """Directory the critic starts from (a backbone; its head may be missing). Default: the policy's
     backbone with a value head of zeros."""
     context_length: PositiveInt | None = None
@@ -122,13 +123,13 @@ class ModelConfig:
 class DataConfig:
     """Where prompts come from and how they are dealt to iterations."""
 
-    prompts: FilePath
+    prompts: Text
     """JSONL, Parquet or Arrow file, or a Hugging Face dataset directory written by save_to_disk."""
-    heldout: FilePath | None = None
+    heldout: Text | None = None
     """Prompts for the evaluate stage, same formats. Default: none, and nothing is evaluated."""
     prompt_column: str = "prompt"
     """Column with the prompt: a string, or a list of chat messages {role, content}."""
-    id_column: str | None = None
+    id_column: Text | None = None
     """Column with a unique id per row. Default: a hash of the prompt's content."""
     split: str = "train"
     """Split to read when the directory holds a dataset with several."""
@@ -163,7 +164,8 @@ class RolloutConfig:
     stop_token_ids: tuple[NonNegativeInt, ...] = ()
     """Token ids that end a response, besides the model's own end-of-sequence ids."""
     tokens_per_batch: PositiveInt = 16384
-    """Token budget (prompt plus max_new_tokens, padding included) of one generation batch."""
+    """Token budget (prompt plus max_new_tokens, padding included) of one generation batch; a longer sequence
+    is a batch of its own."""
     precision: Precision = Precision.FP32
     """Number format of the generating model."""
     device_map: str | None = None
@@ -180,7 +182,7 @@ class NormalizationConfig:
     """Mean of raw scores to subtract. Given together with std, or measured from reference_samples."""
     std: PositiveFloat | None = None
     """Standard deviation of raw scores to divide by."""
-    reference_samples: FilePath | None = None
+    reference_samples: Text | None = None
     """File (formats of data.prompts) with reference responses to measure mean and std on, once per run."""
     response_column: str = "response"
     """Column of reference_samples with the response; data.prompt_column holds its prompt."""
@@ -192,7 +194,7 @@ class RewardModelConfig:
 
     kind: Literal["model"] = "model"
     """Marks this component as a reward model."""
-    path: FilePath
+    path: Text
     """Model directory (safetensors, tokenizer, config)."""
     weight: FiniteFloat = 1.0
     """Factor of this component in the total reward."""
@@ -224,7 +226,7 @@ class RewardConfig:
     engine: Literal["transformers"] = "transformers"
     """Scoring engine of the reward models."""
     tokens_per_batch: PositiveInt = 2048
-    """Token budget (padding included) of one scoring batch."""
+    """Token budget (padding included) of one scoring batch; a longer sequence is a batch of its own."""
     precision: Precision = Precision.FP32
     """Number format of reward and reference models."""
     device_map: str | None = None
@@ -288,7 +290,8 @@ class UpdateConfig:
     minibatches: PositiveInt = 1
     """Optimizer steps per pass; divides the number of responses of an iteration."""
     tokens_per_micro_batch: PositiveInt = 4096
-    """Token budget (padding included) of one forward and backward pass."""
+    """Token budget (padding included) of one forward and backward pass; a longer sequence has a pass of its
+    own."""
     learning_rate: PositiveFloat = 1e-6
     """Peak learning rate of the policy."""
     critic_learning_rate: PositiveFloat = 1e-5
@@ -297,7 +300,7 @@ class UpdateConfig:
     """Learning-rate schedule after the warm-up."""
     warmup_steps: NonNegativeInt = 0
     """Optimizer steps of linear warm-up."""
-    betas: tuple[OpenFraction, OpenFraction] = (0.9, 0.95)
+    betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
     """AdamW's decay rates."""
     epsilon: PositiveFloat = 1e-8
     """AdamW's epsilon."""
@@ -385,7 +388,7 @@ class Config:
 
     name: Name = "run"
     """Name of the run; also its name on W&B."""
-    run_dir: FilePath = "runs/${name}"
+    run_dir: Text = "runs/${name}"
     """Directory that holds everything the run has; it must not exist yet."""
     seed: NonNegativeInt = 0
     """Every random choice derives from this number and from what is being done."""

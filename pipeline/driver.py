@@ -3,11 +3,12 @@
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 from pipeline import journal
 from pipeline.bookkeeping import Books
@@ -35,6 +36,9 @@ from pipeline.reconcile import (
 from pipeline.runs import Run
 from pipeline.tasks import PREPARE, Task, task_key
 from slurm.scheduler import Job, JobState, JobStatus, Scheduler
+
+_LONG_PASS_SECONDS = 0.1
+_REST_FACTOR = 4
 
 
 class Outcome(StrEnum):
@@ -115,13 +119,18 @@ def loop(driver: Driver, lease: Lease) -> Outcome:
     """The whole of a run, one pass at a time."""
     while True:
         lease.beat()
+        started = time.monotonic()
         actions = advance(driver)
+        # A pass looks at every shard of the iteration: with thousands, not one pass per ended job.
+        if (seconds := time.monotonic() - started) > _LONG_PASS_SECONDS:
+            time.sleep(min(_REST_FACTOR * seconds, HEARTBEAT_SECONDS))
         if driver.is_complete:
             return Outcome.COMPLETE
         if actions.give_up:
             driver.given_up = actions.give_up
             return Outcome.FAILED
         if not actions.retract:
+            assert driver.attempts, f"nothing runs and nothing is left to do at {driver.frontier}"
             driver.scheduler.wait(HEARTBEAT_SECONDS)
 
 
@@ -170,9 +179,8 @@ def note_rejected(driver: Driver) -> None:
     record = driver.records.known[PREPARE]
     if count := int(record.metrics.get("rejected", 0)):
         listing = next(entry.path for entry in record.outputs if entry.path.endswith(".jsonl"))
-        driver.watcher.note(
-            f"{count} prompt rows cannot be used and are left out; listed in {driver.run.paths.root / listing}"
-        )
+        where = driver.run.paths.root / listing
+        driver.watcher.note(f"{count} prompt rows cannot be used and are left out; listed in {where}")
 
 
 def find_moved(driver: Driver) -> Frontier:
@@ -214,8 +222,9 @@ def act(driver: Driver, actions: Actions) -> None:
     """Carry out what was decided. Retracting comes first: a launch must not see what is being taken back."""
     if actions.retract:
         take_back(driver, actions.retract)
-    jobs = [launch(driver, item) for item in actions.launch]
-    if jobs:
+    if actions.launch:
+        jobs, rows = zip(*(launch(driver, item) for item in actions.launch), strict=True)
+        journal.append(driver.run.paths.events, *rows)  # one flush, however many shards
         driver.scheduler.submit(jobs)
 
 
@@ -240,15 +249,15 @@ def take_back(driver: Driver, retracts: Sequence[Retract]) -> None:
     driver.frontier = find_frontier(driver.run.plan, driver.run.paths)
 
 
-def launch(driver: Driver, item: Launch) -> Job:
-    """A new attempt as a job."""
+def launch(driver: Driver, item: Launch) -> tuple[Job, dict[str, Any]]:
+    """A new attempt as a job, and the event that says so."""
     task, paths = item.task, driver.run.paths
     number = last_attempt_number(paths, task) + 1
     attempt = f"{number}-{os.urandom(4).hex()}"
     key = f"{task_key(task)}#{attempt}"
     driver.attempts[key] = Attempt(task, number)
     files = paths.task(task)
-    journal.event(paths.events, "launched", task=task_key(task), attempt=attempt, reason=item.reason)
+    event = journal.event_row("launched", task=task_key(task), attempt=attempt, reason=item.reason)
     arguments = (
         task.stage,
         *("--run-dir", str(paths.root)),
@@ -257,7 +266,7 @@ def launch(driver: Driver, item: Launch) -> Job:
         *("--attempt", attempt),
         *("--failure-file", str(files.failure(number))),
     )
-    return Job(key, task.stage, arguments, files.log(number), priority=URGENCY[task.stage])
+    return Job(key, task.stage, arguments, files.log(number), priority=URGENCY[task.stage]), event
 
 
 @contextlib.contextmanager

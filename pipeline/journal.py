@@ -10,14 +10,14 @@ from typing import Any
 from pipeline.commits import replace_durably
 
 
-def append(path: Path, row: Mapping[str, Any]) -> None:
-    """Add one line durably. A line cut by an earlier crash is ended first, so that it stays alone."""
+def append(path: Path, *rows: Mapping[str, Any]) -> None:
+    """Add lines durably. A line cut by an earlier crash is ended first, so that it stays alone."""
     with path.open("ab+") as file:
         if file.tell() > 0:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 file.write(b"\n")
-        file.write(json.dumps(row).encode() + b"\n")
+        file.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
         file.flush()
         os.fsync(file.fileno())
 
@@ -55,4 +55,8 @@ def rewrite(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def event(path: Path, name: str, **fields: Any) -> None:
     """Note what the driver did, with the time."""
-    append(path, {"time": time.time(), "event": name, **fields})
+    append(path, event_row(name, **fields))
+
+
+def event_row(name: str, **fields: Any) -> dict[str, Any]:
+    return {"time": time.time(), "event": name, **fields}

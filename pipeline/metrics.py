@@ -106,7 +106,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("gpu_memory_gib/*", _P, "largest peak GPU memory of a stage's tasks"),
 )
 
-_OWN_OF_RECORD = frozenset({"compute_seconds", "peak_memory_gib", "peak_gpu_memory_gib"})
+_OWN_OF_RECORD = frozenset({"compute_seconds", "peak_memory_gib", "peak_gpu_memory_gib", "response_tokens"})
 
 
 def describe(name: str) -> Metric | None:

@@ -85,12 +85,20 @@ class Frontier:
 
 
 def find_frontier(plan: Plan, paths: RunPaths) -> Frontier:
-    """Found by halving, so that the cost does not grow with the run: commits are contiguous."""
+    """Found by halving, so that the cost does not grow with the run: commits are contiguous.
+
+    But for one: an evaluation that lags behind may have found its policy corrupt. Then the run goes on from
+    before that policy, and passes over the later ones, which are committed, once it is there again.
+    """
     if not paths.task(PREPARE).record.exists():
         return Frontier(-1, 0)
     updated = _count_true(plan.iterations, lambda i: _exists(paths, Task(i + 1, Stage.UPDATE)))
     evaluations = plan.evaluations()
     evaluated = _count_true(len(evaluations), lambda i: _exists(paths, Task(evaluations[i], Stage.EVALUATE)))
+    if evaluated < len(evaluations):
+        lagging = evaluations[evaluated]
+        if 0 < lagging <= updated and not _exists(paths, Task(lagging, Stage.UPDATE)):
+            updated = lagging - 1
     return Frontier(updated, evaluated)
 
 

@@ -1,19 +1,19 @@
 """What a run would do, and whether it can: plan and validate. Runs nothing."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.config import Config, RewardModelConfig, RuleConfig
 from pipeline.data import PromptError, Prompts, read_prompts, summarize
+from pipeline.modeldirs import has_chat_template
 from pipeline.observe import Records
 from pipeline.paths import RunPaths
 from pipeline.plan import Plan
 from pipeline.plugins import load_rules, make_importable
 from pipeline.reconcile import stale_because
-from pipeline.schemas import RESERVED_COLUMNS
 from pipeline.runs import check_is_free
+from pipeline.schemas import reserved_columns
 from pipeline.tasks import Task
 
 
@@ -75,7 +75,7 @@ def validate_inputs(config: Config) -> Iterator[str]:
                 prompt_column=config.data.prompt_column,
                 id_column=config.data.id_column,
                 split=config.data.split,
-                reserved=RESERVED_COLUMNS,
+                reserved=reserved_columns(config),
             )
             yield f"{key}: {len(found.rows)} usable rows in {path}; {summarize(found.rejected)}"
             check_chat(key, path, found, Path(config.model.policy))
@@ -98,11 +98,3 @@ def check_chat(key: str, path: str, found: Prompts, policy: Path) -> None:
             f"{key}={path} holds chat messages in {chats} rows, but the tokenizer of model.policy={policy} "
             "has no chat template; add chat_template to the tokenizer, or give prompts as plain text"
         )
-
-
-def has_chat_template(model: Path) -> bool:
-    """Whether a tokenizer directory has one, in any of the places where transformers looks."""
-    if any((model / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
-        return True
-    settings = model / "tokenizer_config.json"
-    return settings.exists() and "chat_template" in json.loads(settings.read_text())

@@ -96,8 +96,9 @@ class Observation:
 
 _FREE_FACTOR = 5
 
-URGENCY = {Stage.PREPARE: 0, Stage.UPDATE: 1, Stage.REWARD: 2, Stage.ROLLOUT: 3, Stage.EVALUATE: 4}
-"""What shortens the run most goes first where slots are few; evaluation holds nothing up."""
+URGENCY = {Stage.PREPARE: 0, Stage.UPDATE: 1, Stage.REWARD: 2, Stage.ROLLOUT: 3, Stage.EVALUATE: 3}
+"""What shortens the run most goes first where slots are few. Evaluation holds nothing up: it comes after the
+rollouts that are launched with it, but before those of the next iteration."""
 
 
 def reconcile(plan: Plan, seen: Observation, max_attempts: int) -> Actions:
@@ -123,9 +124,14 @@ def reconcile(plan: Plan, seen: Observation, max_attempts: int) -> Actions:
             given_up.append(GiveUp(task, failures[-1]))
         elif all(i in seen.committed and i not in retracted for i in inputs):
             launches.append(Launch(task, reason_to_launch(failures)))
-    launches.sort(key=lambda launch: (URGENCY[launch.task.stage], launch.task))
+    launches.sort(key=_launch_order)
     retract = tuple(Retract(task, reason) for task, reason in sorted(retracted.items()))
     return Actions(() if given_up else tuple(launches), retract, tuple(given_up))
+
+
+def _launch_order(launch: Launch) -> tuple[int, bool, Task]:
+    stage = launch.task.stage
+    return URGENCY[stage], stage is Stage.EVALUATE, launch.task
 
 
 def stale_because(task: Task, inputs: Sequence[Task], committed: Mapping[Task, Committed]) -> str | None:

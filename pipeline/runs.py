@@ -10,7 +10,7 @@ import xxhash
 import yaml
 from pydantic import TypeAdapter
 
-from pipeline.commits import replace_durably
+from pipeline.commits import link_once, replace_durably
 from pipeline.compose import ConfigError, from_mapping, to_yaml
 from pipeline.config import Config
 from pipeline.lease import holder_of
@@ -74,7 +74,9 @@ def create_run(config: Config) -> Run:
     replace_durably(paths.config_yaml, text)
     folder = str(Path.cwd())
     identity = Identity(os.urandom(6).hex(), config.name, time.time(), _hash(text), version(), folder)
-    replace_durably(paths.run_json, json.dumps(asdict(identity), indent=1) + "\n")
+    paths.run_json.unlink(missing_ok=True)
+    if not link_once(paths.run_json, json.dumps(asdict(identity), indent=1) + "\n"):
+        raise RunError(f"another call is making a run in {paths.root} just now; choose another run_dir=...")
     return Run(paths, config, identity)
 
 
@@ -114,7 +116,7 @@ def load_run(root: Path) -> Run:
             f"{root} is not a run directory: {error.filename} does not exist. "
             "Start a run with: slurm-ppo run experiment=... run_dir=..."
         ) from None
-    except (OSError, ValueError) as error:
+    except (PermissionError, ValueError) as error:  # any other OSError may pass, and is not the user's
         raise RunError(f"{paths.run_json} cannot be read: {' '.join(str(error).split())}") from None
     if _hash(text) != identity.config_hash:
         raise RunError(

@@ -5,6 +5,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipeline.config import Config, RuleConfig
+
 VERSION_KEY = b"slurm_ppo_schema"
 
 
@@ -71,6 +73,16 @@ REWARD = _versioned(
 
 RESERVED_COLUMNS = frozenset(field.name for schema in (PROMPTS, ROLLOUT, REWARD) for field in schema)
 """Names that the user's own columns may not have."""
+
+
+RULE_ARGUMENTS = frozenset({"prompts", "responses"})
+"""Names that the user's columns may not have beside a rule, to which columns are passed by name."""
+
+
+def reserved_columns(config: Config) -> frozenset[str]:
+    """Names that the user's columns may not have in this run."""
+    has_rules = any(isinstance(component, RuleConfig) for component in config.reward.components.values())
+    return RESERVED_COLUMNS | RULE_ARGUMENTS if has_rules else RESERVED_COLUMNS
 
 
 def extra_columns(table: pa.Table) -> pa.Table:

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import sys
 from collections import deque
@@ -37,7 +38,7 @@ def carry_on(run: Run, scheduler: Scheduler) -> int:
     if outcome is Outcome.FAILED:
         print(failure_block(run, given_up), file=sys.stderr)
         return 2 if any(item.failure.kind is FailureKind.CONFIG for item in given_up) else 1
-    print(f"interrupted; to continue: slurm-ppo resume {run.paths.root}", file=sys.stderr)
+    print(f"interrupted; to continue: {resume_command(run)}", file=sys.stderr)
     return 3
 
 
@@ -98,14 +99,18 @@ def summary(run: Run) -> str:
     )
 
 
+def resume_command(run: Run) -> str:
+    return f"slurm-ppo resume {shlex.quote(str(run.paths.root))}"
+
+
 def way_out(run: Run, given_up: tuple[GiveUp, ...]) -> str:
     """The command to continue with, or what to mend first."""
     if not any(item.failure.kind is FailureKind.CONFIG for item in given_up):
-        return f"nothing that was committed is lost; to continue: slurm-ppo resume {run.paths.root}"
+        return f"nothing that was committed is lost; to continue: {resume_command(run)}"
     if not run.paths.task(PREPARE).record.exists():
         return "nothing was committed: mend the settings and type the same command again"
     return (
-        f"mend what the message names, then: slurm-ppo resume {run.paths.root} (settings are frozen; "
+        f"mend what the message names, then: {resume_command(run)} (settings are frozen; "
         "to change one, start a new run with another run_dir=...)"
     )
 

@@ -1,12 +1,15 @@
 """What a stage gets besides its task: configuration, verified inputs, private output paths, a stopwatch."""
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+from xxhash import xxh3_128_hexdigest
 
 from pipeline.commits import (
     FileEntry,
@@ -22,7 +25,7 @@ from pipeline.paths import RunPaths, TaskPaths
 from pipeline.plan import policy_maker
 from pipeline.schemas import PROMPTS
 from pipeline.shards import read_shard
-from pipeline.tasks import PREPARE, Task, task_key
+from pipeline.tasks import PREPARE, Stage, Task, task_key
 
 
 class UserError(ValueError):
@@ -42,6 +45,22 @@ class Result:
     schema: str
     policy_version: int
     metrics: Mapping[str, float]
+
+
+def file_state(path: Path) -> str:
+    """What :func:`is_unchanged` compares: hash, size, modification time."""
+    status = path.stat()
+    return f"{digest_file(path)[1]}:{status.st_size}:{status.st_mtime_ns}"
+
+
+def is_unchanged(path: Path, recorded: str) -> bool:
+    digest, size, modified = recorded.split(":")
+    if not path.exists():
+        return False
+    status = path.stat()
+    if (str(status.st_size), str(status.st_mtime_ns)) == (size, modified):
+        return True
+    return digest_file(path)[1] == digest
 
 
 @dataclass
@@ -94,9 +113,37 @@ class Context:
     def heldout(self) -> pa.Table:
         return self.table(PREPARE, PROMPTS, index=1)
 
+    def json(self, task: Task, index: int) -> dict[str, Any]:
+        """One JSON file of an input, verified."""
+        record = self.read(task)
+        path = self.paths.root / record.outputs[index].path
+        text = path.read_bytes() if path.exists() else b""
+        check_digest(record, record.outputs[index], len(text), xxh3_128_hexdigest(text))
+        content: dict[str, Any] = json.loads(text)
+        return content
+
+    def source(self, directory: str) -> Path:
+        """A model directory of the user's, as it was when the run began.
+
+        Size and modification time say whether to look closer; then the hash that prepare recorded decides.
+
+        Raises:
+            UserError: a file of it has changed.
+        """
+        if self.task.stage is Stage.PREPARE:
+            return Path(directory)
+        for key, recorded in self.read(PREPARE).inputs.items():
+            path = Path(key.removeprefix("file:"))
+            if path.is_relative_to(directory) and not is_unchanged(path, recorded):
+                raise UserError(
+                    f"{path} has changed since the run began, so its results would not belong together; "
+                    "restore it, or start a new run"
+                )
+        return Path(directory)
+
     def policy_directory(self, version: int) -> Path:
         """Directory of a policy, every file of it verified. Version 0 is the user's model."""
-        return self._directory(version, self.paths.policies) or Path(self.config.model.policy)
+        return self._directory(version, self.paths.policies) or self.source(self.config.model.policy)
 
     def critic_directory(self, version: int) -> Path | None:
         """Directory of a critic; None for version 0, which starts from the configuration."""

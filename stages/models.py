@@ -70,7 +70,15 @@ def _load(
     auto_class: Any, directory: str | Path, precision: Precision, trust: bool, device_map: str | None
 ) -> PreTrainedModel:
     placement = {"device_map": device_map} if device_map else {}
-    model = auto_class.from_pretrained(str(directory), **_arguments(directory, precision, trust), **placement)
+    arguments = _arguments(directory, precision, trust)
+    model, loading = auto_class.from_pretrained(
+        str(directory), output_loading_info=True, **arguments, **placement
+    )
+    if missing := sorted(loading["missing_keys"]):
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise UserError(
+            f"{directory} lacks weights of {type(model).__name__}: {shown}; they would be random numbers"
+        )
     model.eval()
     return model if device_map else model.to(device())
 

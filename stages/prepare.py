@@ -5,6 +5,7 @@ Everything that can be wrong with the user's input shows here, before the first 
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,18 @@ import pyarrow as pa
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from pipeline.commits import digest_file, hash_file, replace_durably
-from pipeline.config import BadRows, Config, RewardModelConfig, RuleConfig
+from pipeline.commits import hash_file, replace_durably
+from pipeline.config import BadRows, Config, RewardModelConfig
 from pipeline.data import Message, Prompt, Rejected, RejectReason, read_prompts, summarize, write_rejected
+from pipeline.modeldirs import text_settings
 from pipeline.plugins import load_rules
-from pipeline.schemas import PROMPTS, RESERVED_COLUMNS, conform
+from pipeline.schemas import PROMPTS, conform, reserved_columns
 from pipeline.shards import write_shard
 from pipeline.tasks import Task
-from stages.context import Context, Result, UserError
+from stages.chat import prompt_text
+from stages.context import Context, Result, UserError, file_state
 from stages.models import load_tokenizer
 from stages.rewards.components import measure_normalization
-from stages.rewards.rules import RULE_ARGUMENTS
 
 
 def run(task: Task, context: Context) -> Result:
@@ -33,6 +35,8 @@ def run(task: Task, context: Context) -> Result:
     if config.data.heldout:
         heldout, rejected_heldout = tokenized(config.data.heldout, config, tokenizer)
         heldout = heldout.slice(0, config.evaluate.num_prompts)
+        where = f"in {config.data.heldout}: "
+        rejected_heldout = [replace(row, detail=where + row.detail) for row in rejected_heldout]
     listing = context.files.data(context.attempt, "rejected", "jsonl")
     listing.parent.mkdir(parents=True, exist_ok=True)
     write_rejected(listing, [*rejected, *rejected_heldout])
@@ -86,12 +90,6 @@ def tokenized(
     return table, [*found.rejected, *(problem for problem in problems if problem)]
 
 
-def reserved_columns(config: Config) -> frozenset[str]:
-    """Names that the user's columns may not have."""
-    has_rules = any(isinstance(component, RuleConfig) for component in config.reward.components.values())
-    return RESERVED_COLUMNS | RULE_ARGUMENTS if has_rules else RESERVED_COLUMNS
-
-
 def prompt_texts(
     rows: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[str], dict[int, Rejected]]:
@@ -105,19 +103,6 @@ def prompt_texts(
             refused[index] = Rejected(row.row, row.prompt_id, RejectReason.BAD_MESSAGE, detail)
             texts.append("")
     return texts, refused
-
-
-def prompt_text(prompt: str | Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text that the policy continues: plain text as it is, messages through the chat template."""
-    if isinstance(prompt, str):
-        return prompt
-    if not tokenizer.chat_template:
-        raise UserError(
-            "data.prompts holds chat messages, but the policy's tokenizer has no chat template; "
-            "add chat_template to the tokenizer, or give prompts as plain text"
-        )
-    messages = [{"role": m.role, "content": m.content} for m in prompt]
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
 def tokenize(
@@ -157,8 +142,7 @@ def empty_prompts() -> pa.Table:
 
 def check_vocabulary(tokens: Iterable[Sequence[int]], tokenizer: Any, config: Config) -> None:
     """A tokenizer that is not the model's own gives ids the model has no embedding for."""
-    model = json.loads((Path(config.model.policy) / "config.json").read_text())
-    size = model.get("text_config", model).get("vocab_size")
+    size = text_settings(Path(config.model.policy)).get("vocab_size")
     highest = max((max(ids, default=0) for ids in tokens), default=0)
     if size is not None and highest >= size:
         raise UserError(
@@ -186,7 +170,7 @@ def check_usable(
 
 
 def hash_user_files(config: Config) -> dict[str, str]:
-    """What the run was made from: every file of the models and of the data, with its hash."""
+    """What the run was made from: every file of the models and of the data, with its hash and times."""
     components = config.reward.components.values()
     models = [c.path for c in components if isinstance(c, RewardModelConfig)]
     norms = [c.normalization for c in components if isinstance(c, RewardModelConfig) and c.normalization]
@@ -195,4 +179,4 @@ def hash_user_files(config: Config) -> dict[str, str]:
     files: set[Path] = set()
     for path in (Path(text) for text in given if text):
         files.update([path] if path.is_file() else (p for p in path.rglob("*") if p.is_file()))
-    return {f"file:{path}": digest_file(path)[1] for path in sorted(files)}
+    return {f"file:{path}": file_state(path) for path in sorted(files)}

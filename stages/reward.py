@@ -57,7 +57,7 @@ def reward_table(
 def reference_log_probs(context: Context, rows: pa.Table) -> list[list[float]]:
     """Log-probability of each response token under the frozen reference, sampling temperature included."""
     config = context.config
-    directory = config.model.reference or config.model.policy
+    directory = context.source(config.model.reference or config.model.policy)
     reward, trust = config.reward, config.model.trust_remote_code
     model = engine(
         "reference",
@@ -69,7 +69,7 @@ def reference_log_probs(context: Context, rows: pa.Table) -> list[list[float]]:
     found: dict[int, list[float]] = {}
     with context.computing():
         for batch in micro_batches(sequences, range(len(sequences)), reward.tokens_per_batch):
-            log_probs, _ = response_log_probs(model, batch.to(device()), config.rollout.temperature)
+            log_probs = response_log_probs(model, batch.to(device()), config.rollout.temperature)
             for index, values in zip(batch.rows.tolist(), log_probs.tolist(), strict=True):
                 found[index] = values[: len(responses[index])]
     return [found[i] for i in range(len(sequences))]

@@ -193,9 +193,11 @@ def report(error: Exception, arguments: Arguments) -> int:
 def classify(error: Exception) -> tuple[FailureKind, Task | None]:
     """Whose fault it was, and the input to look at, if it was an input's."""
     from stages.context import NumericalError, UserError
+    from stages.ppo.masked import NoValidTokens
 
     if isinstance(error, NotCommitted | CorruptData | StaleData):
         return FailureKind.INPUTS, error.task
     if isinstance(error, ConfigError | RunError | PromptError | PluginError | SchemaError | UserError):
         return FailureKind.CONFIG, None
-    return (FailureKind.NUMERICS if isinstance(error, NumericalError) else FailureKind.ERROR), None
+    is_final = isinstance(error, NumericalError | NoValidTokens)
+    return (FailureKind.NUMERICS if is_final else FailureKind.ERROR), None

@@ -67,7 +67,9 @@ def load_learner(context: Context, version: int) -> tuple[Learner, TrainerState]
     policy = Trainer("policy", policy_model, config.update.learning_rate, config.update)
     critic = None
     if config.algorithm.estimator is Estimator.GAE:
-        start = context.critic_directory(version) or config.model.critic or config.model.policy
+        start = context.critic_directory(version) or context.source(
+            config.model.critic or config.model.policy
+        )
         model = load_critic(start, config.update.precision, trust)
         critic = Trainer("critic", model, config.update.critic_learning_rate, config.update)
     learner = Learner(config, policy, critic)

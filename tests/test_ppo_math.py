@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pipeline.config import AlgorithmConfig, KLConfig, KLController, KLEstimator, LossAggregation
 from stages.ppo.advantages import fraction_of_flat_groups, gae, grpo, rloo
 from stages.ppo.kl import kl_per_token, next_kl_coef
-from stages.ppo.losses import Counts, aggregate, log_probs_and_entropy, policy_loss, value_loss
+from stages.ppo.losses import Counts, aggregate, policy_loss, token_entropy, token_log_probs, value_loss
 from stages.ppo.masked import NoValidTokens, masked_mean, masked_sum, masked_var, masked_whiten
 
 NAN = math.nan
@@ -232,7 +232,8 @@ def test_the_controller_moves_towards_the_target_and_never_below_zero(coef, kl, 
 def test_log_probabilities_and_entropy_are_those_of_the_tempered_distribution(seed, temperature):
     logits = 5 * torch.randn(2, 3, 11, generator=torch.Generator().manual_seed(seed))
     tokens = torch.randint(0, 11, (2, 3), generator=torch.Generator().manual_seed(seed))
-    found, entropy = log_probs_and_entropy(logits, tokens, temperature)
+    found = token_log_probs(logits / temperature, tokens)
+    entropy = token_entropy(logits / temperature)
     exact = torch.distributions.Categorical(logits=logits / temperature)
     torch.testing.assert_close(found, exact.log_prob(tokens), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(entropy, exact.entropy(), atol=1e-5, rtol=1e-5)

@@ -3,12 +3,12 @@
 from torch import Tensor, nn
 
 from stages.ppo.batching import MicroBatch
-from stages.ppo.losses import log_probs_and_entropy
+from stages.ppo.losses import token_log_probs
 
 
-def response_log_probs(model: nn.Module, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy at each response token; both [B, R]. Padding columns carry no meaning."""
-    logits = model(
+def response_logits(model: nn.Module, batch: MicroBatch, temperature: float) -> Tensor:
+    """Tempered logits [B, R, V] of each response token, in fp32. Padding columns carry no meaning."""
+    logits: Tensor = model(
         input_ids=batch.input_ids,
         attention_mask=batch.attention_mask,
         position_ids=batch.position_ids,
@@ -16,7 +16,12 @@ def response_log_probs(model: nn.Module, batch: MicroBatch, temperature: float) 
         logits_to_keep=batch.num_response_columns + 1,
         use_cache=False,
     ).logits[:, :-1]
-    return log_probs_and_entropy(logits, batch.response_tokens, temperature)
+    return logits.float() / temperature
+
+
+def response_log_probs(model: nn.Module, batch: MicroBatch, temperature: float) -> Tensor:
+    """Log-probability [B, R] of each response token."""
+    return token_log_probs(response_logits(model, batch, temperature), batch.response_tokens)
 
 
 def response_values(model: nn.Module, batch: MicroBatch) -> Tensor:

@@ -13,9 +13,15 @@ from stages.models import device
 from stages.ppo.advantages import gae, grpo, rloo
 from stages.ppo.batching import MicroBatch, micro_batches
 from stages.ppo.experience import Experience
-from stages.ppo.forward import gather_rows, response_log_probs, response_values, scatter_rows
+from stages.ppo.forward import (
+    gather_rows,
+    response_log_probs,
+    response_logits,
+    response_values,
+    scatter_rows,
+)
 from stages.ppo.kl import kl_per_token
-from stages.ppo.losses import Counts, aggregate, policy_loss, value_loss
+from stages.ppo.losses import Counts, aggregate, policy_loss, token_entropy, token_log_probs, value_loss
 from stages.ppo.masked import masked_sum, masked_whiten
 from stages.ppo.trainer import Trainer
 
@@ -90,7 +96,7 @@ def old_log_probs_and_values(
     values = torch.zeros_like(log_probs) if learner.critic else None
     temperature = learner.config.rollout.temperature
     for batch in (b.to(device()) for m in minibatches for b in m.micro_batches):
-        scatter_rows(log_probs, batch, response_log_probs(learner.policy.engine, batch, temperature)[0])
+        scatter_rows(log_probs, batch, response_log_probs(learner.policy.engine, batch, temperature))
         if learner.critic and values is not None:
             scatter_rows(values, batch, response_values(learner.critic.engine, batch))
     return log_probs, values
@@ -195,7 +201,10 @@ def policy_step(
 ) -> Tensor:
     """Loss of one micro-batch, as its share of the mini-batch's loss."""
     algorithm = learner.config.algorithm
-    log_probs, entropy = response_log_probs(learner.policy.engine, batch, learner.config.rollout.temperature)
+    logits = response_logits(learner.policy.engine, batch, learner.config.rollout.temperature)
+    log_probs = token_log_probs(logits, batch.response_tokens)
+    with torch.set_grad_enabled(algorithm.entropy_coef > 0):  # else it is only looked at
+        entropy = token_entropy(logits)
     mask = gather_rows(experience.mask, batch)
     old = gather_rows(targets.old_log_probs, batch)
     result = policy_loss(log_probs, old, gather_rows(targets.advantages, batch), algorithm)

@@ -95,10 +95,13 @@ def aggregate(loss: Tensor, mask: Tensor, mode: LossAggregation, counts: Counts)
     return mean / counts.scale if mode is LossAggregation.SEQ_MEAN_TOKEN_SUM_NORM else mean
 
 
-def log_probs_and_entropy(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probability of ``tokens`` [B, T], and entropy [B, T], under tempered ``logits`` [B, T, V]; fp32."""
-    scaled = logits.float() / temperature
-    normalizer = torch.logsumexp(scaled, dim=-1)
-    chosen = scaled.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - normalizer
-    entropy = normalizer - (torch.softmax(scaled, dim=-1) * scaled).sum(dim=-1)
-    return chosen, entropy
+def token_log_probs(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Log-probability [B, T] of ``tokens`` [B, T] under ``logits`` [B, T, V]."""
+    return logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - torch.logsumexp(logits, dim=-1)
+
+
+def token_entropy(logits: Tensor) -> Tensor:
+    """Entropy [B, T] of the distributions of ``logits`` [B, T, V]; ids at -inf add nothing."""
+    probabilities = torch.softmax(logits, dim=-1)
+    terms = torch.where(probabilities > 0, probabilities * logits, 0.0)
+    return torch.logsumexp(logits, dim=-1) - terms.sum(dim=-1)

@@ -17,12 +17,9 @@ def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values, 0.0).sum()
 
 
-def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Mean of the valid entries; 0 where there are none (verl's masked_mean, with its epsilon)."""
-    kept = torch.where(mask, values, 0.0)
-    if dim is None:
-        return kept.sum() / (mask.sum() + EPSILON)
-    return kept.sum(dim) / (mask.sum(dim) + EPSILON)
+    return masked_sum(values, mask) / (mask.sum() + EPSILON)
 
 
 def masked_var(values: Tensor, mask: Tensor) -> Tensor:

@@ -46,6 +46,7 @@ def response_metrics(config: Config, experience: Experience) -> dict[str, float]
     lengths = torch.tensor([len(row.response) for row in experience.rows], dtype=torch.float32)
     reasons = Counter(experience.responses["finish_reason"].to_pylist())
     metrics = {
+        "response_tokens": lengths.sum().item(),
         "response_length/mean": lengths.mean().item(),
         "response_length/min": lengths.min().item(),
         "response_length/max": lengths.max().item(),

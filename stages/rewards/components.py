@@ -11,8 +11,10 @@ from transformers import PreTrainedTokenizerBase
 
 from pipeline.config import NormalizationConfig, RewardModelConfig
 from pipeline.data import Message, read_prompts, summarize
+from pipeline.modeldirs import position_limit
 from pipeline.schemas import RESERVED_COLUMNS
 from pipeline.tasks import PREPARE, Stage
+from stages.chat import prompt_text
 from stages.context import Context, NumericalError, UserError
 from stages.engines import engine
 from stages.engines.base import Scorer
@@ -47,11 +49,15 @@ def check_finite(name: str, scores: list[float], rows: pa.Table) -> None:
             raise NumericalError(f"reward component {name!r} gives {score} for {where}")
 
 
+_NO_LIMIT = 1 << 30
+
+
 class RewardModel:
     """A reward model with its own tokenizer and chat template."""
 
     def __init__(self, context: Context, config: RewardModelConfig) -> None:
         trust = context.config.model.trust_remote_code
+        context.source(config.path)
         self._config = config
         self._tokenizer = load_tokenizer(config.path, trust)
         self._policy_tokenizer = load_tokenizer(context.config.model.policy, trust)
@@ -59,7 +65,7 @@ class RewardModel:
         reward = context.config.reward
         key = (config.path, reward.precision, reward.device_map, reward.tokens_per_batch)
         self._scorer: Scorer = engine("scorer", key, lambda: make_scorer(context, config))
-        self._limit = context_limit(config.path)
+        self._limit = position_limit(Path(config.path)) or _NO_LIMIT
         self.num_truncated = 0
         """Sequences that were cut on the left to fit the reward model's context."""
 
@@ -77,15 +83,24 @@ class RewardModel:
         return self._score_tokens([self._tokenize(*text) for text in texts])
 
     def score_texts(self, prompts: list[str | tuple[Message, ...]], responses: list[str]) -> list[float]:
-        """Raw scores of prompts and responses given as text."""
+        """Raw scores of prompts and responses given as text, over the tokens that a rollout of them has."""
         tokens = []
         for prompt, response in zip(prompts, responses, strict=True):
-            if isinstance(prompt, str):
+            if self._shares_tokens:
+                tokens.append(self._as_rolled_out(prompt, response))
+            elif isinstance(prompt, str):
                 tokens.append(self._tokenize(prompt, None, response))
             else:
                 messages = json.dumps([{"role": m.role, "content": m.content} for m in prompt])
                 tokens.append(self._tokenize("", messages, response))
         return self._score_tokens(tokens)
+
+    def _as_rolled_out(self, prompt: str | tuple[Message, ...], response: str) -> list[int]:
+        """The policy's own ids: prompt, response and the token that ends it."""
+        text = prompt_text(prompt, self._tokenizer)
+        end = self._tokenizer.eos_token_id
+        ids = self._ids(text, special=isinstance(prompt, str)) + self._ids(response, special=False)
+        return ids if end is None else [*ids, end]
 
     def _tokenize(self, prompt: str, messages: str | None, response: str) -> list[int]:
         """The conversation in the reward model's own words: its template, its ids."""
@@ -126,22 +141,13 @@ def same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase)
     return type(one) is type(other) and one.get_vocab() == other.get_vocab()
 
 
-def context_limit(directory: str) -> int:
-    """Tokens that the model has positions for; without a limit in its configuration, more than any text."""
-    model = json.loads((Path(directory) / "config.json").read_text())
-    text = model.get("text_config", model)
-    limit = text.get("max_position_embeddings") or text.get("n_positions")
-    return int(limit) if limit else 1 << 30
-
-
 def normalization_of(context: Context, name: str, config: NormalizationConfig | None) -> tuple[float, float]:
     """Mean and standard deviation to normalise with; 0 and 1 when the scores stay raw."""
     if config is None:
         return 0.0, 1.0
     if config.mean is not None and config.std is not None:
         return config.mean, config.std
-    record = context.read(PREPARE)
-    measured = json.loads((context.paths.root / record.outputs[3].path).read_text())[name]
+    measured = context.json(PREPARE, index=3)[name]
     return float(measured["mean"]), float(measured["std"])
 
 

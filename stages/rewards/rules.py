@@ -17,9 +17,6 @@ from pipeline.plugins import load_plugin
 from pipeline.schemas import extra_columns
 from stages.context import UserError
 
-RULE_ARGUMENTS = frozenset({"prompts", "responses"})
-"""Names that the user's columns may not have beside a rule."""
-
 
 class RuleFailed(RuntimeError):
     """The user's function raised an error of its own; perhaps not the next time."""
