@@ -37,6 +37,7 @@ STATUS_KEYS = [
     "evaluations",
     "current",
     "driver",
+    "stopped",
     "last_row",
     "last_failure",
 ]
@@ -188,7 +189,7 @@ def test_config_prints_every_key_and_what_it_prints_is_what_a_run_freezes(inputs
 def test_validate_says_what_it_looked_at(inputs, tmp_path, slurm_ppo):
     done = slurm_ppo("validate", *tiny.overrides(inputs, tmp_path / "run"))
     assert done.returncode == 0, done.stderr
-    assert re.search(r"data.prompts: 24 rows of .*prompts.jsonl", done.stdout)
+    assert re.search(r"data.prompts: 24 usable rows in .*prompts.jsonl", done.stdout)
     assert not (tmp_path / "run").exists()
 
 
@@ -233,7 +234,7 @@ def test_run_onto_a_file_or_where_nothing_can_be_made(inputs, tmp_path, slurm_pp
     for run_dir in (tmp_path / "file", tmp_path / "file" / "run"):
         done = slurm_ppo("run", *tiny.overrides(inputs, run_dir))
         assert done.returncode == 2, done.stderr
-        assert done.stderr.startswith("error: ")
+        assert done.stderr.splitlines()[-1].startswith("error: ")
         assert str(tmp_path / "file") in done.stderr
         assert "Traceback" not in done.stderr
 

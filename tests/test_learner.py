@@ -280,10 +280,10 @@ def scored_run(inputs, folder, *more):
 
 def test_a_critic_with_a_nan_weight_commits_nothing(inputs, tmp_path):
     critic = tiny.make_policy(tmp_path / "critic")
-    run = scored_run(inputs, tmp_path / "run", f"model.critic={critic}")
     loaded = load_file(critic / "model.safetensors")
     loaded["model.layers.1.mlp.up_proj.weight"][0, 0] = torch.nan
     save_file(loaded, critic / "model.safetensors", metadata={"format": "pt"})
+    run = scored_run(inputs, tmp_path / "run", f"model.critic={critic}")
     done = stage(run, "update", 1)
     assert done.code == 1
     assert "NumericalError: the policy loss is nan in iteration 1, epoch 1, mini-batch 1" in done.log

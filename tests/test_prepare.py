@@ -158,14 +158,16 @@ def test_heldout_prompts_are_prepared_too(inputs, tmp_path):
     heldout = tiny.write_jsonl(
         tmp_path / "heldout.jsonl", [{"id": f"h{i}", "prompt": f"h {i}"} for i in range(5)]
     )
-    run, done = prepared(inputs, tmp_path, [], f"data.heldout={heldout}", "evaluate.num_prompts=3")
+    run, done = prepared(
+        inputs, tmp_path, [], f"data.heldout={heldout}", "evaluate.every=1", "evaluate.num_prompts=3"
+    )
     assert done.code == 0, done.log
     assert table(run, index=1)["prompt_id"].to_pylist() == ["h0", "h1", "h2"]
 
 
 def test_heldout_prompts_of_which_none_can_be_used_stop_the_run(inputs, tmp_path):
     heldout = tiny.write_jsonl(tmp_path / "heldout.jsonl", [{"id": "h", "prompt": " "}])
-    _, done = prepared(inputs, tmp_path, [], f"data.heldout={heldout}")
+    _, done = prepared(inputs, tmp_path, [], f"data.heldout={heldout}", "evaluate.every=1")
     assert done.code == 2
     assert f"data.heldout={heldout} has no usable row" in done.log
 
@@ -205,7 +207,8 @@ def test_what_the_run_was_made_from_is_recorded_with_its_hash(inputs, tmp_path):
         inputs / "policy/model.safetensors",
         inputs / "reward_model/config.json",
     ):
-        assert len(recorded[f"file:{path}"]) == 32
+        digest, size, _ = recorded[f"file:{path}"].split(":")
+        assert (len(digest), int(size)) == (32, path.stat().st_size)
 
 
 def test_preparing_twice_gives_the_same_prompts(inputs, tmp_path):

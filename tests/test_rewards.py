@@ -60,8 +60,9 @@ TEXTS = [("say a", "xyz"), ("tell me", "a longer answer"), ("q", "ü")]
 
 
 def context(inputs: Path, folder: Path, *more: str) -> Context:
+    """As prepare has it, before there is a record of the models' files to compare with."""
     run = make_run(inputs, folder / "run", *more)
-    return Context(run.paths, run.config, Task(1, Stage.REWARD, 0), "test")
+    return Context(run.paths, run.config, PREPARE, "test")
 
 
 def score_of_ids(directory: Path, ids: list[int]) -> float:

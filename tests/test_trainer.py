@@ -338,3 +338,25 @@ def test_counters_of_the_state_file_are_plain_json(complete_run):
     assert state["iteration"] == 2
     assert state["optimizer_steps"] == 8
     assert state["responses"] == 16
+
+
+def norm_of_many_micro_batches(precision: str, stage: int, policy: Path, folder: Path) -> list[float]:
+    """Gradient norms of the same batch, whole and as 512 micro-batches."""
+    norms = []
+    ids = micro_batches(0)[0][:1].repeat(512, 1)
+    for pieces in (1, 512):
+        trainer = new_trainer(policy, precision, stage)
+        for number, piece in enumerate(ids.chunk(pieces)):
+            trainer.backward(share_of_loss(trainer.engine, piece, ids.numel()), number == pieces - 1)
+        norms.append(trainer.step(10)[0])
+    return norms
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_bf16_gradient_does_not_depend_on_how_many_micro_batches_it_is_the_sum_of(
+    processes, inputs, tmp_path, stage
+):
+    whole, split = processes.submit(
+        norm_of_many_micro_batches, "bf16", stage, inputs / "policy", tmp_path
+    ).result()
+    assert split == pytest.approx(whole, rel=5e-3)
