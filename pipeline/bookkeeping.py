@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline import journal
-from pipeline.commits import Record, replace_durably, require_record
+from pipeline.commits import CorruptData, NotCommitted, Record, replace_durably, require_record
 from pipeline.metrics import Clock, iteration_row
 from pipeline.observe import Frontier, Records, sweep
 from pipeline.plan import policy_maker
@@ -41,6 +41,7 @@ class Books:
         return Books(run, kept, tracker)
 
     def close(self, is_complete: bool) -> None:
+        keep_best(self.run, self.rows)
         self.tracker.finish(0 if is_complete else 1)
 
     def wanted(self, frontier: Frontier) -> tuple[Task, ...]:
@@ -90,7 +91,10 @@ def keep_best(run: Run, rows: Sequence[Row]) -> None:
     if not evaluated:
         return
     row = max(evaluated, key=lambda row: row["evaluate/reward"])
-    record = require_record(run.paths, policy_maker(int(row["policy_version"])))
+    try:
+        record = require_record(run.paths, policy_maker(int(row["policy_version"])))
+    except (NotCommitted, CorruptData):
+        return  # it is being made again; the driver looks once more when it ends
     best = {
         "iteration": row["iteration"],
         "reward": row["evaluate/reward"],

@@ -57,6 +57,19 @@ def test_best_is_right_after_a_kill_between_the_row_and_it(complete_run, slurm_p
     assert (run_dir / "best.json").read_text() == expected
 
 
+@pytest.mark.parametrize("damage", [Path.unlink, flip_bit])
+def test_a_best_policy_that_is_being_made_again_stops_nothing(complete_run, slurm_ppo, tmp_path, damage):
+    """Its record is gone or broken when the driver starts; at the end best.json names its new folder."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(complete_run, run_dir, symlinks=True)
+    drop_commit(run_dir, "00002/evaluate")
+    damage(run_dir / "iterations/00002/update/shard-00000.json")
+    done = slurm_ppo("resume", run_dir)
+    assert done.returncode == 0, done.stderr
+    best = json.loads((run_dir / "best.json").read_text())
+    assert (run_dir / best["policy"] / "model.safetensors").is_file()
+
+
 def change_weights(directory: Path) -> None:
     path = directory / "model.safetensors"
     weights = load_file(path)
