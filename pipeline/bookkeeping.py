@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline import journal
@@ -12,7 +12,7 @@ from pipeline.observe import Frontier, Records, sweep
 from pipeline.plan import policy_maker
 from pipeline.runs import Run
 from pipeline.tasks import PREPARE, Stage, Task
-from pipeline.tracking import Tracker, open_tracker
+from pipeline.tracking import Tracker
 
 _PACE = 5
 """Iterations whose mean duration predicts the rest."""
@@ -29,14 +29,13 @@ class Books:
     tracker: Tracker
 
     @staticmethod
-    def open(run: Run, note: Callable[[str], None]) -> "Books":
+    def open(run: Run, tracker: Tracker) -> "Books":
         """Take up metrics.jsonl where it ends; rows of iterations that were taken back are gone from it."""
         rows = journal.read(run.paths.metrics)
         kept = [row for number, row in enumerate(rows, 1) if row.get("iteration") == number]
         if len(kept) != len(rows) or not _ends_in_newline(run):
             journal.rewrite(run.paths.metrics, kept)
         keep_best(run, kept)  # the driver before may have been killed between the row and this
-        tracker = open_tracker(run, note)
         tracker.replay(kept)
         return Books(run, kept, tracker)
 

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeline import devcluster_cli
+
 if TYPE_CHECKING:
     from pipeline.config import Config
+    from pipeline.runs import Run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,6 +24,8 @@ app = typer.Typer(
     help="PPO post-training of language models as batch jobs. "
     "Exit codes: 0 complete, 1 failed, 2 usage or configuration, 3 incomplete.",
 )
+
+app.add_typer(devcluster_cli.app, name="devcluster")
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INCOMPLETE = 1, 2, 3
 
@@ -53,16 +58,32 @@ def slurm_ppo(
 
 @app.command()
 def run(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
-    """Start a run on this machine and carry it to its end."""
-    from pipeline.preview import validate_inputs
-    from pipeline.runs import create_run
-    from pipeline.session import carry_on, local_scheduler
+    """Start a run and carry it to its end: on this machine, or on Slurm while you watch."""
+    from pipeline.session import start
 
-    composed = _config(overrides, config_dir)
-    scheduler = local_scheduler(composed)
-    for line in validate_inputs(composed):
-        typer.echo(line, err=True)
-    raise typer.Exit(carry_on(create_run(composed), scheduler))
+    raise typer.Exit(start(_config(overrides, config_dir), watch=True))
+
+
+@app.command()
+def submit(
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the batch scripts; submit nothing.")
+    ] = False,
+) -> None:
+    """Start a run on Slurm and return at once: it goes on by itself. Takes overrides, or a run directory."""
+    from pipeline.session import resume_run, start
+
+    existing = _existing_run(overrides)
+    if dry_run:
+        from pipeline.dryrun import imagined_run, scripts
+
+        typer.echo(scripts(existing or imagined_run(_config(overrides, config_dir))))
+        return
+    if existing:
+        raise typer.Exit(resume_run(existing, watch=False))
+    raise typer.Exit(start(_config(overrides, config_dir), watch=False))
 
 
 @app.command()
@@ -79,16 +100,27 @@ def resume(
 ) -> None:
     """Continue a run where it stopped, or from an earlier stage."""
     from pipeline.runs import load_run
-    from pipeline.session import carry_on, local_scheduler
+    from pipeline.session import resume_run
 
-    loaded = load_run(run_dir)
-    scheduler = local_scheduler(loaded.config)
-    if from_ is not None:
-        from pipeline.goback import go_back, parse_point
+    raise typer.Exit(resume_run(load_run(run_dir), watch=True, back_to=from_))
 
-        moved = go_back(loaded, parse_point(from_))
-        typer.echo(f"moved aside: {moved}" if moved else "nothing to move aside", err=True)
-    raise typer.Exit(carry_on(loaded, scheduler))
+
+@app.command()
+def cancel(run_dir: RunDir) -> None:
+    """Cancel the run's jobs on Slurm, and only these. Nothing that was committed is lost."""
+    from pipeline.runs import load_run
+    from pipeline.session import cancel_run
+
+    typer.echo(cancel_run(load_run(run_dir)))
+
+
+@app.command(hidden=True)
+def advance(run_dir: RunDir) -> None:
+    """What driver jobs do: look once, submit what is due, repair what failed."""
+    from pipeline.runs import load_run
+    from pipeline.session import advance_once
+
+    raise typer.Exit(advance_once(load_run(run_dir)))
 
 
 @app.command()
@@ -150,6 +182,15 @@ def report(run_dir: RunDir) -> None:
     from pipeline.runs import load_run
 
     typer.echo(write_report(load_run(run_dir)))
+
+
+def _existing_run(overrides: list[str] | None) -> "Run | None":
+    """The run, where the only argument is a run directory."""
+    from pipeline.runs import is_run, load_run
+
+    if overrides and len(overrides) == 1 and is_run(Path(overrides[0])):
+        return load_run(Path(overrides[0]))
+    return None
 
 
 def _config(overrides: list[str] | None, config_dir: Path | None) -> "Config":

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline.config import Config, RewardModelConfig, RuleConfig
+from pipeline.config import Config, LocalConfig, RewardModelConfig, RuleConfig, SlurmConfig
 from pipeline.paths import packaged_configs
 
 _MISSING = "???"
@@ -111,7 +111,7 @@ def _check_option(group: str, option: Any, options: Sequence[str]) -> None:
 def _check_key(key: str, groups: Mapping[str, Sequence[str]]) -> None:
     """Walk the dataclasses along the dots of ``key``."""
     node: Any = Config
-    if dataclasses.is_dataclass(_fields_of(Config).get(key)):
+    if _fields_of(_fields_of(Config).get(key)):
         raise ConfigError(f"{key}: holds several keys; set one of them, e.g. {key}.KEY=VALUE")
     done: list[str] = []
     for part in key.split("."):
@@ -136,11 +136,12 @@ def _fields_of(node: Any) -> dict[str, Any]:
     """Field name -> type of a dataclass; empty for anything else."""
     if dataclasses.is_dataclass(node):
         return typing.get_type_hints(node)
+    fields: dict[str, Any] = {}
     if isinstance(node, types.UnionType):
         for option in typing.get_args(node):
-            if dataclasses.is_dataclass(option):
-                return typing.get_type_hints(option)
-    return {}
+            for name, kind in _fields_of(option).items():
+                fields[name] = fields[name] | kind if name in fields and fields[name] != kind else kind
+    return fields
 
 
 def _hint(word: str, names: Sequence[str]) -> str:
@@ -191,13 +192,21 @@ def _defaults(node: Any) -> dict[str, Any]:
     values: dict[str, Any] = {}
     hints = typing.get_type_hints(node)
     for field in dataclasses.fields(node):
-        if field.default is not dataclasses.MISSING:
+        if _is_choice(hints[field.name]):
+            values[field.name] = {}  # a group says which; the defaults of one would not fit the other
+        elif field.default is not dataclasses.MISSING:
             values[field.name] = _plain(field.default)
         elif dataclasses.is_dataclass(hints[field.name]):
             values[field.name] = _defaults(hints[field.name])
         else:
             values[field.name] = {} if typing.get_origin(hints[field.name]) is dict else _MISSING
     return values
+
+
+def _is_choice(hint: Any) -> bool:
+    """Whether a type is a union of several dataclasses."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else ()
+    return sum(map(dataclasses.is_dataclass, options)) > 1
 
 
 def _plain(value: Any) -> Any:
@@ -216,28 +225,48 @@ def _leaves(data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, data
 
 
+_WORDING = {
+    "function": "module:function",
+    "time": "D-HH:MM:SS or HH:MM:SS, in quotes because YAML takes 4:00:00 for the number 14400",
+    "mem": "a number with K, M, G or T behind it, such as 64G",
+    "max_mem": "a number with K, M, G or T behind it, such as 64G",
+    "gpus_per_node": "COUNT or TYPE:COUNT, such as 4 or a100:4",
+}
+
+
+def _options(group: str) -> str:
+    return ", ".join(f"{group}={option}" for option in known_groups(None)[group])
+
+
+def _location(given: Sequence[str | int]) -> tuple[list[str], str]:
+    """The key's parts, and the kind that pydantic puts among them where a key has several."""
+    location = [str(part) for part in given]
+    if location[:2] == ["reward", "components"] and len(location) > 3:
+        return location, location.pop(3)
+    if location[:1] == ["scheduler"] and len(location) > 1:
+        return location, location.pop(1)
+    return location, ""
+
+
 def _describe(problem: Any) -> str:
     """One pydantic error as: key: what is wrong (got value)."""
-    location = [str(part) for part in problem["loc"]]
-    kind = ""
-    if location[:2] == ["reward", "components"] and len(location) > 3:
-        kind = location.pop(3)  # pydantic puts the component's kind there
+    location, kind = _location(problem["loc"])
     key = ".".join(location) or "config"
     if problem["type"] == "unexpected_keyword_argument":
         legal = _siblings(location, kind)
         legal_text = f"; legal: {', '.join(legal)}{_hint(location[-1], legal)}" if legal else ""
         return f"{key}: unknown key {location[-1]!r}{legal_text}"
     if problem["type"] == "string_pattern_mismatch":
-        wanted = "module:function" if location[-1] == "function" else "letters, digits, '_', '.' and '-'"
+        wanted = _WORDING.get(location[-1], "letters, digits, '_', '.' and '-'")
         return f"{key}: write {wanted} (got {problem['input']!r})"
     if problem["type"] in ("missing", "missing_argument"):
         return f"{key}: must be given"
+    if problem["type"] == "union_tag_not_found" and key == "scheduler":
+        return "scheduler: says no kind; choose " + _options("scheduler")
     if problem["type"] == "union_tag_not_found":
         return f"{key}: says no kind; add {key}.kind=model (with path) or {key}.kind=rule (with function)"
     if problem["type"] == "too_short" and key == "reward.components":
-        return (
-            f"{key}: must be given; choose {', '.join(f'reward={o}' for o in known_groups(None)['reward'])}"
-        )
+        return f"{key}: must be given; choose {_options('reward')}"
     return f"{key}: {problem['msg']} (got {problem['input']!r})"
 
 
@@ -247,4 +276,6 @@ def _siblings(location: Sequence[str], kind: str) -> list[str]:
     node: Any = Config
     for part in location[:-1]:
         node = _fields_of(node).get(part)
+        if part == "scheduler" and kind:
+            node = SlurmConfig if kind == "slurm" else LocalConfig
     return sorted(_fields_of(node))

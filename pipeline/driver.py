@@ -1,41 +1,25 @@
 """The loop: observe, reconcile, act. It may be killed at any moment and started again anywhere."""
 
 import contextlib
-import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
 from pipeline import journal
 from pipeline.bookkeeping import Books
+from pipeline.jobs import Ended, Jobs, LocalJobs
 from pipeline.lease import HEARTBEAT_SECONDS, Lease, hold
-from pipeline.observe import (
-    Frontier,
-    Records,
-    explain_failure,
-    find_frontier,
-    last_attempt_number,
-    move_aside,
-)
+from pipeline.observe import Frontier, Records, find_frontier, move_aside
 from pipeline.plan import policy_maker, unique
-from pipeline.reconcile import (
-    URGENCY,
-    Actions,
-    Failure,
-    FailureKind,
-    GiveUp,
-    Launch,
-    Observation,
-    Retract,
-    reconcile,
-)
+from pipeline.reconcile import Actions, Failure, FailureKind, GiveUp, Observation, Retract, reconcile
 from pipeline.runs import Run
 from pipeline.tasks import PREPARE, Task, task_key
-from slurm.scheduler import Job, JobState, JobStatus, Scheduler
+from pipeline.tracking import open_tracker
+from slurm.scheduler import Scheduler
 
 _LONG_PASS_SECONDS = 0.1
 _REST_FACTOR = 4
@@ -63,27 +47,20 @@ class Watcher(Protocol):
 
 
 @dataclass
-class Attempt:
-    """One job of ours."""
-
-    task: Task
-    number: int
-
-
-@dataclass
 class Driver:
-    """State of one call: everything in it can be derived again from the disk and the scheduler."""
+    """State of one call or pass: everything in it can be derived again from the disk and the scheduler."""
 
     run: Run
-    scheduler: Scheduler
+    jobs: Jobs
     watcher: Watcher
     books: Books
     records: Records
     frontier: Frontier
-    attempts: dict[str, Attempt] = field(default_factory=dict)
-    """Job key -> attempt, of jobs that have not ended."""
-    failures: dict[Task, list[Failure]] = field(default_factory=dict)
     given_up: tuple[GiveUp, ...] = ()
+
+    @staticmethod
+    def of(run: Run, jobs: Jobs, watcher: Watcher, books: Books) -> "Driver":
+        return Driver(run, jobs, watcher, books, Records(run.paths), find_frontier(run.plan, run.paths))
 
     @property
     def is_complete(self) -> bool:
@@ -93,19 +70,18 @@ class Driver:
 
 
 def drive(run: Run, scheduler: Scheduler, watcher: Watcher) -> tuple[Outcome, tuple[GiveUp, ...]]:
-    """Advance until the run is complete, cannot go on, or is interrupted.
+    """Advance on this machine until the run is complete, cannot go on, or is interrupted.
 
     Raises:
         LeaseHeld: another driver is at work on the run.
     """
     with hold(run.paths.locks) as lease, interruptible():
         journal.event(run.paths.events, "driver_started", host=lease.holder.host, pid=lease.holder.pid)
-        records = Records(run.paths)
-        books = Books.open(run, watcher.note)
-        driver = Driver(run, scheduler, watcher, books, records, find_frontier(run.plan, run.paths))
+        books = Books.open(run, open_tracker(run, watcher.note))
+        driver = Driver.of(run, LocalJobs(run, scheduler), watcher, books)
         outcome = Outcome.FAILED
         try:
-            outcome = loop(driver, lease)
+            outcome = loop(driver, scheduler, lease)
         except KeyboardInterrupt:
             outcome = Outcome.INTERRUPTED
         finally:
@@ -115,7 +91,7 @@ def drive(run: Run, scheduler: Scheduler, watcher: Watcher) -> tuple[Outcome, tu
         return outcome, driver.given_up
 
 
-def loop(driver: Driver, lease: Lease) -> Outcome:
+def loop(driver: Driver, scheduler: Scheduler, lease: Lease) -> Outcome:
     """The whole of a run, one pass at a time."""
     while True:
         lease.beat()
@@ -130,36 +106,35 @@ def loop(driver: Driver, lease: Lease) -> Outcome:
             driver.given_up = actions.give_up
             return Outcome.FAILED
         if not actions.retract:
-            assert driver.attempts, f"nothing runs and nothing is left to do at {driver.frontier}"
-            driver.scheduler.wait(HEARTBEAT_SECONDS)
+            assert driver.jobs.live, f"nothing runs and nothing is left to do at {driver.frontier}"
+            scheduler.wait(HEARTBEAT_SECONDS)
 
 
 def advance(driver: Driver) -> Actions:
     """One pass: observe the disk and the scheduler, decide, act. Idempotent."""
     seen = observe(driver)
-    actions = reconcile(driver.run.plan, seen, driver.run.config.scheduler.max_attempts)
-    act(driver, actions)
+    max_attempts = driver.run.config.scheduler.max_attempts
+    actions = reconcile(driver.run.plan, seen, max_attempts, in_advance=driver.jobs.horizon > 0)
+    act(driver, actions, seen)
     driver.watcher.progress(driver.frontier, driver.records, tuple(seen.tasks))
     return actions
 
 
 def observe(driver: Driver) -> Observation:
     """Ended jobs, new commits, and how far the run has come by now."""
-    statuses = driver.scheduler.query()
+    jobs, records = driver.jobs, driver.records
+    jobs.query()
     tasks = look(driver)
-    for key, status in statuses.items():
-        if status.state is JobState.ENDED and key in driver.attempts:
-            settle(driver, key, status)
-    live = {attempt.task for attempt in driver.attempts.values()}
-    committed, corrupt = driver.records.committed(), dict(driver.records.corrupt)
-    return Observation(tasks, committed, corrupt, live, driver.failures)
+    for ended in jobs.settle(tasks, lambda task: records.get(task) is not None):
+        take_note(driver, ended)
+    return Observation(tasks, records.committed(), dict(records.corrupt), jobs.live, jobs.failures)
 
 
 def look(driver: Driver) -> tuple[Task, ...]:
     """Read new commits, move the frontier along, write the rows that are due. Returns the window."""
     plan, records, books = driver.run.plan, driver.records, driver.books
     while True:
-        tasks = plan.window(driver.frontier.updated, driver.frontier.evaluated)
+        tasks = plan.window(driver.frontier.updated, driver.frontier.evaluated, driver.jobs.horizon)
         around = unique(*tasks, *(source for task in tasks for source in plan.inputs(task)))
         records.refresh(around)
         moved = find_moved(driver)
@@ -195,37 +170,34 @@ def find_moved(driver: Driver) -> Frontier:
     return Frontier(updated, evaluated)
 
 
-def settle(driver: Driver, key: str, status: JobStatus) -> None:
-    """Take note of an ended attempt. Whether its task is done is the commit record's word alone."""
-    attempt = driver.attempts.pop(key)
-    driver.scheduler.forget(key)
-    task = attempt.task
-    if driver.records.get(task) is not None:
-        return
-    paths = driver.run.paths
-    failure, suspect = explain_failure(paths, task, attempt.number, status.exit_code, status.note)
-    driver.failures.setdefault(task, []).append(failure)
+def take_note(driver: Driver, ended: Ended) -> None:
+    """Write down a failed attempt, and look closely at the input that it suspects."""
+    failure = ended.failure
     journal.event(
-        paths.events,
+        driver.run.paths.events,
         "failed",
-        task=task_key(task),
-        attempt=attempt.number,
+        task=task_key(failure.task),
+        attempt=failure.attempt,
         kind=failure.kind,
         message=failure.message,
+        job=failure.job,
+        node=failure.node,
     )
-    driver.watcher.note(f"{task}, attempt {attempt.number}: {failure.message}")
-    if suspect is not None:
-        driver.records.doubt(suspect)
+    driver.watcher.note(f"{failure.task}, attempt {failure.attempt}: {failure.message}")
+    if ended.suspect is not None:
+        driver.records.doubt(ended.suspect)
 
 
-def act(driver: Driver, actions: Actions) -> None:
+def act(driver: Driver, actions: Actions, seen: Observation) -> None:
     """Carry out what was decided. Retracting comes first: a launch must not see what is being taken back."""
     if actions.retract:
         take_back(driver, actions.retract)
+    if actions.give_up:
+        driver.jobs.give_up(actions.give_up)
+        return
     if actions.launch:
-        jobs, rows = zip(*(launch(driver, item) for item in actions.launch), strict=True)
-        journal.append(driver.run.paths.events, *rows)  # one flush, however many shards
-        driver.scheduler.submit(jobs)
+        driver.jobs.launch(actions.launch, seen)
+    driver.jobs.tend(seen)
 
 
 def take_back(driver: Driver, retracts: Sequence[Retract]) -> None:
@@ -236,8 +208,7 @@ def take_back(driver: Driver, retracts: Sequence[Retract]) -> None:
     for retract in retracts:
         driver.records.forget(retract.task)
         # Counted like an attempt that failed for its inputs: a disk that spoils every commit ends the run.
-        spoiled = Failure(retract.task, 0, FailureKind.INPUTS, retract.reason)
-        driver.failures.setdefault(retract.task, []).append(spoiled)
+        driver.jobs.note_retracted(Failure(retract.task, 0, FailureKind.INPUTS, retract.reason))
         journal.event(
             driver.run.paths.events,
             "retracted",
@@ -247,26 +218,6 @@ def take_back(driver: Driver, retracts: Sequence[Retract]) -> None:
         )
         driver.watcher.note(f"{retract.task} will be computed again: {retract.reason}")
     driver.frontier = find_frontier(driver.run.plan, driver.run.paths)
-
-
-def launch(driver: Driver, item: Launch) -> tuple[Job, dict[str, Any]]:
-    """A new attempt as a job, and the event that says so."""
-    task, paths = item.task, driver.run.paths
-    number = last_attempt_number(paths, task) + 1
-    attempt = f"{number}-{os.urandom(4).hex()}"
-    key = f"{task_key(task)}#{attempt}"
-    driver.attempts[key] = Attempt(task, number)
-    files = paths.task(task)
-    event = journal.event_row("launched", task=task_key(task), attempt=attempt, reason=item.reason)
-    arguments = (
-        task.stage,
-        *("--run-dir", str(paths.root)),
-        *("--iteration", str(task.iteration)),
-        *("--shard", str(task.shard)),
-        *("--attempt", attempt),
-        *("--failure-file", str(files.failure(number))),
-    )
-    return Job(key, task.stage, arguments, files.log(number), priority=URGENCY[task.stage]), event
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from pathlib import Path
 from pipeline.commits import link_once, replace_durably
 
 HEARTBEAT_SECONDS = 10.0
+_PATIENT_SECONDS = 0.2
 EXPIRY_SECONDS = 120.0
 """A holder on another host that has not beaten for this long is taken to be gone."""
 
@@ -83,6 +84,24 @@ def hold(folder: Path) -> Iterator[Lease]:
         LeaseHeld: naming the holder's host, process and age.
     """
     lease = acquire(folder)
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+@contextlib.contextmanager
+def hold_patiently(folder: Path, seconds: float) -> Iterator[Lease]:
+    """Like :func:`hold`, waiting up to ``seconds`` for a holder whose block is short."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            lease = acquire(folder)
+            break
+        except LeaseHeld:
+            if time.monotonic() > until:
+                raise
+            time.sleep(_PATIENT_SECONDS)
     try:
         yield lease
     finally:

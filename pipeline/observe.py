@@ -4,7 +4,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline.commits import CorruptData, Record, check_sizes, read_record, verify_outputs
@@ -127,19 +127,19 @@ def last_attempt_number(paths: RunPaths, task: Task) -> int:
     return max(numbers)
 
 
-def explain_failure(
-    paths: RunPaths, task: Task, attempt: int, exit_code: int | None, note: str
-) -> tuple[Failure, Task | None]:
-    """Why an attempt ended without a commit, and which input it suspects."""
-    files = paths.task(task)
-    log = str(files.log(attempt))
+def explain_failure(paths: RunPaths, unsaid: Failure) -> tuple[Failure, Task | None]:
+    """Why an attempt ended without a commit, and which input it suspects.
+
+    Args:
+        unsaid: the failure as it looks from outside, if the attempt itself left no word.
+    """
+    path = paths.task(unsaid.task).failure(unsaid.attempt)
     try:
-        said = json.loads(files.failure(attempt).read_text())
-        suspect = parse_task(said["suspect"]) if said["suspect"] else None
-        return Failure(task, attempt, FailureKind(said["kind"]), said["message"], log), suspect
+        said = json.loads(path.read_text())
     except FileNotFoundError:
-        why = note or in_words(exit_code)
-        return Failure(task, attempt, FailureKind.KILLED, why, log), None
+        return unsaid, None
+    suspect = parse_task(said["suspect"]) if said["suspect"] else None
+    return replace(unsaid, kind=FailureKind(said["kind"]), message=said["message"]), suspect
 
 
 def in_words(exit_code: int | None) -> str:

@@ -75,11 +75,27 @@ class RunPaths:
     def trainers(self) -> Path:
         return self.root / "trainer"
 
+    @property
+    def slurm(self) -> Path:
+        return self.root / "slurm"
+
+    @property
+    def control(self) -> Path:
+        return self.slurm / "control.json"
+
+    def submissions(self, iteration: int) -> Path:
+        """What was submitted to Slurm for an iteration."""
+        return self.slurm / f"{iteration:05d}"
+
     def iteration(self, iteration: int) -> Path:
         return self.root / "iterations" / f"{iteration:05d}"
 
+    @property
+    def log_root(self) -> Path:
+        return self.root / "logs"
+
     def logs(self, task: Task) -> Path:
-        return self.root / "logs" / f"{task.iteration:05d}-{task.stage}"
+        return self.log_root / f"{task.iteration:05d}-{task.stage}"
 
     def task(self, task: Task) -> "TaskPaths":
         return TaskPaths(self, task)
@@ -110,6 +126,18 @@ class TaskPaths:
     def data(self, attempt: str, name: str = "", suffix: str = "arrow") -> Path:
         """A data file of one attempt."""
         return self.folder / ".".join(part for part in (self.task.file_stem, name, attempt, suffix) if part)
+
+    def partial(self, attempt: str, save: str) -> Path:
+        """Data of one save of an attempt that has not finished; every save has an id of its own."""
+        return self.data(attempt, "partial", f"{save}.arrow")
+
+    def partial_record(self, attempt: str) -> Path:
+        """What names the data of an attempt's latest save."""
+        return self.data(attempt, "partial", "json")
+
+    def partial_records(self) -> list[Path]:
+        """Of every attempt at this task that saved something, in the order of their names."""
+        return sorted(self.folder.glob(f"{self.task.file_stem}.partial.*.json"))
 
     def policy(self, attempt: str) -> Path:
         return self.run.policies / f"{self.task.iteration:05d}.{attempt}"

@@ -74,19 +74,23 @@ class Plan:
     def evaluation_tasks(self) -> tuple[Task, ...]:
         return tuple(Task(iteration, Stage.EVALUATE) for iteration in self.evaluations())
 
-    def window(self, updated: int, evaluated: int) -> tuple[Task, ...]:
-        """The tasks that matter now.
+    def window(self, updated: int, evaluated: int, horizon: int = 0) -> tuple[Task, ...]:
+        """The tasks that matter now, inputs before what reads them.
 
         Args:
             updated: iterations whose update is committed, counted from 1; -1 before prepare is.
             evaluated: how many of :meth:`evaluations` are committed.
+            horizon: iterations to look at although their inputs are not there yet; 0 where nothing is
+                submitted in advance.
         """
-        if updated < 0:
+        if updated < 0 and not horizon:
             return (PREPARE,)
-        tasks = [task for task in self.evaluation_tasks()[evaluated:] if task.iteration <= updated]
-        if updated < self.iterations:
-            tasks += [t for t in self.tasks(updated + 1) if t.stage is not Stage.EVALUATE]
-        return tuple(tasks)
+        done = max(updated, 0)
+        newest = min(done + horizon, self.iterations)
+        tasks = [PREPARE] if updated < 0 else []
+        for iteration in range(done + 1, max(newest, min(done + 1, self.iterations)) + 1):
+            tasks += [t for t in self.tasks(iteration) if t.stage is not Stage.EVALUATE]
+        return (*tasks, *(t for t in self.evaluation_tasks()[evaluated:] if t.iteration <= newest))
 
 
 def policy_maker(version: int) -> Task:

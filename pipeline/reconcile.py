@@ -18,9 +18,19 @@ class FailureKind(StrEnum):
     NUMERICS = "numerics"
     """A loss, gradient or weight was not finite; the same inputs would give it again."""
     KILLED = "killed"
-    """The process vanished: a signal, out of memory, a lost node, the time limit."""
+    """The process vanished: a signal, a cancelled job, or nobody knows."""
+    LOST = "lost"
+    """The node failed, or the job never arrived in the queue; not this task's fault."""
+    PREEMPTED = "preempted"
+    """Another job was given its place."""
+    MEMORY = "memory"
+    """It was stopped for using more memory than it had asked for."""
     INPUTS = "inputs"
     """An input was missing, corrupt or stale; not this task's fault."""
+    TIMEOUT = "timeout"
+    """The time limit came, or a warning of it, before anything was saved."""
+    PAUSED = "paused"
+    """It stopped on a warning and saved what it had; the next attempt goes on from there."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,10 @@ class Failure:
     message: str
     log: str = ""
     """Path of its log."""
+    node: str = ""
+    """Where it ran, if that is known."""
+    job: str = ""
+    """Its scheduler's id, e.g. ``4711_3``."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +108,8 @@ class Observation:
     """Attempts that ended without a commit, oldest first."""
 
 
+FREE_KINDS = frozenset({FailureKind.INPUTS, FailureKind.LOST, FailureKind.PREEMPTED, FailureKind.PAUSED})
+"""Not the task's fault, or progress: not counted against its budget of attempts."""
 _FREE_FACTOR = 5
 
 URGENCY = {Stage.PREPARE: 0, Stage.UPDATE: 1, Stage.REWARD: 2, Stage.ROLLOUT: 3, Stage.EVALUATE: 3}
@@ -101,19 +117,25 @@ URGENCY = {Stage.PREPARE: 0, Stage.UPDATE: 1, Stage.REWARD: 2, Stage.ROLLOUT: 3,
 rollouts that are launched with it, but before those of the next iteration."""
 
 
-def reconcile(plan: Plan, seen: Observation, max_attempts: int) -> Actions:
+def reconcile(plan: Plan, seen: Observation, max_attempts: int, in_advance: bool = False) -> Actions:
     """Decide what to launch, retract or give up.
 
     1. A commit that does not verify, or that was computed from inputs which have since changed, is retracted.
     2. A task that is committed or live is left alone.
-    3. A task whose budget of attempts is spent is given up. Attempts that failed for their inputs are free.
-    4. A task whose inputs are all committed is launched.
+    3. A task whose budget of attempts is spent is given up; some kinds of failure are free.
+    4. A task whose inputs are all committed is launched; ``in_advance``, so is one whose inputs are live or
+       launched with it: its scheduler lets it wait for them.
     """
     retracted = dict(seen.corrupt)
-    launches, given_up = [], []
+    launches: dict[Task, Launch] = {}
+    given_up = []
+
+    def is_there(task: Task) -> bool:
+        return task in seen.committed and task not in retracted
+
     for task in seen.tasks:
         inputs = plan.inputs(task)
-        if task in seen.committed and task not in retracted:
+        if is_there(task):
             if reason := stale_because(task, inputs, seen.committed):
                 retracted[task] = reason
             continue
@@ -122,11 +144,11 @@ def reconcile(plan: Plan, seen: Observation, max_attempts: int) -> Actions:
         failures = seen.failures.get(task, ())
         if is_hopeless(failures, max_attempts):
             given_up.append(GiveUp(task, failures[-1]))
-        elif all(i in seen.committed and i not in retracted for i in inputs):
-            launches.append(Launch(task, reason_to_launch(failures)))
-    launches.sort(key=_launch_order)
+        elif all(is_there(i) or (in_advance and (i in seen.live or i in launches)) for i in inputs):
+            launches[task] = Launch(task, reason_to_launch(failures))
+    launch = sorted(launches.values(), key=_launch_order)
     retract = tuple(Retract(task, reason) for task, reason in sorted(retracted.items()))
-    return Actions(() if given_up else tuple(launches), retract, tuple(given_up))
+    return Actions(() if given_up else tuple(launch), retract, tuple(given_up))
 
 
 def _launch_order(launch: Launch) -> tuple[int, bool, Task]:
@@ -151,12 +173,12 @@ def stale_because(task: Task, inputs: Sequence[Task], committed: Mapping[Task, C
 def is_hopeless(failures: Sequence[Failure], max_attempts: int) -> bool:
     """Whether to stop trying: it would fail the same way again, or the budget is spent.
 
-    Attempts that failed for their inputs are free, up to a bound that ends a disk which rots faster than
-    it is repaired.
+    Free kinds of failure have a bound too: it ends a disk that rots faster than it is repaired, and a
+    partition that preempts faster than a task can save.
     """
     if any(failure.kind in (FailureKind.CONFIG, FailureKind.NUMERICS) for failure in failures):
         return True
-    counted = [failure for failure in failures if failure.kind is not FailureKind.INPUTS]
+    counted = [failure for failure in failures if failure.kind not in FREE_KINDS]
     return len(counted) >= max_attempts or len(failures) >= _FREE_FACTOR * max_attempts
 
 

@@ -7,16 +7,24 @@ import shlex
 import shutil
 import sys
 from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline import journal
+from pipeline.advance import LEASE_PATIENCE, Pass, advance_run, follow
 from pipeline.compose import ConfigError
-from pipeline.config import Config, RewardModelConfig
+from pipeline.config import Config, LocalConfig, RewardModelConfig, SlurmConfig
 from pipeline.driver import Outcome, drive
 from pipeline.environment import TASK_ENVIRONMENT
-from pipeline.progress import watcher_for
+from pipeline.goback import go_back, parse_point
+from pipeline.lease import hold_patiently
+from pipeline.preview import validate_inputs
+from pipeline.progress import Bars, Lines, watcher_for
 from pipeline.reconcile import FailureKind, GiveUp
-from pipeline.runs import Run
+from pipeline.runs import Run, RunError, create_run
+from pipeline.slurmjobs import cancel_all
+from pipeline.submissions import begin_call, read_control, write_control
 from pipeline.tasks import PREPARE
 from slurm.local import LocalLimits, LocalScheduler
 from slurm.scheduler import Scheduler
@@ -24,22 +32,122 @@ from slurm.scheduler import Scheduler
 _LOG_LINES = 20
 
 
+def start(config: Config, watch: bool) -> int:
+    """Make a run and carry it out, or submit it. Returns the exit code."""
+    scheduler = local_scheduler(config) if isinstance(config.scheduler, LocalConfig) else None
+    if scheduler and not watch:
+        raise ConfigError("scheduler=local has no queue to submit to; type slurm-ppo run, or scheduler=slurm")
+    for line in validate_inputs(config):
+        print(line, file=sys.stderr)
+    run = create_run(config)
+    if scheduler is not None:
+        return carry_on(run, scheduler)
+    return follow_run(run) if watch else submit_run(run)
+
+
+def resume_run(run: Run, watch: bool, back_to: str | None = None) -> int:
+    """Continue a run where it stands, or from an earlier point. Returns the exit code."""
+    scheduler = local_scheduler(run.config) if isinstance(run.config.scheduler, LocalConfig) else None
+    if scheduler is None and back_to is not None:
+        cancel_run(run)  # what is queued would compute what is being taken back
+    if back_to is not None:
+        moved = go_back(run, parse_point(back_to))
+        print(f"moved aside: {moved}" if moved else "nothing to move aside", file=sys.stderr)
+    if scheduler is not None:
+        return carry_on(run, scheduler)
+    return follow_run(run) if watch else submit_run(run)
+
+
+def cancel_run(run: Run) -> str:
+    """Cancel every job of the run. Returns what to say."""
+    if isinstance(run.config.scheduler, LocalConfig):
+        raise RunError("the run's tasks are processes of the command that started it: end that with Ctrl-C")
+    with hold_patiently(run.paths.locks, LEASE_PATIENCE):
+        write_control(run.paths, replace(read_control(run.paths), cancelled=True))
+        count = cancel_all(run)
+    journal.event(run.paths.events, "cancelled", arrays=count)
+    return f"cancelled {count} jobs; nothing that was committed is lost; to continue: {resume_command(run)}"
+
+
 def carry_on(run: Run, scheduler: Scheduler) -> int:
-    """Drive the run until it ends. Returns the exit code."""
+    """Drive the run on this machine until it ends. Returns the exit code."""
     print(f"run directory: {run.paths.root}", file=sys.stderr, flush=True)
     watcher = watcher_for(sys.stderr, run.plan)
     try:
         outcome, given_up = drive(run, scheduler, watcher)
     finally:
         watcher.close()
+    return say_how_it_ended(run, outcome, given_up, f"interrupted; to continue: {resume_command(run)}")
+
+
+def submit_run(run: Run) -> int:
+    """Enqueue what is due, and return: the run goes on by its driver jobs. Returns the exit code."""
+    done = in_call(run, lambda watcher: advance_run(run, watcher))
+    if done.outcome is None:
+        print(next_commands(run))
+        return 0
+    return say_how_it_ended(run, done.outcome, done.given_up, "")
+
+
+def follow_run(run: Run) -> int:
+    """Enqueue what is due and watch until the run has ended. Returns the exit code."""
+    config = run.config.scheduler
+    assert isinstance(config, SlurmConfig)
+    done = in_call(run, lambda watcher: follow(run, watcher, config.poll_seconds))
+    assert done.outcome is not None
+    command = shlex.quote(str(run.paths.root))
+    left = (
+        f"no longer watching; the jobs go on without this command. To stop them: slurm-ppo cancel {command}"
+    )
+    return say_how_it_ended(run, done.outcome, done.given_up, left)
+
+
+def advance_once(run: Run) -> int:
+    """What a driver job does. Returns the exit code."""
+    watcher = Lines(run.plan, sys.stderr)
+    done = advance_run(run, watcher)
+    if done.outcome is Outcome.FAILED:
+        return say_how_it_ended(run, done.outcome, done.given_up, "")
+    watcher.note("the run is complete" if done.outcome is Outcome.COMPLETE else "done; the run goes on")
+    return 0
+
+
+def in_call(run: Run, act: Callable[["Lines | Bars"], Pass]) -> Pass:
+    """Begin a call of a person's, with a new budget of attempts, and show progress during it."""
+    with hold_patiently(run.paths.locks, LEASE_PATIENCE):
+        begin_call(run.paths)
+    print(f"run directory: {run.paths.root}", file=sys.stderr, flush=True)
+    watcher = watcher_for(sys.stderr, run.plan)
+    try:
+        return act(watcher)
+    finally:
+        watcher.close()
+
+
+def say_how_it_ended(run: Run, outcome: Outcome, given_up: tuple[GiveUp, ...], otherwise: str) -> int:
+    """Print the summary, the failure block, or what to do next. Returns the exit code."""
     if outcome is Outcome.COMPLETE:
         print(summary(run))
         return 0
     if outcome is Outcome.FAILED:
         print(failure_block(run, given_up), file=sys.stderr)
         return 2 if any(item.failure.kind is FailureKind.CONFIG for item in given_up) else 1
-    print(f"interrupted; to continue: {resume_command(run)}", file=sys.stderr)
+    print(otherwise, file=sys.stderr)
     return 3
+
+
+def next_commands(run: Run) -> str:
+    """What a person will want after submitting."""
+    root = shlex.quote(str(run.paths.root))
+    return "\n".join(
+        (
+            "submitted; the run goes on by itself, you may log out",
+            f"  where it stands:  slurm-ppo status {root}",
+            f"  logs:             slurm-ppo logs {root} --follow",
+            f"  stop its jobs:    slurm-ppo cancel {root}",
+            f"  continue:         {resume_command(run)}",
+        )
+    )
 
 
 def local_scheduler(config: Config) -> LocalScheduler:
@@ -56,6 +164,7 @@ def local_scheduler(config: Config) -> LocalScheduler:
         )
     os.environ.update(TASK_ENVIRONMENT)
     given = config.scheduler
+    assert isinstance(given, LocalConfig)
     pools = {
         "prepare": 1,
         "rollout": given.rollout.slots,

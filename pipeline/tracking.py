@@ -148,6 +148,12 @@ def logged_iterations(paths: RunPaths) -> int:
         return 0
 
 
+def is_behind(run: Run, rows: Sequence[Row]) -> bool:
+    """Whether there are rows that W&B should have and has not."""
+    mode = wandb_mode(run.config.tracking.wandb.mode, os.environ)
+    return mode is not WandbMode.DISABLED and logged_iterations(run.paths) < len(rows)
+
+
 def rewind(paths: RunPaths, iterations: int) -> None:
     """Let the next driver log again what comes after ``iterations``."""
     if logged_iterations(paths) > iterations:

@@ -1,0 +1,110 @@
+"""A run on Slurm: one pass, made by whoever comes by, and the loop of somebody who watches.
+
+Driver jobs, a foreground ``run`` and people may all call it: a pass takes the lease, looks, acts and lets go.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline import journal
+from pipeline.bookkeeping import Books
+from pipeline.config import SlurmConfig
+from pipeline.driver import Driver, Outcome, Watcher, advance, interruptible
+from pipeline.lease import Lease, LeaseHeld, hold, hold_patiently
+from pipeline.reconcile import GiveUp
+from pipeline.runs import Run
+from pipeline.slurmjobs import SlurmJobs
+from pipeline.submissions import read_control, read_limits_of, write_control
+from pipeline.tracking import NoTracker, is_behind, open_tracker
+from slurm.limits import read_partitions
+
+LEASE_PATIENCE = 300.0
+"""Seconds to wait for another driver's pass; longer than a lost driver's lease lasts."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """How a pass ended."""
+
+    outcome: Outcome | None
+    """None: the run goes on by itself."""
+    given_up: tuple[GiveUp, ...] = ()
+
+
+def advance_run(run: Run, watcher: Watcher) -> Pass:
+    """Observe the disk and the queue, submit what is due, repair what failed. Idempotent.
+
+    Raises:
+        LeaseHeld: another driver has been at it for five minutes.
+        Refused: Slurm does not take a job.
+        SlurmError: Slurm does not answer, or answers nonsense.
+    """
+    with hold_patiently(run.paths.locks, LEASE_PATIENCE) as lease:
+        done = one_pass(run, watcher, lease)
+    mirror(run, watcher)
+    return done
+
+
+def one_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
+    """A pass, by the holder of the lease."""
+    config = run.config.scheduler
+    assert isinstance(config, SlurmConfig)
+    if read_control(run.paths).cancelled:
+        return Pass(Outcome.INTERRUPTED)
+    jobs = SlurmJobs(run, config, read_limits_of(run.paths), longest_time, watcher.note, lease.beat)
+    driver = Driver.of(run, jobs, watcher, Books.open(run, NoTracker()))
+    while (actions := advance(driver)).retract:
+        pass  # what was taken back is launched once it is seen to be gone
+    driver.books.close(driver.is_complete)
+    if driver.is_complete:
+        jobs.withdraw()
+        return Pass(Outcome.COMPLETE)
+    if actions.give_up:
+        note_failure(run, actions.give_up)
+        return Pass(Outcome.FAILED, actions.give_up)
+    return Pass(None)
+
+
+def note_failure(run: Run, given_up: Sequence[GiveUp]) -> None:
+    """Once in each call."""
+    control = read_control(run.paths)
+    if not control.has_failed:
+        write_control(run.paths, control.as_failed())
+        tasks = [str(item.task) for item in given_up]
+        journal.event(run.paths.events, "gave_up", tasks=tasks)
+
+
+def longest_time(partitions: Sequence[str]) -> float | None:
+    """The most seconds that every one of these partitions allows; by default, that the default one does."""
+    known = read_partitions()
+    chosen = [known[name] for name in partitions if name in known]
+    chosen = chosen or [partition for partition in known.values() if partition.default]
+    return min((p.max_time for p in chosen if p.max_time is not None), default=None)
+
+
+def mirror(run: Run, watcher: Watcher) -> None:
+    """Bring W&B up to date, outside the lease: it may be slow. One writer at a time."""
+    rows = journal.read(run.paths.metrics)
+    if not is_behind(run, rows):
+        return
+    try:
+        with hold(run.paths.locks / "tracking"):
+            tracker = open_tracker(run, watcher.note)
+            tracker.replay(rows)
+            tracker.finish(0)
+    except LeaseHeld:
+        return  # whoever writes now, or the next pass, sends these rows too
+
+
+def follow(run: Run, watcher: Watcher, poll_seconds: float) -> Pass:
+    """Advance until the run has ended or the person has seen enough; the jobs go on without us."""
+    with interruptible():
+        while True:
+            try:
+                done = advance_run(run, watcher)
+                if done.outcome is not None:
+                    return done
+                time.sleep(poll_seconds)
+            except KeyboardInterrupt:
+                return Pass(Outcome.INTERRUPTED)

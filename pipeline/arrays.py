@@ -1,0 +1,116 @@
+"""From tasks to array jobs: names, task lists, log patterns, sbatch options. Pure but for the time."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.config import SlurmConfig
+from pipeline.jobs import common_arguments, own_arguments
+from pipeline.resources import DRIVER, Lessons, command_words, resources_of, sbatch_options
+from pipeline.runs import Run
+from pipeline.submissions import Ledger, Submission, chunks_of, job_name
+from pipeline.tasks import Stage, Task
+from slurm.element import ATTEMPT
+from slurm.submission import Array, literal
+
+_MAX_RESTARTS = 20
+"""How often Slurm may start one job again before it counts as failed."""
+_DIGITS = 5
+"""Of a shard's number in file names."""
+
+
+def stage_submissions(
+    run: Run, call: int, number: int, tasks: Sequence[Task], chunk_size: int
+) -> list[Submission]:
+    """One array for tasks of one stage of one iteration; several where the cluster's arrays are too short."""
+    made = []
+    for chunk, indices in chunks_of([task.shard for task in tasks], chunk_size).items():
+        mine = [replace(tasks[0], shard=index + chunk * chunk_size) for index in indices]
+        elements = {
+            str(index): own_arguments(run, task, number) for index, task in zip(indices, mine, strict=True)
+        }
+        common = common_arguments(run, mine[0], ATTEMPT)
+        blank = _blank(run, call, mine[0].iteration, mine[0].stage, number)
+        name = job_name(run.identity.name, run.identity.id, blank.iteration, blank.purpose, number, chunk)
+        made.append(
+            replace(blank, name=name, chunk=chunk, chunk_size=chunk_size, arguments=common, elements=elements)
+        )
+    return made
+
+
+def driver_submission(run: Run, call: int, iteration: int, purpose: str, number: int) -> Submission:
+    """A job that advances the run."""
+    blank = _blank(run, call, iteration, purpose, number)
+    arguments = ("advance", str(run.paths.root))
+    return replace(blank, module="pipeline", arguments=arguments, elements={"0": ()})
+
+
+def _blank(run: Run, call: int, iteration: int, purpose: str, number: int) -> Submission:
+    return Submission(
+        name=job_name(run.identity.name, run.identity.id, iteration, purpose, number, 0),
+        iteration=iteration,
+        purpose=purpose,
+        number=number,
+        chunk=0,
+        chunk_size=1,
+        call=call,
+        created=time.time(),
+        module="stages",
+        arguments=(),
+        elements={},
+        max_restarts=_MAX_RESTARTS,
+    )
+
+
+def array_of(
+    run: Run,
+    config: SlurmConfig,
+    submission: Submission,
+    lessons: Lessons,
+    longest: float | None,
+    dependency: str = "",
+    begin: str = "",
+) -> Array:
+    """The array job of a submission."""
+    given = resources_of(config, submission.purpose if submission.is_of_stage else DRIVER)
+    return Array(
+        name=submission.name,
+        indices=submission.indices,
+        command=command_words(given, str(Ledger(run.paths).file(submission))),
+        output=output_pattern(run, submission),
+        folder=Path(run.identity.folder or run.paths.root),
+        options=sbatch_options(given, lessons, longest),
+        parallelism=given.array_parallelism,
+        setup=given.setup or (),
+        environment=given.environment,
+        dependency=dependency,
+        begin=begin,
+    )
+
+
+def log_folder(run: Run, submission: Submission) -> Path:
+    folder = f"{submission.iteration:05d}-{submission.purpose}"
+    return run.paths.log_root / folder / f"attempt-{submission.number}"
+
+
+def output_pattern(run: Run, submission: Submission) -> str:
+    """Where each element's output goes: to the log of its task.
+
+    The chunk's size is a power of ten, so that a shard's number is the chunk's digits and the padded index.
+    """
+    folder = literal(log_folder(run, submission))
+    if not submission.is_of_stage:
+        return f"{folder}/{submission.purpose}.log"
+    if submission.purpose == Stage.PREPARE:
+        return f"{folder}/{submission.task(0).file_stem}.log"
+    padding = len(str(submission.chunk_size)) - 1
+    if padding == 0:
+        return f"{folder}/shard-{submission.chunk:0{_DIGITS}d}.log"
+    leading = f"{submission.chunk:0{_DIGITS - padding}d}" if padding < _DIGITS else ""
+    return f"{folder}/shard-{leading}%{padding}a.log"
+
+
+def options_shown(options: Mapping[str, object]) -> str:
+    """sbatch options on one line, for people."""
+    return " ".join(f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items())

@@ -1,0 +1,83 @@
+"""The batch scripts that ``submit`` would submit, without submitting. Job ids are names such as JOB-1-rollout."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.arrays import array_of, driver_submission, stage_submissions
+from pipeline.config import Config, SlurmConfig
+from pipeline.observe import Records, find_frontier
+from pipeline.paths import RunPaths
+from pipeline.reconcile import Launch
+from pipeline.resources import Lessons
+from pipeline.runs import Identity, Run, is_run, version
+from pipeline.slurmjobs import in_order
+from pipeline.submissions import DRIVER, GUARD, Ledger, Submission
+from pipeline.tasks import Stage, Task
+from pipeline.wiring import Carrier, carriers_of, dependency_of, watch_expression
+from slurm.submission import render
+
+_CHUNK_SIZE = 1000
+"""Of Slurm's default MaxArraySize; a real submission asks the cluster."""
+
+
+def imagined_run(config: Config) -> Run:
+    """A run as it would be made, with zeros for its id."""
+    identity = Identity("0" * 12, config.name, time.time(), "", version(), str(Path.cwd()))
+    return Run(RunPaths(Path(config.run_dir)), config, identity)
+
+
+def scripts(run: Run) -> str:
+    """Every script of the next submission, each under its file's name."""
+    ledger = Ledger(run.paths)
+    parts = [f"### {ledger.script(s)}\n{text}" for s, text in _rendered(run, ledger)]
+    return "\n".join([*parts, "This was a dry run: nothing was submitted."])
+
+
+def _rendered(run: Run, ledger: Ledger) -> Iterator[tuple[Submission, str]]:
+    config = run.config.scheduler
+    assert isinstance(config, SlurmConfig)
+    tasks, committed = _outstanding(run)
+    carriers: dict[Task, Carrier] = {}
+    arrays: dict[int, list[str]] = {}
+    for group in in_order([Launch(task, "") for task in tasks]):
+        number = ledger.next_number(group[0].iteration, group[0].stage)
+        for submission in stage_submissions(run, 1, number, group, _CHUNK_SIZE):
+            waits = [
+                (task, index, carriers_of(run.plan, task, committed.__contains__, carriers) or ())
+                for index, task in submission.tasks()
+            ]
+            dependency, _ = dependency_of(waits, config.dependency)
+            yield (
+                submission,
+                render(array_of(run, config, submission, Lessons(), None, dependency)),
+            )
+            job = f"JOB-{submission.iteration}-{submission.purpose}"
+            carriers |= {task: Carrier(job, index) for index, task in submission.tasks()}
+            if submission.purpose != Stage.EVALUATE:
+                arrays.setdefault(submission.iteration, []).append(job)
+    for iteration, jobs in arrays.items():
+        expression = watch_expression(jobs[-1:], jobs[:-1])
+        yield _driver(run, config, ledger, iteration, DRIVER, expression, "")
+    yield _driver(run, config, ledger, 0, GUARD, "", f"now+{60 * config.check_minutes}")
+
+
+def _driver(
+    run: Run, config: SlurmConfig, ledger: Ledger, iteration: int, purpose: str, dependency: str, begin: str
+) -> tuple[Submission, str]:
+    submission = driver_submission(run, 1, iteration, purpose, ledger.next_number(iteration, purpose))
+    array = array_of(run, config, submission, Lessons(), None, dependency, begin)
+    return submission, render(array)
+
+
+def _outstanding(run: Run) -> tuple[list[Task], set[Task]]:
+    """Tasks of the window that are not committed, and those that are."""
+    config = run.config.scheduler
+    assert isinstance(config, SlurmConfig)
+    if not is_run(run.paths.root):
+        return list(run.plan.window(-1, 0, config.horizon)), set()
+    frontier = find_frontier(run.plan, run.paths)
+    window = run.plan.window(frontier.updated, frontier.evaluated, config.horizon)
+    records = Records(run.paths)
+    records.refresh([*window, *(source for task in window for source in run.plan.inputs(task))])
+    return [task for task in window if task not in records.known], set(records.known)

@@ -1,0 +1,58 @@
+"""Why array elements ended: from what the queue and accounting show to failures."""
+
+from collections.abc import Mapping
+
+from pipeline.paths import RunPaths
+from pipeline.reconcile import Failure, FailureKind
+from pipeline.submissions import Submission
+from slurm.query import Element, NoAccounting, read_ended
+from slurm.states import SlurmState, exit_in_words
+
+KINDS: Mapping[SlurmState, FailureKind] = {
+    SlurmState.PREEMPTED: FailureKind.PREEMPTED,
+    SlurmState.NODE_FAIL: FailureKind.LOST,
+    SlurmState.BOOT_FAIL: FailureKind.LOST,
+    SlurmState.LAUNCH_FAILED: FailureKind.LOST,
+    SlurmState.RECONFIG_FAIL: FailureKind.LOST,
+    SlurmState.REVOKED: FailureKind.LOST,
+    SlurmState.COMPLETED: FailureKind.LOST,
+    SlurmState.OUT_OF_MEMORY: FailureKind.MEMORY,
+    SlurmState.TIMEOUT: FailureKind.TIMEOUT,
+    SlurmState.DEADLINE: FailureKind.TIMEOUT,
+}
+"""Every other state is somebody's doing or nobody knows: KILLED."""
+
+ElementKey = tuple[str, int]
+"""Array id and index."""
+
+
+def evidence_of(
+    gone: list[tuple[Submission, int]], seen: Mapping[ElementKey, Element]
+) -> dict[ElementKey, Element]:
+    """What the queue still shows of ended elements, and what accounting says of the others, in one call."""
+    jobs = {s.state.job for s, index in gone if s.state.job and (s.state.job, index) not in seen}
+    try:
+        asked = read_ended({job for job in jobs if job}) if jobs else {}
+    except NoAccounting:
+        asked = {}  # why they ended stays unknown; that they ended the queue has said
+    return {**asked, **seen}
+
+
+def as_seen(paths: RunPaths, submission: Submission, index: int, element: Element | None) -> Failure:
+    """An element's failure as it looks from outside."""
+    task = submission.task(index)
+    log = str(paths.task(task).log(submission.number))
+    job = f"{submission.state.job}_{index}" if submission.state.job else ""
+    kind, message = _verdict(submission, element)
+    return Failure(task, submission.number, kind, message, log, element.node if element else "", job)
+
+
+def _verdict(submission: Submission, element: Element | None) -> tuple[FailureKind, str]:
+    if element is None and submission.state.job is None:
+        return FailureKind.LOST, "its job never arrived in Slurm's queue"
+    if element is None:
+        return FailureKind.KILLED, "Slurm no longer knows the job, so why it ended is unknown"
+    if element.state is SlurmState.COMPLETED:
+        return FailureKind.LOST, "Slurm says COMPLETED, but nothing was committed"
+    words = exit_in_words(element.state, element.exit_code or 0, element.signal or 0)
+    return KINDS.get(element.state, FailureKind.KILLED), words

@@ -1,0 +1,397 @@
+"""The attempts at a run's tasks as Slurm's array jobs.
+
+Nothing is remembered between passes but what is on disk (:mod:`pipeline.submissions`) and in Slurm's queue.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pipeline import journal
+from pipeline.arrays import array_of, driver_submission, log_folder, stage_submissions
+from pipeline.config import SlurmConfig
+from pipeline.endings import as_seen, evidence_of
+from pipeline.jobs import Ended, IsCommitted
+from pipeline.lease import LeaseLost
+from pipeline.observe import explain_failure
+from pipeline.reconcile import Failure, FailureKind, GiveUp, Launch, Observation
+from pipeline.resources import Lessons, learn, resources_of
+from pipeline.runs import Run
+from pipeline.submissions import (
+    DRIVER,
+    EVALUATION_DRIVER,
+    GUARD,
+    Control,
+    Ending,
+    Ledger,
+    State,
+    Submission,
+    age,
+    chunk_size_for,
+    is_job_of,
+    read_control,
+    write_control,
+)
+from pipeline.tasks import Stage, Task, parse_task, task_key
+from pipeline.wiring import Carrier, Rewire, Waiting, carriers_of, dependency_of, rewire, watch_expression
+from slurm.commands import SlurmError
+from slurm.limits import ClusterLimits
+from slurm.query import Element, find_by_name, read_queue
+from slurm.states import Phase, phase_of
+from slurm.submission import QueueFull, Refused, cancel, render, submit, update_dependency
+
+_ARRIVAL_SECONDS = 60.0
+"""A submission without a job id is looked for this long, before it is taken never to have arrived."""
+_KEPT_FOR_DRIVERS = 4
+_CHAIN = (Stage.PREPARE, Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE)
+
+
+@dataclass(frozen=True)
+class Live:
+    """An array element that waits or runs."""
+
+    submission: Submission
+    carrier: Carrier
+    element: Element | None
+    """None right after it was submitted."""
+
+    @property
+    def is_pending(self) -> bool:
+        return self.element is None or phase_of(self.element.state) is Phase.PENDING
+
+
+@dataclass
+class SlurmJobs:
+    """The jobs of a run, as one pass sees them."""
+
+    run: Run
+    config: SlurmConfig
+    limits: ClusterLimits
+    longest: Callable[[Sequence[str]], float | None]
+    """Seconds that partitions allow a job; asked for only when a longer try is due."""
+    note: Callable[[str], None]
+    beat: Callable[[], None]
+    """Called before anything is asked of Slurm; raises LeaseLost when another driver has taken over."""
+    control: Control = field(default_factory=Control)
+    failures: dict[Task, list[Failure]] = field(default_factory=dict)
+    _queue: dict[str, list[Element]] = field(default_factory=dict)
+    """By job name."""
+    _submissions: list[Submission] = field(default_factory=list)
+    _live: dict[Task, Live] = field(default_factory=dict)
+
+    @property
+    def horizon(self) -> int:
+        return self.config.horizon
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.run.paths)
+
+    @property
+    def live(self) -> Collection[Task]:
+        return self._live.keys()
+
+    # --- what is there -------------------------------------------------------------------------------
+
+    def query(self) -> None:
+        self.control = read_control(self.run.paths)
+        self._queue = {}
+        for element in read_queue(lambda name: is_job_of(self.run.identity.id, name)):
+            self._queue.setdefault(element.name, []).append(element)
+
+    def settle(self, tasks: Sequence[Task], is_committed: IsCommitted) -> list[Ended]:
+        """Match what was submitted with what Slurm shows, and explain what ended without a commit."""
+        self._submissions = self._with_job_ids(self.ledger.load({task.iteration for task in tasks} | {0}))
+        self._live = dict(self._find_live())
+        gone = list(self._find_gone(is_committed))
+        found = self._explain(gone) if gone else []
+        self.failures = self._failures()
+        return found
+
+    def _with_job_ids(self, submissions: Sequence[Submission]) -> list[Submission]:
+        """Find the jobs of submissions whose answer was lost: by name, in the queue first."""
+        nameless = {s.name for s in submissions if s.state.job is None and not s.state.ended}
+        known = {name: self._queue[name][0].array_id for name in nameless if name in self._queue}
+        if missing := nameless - known.keys():
+            known |= find_by_name(missing)
+        return [
+            self.ledger.note(s, replace(s.state, job=known[s.name])) if s.name in known else s
+            for s in submissions
+        ]
+
+    def _find_live(self) -> Iterator[tuple[Task, Live]]:
+        for submission in self._submissions:
+            elements = {e.index: e for e in self._queue.get(submission.name, ()) if is_live(e)}
+            is_expected = submission.state.job is None and not submission.state.ended
+            for index, task in submission.tasks():
+                if element := elements.get(index):
+                    yield task, Live(submission, Carrier(element.array_id, index), element)
+                elif is_expected and age(submission) < _ARRIVAL_SECONDS:
+                    yield task, Live(submission, Carrier("", index), None)
+
+    def _find_gone(self, is_committed: IsCommitted) -> Iterator[tuple[Submission, int]]:
+        """Elements that have ended without a commit and are not accounted for yet."""
+        for submission in self._submissions:
+            for index, task in submission.tasks():
+                live = self._live.get(task)
+                is_live_here = live is not None and live.submission.name == submission.name
+                if not is_live_here and str(index) not in submission.state.ended and not is_committed(task):
+                    yield submission, index
+
+    def _explain(self, gone: list[tuple[Submission, int]]) -> list[Ended]:
+        """Note in the ledger how elements ended."""
+        seen = {(e.array_id, e.index): e for elements in self._queue.values() for e in elements}
+        evidence = evidence_of(gone, seen)
+        found: list[Ended] = []
+        endings: dict[str, dict[str, Ending]] = {}
+        for submission, index in gone:
+            element = evidence.get((submission.state.job or "", index))
+            outside = as_seen(self.run.paths, submission, index, element)
+            failure, suspect = explain_failure(self.run.paths, outside)
+            if outside.kind is FailureKind.MEMORY:
+                failure = outside  # whatever the task said last, this is why
+            found.append(Ended(failure, suspect))
+            ending = Ending(failure.kind, failure.message, failure.node)
+            endings.setdefault(submission.name, {})[str(index)] = ending
+        self._submissions = [self._with_endings(s, endings.get(s.name, {})) for s in self._submissions]
+        return found
+
+    def _with_endings(self, submission: Submission, endings: Mapping[str, Ending]) -> Submission:
+        if not endings:
+            return submission
+        ended = {**submission.state.ended, **endings}
+        return self.ledger.note(submission, replace(submission.state, ended=ended))
+
+    def _failures(self) -> dict[Task, list[Failure]]:
+        """Of this call alone: every call has a budget of its own."""
+        found: dict[Task, list[Failure]] = {}
+        for submission in self._submissions:
+            if submission.call == self.control.call:
+                for failure in submission.failures(self.run.paths):
+                    found.setdefault(failure.task, []).append(failure)
+        for key, reason in self.control.retracted:
+            task = parse_task(key)
+            found.setdefault(task, []).append(Failure(task, 0, FailureKind.INPUTS, reason))
+        return found
+
+    def note_retracted(self, failure: Failure) -> None:
+        entry = (task_key(failure.task), failure.message)
+        self.control = replace(self.control, retracted=(*self.control.retracted, entry))
+        write_control(self.run.paths, self.control)
+        self.failures.setdefault(failure.task, []).append(failure)
+
+    # --- what is to be there -------------------------------------------------------------------------
+
+    def launch(self, launches: Sequence[Launch], seen: Observation) -> None:
+        """An array for each stage of each iteration, in the order in which they depend on each other."""
+        room = self._room()
+        try:
+            for tasks in in_order(launches):
+                room -= self._launch_stage(tasks, seen, room)
+        except QueueFull as error:
+            self.note(f"the queue takes no more jobs now; the rest follows when some have ended ({error})")
+
+    def _room(self) -> int:
+        """Elements that may still be submitted; a few are kept for driver jobs."""
+        queued = sum(is_live(e) for elements in self._queue.values() for e in elements)
+        of_user = self.limits.max_submit and self.limits.max_submit - _KEPT_FOR_DRIVERS
+        bounds = [bound for bound in (self.config.max_submitted, of_user) if bound]
+        return max(0, min(bounds or [self.limits.max_jobs // 2]) - queued)
+
+    def _launch_stage(self, tasks: Sequence[Task], seen: Observation, room: int) -> int:
+        """Submit what fits and has its inputs in sight. Returns the number of elements."""
+        is_committed = committed_in(seen)
+        carriers = self._carriers()
+        waits = {task: carriers_of(self.run.plan, task, is_committed, carriers) for task in tasks}
+        fitting = [task for task in tasks if waits[task] is not None][:room]
+        if not fitting:
+            return 0
+        first, size = fitting[0], chunk_size_for(self.limits.max_array_size)
+        number = self.ledger.next_number(first.iteration, first.stage)
+        lessons = self._lessons(fitting)
+        for new in stage_submissions(self.run, self.control.call, number, fitting, size):
+            wanted = [(task, index, waits[task] or ()) for index, task in new.tasks()]
+            dependency, arrays = dependency_of(wanted, self.config.dependency)
+            submission = self._submit(new, lessons, dependency, arrays)
+            assert submission.state.job is not None
+            for index, task in submission.tasks():
+                self._live[task] = Live(submission, Carrier(submission.state.job, index), None)
+        return len(fitting)
+
+    def _carriers(self) -> dict[Task, Carrier]:
+        return {task: live.carrier for task, live in self._live.items() if live.carrier.array}
+
+    def _lessons(self, tasks: Sequence[Task]) -> Lessons:
+        everywhere = (failure for failures in self.failures.values() for failure in failures)
+        return learn((f for task in tasks for f in self.failures.get(task, ())), everywhere)
+
+    def _submit(
+        self,
+        submission: Submission,
+        lessons: Lessons,
+        dependency: str,
+        arrays: tuple[str, ...],
+        begin: str = "",
+    ) -> Submission:
+        """Note what is about to be submitted, submit it, note the answer."""
+        self.beat()
+        if not self.ledger.begin(submission):
+            raise LeaseLost(f"{self.ledger.file(submission)} was taken by another driver")
+        stage = submission.purpose if submission.is_of_stage else DRIVER
+        partitions = resources_of(self.config, stage).partition
+        longest = self.longest(partitions) if lessons.time_factor > 1 else None
+        array = array_of(self.run, self.config, submission, lessons, longest, dependency, begin)
+        script = self.ledger.script(submission)
+        script.write_text(render(array))
+        log_folder(self.run, submission).mkdir(parents=True, exist_ok=True)
+        try:
+            job = submit(script, submission.name)
+        except Refused:
+            self.ledger.forget(submission)
+            raise
+        self._submissions.append(self.ledger.note(submission, State(job, arrays)))
+        journal.event(
+            self.run.paths.events,
+            "submitted",
+            job=job,
+            array=submission.name,
+            elements=len(submission.elements),
+            waits_for=dependency,
+        )
+        return self._submissions[-1]
+
+    def tend(self, seen: Observation) -> None:
+        """Rewire what waits for jobs that failed, and see to it that driver jobs watch what is queued."""
+        carriers = self._carriers()
+        waiting = list(self._waiting())
+        for change in rewire(self.run.plan, waiting, committed_in(seen), carriers, self.config.dependency):
+            self._carry_out(change)
+        for iteration, purpose, last, earlier in self._watches():
+            self._ensure_driver(iteration, purpose, last, earlier)
+        self._ensure_guard()
+
+    def _waiting(self) -> Iterator[Waiting]:
+        for task, live in self._live.items():
+            if live.element is not None and live.is_pending:
+                told = live.submission.state.waits_for
+                yield Waiting(task, live.carrier, live.element.reason, told)
+
+    def _carry_out(self, change: Rewire) -> None:
+        self.beat()
+        elements = [f"{e.array}_{e.index}" for e in change.elements]
+        try:
+            update_dependency(elements, change.dependency)
+        except SlurmError as error:  # it has started or ended since it was seen; the next pass sees more
+            self.note(f"{', '.join(elements[:3])} could not be told to wait for {change.waits_for}: {error}")
+            return
+        array = change.elements[0].array
+        submission = next(s for s in self._submissions if s.state.job == array)
+        told = tuple(dict.fromkeys((*submission.state.waits_for, *change.waits_for)))
+        self._replace(self.ledger.note(submission, replace(submission.state, waits_for=told)))
+        journal.event(self.run.paths.events, "rewired", elements=elements, waits_for=change.dependency)
+        self.note(
+            f"{submission.purpose} of iteration {submission.iteration} now waits for job "
+            f"{', '.join(change.waits_for) or 'nothing'}"
+        )
+
+    def _replace(self, submission: Submission) -> None:
+        self._submissions = [submission if s.name == submission.name else s for s in self._submissions]
+
+    def _watches(self) -> Iterator[tuple[int, str, list[str], list[str]]]:
+        """For each iteration with live arrays: which driver, the last arrays, the earlier ones."""
+        arrays: dict[int, dict[Stage, dict[str, None]]] = {}
+        for task, live in self._live.items():
+            # Prepare is the first link of the first iteration's chain.
+            iteration = 1 if task.stage is Stage.PREPARE else task.iteration
+            of_stage = arrays.setdefault(iteration, {}).setdefault(task.stage, {})
+            of_stage[live.carrier.array] = None
+        for iteration, stages in arrays.items():
+            chain = [list(stages[stage]) for stage in _CHAIN if stage in stages]
+            if chain:
+                yield iteration, DRIVER, chain[-1], [array for ids in chain[:-1] for array in ids]
+            if Stage.EVALUATE in stages:
+                yield iteration, EVALUATION_DRIVER, list(stages[Stage.EVALUATE]), []
+
+    def _ensure_driver(
+        self, iteration: int, purpose: str, last: Sequence[str], earlier: Sequence[str]
+    ) -> None:
+        """One driver job waits for just these arrays."""
+        watched = tuple(array for array in (*last, *earlier) if array)
+        expression = watch_expression([a for a in last if a], [a for a in earlier if a])
+        existing = self._pending_driver(iteration, purpose)
+        if existing is None:
+            self._submit_driver(iteration, purpose, expression, watched)
+        elif set(existing.state.waits_for) != set(watched):
+            self._rewatch(existing, expression, watched)
+
+    def _rewatch(self, driver: Submission, expression: str, watched: tuple[str, ...]) -> None:
+        assert driver.state.job is not None
+        try:
+            update_dependency([driver.state.job], expression)
+        except SlurmError:  # it has started since it was seen: another one has to watch
+            self._submit_driver(driver.iteration, driver.purpose, expression, watched)
+            return
+        self._replace(self.ledger.note(driver, replace(driver.state, waits_for=watched)))
+
+    def _ensure_guard(self) -> None:
+        if self._pending_driver(0, GUARD) is None:
+            self._submit_driver(0, GUARD, "", (), begin=f"now+{60 * self.config.check_minutes}")
+
+    def _pending_driver(self, iteration: int, purpose: str) -> Submission | None:
+        for submission in self._submissions:
+            if (submission.iteration, submission.purpose) == (iteration, purpose):
+                elements = self._queue.get(submission.name, ())
+                is_pending = any(phase_of(e.state) is Phase.PENDING for e in elements)
+                is_expected = submission.state.job is None and age(submission) < _ARRIVAL_SECONDS
+                if is_pending or is_expected:
+                    return submission
+        return None
+
+    def _submit_driver(
+        self, iteration: int, purpose: str, dependency: str, arrays: tuple[str, ...], begin: str = ""
+    ) -> None:
+        number = self.ledger.next_number(iteration, purpose)
+        new = driver_submission(self.run, self.control.call, iteration, purpose, number)
+        self._submit(new, Lessons(), dependency, arrays, begin)
+
+    def give_up(self, given_up: Sequence[GiveUp]) -> None:
+        """Nothing that waits needs to start; what runs may end, and its commits count."""
+        self.withdraw()
+
+    def withdraw(self) -> int:
+        """Cancel every job of the run that waits. Returns how many arrays."""
+        return cancel_jobs(self._queue.values(), only_pending=True)
+
+
+def cancel_all(run: Run) -> int:
+    """Cancel every job of a run, whatever iteration it belongs to. Returns how many arrays."""
+    return cancel_jobs([read_queue(lambda name: is_job_of(run.identity.id, name))], only_pending=False)
+
+
+def is_live(element: Element) -> bool:
+    return phase_of(element.state) is not Phase.ENDED
+
+
+def cancel_jobs(queue: Iterable[Sequence[Element]], only_pending: bool) -> int:
+    """Cancel a run's jobs. Returns how many arrays that were."""
+    ids = {
+        e.array_id
+        for elements in queue
+        for e in elements
+        if is_live(e) and (not only_pending or phase_of(e.state) is Phase.PENDING)
+    }
+    if ids:
+        cancel(sorted(ids, key=int), only_pending)
+    return len(ids)
+
+
+def committed_in(seen: Observation) -> IsCommitted:
+    return lambda task: task in seen.committed and task not in seen.corrupt
+
+
+def in_order(launches: Sequence[Launch]) -> list[list[Task]]:
+    """Tasks of one stage of one iteration together; what others wait for first."""
+    order = {stage: position for position, stage in enumerate((*_CHAIN, Stage.EVALUATE))}
+    groups: dict[tuple[int, int], list[Task]] = {}
+    for launch in launches:
+        groups.setdefault((launch.task.iteration, order[launch.task.stage]), []).append(launch.task)
+    return [sorted(groups[key]) for key in sorted(groups)]

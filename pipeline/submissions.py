@@ -1,0 +1,241 @@
+"""What was submitted to Slurm, on disk: a small file per array, written before sbatch is called.
+
+``<run>/slurm/00007/rollout-1-0.json`` says what is being submitted, and holds the task list that the array's
+elements read. It is made by ``link``, so that of two drivers one gets the number. ``rollout-1-0.state.json``
+beside it says what became of it: the job id, what it waits for, how elements ended. A crash between sbatch
+and noting its answer leaves a submission without a job id, which is then looked for by its name.
+"""
+
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from pipeline.commits import link_once, replace_durably
+from pipeline.paths import RunPaths
+from pipeline.reconcile import Failure, FailureKind
+from pipeline.tasks import Stage, Task
+from slurm.limits import ClusterLimits, read_limits
+
+DRIVER = "driver"
+EVALUATION_DRIVER = "evaldriver"
+GUARD = "guard"
+"""The driver job that starts after some time, whatever happens to the others."""
+_FILE = re.compile(r"([a-z]+)-(\d+)-(\d+)\.json")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an array element ended without a commit."""
+
+    kind: FailureKind
+    message: str
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class State:
+    """What became of a submission. Written by drivers that hold the lease."""
+
+    job: str | None = None
+    """Slurm's id of the array."""
+    waits_for: tuple[str, ...] = ()
+    """Ids of the arrays that it was told to wait for, at first or later."""
+    ended: Mapping[str, Ending] = field(default_factory=dict)
+    """By array index."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One array job of ours."""
+
+    name: str
+    """Its job name: unique, so that the job can be found by it."""
+    iteration: int
+    purpose: str
+    """A stage, or which driver job."""
+    number: int
+    """Counts the submissions of a stage of an iteration; names the folder of the logs."""
+    chunk: int
+    """Arrays longer than the cluster allows are split; index + chunk * chunk_size is the shard."""
+    chunk_size: int
+    call: int
+    """The call of submit, run or resume that it belongs to."""
+    created: float
+    module: str
+    arguments: tuple[str, ...]
+    elements: Mapping[str, tuple[str, ...]]
+    """Array index -> arguments of that element alone."""
+    max_restarts: int
+    state: State = State()
+
+    @property
+    def is_of_stage(self) -> bool:
+        return self.purpose not in (DRIVER, EVALUATION_DRIVER, GUARD)
+
+    @property
+    def indices(self) -> list[int]:
+        return [int(index) for index in self.elements]
+
+    def task(self, index: int) -> Task:
+        return Task(self.iteration, Stage(self.purpose), index + self.chunk * self.chunk_size)
+
+    def tasks(self) -> Iterator[tuple[int, Task]]:
+        for index in self.indices if self.is_of_stage else ():
+            yield index, self.task(index)
+
+    def failures(self, paths: RunPaths) -> Iterator[Failure]:
+        """Of its elements that ended without a commit."""
+        for index, ending in self.state.ended.items():
+            task = self.task(int(index))
+            job = f"{self.state.job}_{index}" if self.state.job else ""
+            log = str(paths.task(task).log(self.number))
+            yield Failure(task, self.number, ending.kind, ending.message, log, ending.node, job)
+
+
+_SUBMISSION: TypeAdapter[Submission] = TypeAdapter(Submission)
+_STATE: TypeAdapter[State] = TypeAdapter(State)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The submissions of one run."""
+
+    paths: RunPaths
+
+    def load(self, iterations: Iterable[int]) -> list[Submission]:
+        """Submissions of some iterations, oldest first."""
+        found = []
+        for iteration in sorted(set(iterations)):
+            folder = self.paths.submissions(iteration)
+            for path in folder.iterdir() if folder.is_dir() else ():
+                if _FILE.fullmatch(path.name):
+                    found.append(_read(path))
+        return sorted(found, key=lambda s: (s.iteration, s.purpose, s.number, s.chunk))
+
+    def next_number(self, iteration: int, purpose: str) -> int:
+        folder = self.paths.submissions(iteration)
+        names = [_FILE.fullmatch(path.name) for path in folder.iterdir()] if folder.is_dir() else []
+        return 1 + max((int(name[2]) for name in names if name and name[1] == purpose), default=0)
+
+    def begin(self, submission: Submission) -> bool:
+        """Note what is about to be submitted. False when another driver took the number."""
+        path = self.file(submission)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = _SUBMISSION.dump_python(submission, mode="json")
+        del content["state"]
+        return link_once(path, json.dumps(content) + "\n")
+
+    def note(self, submission: Submission, state: State) -> Submission:
+        """Write what became of it. Returns the submission as it is now."""
+        text = json.dumps(_STATE.dump_python(state, mode="json")) + "\n"
+        replace_durably(_state_file(self.file(submission)), text)
+        return replace(submission, state=state)
+
+    def forget(self, submission: Submission) -> None:
+        """sbatch refused it: there is no job, and there will be none."""
+        for path in (self.file(submission), self.script(submission)):
+            path.unlink(missing_ok=True)
+
+    def file(self, submission: Submission) -> Path:
+        name = f"{submission.purpose}-{submission.number}-{submission.chunk}.json"
+        return self.paths.submissions(submission.iteration) / name
+
+    def script(self, submission: Submission) -> Path:
+        return self.file(submission).with_suffix(".sh")
+
+
+def _state_file(path: Path) -> Path:
+    return path.with_suffix(".state.json")
+
+
+def _read(path: Path) -> Submission:
+    content = json.loads(path.read_text())
+    state = _state_file(path)
+    if state.exists():
+        content["state"] = json.loads(state.read_text())
+    return _SUBMISSION.validate_python(content)
+
+
+@dataclass(frozen=True)
+class Control:
+    """What people have asked of a run on Slurm: ``<run>/slurm/control.json``."""
+
+    call: int = 0
+    """Counts calls of submit, run and resume: each has a new budget of attempts."""
+    cancelled: bool = False
+    """Driver jobs that start nevertheless do nothing."""
+    has_failed: bool = False
+    """A task was given up in this call."""
+    retracted: tuple[tuple[str, str], ...] = ()
+    """(task key, reason) of commits that were taken back in this call."""
+
+    def as_failed(self) -> "Control":
+        return replace(self, has_failed=True)
+
+
+_LIMITS: TypeAdapter[ClusterLimits] = TypeAdapter(ClusterLimits)
+_CONTROL: TypeAdapter[Control] = TypeAdapter(Control)
+
+
+def read_control(paths: RunPaths) -> Control:
+    path = paths.control
+    return _CONTROL.validate_python(json.loads(path.read_text())) if path.exists() else Control()
+
+
+def write_control(paths: RunPaths, control: Control) -> None:
+    paths.control.parent.mkdir(parents=True, exist_ok=True)
+    replace_durably(paths.control, json.dumps(asdict(control)) + "\n")
+
+
+def begin_call(paths: RunPaths) -> Control:
+    """A person asks for the run to go on: a new budget of attempts."""
+    control = Control(read_control(paths).call + 1)
+    write_control(paths, control)
+    return control
+
+
+def job_name(run_name: str, run_id: str, iteration: int, purpose: str, number: int, chunk: int) -> str:
+    return f"{run_name}.{run_id}.{iteration}.{purpose}.{number}.{chunk}"
+
+
+def is_job_of(run_id: str, name: str) -> bool:
+    parts = name.rsplit(".", 5)
+    return len(parts) == 6 and parts[1] == run_id
+
+
+def chunks_of(shards: Sequence[int], chunk_size: int) -> dict[int, list[int]]:
+    """Chunk -> array indices, such that index + chunk * chunk_size is the shard."""
+    chunks: dict[int, list[int]] = {}
+    for shard in sorted(shards):
+        chunks.setdefault(shard // chunk_size, []).append(shard % chunk_size)
+    return chunks
+
+
+def chunk_size_for(max_array_size: int) -> int:
+    """The largest power of ten that the cluster's arrays can hold, so that logs can be named by shard.
+
+    Slurm pads an array index with zeros; a chunk's leading digits are written before it.
+    """
+    return int(10 ** min(5, len(str(max_array_size)) - 1))
+
+
+def age(submission: Submission) -> float:
+    return time.time() - submission.created
+
+
+def read_limits_of(paths: RunPaths) -> ClusterLimits:
+    """What the cluster allows: asked once in each call, and kept."""
+    path, call = paths.slurm / "cluster.json", read_control(paths).call
+    if path.exists():
+        kept = json.loads(path.read_text())
+        if kept["call"] == call:
+            return _LIMITS.validate_python(kept["limits"])
+    limits = read_limits()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_durably(path, json.dumps({"call": call, "limits": asdict(limits)}) + "\n")
+    return limits

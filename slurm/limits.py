@@ -1,0 +1,217 @@
+"""What a cluster allows: limits, partitions and their nodes; and how Slurm writes time and memory."""
+
+import math
+import os
+import pwd
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from slurm.commands import SlurmError, SlurmMissing, run_command
+
+_RETRIES = 2
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+
+
+@dataclass(frozen=True)
+class ClusterLimits:
+    """Limits of the whole cluster, and of this user."""
+
+    version: tuple[int, int]
+    max_array_size: int
+    """Array indices are below this."""
+    max_jobs: int
+    """Jobs that the controller keeps at once, of all users; each array element counts."""
+    min_job_age: float
+    """Seconds for which the controller remembers an ended job."""
+    max_submit: int | None
+    """Jobs that this user may have waiting and running; None where there is no limit or none can be read."""
+
+
+@dataclass(frozen=True)
+class NodeKind:
+    """Nodes of a partition that have the same hardware."""
+
+    count: int
+    cpus: int
+    memory: int
+    """MiB."""
+    gres: Mapping[str, int]
+    """Devices of each node, by name and by name:type, e.g. gpu -> 4 and gpu:a100 -> 4."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Where jobs may be sent."""
+
+    name: str
+    max_time: float | None
+    """Seconds; None where there is no limit."""
+    state: str
+    """UP, or why no jobs start: DOWN, DRAIN, INACTIVE."""
+    nodes: int
+    default: bool
+    allowed_accounts: frozenset[str] | None
+    """None: all, but for those that are denied."""
+    allowed_qos: frozenset[str] | None
+    kinds: tuple[NodeKind, ...]
+
+    def most(self, device: str) -> int:
+        """The most devices of a name (gpu) or name and type (gpu:a100) that one node has."""
+        return max((kind.gres.get(device, 0) for kind in self.kinds), default=0)
+
+
+def read_limits() -> ClusterLimits:
+    """Ask the controller, and accounting where there is any.
+
+    Raises :class:`SlurmError`, :class:`SlurmMissing`.
+    """
+    text = run_command(["scontrol", "show", "config"], retries=_RETRIES)
+    return parse_limits(text, _max_submit())
+
+
+def parse_limits(text: str, max_submit: int | None = None) -> ClusterLimits:
+    """The limits in the output of ``scontrol show config``."""
+    settings = dict(re.findall(r"^(\w+)\s+=\s*(.*?)\s*$", text, re.MULTILINE))
+    try:
+        major, minor = settings["SLURM_VERSION"].split(".")[:2]
+        return ClusterLimits(
+            version=(int(major), int(minor)),
+            max_array_size=int(settings["MaxArraySize"]),
+            max_jobs=int(settings["MaxJobCount"]),
+            min_job_age=float(settings["MinJobAge"].removesuffix("sec")),
+            max_submit=max_submit,
+        )
+    except (KeyError, ValueError) as error:
+        raise SlurmError(["scontrol", "show"], 0, f"its output is not understood: {error}") from None
+
+
+def _max_submit() -> int | None:
+    """The strictest limit that may apply: which account and QOS a job will have is not known here."""
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+        associations = _sacctmgr("assoc", f"user={user}", "format=MaxSubmitJobs,GrpSubmit,QOS,DefaultQOS")
+        qos = _sacctmgr("qos", "format=Name,MaxSubmitJobsPerUser,GrpSubmit")
+    except (KeyError, SlurmError, SlurmMissing):
+        return None  # no account of this name here, or no accounting
+    return parse_max_submit(associations, qos)
+
+
+def _sacctmgr(what: str, *options: str) -> str:
+    return run_command(["sacctmgr", "-n", "-P", "-r", "show", what, *options], retries=_RETRIES)
+
+
+def parse_max_submit(associations: str, qos: str) -> int | None:
+    """The smallest of a user's limits.
+
+    ``associations``: rows of MaxSubmitJobs|GrpSubmit|QOS|DefaultQOS; ``qos``: rows of Name|limit|limit.
+    """
+    rows = [line.split("|") for line in associations.splitlines() if line]
+    names = {name for row in rows for name in [*row[2].split(","), row[3]]}
+    of_qos = (line.split("|") for line in qos.splitlines() if line)
+    bounds = [*(row[:2] for row in rows), *(row[1:3] for row in of_qos if row[0] in names)]
+    return min((int(bound) for row in bounds for bound in row if bound.isdigit()), default=None)
+
+
+def read_partitions() -> dict[str, Partition]:
+    """Every partition, by name: a call of scontrol and one of sinfo. Raises as :func:`read_limits`."""
+    shown = run_command(["scontrol", "-a", "-o", "show", "partition"], retries=_RETRIES)
+    nodes = run_command(["sinfo", "-a", "-e", "-h", "-o", "%R|%D|%c|%m|%G"], retries=_RETRIES)
+    return parse_partitions(shown, nodes)
+
+
+def parse_partitions(shown: str, nodes: str) -> dict[str, Partition]:
+    """Partitions in the output of ``scontrol -o show partition`` and ``sinfo -e -h -o '%R|%D|%c|%m|%G'``."""
+    kinds: dict[str, list[NodeKind]] = {}
+    for line in nodes.splitlines():
+        name, count, cpus, memory, gres = line.split("|", 4)
+        kind = NodeKind(_least(count), _least(cpus), _least(memory), parse_gres(gres))
+        kinds.setdefault(name, []).append(kind)
+    lines = (line for line in shown.splitlines() if line.startswith("PartitionName="))
+    partitions = (_partition(dict(_settings(line)), kinds) for line in lines)
+    return {partition.name: partition for partition in partitions}
+
+
+def _settings(line: str) -> Iterator[tuple[str, str]]:
+    for word in line.split():
+        name, _, value = word.partition("=")
+        yield name, value
+
+
+def _partition(settings: Mapping[str, str], kinds: Mapping[str, Iterable[NodeKind]]) -> Partition:
+    name = settings["PartitionName"]
+    return Partition(
+        name=name,
+        max_time=parse_duration(settings.get("MaxTime", "UNLIMITED")),
+        state=settings.get("State", ""),
+        nodes=int(settings.get("TotalNodes", 0)),
+        default=settings.get("Default") == "YES",
+        allowed_accounts=_allowed(settings.get("AllowAccounts", "ALL")),
+        allowed_qos=_allowed(settings.get("AllowQos", "ALL")),
+        kinds=tuple(kinds.get(name, ())),
+    )
+
+
+def _allowed(text: str) -> frozenset[str] | None:
+    return None if text in ("ALL", "N/A", "(null)") else frozenset(text.split(","))
+
+
+def _least(text: str) -> int:
+    """A count; sinfo writes 8+ where nodes differ and 8 is the least of them."""
+    return int(text.rstrip("+"))
+
+
+def parse_gres(text: str) -> dict[str, int]:
+    """Devices in sinfo's words, e.g. ``gpu:a100:4(S:0-1),nvme:1``, by name and by name:type."""
+    found: dict[str, int] = {}
+    for item in re.sub(r"\([^)]*\)", "", text).split(","):
+        name, *rest = [word for word in item.split(":") if word != "no_consume"]
+        counts = _COUNT.fullmatch(rest.pop()) if rest and _COUNT.fullmatch(rest[-1]) else None
+        count = int(counts[1]) * _MULTIPLES[counts[2]] if counts else 1
+        for key in [name, *(f"{name}:{kind}" for kind in rest)] if name else []:
+            found[key] = found.get(key, 0) + count
+    return found
+
+
+_COUNT = re.compile(r"(\d+)([KMGT]?)")
+_MULTIPLES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+_DURATION = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
+_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_MEBIBYTES = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
+
+
+def parse_duration(text: str) -> float | None:
+    """Seconds in Slurm's words for a time: minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S; None for UNLIMITED.
+
+    Raises :class:`ValueError`.
+    """
+    if text.strip().upper() in ("UNLIMITED", "INFINITE"):
+        return None
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"not a time that Slurm knows (like 90, 4:00:00 or 1-12:00:00): {text!r}")
+    numbers = [int(number) for number in found.groups()[1:] if number is not None]
+    has_hours = found["days"] is not None or len(numbers) == 3
+    units = [_HOUR, _MINUTE, 1] if has_hours else [_MINUTE, 1]
+    seconds = sum(number * unit for number, unit in zip(numbers, units, strict=False))
+    return float(_DAY * int(found["days"] or 0) + seconds)
+
+
+def format_duration(seconds: float) -> str:
+    """D-HH:MM:SS, for ``--time``: never less than what was asked for."""
+    days, rest = divmod(math.ceil(seconds), _DAY)
+    return f"{days}-{rest // _HOUR:02}:{rest % _HOUR // _MINUTE:02}:{rest % _MINUTE:02}"
+
+
+def parse_memory(text: str) -> int:
+    """MiB in words like 16G, 512M, 1.5T or 4096, rounded up. Raises :class:`ValueError`."""
+    found = _MEMORY.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"not a size of memory that Slurm knows (like 4096, 512M or 16G): {text!r}")
+    return math.ceil(float(found[1]) * _MEBIBYTES[found[2].upper()])
+
+
+def format_memory(mebibytes: int) -> str:
+    """16G, or 1500M where it is no whole number of GiB, for ``--mem``."""
+    whole, rest = divmod(mebibytes, 1024)
+    return f"{mebibytes}M" if rest or not whole else f"{whole}G"

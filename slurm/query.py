@@ -1,0 +1,321 @@
+"""What the cluster knows of our jobs: one call for all that wait or run, one for all that ended."""
+
+import math
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from slurm.commands import SlurmError, SlurmMissing, SlurmTimeout, run_command
+from slurm.limits import parse_duration
+from slurm.states import Phase, SlurmState, parse_state, phase_of
+
+
+@dataclass(frozen=True)
+class Element:
+    """One element of a job array, or a job that is none. Times are unix seconds."""
+
+    array_id: str
+    index: int
+    """0 for a job that is no array."""
+    name: str
+    state: SlurmState
+    reason: str
+    """Slurm's word for why it waits; see :func:`slurm.states.reason_in_words`."""
+    node: str
+    """Where it runs or ran last; empty before."""
+    partition: str
+    submitted: float | None
+    """When it was submitted, or requeued last."""
+    started: float | None
+    ended: float | None
+    exit_code: int | None
+    """Once ended. Of 128 and more, accounting shows what is over 128 and squeue the whole."""
+    signal: int | None
+    """Once ended: what killed it, or 0."""
+    restarts: int | None
+    """How often it was requeued."""
+    time_limit: float | None
+    """Seconds; None where there is no limit."""
+
+
+class NoAccounting(RuntimeError):
+    """Accounting cannot be asked: what it holds is unknown, not empty."""
+
+
+# The name last: it may hold the separator. Free text that Slurm itself writes is before it.
+_QUEUE_FIELDS = (
+    *("ArrayJobID", "ArrayTaskID", "State", "exit_code", "RestartCnt", "SubmitTime", "StartTime", "EndTime"),
+    *("TimeLimit", "Partition", "NodeList", "Reason", "Name"),
+)
+_ACCOUNTING_FIELDS = (
+    *("JobID", "State", "ExitCode", "Submit", "Start", "End"),
+    *("TimelimitRaw", "Partition", "NodeList", "Reason", "JobName"),
+)
+_QUEUE_START = re.compile(r"^(?=\d+\|[^|\n]*\|[A-Z_,+]+\|)", re.MULTILINE)
+_ACCOUNTING_START = re.compile(r"^(?=\d+[^|\n]*\|[A-Z_]+[^|\n]*\|)", re.MULTILINE)
+_JOB_ID = re.compile(r"(\d+)(?:_(\d+|\[[^]]*\]))?(?:\+\d+)?(\.\S+)?")
+_NO_ACCOUNTING = re.compile(
+    r"accounting storage is disabled|persistent connection|persistinit|talking to the database|slurmdbd|"
+    r"only supported with|not running a supported accounting_storage",
+    re.IGNORECASE,
+)
+_MOST_IDS = 1000  # ids or names in one call: the system bounds a command line, and one argument to 128 KiB
+_LONGEST_SEARCH = 14 * 86400.0
+_CLOCK_SKEW = 600.0
+_RETRIES = 2
+
+
+def read_queue(is_ours: Callable[[str], bool]) -> list[Element]:
+    """Every job of this user whose name ``is_ours``: waiting, running, or ended less than MinJobAge ago.
+
+    One call of squeue. Raises :class:`SlurmError`, :class:`SlurmMissing` and, for a state of a job of ours,
+    :class:`slurm.states.UnknownState`.
+    """
+    return parse_queue(_squeue(), is_ours)
+
+
+def _squeue(*filters: str) -> str:
+    fields = ",".join(f"{field}:|" for field in _QUEUE_FIELDS)
+    command = ["squeue", "-a", "-h", "--states=all", f"--user={os.getuid()}", f"--Format={fields}", *filters]
+    return run_command(command, retries=_RETRIES)
+
+
+def parse_queue(text: str, is_ours: Callable[[str], bool] = lambda name: True) -> list[Element]:
+    """The elements in squeue's output: those that wait and share a line are told apart."""
+    rows = _records(text, _QUEUE_START, len(_QUEUE_FIELDS), "squeue")
+    return [element for row in rows if is_ours(row[-1]) for element in _queued(row)]
+
+
+def _records(text: str, start: re.Pattern[str], width: int, program: str) -> Iterator[list[str]]:
+    """Rows of fields. A name may hold separators and line breaks, so a row ends where the next starts."""
+    before, *records = start.split(text) if start.search(text) else [text]
+    if before.strip():
+        raise SlurmError([program], 0, f"its output is not understood: {before.strip()[:100]!r}")
+    for record in records:
+        row = record.removesuffix("\n").split("|", width - 1)
+        if len(row) != width:
+            raise SlurmError([program], 0, f"its output is not understood: {record[:100]!r}")
+        yield [*row[:-1], row[-1].removesuffix("|")]
+
+
+def _queued(row: Sequence[str]) -> Iterator[Element]:
+    array_id, indices, state_text, status, restarts, submitted, started, ended = row[:8]
+    time_limit, partition, node, reason, name = row[8:]
+    state = parse_state(state_text)
+    phase = phase_of(state)
+    over = phase == Phase.ENDED
+    exit_code, signal = _exit(status) if over else (None, None)
+    first = Element(
+        array_id=array_id,
+        index=0,
+        name=name,
+        state=state,
+        reason=reason,
+        node=_text(node),
+        partition=partition,
+        submitted=unix_time(submitted),
+        # For jobs to come these hold Slurm's guess.
+        started=None if phase == Phase.PENDING else unix_time(started),
+        ended=unix_time(ended) if over else None,
+        exit_code=exit_code,
+        signal=signal,
+        restarts=int(restarts) if restarts.isdigit() else None,
+        time_limit=_limit(time_limit),
+    )
+    return (replace(first, index=index) for index in expand(indices))
+
+
+def expand(indices: str) -> list[int]:
+    """The indices in an array expression like ``[3-7,9,20-40:5%2]``. ``N/A``, for no array, is index 0.
+
+    Raises :class:`ValueError`, also where Slurm cut the expression short.
+    """
+    bare = indices.strip().strip("[]").split("%")[0]
+    if bare in ("", "N/A"):
+        return [0]
+    return [index for part in bare.split(",") for index in _expand_part(part, indices)]
+
+
+def _expand_part(part: str, whole: str) -> range:
+    found = re.fullmatch(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?", part)
+    if found is None:
+        raise ValueError(f"not a whole array expression: {whole!r}")
+    first, last, step = found.groups()
+    return range(int(first), int(last or first) + 1, int(step or 1))
+
+
+def _exit(status: str) -> tuple[int | None, int | None]:
+    """Exit code and signal from "code:signal" or from the number that wait(2) gives."""
+    code, colon, signal = status.partition(":")
+    if not code.isdigit() or (colon and not signal.isdigit()):
+        return None, None
+    return (int(code), int(signal)) if colon else (int(code) >> 8, int(code) & 0x7F)
+
+
+def unix_time(text: str) -> float | None:
+    """Unix seconds; Slurm says Unknown, None or N/A where there is no time."""
+    return float(text) if text.isdigit() and text != "0" else None
+
+
+def _limit(text: str) -> float | None:
+    """Seconds; not every job has a limit yet."""
+    return parse_duration(text) if re.fullmatch(r"[\d:-]+", text) else None
+
+
+def _text(text: str) -> str:
+    return "" if text in ("None assigned", "(null)", "N/A", "None") else text
+
+
+def read_ended(ids: Collection[str]) -> dict[tuple[str, int], Element]:
+    """Elements of these jobs of which accounting has the end, by array id and index; their last runs count.
+
+    What the queue says comes first: for a moment a job that is requeued after its node failed, say, has
+    only the record of its old run here. One call of sacct for a thousand ids. Raises :class:`NoAccounting`
+    where it cannot be asked, and :class:`SlurmError`.
+    """
+    known = read_accounting(ids)
+    return {key: element for key, element in known.items() if phase_of(element.state) == Phase.ENDED}
+
+
+def read_accounting(ids: Collection[str]) -> dict[tuple[str, int], Element]:
+    """Like :func:`read_ended`, with what waits or runs: accounting may lag behind the queue."""
+    found: dict[tuple[str, int], Element] = {}
+    for batch in in_batches(ids):
+        fields = ",".join(_ACCOUNTING_FIELDS)
+        text = ask_accounting(["-D", f"--format={fields}", f"--jobs={','.join(batch)}"])
+        found |= parse_accounting(text)
+    return found
+
+
+def ask_accounting(options: Sequence[str]) -> str:
+    """sacct's output without a header, fields separated by ``|``. Raises :class:`NoAccounting`."""
+    try:
+        return run_command(["sacct", "-n", "-P", *options], retries=_RETRIES)
+    except (SlurmMissing, SlurmTimeout) as error:
+        raise NoAccounting(str(error)) from None
+    except SlurmError as error:
+        if _NO_ACCOUNTING.search(error.stderr):
+            raise NoAccounting(str(error)) from None
+        raise
+
+
+def in_batches(items: Iterable[str]) -> Iterator[list[str]]:
+    """Ids or names without repeats, as many at a time as one command line surely takes."""
+    unique = sorted(set(items))
+    return (unique[start : start + _MOST_IDS] for start in range(0, len(unique), _MOST_IDS))
+
+
+@dataclass
+class _Run:
+    """A job's record and what its steps add."""
+
+    job_id: str
+    job: Element
+    indices: list[int]
+    restarts: int
+
+
+def split_accounting(text: str, width: int) -> Iterator[list[str]]:
+    """Rows of sacct's output, which must begin with JobID and State and end with JobName."""
+    return _records(text, _ACCOUNTING_START, width, "sacct")
+
+
+def parse_accounting(text: str) -> dict[tuple[str, int], Element]:
+    """The last run of each element in sacct's output, by array id and index."""
+    runs: list[_Run] = []
+    seen: Counter[str] = Counter()
+    for row in split_accounting(text, len(_ACCOUNTING_FIELDS)):
+        array_id, indices, step = _job_id(row[0])
+        if step:
+            _add_step(runs, row)
+            continue
+        runs.append(_Run(row[0], _accounted(array_id, row), expand(indices or ""), seen[row[0]]))
+        seen[row[0]] += 1
+    runs.sort(key=lambda run: run.job.submitted or 0.0)  # stable: sacct shows older runs first
+    return {
+        (run.job.array_id, index): replace(run.job, index=index, restarts=run.restarts)
+        for run in runs
+        for index in run.indices
+    }
+
+
+def _job_id(text: str) -> tuple[str, str | None, str | None]:
+    """Array id, index or indices, step."""
+    found = _JOB_ID.fullmatch(text)
+    if found is None:
+        raise SlurmError(["sacct"], 0, f"its output is not understood: {text[:100]!r}")
+    array_id, indices, step = found.groups()
+    return array_id, indices, step
+
+
+def _accounted(array_id: str, row: Sequence[str]) -> Element:
+    _, state_text, status, submitted, started, ended, time_limit, partition, node, reason, name = row
+    state = parse_state(state_text)
+    over = phase_of(state) == Phase.ENDED
+    exit_code, signal = _exit(status) if over else (None, None)
+    return Element(
+        array_id=array_id,
+        index=0,
+        name=name,
+        state=state,
+        reason="" if over else _text(reason),  # of a job that ended, it still shows why it once waited
+        node=_text(node),
+        partition=partition,
+        submitted=unix_time(submitted),
+        started=unix_time(started),
+        ended=unix_time(ended),
+        exit_code=exit_code,
+        signal=signal,
+        restarts=None,
+        time_limit=60 * float(time_limit) if time_limit.isdigit() else None,
+    )
+
+
+def _add_step(runs: list[_Run], row: Sequence[str]) -> None:
+    """Let a step explain its job, which may show 0:0 for TIMEOUT, or FAILED where a step lacked memory.
+
+    sacct shows steps right after the run of the job that they belong to.
+    """
+    job_id, _, step = row[0].rpartition(".")
+    if step == "extern" or not runs or runs[-1].job_id != job_id:
+        return
+    job = runs[-1].job
+    if job.state == SlurmState.FAILED and parse_state(row[1]) == SlurmState.OUT_OF_MEMORY:
+        job = replace(job, state=SlurmState.OUT_OF_MEMORY)
+    if (job.exit_code, job.signal) == (0, 0) and job.state != SlurmState.COMPLETED:
+        exit_code, signal = _exit(row[2])
+        job = replace(job, exit_code=exit_code or 0, signal=signal or 0)
+    runs[-1].job = job
+
+
+def find_by_name(names: Collection[str], since: float | None = None) -> dict[str, str]:
+    """Job name -> id of the first job (or array) of this user with this name; names of no job are left out.
+
+    The queue is asked first, then accounting, if there is any, for jobs since ``since`` (unix seconds; by
+    default two weeks ago). Names must not hold commas.
+    """
+    found: dict[str, str] = {}
+    for batch in in_batches(names):
+        found |= _first(parse_queue(_squeue(f"--name={','.join(batch)}"), batch.__contains__))
+    missing = [name for name in names if name not in found]
+    try:
+        for batch in in_batches(missing):
+            found |= _first(_accounted_by_name(batch, since))
+    except NoAccounting:
+        pass  # no worse than before accounting was set up: the queue remembers for MinJobAge
+    return found
+
+
+def _accounted_by_name(names: Collection[str], since: float | None) -> list[Element]:
+    seconds = math.ceil(_LONGEST_SEARCH if since is None else max(0.0, time.time() - since) + _CLOCK_SKEW)
+    options = [f"--user={os.getuid()}", f"--name={','.join(names)}", f"--starttime=now-{seconds}seconds"]
+    text = ask_accounting(["-D", "-X", f"--format={','.join(_ACCOUNTING_FIELDS)}", *options])
+    return [element for element in parse_accounting(text).values() if element.name in names]
+
+
+def _first(elements: Iterable[Element]) -> dict[str, str]:
+    ordered = sorted(elements, key=lambda element: int(element.array_id), reverse=True)
+    return {element.name: element.array_id for element in ordered}

@@ -1,0 +1,191 @@
+"""An array job of one plain command: rendered by a pure function, submitted through submitit.
+
+submitit's own jobs are pickled functions, which must not lie in a shared directory; here every element runs
+the same command, :mod:`slurm.element`, and finds what to do in a task list on disk.
+"""
+
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from submitit.core.utils import FailedSubmissionError
+from submitit.slurm.slurm import SlurmExecutor, _make_sbatch_string
+
+from slurm.commands import SlurmError, SlurmMissing, SlurmTimeout, run_command
+from slurm.query import find_by_name
+
+SUBMIT_SECONDS = 60.0
+"""How long sbatch may take before its answer is given up and the job is looked for by its name."""
+
+Option = str | int | bool
+
+
+@dataclass(frozen=True)
+class Array:
+    """One array job. Everything in it may come from a user: the rendering quotes it."""
+
+    name: str
+    """Job name, unique among all submissions, so that a job can be found by it."""
+    indices: Sequence[int]
+    """Array indices, ascending."""
+    command: Sequence[str]
+    """Words of the command that every element runs."""
+    output: str
+    """Where output goes, in sbatch's pattern language (see :func:`literal`)."""
+    folder: Path
+    """Working directory."""
+    options: Mapping[str, Option] = field(default_factory=dict)
+    """sbatch options by their long names."""
+    parallelism: int | None = None
+    """Elements that may run at once."""
+    setup: Sequence[str] = ()
+    """Shell lines before the command, taken as they are."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    dependency: str = ""
+    begin: str = ""
+
+
+def render(array: Array) -> str:
+    """The batch script. Pure.
+
+    Raises:
+        ValueError: a value holds a line break, which would end its #SBATCH line.
+    """
+    options: dict[str, Option] = {
+        **{name: value for name, value in array.options.items() if value is not False},
+        "array": array_expression(array.indices, array.parallelism),
+        "chdir": str(array.folder),
+        "output": array.output,
+    }
+    options |= {name: value for name, value in _when_given(array).items() if value}
+    for name, value in {"job-name": array.name, **options, **array.environment}.items():
+        if "\n" in str(value):
+            raise ValueError(f"{name} holds a line break, which a batch script's options cannot: {value!r}")
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in array.environment.items()]
+    # "exec": the warning signal goes to the batch shell's process alone, so that has to be the command.
+    text: str = _make_sbatch_string(
+        command=f"exec {shlex.join(array.command)}",
+        folder=array.folder,
+        job_name=array.name,
+        setup=[*array.setup, *exports],
+        stderr_to_stdout=True,
+        use_srun=False,
+        wckey=None,  # type: ignore[arg-type]  # its default would be written into the accounting
+        additional_parameters=options,
+    )
+    return text
+
+
+def _when_given(array: Array) -> dict[str, Option]:
+    return {"dependency": array.dependency, "begin": array.begin}
+
+
+def array_expression(indices: Sequence[int], parallelism: int | None) -> str:
+    """Like ``0-3,7%2``."""
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][1] + 1:
+            runs[-1][1] = index
+        else:
+            runs.append([index, index])
+    text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return f"{text}%{parallelism}" if parallelism else text
+
+
+def literal(path: Path | str) -> str:
+    """A path in sbatch's pattern language, none of its characters taken for a pattern."""
+    return str(path).replace("%", "%%")
+
+
+class ArrayExecutor(SlurmExecutor):
+    """submitit's executor, for scripts that are on disk already."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            super().__init__(folder)
+        except RuntimeError:  # it looks for srun
+            raise SlurmMissing("srun") from None
+
+    def submit_script(self, script: Path) -> str:
+        """Submit a rendered script. Returns the array's job id.
+
+        Raises:
+            SlurmTimeout: no answer; the job may have been accepted all the same.
+            SlurmError: refused.
+        """
+        command = self._make_submission_command(script)
+        answer = run_command(command, timeout=SUBMIT_SECONDS)
+        try:
+            return self._get_job_id_from_submission_command(answer)
+        except FailedSubmissionError as error:
+            raise SlurmError(command, 0, str(error)) from None
+
+
+class Refused(ValueError):
+    """sbatch does not take the job: there is none, and asking again would not help."""
+
+
+class QueueFull(Refused):
+    """A limit of submitted jobs is reached; later there is room again."""
+
+
+_FULL = re.compile(
+    r"MaxSubmit|SubmitLimit|job submit limit|MaxJobCount|temporarily unable to accept job|"
+    r"Job violates accounting/QOS policy|maximum number of jobs",
+    re.IGNORECASE,
+)
+_TRIES = 3
+_LOOKS = 5
+_LOOK_SECONDS = 2.0
+
+
+def submit(script: Path, name: str) -> str:
+    """Submit once, whatever becomes of the answer. Returns the array's job id.
+
+    After an answer that was lost the job is looked for by its name before anything is submitted again.
+
+    Raises:
+        QueueFull, Refused: Slurm's words.
+        SlurmTimeout: no answer, and no job of that name.
+    """
+    executor = ArrayExecutor(script.parent)
+    for attempt in range(1, _TRIES + 1):
+        try:
+            return executor.submit_script(script)
+        except SlurmTimeout:
+            if job := look_for(name):
+                return job
+            if attempt == _TRIES:
+                raise
+        except SlurmError as error:
+            kind = QueueFull if _FULL.search(error.stderr) else Refused
+            raise kind(f"sbatch refused {script}: {error.stderr.strip()}") from None
+    raise AssertionError("unreachable")
+
+
+def look_for(name: str) -> str | None:
+    """The job of this name; it may take the controller a while to show it."""
+    for _ in range(_LOOKS):
+        try:
+            if job := find_by_name([name]).get(name):
+                return job
+        except SlurmTimeout:
+            pass  # the controller that did not answer sbatch may not answer this either
+        time.sleep(_LOOK_SECONDS)
+    return None
+
+
+def update_dependency(elements: Sequence[str], dependency: str) -> None:
+    """Let pending jobs or elements wait for something else; they keep their places in the queue.
+
+    Also revives those that can never start because what they waited for failed. Raises SlurmError.
+    """
+    run_command(["scontrol", "update", f"jobid={','.join(elements)}", f"dependency={dependency}"])
+
+
+def cancel(jobs: Sequence[str], only_pending: bool) -> None:
+    """scancel in one call."""
+    run_command(["scancel", *(["--state=PENDING"] if only_pending else []), *jobs])
