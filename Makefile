@@ -22,6 +22,7 @@ quickstart: $(VENV)/train
 
 test: $(VENV)/dev
 	@sh tests/install_browser.sh
+	@sh tests/install_slurm.sh
 	@$(BIN)/python -m pytest
 
 check: $(VENV)/dev

@@ -12,5 +12,17 @@ def user_errors() -> tuple[type[Exception], ...]:
         ("pipeline.lease", "LeaseLost"),
         ("pipeline.data", "PromptError"),
         ("pipeline.plugins", "PluginError"),
+        ("slurm.submission", "Refused"),
+        ("slurm.commands", "SlurmMissing"),
+        ("slurm.devcluster", "DevclusterError"),
     )
+    return _imported(names)
+
+
+def scheduler_errors() -> tuple[type[Exception], ...]:
+    """Slurm's own troubles: nothing is lost, and later it may answer."""
+    return _imported((("slurm.commands", "SlurmError"),))
+
+
+def _imported(names: tuple[tuple[str, str], ...]) -> tuple[type[Exception], ...]:
     return tuple(getattr(sys.modules[module], name) for module, name in names if module in sys.modules)

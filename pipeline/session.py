@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import sys
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from pipeline.compose import ConfigError
 from pipeline.config import Config, LocalConfig, RewardModelConfig, SlurmConfig
 from pipeline.driver import Outcome, drive
 from pipeline.environment import TASK_ENVIRONMENT
+from pipeline.failureblock import failure_block, resume_command
 from pipeline.goback import go_back, parse_point
 from pipeline.lease import hold_patiently
 from pipeline.preview import validate_inputs
@@ -25,11 +25,9 @@ from pipeline.reconcile import FailureKind, GiveUp
 from pipeline.runs import Run, RunError, create_run
 from pipeline.slurmjobs import cancel_all
 from pipeline.submissions import begin_call, read_control, write_control
-from pipeline.tasks import PREPARE
 from slurm.local import LocalLimits, LocalScheduler
 from slurm.scheduler import Scheduler
-
-_LOG_LINES = 20
+from slurm.submission import Refused
 
 
 def start(config: Config, watch: bool) -> int:
@@ -42,7 +40,11 @@ def start(config: Config, watch: bool) -> int:
     run = create_run(config)
     if scheduler is not None:
         return carry_on(run, scheduler)
-    return follow_run(run) if watch else submit_run(run)
+    try:
+        return follow_run(run) if watch else submit_run(run)
+    except Refused:
+        cancel_run(run)  # with other settings it is another run: what is queued belongs to none
+        raise
 
 
 def resume_run(run: Run, watch: bool, back_to: str | None = None) -> int:
@@ -108,7 +110,7 @@ def advance_once(run: Run) -> int:
     done = advance_run(run, watcher)
     if done.outcome is Outcome.FAILED:
         return say_how_it_ended(run, done.outcome, done.given_up, "")
-    watcher.note("the run is complete" if done.outcome is Outcome.COMPLETE else "done; the run goes on")
+    watcher.note(f"the run is {done.outcome}" if done.outcome else "done; the run goes on")
     return 0
 
 
@@ -132,6 +134,8 @@ def say_how_it_ended(run: Run, outcome: Outcome, given_up: tuple[GiveUp, ...], o
     if outcome is Outcome.FAILED:
         print(failure_block(run, given_up), file=sys.stderr)
         return 2 if any(item.failure.kind is FailureKind.CONFIG for item in given_up) else 1
+    if outcome is Outcome.CANCELLED:
+        otherwise = f"the run was cancelled; to continue: {resume_command(run)}"
     print(otherwise, file=sys.stderr)
     return 3
 
@@ -206,36 +210,3 @@ def summary(run: Run) -> str:
             f"report:        {report}",
         )
     )
-
-
-def resume_command(run: Run) -> str:
-    return f"slurm-ppo resume {shlex.quote(str(run.paths.root))}"
-
-
-def way_out(run: Run, given_up: tuple[GiveUp, ...]) -> str:
-    """The command to continue with, or what to mend first."""
-    if not any(item.failure.kind is FailureKind.CONFIG for item in given_up):
-        return f"nothing that was committed is lost; to continue: {resume_command(run)}"
-    if not run.paths.task(PREPARE).record.exists():
-        return "nothing was committed: mend the settings and type the same command again"
-    return (
-        f"mend what the message names, then: {resume_command(run)} (settings are frozen; "
-        "to change one, start a new run with another run_dir=...)"
-    )
-
-
-def failure_block(run: Run, given_up: tuple[GiveUp, ...]) -> str:
-    """What failed, where, the end of its log, and the command to continue."""
-    lines = []
-    for item in given_up[:3]:
-        failure = item.failure
-        lines.append(f"failed: {item.task}, attempt {failure.attempt} ({failure.kind}): {failure.message}")
-        log = Path(failure.log)
-        if log.is_file():
-            with log.open(errors="replace") as file:
-                tail = deque(file, maxlen=_LOG_LINES)
-            lines += [f"last lines of {log}:", *(f"  | {line.rstrip()}" for line in tail)]
-    if len(given_up) > 3:
-        lines.append(f"and {len(given_up) - 3} more tasks")
-    lines.append(way_out(run, given_up))
-    return "\n".join(lines)

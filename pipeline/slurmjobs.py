@@ -39,7 +39,7 @@ from slurm.query import Element, find_by_name, read_queue
 from slurm.states import Phase, phase_of
 from slurm.submission import QueueFull, Refused, cancel, render, submit, update_dependency
 
-_ARRIVAL_SECONDS = 60.0
+_ARRIVAL_SECONDS = 30.0
 """A submission without a job id is looked for this long, before it is taken never to have arrived."""
 _KEPT_FOR_DRIVERS = 4
 _CHAIN = (Stage.PREPARE, Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE)
@@ -121,21 +121,29 @@ class SlurmJobs:
     def _find_live(self) -> Iterator[tuple[Task, Live]]:
         for submission in self._submissions:
             elements = {e.index: e for e in self._queue.get(submission.name, ()) if is_live(e)}
-            is_expected = submission.state.job is None and not submission.state.ended
             for index, task in submission.tasks():
                 if element := elements.get(index):
                     yield task, Live(submission, Carrier(element.array_id, index), element)
-                elif is_expected and age(submission) < _ARRIVAL_SECONDS:
+                elif self._is_expected(submission) and not submission.state.ended:
                     yield task, Live(submission, Carrier("", index), None)
 
     def _find_gone(self, is_committed: IsCommitted) -> Iterator[tuple[Submission, int]]:
         """Elements that have ended without a commit and are not accounted for yet."""
         for submission in self._submissions:
+            here = {e.index for e in self._queue.get(submission.name, ()) if is_live(e)}
             for index, task in submission.tasks():
-                live = self._live.get(task)
-                is_live_here = live is not None and live.submission.name == submission.name
-                if not is_live_here and str(index) not in submission.state.ended and not is_committed(task):
+                is_settled = index in here or str(index) in submission.state.ended
+                if not is_settled and not self._is_expected(submission) and not is_committed(task):
                     yield submission, index
+
+    def _is_expected(self, submission: Submission) -> bool:
+        """Whether it may yet show in the queue: its driver died between submitting and noting that."""
+        return submission.state.job is None and age(submission) < _ARRIVAL_SECONDS
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether a job may have been submitted that the queue does not show yet."""
+        return any(not live.carrier.array for live in self._live.values())
 
     def _explain(self, gone: list[tuple[Submission, int]]) -> list[Ended]:
         """Note in the ledger how elements ended."""
@@ -267,7 +275,8 @@ class SlurmJobs:
             self._carry_out(change)
         for iteration, purpose, last, earlier in self._watches():
             self._ensure_driver(iteration, purpose, last, earlier)
-        self._ensure_guard()
+        if seen.tasks:
+            self._ensure_guard()
 
     def _waiting(self) -> Iterator[Waiting]:
         for task, live in self._live.items():
@@ -341,8 +350,7 @@ class SlurmJobs:
             if (submission.iteration, submission.purpose) == (iteration, purpose):
                 elements = self._queue.get(submission.name, ())
                 is_pending = any(phase_of(e.state) is Phase.PENDING for e in elements)
-                is_expected = submission.state.job is None and age(submission) < _ARRIVAL_SECONDS
-                if is_pending or is_expected:
+                if is_pending or self._is_expected(submission):
                     return submission
         return None
 

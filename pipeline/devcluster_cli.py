@@ -1,0 +1,76 @@
+"""``slurm-ppo devcluster``: a real Slurm on this machine, to try batch runs on. Thin."""
+
+import shlex
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Bring a real Slurm up and down on this machine, to develop and test on.",
+)
+
+EXIT_FAILED = 1
+DEFAULT_FOLDER = Path(".slurm-ppo-devcluster")
+
+Folder = Annotated[
+    Path,
+    typer.Argument(metavar="DIR", help="Holds everything the cluster has: configuration, logs, sockets."),
+]
+
+
+@app.command()
+def up(
+    folder: Folder = DEFAULT_FOLDER,
+    accounting: Annotated[
+        bool, typer.Option(help="With slurmdbd and MariaDB, so that sacct answers. Needs two packages more.")
+    ] = False,
+) -> None:
+    """Start a cluster in a new folder: four nodes with pretended GPUs."""
+    from slurm.devcluster import start
+
+    began = time.monotonic()
+    cluster = start(folder, accounting=accounting)
+    partitions = ", ".join(partition.name for partition in cluster.layout.partitions)
+    typer.echo(f"{len(cluster.layout.nodes)} nodes are up after {time.monotonic() - began:.1f} s")
+    typer.echo(f"partitions: {partitions}")
+    where = "" if folder == DEFAULT_FOLDER else f" {shlex.quote(str(folder))}"
+    typer.echo(f'use it in this shell:  eval "$(slurm-ppo devcluster env{where})"; sinfo')
+    typer.echo(f"look at its daemons:   slurm-ppo devcluster status{where}")
+    typer.echo(f"remove it:             slurm-ppo devcluster down{where}")
+
+
+@app.command()
+def down(folder: Folder = DEFAULT_FOLDER) -> None:
+    """End a cluster's daemons and jobs, and remove its folder."""
+    from slurm.devcluster import attach
+
+    cluster = attach(folder)
+    cluster.stop()
+    typer.echo(f"removed {cluster.folder}")
+
+
+@app.command()
+def status(folder: Folder = DEFAULT_FOLDER) -> None:
+    """Show daemons and nodes. Exit code 1 if a daemon has ended."""
+    from slurm.devcluster import attach
+
+    found = attach(folder).status()
+    for daemon in found.daemons:
+        typer.echo(f"{daemon.name:20} {f'pid {daemon.pid}' if daemon.alive else 'has ended'}")
+    for node, state in found.nodes.items():
+        typer.echo(f"{f'node {node}':20} {state}")
+    if not all(daemon.alive for daemon in found.daemons):
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+def env(folder: Folder = DEFAULT_FOLDER) -> None:
+    """Print the shell commands after which sbatch, squeue and sinfo mean this cluster."""
+    from slurm.devcluster import attach
+
+    for name, value in attach(folder).environment().items():
+        typer.echo(f"export {name}={shlex.quote(value)}")

@@ -1,0 +1,262 @@
+"""A real Slurm on this machine, as root or as an ordinary user, with everything it has in one folder."""
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm.devcluster import database, jobs, programs
+from slurm.devcluster import folder as files
+from slurm.devcluster.errors import DevclusterError
+from slurm.devcluster.layout import Identity, Layout
+from slurm.devcluster.processes import Process, end, recorded, start_daemon
+
+_PATIENCE_SECONDS = 2.0
+_START_SECONDS = 60.0  # it takes one on an idle machine
+
+
+@dataclass(frozen=True)
+class DaemonStatus:
+    """One daemon."""
+
+    name: str
+    pid: int | None
+    """None once it has ended."""
+
+    @property
+    def alive(self) -> bool:
+        return self.pid is not None
+
+
+@dataclass(frozen=True)
+class ClusterStatus:
+    """What runs, and what the controller says of the nodes."""
+
+    daemons: tuple[DaemonStatus, ...]
+    nodes: Mapping[str, str]
+    """Name -> state as ``sinfo`` writes it, e.g. ``idle`` or ``down*``; empty when no controller answers."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster in a folder. Whoever has attached to it may do what whoever started it may."""
+
+    folder: Path
+    identity: Identity
+    layout: Layout
+    accounting: bool
+
+    def environment(self) -> dict[str, str]:
+        """The variables that make Slurm's commands talk to this cluster."""
+        return {"SLURM_CONF": str(self.identity.root / "slurm.conf")}
+
+    def stop(self) -> None:
+        """End every daemon and every process of a job, and remove the folder."""
+        self._end("slurmctld")
+        self._end(*(_slurmd(node.name) for node in self.layout.nodes))
+        jobs.kill(self.identity.name, self.folder / "log")
+        self._end("slurmdbd")
+        self._end("mariadbd", "munged")
+        files.remove(self.folder, self.identity)
+
+    def kill_node(self, name: str) -> None:
+        """Lose a node: kill its daemon and every process of its jobs."""
+        self.kill_slurmd(name)
+        jobs.kill(self.identity.name, self.folder / "log", name)
+
+    def kill_slurmd(self, name: str) -> None:
+        """Kill a node's daemon. Its jobs go on, as when the network fails."""
+        self._end(self._checked(name), patience=0)
+
+    def start_slurmd(self, name: str) -> None:
+        """Bring a node back. Returns once the controller says that it is up."""
+        self._checked(name)
+        self._start_slurmd(name)
+        self._wait(_slurmd(name), "listens", lambda: _listens(self.identity.ports.slurmd[name]))
+        self._wait_for_nodes({name})
+
+    def kill_controller(self) -> None:
+        """Kill slurmctld."""
+        self._end("slurmctld", patience=0)
+
+    def start_controller(self) -> None:
+        """Start slurmctld with the state that it saved. Returns once it knows of every node that runs."""
+        self._start_controller()
+        names = [node.name for node in self.layout.nodes]
+        self._wait_for_nodes({name for name in names if self._process(_slurmd(name))})
+
+    def restart_controller(self) -> None:
+        """Kill slurmctld and start it again. Takes 1 to 5 s.
+
+        It saves its state with a delay: jobs submitted in the last 5 s or so may be forgotten and killed.
+        """
+        self.kill_controller()
+        self.start_controller()
+
+    def stop_slurmdbd(self) -> None:
+        """Stop accounting. slurmctld keeps for slurmdbd what it would have been told."""
+        self._end("slurmdbd")
+
+    def start_slurmdbd(self) -> None:
+        """Start accounting. Returns once it accepts connections."""
+        self._start("slurmdbd", [programs.program("slurmdbd"), "-D"], database.environment(self.identity))
+        self._wait("slurmdbd", "listens", lambda: _listens(self.identity.ports.slurmdbd))
+
+    def status(self) -> ClusterStatus:
+        """What runs at this moment."""
+        found = {name: self._process(name) for name in self._daemon_names()}
+        daemons = tuple(
+            DaemonStatus(name, process.pid if process else None) for name, process in found.items()
+        )
+        controller = found["slurmctld"] and found["munged"]
+        return ClusterStatus(daemons, self.node_states() if controller else {})
+
+    def node_states(self) -> dict[str, str]:
+        """What the controller says of the nodes; empty if it does not answer."""
+        said = self.call("sinfo", "--noheader", "--Node", "--format=%N %T")
+        return dict(line.split() for line in said.stdout.splitlines()) if said.returncode == 0 else {}
+
+    def call(self, name: str, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        """Run one of Slurm's commands with a clean environment."""
+        command = [programs.program(name), *arguments]
+        environment = _clean_environment() | self.environment()
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
+
+    def _bring_up(self) -> None:
+        munged = _munged(self.identity.root)
+        self._start("munged", munged)
+        if self.accounting:
+            database.create(self.identity, _clean_environment())
+            self._start("mariadbd", database.command(self.identity))
+            self._wait("mariadbd", "listens", lambda: _accepts(self.identity.root / "mysql.sock"))
+        self._wait("munged", "listens", lambda: _accepts(self.identity.root / "munge.sock"))
+        if self.accounting:
+            self.start_slurmdbd()
+        self._start_controller()
+        for node in self.layout.nodes:
+            self._start_slurmd(node.name)
+        self._wait_for_nodes({node.name for node in self.layout.nodes})
+
+    def _start_controller(self) -> None:
+        self._start("slurmctld", [programs.program("slurmctld"), "-D"])
+
+    def _start_slurmd(self, name: str) -> None:
+        self._start(_slurmd(name), [programs.program("slurmd"), "-D", "-N", name])
+
+    def _start(self, name: str, command: list[str], more: Mapping[str, str] | None = None) -> None:
+        if self._process(name):
+            raise DevclusterError(f"{name} of {self.folder} is running already")
+        environment = _clean_environment() | self.environment() | dict(more or {})
+        root = self.identity.root
+        start_daemon(command, root / "run" / f"{name}.process", root / "log" / f"{name}.out", environment)
+
+    def _end(self, *names: str, patience: float = _PATIENCE_SECONDS) -> None:
+        found = [process for name in names if (process := self._process(name))]
+        end(found, patience)
+
+    def _process(self, name: str) -> Process | None:
+        return recorded(self.folder / "run" / f"{name}.process")
+
+    def _daemon_names(self) -> list[str]:
+        accounting = ["mariadbd", "slurmdbd"] if self.accounting else []
+        return ["munged", *accounting, "slurmctld", *(_slurmd(node.name) for node in self.layout.nodes)]
+
+    def _checked(self, node: str) -> str:
+        names = [known.name for known in self.layout.nodes]
+        if node not in names:
+            raise DevclusterError(f"no node {node!r}; the nodes are {', '.join(names)}")
+        return _slurmd(node)
+
+    def _wait_for_nodes(self, names: set[str]) -> None:
+        def ready() -> bool:
+            states = self.node_states()
+            return bool(states) and all(_is_up(states[name]) for name in names)
+
+        self._wait("slurmctld", f"says that {', '.join(sorted(names))} are up", ready)
+
+    def _wait(self, name: str, does: str, condition: Callable[[], bool]) -> None:
+        """Poll until a daemon does what it should; say what it wrote last if it ends or takes too long."""
+        until = time.monotonic() + _START_SECONDS
+        while not condition():
+            ended = self._process(name) is None
+            if ended or time.monotonic() > until:
+                problem = "ended before it" if ended else f"took more than {_START_SECONDS:g} s until it"
+                raise DevclusterError(f"{name} {problem} {does}:\n{self._last_words(name)}")
+            time.sleep(0.02)
+
+    def _last_words(self, name: str) -> str:
+        logs = [self.folder / "log" / f"{name}.{ending}" for ending in ("out", "log")]
+        lines = [line for log in logs if log.exists() for line in log.read_text().splitlines()[-5:]]
+        return "\n".join(lines) or "it wrote nothing"
+
+
+def start(folder: Path, layout: Layout | None = None, accounting: bool = False) -> Cluster:
+    """Bring a cluster up in a new or empty folder. Returns once every node is idle.
+
+    Raises PackagesMissing without Slurm, DevclusterError if the folder is in use or a daemon does not come
+    up. Nothing is left running then.
+    """
+    programs.check(accounting)
+    layout = layout or Layout()
+    folder = folder.absolute()
+    files.claim(folder)
+    cluster = None
+    try:
+        cluster = Cluster(folder, files.identity(folder, layout), layout, accounting)
+        files.write(folder, cluster.identity, layout, accounting)
+        cluster._bring_up()
+    except BaseException:
+        if cluster:
+            cluster.stop()
+        else:
+            files.remove(folder, None)
+        raise
+    return cluster
+
+
+def attach(folder: Path) -> Cluster:
+    """The cluster that was started in a folder, running or not."""
+    folder = folder.absolute()
+    identity, layout, accounting = files.read(folder)
+    return Cluster(folder, identity, layout, accounting)
+
+
+def _munged(root: Path) -> list[str]:
+    return [
+        programs.program("munged"),
+        "--foreground",
+        "--force",  # it dislikes folders that only their owner may enter
+        f"--key-file={root}/munge.key",
+        f"--socket={root}/munge.sock",
+        f"--pid-file={root}/run/munged.pid",
+        f"--log-file={root}/log/munged.log",
+        f"--seed-file={root}/munge.seed",
+        "--num-threads=2",
+    ]
+
+
+def _slurmd(node: str) -> str:
+    return f"slurmd-{node}"
+
+
+def _clean_environment() -> dict[str, str]:
+    """Nothing of the caller's: SLURM_* and SBATCH_* would change what daemons and commands do."""
+    return {"PATH": programs.search_path(), "LANG": "C.UTF-8", "HOME": os.environ.get("HOME", "/")}
+
+
+def _is_up(state: str) -> bool:
+    # A star: the node does not answer.
+    return not state.endswith("*") and state not in ("down", "unknown")
+
+
+def _accepts(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,149 @@
+"""The files of a cluster: its folder, what is its own on this machine, what its daemons read."""
+
+import dataclasses
+import json
+import os
+import pwd
+import random
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+from slurm.devcluster import programs
+from slurm.devcluster.errors import DevclusterError
+from slurm.devcluster.layout import (
+    Identity,
+    Layout,
+    Ports,
+    cgroup_conf,
+    gres_conf,
+    identity_from_json,
+    layout_from_json,
+    slurm_conf,
+    slurmdbd_conf,
+)
+
+RECORD = "cluster.json"
+_FOLDERS = ("state", "spool", "log", "dev", "tmp")
+# A Unix socket's path has at most 107 characters; the longest of ours is a step's below spool/<node>/.
+_LONGEST_ROOT = 50
+# Below the numbers that Linux hands out to outgoing connections.
+_PORTS = range(20_000, 32_000)
+
+
+def claim(folder: Path) -> None:
+    """Take a new or empty folder. Of several who try at once, one succeeds."""
+    if (folder / RECORD).exists():
+        raise DevclusterError(
+            f"{folder} holds a cluster already; slurm-ppo devcluster down {folder} removes it"
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DevclusterError(f"{folder} is not an empty folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        (folder / "run").mkdir()
+    except FileExistsError:
+        raise DevclusterError(f"another cluster is being started in {folder}") from None
+    folder.chmod(0o700)
+
+
+def identity(folder: Path, layout: Layout) -> Identity:
+    """Choose a name, free ports and a short path."""
+    token = os.urandom(3).hex()
+    return Identity(
+        name=f"dev{token}",
+        root=_short_path(folder, token),
+        user=_user(),
+        host=socket.gethostname().partition(".")[0],
+        ports=_free_ports(layout),
+        version=programs.slurm_version(),
+    )
+
+
+def write(folder: Path, chosen: Identity, layout: Layout, accounting: bool) -> None:
+    """Everything that is there before the first daemon starts. What :func:`read` needs comes first."""
+    _write_record(folder, chosen, layout, accounting)
+    for name in _FOLDERS:
+        (folder / name).mkdir()
+    _write(folder / ".gitignore", "*\n")
+    _write(folder / "slurm.conf", slurm_conf(chosen, layout, accounting))
+    _write(folder / "gres.conf", gres_conf(chosen, layout))
+    _write(folder / "cgroup.conf", cgroup_conf(chosen))
+    _write(folder / "slurmdbd.conf", slurmdbd_conf(chosen))
+    _write(folder / "munge.key", os.urandom(128))
+    for node in layout.nodes:
+        (folder / "spool" / node.name).mkdir()
+        (folder / "dev" / node.name).mkdir()
+        for index in range(node.gpus):
+            (folder / "dev" / node.name / f"gpu{index}").symlink_to(os.devnull)
+
+
+def read(folder: Path) -> tuple[Identity, Layout, bool]:
+    """What :func:`write` was given."""
+    try:
+        record = json.loads((folder / RECORD).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        raise DevclusterError(f"no development cluster in {folder}") from None
+    except PermissionError:
+        raise DevclusterError(f"the development cluster in {folder} is another user's") from None
+    return identity_from_json(record["identity"]), layout_from_json(record["layout"]), record["accounting"]
+
+
+def remove(folder: Path, chosen: Identity | None) -> None:
+    """Remove the folder, and the short path to it."""
+    if chosen and chosen.root != folder and chosen.root.is_symlink():
+        chosen.root.unlink()
+    shutil.rmtree(folder)
+
+
+def _write_record(folder: Path, chosen: Identity, layout: Layout, accounting: bool) -> None:
+    record = {
+        "identity": dataclasses.asdict(chosen) | {"root": str(chosen.root)},
+        "layout": dataclasses.asdict(layout),
+        "accounting": accounting,
+    }
+    _write(folder / f"{RECORD}.new", json.dumps(record, indent=1))
+    (folder / f"{RECORD}.new").rename(folder / RECORD)
+
+
+def _write(path: Path, content: str | bytes) -> None:
+    path.touch(mode=0o600)  # slurmdbd and munged insist
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def _short_path(folder: Path, token: str) -> Path:
+    """The folder itself, or a link to it: too long for sockets, or with signs that Slurm cannot read."""
+    plain = str(folder).isascii() and all(sign.isalnum() or sign in "/._-+" for sign in str(folder))
+    if plain and len(str(folder)) <= _LONGEST_ROOT:
+        return folder
+    link = Path(tempfile.gettempdir()) / f"slurm-ppo-{token}"
+    link.symlink_to(folder)
+    return link
+
+
+def _user() -> str:
+    # Not $USER: it may still name whoever this user was switched from.
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _free_ports(layout: Layout) -> Ports:
+    """Ports that nobody listens at. Random, so that clusters that start together hardly ever meet."""
+    candidates = iter(random.SystemRandom().sample(_PORTS, 1000))
+
+    def free() -> int:
+        return next(port for port in candidates if _is_free(port))
+
+    return Ports(free(), free(), {node.name: free() for node in layout.nodes})
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,271 @@
+"""What a development cluster consists of, and its configuration files as text. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Node:
+    """One ``slurmd``. It declares what it likes: nothing is measured or enforced."""
+
+    name: str
+    gpu_type: str = "a100"
+    gpus: int = 2
+    """Pretended ones: they are counted, and jobs see ``CUDA_VISIBLE_DEVICES``."""
+    cpus: int = 32
+    memory_mb: int = 64_000
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A queue over some nodes."""
+
+    name: str
+    nodes: tuple[str, ...]
+    default: bool = False
+    max_time: str = "UNLIMITED"
+    """As Slurm writes it; a bare number is minutes."""
+    priority_tier: int = 1
+    """Jobs of a higher tier start first, and take the place of preemptible jobs of a lower one."""
+    preemptible: bool = False
+    """Its jobs are requeued when a higher tier needs their place."""
+    grace_seconds: int = 0
+    """Between the signal to a preempted job and its end."""
+
+
+NODES = (
+    Node("rollout0"),
+    Node("reward0", gpu_type="l40"),
+    Node("update0"),
+    Node("update1"),
+)
+_EVERY_NODE = tuple(node.name for node in NODES)
+PARTITIONS = (
+    Partition("cpu", _EVERY_NODE, default=True),
+    Partition("rollout", ("rollout0",)),
+    Partition("reward", ("reward0",)),
+    Partition("update", ("update0", "update1")),
+    Partition("all", _EVERY_NODE),
+    Partition("rollout-low", ("rollout0",), preemptible=True, grace_seconds=5),
+    Partition("rollout-high", ("rollout0",), priority_tier=10),
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Nodes, partitions and how quickly Slurm acts. Times in seconds.
+
+    The defaults are for short tests: Slurm's own make a requeued job wait for two minutes.
+    """
+
+    nodes: tuple[Node, ...] = NODES
+    partitions: tuple[Partition, ...] = PARTITIONS
+    slurmd_timeout: int = 10
+    """A node that has been silent for so long is down. Slurm looks about every 15 s more."""
+    kill_wait: int = 5
+    """Between SIGTERM and SIGKILL at a time limit or a cancellation."""
+    min_job_age: int = 300
+    """How long the controller remembers an ended job."""
+    cred_expire: int = 5
+    """A requeued job is held back for so long."""
+    backfill_interval: int = 1
+    max_array_size: int = 1001
+    """One more than the highest index of an array."""
+    default_memory_mb_per_cpu: int = 100
+    more: tuple[str, ...] = ()
+    """Lines to end slurm.conf with, e.g. ``EnforcePartLimits=ALL``."""
+
+
+@dataclass(frozen=True)
+class Ports:
+    """TCP ports on 127.0.0.1."""
+
+    slurmctld: int
+    slurmdbd: int
+    slurmd: Mapping[str, int]
+    """By node name."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What tells one cluster from the others of this machine, and where its daemons run."""
+
+    name: str
+    root: Path
+    """Its folder by a path that is short enough for Unix sockets."""
+    user: str
+    host: str
+    ports: Ports
+    version: tuple[int, int]
+    """Of Slurm, e.g. (22, 5)."""
+
+
+def slurm_conf(identity: Identity, layout: Layout, accounting: bool) -> str:
+    """The text of slurm.conf."""
+    parts = [
+        _daemons(identity),
+        _authentication(identity, layout),
+        _scheduling(identity, layout),
+        _job_control(identity, layout),
+        _accounting(identity, layout) if accounting else ["AccountingStorageType=accounting_storage/none"],
+        _machines(identity, layout),
+        list(layout.more),
+    ]
+    return "\n".join(line for part in parts for line in part) + "\n"
+
+
+def gres_conf(identity: Identity, layout: Layout) -> str:
+    """The text of gres.conf: the fake GPUs."""
+    lines = [
+        f"NodeName={node.name} Name=gpu Type={node.gpu_type} "
+        f"File={identity.root}/dev/{node.name}/gpu[0-{node.gpus - 1}]"
+        for node in layout.nodes
+        if node.gpus
+    ]
+    return "\n".join(["AutoDetect=off", *lines]) + "\n"
+
+
+def cgroup_conf(identity: Identity) -> str:
+    """The text of cgroup.conf: none are used, so that no special rights are needed."""
+    return "CgroupPlugin=disabled\n" if identity.version >= (23, 11) else "ConstrainCores=no\n"
+
+
+def slurmdbd_conf(identity: Identity) -> str:
+    """The text of slurmdbd.conf."""
+    return "\n".join(
+        [
+            "AuthType=auth/munge",
+            f"AuthInfo=socket={identity.root}/munge.sock",
+            f"DbdHost={identity.host}",
+            "DbdAddr=127.0.0.1",
+            f"DbdPort={identity.ports.slurmdbd}",
+            f"SlurmUser={identity.user}",
+            f"LogFile={identity.root}/log/slurmdbd.log",
+            f"PidFile={identity.root}/run/slurmdbd.pid",
+            "StorageType=accounting_storage/mysql",
+            "StorageHost=localhost",  # means the Unix socket that MYSQL_UNIX_PORT names
+            "StorageUser=root",
+            "StorageLoc=slurm_acct_db",
+            "",
+        ]
+    )
+
+
+def _daemons(identity: Identity) -> list[str]:
+    root = identity.root
+    return [
+        f"ClusterName={identity.name}",
+        f"SlurmctldHost={identity.host}(127.0.0.1)",
+        f"SlurmctldPort={identity.ports.slurmctld}",
+        f"SlurmUser={identity.user}",
+        f"SlurmdUser={identity.user}",
+        f"StateSaveLocation={root}/state",
+        f"SlurmdSpoolDir={root}/spool/%n",
+        f"SlurmctldPidFile={root}/run/slurmctld.pid",
+        f"SlurmdPidFile={root}/run/slurmd-%n.pid",
+        f"SlurmctldLogFile={root}/log/slurmctld.log",
+        f"SlurmdLogFile={root}/log/slurmd-%n.log",
+        "SlurmctldDebug=info",
+        "SlurmdDebug=info",
+        "SlurmdParameters=config_overrides",
+        "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny",
+        "MailProg=/bin/true",
+    ]
+
+
+def _authentication(identity: Identity, layout: Layout) -> list[str]:
+    return [
+        "AuthType=auth/munge",
+        "CredType=cred/munge",
+        f"AuthInfo=socket={identity.root}/munge.sock,cred_expire={layout.cred_expire}",
+    ]
+
+
+def _scheduling(identity: Identity, layout: Layout) -> list[str]:
+    lines = [
+        "SchedulerType=sched/backfill",
+        f"SchedulerParameters=batch_sched_delay=0,bf_interval={layout.backfill_interval}",
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_Core_Memory",
+        f"DefMemPerCPU={layout.default_memory_mb_per_cpu}",
+        f"MaxArraySize={layout.max_array_size}",
+        f"MinJobAge={layout.min_job_age}",
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=REQUEUE",
+    ]
+    # Where a preempted job's --signal is asked for has moved.
+    moved = identity.version >= (23, 2)
+    lines.append(
+        "PreemptParameters=send_user_signal" if moved else "SlurmctldParameters=preempt_send_user_signal"
+    )
+    return lines
+
+
+def _job_control(identity: Identity, layout: Layout) -> list[str]:
+    return [
+        "ProctrackType=proctrack/linuxproc",
+        "TaskPlugin=task/none",
+        "MpiDefault=none",
+        "ReturnToService=2",
+        f"SlurmdTimeout={layout.slurmd_timeout}",
+        f"KillWait={layout.kill_wait}",
+    ]
+
+
+def _accounting(identity: Identity, layout: Layout) -> list[str]:
+    types = sorted({node.gpu_type for node in layout.nodes if node.gpus})
+    tracked = ",".join(["gres/gpu", *(f"gres/gpu:{name}" for name in types)]) if types else ""
+    return [
+        "AccountingStorageType=accounting_storage/slurmdbd",
+        "AccountingStorageHost=127.0.0.1",
+        f"AccountingStoragePort={identity.ports.slurmdbd}",
+        # Clients of slurmdbd do not read AuthInfo.
+        f"AccountingStoragePass={identity.root}/munge.sock",
+        *([f"AccountingStorageTRES={tracked}"] if tracked else []),
+        "JobAcctGatherType=jobacct_gather/linux",
+        "JobAcctGatherFrequency=task=5",
+    ]
+
+
+def _machines(identity: Identity, layout: Layout) -> list[str]:
+    gres = ["GresTypes=gpu"] if any(node.gpus for node in layout.nodes) else []
+    nodes = [_node(node, identity) for node in layout.nodes]
+    return [*gres, *nodes, *(_partition(partition) for partition in layout.partitions)]
+
+
+def _node(node: Node, identity: Identity) -> str:
+    gres = f" Gres=gpu:{node.gpu_type}:{node.gpus}" if node.gpus else ""
+    return (
+        f"NodeName={node.name} NodeHostname={identity.host} NodeAddr=127.0.0.1 "
+        f"Port={identity.ports.slurmd[node.name]} CPUs={node.cpus} RealMemory={node.memory_mb}{gres}"
+    )
+
+
+def _partition(partition: Partition) -> str:
+    return (
+        f"PartitionName={partition.name} Nodes={','.join(partition.nodes)} "
+        f"Default={'YES' if partition.default else 'NO'} MaxTime={partition.max_time} "
+        f"PriorityTier={partition.priority_tier} "
+        f"PreemptMode={'REQUEUE' if partition.preemptible else 'OFF'} GraceTime={partition.grace_seconds}"
+    )
+
+
+def layout_from_json(record: Mapping[str, Any]) -> Layout:
+    """The inverse of ``dataclasses.asdict``, after a round through JSON."""
+    plain = dict(record)
+    plain["nodes"] = tuple(Node(**node) for node in record["nodes"])
+    plain["partitions"] = tuple(
+        Partition(**(partition | {"nodes": tuple(partition["nodes"])})) for partition in record["partitions"]
+    )
+    plain["more"] = tuple(record["more"])
+    return Layout(**plain)
+
+
+def identity_from_json(record: Mapping[str, Any]) -> Identity:
+    """The inverse of ``dataclasses.asdict``, after a round through JSON."""
+    ports = Ports(**record["ports"])
+    major, minor = record["version"]
+    plain = dict(record) | {"root": Path(record["root"]), "ports": ports, "version": (major, minor)}
+    return Identity(**plain)

@@ -1,0 +1,135 @@
+"""Processes that outlive whoever started them, and are never mistaken for another with the same number."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm.devcluster.errors import DevclusterError
+
+_POLL_SECONDS = 0.01
+_RECORD_SECONDS = 20.0
+# The process writes who it is before it becomes the daemon: no moment at which it runs unrecorded.
+_RECORD_AND_BECOME = (
+    '{ cat /proc/$$/stat /proc/sys/kernel/random/boot_id; } >"$0.new" && mv "$0.new" "$0" && exec "$@"'
+)
+_IN_BACKGROUND = 'sh -c "$@" </dev/null >>"$0" 2>&1 &'
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process as the kernel describes it."""
+
+    pid: int
+    name: str
+    state: str
+    parent: int
+    session: int
+    started: int
+    """Clock ticks since the machine started. With ``pid`` it names a process for good."""
+
+
+def start_daemon(command: Sequence[str], record: Path, log: Path, environment: Mapping[str, str]) -> None:
+    """Start a process in a session of its own. Who it is goes to ``record``, what it says to ``log``."""
+    record.unlink(missing_ok=True)
+    shell = ["sh", "-c", _IN_BACKGROUND, str(log), _RECORD_AND_BECOME, str(record), *command]
+    subprocess.run(shell, check=True, env=dict(environment), cwd="/", start_new_session=True)
+    until = time.monotonic() + _RECORD_SECONDS
+    while not record.exists():
+        if time.monotonic() > until:
+            raise DevclusterError(f"{command[0]} did not start within {_RECORD_SECONDS:g} s; see {log}")
+        time.sleep(_POLL_SECONDS / 5)
+
+
+def recorded(record: Path) -> Process | None:
+    """The process that ``record`` names, if it is alive."""
+    try:
+        *stat, boot = record.read_text().splitlines()
+    except FileNotFoundError:
+        return None
+    if boot != Path("/proc/sys/kernel/random/boot_id").read_text().strip():
+        return None
+    return alive(_parse("\n".join(stat)))
+
+
+def alive(process: Process) -> Process | None:
+    """The same process as it is now; None if it has ended, though its parent may not have noticed yet."""
+    now = look_up(process.pid)
+    return now if now and now.started == process.started and now.state not in "ZX" else None
+
+
+def look_up(pid: int) -> Process | None:
+    """Whatever has this number now."""
+    try:
+        return _parse(Path(f"/proc/{pid}/stat").read_text())
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def everything() -> list[Process]:
+    """Every process that is alive."""
+    found = (look_up(int(entry)) for entry in os.listdir("/proc") if entry.isdigit())  # noqa: PTH208
+    return [process for process in found if process and process.state not in "ZX"]
+
+
+def environment_of(process: Process) -> dict[str, str]:
+    """Its environment at its start; empty if that is not ours to read."""
+    try:
+        text = Path(f"/proc/{process.pid}/environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return {}
+    return dict(item.partition("=")[::2] for item in text.split("\0"))
+
+
+def open_files(process: Process) -> set[str]:
+    """What its descriptors lead to, as the kernel writes it."""
+    found = set()
+    with contextlib.suppress(OSError):  # it has ended, or is not ours
+        for entry in Path(f"/proc/{process.pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # it has closed this one
+                found.add(str(entry.readlink()))
+    return found
+
+
+def end(processes: Iterable[Process], patience: float) -> None:
+    """SIGTERM, SIGKILL to what is left after ``patience`` seconds, and wait until all have ended."""
+    left = send(processes, signal.SIGTERM) if patience else list(processes)
+    left = _wait_for_end(left, patience)
+    left = _wait_for_end(send(left, signal.SIGKILL), 5.0)
+    if left:
+        raise DevclusterError(f"processes {[process.pid for process in left]} do not end after SIGKILL")
+
+
+def send(processes: Iterable[Process], number: signal.Signals) -> list[Process]:
+    """Signal those that are alive, and return them."""
+    reached = []
+    for process in processes:
+        if not alive(process):
+            continue
+        try:
+            os.kill(process.pid, number)
+        except ProcessLookupError:
+            continue
+        reached.append(process)
+    return reached
+
+
+def _wait_for_end(processes: list[Process], seconds: float) -> list[Process]:
+    until = time.monotonic() + seconds
+    left = [process for process in processes if alive(process)]
+    while left and time.monotonic() < until:
+        time.sleep(_POLL_SECONDS)
+        left = [process for process in left if alive(process)]
+    return left
+
+
+def _parse(stat: str) -> Process:
+    # "pid (name) state parent group session ... started": a name may hold spaces and brackets.
+    head, _, tail = stat.rpartition(")")
+    pid, _, name = head.partition(" (")
+    fields = tail.split()
+    return Process(int(pid), name, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))

@@ -1,0 +1,53 @@
+"""The programs a cluster needs, wherever a distribution puts them."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from slurm.devcluster.errors import DevclusterError, PackagesMissing
+
+# Daemons lie in folders that are not in an ordinary user's PATH.
+_MORE_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/libexec")
+_SLURM = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client"}
+_ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server", "mariadb-install-db": "mariadb-server"}
+
+
+def search_path() -> str:
+    """PATH with the folders of daemons."""
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), *_MORE_FOLDERS])
+
+
+def find(name: str) -> Path | None:
+    """Where a program is."""
+    found = shutil.which(name, path=search_path())
+    return Path(found) if found else None
+
+
+def program(name: str) -> str:
+    """Where a program is that must be there."""
+    found = find(name)
+    if found is None:
+        raise PackagesMissing(f"{name} is not installed")
+    return str(found)
+
+
+def check(accounting: bool) -> None:
+    """Raise PackagesMissing, with the command that installs them, unless every program is there."""
+    needed = _SLURM | (_ACCOUNTING if accounting else {})
+    packages = dict.fromkeys(package for name, package in needed.items() if find(name) is None)
+    if packages:
+        raise PackagesMissing(
+            "a development cluster needs packages that are not installed; on Debian or Ubuntu: "
+            f"sudo apt install --no-install-recommends {' '.join(packages)}"
+        )
+
+
+def slurm_version() -> tuple[int, int]:
+    """For example (22, 5)."""
+    said = subprocess.run([program("slurmctld"), "-V"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"(\d+)\.(\d+)", said)
+    if found is None:
+        raise DevclusterError(f"slurmctld -V does not say which version it is: {said.strip()!r}")
+    return int(found[1]), int(found[2])

@@ -1,0 +1,144 @@
+"""Who waits for whom: dependency expressions follow what is committed and who carries what is missing."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.config import StreamingDependency
+from pipeline.plan import Plan
+from pipeline.tasks import PREPARE, Stage, Task
+from pipeline.wiring import (
+    NEVER,
+    Carrier,
+    Waiting,
+    carriers_of,
+    dependency_of,
+    missing_inputs,
+    rewire,
+    watch_expression,
+)
+
+PLAN = Plan(iterations=3, num_shards=3, evaluate_every=0)
+CORR, OK = StreamingDependency.AFTERCORR, StreamingDependency.AFTEROK
+
+
+def rollout(shard: int, iteration: int = 1) -> Task:
+    return Task(iteration, Stage.ROLLOUT, shard)
+
+
+def reward(shard: int, iteration: int = 1) -> Task:
+    return Task(iteration, Stage.REWARD, shard)
+
+
+def carried(array: str, *tasks: Task) -> dict[Task, Carrier]:
+    return {task: Carrier(array, task.shard) for task in tasks}
+
+
+def none_committed(task: Task) -> bool:
+    return False
+
+
+def test_a_reward_waits_for_its_rollout_and_not_for_what_that_waits_for():
+    assert missing_inputs(PLAN, reward(1), none_committed) == [rollout(1)]
+    assert missing_inputs(PLAN, reward(1), {PREPARE, rollout(1)}.__contains__) == []
+
+
+def test_an_update_waits_for_the_rewards_alone():
+    update = Task(2, Stage.UPDATE)
+    assert missing_inputs(PLAN, update, none_committed) == [reward(s, 2) for s in range(3)]
+    # A rollout that has to be repeated although its reward stands is waited for by itself.
+    committed = {PREPARE, Task(1, Stage.UPDATE), *(reward(s, 2) for s in range(3)), rollout(0, 2), rollout(2, 2)}
+    assert missing_inputs(PLAN, update, committed.__contains__) == [rollout(1, 2)]
+
+
+def test_a_task_with_an_input_that_nobody_carries_cannot_be_ordered():
+    assert carriers_of(PLAN, reward(1), none_committed, {}) is None
+    carriers = carried("7", rollout(1))
+    assert carriers_of(PLAN, reward(1), none_committed, carriers) == (Carrier("7", 1),)
+
+
+def elements(tasks, carriers):
+    return [(t, t.shard, carriers_of(PLAN, t, none_committed, carriers) or ()) for t in tasks]
+
+
+def test_scoring_follows_generation_shard_by_shard():
+    wanted = elements([reward(s) for s in range(3)], carried("7", *(rollout(s) for s in range(3))))
+    assert dependency_of(wanted, CORR) == ("aftercorr:7", ("7",))
+    assert dependency_of(wanted, OK) == ("afterok:7", ("7",))
+
+
+def test_rewards_of_rollouts_in_several_arrays_wait_for_all_of_them():
+    carriers = carried("7", rollout(0), rollout(2)) | carried("12", rollout(1))
+    wanted = elements([reward(s) for s in range(3)], carriers)
+    assert dependency_of(wanted, CORR) == ("afterok:7:12", ("7", "12"))
+
+
+def test_indices_that_do_not_correspond_are_not_said_to():
+    wanted = [(reward(1001), 1, (Carrier("7", 2),))]
+    assert dependency_of(wanted, CORR) == ("afterok:7", ("7",))
+
+
+def test_what_needs_nothing_waits_for_nothing():
+    assert dependency_of([(rollout(0), 0, ())], CORR) == ("", ())
+
+
+def waiting(task: Task, array: str, reason: str, *waits_for: str) -> Waiting:
+    return Waiting(task, Carrier(array, task.shard), reason, waits_for)
+
+
+def test_after_a_failed_rollout_just_its_reward_is_told_to_wait_for_the_new_one():
+    carriers = carried("12", rollout(1)) | carried("8", *(reward(s) for s in range(3)))
+    committed = {PREPARE, rollout(0), rollout(2)}.__contains__
+    items = [waiting(reward(0), "8", "Resources", "7"), waiting(reward(1), "8", NEVER, "7")]
+    (change,) = rewire(PLAN, items, committed, carriers, CORR)
+    assert change.elements == (Carrier("8", 1),)
+    assert (change.dependency, change.waits_for) == ("aftercorr:12", ("12",))
+
+
+def test_a_dead_dependency_whose_work_was_done_elsewhere_is_removed():
+    items = [waiting(reward(1), "8", NEVER, "7")]
+    (change,) = rewire(PLAN, items, {PREPARE, rollout(1)}.__contains__, {}, CORR)
+    assert (change.dependency, change.waits_for) == ("", ())
+
+
+def test_what_waits_rightly_is_left_alone():
+    carriers = carried("7", *(rollout(s) for s in range(3)))
+    items = [waiting(reward(s), "8", "Dependency", "7") for s in range(3)]
+    assert rewire(PLAN, items, none_committed, carriers, CORR) == []
+
+
+def test_a_replacement_in_a_new_array_is_noticed_before_the_dependency_breaks():
+    items = [waiting(reward(1), "8", "Dependency", "7")]
+    (change,) = rewire(PLAN, items, none_committed, carried("12", rollout(1)), CORR)
+    assert change.dependency == "aftercorr:12"
+
+
+def test_an_update_is_not_told_anew_when_only_a_rollout_was_repeated():
+    carriers = carried("12", rollout(1)) | carried("8", *(reward(s) for s in range(3)))
+    update = Task(1, Stage.UPDATE)
+    items = [waiting(update, "9", "Dependency", "8")]
+    assert rewire(PLAN, items, {PREPARE, rollout(0), rollout(2)}.__contains__, carriers, CORR) == []
+
+
+def test_one_driver_watches_a_whole_iteration():
+    assert watch_expression(["9"], ["7", "8"]) == "afterany:9?afternotok:7?afternotok:8"
+
+
+@given(st.sets(st.integers(0, 5)), st.sets(st.integers(0, 5)))
+def test_whatever_was_lost_one_round_of_rewiring_is_enough(lost, done):
+    """After a rewiring, every waiting element's dependency is on jobs that carry its missing input now."""
+    plan = Plan(iterations=1, num_shards=6, evaluate_every=0)
+    lost -= done
+    carriers = {rollout(s): Carrier("12" if s in lost else "7", s) for s in range(6) if s not in done}
+    committed = {PREPARE, *(rollout(s) for s in done)}.__contains__
+    items = [waiting(reward(s), "8", NEVER if s in lost else "Dependency", "7") for s in range(6)]
+    changes = rewire(plan, items, committed, carriers, CORR)
+    told = {element.index: change.waits_for for change in changes for element in change.elements}
+    assert {s: ("12",) for s in lost} == told
+    assert len(changes) <= 1
+
+
+@pytest.mark.parametrize("stage", [Stage.ROLLOUT, Stage.UPDATE])
+def test_only_scoring_streams(stage):
+    task = Task(1, stage, 0)
+    assert dependency_of([(task, 0, (Carrier("7", 0),))], CORR)[0] == "afterok:7"
