@@ -24,8 +24,8 @@ _TRANSIENT = re.compile(
     r"connection (refused|reset)|communication (connection|shutdown) failure|zero bytes were transmitted|"
     r"header lengths are longer|insane message length|unexpected message received|"
     r"protocol authentication error|munge (encode|decode) failed|munged? .*(unavailable|not running)|"
-    r"standby mode|temporarily (un|dis)able|temporarily unavailable|try again|name resolution|"
-    r"no route to host|network is unreachable|broken pipe",
+    r"standby mode|temporarily (un|dis)able|temporarily unavailable|try again|"
+    r"name resolution|service not known|no route to host|network is unreachable|broken pipe",
     re.IGNORECASE,
 )
 _NOISE = re.compile(r"^(\w+: )?(error|fatal): ", re.IGNORECASE)

@@ -66,6 +66,7 @@ _MOST_IDS = 1000  # ids or names in one call: the system bounds a command line, 
 _LONGEST_SEARCH = 14 * 86400.0
 _CLOCK_SKEW = 600.0
 _RETRIES = 2
+_PATIENCE = 60.0
 
 
 def read_queue(is_ours: Callable[[str], bool]) -> list[Element]:
@@ -85,20 +86,23 @@ def _squeue(*filters: str) -> str:
 
 def parse_queue(text: str, is_ours: Callable[[str], bool] = lambda name: True) -> list[Element]:
     """The elements in squeue's output: those that wait and share a line are told apart."""
-    rows = _records(text, _QUEUE_START, len(_QUEUE_FIELDS), "squeue")
+    # squeue puts a separator after the name as well: were a field missing, the name would be cut too early.
+    rows = _records(text, _QUEUE_START, len(_QUEUE_FIELDS), "squeue", end="|\n")
     return [element for row in rows if is_ours(row[-1]) for element in _queued(row)]
 
 
-def _records(text: str, start: re.Pattern[str], width: int, program: str) -> Iterator[list[str]]:
+def _records(
+    text: str, start: re.Pattern[str], width: int, program: str, end: str = "\n"
+) -> Iterator[list[str]]:
     """Rows of fields. A name may hold separators and line breaks, so a row ends where the next starts."""
     before, *records = start.split(text) if start.search(text) else [text]
     if before.strip():
         raise SlurmError([program], 0, f"its output is not understood: {before.strip()[:100]!r}")
     for record in records:
-        row = record.removesuffix("\n").split("|", width - 1)
-        if len(row) != width:
+        row = record.removesuffix(end).split("|", width - 1)
+        if len(row) != width or not record.endswith(end):
             raise SlurmError([program], 0, f"its output is not understood: {record[:100]!r}")
-        yield [*row[:-1], row[-1].removesuffix("|")]
+        yield row
 
 
 def _queued(row: Sequence[str]) -> Iterator[Element]:
@@ -190,10 +194,14 @@ def read_accounting(ids: Collection[str]) -> dict[tuple[str, int], Element]:
     return found
 
 
-def ask_accounting(options: Sequence[str]) -> str:
-    """sacct's output without a header, fields separated by ``|``. Raises :class:`NoAccounting`."""
+def ask_accounting(options: Sequence[str], timeout: float = _PATIENCE) -> str:
+    """sacct's output without a header, fields separated by ``|``. Raises :class:`NoAccounting`.
+
+    ``timeout``: seconds for each try; there is only one for somebody who waits less than usual.
+    """
     try:
-        return run_command(["sacct", "-n", "-P", *options], retries=_RETRIES)
+        retries = _RETRIES if timeout >= _PATIENCE else 0
+        return run_command(["sacct", "-n", "-P", *options], timeout=timeout, retries=retries)
     except (SlurmMissing, SlurmTimeout) as error:
         raise NoAccounting(str(error)) from None
     except SlurmError as error:

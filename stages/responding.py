@@ -12,15 +12,26 @@ from stages.context import Context, NumericalError
 from stages.engines import engine
 from stages.engines.base import Generator, Request, Response, Sampling
 from stages.models import load_causal_lm, load_tokenizer
+from stages.progress import SAVE_SECONDS, Progress, origin_of
+from stages.warning import StoppedOnWarning, warned
 
 
 def respond(
-    context: Context, prompts: pa.Table, version: int, sampling: Sampling, seeds: Sequence[int]
+    context: Context,
+    prompts: pa.Table,
+    version: int,
+    sampling: Sampling,
+    seeds: Sequence[int],
+    save_every: float = SAVE_SECONDS,
 ) -> pa.Table:
-    """Responses of policy ``version`` as a rollout table.
+    """Responses of policy ``version`` as a rollout table, continuing what earlier attempts saved.
 
     Args:
         seeds: one per response; prompts x samples, the samples of a prompt side by side.
+        save_every: seconds from one save to the next.
+
+    Raises:
+        StoppedOnWarning: the process was warned; what is finished is saved.
     """
     config = context.config
     directory = context.policy_directory(version)
@@ -31,12 +42,40 @@ def respond(
         Request(tokens, room(config, tokens), seed)
         for tokens, seed in zip(repeated["prompt_tokens"].to_pylist(), seeds, strict=True)
     ]
+    if warned():  # loading a large model would outlast what is left of the time
+        raise StoppedOnWarning(0, 0, len(requests))
     key = (directory, config.rollout)
     generator: Generator = engine("generator", key, lambda: make_generator(config, str(directory)))
-    with context.computing():
-        responses = generator.generate(requests, sampling)
+    origin = origin_of(context, version, requests, sampling, generator.plan(requests))
+    progress = Progress(context, origin, len(requests), save_every)
+    responses = finish(context, progress, generator, requests, sampling)
     check_finite(responses, repeated, version)
     return rollout_table(repeated, responses, num_samples, tokenizer)
+
+
+def finish(
+    context: Context,
+    progress: Progress,
+    generator: Generator,
+    requests: Sequence[Request],
+    sampling: Sampling,
+) -> list[Response]:
+    """All responses in the requests' order: those of ``progress``, and the rest, which is generated.
+
+    Raises:
+        StoppedOnWarning: the process was warned; what is finished is saved.
+    """
+    stream = iter(generator.stream(requests, sampling, frozenset(progress.responses), warned))
+    while True:
+        with context.computing():
+            finished = next(stream, None)
+        if finished is None:
+            break
+        progress.add(finished)
+    if not progress.is_complete:
+        progress.save()
+        raise StoppedOnWarning(progress.num_found, len(progress.responses), progress.total)
+    return [progress.responses[i] for i in range(progress.total)]
 
 
 def make_generator(config: Config, directory: str) -> Generator:

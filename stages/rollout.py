@@ -6,10 +6,12 @@ from pipeline.shards import write_shard
 from pipeline.tasks import Task
 from stages.context import Context, Result
 from stages.engines.base import Sampling
+from stages.progress import SAVE_SECONDS
 from stages.responding import respond, response_metrics
 
 
-def run(task: Task, context: Context) -> Result:
+def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> Result:
+    """Saves progress every ``save_every`` seconds. Raises StoppedOnWarning, with progress saved."""
     config, rollout = context.config, context.config.rollout
     # 1. this shard's slice of the epoch's permutation
     prompts = context.prompts()
@@ -32,7 +34,7 @@ def run(task: Task, context: Context) -> Result:
     sampling = Sampling(
         rollout.temperature, rollout.top_p, rollout.top_k, stop_token_ids=rollout.stop_token_ids
     )
-    rows = respond(context, prompts, version, sampling, seeds)
+    rows = respond(context, prompts, version, sampling, seeds, save_every)
     # 3. one Arrow shard
     output = write_shard(context.paths, context.files.data(context.attempt), rows)
     metrics = response_metrics(rows) | {"epoch": float(dealt.epoch)}

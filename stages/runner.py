@@ -1,7 +1,7 @@
 """The protocol around a stage: check, compute, commit; or say in a file why not.
 
 Exit codes: 0 committed (by this attempt or another), 1 failed, 2 the user's input cannot work,
-4 an input is not committed, corrupt or stale.
+4 an input is not committed, corrupt or stale, 5 stopped on a warning.
 """
 
 import argparse
@@ -36,13 +36,19 @@ from pipeline.runs import Run, RunError, load_run
 from pipeline.schemas import SchemaError
 from pipeline.seeds import derive_seed
 from pipeline.tasks import Stage, Task, task_key
+from stages.warning import StoppedOnWarning, listen
 
 EXIT_CODES = {
     FailureKind.ERROR: 1,
     FailureKind.NUMERICS: 1,
     FailureKind.CONFIG: 2,
     FailureKind.INPUTS: 4,
+    FailureKind.TIMEOUT: 5,
+    FailureKind.PAUSED: 5,
 }
+
+CAN_SAVE = frozenset({Stage.ROLLOUT, Stage.EVALUATE})
+"""Stages that stop when they are warned, with their progress saved."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,7 @@ class Arguments:
 def main(argv: Sequence[str]) -> int:
     """Run one attempt at a task; returns the exit code."""
     arguments = parse(argv)
+    listen(can_save=arguments.task.stage in CAN_SAVE)  # before anything that takes time
     prepare_environment(os.environ)
     try:
         execute(arguments)
@@ -105,6 +112,8 @@ def execute(arguments: Arguments) -> None:
     context = Context(run.paths, run.config, arguments.task, arguments.attempt)
     seed = set_up_torch(run.config, arguments.task)
     result = importlib.import_module(f"stages.{arguments.task.stage}").run(arguments.task, context)
+    if result is None:  # another rank has it, and publishes
+        return
     record = Record(
         task=arguments.task,
         attempt=arguments.attempt,
@@ -178,11 +187,12 @@ def memory_metrics() -> dict[str, float]:
 def report(error: Exception, arguments: Arguments) -> int:
     """Explain the failure in the log and, for the driver, in the failure file."""
     kind, suspect = classify(error)
-    if kind in (FailureKind.ERROR, FailureKind.NUMERICS):
+    is_explained = kind not in (FailureKind.ERROR, FailureKind.NUMERICS)
+    if not is_explained:
         traceback.print_exception(error)
-    is_explained = kind in (FailureKind.CONFIG, FailureKind.INPUTS)
     message = str(error) if is_explained else f"{type(error).__name__}: {error}"
-    print(f"{arguments.task} failed: {message}", file=sys.stderr, flush=True)
+    outcome = "paused" if kind is FailureKind.PAUSED else "failed"
+    print(f"{arguments.task} {outcome}: {message}", file=sys.stderr, flush=True)
     if arguments.failure_file:
         arguments.failure_file.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"kind": kind, "message": message, "suspect": suspect and task_key(suspect)})
@@ -197,6 +207,8 @@ def classify(error: Exception) -> tuple[FailureKind, Task | None]:
 
     if isinstance(error, NotCommitted | CorruptData | StaleData):
         return FailureKind.INPUTS, error.task
+    if isinstance(error, StoppedOnWarning):
+        return (FailureKind.PAUSED if error.has_progress else FailureKind.TIMEOUT), None
     if isinstance(error, ConfigError | RunError | PromptError | PluginError | SchemaError | UserError):
         return FailureKind.CONFIG, None
     is_final = isinstance(error, NumericalError | NoValidTokens)

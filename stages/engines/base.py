@@ -3,7 +3,7 @@
 A new engine is one module with a class of each protocol and one entry in :mod:`stages.engines`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,11 +44,44 @@ class Response:
     finish_reason: FinishReason
 
 
+def never() -> bool:
+    """The ``should_stop`` of a call that is not to be stopped."""
+    return False
+
+
 class Generator(Protocol):
-    """Writes responses."""
+    """Writes responses. An implementation derives from this and inherits :meth:`generate`."""
+
+    def plan(self, requests: Sequence[Request]) -> Sequence[Sequence[int]]:
+        """Indices of the requests whose responses depend on each other's company, group by group.
+
+        Padding changes float sums, so what is left of a call gives the same bytes only if it is computed in
+        the same groups. An engine whose responses do not show what they were batched with has groups of one.
+        """
+
+    def stream(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        done: Collection[int] = (),
+        should_stop: Callable[[], bool] = never,
+    ) -> Iterator[Mapping[int, Response]]:
+        """Responses by the index of their request, as they finish, in any order.
+
+        Args:
+            requests: all of them, also those that are done: the plan is made of all. Every prompt must leave
+                room for max_new_tokens.
+            done: indices that need no response; those of a group that is not wholly done may come again.
+            should_stop: asked between token steps. Once it holds, what is not finished is thrown away and
+                the iterator ends.
+        """
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Response]:
-        """One response per request, in order. Every prompt must leave room for max_new_tokens."""
+        """One response per request, in order."""
+        responses: dict[int, Response] = {}
+        for finished in self.stream(requests, sampling):
+            responses |= finished
+        return [responses[i] for i in range(len(requests))]
 
 
 class Scorer(Protocol):

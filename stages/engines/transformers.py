@@ -1,6 +1,6 @@
 """Generation and scoring with transformers: the engines that run anywhere torch does."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,11 +14,11 @@ from transformers import (
 )
 
 from pipeline.schemas import FinishReason
-from stages.engines.base import Request, Response, Sampling
+from stages.engines.base import Generator, Request, Response, Sampling, never
 from stages.ppo.batching import budgeted
 
 
-class TransformersGenerator:
+class TransformersGenerator(Generator):
     """Batched generation with a KV cache; requests are sorted by length and batched under a token budget."""
 
     def __init__(self, model: PreTrainedModel, token_budget: int) -> None:
@@ -29,16 +29,34 @@ class TransformersGenerator:
         # suppress or force tokens: a blank one leaves the distribution alone.
         model.generation_config = GenerationConfig()
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Response]:
-        responses: dict[int, Response] = {}
+    def plan(self, requests: Sequence[Request]) -> list[list[int]]:
+        """The batches, in the order in which they are generated."""
         lengths = [(len(request.prompt_tokens), request.max_new_tokens) for request in requests]
-        for batch in budgeted(lengths, range(len(requests)), self._token_budget):
-            chosen = [requests[i] for i in batch]
-            responses |= zip(batch, self._generate_batch(chosen, sampling), strict=True)
-        return [responses[i] for i in range(len(requests))]
+        return budgeted(lengths, range(len(requests)), self._token_budget)
+
+    def stream(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        done: Collection[int] = (),
+        should_stop: Callable[[], bool] = never,
+    ) -> Iterator[Mapping[int, Response]]:
+        """One item per batch that is not done."""
+        for batch in self.plan(requests):
+            if all(i in done for i in batch):
+                continue
+            try:
+                responses = self._generate_batch([requests[i] for i in batch], sampling, should_stop)
+            except _Stopped:
+                return
+            yield dict(zip(batch, responses, strict=True))
 
     @torch.inference_mode()
-    def _generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Response]:
+    def _generate_batch(
+        self, requests: Sequence[Request], sampling: Sampling, should_stop: Callable[[], bool]
+    ) -> list[Response]:
+        """Raises _Stopped as soon as ``should_stop`` holds before a token."""
+        _check(should_stop)
         device = self._model.device
         input_ids, attention_mask = _pad_left([request.prompt_tokens for request in requests])
         stop_ids = sorted({*self._own_stop_ids, *sampling.stop_token_ids})
@@ -47,7 +65,7 @@ class TransformersGenerator:
         output = self._model.generate(
             input_ids=input_ids.to(device),
             attention_mask=attention_mask.to(device),
-            logits_processor=LogitsProcessorList([sampler]),
+            logits_processor=LogitsProcessorList([StopCheck(should_stop), sampler]),
             generation_config=GenerationConfig(
                 max_new_tokens=longest,
                 do_sample=False,
@@ -59,6 +77,29 @@ class TransformersGenerator:
         log_probs = torch.stack(sampler.log_probs, dim=1).tolist()
         rows = zip(requests, tokens, log_probs, strict=True)
         return [_cut(request, row, scores, stop_ids) for request, row, scores in rows]
+
+
+class _Stopped(Exception):
+    """The batch was abandoned."""
+
+
+def _check(should_stop: Callable[[], bool]) -> None:
+    if should_stop():
+        raise _Stopped
+
+
+class StopCheck(LogitsProcessor):
+    """Leaves ``generate`` between two token steps by raising, and the logits as they are.
+
+    A stopping criterion would do the same, but return rows that look like finished ones.
+    """
+
+    def __init__(self, should_stop: Callable[[], bool]) -> None:
+        self._should_stop = should_stop
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        _check(self._should_stop)
+        return scores
 
 
 class SeededSampler(LogitsProcessor):

@@ -83,7 +83,7 @@ class SlurmRun:
 
     def wait_until_complete(self, limit: float = 240) -> None:
         """No process of ours helps; on a time-out, everything that explains it is shown."""
-        total = int(next(w for w in self.words if w.startswith("iterations=")).split("=")[1])
+        total = int([w for w in self.words if w.startswith("iterations=")][-1].split("=")[1])
         try:
             wait_for(lambda: len(self.rows()) == total and not self.jobs(), "the run's end", limit)
         except TimeoutError as error:

@@ -1,0 +1,118 @@
+"""What jobs cost: time in the queue, CPU and GPU hours, and how much of it was for nothing."""
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from slurm.query import ask_accounting, in_batches, split_accounting, unix_time
+from slurm.states import Phase, SlurmState, parse_state, phase_of
+
+_FIELDS = ("JobID", "State", "Submit", "Eligible", "Start", "ElapsedRaw", "AllocTRES", "NodeList", "JobName")
+_SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run of one job or array element: a requeued one has several. Times are unix seconds."""
+
+    job_id: str
+    """As Slurm writes it, e.g. 12_3."""
+    name: str
+    state: SlurmState
+    submitted: float | None
+    eligible: float | None
+    """When nothing but resources and priority kept it from starting."""
+    started: float | None
+    elapsed: float
+    """Seconds it ran, without those it was suspended."""
+    cpus: int
+    gpus: int
+    """0 too where the cluster does not account for GPUs (AccountingStorageTRES)."""
+    nodes: str
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What several runs of jobs cost together."""
+
+    attempts: int
+    """Runs that started."""
+    queue_seconds: float
+    run_seconds: float
+    cpu_hours: float
+    gpu_hours: float
+    wasted_cpu_hours: float
+    """Of runs that are over and did not complete: failed, cancelled, preempted, requeued."""
+    wasted_gpu_hours: float
+
+
+def read_records(ids: Collection[str], timeout: float = 60.0) -> list[Record]:
+    """Every run of these jobs and arrays. Raises :class:`slurm.query.NoAccounting`.
+
+    ``timeout``: seconds for each call of sacct, which is made again only where there is time.
+    """
+    records: list[Record] = []
+    for batch in in_batches(ids):
+        options = ["-D", "-X", f"--format={','.join(_FIELDS)}", f"--jobs={','.join(batch)}"]
+        records += parse_records(ask_accounting(options, timeout))
+    return records
+
+
+def parse_records(text: str) -> list[Record]:
+    """The runs in sacct's output."""
+    return [_record(row) for row in split_accounting(text, len(_FIELDS))]
+
+
+def _record(row: list[str]) -> Record:
+    job_id, state, submitted, eligible, started, elapsed, resources, nodes, name = row
+    return Record(
+        job_id=job_id,
+        name=name,
+        state=parse_state(state),
+        submitted=unix_time(submitted),
+        eligible=unix_time(eligible),
+        started=unix_time(started),
+        elapsed=float(elapsed or 0),
+        cpus=_count(resources, r"cpu"),
+        gpus=_count(resources, r"gres/gpu") or _count(resources, r"gres/gpu:[^=]+"),
+        nodes="" if nodes == "None assigned" else nodes,
+    )
+
+
+def _count(resources: str, name: str) -> int:
+    """How many of a resource, in words like ``cpu=4,gres/gpu=2,gres/gpu:a100=2``."""
+    return sum(int(number) for number in re.findall(rf"(?:^|,){name}=(\d+)", resources))
+
+
+def summarize(records: Iterable[Record]) -> Usage:
+    """Add up; what runs now counts up to now and is not wasted."""
+    started = [record for record in records if record.started is not None and record.cpus]
+    wasted = [record for record in started if _is_wasted(record)]
+    return Usage(
+        attempts=len(started),
+        queue_seconds=sum(_queued(record) for record in started),
+        run_seconds=sum(record.elapsed for record in started),
+        cpu_hours=_cpu_hours(started),
+        gpu_hours=_gpu_hours(started),
+        wasted_cpu_hours=_cpu_hours(wasted),
+        wasted_gpu_hours=_gpu_hours(wasted),
+    )
+
+
+def _is_wasted(record: Record) -> bool:
+    # REQUEUED is no end of the job, but it is the end of this run of it.
+    return record.state != SlurmState.COMPLETED and phase_of(record.state) != Phase.RUNNING
+
+
+def _queued(record: Record) -> float:
+    """Seconds since it could have started: waits for other jobs and requeue delays are left out."""
+    since = record.eligible or record.submitted
+    return max(0.0, record.started - since) if record.started and since else 0.0
+
+
+def _cpu_hours(records: Iterable[Record]) -> float:
+    return sum(record.cpus * record.elapsed for record in records) / _SECONDS_PER_HOUR
+
+
+def _gpu_hours(records: Iterable[Record]) -> float:
+    return sum(record.gpus * record.elapsed for record in records) / _SECONDS_PER_HOUR

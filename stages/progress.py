@@ -1,0 +1,211 @@
+"""Responses of a task that is not done: saved by one attempt, taken over by the next.
+
+A save is made like a commit, data before record, but under names of the attempt's own: nothing is done by it,
+and nobody has to believe it. What does not verify, or was made from something else, is left out.
+
+Each save holds all that the attempt has, also what it took over, under a new name; its record then replaces
+the one of the save before, whose data are removed last. So whenever the process ends, the record that is
+there names data that are whole.
+"""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from xxhash import xxh3_128_hexdigest
+
+from pipeline.commits import CorruptData, FileEntry, Record, StaleData, replace_durably
+from pipeline.paths import RunPaths
+from pipeline.schemas import VERSION_KEY, FinishReason, conform
+from pipeline.seeds import derive_seed
+from pipeline.shards import read_shard, write_shard
+from pipeline.tasks import Task
+from stages.context import Context
+from stages.engines.base import Request, Response, Sampling
+
+SAVE_SECONDS = 300.0
+"""Work that is lost at most when a process is killed without a warning, but for the batch at hand."""
+
+PARTIAL = pa.schema(
+    [
+        pa.field("request", pa.int32(), nullable=False),
+        pa.field("tokens", pa.list_(pa.int32()), nullable=False),
+        pa.field("log_probs", pa.list_(pa.float32()), nullable=False),
+        pa.field("finish_reason", pa.string(), nullable=False),
+    ],
+    metadata={VERSION_KEY: b"partial/1"},
+)
+"""One row per finished response: the index of its request, and the response."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a task's responses follow from. Those of another origin are of no use to it."""
+
+    task: Task
+    inputs: Mapping[str, str]
+    """Lineage, and under ``requests`` a hash of what was asked and of what is computed together."""
+    policy_version: int
+    seed: int
+
+    @staticmethod
+    def of(record: Record) -> "Origin":
+        return Origin(record.task, record.inputs, record.policy_version, record.seed)
+
+
+def origin_of(
+    context: Context,
+    version: int,
+    requests: Sequence[Request],
+    sampling: Sampling,
+    plan: Sequence[Sequence[int]],
+) -> Origin:
+    """Of the responses of policy ``version``. Every input must have been read: the lineage so far counts."""
+    # The prompts' tokens are not hashed: the lineage names the file that they are in.
+    asked = [(len(request.prompt_tokens), request.max_new_tokens, request.seed) for request in requests]
+    text = json.dumps([asked, asdict(sampling), [list(group) for group in plan]])
+    task = context.task
+    seed = derive_seed(context.config.seed, task.iteration, task.stage, task.shard)
+    return Origin(task, context.lineage | {"requests": xxh3_128_hexdigest(text.encode())}, version, seed)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What one save holds."""
+
+    responses: Mapping[int, Response]
+    """By the index of the request."""
+    compute_seconds: float = 0.0
+    """Of model compute, of all attempts that it continues."""
+
+
+def merge(saves: Iterable[Saved]) -> Saved:
+    """The responses of all saves; where several have one, the first one's.
+
+    Attempts continue each other, so the longest time is that of the whole.
+    """
+    responses: dict[int, Response] = {}
+    seconds = 0.0
+    for save in saves:
+        responses = {**save.responses, **responses}
+        seconds = max(seconds, save.compute_seconds)
+    return Saved(responses, seconds)
+
+
+def load(context: Context, origin: Origin) -> Saved:
+    """What earlier attempts saved of ``origin``. The log names a save that cannot be used and says why."""
+    saves = []
+    for path in context.files.partial_records():
+        try:
+            saves.append(_read(context.paths, path, origin))
+        except (OSError, CorruptData, StaleData, KeyError, TypeError, ValueError) as error:
+            print(f"{context.paths.relative(path)} is not used: {error}", flush=True)
+    return merge(saves)
+
+
+def _read(paths: RunPaths, path: Path, origin: Origin) -> Saved:
+    """Raises whatever reading and verifying raise, and StaleData when it is of another origin."""
+    record = Record.from_json(json.loads(path.read_bytes()))
+    if (found := Origin.of(record)) != origin:
+        differing = [name for name, value in asdict(origin).items() if asdict(found)[name] != value]
+        raise StaleData(record.task, f"this attempt differs in {', '.join(differing)}")
+    table = read_shard(paths, record, PARTIAL)
+    return Saved(from_table(table), record.metrics["compute_seconds"])
+
+
+def to_table(responses: Mapping[int, Response]) -> pa.Table:
+    """A row per response, by index."""
+    rows = sorted(responses.items())
+    columns: dict[str, Any] = {
+        "request": [index for index, _ in rows],
+        "tokens": [response.tokens for _, response in rows],
+        "log_probs": [response.log_probs for _, response in rows],
+        "finish_reason": [response.finish_reason for _, response in rows],
+    }
+    return conform(columns, PARTIAL)
+
+
+def from_table(table: pa.Table) -> dict[int, Response]:
+    """Inverse of :func:`to_table`, log-probabilities as float32 holds them."""
+    return {
+        row["request"]: Response(row["tokens"], row["log_probs"], FinishReason(row["finish_reason"]))
+        for row in table.to_pylist()
+    }
+
+
+class Progress:
+    """The responses of one task by the index of their request: found, added, saved from time to time."""
+
+    def __init__(
+        self, context: Context, origin: Origin, total: int, save_every: float = SAVE_SECONDS
+    ) -> None:
+        """Take over what earlier attempts saved, with the compute time it took.
+
+        Args:
+            total: how many responses the task has.
+            save_every: seconds from one save to the next; 0 saves whenever something was added.
+        """
+        found = load(context, origin)
+        self.responses = dict(found.responses)
+        self.num_found = len(found.responses)
+        self.total = total
+        self._context = context
+        self._origin = origin
+        self._save_every = save_every
+        self._num_saved = self.num_found
+        self._latest: Path | None = None
+        self._started = time.time()
+        self._saved_at = time.monotonic()
+        context.compute_seconds += found.compute_seconds
+        if found.responses:
+            print(f"{context.task} continues from {self.num_found} of {total} responses", flush=True)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.responses) == self.total
+
+    def add(self, finished: Mapping[int, Response]) -> None:
+        """Take in responses, and save if that is due. Raises OSError when it cannot."""
+        self.responses.update(finished)
+        if time.monotonic() - self._saved_at >= self._save_every:
+            self.save()
+
+    def save(self) -> None:
+        """Make everything durable, unless nothing was added since. Raises OSError when the disk is full."""
+        if len(self.responses) == self._num_saved:
+            return
+        files, attempt = self._context.files, self._context.attempt
+        before = self._latest
+        # Not numbers: a scheduler that starts an attempt again gives it the same name.
+        self._latest = files.partial(attempt, os.urandom(4).hex())
+        entry = write_shard(self._context.paths, self._latest, to_table(self.responses))
+        record = self._record(entry)
+        replace_durably(files.partial_record(attempt), json.dumps(record.to_json(), indent=1) + "\n")
+        if before is not None:
+            before.unlink(missing_ok=True)
+        self._num_saved = record.rows
+        self._saved_at = time.monotonic()
+
+    def _record(self, entry: FileEntry) -> Record:
+        return Record(
+            task=self._origin.task,
+            attempt=self._context.attempt,
+            outputs=(entry,),
+            inputs=self._origin.inputs,
+            policy_version=self._origin.policy_version,
+            seed=self._origin.seed,
+            rows=len(self.responses),
+            schema="partial/1",
+            started=self._started,
+            ended=time.time(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            job_id=os.environ.get("SLURM_JOB_ID", ""),
+            metrics={"compute_seconds": self._context.compute_seconds},
+        )

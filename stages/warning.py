@@ -1,0 +1,46 @@
+"""Warnings: signals that say the process will soon be ended. Noted when they come, asked for when it suits.
+
+Imports nothing heavy, so that a process can listen before it has imported anything else.
+"""
+
+import signal
+from types import FrameType
+
+_noted = False
+
+
+class StoppedOnWarning(Exception):
+    """The task was warned and stopped before it was done.
+
+    ``found``, ``saved`` and ``total`` count responses: saved by earlier attempts, saved by now, all.
+    """
+
+    def __init__(self, found: int, saved: int, total: int) -> None:
+        if saved > found:
+            what = f"with {saved} of {total} responses saved"
+        elif found:
+            what = f"before another response was finished; {found} of {total} are saved"
+        else:
+            what = "before any response was finished"
+        super().__init__(f"stopped on a warning {what}")
+        self.has_progress = saved > found
+
+
+def listen(can_save: bool) -> None:
+    """From now on a task that can save takes note of SIGUSR2 and SIGTERM; :func:`warned` tells it.
+
+    Any other goes on at SIGUSR2, since what it has done would be lost, and ends at SIGTERM. The handlers stay
+    until the process ends: a warning that comes after the task's end must not kill it.
+    """
+    signal.signal(signal.SIGUSR2, _note if can_save else signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _note if can_save else signal.SIG_DFL)
+
+
+def warned() -> bool:
+    """Whether a warning has come since the process listens."""
+    return _noted
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    global _noted
+    _noted = True
