@@ -22,9 +22,9 @@ from pipeline.commits import (
     NotCommitted,
     Record,
     StaleData,
+    link_once,
     publish,
     read_record,
-    replace_durably,
 )
 from pipeline.compose import ConfigError
 from pipeline.config import Config
@@ -66,6 +66,8 @@ def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
     listen(can_save=arguments.task.stage in CAN_SAVE)  # before anything that takes time
     prepare_environment(os.environ)
+    if arguments.failure_file and os.environ.get("RANK", "0") == "0":
+        arguments.failure_file.unlink(missing_ok=True)  # of an earlier start of this same attempt
     try:
         execute(arguments)
         return 0
@@ -196,7 +198,7 @@ def report(error: Exception, arguments: Arguments) -> int:
     if arguments.failure_file:
         arguments.failure_file.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"kind": kind, "message": message, "suspect": suspect and task_key(suspect)})
-        replace_durably(arguments.failure_file, text + "\n")
+        link_once(arguments.failure_file, text + "\n")  # of several ranks the first knows why
     return EXIT_CODES[kind]
 
 

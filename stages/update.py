@@ -1,20 +1,24 @@
-"""Update: train policy and critic on an iteration's scored responses, and commit the next policy."""
+"""Update: train policy and critic on an iteration's scored responses, and commit the next policy.
+
+Runs on any number of ranks: all read everything, each trains on its share, the first one writes.
+"""
 
 import json
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pipeline.commits import hash_tree
+from pipeline.commits import FileEntry, hash_tree
 from pipeline.config import Estimator
 from pipeline.tasks import PREPARE, Task
+from stages import ranks
 from stages.context import Context, Result
 from stages.models import load_causal_lm, load_critic, load_tokenizer
 from stages.ppo.experience import read_experience
 from stages.ppo.kl import next_kl_coef
 from stages.ppo.learner import Learner, update
 from stages.ppo.metrics import mean_kl, update_metrics
-from stages.ppo.trainer import Trainer, start_distributed
+from stages.ppo.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -33,11 +37,12 @@ class TrainerState:
     seed: int
 
 
-def run(task: Task, context: Context) -> Result:
+def run(task: Task, context: Context) -> Result | None:
+    """None on every rank but the first, which has the result of all of them."""
     config, iteration = context.config, task.iteration
     context.read(PREPARE)
     # 1. policy, critic and their optimizers where the previous iteration left them
-    start_distributed()
+    ranks.start_distributed()
     learner, state = load_learner(context, iteration - 1)
     # 2. every shard of this iteration, verified
     experience = read_experience(context, iteration, config.rollout.num_shards)
@@ -48,13 +53,15 @@ def run(task: Task, context: Context) -> Result:
         coef = state.kl_coef
         if kl is not None:
             coef = next_kl_coef(coef, kl, len(experience), config.algorithm.kl)
-    metrics = update_metrics(config, experience, targets, sums)
-    metrics |= {"policy/learning_rate": rate, "objective/kl_coef": state.kl_coef}
     # 4. everything that learning needs to go on
     following = TrainerState(
         iteration, learner.policy.steps, coef, state.responses + len(experience), config.seed
     )
     outputs = save(context, learner, following)
+    if not ranks.is_first():
+        return None
+    metrics = update_metrics(config, experience, targets, sums)
+    metrics |= {"policy/learning_rate": rate, "objective/kl_coef": state.kl_coef}
     metrics["samples"] = float(following.responses)
     return Result(outputs, len(experience), "trainer/1", iteration, metrics)
 
@@ -82,19 +89,25 @@ def load_learner(context: Context, version: int) -> tuple[Learner, TrainerState]
     return learner, state
 
 
-def save(context: Context, learner: Learner, state: TrainerState) -> tuple:
-    """Write policy, critic and trainer state under this attempt's own names, durably."""
+def save(context: Context, learner: Learner, state: TrainerState) -> tuple[FileEntry, ...]:
+    """Write policy, critic and trainer state under this attempt's own names, durably.
+
+    Every rank takes part; the first one writes, and has what it wrote. The others have nothing.
+    """
     files, attempt = context.files, context.attempt
     folders = [files.policy(attempt), files.trainer(attempt)]
     learner.policy.save_model(folders[0])
-    save_tokenizer(context, folders[0])
-    folders[1].mkdir(parents=True)
-    (folders[1] / "state.json").write_text(json.dumps(asdict(state), indent=1) + "\n")
+    if ranks.is_first():
+        save_tokenizer(context, folders[0])
+        folders[1].mkdir(parents=True)
+        (folders[1] / "state.json").write_text(json.dumps(asdict(state), indent=1) + "\n")
     for trainer in learner.trainers:
         trainer.save_state(folders[1] / f"{trainer.name}.safetensors")
     if learner.critic:
         folders.append(files.critic(attempt))
         learner.critic.save_model(folders[2])
+    if not ranks.is_first():
+        return ()
     return tuple(entry for folder in folders for entry in hash_tree(context.paths, folder))
 
 

@@ -23,7 +23,8 @@ from stages.ppo.experience import Experience, build_experience
 from stages.ppo.learner import Learner, split_epoch, token_rewards, update
 from stages.ppo.masked import NoValidTokens
 from stages.ppo.metrics import mean_kl, update_metrics
-from stages.ppo.trainer import Trainer, start_distributed
+from stages.ppo.trainer import Trainer
+from stages.ranks import start_distributed
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -25,7 +25,8 @@ from pipeline.config import Precision, Schedule, UpdateConfig
 from pipeline.paths import RunPaths
 from stages.context import NumericalError
 from stages.models import DTYPES, load_causal_lm
-from stages.ppo.trainer import Trainer, learning_rate, start_distributed
+from stages.ppo.trainer import Trainer, learning_rate
+from stages.ranks import start_distributed
 
 RATE = 1e-2
 TOTAL = 5

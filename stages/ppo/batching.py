@@ -4,8 +4,9 @@ Layout of a micro-batch: prompts are padded on the left and responses on the rig
 starts in the same column and the model's last layer runs on response positions only.
 """
 
+import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -37,6 +38,8 @@ class MicroBatch:
     """[B, P + R], counted from each row's first token."""
     num_response_columns: int
     """R."""
+    is_dummy: bool = False
+    """Counts nothing: it goes through the model only because other ranks have one micro-batch more."""
 
     @property
     def response_tokens(self) -> Tensor:
@@ -44,12 +47,12 @@ class MicroBatch:
         return self.input_ids[:, -self.num_response_columns :]
 
     def to(self, device: torch.device) -> "MicroBatch":
-        return MicroBatch(
-            self.rows.to(device),
-            self.input_ids.to(device),
-            self.attention_mask.to(device),
-            self.position_ids.to(device),
-            self.num_response_columns,
+        return replace(
+            self,
+            rows=self.rows.to(device),
+            input_ids=self.input_ids.to(device),
+            attention_mask=self.attention_mask.to(device),
+            position_ids=self.position_ids.to(device),
         )
 
 
@@ -80,6 +83,38 @@ def micro_batches(rows: Sequence[Row], indices: Sequence[int], token_budget: int
     """Length-sorted micro-batches of the given rows."""
     lengths = [(len(row.prompt), len(row.response)) for row in rows]
     return [collate(rows, batch) for batch in budgeted(lengths, indices, token_budget)]
+
+
+def deal_rows(lengths: Sequence[int], indices: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """Share ``indices`` out so that ranks have about equally many tokens: the longest first, each to the rank
+    with the fewest tokens so far. No rank has more than another by more than its shortest row.
+
+    Args:
+        lengths: tokens of every row.
+        indices: rows to deal, indices into ``lengths``.
+    """
+    shares: list[list[int]] = [[] for _ in range(num_ranks)]
+    loads = [(0, 0, rank) for rank in range(num_ranks)]  # tokens, rows, rank
+    for index in sorted(indices, key=lambda i: (-lengths[i], i)):
+        tokens, count, rank = loads[0]
+        shares[rank].append(index)
+        heapq.heapreplace(loads, (tokens + lengths[index], count + 1, rank))
+    return shares
+
+
+def micro_batches_of_rank(
+    rows: Sequence[Row], indices: Sequence[int], token_budget: int, rank: int, num_ranks: int
+) -> list[MicroBatch]:
+    """One rank's micro-batches of a mini-batch: equally many on every rank, since each pass through the model
+    is one of all ranks together. Ranks that have fewer make up for it with dummies, of the shortest row.
+    """
+    shares = deal_rows([row.length for row in rows], indices, num_ranks)
+    lengths = [(len(row.prompt), len(row.response)) for row in rows]
+    numbers = [len(budgeted(lengths, share, token_budget)) for share in shares]
+    own = micro_batches(rows, shares[rank], token_budget)
+    shortest = min(indices, key=lambda i: (rows[i].length, i))
+    dummies = max(numbers) - len(own)
+    return own + dummies * [replace(collate(rows, [shortest]), is_dummy=True)]
 
 
 def collate(rows: Sequence[Row], indices: Sequence[int]) -> MicroBatch:

@@ -36,7 +36,9 @@ def response_values(model: nn.Module, batch: MicroBatch) -> Tensor:
 
 
 def scatter_rows(target: Tensor, batch: MicroBatch, values: Tensor) -> None:
-    """Write a micro-batch's [B, R] values into the rows of a [N, T] matrix."""
+    """Write a micro-batch's [B, R] values into the rows of a [N, T] matrix; a dummy's are left out."""
+    if batch.is_dummy:  # another rank has the row
+        return
     target[batch.rows.cpu(), : values.shape[1]] = values.detach().cpu()
 
 

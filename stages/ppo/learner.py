@@ -1,17 +1,17 @@
 """One PPO update of a policy and its critic on an iteration's experience (arXiv 1707.06347)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from pipeline.config import Config, Estimator
 from pipeline.seeds import derive_seed
-from stages.context import NumericalError
+from stages import ranks
 from stages.models import device
 from stages.ppo.advantages import gae, grpo, rloo
-from stages.ppo.batching import MicroBatch, micro_batches
+from stages.ppo.batching import MicroBatch, micro_batches_of_rank
 from stages.ppo.experience import Experience
 from stages.ppo.forward import (
     gather_rows,
@@ -31,7 +31,9 @@ class MiniBatch:
     """The rows of one optimizer step."""
 
     rows: Sequence[int]
+    """Of all ranks."""
     micro_batches: Sequence[MicroBatch]
+    """Of this rank."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,17 @@ class Targets:
     returns: Tensor | None
 
 
+PER_TOKEN = ("entropy", "ratio", "approx_kl", "clip_low", "clip_high", "dual_clip", "value_clip")
+"""Names of the sums over tokens."""
+
+
 @dataclass
 class Sums:
-    """Per-token sums over all steps of an update, for metrics."""
+    """Per-token sums over all steps of an update, for metrics. Of this rank's rows, until :meth:`reduced`."""
 
     values: dict[str, float] = field(default_factory=dict)
     tokens: int = 0
+    """Of all ranks from the start, like the gradient norms."""
     policy_losses: list[float] = field(default_factory=list)
     value_losses: list[float] = field(default_factory=list)
     policy_norms: list[float] = field(default_factory=list)
@@ -59,6 +66,24 @@ class Sums:
 
     def add(self, name: str, values: Tensor, mask: Tensor) -> None:
         self.values[name] = self.values.get(name, 0.0) + float(masked_sum(values.float(), mask))
+
+    def reduced(self) -> "Sums":
+        """Of all ranks' rows."""
+        if ranks.size() == 1:
+            return self
+        # A rank that had nothing but dummies has no values, so the names cannot be its own.
+        own = [self.values.get(name, 0.0) for name in PER_TOKEN]
+        numbers = torch.tensor([*own, *self.policy_losses, *self.value_losses], dtype=torch.float64)
+        total = ranks.sum_over_ranks(numbers).tolist()
+        first, second = len(own), len(own) + len(self.policy_losses)
+        error = ranks.max_over_ranks(torch.tensor(self.first_ratio_error, dtype=torch.float64))
+        return replace(
+            self,
+            values=dict(zip(PER_TOKEN, total[:first], strict=True)),
+            policy_losses=total[first:second],
+            value_losses=total[second:],
+            first_ratio_error=float(error),
+        )
 
 
 @dataclass(frozen=True)
@@ -75,13 +100,14 @@ class Learner:
 
 
 def split_epoch(config: Config, experience: Experience, iteration: int, epoch: int) -> list[MiniBatch]:
-    """A fresh permutation of the rows in equal mini-batches, each in length-sorted micro-batches."""
+    """A fresh permutation of the rows in equal mini-batches, each dealt over the ranks, and this rank's share
+    in length-sorted micro-batches."""
     seed = derive_seed(config.seed, iteration, "update", "epoch", epoch)
     order = torch.randperm(len(experience), generator=torch.Generator().manual_seed(seed)).tolist()
     size = len(experience) // config.update.minibatches
     chunks = [order[i : i + size] for i in range(0, len(order), size)]
-    budget = config.update.tokens_per_micro_batch
-    return [MiniBatch(rows, micro_batches(experience.rows, rows, budget)) for rows in chunks]
+    budget, place = config.update.tokens_per_micro_batch, (ranks.rank(), ranks.size())
+    return [MiniBatch(rows, micro_batches_of_rank(experience.rows, rows, budget, *place)) for rows in chunks]
 
 
 @torch.no_grad()
@@ -90,7 +116,8 @@ def old_log_probs_and_values(
 ) -> tuple[Tensor, Tensor | None]:
     """The trainer's own log-probabilities and values before the first step, [N, T] each.
 
-    Computed over the very micro-batches of the first epoch, so that its first ratio is exactly 1.
+    Computed over the very micro-batches of the first epoch, so that its first ratio is exactly 1; each rank
+    computes its own, and all have all of them in the end.
     """
     log_probs = torch.zeros_like(experience.rollout_log_probs)
     values = torch.zeros_like(log_probs) if learner.critic else None
@@ -99,7 +126,8 @@ def old_log_probs_and_values(
         scatter_rows(log_probs, batch, response_log_probs(learner.policy.engine, batch, temperature))
         if learner.critic and values is not None:
             scatter_rows(values, batch, response_values(learner.critic.engine, batch))
-    return log_probs, values
+    log_probs = ranks.sum_over_ranks(log_probs)  # zeros but for this rank's rows
+    return log_probs, values if values is None else ranks.sum_over_ranks(values)
 
 
 def token_rewards(config: Config, experience: Experience, old_log_probs: Tensor, kl_coef: float) -> Tensor:
@@ -147,7 +175,7 @@ def train(
         for number, minibatch in enumerate(minibatches):
             where = f"iteration {iteration}, epoch {epoch + 1}, mini-batch {number + 1}"
             rate = train_minibatch(learner, experience, targets, minibatch, sums, total_steps, where)
-    return sums, rate
+    return sums.reduced(), rate
 
 
 def train_minibatch(
@@ -202,6 +230,8 @@ def policy_step(
     """Loss of one micro-batch, as its share of the mini-batch's loss."""
     algorithm = learner.config.algorithm
     logits = response_logits(learner.policy.engine, batch, learner.config.rollout.temperature)
+    if batch.is_dummy:
+        return no_loss(logits)
     log_probs = token_log_probs(logits, batch.response_tokens)
     with torch.set_grad_enabled(algorithm.entropy_coef > 0):  # else it is only looked at
         entropy = token_entropy(logits)
@@ -236,6 +266,8 @@ def critic_step(
     assert targets.returns is not None
     algorithm = learner.config.algorithm
     values = response_values(learner.critic.engine, batch)
+    if batch.is_dummy:
+        return no_loss(values)
     mask = gather_rows(experience.mask, batch)
     returns, old_values = gather_rows(targets.returns, batch), gather_rows(targets.old_values, batch)
     loss, is_clipped = value_loss(values, returns, old_values, algorithm.value_clip_range)
@@ -243,14 +275,19 @@ def critic_step(
     return aggregate(loss, mask, algorithm.loss_aggregation, counts)
 
 
+def no_loss(outputs: Tensor) -> Tensor:
+    """0, with a gradient of 0 for every weight that ``outputs`` depend on, even if some are infinite."""
+    return masked_sum(outputs, torch.zeros_like(outputs, dtype=torch.bool))
+
+
 def check_finite(loss: Tensor, name: str, where: str, experience: Experience, batch: MicroBatch) -> None:
-    """Raises NumericalError naming the step and the rows."""
+    """Raises NumericalError on every rank if the loss of any is not finite, naming the step and the rows."""
+    problem = None
     if not bool(torch.isfinite(loss)):
         ids = [experience.prompt_ids[i] for i in batch.rows.tolist()]
         shown = ", ".join(ids[:8]) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
-        raise NumericalError(
-            f"the {name} loss is {float(loss.detach())} in {where}; rows with prompt_id {shown}"
-        )
+        problem = f"the {name} loss is {float(loss.detach())} in {where}; rows with prompt_id {shown}"
+    ranks.fail_together(problem)
 
 
 def update(

@@ -4,47 +4,24 @@ The state is written as safetensors of whole tensors per parameter, not as DeepS
 one is a pickle, which must not be loaded from a shared directory, and is bound to a world size.
 """
 
-import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from pipeline.config import Precision, Schedule, UpdateConfig
+from stages import ranks
 from stages.context import NumericalError
-from stages.models import DTYPES, device, remove_dropout
+from stages.models import DTYPES, remove_dropout
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _LARGEST_BUCKET = 500_000_000
 """Elements; DeepSpeed's own default."""
-
-
-def start_distributed() -> None:
-    """Make the process group that DeepSpeed wants: of this process alone.
-
-    It needs neither address nor port, so what a job script or another update on this host uses cannot clash.
-
-    Raises:
-        RuntimeError: the process was started as one of several ranks.
-    """
-    import deepspeed
-
-    # Built at first use by a compiler, which compute nodes may lack; gloo does the same work.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    if torch.distributed.is_initialized():
-        return
-    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
-        os.environ.setdefault(name, value)
-    if os.environ["WORLD_SIZE"] != "1":
-        raise RuntimeError(
-            f"the update stage runs on one rank, and was started with WORLD_SIZE={os.environ['WORLD_SIZE']}"
-        )
-    backend = "nccl" if device().type == "cuda" else "gloo"
-    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
-    deepspeed.init_distributed(backend, verbose=False)
 
 
 def learning_rate(peak: float, step: int, total_steps: int, config: UpdateConfig) -> float:
@@ -94,9 +71,12 @@ class Trainer:
         return inner
 
     def backward(self, loss: Tensor, is_last: bool) -> None:
-        """Add a micro-batch's gradients; after the last one they are complete."""
+        """Add the gradients of a part of the loss; after the last one they are complete, summed over ranks.
+
+        Every rank must call this equally often.
+        """
         self.engine.set_gradient_accumulation_boundary(is_last)
-        self.engine.backward(loss)
+        self.engine.backward(loss * ranks.size())  # DeepSpeed takes the mean over ranks
         if not is_last:
             self.engine.step()
 
@@ -127,13 +107,20 @@ class Trainer:
         return float(torch.nn.utils.get_total_norm(gradients))
 
     def save_model(self, folder: Path) -> None:
-        """The model as a Hugging Face directory. Raises NumericalError if a weight is not finite."""
+        """The model as a Hugging Face directory. Every rank takes part; the first one writes.
+
+        Raises:
+            NumericalError: a weight is not finite. It is raised on every rank, and nothing is written.
+        """
         dtype, state = DTYPES[self.config.precision], {}
         for name, parameter in self.model.named_parameters():  # one whole weight at a time on the device
             weight = self._master(parameter)
             if not bool(torch.isfinite(weight).all()):
                 raise NumericalError(f"weight {name} of the {self.name} is not finite; nothing is committed")
-            state[name] = weight.to(dtype).cpu()
+            if ranks.is_first():
+                state[name] = weight.to(dtype).cpu()
+        if not ranks.is_first():
+            return
         # Buffers that are saved; tied weights are neither among them nor saved twice.
         saved = self.model.state_dict().keys()
         state |= {name: buffer for name, buffer in self.model.named_buffers() if name in saved}
@@ -143,24 +130,35 @@ class Trainer:
         self.model.save_pretrained(folder, state_dict=state, safe_serialization=True)
 
     def save_state(self, path: Path) -> None:
-        """Optimizer moments, and the fp32 weights where the model directory holds them rounded."""
+        """Optimizer moments, and the fp32 weights where the model directory holds them rounded.
+
+        Every rank takes part; the first one writes.
+        """
         tensors: dict[str, Tensor] = {}
-        for name, parameter in self.model.named_parameters():
-            for moment in _MOMENTS:
-                tensors[f"{moment}/{name}"] = self._moment(parameter, moment).contiguous().cpu()
-            if self.config.precision is not Precision.FP32:
-                tensors[f"weight/{name}"] = self._master(parameter).contiguous().cpu()
+        for key, whole in self._state():
+            if ranks.is_first():
+                tensors[key] = whole.contiguous().cpu()
+        if not ranks.is_first():
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, path, metadata={"steps": str(self.steps)})
 
-    def load_state(self, path: Path, steps: int) -> None:
-        """Inverse of :meth:`save_state`, at any ZeRO stage."""
-        tensors = load_file(path)
+    def _state(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole tensors by name, one at a time; ranks have to take them in step."""
         for name, parameter in self.model.named_parameters():
             for moment in _MOMENTS:
-                self._set_moment(parameter, moment, tensors[f"{moment}/{name}"])
+                yield f"{moment}/{name}", self._moment(parameter, moment)
             if self.config.precision is not Precision.FP32:
-                self._set_master(parameter, tensors[f"weight/{name}"])
+                yield f"weight/{name}", self._master(parameter)
+
+    def load_state(self, path: Path, steps: int) -> None:
+        """Inverse of :meth:`save_state`, at any ZeRO stage and on any number of ranks."""
+        with safe_open(path, "pt") as tensors:  # one at a time, as every rank of a node reads them
+            for name, parameter in self.model.named_parameters():
+                for moment in _MOMENTS:
+                    self._set_moment(parameter, moment, tensors.get_tensor(f"{moment}/{name}"))
+                if self.config.precision is not Precision.FP32:
+                    self._set_master(parameter, tensors.get_tensor(f"weight/{name}"))
         self.steps = steps
         for tensor in self._optimized():  # AdamW's bias correction counts steps
             self._optimizer.state[tensor]["step"] = torch.tensor(float(steps))
@@ -175,9 +173,12 @@ class Trainer:
         return whole.view(_shape(parameter))
 
     def _set_master(self, parameter: Tensor, value: Tensor) -> None:
-        from deepspeed.utils import safe_set_full_fp32_param
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
 
-        safe_set_full_fp32_param(parameter, value)
+        if self.config.zero_stage == 3:
+            safe_set_local_fp32_param(parameter, _own_part(value))
+        else:
+            safe_set_full_fp32_param(parameter, value)
 
     def _moment(self, parameter: Tensor, moment: str) -> Tensor:
         from deepspeed.utils import safe_get_full_optimizer_state
@@ -189,10 +190,12 @@ class Trainer:
         return whole.view(_shape(parameter))
 
     def _set_moment(self, parameter: Tensor, moment: str, value: Tensor) -> None:
-        from deepspeed.utils import safe_set_full_optimizer_state
+        from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
 
         if self.config.zero_stage == 0:
             self._optimizer.state[parameter][moment].copy_(value)
+        elif self.config.zero_stage == 3:
+            safe_set_local_optimizer_state(parameter, _own_part(value), moment)
         else:
             safe_set_full_optimizer_state(parameter, value, moment)
 
@@ -216,12 +219,21 @@ def _shape(parameter: Tensor) -> torch.Size:
     return getattr(parameter, "ds_shape", parameter.shape)
 
 
+def _own_part(whole: Tensor) -> Tensor:
+    """This rank's part of a tensor, flat, as ZeRO 3 splits it: in equal parts, with zeros after its end.
+
+    DeepSpeed's setters of whole tensors fail on ranks that have such padding.
+    """
+    length = -(-whole.numel() // ranks.size())
+    part = whole.flatten()[length * ranks.rank() : length * (ranks.rank() + 1)]
+    return torch.nn.functional.pad(part, (0, length - part.numel()))
+
+
 def _engine_config(config: UpdateConfig, num_parameters: int) -> dict[str, Any]:
     """DeepSpeed's settings. Batch sizes are ours: every micro-batch is weighted by the whole mini-batch."""
     # At every backward DeepSpeed allocates a bucket of this many elements, however small the model is.
     bucket = min(num_parameters, _LARGEST_BUCKET)
     settings: dict[str, Any] = {
-        "train_batch_size": 1,
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": config.max_grad_norm,

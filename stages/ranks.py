@@ -1,0 +1,314 @@
+"""The ranks of one task: how they find each other, and what they tell each other.
+
+Nothing here knows of schedulers. A launcher says in the environment who is who:
+
+RANK, WORLD_SIZE, LOCAL_RANK   this process among all, their number, this process among those of its node.
+                               Absent: one rank.
+RENDEZVOUS_FILE                a path that all ranks see and that no other start of the task has. There rank 0
+                               says where it listens; the file is gone again when all have met.
+MASTER_ADDR, MASTER_PORT       instead of the file, if both are set: rank 0's address and a free port of it.
+
+GLOO_SOCKET_IFNAME             network interface to use on CPUs. Absent: the one through which ranks of other
+                               nodes reached rank 0, if they met by the file. For GPUs see NCCL_SOCKET_IFNAME.
+"""
+
+import contextlib
+import fcntl
+import ipaddress
+import json
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from pipeline.commits import replace_durably
+from stages.context import NumericalError, UserError
+from stages.models import device
+
+MEETING_SECONDS = 300.0
+"""How long ranks wait for each other at the start."""
+COLLECTIVE_SECONDS = 1800.0
+"""How long a rank waits for the others later on. Rank 0 writes whole models while they wait."""
+_POLL_SECONDS = 0.2
+_PROBE_SECONDS = 10.0
+_TOKEN = "token"
+_SIOCGIFADDR = 0x8915
+
+
+@dataclass(frozen=True)
+class Place:
+    """One process among the ranks of a task."""
+
+    rank: int
+    size: int
+    local_rank: int
+
+    @staticmethod
+    def of(environment: Mapping[str, str]) -> "Place":
+        """Raises UserError when the launcher's variables make no sense."""
+        words = {name: environment.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+        if words["WORLD_SIZE"] in ("", "1"):
+            return Place(0, 1, 0)
+        try:
+            place = Place(*map(int, words.values()))
+        except ValueError:
+            raise UserError(f"of several ranks each needs three numbers, and this one has {words}") from None
+        if not 0 <= place.local_rank <= place.rank < place.size:
+            raise UserError(f"there can be no rank with {words}")
+        return place
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What rank 0 publishes."""
+
+    hosts: Sequence[str]
+    """Names and addresses of its node, the likeliest first."""
+    port: int
+    token: str
+    """Held by its store too: another store that listens on the same port elsewhere is not mistaken for it."""
+
+
+def start_distributed(limit: float = MEETING_SECONDS) -> None:
+    """Join the process group of this task's ranks, which DeepSpeed takes over. Again: does nothing.
+
+    One rank needs neither address nor port, so what another update on this host uses cannot clash.
+
+    Args:
+        limit: seconds to wait for the other ranks.
+
+    Raises:
+        UserError: the launcher's variables make no sense, or there are fewer GPUs than ranks on this node.
+        TimeoutError: the other ranks did not come; names this rank and what it waited for.
+    """
+    import deepspeed
+
+    # Built at first use by a compiler, which compute nodes may lack; gloo does the same work.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if dist.is_initialized():
+        return
+    place = Place.of(os.environ)
+    num_gpus = torch.cuda.device_count()
+    # DeepSpeed reads these, and takes LOCAL_RANK for the number of the GPU.
+    index = gpu_index(place, num_gpus) if num_gpus else place.local_rank
+    os.environ |= {"RANK": str(place.rank), "WORLD_SIZE": str(place.size), "LOCAL_RANK": str(index)}
+    if num_gpus:
+        torch.cuda.set_device(index)
+    backend = "nccl" if num_gpus else "gloo"
+    store, interface = meet(place, os.environ, limit)
+    if interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    wait = timedelta(seconds=COLLECTIVE_SECONDS)
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=wait)
+    if place.size > 1 and place.rank == 0 and (file := os.environ.get("RENDEZVOUS_FILE")):
+        Path(file).unlink(missing_ok=True)
+    deepspeed.init_distributed(backend, verbose=False)
+
+
+def gpu_index(place: Place, num_visible: int) -> int:
+    """The GPU of this rank among those that it sees. A launcher may show each rank its own one only."""
+    if num_visible == 1:
+        return 0
+    if place.local_rank >= num_visible:
+        raise UserError(
+            f"rank {place.rank} is number {place.local_rank} on its node (from 0) and sees {num_visible} "
+            "GPUs; ask for as many GPUs per node as ranks per node"
+        )
+    return place.local_rank
+
+
+def meet(place: Place, environment: Mapping[str, str], limit: float) -> tuple[dist.Store, str | None]:
+    """The store through which the ranks find each other, and the network interface to use, if it is known."""
+    if place.size == 1:
+        return dist.HashStore(), None
+    address = ""
+    if environment.get("MASTER_ADDR") and environment.get("MASTER_PORT"):
+        wait = timedelta(seconds=limit)
+        store, _, _ = next(rendezvous("env://", place.rank, place.size, timeout=wait))
+    elif not (file := environment.get("RENDEZVOUS_FILE")):
+        raise UserError(
+            f"{place.size} ranks need RENDEZVOUS_FILE, or MASTER_ADDR and MASTER_PORT, to find each other"
+        )
+    elif place.rank == 0:
+        store = open_store(Path(file), limit)
+    else:
+        store, address = find_store(Path(file), place, limit)
+    return store, interface_towards(gather(store, place, address, limit))
+
+
+def gather(store: dist.Store, place: Place, address: str, limit: float) -> list[str]:
+    """Wait until every rank has come, and hear at which address each found rank 0.
+
+    Raises:
+        TimeoutError: not all came; names those that did not.
+    """
+    keys = [f"address/{rank}" for rank in range(place.size)]
+    store.set(keys[place.rank], address)
+    try:
+        store.wait(keys, timedelta(seconds=limit))
+    except dist.DistError as error:
+        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        raise TimeoutError(
+            f"rank {place.rank} waited {limit:.0f} s for ranks {missing} of {place.size}"
+        ) from error
+    return [value.decode() for value in store.multi_get(keys)]
+
+
+def interface_towards(found: Sequence[str]) -> str | None:
+    """The network interface on the way to rank 0, of the first IPv4 address at which another node found it.
+
+    Left to itself, gloo listens where the node's own name leads, which often is the loopback address.
+    """
+    far = [a for a in found if a and "." in a and not ipaddress.ip_address(a).is_loopback]
+    if not far:
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((far[0], 1))  # sends nothing, but chooses the way
+        own = probe.getsockname()[0]
+    return next((name for name, address in _interfaces() if address == own), None)
+
+
+def open_store(path: Path, limit: float) -> dist.TCPStore:
+    """Listen on a free port and say at ``path`` where. For rank 0."""
+    wait = timedelta(seconds=limit)
+    store = dist.TCPStore("localhost", 0, is_master=True, timeout=wait, wait_for_workers=False)
+    meeting = Meeting(addresses(), store.port, secrets.token_hex(16))
+    store.set(_TOKEN, meeting.token)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_durably(path, json.dumps(asdict(meeting)) + "\n")
+    return store
+
+
+def find_store(path: Path, place: Place, limit: float) -> tuple[dist.TCPStore, str]:
+    """Connect to where ``path`` says that rank 0 listens, as soon as it says so. For the other ranks.
+
+    Returns:
+        The store, and the address at which it was found.
+
+    Raises:
+        TimeoutError: there was no such file, or nobody answered there; names the rank and the path.
+    """
+    deadline = time.monotonic() + limit
+    while not is_listed(path):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"rank {place.rank} waited {limit:.0f} s for rank 0 to write {path}")
+        time.sleep(_POLL_SECONDS)
+    meeting = Meeting(**json.loads(path.read_text()))
+    near = ["localhost"] if socket.gethostname() == meeting.hosts[0] else []
+    while True:
+        for host in (*near, *meeting.hosts):
+            if found := connect(host, meeting, limit):
+                return found
+        if time.monotonic() > deadline:
+            raise TimeoutError(
+                f"rank {place.rank} waited {limit:.0f} s for rank 0 to answer at port {meeting.port} of any "
+                f"of {', '.join(meeting.hosts)}, which {path} names"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def is_listed(path: Path) -> bool:
+    """Whether the file exists. Its folder is asked: NFS may remember for a minute that a file is missing."""
+    try:
+        return path in path.parent.iterdir()
+    except FileNotFoundError:
+        return False
+
+
+def connect(host: str, meeting: Meeting, limit: float) -> tuple[dist.TCPStore, str] | None:
+    """Rank 0's store and its address, if it answers at ``host``. Later it may take ``limit`` s to answer."""
+    probe = timedelta(seconds=_PROBE_SECONDS)
+    try:
+        # A store would try an address that drops packets for its whole time limit, and log every try.
+        with socket.create_connection((host, meeting.port), timeout=_PROBE_SECONDS) as connection:
+            address = str(connection.getpeername()[0])
+        store = dist.TCPStore(address, meeting.port, is_master=False, timeout=probe, wait_for_workers=False)
+        if store.get(_TOKEN).decode() != meeting.token:
+            return None
+    except (OSError, dist.DistError):
+        return None
+    store.set_timeout(timedelta(seconds=limit))
+    return store, address
+
+
+def addresses() -> list[str]:
+    """Where other nodes may reach this one: its name if that resolves, then its addresses."""
+    name = socket.gethostname()
+    try:
+        found = [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+        names = [name]
+    except OSError:
+        found, names = [], []
+    # On another node a loopback address would lead to that node itself.
+    far = [a for a in (*found, *dict(_interfaces()).values()) if not ipaddress.ip_address(a).is_loopback]
+    return [*names, *dict.fromkeys(far)] or ["localhost"]
+
+
+def _interfaces() -> Iterator[tuple[str, str]]:
+    """Names and IPv4 addresses of this machine's network interfaces."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode())
+            # One without an address is left out.
+            with contextlib.suppress(OSError):
+                yield name, socket.inet_ntoa(fcntl.ioctl(any_socket, _SIOCGIFADDR, request)[20:24])
+
+
+# what ranks tell each other; every rank must call these, in the same order
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def is_first() -> bool:
+    """Whether this rank is the one that writes, publishes and reports."""
+    return rank() == 0
+
+
+def sum_over_ranks(tensor: Tensor) -> Tensor:
+    """The element-wise sum, on every rank; exact where all ranks but one have 0."""
+    return _over_ranks(tensor, dist.ReduceOp.SUM)
+
+
+def max_over_ranks(tensor: Tensor) -> Tensor:
+    """The element-wise maximum, on every rank."""
+    return _over_ranks(tensor, dist.ReduceOp.MAX)
+
+
+def _over_ranks(tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
+    if size() == 1:
+        return tensor
+    reduced = tensor.to(device(), copy=True)
+    dist.all_reduce(reduced, operation)
+    return reduced.to(tensor.device)
+
+
+def fail_together(problem: str | None) -> None:
+    """Raise NumericalError on every rank if any of them has a problem, with the words of the first that has.
+
+    A rank that went on alone would wait for the others in its next collective until that gives up.
+    """
+    if size() == 1:
+        problems = [problem]
+    elif bool(max_over_ranks(torch.tensor(problem is not None, dtype=torch.int32))):
+        problems = [None] * size()
+        dist.all_gather_object(problems, problem)
+    else:
+        return
+    if found := [text for text in problems if text is not None]:
+        raise NumericalError(found[0])
