@@ -10,17 +10,25 @@ from dataclasses import dataclass
 from pipeline import journal
 from pipeline.bookkeeping import Books
 from pipeline.config import SlurmConfig
+from pipeline.costs import Accountant
 from pipeline.driver import Driver, Outcome, Watcher, advance, interruptible
 from pipeline.lease import Lease, LeaseHeld, hold, hold_patiently
 from pipeline.reconcile import GiveUp
 from pipeline.runs import Run
 from pipeline.slurmjobs import SlurmJobs
 from pipeline.submissions import read_control, read_limits_of, write_control
+from pipeline.submitting import Submitter
 from pipeline.tracking import NoTracker, is_behind, open_tracker
+from slurm.commands import SlurmTimeout
 from slurm.limits import read_partitions
 
 LEASE_PATIENCE = 300.0
 """Seconds to wait for another driver's pass; longer than a lost driver's lease lasts."""
+
+SLURM_PATIENCE = 600.0
+"""Seconds for which a controller that does not answer is asked again."""
+_RETRY_SECONDS = 10.0
+_ARRIVAL_POLL_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -38,10 +46,20 @@ def advance_run(run: Run, watcher: Watcher) -> Pass:
     Raises:
         LeaseHeld: another driver has been at it for five minutes.
         Refused: Slurm does not take a job.
-        SlurmError: Slurm does not answer, or answers nonsense.
+        SlurmTimeout: Slurm has not answered for ten minutes.
+        SlurmError: Slurm answers nonsense.
     """
-    with hold_patiently(run.paths.locks, LEASE_PATIENCE) as lease:
-        done = one_pass(run, watcher, lease)
+    until = time.monotonic() + SLURM_PATIENCE
+    while True:
+        try:
+            with hold_patiently(run.paths.locks, LEASE_PATIENCE) as lease:
+                done = one_pass(run, watcher, lease)
+            break
+        except SlurmTimeout as error:
+            if time.monotonic() > until:
+                raise
+            watcher.note(f"{error}; asking again in {_RETRY_SECONDS:g} s")
+            time.sleep(_RETRY_SECONDS)
     mirror(run, watcher)
     return done
 
@@ -51,11 +69,16 @@ def one_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
     config = run.config.scheduler
     assert isinstance(config, SlurmConfig)
     if read_control(run.paths).cancelled:
-        return Pass(Outcome.INTERRUPTED)
-    jobs = SlurmJobs(run, config, read_limits_of(run.paths), longest_time, watcher.note, lease.beat)
-    driver = Driver.of(run, jobs, watcher, Books.open(run, NoTracker()))
-    while (actions := advance(driver)).retract:
-        pass  # what was taken back is launched once it is seen to be gone
+        return Pass(Outcome.CANCELLED)
+    jobs = SlurmJobs(
+        run, config, read_limits_of(run.paths), Submitter(run, config, longest_time, lease.beat), watcher.note
+    )
+    books = Books.open(run, NoTracker(), Accountant(run, watcher.note).row_of)
+    driver = Driver.of(run, jobs, watcher, books)
+    while (actions := advance(driver)).retract or jobs.is_unsure:
+        # What was taken back is launched once it is seen to be gone; what a lost driver submitted shows soon.
+        time.sleep(_ARRIVAL_POLL_SECONDS if jobs.is_unsure else 0)
+        lease.beat()
     driver.books.close(driver.is_complete)
     if driver.is_complete:
         jobs.withdraw()

@@ -9,7 +9,7 @@ from pipeline.config import SlurmConfig
 from pipeline.jobs import common_arguments, own_arguments
 from pipeline.resources import DRIVER, Lessons, command_words, resources_of, sbatch_options
 from pipeline.runs import Run
-from pipeline.submissions import Ledger, Submission, chunks_of, job_name
+from pipeline.submissions import GUARD, Ledger, Submission, chunks_of, job_name
 from pipeline.tasks import Stage, Task
 from slurm.element import ATTEMPT
 from slurm.submission import Array, literal
@@ -90,6 +90,8 @@ def array_of(
 
 
 def log_folder(run: Run, submission: Submission) -> Path:
+    if submission.purpose == GUARD:  # one every few minutes, so all write to one log
+        return run.paths.log_root / GUARD
     folder = f"{submission.iteration:05d}-{submission.purpose}"
     return run.paths.log_root / folder / f"attempt-{submission.number}"
 

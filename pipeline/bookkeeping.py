@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline import journal
@@ -27,9 +27,11 @@ class Books:
     run: Run
     rows: list[Row]
     tracker: Tracker
+    extra: Callable[[int], Row] = lambda iteration: {}
+    """More numbers for the row of an iteration, from elsewhere."""
 
     @staticmethod
-    def open(run: Run, tracker: Tracker) -> "Books":
+    def open(run: Run, tracker: Tracker, extra: Callable[[int], Row] = lambda iteration: {}) -> "Books":
         """Take up metrics.jsonl where it ends; rows of iterations that were taken back are gone from it."""
         rows = journal.read(run.paths.metrics)
         kept = [row for number, row in enumerate(rows, 1) if row.get("iteration") == number]
@@ -37,7 +39,7 @@ class Books:
             journal.rewrite(run.paths.metrics, kept)
         keep_best(run, kept)  # the driver before may have been killed between the row and this
         tracker.replay(kept)
-        return Books(run, kept, tracker)
+        return Books(run, kept, tracker, extra)
 
     def close(self, is_complete: bool) -> None:
         keep_best(self.run, self.rows)
@@ -63,6 +65,7 @@ class Books:
             if any(task not in records.known for task in tasks):
                 return  # its evaluation is still running
             row = iteration_row(iteration, group_by_stage(records, tasks), self._clock(records, iteration))
+            row |= self.extra(iteration)
             journal.append(self.run.paths.metrics, row)
             self.rows.append(row)
             self.tracker.log(row)

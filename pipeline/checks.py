@@ -11,12 +11,19 @@ from pipeline.config import (
     GROUP_ESTIMATORS,
     Config,
     KLController,
+    LocalConfig,
     NormalizationConfig,
     Precision,
+    ResourcesConfig,
     RewardModelConfig,
     RuleConfig,
+    SlurmConfig,
 )
 from pipeline.modeldirs import num_labels, position_limit, read_json
+from slurm.limits import parse_duration, parse_memory
+
+SLURM_STAGES = ("prepare", "rollout", "reward", "update", "evaluate", "driver")
+"""Whose jobs have resources of their own."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,7 @@ def contradictions(config: Config) -> Iterator[Problem]:
             f"algorithm.estimator={estimator} compares samples of a prompt and needs at least 2",
         )
     yield from _kl_problems(config)
+    yield from _slurm_problems(config.scheduler)
     if config.data.heldout and not config.evaluate.every:
         yield Problem("data.heldout", config.data.heldout, "needs evaluate.every=N; or leave it out")
     if config.evaluate.every and not config.data.heldout:
@@ -155,6 +163,39 @@ def _normalization_problems(key: str, given: NormalizationConfig) -> Iterator[Pr
         )
     elif not given.reference_samples and not all(numbers):
         yield Problem(key, f"(mean={given.mean}, std={given.std})", "give mean and std, or reference_samples")
+
+
+def _slurm_problems(given: LocalConfig | SlurmConfig) -> Iterator[Problem]:
+    if isinstance(given, SlurmConfig):
+        for stage in SLURM_STAGES:
+            yield from _resource_problems(stage, getattr(given, stage))
+
+
+def _resource_problems(stage: str, given: ResourcesConfig) -> Iterator[Problem]:
+    """What one stage asks for, and no cluster can give."""
+    key = f"scheduler.{stage}"
+    if given.gres and given.gpus_per_node:
+        yield Problem(
+            f"{key}.gres", given.gres, f"give it or {key}.gpus_per_node={given.gpus_per_node}, not both"
+        )
+    if stage != "update":
+        for name, count in (("nodes", given.nodes), ("ntasks_per_node", given.ntasks_per_node)):
+            if count > 1:
+                why = "only the update runs on several; legal: 1. Use rollout.num_shards for more at once"
+                yield Problem(f"{key}.{name}", count, why)
+    seconds = parse_duration(given.time)
+    if seconds is not None and given.signal >= seconds:
+        yield Problem(
+            f"{key}.signal",
+            given.signal,
+            f"the warning would come before the start: {key}.time={given.time} is {seconds:g} s; give less",
+        )
+    if given.mem and given.max_mem and parse_memory(given.max_mem) < parse_memory(given.mem):
+        yield Problem(f"{key}.max_mem", given.max_mem, f"is less than {key}.mem={given.mem}")
+    if given.array_parallelism and stage not in ("rollout", "reward"):
+        yield Problem(
+            f"{key}.array_parallelism", given.array_parallelism, "its arrays have one element; leave it out"
+        )
 
 
 def missing_paths(config: Config) -> Iterator[Problem]:

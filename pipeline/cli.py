@@ -127,14 +127,39 @@ def advance(run_dir: RunDir) -> None:
 def status(
     run_dir: RunDir,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys.")] = False,
+    cost: Annotated[
+        bool, typer.Option("--cost", help="Hours of GPUs and CPUs per stage, from Slurm's accounting.")
+    ] = False,
 ) -> None:
-    """Where a run stands, from its directory alone. Exit code 3 while it is incomplete."""
+    """Where a run stands. Exit code 0 complete, 1 failed on Slurm, 3 incomplete."""
     from pipeline.runs import load_run
     from pipeline.status import describe, read_status
 
-    found = read_status(load_run(run_dir))
+    found = read_status(load_run(run_dir), cost)
     typer.echo(json.dumps(found.to_json(), indent=1) if as_json else describe(found))
-    raise typer.Exit(0 if found.state == "complete" else EXIT_INCOMPLETE)
+    raise typer.Exit({"complete": 0, "failed": EXIT_FAILED}.get(found.state, EXIT_INCOMPLETE))
+
+
+@app.command()
+def logs(
+    run_dir: RunDir,
+    stage: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[STAGE[@ITERATION]]", help="E.g. rollout, reward@3 or driver. Default: newest."
+        ),
+    ] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Of failed attempts, newest first.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Show what is written until the run has ended, or Ctrl-C.")
+    ] = False,
+    lines: Annotated[int, typer.Option("--lines", min=0, help="Last lines of each log.")] = 20,
+) -> None:
+    """Show the logs of a run's tasks and driver jobs."""
+    from pipeline.logs import show_logs
+    from pipeline.runs import load_run
+
+    show_logs(load_run(run_dir), stage, failed, follow, lines)
 
 
 @app.command()
@@ -167,12 +192,26 @@ def config(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
 
 
 @app.command()
-def validate(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
-    """Check configuration, models, prompts and plug-ins; run nothing."""
+def validate(
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
+    probe: Annotated[
+        bool,
+        typer.Option(help="On Slurm: look at compute nodes by a tiny job each, for two minutes at most."),
+    ] = True,
+) -> None:
+    """Check configuration, models, prompts, plug-ins and the cluster; start nothing."""
+    from pipeline.config import SlurmConfig
     from pipeline.preview import validate_inputs
 
-    for line in validate_inputs(_config(overrides, config_dir)):
+    given = _config(overrides, config_dir)
+    for line in validate_inputs(given):
         typer.echo(line)
+    if isinstance(given.scheduler, SlurmConfig):
+        from pipeline.cluster_probe import validate_cluster
+
+        for line in validate_cluster(given, probe):
+            typer.echo(line)
 
 
 @app.command()
@@ -202,7 +241,7 @@ def _config(overrides: list[str] | None, config_dir: Path | None) -> "Config":
 
 def main() -> None:
     """Entry point: errors of the user's are one readable message and exit code 2."""
-    from pipeline.errors import user_errors
+    from pipeline.errors import scheduler_errors, user_errors
 
     try:
         app()
@@ -210,6 +249,9 @@ def main() -> None:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
+    except scheduler_errors() as error:
+        print(f"error: {error}; nothing is lost, ask again later", file=sys.stderr)
+        sys.exit(EXIT_FAILED)
     except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
         sys.stderr.close()
         sys.exit(EXIT_FAILED)

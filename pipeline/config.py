@@ -28,6 +28,7 @@ DecayRate = Annotated[float, Field(ge=0, lt=1, strict=True)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
 Text = Annotated[str, Field(min_length=1)]
 SbatchWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:=@/+-]{1,200}$")]
+Line = Annotated[str, Field(pattern=r"^[^\n\r]*$")]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 OptionName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")]
 Memory = Annotated[str, Field(pattern=r"^[1-9][0-9]*[KMGT]?$")]
@@ -406,7 +407,7 @@ class ResourcesConfig:
     """Memory on each node, e.g. 64G. A task that ran out of memory is tried again with twice as much."""
     max_mem: Memory | None = None
     """No try asks for more memory than this. Default: eight times mem."""
-    constraint: Text | None = None
+    constraint: Line | None = None
     """Node features, as sbatch --constraint writes them."""
     exclude: Names = ()
     """Nodes not to use."""
@@ -425,9 +426,9 @@ class ResourcesConfig:
     scheduler.container. For pyxis use options.container-image."""
     python: Text | None = None
     """Python interpreter of the task. Default: scheduler.python."""
-    environment: dict[EnvironmentName, str] = Field(default_factory=dict)
+    environment: dict[EnvironmentName, Line] = Field(default_factory=dict)
     """Environment variables, over those of scheduler.environment."""
-    options: dict[OptionName, str | int | bool] = Field(default_factory=dict)
+    options: dict[OptionName, Line | int | bool] = Field(default_factory=dict)
     """Any other sbatch option, without its dashes: {mail-type: FAIL, exclusive: true}."""
 
 
@@ -469,7 +470,7 @@ class SlurmConfig:
     driver.container says otherwise."""
     python: Text | None = None
     """Python interpreter of every job. Default: the one that submits."""
-    environment: dict[EnvironmentName, str] = Field(default_factory=dict)
+    environment: dict[EnvironmentName, Line] = Field(default_factory=dict)
     """Environment variables of every job."""
     horizon: PositiveInt = 2
     """Iterations that wait in the queue at once, each behind the one before."""

@@ -31,6 +31,7 @@ class Outcome(StrEnum):
     COMPLETE = "complete"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
+    CANCELLED = "cancelled"
 
 
 class Watcher(Protocol):

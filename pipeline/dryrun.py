@@ -1,4 +1,4 @@
-"""The batch scripts that ``submit`` would submit, without submitting. Job ids are names such as JOB-1-rollout."""
+"""The batch scripts that ``submit`` would submit. Job ids are names such as JOB-1-rollout."""
 
 import time
 from collections.abc import Iterator

@@ -15,12 +15,13 @@ KINDS: Mapping[SlurmState, FailureKind] = {
     SlurmState.LAUNCH_FAILED: FailureKind.LOST,
     SlurmState.RECONFIG_FAIL: FailureKind.LOST,
     SlurmState.REVOKED: FailureKind.LOST,
-    SlurmState.COMPLETED: FailureKind.LOST,
     SlurmState.OUT_OF_MEMORY: FailureKind.MEMORY,
     SlurmState.TIMEOUT: FailureKind.TIMEOUT,
     SlurmState.DEADLINE: FailureKind.TIMEOUT,
 }
 """Every other state is somebody's doing or nobody knows: KILLED."""
+
+_PLACE_TAKEN = frozenset({FailureKind.PREEMPTED, FailureKind.LOST})
 
 ElementKey = tuple[str, int]
 """Array id and index."""
@@ -47,12 +48,29 @@ def as_seen(paths: RunPaths, submission: Submission, index: int, element: Elemen
     return Failure(task, submission.number, kind, message, log, element.node if element else "", job)
 
 
+def verdict_of(outside: Failure, said: Failure, state: SlurmState | None) -> Failure:
+    """Why an attempt ended: a task's own word counts, but for what it cannot know.
+
+    What used too much memory was stopped without being asked. And a warning says that the end comes, not
+    whether the time was up or somebody took the place: more time would not help against that.
+
+    Args:
+        outside: as Slurm shows it.
+        said: with the task's own word; like ``outside`` where there is none.
+        state: Slurm's word, if it knows the element.
+    """
+    if outside.kind is FailureKind.MEMORY:
+        return outside
+    was_taken_away = outside.kind in _PLACE_TAKEN or state is SlurmState.CANCELLED
+    return outside if said.kind is FailureKind.TIMEOUT and was_taken_away else said
+
+
 def _verdict(submission: Submission, element: Element | None) -> tuple[FailureKind, str]:
     if element is None and submission.state.job is None:
         return FailureKind.LOST, "its job never arrived in Slurm's queue"
     if element is None:
         return FailureKind.KILLED, "Slurm no longer knows the job, so why it ended is unknown"
     if element.state is SlurmState.COMPLETED:
-        return FailureKind.LOST, "Slurm says COMPLETED, but nothing was committed"
+        return FailureKind.KILLED, "Slurm says COMPLETED, but nothing was committed"
     words = exit_in_words(element.state, element.exit_code or 0, element.signal or 0)
     return KINDS.get(element.state, FailureKind.KILLED), words

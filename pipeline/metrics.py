@@ -104,6 +104,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("tokens_per_second/*", _P, "response tokens per wall second of a stage"),
     Metric("memory_gib/*", _P, "largest peak memory of a stage's tasks"),
     Metric("gpu_memory_gib/*", _P, "largest peak GPU memory of a stage's tasks"),
+    Metric("slurm/gpu_hours/*", _P, "GPU-hours of all attempts of a stage, as Slurm accounts for them"),
+    Metric("slurm/cpu_hours/*", _P, "CPU-hours of all attempts of a stage"),
+    Metric("slurm/queue_seconds/*", _P, "seconds that a stage's jobs could have started but waited, summed"),
+    Metric("slurm/run_seconds/*", _P, "seconds that a stage's jobs ran, summed over all attempts"),
+    Metric("slurm/attempts/*", _P, "jobs of a stage that started, requeued ones once for every start"),
+    Metric("slurm/wasted_share", _P, "share of GPU-hours (else CPU-hours) of attempts without a result"),
 )
 
 _OWN_OF_RECORD = frozenset({"compute_seconds", "peak_memory_gib", "peak_gpu_memory_gib", "response_tokens"})

@@ -3,17 +3,16 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TextIO
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
-from rich.text import Text
+from typing import TYPE_CHECKING, TextIO
 
 from pipeline.commits import Record
 from pipeline.observe import Frontier, Records
 from pipeline.plan import Plan
 from pipeline.tasks import Stage, Task
 from pipeline.views import Row, duration, number
+
+if TYPE_CHECKING:  # a log needs no terminal library
+    from rich.progress import Progress, TaskID
 
 _STAGES = (Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE)
 
@@ -73,10 +72,13 @@ class Bars:
 
     plan: Plan
     stream: TextIO
-    _progress: Progress = field(init=False)
-    _bars: dict[Stage, TaskID] = field(init=False, default_factory=dict)
+    _progress: "Progress" = field(init=False)
+    _bars: dict[Stage, "TaskID"] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
         console = Console(file=self.stream, soft_wrap=True)
         columns = (
             TextColumn("{task.description:<22}"),
@@ -105,6 +107,8 @@ class Bars:
         self.note(describe_row(row, self.plan.iterations))
 
     def note(self, text: str) -> None:
+        from rich.text import Text
+
         self._progress.console.print(Text(f"{time.strftime('%H:%M:%S')} {text}"))
 
     def close(self) -> None:

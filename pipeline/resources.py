@@ -18,7 +18,6 @@ DRIVER = "driver"
 MORE_MEMORY = 2.0
 MORE_TIME = 1.5
 _LARGEST_MEMORY_FACTOR = 8
-_BAD_NODE_KINDS = frozenset({FailureKind.LOST, FailureKind.KILLED, FailureKind.MEMORY})
 _FAILURES_OF_A_BAD_NODE = 2
 _MOST_EXCLUDED = 8
 
@@ -49,7 +48,7 @@ def learn(failures: Iterable[Failure], everywhere: Iterable[Failure]) -> Lessons
 
 def bad_nodes(failures: Iterable[Failure]) -> tuple[str, ...]:
     """Nodes that failed twice, the worst first; only a few, lest a bug of ours exclude the whole cluster."""
-    counts = Counter(f.node for f in failures if f.node and f.kind in _BAD_NODE_KINDS)
+    counts = Counter(f.node for f in failures if f.node and f.kind is FailureKind.LOST)
     bad = [node for node, count in counts.most_common(_MOST_EXCLUDED) if count >= _FAILURES_OF_A_BAD_NODE]
     return tuple(bad)
 

@@ -84,7 +84,7 @@ def check_is_free(paths: RunPaths) -> None:
     """Raises RunError, with the legal next moves, unless a run may begin there."""
     if paths.run_json.exists():
         holder = holder_of(paths.locks)
-        if holder or paths.task(PREPARE).record.exists():
+        if holder or paths.task(PREPARE).record.exists() or _is_queued(paths):
             raise RunError(
                 f"{paths.root} already holds a run. To continue it: slurm-ppo resume {paths.root}. "
                 "To start another: choose run_dir=... or name=..." + (f" ({holder})" if holder else "")
@@ -94,6 +94,11 @@ def check_is_free(paths: RunPaths) -> None:
     others = [p.name for p in paths.root.glob("[!.]*")] if paths.root.exists() else []
     if set(others) - {paths.config_yaml.name}:
         raise RunError(f"{paths.root} exists and holds other files; choose another run_dir=...")
+
+
+def _is_queued(paths: RunPaths) -> bool:
+    """Whether jobs of the run may be in Slurm's queue: a run started over would be handed their results."""
+    return paths.control.exists() and not json.loads(paths.control.read_text())["cancelled"]
 
 
 def is_run(root: Path) -> bool:

@@ -19,7 +19,6 @@ from pipeline.environment import TASK_ENVIRONMENT
 from pipeline.failureblock import failure_block, resume_command
 from pipeline.goback import go_back, parse_point
 from pipeline.lease import hold_patiently
-from pipeline.preview import validate_inputs
 from pipeline.progress import Bars, Lines, watcher_for
 from pipeline.reconcile import FailureKind, GiveUp
 from pipeline.runs import Run, RunError, create_run
@@ -35,8 +34,14 @@ def start(config: Config, watch: bool) -> int:
     scheduler = local_scheduler(config) if isinstance(config.scheduler, LocalConfig) else None
     if scheduler and not watch:
         raise ConfigError("scheduler=local has no queue to submit to; type slurm-ppo run, or scheduler=slurm")
+    # Driver jobs import this module too and need not wait for these.
+    from pipeline.cluster_checks import check_cluster
+    from pipeline.preview import validate_inputs
+
     for line in validate_inputs(config):
         print(line, file=sys.stderr)
+    if scheduler is None:
+        check_cluster(config)
     run = create_run(config)
     if scheduler is not None:
         return carry_on(run, scheduler)

@@ -7,14 +7,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 
 from pipeline import journal
-from pipeline.arrays import array_of, driver_submission, log_folder, stage_submissions
+from pipeline.arrays import driver_submission, stage_submissions
 from pipeline.config import SlurmConfig
-from pipeline.endings import as_seen, evidence_of
+from pipeline.endings import as_seen, evidence_of, verdict_of
 from pipeline.jobs import Ended, IsCommitted
-from pipeline.lease import LeaseLost
 from pipeline.observe import explain_failure
 from pipeline.reconcile import Failure, FailureKind, GiveUp, Launch, Observation
-from pipeline.resources import Lessons, learn, resources_of
+from pipeline.resources import Lessons, learn
 from pipeline.runs import Run
 from pipeline.submissions import (
     DRIVER,
@@ -23,7 +22,6 @@ from pipeline.submissions import (
     Control,
     Ending,
     Ledger,
-    State,
     Submission,
     age,
     chunk_size_for,
@@ -31,17 +29,21 @@ from pipeline.submissions import (
     read_control,
     write_control,
 )
+from pipeline.submitting import Submitter
 from pipeline.tasks import Stage, Task, parse_task, task_key
 from pipeline.wiring import Carrier, Rewire, Waiting, carriers_of, dependency_of, rewire, watch_expression
 from slurm.commands import SlurmError
 from slurm.limits import ClusterLimits
 from slurm.query import Element, find_by_name, read_queue
-from slurm.states import Phase, phase_of
-from slurm.submission import QueueFull, Refused, cancel, render, submit, update_dependency
+from slurm.states import Phase, SlurmState, phase_of
+from slurm.submission import QueueFull, cancel, update_dependency
 
 _ARRIVAL_SECONDS = 30.0
 """A submission without a job id is looked for this long, before it is taken never to have arrived."""
 _KEPT_FOR_DRIVERS = 4
+_GUARDS_KEPT = 3
+_HELD = ("JobHeldAdmin", "launch failed requeued held", "job requeued in held state")
+"""Reasons of jobs that Slurm tried in vain to start, and holds: they would wait for ever."""
 _CHAIN = (Stage.PREPARE, Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE)
 
 
@@ -66,11 +68,8 @@ class SlurmJobs:
     run: Run
     config: SlurmConfig
     limits: ClusterLimits
-    longest: Callable[[Sequence[str]], float | None]
-    """Seconds that partitions allow a job; asked for only when a longer try is due."""
+    submitter: Submitter
     note: Callable[[str], None]
-    beat: Callable[[], None]
-    """Called before anything is asked of Slurm; raises LeaseLost when another driver has taken over."""
     control: Control = field(default_factory=Control)
     failures: dict[Task, list[Failure]] = field(default_factory=dict)
     _queue: dict[str, list[Element]] = field(default_factory=dict)
@@ -95,8 +94,16 @@ class SlurmJobs:
     def query(self) -> None:
         self.control = read_control(self.run.paths)
         self._queue = {}
-        for element in read_queue(lambda name: is_job_of(self.run.identity.id, name)):
+        for element in self._without_held(read_queue(lambda name: is_job_of(self.run.identity.id, name))):
             self._queue.setdefault(element.name, []).append(element)
+
+    def _without_held(self, elements: Sequence[Element]) -> Iterator[Element]:
+        """Cancel what Slurm holds because it could not start it, and count it as ended."""
+        held = [e for e in elements if e.reason.strip("()") in _HELD and phase_of(e.state) is Phase.PENDING]
+        if held:
+            cancel([f"{e.array_id}_{e.index}" for e in held], only_pending=True)
+        for element in elements:
+            yield replace(element, state=SlurmState.LAUNCH_FAILED) if element in held else element
 
     def settle(self, tasks: Sequence[Task], is_committed: IsCommitted) -> list[Ended]:
         """Match what was submitted with what Slurm shows, and explain what ended without a commit."""
@@ -154,9 +161,8 @@ class SlurmJobs:
         for submission, index in gone:
             element = evidence.get((submission.state.job or "", index))
             outside = as_seen(self.run.paths, submission, index, element)
-            failure, suspect = explain_failure(self.run.paths, outside)
-            if outside.kind is FailureKind.MEMORY:
-                failure = outside  # whatever the task said last, this is why
+            said, suspect = explain_failure(self.run.paths, outside)
+            failure = verdict_of(outside, said, element.state if element else None)
             found.append(Ended(failure, suspect))
             ending = Ending(failure.kind, failure.message, failure.node)
             endings.setdefault(submission.name, {})[str(index)] = ending
@@ -233,39 +239,11 @@ class SlurmJobs:
         return learn((f for task in tasks for f in self.failures.get(task, ())), everywhere)
 
     def _submit(
-        self,
-        submission: Submission,
-        lessons: Lessons,
-        dependency: str,
-        arrays: tuple[str, ...],
-        begin: str = "",
+        self, new: Submission, lessons: Lessons, dependency: str, arrays: tuple[str, ...], begin: str = ""
     ) -> Submission:
-        """Note what is about to be submitted, submit it, note the answer."""
-        self.beat()
-        if not self.ledger.begin(submission):
-            raise LeaseLost(f"{self.ledger.file(submission)} was taken by another driver")
-        stage = submission.purpose if submission.is_of_stage else DRIVER
-        partitions = resources_of(self.config, stage).partition
-        longest = self.longest(partitions) if lessons.time_factor > 1 else None
-        array = array_of(self.run, self.config, submission, lessons, longest, dependency, begin)
-        script = self.ledger.script(submission)
-        script.write_text(render(array))
-        log_folder(self.run, submission).mkdir(parents=True, exist_ok=True)
-        try:
-            job = submit(script, submission.name)
-        except Refused:
-            self.ledger.forget(submission)
-            raise
-        self._submissions.append(self.ledger.note(submission, State(job, arrays)))
-        journal.event(
-            self.run.paths.events,
-            "submitted",
-            job=job,
-            array=submission.name,
-            elements=len(submission.elements),
-            waits_for=dependency,
-        )
-        return self._submissions[-1]
+        submission = self.submitter.submit(new, lessons, dependency, arrays, begin)
+        self._submissions.append(submission)
+        return submission
 
     def tend(self, seen: Observation) -> None:
         """Rewire what waits for jobs that failed, and see to it that driver jobs watch what is queued."""
@@ -273,10 +251,13 @@ class SlurmJobs:
         waiting = list(self._waiting())
         for change in rewire(self.run.plan, waiting, committed_in(seen), carriers, self.config.dependency):
             self._carry_out(change)
-        for iteration, purpose, last, earlier in self._watches():
-            self._ensure_driver(iteration, purpose, last, earlier)
-        if seen.tasks:
-            self._ensure_guard()
+        try:
+            for iteration, purpose, last, earlier in self._watches():
+                self._ensure_driver(iteration, purpose, last, earlier)
+            if seen.tasks:
+                self._ensure_guard()
+        except QueueFull as error:
+            self.note(f"the queue takes no driver job now; the next pass submits it ({error})")
 
     def _waiting(self) -> Iterator[Waiting]:
         for task, live in self._live.items():
@@ -285,7 +266,7 @@ class SlurmJobs:
                 yield Waiting(task, live.carrier, live.element.reason, told)
 
     def _carry_out(self, change: Rewire) -> None:
-        self.beat()
+        self.submitter.beat()
         elements = [f"{e.array}_{e.index}" for e in change.elements]
         try:
             update_dependency(elements, change.dependency)
@@ -343,7 +324,14 @@ class SlurmJobs:
 
     def _ensure_guard(self) -> None:
         if self._pending_driver(0, GUARD) is None:
+            self._forget_old_guards()
             self._submit_driver(0, GUARD, "", (), begin=f"now+{60 * self.config.check_minutes}")
+
+    def _forget_old_guards(self) -> None:
+        """There is one every few minutes: what is kept of them must not grow with the run."""
+        guards = [s for s in self._submissions if s.purpose == GUARD]
+        for guard in guards[:-_GUARDS_KEPT]:
+            self.ledger.forget(guard)
 
     def _pending_driver(self, iteration: int, purpose: str) -> Submission | None:
         for submission in self._submissions:

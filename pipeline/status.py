@@ -1,16 +1,22 @@
-"""Where a run stands, from the disk alone."""
+"""Where a run stands: from the disk, and for a run on Slurm from one look at its queue."""
 
+import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline import journal
+from pipeline.config import SlurmConfig
+from pipeline.costs import Costs, describe_costs, read_costs
 from pipeline.lease import holder_of
 from pipeline.observe import Frontier, Records, find_frontier
-from pipeline.runs import Run
-from pipeline.tasks import Stage
+from pipeline.runs import Run, RunError
+from pipeline.slurmstatus import SlurmStatus, read_slurm_status, read_state
+from pipeline.statustext import describe_slurm
+from pipeline.tasks import Stage, parse_task
 from pipeline.views import duration
+from slurm.query import NoAccounting
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,9 @@ class Status:
     schema: int
     run: str
     state: str
-    """complete, running (a driver is at work) or incomplete."""
+    """complete, running or incomplete (nobody is at work); of a run on Slurm: complete, running (jobs are in
+    the queue), failed (a task was given up), cancelled, stopped (nothing is in the queue) or unknown (Slurm
+    does not answer)."""
     iterations_done: int
     iterations: int
     evaluations_done: int
@@ -42,13 +50,21 @@ class Status:
     """How the last driver ended, and when; None while one is at work or when none was."""
     last_row: dict[str, Any] | None
     last_failure: dict[str, Any] | None
+    slurm: SlurmStatus | None = None
+    """None for a run of this machine."""
+    cost: Costs | None = None
+    """Where it was asked for."""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"cost": self.cost.to_json() if self.cost else None}
 
 
-def read_status(run: Run) -> Status:
-    """Look at the current iteration's records, the lease, and the ends of the journals."""
+def read_status(run: Run, with_cost: bool = False) -> Status:
+    """Look at the current iterations' records, the lease, the ends of the journals, and Slurm's queue.
+
+    Raises:
+        RunError: costs are asked for, and there is nobody to tell.
+    """
     plan, paths = run.plan, run.paths
     frontier = find_frontier(plan, paths)
     holder = holder_of(paths.locks)
@@ -57,10 +73,15 @@ def read_status(run: Run) -> Status:
     rows = journal.read_tail(paths.metrics)
     events = journal.read_tail(paths.events)
     failures = [e for e in events if e.get("event") == "failed"]
+    state = "complete" if is_complete else "running" if holder else "incomplete"
+    slurm = None
+    if isinstance(run.config.scheduler, SlurmConfig):
+        slurm = read_slurm_status(run, frontier, rows[-1] if rows else None)
+        state = read_state(run, is_complete, slurm)
     return Status(
-        schema=1,
+        schema=2,
         run=str(paths.root),
-        state="complete" if is_complete else "running" if holder else "incomplete",
+        state=state,
         iterations_done=max(frontier.updated, 0),
         iterations=plan.iterations,
         evaluations_done=frontier.evaluated,
@@ -70,7 +91,18 @@ def read_status(run: Run) -> Status:
         stopped=None if holder else how_it_stopped(events),
         last_row=rows[-1] if rows else None,
         last_failure=failures[-1] if failures else None,
+        slurm=slurm,
+        cost=_all_costs(run) if with_cost else None,
     )
+
+
+def _all_costs(run: Run) -> Costs:
+    if not isinstance(run.config.scheduler, SlurmConfig):
+        raise RunError("costs come from Slurm's accounting, and this run's tasks ran on this machine")
+    try:
+        return read_costs(run, range(run.plan.iterations + 1))
+    except NoAccounting as error:
+        raise RunError(f"accounting does not answer, so costs are not known: {error}") from None
 
 
 def how_it_stopped(events: Sequence[Mapping[str, Any]]) -> str | None:
@@ -102,26 +134,58 @@ def current_stages(run: Run, frontier: Frontier) -> tuple[StageStatus, ...]:
 
 def describe(status: Status) -> str:
     """For a person, ending in the next command."""
-    lines = [f"{status.run}: {status.state}, {status.iterations_done}/{status.iterations} iterations"]
-    if status.evaluations:
-        lines[0] += f", {status.evaluations_done}/{status.evaluations} evaluations"
+    lines = [_first_line(status)]
     if status.driver:
         lines.append(status.driver)
-    elif status.state != "complete" and status.stopped:
+    elif status.stopped and not status.slurm and status.state != "complete":
         lines.append(f"last driver: {status.stopped}")
-    if status.state != "complete":
+    if status.slurm:
+        lines += describe_slurm(status.slurm, status.state)
+    elif status.state != "complete":
         stages = ", ".join(f"{s.stage} {s.done}/{s.total}" for s in status.current)
         lines.append(f"at hand: {stages}")
+    lines += _last_lines(status)
+    if status.cost:
+        lines += ["", describe_costs(status.cost)]
+    return "\n".join([*lines, *_next_commands(status)])
+
+
+def _first_line(status: Status) -> str:
+    line = f"{status.run}: {status.state}, {status.iterations_done}/{status.iterations} iterations"
+    if status.evaluations:
+        line += f", {status.evaluations_done}/{status.evaluations} evaluations"
+    return line
+
+
+def _last_lines(status: Status) -> Iterator[str]:
+    """The last row, and the last failure of a run that is not over it."""
     if row := status.last_row:
-        lines.append(
+        yield (
             f"last row: iteration {row['iteration']}, reward {row['reward/mean']:+.4f}, "
             f"{duration(row['seconds/elapsed'])} elapsed, {duration(row['seconds/remaining'])} remaining"
         )
     if (failure := status.last_failure) and status.state != "complete":
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(failure["time"]))
-        lines.append(
-            f"last failure: {when} {failure['task']} attempt {failure['attempt']}: {failure['message']}"
+        place = " ".join(
+            f"{name} {failure[key]}" for name, key in (("job", "job"), ("on", "node")) if failure.get(key)
         )
-    follow = {"complete": "report", "running": "report", "incomplete": "resume"}[status.state]
-    lines.append(f"next: slurm-ppo {follow} {status.run}")
-    return "\n".join(lines)
+        attempt = f"attempt {failure['attempt']}" + (f" ({place})" if place else "")
+        yield f"last failure: {when} {parse_task(failure['task'])}, {attempt}: {failure['message']}"
+
+
+_NEXT = {
+    "complete": "report {run}",
+    "incomplete": "resume {run}",
+    "failed": "resume {run}",
+    "cancelled": "resume {run}",
+    "stopped": "resume {run}",
+    "unknown": "status {run}",
+}
+
+
+def _next_commands(status: Status) -> Iterator[str]:
+    run = shlex.quote(status.run)
+    if status.state == "failed":
+        yield f"why:  slurm-ppo logs {run} --failed"
+    command = _NEXT.get(status.state) or ("logs {run} --follow" if status.slurm else "report {run}")
+    yield f"next: slurm-ppo {command.format(run=run)}"

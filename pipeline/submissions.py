@@ -137,9 +137,10 @@ class Ledger:
         return replace(submission, state=state)
 
     def forget(self, submission: Submission) -> None:
-        """sbatch refused it: there is no job, and there will be none."""
-        for path in (self.file(submission), self.script(submission)):
-            path.unlink(missing_ok=True)
+        """There is no job of it, and there will be none."""
+        path = self.file(submission)
+        for file in (path, _state_file(path), self.script(submission)):
+            file.unlink(missing_ok=True)
 
     def file(self, submission: Submission) -> Path:
         name = f"{submission.purpose}-{submission.number}-{submission.chunk}.json"

@@ -69,19 +69,24 @@ _RETRIES = 2
 _PATIENCE = 60.0
 
 
-def read_queue(is_ours: Callable[[str], bool]) -> list[Element]:
+def read_queue(is_ours: Callable[[str], bool], timeout: float = _PATIENCE) -> list[Element]:
     """Every job of this user whose name ``is_ours``: waiting, running, or ended less than MinJobAge ago.
 
     One call of squeue. Raises :class:`SlurmError`, :class:`SlurmMissing` and, for a state of a job of ours,
     :class:`slurm.states.UnknownState`.
     """
-    return parse_queue(_squeue(), is_ours)
+    return parse_queue(_squeue(timeout=timeout), is_ours)
 
 
-def _squeue(*filters: str) -> str:
+def _squeue(*filters: str, timeout: float = _PATIENCE) -> str:
     fields = ",".join(f"{field}:|" for field in _QUEUE_FIELDS)
     command = ["squeue", "-a", "-h", "--states=all", f"--user={os.getuid()}", f"--Format={fields}", *filters]
-    return run_command(command, retries=_RETRIES)
+    return run_command(command, timeout=timeout, retries=_retries(timeout))
+
+
+def _retries(timeout: float) -> int:
+    """Somebody who waits less than usual wants one answer, or none."""
+    return _RETRIES if timeout >= _PATIENCE else 0
 
 
 def parse_queue(text: str, is_ours: Callable[[str], bool] = lambda name: True) -> list[Element]:
@@ -197,11 +202,11 @@ def read_accounting(ids: Collection[str]) -> dict[tuple[str, int], Element]:
 def ask_accounting(options: Sequence[str], timeout: float = _PATIENCE) -> str:
     """sacct's output without a header, fields separated by ``|``. Raises :class:`NoAccounting`.
 
-    ``timeout``: seconds for each try; there is only one for somebody who waits less than usual.
+    ``timeout``: seconds for each try.
     """
     try:
-        retries = _RETRIES if timeout >= _PATIENCE else 0
-        return run_command(["sacct", "-n", "-P", *options], timeout=timeout, retries=retries)
+        command = ["sacct", "-n", "-P", *options]
+        return run_command(command, timeout=timeout, retries=_retries(timeout))
     except (SlurmMissing, SlurmTimeout) as error:
         raise NoAccounting(str(error)) from None
     except SlurmError as error:

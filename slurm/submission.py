@@ -7,7 +7,7 @@ the same command, :mod:`slurm.element`, and finds what to do in a task list on d
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -142,10 +142,11 @@ _LOOKS = 5
 _LOOK_SECONDS = 2.0
 
 
-def submit(script: Path, name: str) -> str:
+def submit(script: Path, name: str, beat: Callable[[], None] = lambda: None) -> str:
     """Submit once, whatever becomes of the answer. Returns the array's job id.
 
     After an answer that was lost the job is looked for by its name before anything is submitted again.
+    ``beat`` is called between tries, which may take minutes; what it raises ends them.
 
     Raises:
         QueueFull, Refused: Slurm's words.
@@ -160,6 +161,7 @@ def submit(script: Path, name: str) -> str:
                 return job
             if attempt == _TRIES:
                 raise
+            beat()
         except SlurmError as error:
             kind = QueueFull if _FULL.search(error.stderr) else Refused
             raise kind(f"sbatch refused {script}: {error.stderr.strip()}") from None

@@ -1,0 +1,126 @@
+"""How the jobs of a run are shown to a person, in 80 columns. Pure: data in, lines out."""
+
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+
+from pipeline.slurmstatus import DriverJob, SlurmStatus, StageProgress
+from pipeline.views import MISSING, duration
+
+_WIDTH = 80
+_TITLES = ("iter", "stage", "done", "running", "waiting", "failed", "waited", "ran", "again")
+_WIDTHS = (4, 10, 8, 9, 9, 8, 13, 13, 6)
+_INDENT = " " * 6
+_MOST_NAMED = 4
+
+
+def describe_slurm(status: SlurmStatus, state: str) -> list[str]:
+    """Lines on the queue, the iterations at hand, driver jobs and the estimate."""
+    lines = list(_queue_lines(status, state))
+    if state != "complete" and status.stages:
+        lines += ["", _row(_TITLES)]
+        for stage in status.stages:
+            lines += [_row(_cells(stage)), *_details(stage)]
+        lines.append("")
+    lines += _driver_lines(status, state)
+    return lines
+
+
+def _queue_lines(status: SlurmStatus, state: str) -> Iterator[str]:
+    if state == "complete":
+        return
+    if status.unanswered:
+        yield from _wrapped(f"Slurm does not answer, so this is what the disk knows: {status.unanswered}")
+    elif state == "stopped":
+        yield from _wrapped("nothing of this run is in Slurm's queue, and it is not complete")
+    elif state == "running" or status.jobs_running + status.jobs_waiting:
+        yield f"in the queue: {status.jobs_running} running, {status.jobs_waiting} waiting"
+    if state == "running":
+        yield _estimate(status.finish)
+
+
+def _estimate(finish: float | None) -> str:
+    if finish is None:
+        return "estimated finish: known once an iteration is done"
+    left = duration(max(0.0, finish - time.time()))
+    return f"estimated finish: {time.strftime('%Y-%m-%d %H:%M', time.localtime(finish))}, in {left}"
+
+
+def _cells(stage: StageProgress) -> tuple[str, ...]:
+    return (
+        str(stage.iteration),
+        stage.stage,
+        f"{stage.done}/{stage.total}",
+        _count(stage.running),
+        _count(stage.waiting),
+        _count(stage.failed),
+        _time(stage.queue_seconds),
+        _time(stage.run_seconds),
+        _count(stage.resubmitted + stage.requeued),
+    )
+
+
+def _count(number: int) -> str:
+    return str(number) if number else MISSING
+
+
+def _time(seconds: float | None) -> str:
+    return MISSING if seconds is None else duration(seconds)
+
+
+def _row(cells: Sequence[str]) -> str:
+    iteration, stage, *others = cells
+    numbers = (cell.rjust(width) for cell, width in zip(others, _WIDTHS[2:], strict=True))
+    return f"{iteration.rjust(_WIDTHS[0])} {stage.ljust(_WIDTHS[1] - 1)}{''.join(numbers)}"
+
+
+def _details(stage: StageProgress) -> list[str]:
+    """Which jobs, where, and why they wait; how often it had to be tried again."""
+    parts = []
+    if stage.jobs:
+        parts.append(f"job {_some(stage.jobs)}" + (f" on {_some(stage.nodes)}" if stage.nodes else ""))
+    if stage.reason:
+        parts.append(stage.reason)
+    if stage.resubmitted or stage.requeued:
+        told = ((stage.resubmitted, "submitted again"), (stage.requeued, "requeued by Slurm"))
+        again = " and ".join(f"{number} {words}" for number, words in told if number)
+        parts.append(f"{stage.attempts} attempts, {again}")
+    return _wrapped("; ".join(parts), _INDENT) if parts else []
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _driver_lines(status: SlurmStatus, state: str) -> Iterator[str]:
+    if state != "running":
+        return
+    if not status.drivers:
+        yield from _wrapped(
+            "no driver job is in the queue: what is queued will be done, and then nothing follows"
+        )
+        return
+    yield from _wrapped(f"driver jobs: {', '.join(map(_driver, status.drivers))}", subsequent=_INDENT)
+
+
+def _driver(driver: DriverJob) -> str:
+    if driver.is_running:
+        return f"{driver.job} at work"
+    return (
+        f"{driver.job} after iteration {driver.iteration}"
+        if driver.iteration
+        else f"{driver.job} by the clock"
+    )
+
+
+def _wrapped(text: str, indent: str = "", subsequent: str | None = None) -> list[str]:
+    """Lines of 80 columns; words, such as paths, are never broken."""
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent if subsequent is None else subsequent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

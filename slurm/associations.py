@@ -1,0 +1,55 @@
+"""The accounts and qualities of service that this user may name."""
+
+import os
+import pwd
+from dataclasses import dataclass
+
+from slurm.commands import SlurmError, SlurmMissing, run_command
+
+_TIMEOUT = 15.0
+
+
+@dataclass(frozen=True)
+class Associations:
+    """What accounting says of this user."""
+
+    accounts: frozenset[str]
+    qos: frozenset[str]
+    """Of any of the accounts."""
+    enforced: bool
+    """Whether the controller refuses what is not among them."""
+
+
+def read_associations() -> Associations | None:
+    """None where there is no accounting, or none that answers."""
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+        command = [
+            "sacctmgr",
+            "-n",
+            "-P",
+            "-r",
+            "show",
+            "assoc",
+            f"user={user}",
+            "format=Account,QOS,DefaultQOS",
+        ]
+        rows = run_command(command, timeout=_TIMEOUT)
+        config = run_command(["scontrol", "show", "config"], timeout=_TIMEOUT)
+    except (KeyError, SlurmError, SlurmMissing):
+        return None
+    return parse_associations(rows, config)
+
+
+def parse_associations(rows: str, config: str) -> Associations:
+    """From rows of Account|QOS|DefaultQOS and the output of ``scontrol show config``."""
+    fields = [line.split("|") for line in rows.splitlines() if line]
+    names = {name for row in fields for name in [*row[1].split(","), row[2]] if name}
+    settings = (line.partition("=") for line in config.splitlines())
+    enforced = next((value for name, _, value in settings if name.strip() == "AccountingStorageEnforce"), "")
+    words = {word.strip().lower() for word in enforced.split(",")}
+    return Associations(
+        accounts=frozenset(row[0] for row in fields),
+        qos=frozenset(names),
+        enforced=bool(words & {"associations", "limits", "qos", "safe", "all", "1"}),
+    )

@@ -1,0 +1,216 @@
+"""Tiny jobs that look at the cluster from a compute node: what no login node can know."""
+
+import contextlib
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slurm import probe_task
+from slurm.commands import SlurmError
+from slurm.query import Element, NoAccounting, read_ended, read_queue
+from slurm.states import Phase, exit_in_words, phase_of, reason_in_words
+from slurm.submission import Array, Option, Refused, cancel, literal, render, submit
+
+_TIME_LIMIT = "0:05:00"
+_POLL_SECONDS = 2.0
+_FIRST_NOTE_SECONDS = 5.0
+_NOTE_SECONDS = 15.0
+_GRACE_SECONDS = 10.0
+"""How long an answer may take to be seen here after its job ended: caches of network filesystems."""
+_SHORT_GRACE_SECONDS = 3.0
+_LOG_LINES = 3
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One job to send."""
+
+    name: str
+    """Short and unique: names its files."""
+    options: Mapping[str, Option]
+    command: Sequence[str]
+    """Words before the script's path: the interpreter, in its container."""
+    modules: Sequence[str] = ()
+    """To import; with a ? before the name only to look for."""
+    paths: Sequence[str] = ()
+    """That must exist."""
+    programs: Sequence[str] = ()
+    """Commands that must succeed."""
+    setup: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """What a probe saw."""
+
+    node: str
+    python: str
+    missing_modules: Mapping[str, str]
+    missing_paths: Sequence[str]
+    unreachable: Mapping[str, str]
+    gpus: int | None
+    """None where the node does not say."""
+
+
+@dataclass(frozen=True)
+class Silent:
+    """No answer came."""
+
+    why: str
+    is_late: bool
+    """Its job did not start or end in time: nothing is known. Otherwise it ended, and left nothing."""
+
+
+Answer = Sighting | Silent
+
+
+def run_probes(
+    probes: Sequence[Probe], parent: Path, folder: Path, seconds: float, note: Callable[[str], None]
+) -> dict[str, Answer]:
+    """Send the jobs, wait for what they say, and leave nothing behind.
+
+    Args:
+        parent: where a run directory is to be made; the probes meet in a folder there.
+        folder: working directory of the jobs.
+        seconds: to wait for all of them.
+        note: told every few seconds what is being waited for.
+
+    Raises:
+        OSError: nothing can be made in ``parent``.
+        SlurmError: Slurm does not answer.
+    """
+    with _meeting_place(parent) as place:
+        shutil.copy(probe_task.__file__, place / "probe.py")
+        sent = _Sent(place, folder)
+        try:
+            for probe in probes:
+                sent.send(probe)
+            sent.wait(time.monotonic() + seconds, note)
+        finally:
+            sent.cancel()
+        return sent.answers
+
+
+@contextlib.contextmanager
+def _meeting_place(parent: Path) -> Iterator[Path]:
+    place = Path(tempfile.mkdtemp(prefix=".slurm-ppo-probe-", dir=parent))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)  # NFS keeps files that a job has open
+
+
+@dataclass
+class _Sent:
+    """Probes on their way."""
+
+    place: Path
+    folder: Path
+    answers: dict[str, Answer] = field(default_factory=dict)
+    _jobs: dict[str, str] = field(default_factory=dict)
+    """Probe -> job id."""
+    _ended: dict[str, float] = field(default_factory=dict)
+    """Probe -> when its job was first seen to have ended."""
+
+    def send(self, probe: Probe) -> None:
+        request = {"modules": probe.modules, "paths": probe.paths, "programs": probe.programs}
+        (self.place / f"{probe.name}.request").write_text(json.dumps(request))
+        array = Array(
+            name=self._job_name(probe.name),
+            indices=[0],
+            command=[
+                *probe.command,
+                str(self.place / "probe.py"),
+                str(self.place / f"{probe.name}.request"),
+                str(self.place / f"{probe.name}.answer"),
+            ],
+            output=literal(self._log(probe.name)),
+            folder=self.folder,
+            options={**probe.options, "time": _TIME_LIMIT},
+            setup=probe.setup,
+            environment=probe.environment,
+        )
+        script = self.place / f"{probe.name}.sh"
+        script.write_text(render(array))
+        try:
+            self._jobs[probe.name] = submit(script, array.name)
+        except Refused as error:
+            self.answers[probe.name] = Silent(str(error).replace(f"{script}", "it"), is_late=False)
+
+    def wait(self, until: float, note: Callable[[str], None]) -> None:
+        noted = time.monotonic() - _NOTE_SECONDS + _FIRST_NOTE_SECONDS
+        while missing := self._look():
+            now = time.monotonic()
+            seen = self._queue()
+            self._note_ended(seen, now)
+            if now > until:
+                for name in missing:
+                    self.answers.setdefault(name, Silent(_waiting(seen.get(self._jobs[name])), is_late=True))
+                return
+            if now - noted > _NOTE_SECONDS:
+                noted = now
+                note(f"waiting for {len(missing)} probe jobs, {until - now:.0f} s more at most:")
+                for name in missing:
+                    note(f"  {name}, job {self._jobs[name]}: {_waiting(seen.get(self._jobs[name]))}")
+            time.sleep(_POLL_SECONDS)
+
+    def _look(self) -> list[str]:
+        """Take up answers that have come. Returns the names of those that have not."""
+        for name in self._jobs.keys() - self.answers.keys():
+            with contextlib.suppress(FileNotFoundError):
+                content: dict[str, Any] = json.loads((self.place / f"{name}.answer").read_text())
+                self.answers[name] = Sighting(**content)
+        return [name for name in self._jobs if name not in self.answers]
+
+    def _queue(self) -> dict[str, Element]:
+        return {e.array_id: e for e in read_queue(lambda name: name.startswith(f"{self.place.name}."))}
+
+    def _note_ended(self, seen: Mapping[str, Element], now: float) -> None:
+        """A job that is over and stays silent for a while has nothing more to say."""
+        for name, job in self._jobs.items():
+            element = seen.get(job)
+            if name in self.answers or (element and phase_of(element.state) is not Phase.ENDED):
+                continue
+            has_spoken = self._log(name).exists() and self._log(name).stat().st_size > 0
+            grace = _SHORT_GRACE_SECONDS if has_spoken else _GRACE_SECONDS
+            if now - self._ended.setdefault(name, now) > grace:
+                self.answers[name] = Silent(self._how_it_ended(name, job, element), is_late=False)
+
+    def _how_it_ended(self, name: str, job: str, element: Element | None) -> str:
+        with contextlib.suppress(NoAccounting, SlurmError):
+            element = element or read_ended([job]).get((job, 0))
+        words = (
+            exit_in_words(element.state, element.exit_code or 0, element.signal or 0) if element else "gone"
+        )
+        at = f" on {element.node}" if element and element.node else ""
+        log = self._log(name)
+        said = log.read_text(errors="replace").splitlines()[-_LOG_LINES:] if log.exists() else []
+        told = f"it said: {' / '.join(said)}"
+        if not said:
+            told = f"nothing it wrote is seen in {self.place.parent}: do compute nodes share that filesystem?"
+        return f"job {job}{at} left no answer ({words}); {told}"
+
+    def _log(self, name: str) -> Path:
+        return self.place / f"{name}.log"
+
+    def _job_name(self, name: str) -> str:
+        return f"{self.place.name}.{name}"
+
+    def cancel(self) -> None:
+        """What has not answered."""
+        silent = [job for name, job in self._jobs.items() if not isinstance(self.answers.get(name), Sighting)]
+        if silent:
+            with contextlib.suppress(SlurmError):  # they end by themselves within minutes
+                cancel(silent, only_pending=False)
+
+
+def _waiting(element: Element | None) -> str:
+    if element is None or phase_of(element.state) is Phase.ENDED:
+        return "ended"
+    return "running" if phase_of(element.state) is Phase.RUNNING else reason_in_words(element.reason)

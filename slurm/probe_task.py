@@ -1,0 +1,68 @@
+"""What a probe's job runs on a compute node: looks around and writes what it saw beside the request.
+
+A copy of this file is run by the job's own interpreter, so it needs nothing but Python's standard library.
+"""
+
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+_ASK_SECONDS = 20
+
+
+def main(request_path: str, answer_path: str) -> None:
+    """Answer a request, in one step so that nobody reads half of it."""
+    request = json.loads(Path(request_path).read_text())
+    answer = {
+        "node": os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "missing_modules": {name: why for name in request["modules"] if (why := import_error(name))},
+        "missing_paths": [path for path in request["paths"] if not Path(path).exists()],
+        "unreachable": {name: why for name in request["programs"] if (why := program_error(name))},
+        "gpus": visible_gpus(),
+    }
+    private = Path(answer_path + ".tmp")
+    private.write_text(json.dumps(answer))
+    private.replace(answer_path)
+
+
+def import_error(name: str) -> str:
+    """Why a module cannot be imported; packages that take long to import are only looked for."""
+    sys.path[0] = str(Path.cwd())  # as for "python -m", which is how tasks are run
+    try:
+        if name.startswith("?"):
+            return "" if importlib.util.find_spec(name[1:]) else "not installed"
+        importlib.import_module(name)
+    except Exception as error:  # whatever it is, the task would meet it too
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def program_error(command: str) -> str:
+    """Why a command of Slurm's cannot be used here."""
+    words = command.split()
+    if shutil.which(words[0]) is None:
+        return "not on PATH"
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_ASK_SECONDS)
+    except subprocess.TimeoutExpired:
+        return "no answer"
+    return "" if done.returncode == 0 else " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+
+
+def visible_gpus() -> "int | None":
+    """How many devices this job was given; None where that cannot be seen."""
+    for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "SLURM_JOB_GPUS"):
+        if name in os.environ:
+            listed = [word for word in os.environ[name].split(",") if word and word != "NoDevFiles"]
+            return len(listed)
+    return None
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
