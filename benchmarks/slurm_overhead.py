@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -62,11 +61,16 @@ def main() -> None:
         tiny.make_inputs(inputs)
         cluster = start(Path(scratch) / "cluster")
         try:
-            results = [one_round(cluster, inputs, Path(scratch) / f"round{i}", given) for i in range(given.rounds)]
+            results = [
+                one_round(cluster, inputs, Path(scratch) / f"round{i}", given) for i in range(given.rounds)
+            ]
         finally:
             cluster.stop()
     for name in ("chain", "submit"):
-        print(f"{name:<8}{statistics.median(r[name] for r in results):8.2f} s", [round(r[name], 2) for r in results])
+        print(
+            f"{name:<8}{statistics.median(r[name] for r in results):8.2f} s",
+            [round(r[name], 2) for r in results],
+        )
     ratios = [r["submit"] / r["chain"] for r in results]
     print(f"ratio   {statistics.median(ratios):8.3f}   {[round(r, 3) for r in ratios]}")
     calls = [r["calls"] for r in results]
@@ -89,7 +93,10 @@ def one_round(cluster: Cluster, inputs: Path, folder: Path, given: argparse.Name
         f"scheduler.horizon={horizon}",
         *(f"scheduler.{stage}.gpus_per_node=null" for stage in ("rollout", "reward", "update", "evaluate")),
         *(f"scheduler.{stage}.cpus_per_task=1" for stage in ("rollout", "reward", "update", "evaluate")),
-        *(f"scheduler.{stage}.partition=all" for stage in ("prepare", "rollout", "reward", "update", "driver")),
+        *(
+            f"scheduler.{stage}.partition=all"
+            for stage in ("prepare", "rollout", "reward", "update", "driver")
+        ),
         f"scheduler.driver.python={sys.executable}",
     )
     config = compose(words)
@@ -98,17 +105,28 @@ def one_round(cluster: Cluster, inputs: Path, folder: Path, given: argparse.Name
     script = write_noops(folder / "chain-noops", config, chain_run, given.seconds)
     started = time.time()
     arguments = [str(script), str(chain_run), str(given.iterations), str(given.shards - 1)]
-    subprocess.run(["bash", "-c", CHAIN.replace("{{", "{").replace("}}", "}"), "chain", *arguments],
-                   env=environment, check=True)
+    subprocess.run(
+        ["bash", "-c", CHAIN.replace("{{", "{").replace("}}", "}"), "chain", *arguments],
+        env=environment,
+        check=True,
+    )
     took["chain"] = wait_for_end(chain_run, given.iterations) - started
     script = write_noops(folder / "noops", config, folder / "run", given.seconds)
     words.append(f"scheduler.python={script}")
     started = time.time()
-    subprocess.run([sys.executable, "-m", "pipeline", "submit", *words], env=environment, cwd=ROOT, check=True,
-                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "pipeline", "submit", *words],
+        env=environment,
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     took["submit"] = wait_for_end(folder / "run", given.iterations) - started
-    while not (folder / "run" / "metrics.jsonl").exists() or len(
-        (folder / "run" / "metrics.jsonl").read_text().splitlines()) < given.iterations:
+    while (
+        not (folder / "run" / "metrics.jsonl").exists()
+        or len((folder / "run" / "metrics.jsonl").read_text().splitlines()) < given.iterations
+    ):
         time.sleep(0.2)
     events = [json.loads(line) for line in (folder / "run" / "events.jsonl").read_text().splitlines()]
     took["calls"] = sum(e["event"] == "submitted" for e in events)

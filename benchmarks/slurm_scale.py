@@ -67,7 +67,10 @@ def measure(inputs: Path, root: Path, shards: int) -> None:
     begin_call(run.paths)
     for what in ("submitted", "reconciled"):
         own, slurm, calls = timed_pass(run)
-        print(f"{shards:>6} shards {what:<11} own {own:5.2f} s   Slurm {slurm:5.2f} s   {dict(calls)}", flush=True)
+        print(
+            f"{shards:>6} shards {what:<11} own {own:5.2f} s   Slurm {slurm:5.2f} s   {dict(calls)}",
+            flush=True,
+        )
         for shard in range(shards):
             publish(run.paths, make_record(Task(1, Stage.ROLLOUT, shard)))
 

@@ -290,3 +290,11 @@ def test_paths_become_absolute_and_lengths_are_filled_in(inputs, tmp_path, monke
     assert config.run_dir == str(inputs / "run")
     assert (config.model.context_length, config.data.max_prompt_tokens) == (64, 52)
     assert not (inputs / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["two_gpu_types", "preemptible", "four_hours"])
+def test_the_example_configurations_compose(inputs, tmp_path, name):
+    words = tiny.overrides(inputs, tmp_path / "run", f"scheduler={name}")
+    config = resolve(compose(words, ROOT / "examples" / "slurm"))
+    assert config.scheduler.kind == "slurm"
+    assert config.scheduler.rollout.partition != config.scheduler.driver.partition

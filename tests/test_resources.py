@@ -39,9 +39,9 @@ def test_one_task_that_failed_twice_counts_and_not_two_that_failed_once():
 
 
 def test_a_node_that_failed_twice_is_excluded_with_those_of_the_user():
-    everywhere = [failed(FailureKind.LOST, node="n7"), failed(FailureKind.KILLED, OTHER, node="n7")]
+    everywhere = [failed(FailureKind.LOST, node="n7"), failed(FailureKind.LOST, OTHER, node="n7")]
     everywhere += [failed(FailureKind.LOST, node="n8"), failed(FailureKind.PREEMPTED, node="n9")] * 1
-    everywhere += [failed(FailureKind.PREEMPTED, node="n9"), failed(FailureKind.ERROR, node="n6")] * 3
+    everywhere += [failed(FailureKind.PREEMPTED, node="n9"), failed(FailureKind.KILLED, node="n6")] * 3
     assert bad_nodes(everywhere) == ("n7",)
     options = sbatch_options(ResourcesConfig(exclude=("n1",)), learn([], everywhere), None)
     assert options["exclude"] == "n1,n7"

@@ -1,11 +1,22 @@
 """What orders the tasks, on a real Slurm, with tasks that do nothing: everything is quick and may be disturbed."""
 
-import json
 import random
+import time
 
 import pytest
+import tiny
+
+from benchmarks.noop import make_record
+from benchmarks.slurm_scale import timed_pass
 from cluster import scenario
-from cluster.scenario import kill_job, prepare_noops, wait_for
+from cluster.scenario import kill_job, prepare_noops
+from pipeline.checks import resolve
+from pipeline.commits import publish
+from pipeline.compose import compose
+from pipeline.runs import create_run
+from pipeline.slurmjobs import cancel_all
+from pipeline.submissions import begin_call
+from pipeline.tasks import PREPARE, Stage, Task
 
 ITERATIONS = 3
 
@@ -49,10 +60,55 @@ def test_whatever_happens_to_jobs_the_run_ends(cluster, inputs, environment, tmp
         running = run.jobs("RUNNING")
         if running:
             did.append(disturb(run, chance.choice(running), chance))
-        scenario.time.sleep(chance.uniform(0.3, 1.5))
+        time.sleep(chance.uniform(0.3, 1.5))
     print(did)
     run.wait_until_complete(limit=300)
     assert [row["iteration"] for row in run.rows()] == list(range(1, ITERATIONS + 1))
+
+
+@pytest.mark.parametrize("what", ["submitted", "reconciled"])
+def test_slurms_commands_do_not_grow_with_the_shards(counted_calls, what):
+    few, many = counted_calls[4][what], counted_calls[40][what]
+    assert few == many
+    assert many["squeue"] == 1
+    assert many["sbatch"] == (5 if what == "submitted" else 0)
+
+
+@pytest.fixture(scope="module")
+def counted_calls(cluster, inputs, tmp_path_factory):
+    """Shards -> pass -> commands of a driver, on partitions that start nothing."""
+    rows = [{"id": f"q{i}", "prompt": f"say {i}"} for i in range(40)]
+    prompts = tiny.write_jsonl(tmp_path_factory.mktemp("many") / "prompts.jsonl", rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", cluster.environment()["SLURM_CONF"])
+        return {
+            shards: count(inputs, prompts, tmp_path_factory.mktemp("count"), shards) for shards in (4, 40)
+        }
+
+
+def count(inputs, prompts, folder, shards) -> dict:
+    words = tiny.overrides(
+        inputs,
+        folder / "run",
+        "scheduler=devcluster",
+        *scenario.CPU_ONLY,
+        "scheduler.horizon=1",
+        # Nothing may start: what is counted are two passes over a queue that stands still.
+        *(f"scheduler.{s}.options={{begin: now+1hour}}" for s in ("rollout", "reward", "update", "driver")),
+        f"data.prompts={prompts}",
+        f"data.prompts_per_iteration={shards}",
+        f"rollout.num_shards={shards}",
+        "update.minibatches=1",
+    )
+    run = create_run(resolve(compose(words)))
+    publish(run.paths, make_record(PREPARE))
+    begin_call(run.paths)
+    counts = {"submitted": timed_pass(run)[2]}
+    for shard in range(shards):
+        publish(run.paths, make_record(Task(1, Stage.ROLLOUT, shard)))
+    counts["reconciled"] = timed_pass(run)[2]
+    cancel_all(run)
+    return counts
 
 
 def disturb(run, job, chance) -> tuple:
