@@ -62,8 +62,8 @@ class Books:
         self.link_policies(records, frontier)
         while (iteration := len(self.rows) + 1) <= frontier.updated:
             tasks = plan.tasks(iteration)
-            if any(task not in records.known for task in tasks):
-                return  # its evaluation is still running
+            if any(task not in records.known for task in (*tasks, policy_maker(iteration - 1))):
+                return  # its evaluation is still running, or something is being made again
             row = iteration_row(iteration, group_by_stage(records, tasks), self._clock(records, iteration))
             row |= self.extra(iteration)
             journal.append(self.run.paths.metrics, row)

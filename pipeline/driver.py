@@ -126,7 +126,7 @@ def observe(driver: Driver) -> Observation:
     jobs, records = driver.jobs, driver.records
     jobs.query()
     tasks = look(driver)
-    for ended in jobs.settle(tasks, lambda task: records.get(task) is not None):
+    for ended in jobs.settle(tasks, lambda task: records.get(task) is not None or task in records.corrupt):
         take_note(driver, ended)
     return Observation(tasks, records.committed(), dict(records.corrupt), jobs.live, jobs.failures)
 
@@ -166,7 +166,8 @@ def find_moved(driver: Driver) -> Frontier:
     if updated < plan.iterations and policy_maker(updated + 1) in known:
         updated += 1
     evaluations = plan.evaluation_tasks()
-    if evaluated < len(evaluations) and evaluations[evaluated] in known:
+    # Nothing counts before prepare does: when its commit was taken back, others may still stand.
+    if updated >= 0 and evaluated < len(evaluations) and evaluations[evaluated] in known:
         evaluated += 1
     return Frontier(updated, evaluated)
 

@@ -156,6 +156,7 @@ class SlurmJobs:
         """Note in the ledger how elements ended."""
         seen = {(e.array_id, e.index): e for elements in self._queue.values() for e in elements}
         evidence = evidence_of(gone, seen)
+        retracted = dict(self.control.retracted)
         found: list[Ended] = []
         endings: dict[str, dict[str, Ending]] = {}
         for submission, index in gone:
@@ -163,6 +164,8 @@ class SlurmJobs:
             outside = as_seen(self.run.paths, submission, index, element)
             said, suspect = explain_failure(self.run.paths, outside)
             failure = verdict_of(outside, said, element.state if element else None)
+            if task_key(failure.task) in retracted and (not element or element.state is SlurmState.COMPLETED):
+                failure = replace(failure, kind=FailureKind.INPUTS, message="its commit was taken back")
             found.append(Ended(failure, suspect))
             ending = Ending(failure.kind, failure.message, failure.node)
             endings.setdefault(submission.name, {})[str(index)] = ending

@@ -19,12 +19,17 @@ HEAVY = ("torch", "transformers", "deepspeed", "pyarrow", "wandb", "hydra", "plo
 
 SURFACE = {
     "run": ["OVERRIDES", "--config-dir"],
+    "submit": ["OVERRIDES", "--config-dir", "--dry-run"],
     "resume": ["RUN", "--from"],
-    "status": ["RUN", "--json"],
+    "cancel": ["RUN"],
+    "advance": ["RUN"],
+    "status": ["RUN", "--json", "--cost"],
+    "logs": ["RUN", "[STAGE[@ITERATION]]", "--failed", "--follow", "--lines"],
     "plan": ["OVERRIDES", "--config-dir"],
     "config": ["OVERRIDES", "--config-dir"],
-    "validate": ["OVERRIDES", "--config-dir"],
+    "validate": ["OVERRIDES", "--config-dir", "--probe"],
     "report": ["RUN"],
+    "devcluster": [],
 }
 
 STATUS_KEYS = [
@@ -40,6 +45,8 @@ STATUS_KEYS = [
     "stopped",
     "last_row",
     "last_failure",
+    "slurm",
+    "cost",
 ]
 
 
@@ -139,7 +146,7 @@ def test_status_as_json_has_stable_keys(incomplete_run, slurm_ppo):
     assert done.returncode == 3
     found = json.loads(done.stdout)
     assert list(found) == STATUS_KEYS
-    assert (found["schema"], found["state"], found["iterations_done"]) == (1, "incomplete", 1)
+    assert (found["schema"], found["state"], found["iterations_done"]) == (2, "incomplete", 1)
     assert {"stage": "reward", "done": 1, "total": 2} in found["current"]
 
 

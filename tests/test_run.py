@@ -36,7 +36,7 @@ def test_every_number_of_a_row_is_described_and_finite(complete_run):
 def test_every_described_metric_of_this_configuration_is_written(complete_run):
     row = rows_of(complete_run)[-1]
     described = {describe(name).name for name in row}
-    absent = {metric.name for metric in METRICS} - described
+    absent = {metric.name for metric in METRICS if not metric.name.startswith("slurm/")} - described
     assert absent == {"gpu_memory_gib/*"}
 
 

@@ -1,0 +1,171 @@
+"""What people see of runs on a real Slurm: one run that completes, one that cannot."""
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import tiny
+
+from slurm.devcluster import Cluster
+
+Answer = subprocess.CompletedProcess[str]
+PATIENCE = 150.0
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Both are submitted at once, so that one waits while the other does."""
+
+    ask: Callable[..., Answer]
+    """The command line, on the cluster."""
+    good: Path
+    bad: Path
+    inputs: Path
+    first_status: dict[str, object]
+    """Of the good run, right after it was submitted."""
+
+    def wait_until(self, run: Path, state: str) -> dict[str, object]:
+        until = time.monotonic() + PATIENCE
+        while True:
+            status = json.loads(self.ask("status", run, "--json").stdout)
+            if status["state"] == state:
+                return status
+            assert time.monotonic() < until, status
+            time.sleep(2)
+
+
+@pytest.fixture(scope="module")
+def runs(
+    cluster_with_accounting: Cluster,
+    inputs: Path,
+    environment: dict[str, str],
+    slurm_ppo: Callable[..., Answer],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Runs:
+    folder = tmp_path_factory.mktemp("people")
+
+    def ask(*arguments: object) -> Answer:
+        return slurm_ppo(
+            *arguments, env=environment | cluster_with_accounting.environment(), timeout=PATIENCE
+        )
+
+    good, bad = folder / "good", folder / "bad"
+    for run, *more in (
+        (good,),
+        (bad, "scheduler.max_attempts=1", 'scheduler.reward.setup=["echo no luck; exit 7"]'),
+    ):
+        done = ask("submit", *small(inputs, run, *more))
+        assert done.returncode == 0, done.stderr
+    first = json.loads(ask("status", good, "--json").stdout)
+    return Runs(ask, good, bad, inputs, first)
+
+
+def small(inputs: Path, run: Path, *more: str) -> list[str]:
+    return tiny.overrides(inputs, run, "iterations=1", "rollout.num_shards=2", "scheduler=devcluster", *more)
+
+
+def test_a_run_that_was_just_submitted_is_running(runs):
+    assert runs.first_status["state"] == "running"
+    slurm = runs.first_status["slurm"]
+    assert slurm["unanswered"] is None
+    assert [(s["stage"], s["total"]) for s in slurm["stages"]] == [
+        *(("prepare", 1), ("rollout", 2), ("reward", 2), ("update", 1))
+    ]
+    assert slurm["stages"][2]["reason"] == "waiting for the jobs it depends on"
+    assert {d["iteration"] for d in slurm["drivers"]} == {0, 1}
+
+
+def test_following_shows_every_stage_and_ends_with_the_run(runs):
+    done = runs.ask("logs", runs.good, "--follow")
+    assert done.returncode == 0, done.stderr
+    for name in ("rollout@1 0", "reward@1 1", "update@1"):
+        assert re.search(rf"^{name} \| iteration 1 .*committed: ", done.stdout, re.MULTILINE), done.stdout
+    assert done.stdout.splitlines()[-1] == "the run is complete"
+
+
+def test_costs_are_in_the_row_and_in_status(runs):
+    runs.wait_until(runs.good, "complete")
+    until = time.monotonic() + PATIENCE
+    while not (runs.good / "metrics.jsonl").exists():  # the driver job writes it after the last commit
+        assert time.monotonic() < until
+        time.sleep(0.5)
+    row = json.loads((runs.good / "metrics.jsonl").read_text())
+    assert row["slurm/attempts/rollout"] == 2
+    assert row["slurm/gpu_hours/update"] > 0
+    assert row["slurm/wasted_share"] == 0
+    done = runs.ask("status", runs.good, "--cost")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^reward +2 +0\.\d\d +0\.\d\d ", done.stdout, re.MULTILINE), done.stdout
+    assert max(map(len, re.sub(r"/\S+", "RUN", done.stdout).splitlines())) <= 83
+
+
+def test_a_run_that_failed_says_what_where_and_how_to_continue(runs):
+    status = runs.wait_until(runs.bad, "failed")
+    assert status["slurm"]["stages"][1]["failed"] >= 1
+    shown = runs.ask("status", runs.bad)
+    assert shown.returncode == 1
+    assert f"why:  slurm-ppo logs {runs.bad} --failed" in shown.stdout
+    assert shown.stdout.splitlines()[-1] == f"next: slurm-ppo resume {runs.bad}"
+    failed = runs.ask("logs", runs.bad, "reward", "--failed").stdout
+    assert re.search(r"iteration 1 reward shard \d, attempt 1 \(killed\): exit code 7\n", failed), failed
+    assert re.search(r"^job \d+_\d on node reward0$", failed, re.MULTILINE), failed
+    assert "  | no luck" in failed
+    block = runs.ask("logs", runs.bad, "driver", "--lines", 100).stdout
+    assert re.search(r"failed: iteration 1 reward shard \d, attempt 1 \(killed\): exit code 7\n", block), (
+        block
+    )
+    assert re.search(r"job \d+_\d on node reward0: FAILED, exit code 7\n", block), block
+    assert f"to continue: slurm-ppo resume {runs.bad}" in block
+
+
+def test_a_cluster_that_does_not_answer_is_told_and_the_disk_shown(runs, slurm_ppo, environment, tmp_path):
+    squeue = tmp_path / "squeue"
+    squeue.write_text(
+        "#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact slurm controller' >&2\nexit 1\n"
+    )
+    squeue.chmod(0o755)
+    shown = slurm_ppo("status", runs.bad, env=environment | {"PATH": f"{tmp_path}:{environment['PATH']}"})
+    assert "Slurm does not answer, so this is what the disk knows" in shown.stdout
+    assert re.search(r"1 rollout +2/2", shown.stdout)
+
+
+def test_validate_probes_every_partition_and_leaves_nothing(runs, tmp_path):
+    done = runs.ask("validate", *small(runs.inputs, tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    for stage, node in (("rollout", "rollout0"), ("reward", "reward0"), ("update", r"update\d")):
+        assert re.search(rf"^{stage}: ok on node {node}, Python .*, GPUs: 1$", done.stdout, re.MULTILINE), (
+            done.stdout
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_validate_says_what_a_compute_node_lacks(runs, tmp_path):
+    more = (
+        "scheduler.update.python=/no/python",
+        'scheduler.reward.setup=["export CUDA_VISIBLE_DEVICES=0,1"]',
+    )
+    done = runs.ask("validate", *small(runs.inputs, tmp_path / "run", *more))
+    assert done.returncode == 2
+    assert re.search(
+        r"update.partition=update: job \d+ on update\d left no answer \(exit code 127\)", done.stderr
+    )
+    assert "reward.gpus_per_node=1: 2 GPUs are visible on node reward0, 1 were asked for" in done.stderr
+
+
+def test_submit_refuses_what_the_cluster_cannot_give_and_makes_no_run(runs, tmp_path):
+    more = (
+        "scheduler.reward.partition=rm",
+        "scheduler.update.gpus_per_node=3",
+        "scheduler.driver.constraint=fast",
+    )
+    done = runs.ask("submit", *small(runs.inputs, tmp_path / "run", *more))
+    assert done.returncode == 2
+    assert "scheduler.reward.partition=rm: no such partition; legal: all, cpu" in done.stderr
+    assert "scheduler.update.gpus_per_node=3: 3 on a node" in done.stderr
+    assert "scheduler.driver=cpu: sbatch failed" in done.stderr
+    assert not (tmp_path / "run").exists()

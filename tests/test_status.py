@@ -1,0 +1,300 @@
+"""Where a run on Slurm stands: from facts to numbers, and from numbers to text."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from pipeline.commits import Record
+from pipeline.reconcile import FailureKind
+from pipeline.slurmstatus import (
+    DriverJob,
+    Queue,
+    SlurmStatus,
+    StageProgress,
+    TaskFacts,
+    drivers_of,
+    finish_of,
+    match,
+    progress_of,
+    stages_of,
+    state_of,
+)
+from pipeline.status import Status, describe
+from pipeline.statustext import describe_slurm
+from pipeline.submissions import Control, Ending, State, Submission
+from pipeline.tasks import Stage, Task
+from slurm.query import Element
+from slurm.states import SlurmState
+
+NOW = 1000.0
+
+
+def submission(purpose: str = "rollout", number: int = 1, job: str = "36", **more: object) -> Submission:
+    given = Submission(
+        name=f"run.abc.2.{purpose}.{number}.0",
+        iteration=2,
+        purpose=purpose,
+        number=number,
+        chunk=0,
+        chunk_size=1000,
+        call=1,
+        created=900.0,
+        module="stages",
+        arguments=(),
+        elements={"0": (), "1": (), "2": (), "3": ()},
+        max_restarts=20,
+        state=State(job),
+    )
+    return replace(given, **more)
+
+
+def element(index: int, state: SlurmState, job: str = "36", **more: object) -> Element:
+    is_running = state is SlurmState.RUNNING
+    given = Element(
+        array_id=job,
+        index=index,
+        name="run.abc.2.rollout.1.0",
+        state=state,
+        reason="None" if is_running else "Priority",
+        node="gpu07" if is_running else "",
+        partition="gpu",
+        submitted=900.0,
+        started=970.0 if is_running else None,
+        ended=None,
+        exit_code=None,
+        signal=None,
+        restarts=0,
+        time_limit=3600.0,
+    )
+    return replace(given, **more)
+
+
+def record(shard: int, attempt: str = "1-36r0", started: float = 940.0, ended: float = 960.0) -> Record:
+    task = Task(2, Stage.ROLLOUT, shard)
+    return Record(task, attempt, (), {}, 1, 0, 2, "s", started, ended, "gpu07", 1, "36")
+
+
+def fact(shard: int, **more: object) -> TaskFacts:
+    task = Task(2, Stage.ROLLOUT, shard)
+    return replace(TaskFacts(task, None, None, (submission(),), ready=910.0), **more)
+
+
+def test_a_stage_counts_what_is_done_runs_waits_and_failed():
+    failed = submission(state=State("36", ended={"3": Ending(FailureKind.ERROR, "boom")}))
+    facts = [
+        fact(0, record=record(0, "1-36r2")),
+        fact(1, element=element(1, SlurmState.RUNNING)),
+        fact(2, element=element(2, SlurmState.PENDING)),
+        fact(3, submissions=(failed,)),
+    ]
+    found = progress_of(2, Stage.ROLLOUT, facts, NOW)
+    assert (found.total, found.done, found.running, found.waiting, found.failed) == (4, 1, 1, 1, 1)
+    assert (found.requeued, found.resubmitted, found.attempts) == (2, 0, 6)
+    assert (found.jobs, found.nodes) == (("36",), ("gpu07",))
+    assert found.reason == "other jobs have a higher priority"
+    assert found.queue_seconds == 90.0  # shard 2 still waits: its input was there at 910
+    assert found.run_seconds == 60.0  # from 940 until now
+
+
+def test_a_task_that_waits_for_its_input_is_not_waiting_in_the_queue():
+    facts = [fact(0, element=element(0, SlurmState.PENDING), ready=None)]
+    assert progress_of(2, Stage.ROLLOUT, facts, NOW).queue_seconds is None
+
+
+def test_waiting_counts_from_the_last_submission_and_the_last_requeue():
+    again = submission(number=2, created=950.0)
+    assert fact(0, element=element(0, SlurmState.PENDING), submissions=(submission(), again)).queue_seconds(
+        NOW
+    ) == (50.0)
+    requeued = element(0, SlurmState.PENDING, submitted=990.0, restarts=1)
+    assert fact(0, element=requeued).queue_seconds(NOW) == 10.0
+
+
+@pytest.mark.parametrize("state", [SlurmState.CANCELLED, SlurmState.COMPLETED])
+def test_what_was_cancelled_or_is_being_committed_has_not_failed(state):
+    assert not fact(0, element=element(0, state)).has_failed
+    assert fact(0, element=element(0, SlurmState.TIMEOUT)).has_failed
+    assert not fact(0, submissions=()).has_failed
+
+
+def test_the_most_frequent_reason_is_shown():
+    reasons = ["Resources", "Priority", "Priority"]
+    facts = [fact(i, element=element(i, SlurmState.PENDING, reason=why)) for i, why in enumerate(reasons)]
+    assert progress_of(2, Stage.ROLLOUT, facts, NOW).reason == "other jobs have a higher priority"
+
+
+def test_of_two_elements_of_a_task_the_live_one_counts():
+    old, new = submission(), submission(number=2, job="40")
+    queue = Queue(
+        [
+            element(0, SlurmState.RUNNING, "40", name=new.name),
+            element(0, SlurmState.FAILED, submitted=2000.0),
+        ]
+    )
+    assert match([old, new], queue)[Task(2, Stage.ROLLOUT, 0)].array_id == "40"
+
+
+def test_driver_jobs_are_told_apart_from_stages():
+    driver = submission("driver", job="46", elements={"0": ()})
+    queue = Queue([element(0, SlurmState.PENDING, "46", name=driver.name, reason="Dependency")])
+    assert list(drivers_of([driver, submission()], queue)) == [
+        DriverJob("46", 2, False, "waiting for the jobs it depends on")
+    ]
+
+
+def test_stages_come_in_the_order_of_the_plan():
+    reward = TaskFacts(Task(2, Stage.REWARD, 0), None, None, (), None)
+    assert [s.stage for s in stages_of([fact(0), fact(1), reward], NOW)] == [Stage.ROLLOUT, Stage.REWARD]
+
+
+@pytest.mark.parametrize(
+    ("is_complete", "control", "unanswered", "live", "state"),
+    [
+        (True, Control(cancelled=True), None, 0, "complete"),
+        (False, Control(cancelled=True, has_failed=True), None, 3, "cancelled"),
+        (False, Control(has_failed=True), "timed out", 0, "failed"),
+        (False, Control(), "timed out", 0, "unknown"),
+        (False, Control(), None, 3, "running"),
+        (False, Control(), None, 0, "stopped"),
+    ],
+)
+def test_the_state_of_a_run(is_complete, control, unanswered, live, state):
+    status = SlurmStatus(unanswered, 0, live, (), (), None)
+    assert state_of(is_complete, control, status) == state
+
+
+def test_the_end_is_expected_by_the_last_rows_pace_but_not_in_the_past():
+    row = {"seconds/elapsed": 100.0, "seconds/remaining": 300.0}
+    assert finish_of(created=0.0, last_row=row, now=200.0) == 400.0
+    assert finish_of(created=0.0, last_row=row, now=900.0) == 900.0
+    assert finish_of(0.0, None, 900.0) is None
+
+
+# --- text ---
+
+STAGES = (
+    StageProgress(
+        2,
+        Stage.ROLLOUT,
+        16,
+        9,
+        4,
+        2,
+        1,
+        "waiting for free resources",
+        4000.0,
+        90061.0,
+        20,
+        3,
+        1,
+        ("36", "41"),
+        ("gpu07", "gpu08"),
+    ),
+    StageProgress(
+        2,
+        Stage.REWARD,
+        16,
+        0,
+        0,
+        16,
+        0,
+        "waiting for the jobs it depends on",
+        None,
+        None,
+        16,
+        0,
+        0,
+        ("37",),
+        (),
+    ),
+    StageProgress(2, Stage.UPDATE, 1, 0, 0, 0, 0, None, None, None, 0, 0, 0, (), ()),
+)
+RUNNING = SlurmStatus(
+    None, 5, 20, STAGES, (DriverJob("46", 2, False, "x"), DriverJob("61", 0, True, None)), None
+)
+
+TABLE = """\
+in the queue: 5 running, 20 waiting
+estimated finish: known once an iteration is done
+
+iter stage        done  running  waiting  failed       waited          ran again
+   2 rollout      9/16        4        2       1    1 h 6 min      1 d 1 h     4
+      job 36, 41 on gpu07, gpu08; waiting for free resources; 20 attempts, 3
+      submitted again and 1 requeued by Slurm
+   2 reward       0/16        -       16       -            -            -     -
+      job 37; waiting for the jobs it depends on
+   2 update        0/1        -        -       -            -            -     -
+
+driver jobs: 46 after iteration 2, 61 at work"""
+
+
+def test_the_table_fits_80_columns():
+    lines = describe_slurm(RUNNING, "running")
+    assert "\n".join(lines) == TABLE
+    assert max(map(len, lines)) <= 80
+
+
+def test_an_estimate_names_day_and_time_left():
+    (line,) = (
+        line for line in describe_slurm(replace(RUNNING, finish=4e9), "running") if "estimated" in line
+    )
+    assert re.fullmatch(r"estimated finish: 2096-10-0\d \d\d:\d\d, in \d+ d \d+ h", line)
+
+
+def test_a_run_that_nobody_advances_says_so():
+    lines = describe_slurm(replace(RUNNING, drivers=()), "running")
+    assert "no driver job is in the queue: what is queued will be done, and then nothing" in lines
+
+
+def status(state: str, slurm: SlurmStatus) -> Status:
+    failure = {
+        "time": 0.0,
+        "task": "2/reward/3",
+        "attempt": 3,
+        "message": "boom",
+        "job": "37_3",
+        "node": "gpu9",
+    }
+    return Status(2, "/runs/a b", state, 1, 3, 0, 0, (), None, None, None, failure, slurm)
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("complete", "next: slurm-ppo report '/runs/a b'"),
+        ("running", "next: slurm-ppo logs '/runs/a b' --follow"),
+        ("failed", "next: slurm-ppo resume '/runs/a b'"),
+        ("cancelled", "next: slurm-ppo resume '/runs/a b'"),
+        ("stopped", "next: slurm-ppo resume '/runs/a b'"),
+        ("unknown", "next: slurm-ppo status '/runs/a b'"),
+    ],
+)
+def test_status_ends_in_the_next_command(state, said):
+    text = describe(status(state, RUNNING))
+    assert text.splitlines()[0] == f"/runs/a b: {state}, 1/3 iterations"
+    assert text.splitlines()[-1] == said
+    assert ("(job 37_3 on gpu9): boom" in text) == (state != "complete")
+
+
+def test_a_stopped_run_and_a_silent_slurm_say_so():
+    assert "nothing of this run is in Slurm's queue, and it is not complete" in describe(
+        status("stopped", replace(RUNNING, jobs_running=0, jobs_waiting=0))
+    )
+    text = describe(status("unknown", replace(RUNNING, unanswered="squeue failed: timed out")))
+    assert "Slurm does not answer, so this is what the disk knows: squeue failed: timed out" in " ".join(
+        text.split("\n")
+    )
+
+
+def test_the_keys_of_json_are_an_interface():
+    found = status("running", RUNNING).to_json()
+    assert list(found["slurm"]) == [
+        "unanswered",
+        "jobs_running",
+        "jobs_waiting",
+        "stages",
+        "drivers",
+        "finish",
+    ]
+    assert list(found["slurm"]["stages"][0]) == list(StageProgress.__dataclass_fields__)
