@@ -19,9 +19,7 @@ from pipeline.compose import compose
 from slurm.devcluster import Cluster
 
 ROOT = Path(__file__).parent.parent.parent
-CPU_ONLY = [
-    f"scheduler.{stage}.gpus_per_node=null" for stage in ("rollout", "reward", "update", "evaluate")
-]
+CPU_ONLY = [f"scheduler.{stage}.gpus_per_node=null" for stage in ("rollout", "reward", "update", "evaluate")]
 """Where what is tested has nothing to do with GPUs, they need not limit how many tasks run at once."""
 
 
@@ -35,6 +33,8 @@ class Job:
     state: str
     reason: str
     node: str
+    partition: str
+    """Before it starts, all that it may run in."""
 
     @property
     def stage(self) -> str:
@@ -53,41 +53,73 @@ class SlurmRun:
     root: Path
     words: list[str]
     environment: dict[str, str]
+    folder: Path = ROOT
+    """Where its commands are typed, and where plug-ins are looked for."""
 
-    def command(self, *arguments: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+    def command(self, *arguments: object, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+        """Wait for a command to end."""
+        process = self.begin(*arguments)
+        try:
+            out, error = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            _, error = process.communicate()
+            raise AssertionError(f"{arguments[0]} took {timeout:g} s: {error}\n{self.story()}") from None
+        return subprocess.CompletedProcess(process.args, process.returncode, out, error)
+
+    def begin(self, *arguments: object) -> subprocess.Popen[str]:
+        """Start a command and go on."""
+        return subprocess.Popen(
             [sys.executable, "-m", "pipeline", *map(str, arguments)],
             env=self.environment,
-            cwd=ROOT,
-            capture_output=True,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=timeout,
         )
 
     def submit(self) -> None:
         done = self.command("submit", *self.words)
         assert done.returncode == 0, done.stderr + done.stdout
 
-    def jobs(self, state: str = "") -> list[Job]:
-        """Jobs of the run that wait or run."""
-        shown = self.cluster.call("squeue", "-h", "-o", "%i|%j|%T|%r|%N")
-        lines = [Job(*line.split("|")) for line in shown.stdout.splitlines()]
-        return [job for job in lines if job.name.count(".") == 5 and (not state or job.state == state)]
+    @property
+    def id(self) -> str:
+        return json.loads((self.root / "run.json").read_text())["id"]
 
-    def wait_for_job(self, stage: str, state: str = "RUNNING", limit: float = 90) -> Job:
-        return wait_for(
+    def jobs(self, state: str = "") -> list[Job]:
+        """Jobs of the run that wait or run, all or those in a state."""
+        return [job for job in self._queue() if not state or job.state == state]
+
+    def jobs_ever(self) -> list[Job]:
+        """One line for each array of the run that the controller remembers, whatever became of it."""
+        arrays = {job.id.partition("_")[0]: job for job in self._queue("--states=all")}
+        return list(arrays.values())
+
+    def _queue(self, *filters: str) -> list[Job]:
+        shown = self.cluster.call("squeue", "-h", "-o", "%i|%j|%T|%r|%N|%P", *filters)
+        assert shown.returncode == 0, shown.stderr
+        lines = [Job(*line.split("|")) for line in shown.stdout.splitlines()]
+        return [job for job in lines if job.name.split(".")[1:2] == [self.id]]
+
+    def wait_for(self, found: Callable, what: str, limit: float = 120):
+        """The first true value of ``found``; on a time-out, everything that explains it is shown."""
+        try:
+            return wait_for(found, what, limit)
+        except TimeoutError as error:
+            raise AssertionError(f"{error}\n{self.story()}") from None
+
+    def wait_for_job(self, stage: str, state: str = "RUNNING", limit: float = 120) -> Job:
+        return self.wait_for(
             lambda: next((job for job in self.jobs(state) if job.stage == stage), None),
             f"a {stage} job that is {state}",
             limit,
         )
 
     def wait_until_complete(self, limit: float = 240) -> None:
-        """No process of ours helps; on a time-out, everything that explains it is shown."""
+        """No process of ours helps."""
         total = int([w for w in self.words if w.startswith("iterations=")][-1].split("=")[1])
-        try:
-            wait_for(lambda: len(self.rows()) == total and not self.jobs(), "the run's end", limit)
-        except TimeoutError as error:
-            raise AssertionError(f"{error}\n{self.story()}") from None
+        self.wait_for(lambda: len(self.rows()) == total and not self.jobs(), "the run's end", limit)
 
     def rows(self) -> list[dict]:
         return read_lines(self.root / "metrics.jsonl")
@@ -96,17 +128,45 @@ class SlurmRun:
         return [e for e in read_lines(self.root / "events.jsonl") if not name or e["event"] == name]
 
     def policy(self) -> dict[str, bytes]:
-        """Weights of the last policy and critic."""
-        last = f"{len(self.rows()):05d}"
-        return {p: (self.root / p / last / "model.safetensors").read_bytes() for p in ("policy", "critic")}
+        return policy_of(self.root)
+
+    def record(self, iteration: int, stage: str, shard: int = 0) -> dict:
+        """What a task committed."""
+        return json.loads((self._stage(iteration, stage) / f"shard-{shard:05d}.json").read_text())
+
+    def has_committed(self, iteration: int, stage: str, shard: int = 0) -> bool:
+        return (self._stage(iteration, stage) / f"shard-{shard:05d}.json").exists()
+
+    def _stage(self, iteration: int, stage: str) -> Path:
+        return self.root / "iterations" / f"{iteration:05d}" / stage
+
+    def logs(self, pattern: str) -> dict[str, str]:
+        """Logs by their names below logs/, e.g. of ``00001-rollout/*/*``."""
+        files = sorted((self.root / "logs").glob(f"{pattern}.log"))
+        return {str(file.relative_to(self.root / "logs")): file.read_text() for file in files}
 
     def story(self) -> str:
-        """Queue, events, drivers' logs."""
-        logs = sorted((self.root / "logs").glob("*driver/*/*.log")) + sorted((self.root / "logs").glob("*guard/*/*.log"))
+        """Queue, events, logs of drivers and of whatever wrote last."""
+        logs = self.logs("*driver/*/*") | self.logs("*guard/*/*")
+        latest = sorted((self.root / "logs").glob("*/*/*.log"), key=lambda file: file.stat().st_mtime)[-4:]
+        logs |= {str(file): file.read_text() for file in latest}
         parts = [self.cluster.call("squeue", "-o", "%i %j %T %r %E").stdout]
-        parts += [json.dumps(event) for event in self.events()[-30:]]
-        parts += [f"--- {log}\n{log.read_text()[-1500:]}" for log in logs]
+        parts += [json.dumps(event) for event in self.events()[-40:]]
+        parts += [f"--- {name}\n{text[-1500:]}" for name, text in logs.items()]
         return "\n".join(parts)
+
+
+def policy_of(run: Path) -> dict[str, bytes]:
+    """Weights of the last policy and critic."""
+    last = f"{len(read_lines(run / 'metrics.jsonl')):05d}"
+    return {p: (run / p / last / "model.safetensors").read_bytes() for p in ("policy", "critic")}
+
+
+def results_of(run: Path) -> list[dict]:
+    """Rows of metrics.jsonl without what depends on when and where a task ran."""
+    machine = ("seconds/", "tokens_per_second/", "memory_gib/", "slurm/")
+    rows = read_lines(run / "metrics.jsonl")
+    return [{k: v for k, v in row.items() if not k.startswith(machine)} for row in rows]
 
 
 def wait_for(found: Callable, what: str, limit: float):
@@ -124,11 +184,16 @@ def read_lines(path: Path) -> list[dict]:
 
 
 def prepare(
-    cluster: Cluster, inputs: Path, root: Path, environment: dict[str, str], *more: str
+    cluster: Cluster,
+    inputs: Path,
+    root: Path,
+    environment: dict[str, str],
+    *more: str,
+    folder: Path = ROOT,
 ) -> SlurmRun:
     """A run that is not submitted yet."""
     words = tiny.overrides(inputs, root, "scheduler=devcluster", *more)
-    return SlurmRun(cluster, root, words, environment | cluster.environment())
+    return SlurmRun(cluster, root, words, environment | cluster.environment(), folder)
 
 
 def prepare_noops(
@@ -151,12 +216,29 @@ def prepare_noops(
 def processes_of(job: str) -> Iterator[int]:
     """Processes of an array element, by the variables that Slurm gave them."""
     array, _, index = job.partition("_")
-    wanted = {f"SLURM_ARRAY_JOB_ID={array}", f"SLURM_ARRAY_TASK_ID={index}"}
+    wanted = {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": index}
+    for pid, variables in processes():
+        if wanted.items() <= variables.items():
+            yield pid
+
+
+def processes() -> Iterator[tuple[int, dict[str, str]]]:
+    """Every process and the environment that it was started with."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            variables = set((folder / "environ").read_bytes().decode(errors="replace").split("\0"))
-            if wanted <= variables:
-                yield int(folder.name)
+            words = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+            yield int(folder.name), {word.partition("=")[0]: word.partition("=")[2] for word in words}
+
+
+def outside_slurm(text: str) -> list[str]:
+    """Command lines that mention ``text``, of processes that are in no job."""
+    found = []
+    for pid, variables in processes():
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if text in command and "SLURM_JOB_ID" not in variables:
+                found.append(command)
+    return found
 
 
 def kill_job(job: Job) -> bool:
