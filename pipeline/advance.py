@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from pipeline import journal
 from pipeline.bookkeeping import Books
-from pipeline.config import SlurmConfig
 from pipeline.costs import Accountant
 from pipeline.driver import Driver, Outcome, Watcher, advance, interruptible
 from pipeline.lease import Lease, LeaseHeld, hold, hold_patiently
 from pipeline.reconcile import GiveUp
 from pipeline.runs import Run
+from pipeline.schedulerconfig import SlurmConfig
 from pipeline.slurmjobs import SlurmJobs
 from pipeline.submissions import read_control, read_limits_of, write_control
 from pipeline.submitting import Submitter

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config import SlurmConfig
 from pipeline.jobs import common_arguments, own_arguments
 from pipeline.resources import DRIVER, Lessons, command_words, resources_of, sbatch_options
 from pipeline.runs import Run
+from pipeline.schedulerconfig import SlurmConfig
 from pipeline.submissions import GUARD, Ledger, Submission, chunks_of, job_name
 from pipeline.tasks import Stage, Task
 from slurm.element import ATTEMPT

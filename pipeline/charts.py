@@ -66,6 +66,7 @@ CHARTS: tuple[Chart, ...] = (
     Chart(_E, "Held-out response length", "evaluate/response_length", from_zero=True),
     Chart(_P, "Seconds per stage", "seconds/*", kind="bars"),
     Chart(_P, "Tokens per second", "tokens_per_second/*", from_zero=True),
+    Chart(_P, "GPU hours", "slurm/gpu_hours/*", kind="bars"),
     Chart(_P, "Memory (GiB)", "memory_gib/*", from_zero=True),
     Chart(_P, "GPU memory (GiB)", "gpu_memory_gib/*", from_zero=True),
 )

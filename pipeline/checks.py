@@ -11,15 +11,13 @@ from pipeline.config import (
     GROUP_ESTIMATORS,
     Config,
     KLController,
-    LocalConfig,
     NormalizationConfig,
     Precision,
-    ResourcesConfig,
     RewardModelConfig,
     RuleConfig,
-    SlurmConfig,
 )
 from pipeline.modeldirs import num_labels, position_limit, read_json
+from pipeline.schedulerconfig import LocalConfig, ResourcesConfig, SlurmConfig
 from slurm.limits import parse_duration, parse_memory
 
 SLURM_STAGES = ("prepare", "rollout", "reward", "update", "evaluate", "driver")

@@ -201,8 +201,8 @@ def validate(
     ] = True,
 ) -> None:
     """Check configuration, models, prompts, plug-ins and the cluster; start nothing."""
-    from pipeline.config import SlurmConfig
     from pipeline.preview import validate_inputs
+    from pipeline.schedulerconfig import SlurmConfig
 
     given = _config(overrides, config_dir)
     for line in validate_inputs(given):

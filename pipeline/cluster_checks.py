@@ -9,9 +9,10 @@ from pathlib import Path
 from pipeline.arrays import array_of, driver_submission, stage_submissions
 from pipeline.checks import SLURM_STAGES, Problem
 from pipeline.compose import ConfigError
-from pipeline.config import Config, ResourcesConfig, SlurmConfig
+from pipeline.config import Config
 from pipeline.dryrun import imagined_run
 from pipeline.resources import DRIVER, Lessons, resources_of
+from pipeline.schedulerconfig import ResourcesConfig, SlurmConfig
 from pipeline.tasks import Stage, Task
 from slurm.associations import Associations, read_associations
 from slurm.commands import SlurmError, SlurmTimeout, run_command

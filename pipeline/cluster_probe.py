@@ -8,8 +8,9 @@ from pathlib import Path
 from pipeline.checks import Problem
 from pipeline.cluster_checks import check_cluster, existing_parent, needs_of, stages_used
 from pipeline.compose import ConfigError
-from pipeline.config import Config, ResourcesConfig, RewardModelConfig, SlurmConfig
+from pipeline.config import Config, RewardModelConfig
 from pipeline.resources import DRIVER, Lessons, command_words, resources_of, sbatch_options
+from pipeline.schedulerconfig import ResourcesConfig, SlurmConfig
 from slurm.probe import Answer, Probe, Silent, run_probes
 
 PROBE_SECONDS = 120.0

@@ -17,8 +17,9 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline.config import Config, LocalConfig, RewardModelConfig, RuleConfig, SlurmConfig
+from pipeline.config import Config, RewardModelConfig, RuleConfig
 from pipeline.paths import packaged_configs
+from pipeline.schedulerconfig import LocalConfig, SlurmConfig
 
 _MISSING = "???"
 _TOP = "slurm_ppo"

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.arrays import array_of, driver_submission, stage_submissions
-from pipeline.config import Config, SlurmConfig
+from pipeline.config import Config
 from pipeline.observe import Records, find_frontier
 from pipeline.paths import RunPaths
 from pipeline.reconcile import Launch
 from pipeline.resources import Lessons
 from pipeline.runs import Identity, Run, is_run, version
+from pipeline.schedulerconfig import SlurmConfig
 from pipeline.slurmjobs import in_order
 from pipeline.submissions import DRIVER, GUARD, Ledger, Submission
 from pipeline.tasks import Stage, Task

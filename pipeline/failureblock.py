@@ -4,9 +4,9 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.config import SlurmConfig
 from pipeline.reconcile import Failure, FailureKind, GiveUp
 from pipeline.runs import Run
+from pipeline.schedulerconfig import SlurmConfig
 from pipeline.submissions import is_job_of
 from pipeline.tasks import PREPARE
 from slurm.commands import SlurmError, SlurmMissing
@@ -105,10 +105,7 @@ def way_out(run: Run, given_up: tuple[GiveUp, ...]) -> str:
     if not any(item.failure.kind is FailureKind.CONFIG for item in given_up):
         return f"nothing that was committed is lost; to continue: {resume_command(run)}"
     if not run.paths.task(PREPARE).record.exists():
-        first = ""
-        if isinstance(run.config.scheduler, SlurmConfig):
-            first = f"type slurm-ppo cancel {shlex.quote(str(run.paths.root))}, "
-        return f"nothing was committed: {first}mend the settings and type the same command again"
+        return "nothing was committed: mend the settings and type the same command again"
     return (
         f"mend what the message names, then: {resume_command(run)} (settings are frozen; "
         "to change one, start a new run with another run_dir=...)"

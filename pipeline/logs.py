@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from pipeline import journal
-from pipeline.config import SlurmConfig
 from pipeline.failureblock import tail, where
 from pipeline.lease import holder_of
 from pipeline.observe import Records, find_frontier
 from pipeline.paths import RunPaths
 from pipeline.runs import Run, RunError
+from pipeline.schedulerconfig import SlurmConfig
 from pipeline.slurmstatus import look_at_queue
 from pipeline.submissions import DRIVER, EVALUATION_DRIVER, GUARD, read_control
 from pipeline.tasks import Stage, Task, parse_task

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipeline.config import ResourcesConfig, SlurmConfig
 from pipeline.reconcile import Failure, FailureKind
+from pipeline.schedulerconfig import ResourcesConfig, SlurmConfig
 from slurm.limits import format_duration, parse_duration, parse_memory
 
 DRIVER = "driver"

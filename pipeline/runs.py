@@ -98,7 +98,10 @@ def check_is_free(paths: RunPaths) -> None:
 
 def _is_queued(paths: RunPaths) -> bool:
     """Whether jobs of the run may be in Slurm's queue: a run started over would be handed their results."""
-    return paths.control.exists() and not json.loads(paths.control.read_text())["cancelled"]
+    if not paths.control.exists():
+        return False
+    control = json.loads(paths.control.read_text())
+    return not (control["cancelled"] or control["has_failed"])
 
 
 def is_run(root: Path) -> bool:

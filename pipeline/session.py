@@ -13,7 +13,7 @@ from pathlib import Path
 from pipeline import journal
 from pipeline.advance import LEASE_PATIENCE, Pass, advance_run, follow
 from pipeline.compose import ConfigError
-from pipeline.config import Config, LocalConfig, RewardModelConfig, SlurmConfig
+from pipeline.config import Config, RewardModelConfig
 from pipeline.driver import Outcome, drive
 from pipeline.environment import TASK_ENVIRONMENT
 from pipeline.failureblock import failure_block, resume_command
@@ -22,8 +22,10 @@ from pipeline.lease import hold_patiently
 from pipeline.progress import Bars, Lines, watcher_for
 from pipeline.reconcile import FailureKind, GiveUp
 from pipeline.runs import Run, RunError, create_run
+from pipeline.schedulerconfig import LocalConfig, SlurmConfig
 from pipeline.slurmjobs import cancel_all
 from pipeline.submissions import begin_call, read_control, write_control
+from pipeline.tasks import PREPARE
 from slurm.local import LocalLimits, LocalScheduler
 from slurm.scheduler import Scheduler
 from slurm.submission import Refused
@@ -48,7 +50,8 @@ def start(config: Config, watch: bool) -> int:
     try:
         return follow_run(run) if watch else submit_run(run)
     except Refused:
-        cancel_run(run)  # with other settings it is another run: what is queued belongs to none
+        if not run.paths.task(PREPARE).record.exists():
+            cancel_run(run)  # with other settings it is another run: what is queued belongs to none
         raise
 
 

@@ -8,15 +8,16 @@ from dataclasses import dataclass, field, replace
 
 from pipeline import journal
 from pipeline.arrays import driver_submission, stage_submissions
-from pipeline.config import SlurmConfig
 from pipeline.endings import as_seen, evidence_of, verdict_of
 from pipeline.jobs import Ended, IsCommitted
 from pipeline.observe import explain_failure
 from pipeline.reconcile import Failure, FailureKind, GiveUp, Launch, Observation
 from pipeline.resources import Lessons, learn
 from pipeline.runs import Run
+from pipeline.schedulerconfig import SlurmConfig
 from pipeline.submissions import (
     DRIVER,
+    DRIVERS,
     EVALUATION_DRIVER,
     GUARD,
     Control,
@@ -26,6 +27,7 @@ from pipeline.submissions import (
     age,
     chunk_size_for,
     is_job_of,
+    purpose_of,
     read_control,
     write_control,
 )
@@ -208,11 +210,14 @@ class SlurmJobs:
             self.note(f"the queue takes no more jobs now; the rest follows when some have ended ({error})")
 
     def _room(self) -> int:
-        """Elements that may still be submitted; a few are kept for driver jobs."""
-        queued = sum(is_live(e) for elements in self._queue.values() for e in elements)
-        of_user = self.limits.max_submit and self.limits.max_submit - _KEPT_FOR_DRIVERS
-        bounds = [bound for bound in (self.config.max_submitted, of_user) if bound]
-        return max(0, min(bounds or [self.limits.max_jobs // 2]) - queued)
+        """Elements of stages that may still be submitted; a few jobs are kept for drivers."""
+        live = [e for elements in self._queue.values() for e in elements if is_live(e)]
+        of_drivers = sum(purpose_of(e.name) in DRIVERS for e in live)
+        of_stages = len(live) - of_drivers
+        bounds = [self.config.max_submitted or self.limits.max_jobs // 2]
+        if self.limits.max_submit is not None:
+            bounds.append(self.limits.max_submit - max(of_drivers, _KEPT_FOR_DRIVERS))
+        return max(0, min(bounds) - of_stages)
 
     def _launch_stage(self, tasks: Sequence[Task], seen: Observation, room: int) -> int:
         """Submit what fits and has its inputs in sight. Returns the number of elements."""
@@ -340,8 +345,7 @@ class SlurmJobs:
         for submission in self._submissions:
             if (submission.iteration, submission.purpose) == (iteration, purpose):
                 elements = self._queue.get(submission.name, ())
-                is_pending = any(phase_of(e.state) is Phase.PENDING for e in elements)
-                if is_pending or self._is_expected(submission):
+                if any(phase_of(e.state) is Phase.PENDING for e in elements):
                     return submission
         return None
 

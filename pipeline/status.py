@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline import journal
-from pipeline.config import SlurmConfig
 from pipeline.costs import Costs, describe_costs, read_costs
 from pipeline.lease import holder_of
 from pipeline.observe import Frontier, Records, find_frontier
 from pipeline.runs import Run, RunError
+from pipeline.schedulerconfig import SlurmConfig
 from pipeline.slurmstatus import SlurmStatus, read_slurm_status, read_state
 from pipeline.statustext import describe_slurm
 from pipeline.tasks import Stage, parse_task

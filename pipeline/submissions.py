@@ -25,6 +25,8 @@ DRIVER = "driver"
 EVALUATION_DRIVER = "evaldriver"
 GUARD = "guard"
 """The driver job that starts after some time, whatever happens to the others."""
+DRIVERS = frozenset({DRIVER, EVALUATION_DRIVER, GUARD})
+"""Purposes of jobs that advance the run; those of all others are stages."""
 _FILE = re.compile(r"([a-z]+)-(\d+)-(\d+)\.json")
 
 
@@ -75,7 +77,7 @@ class Submission:
 
     @property
     def is_of_stage(self) -> bool:
-        return self.purpose not in (DRIVER, EVALUATION_DRIVER, GUARD)
+        return self.purpose not in DRIVERS
 
     @property
     def indices(self) -> list[int]:
@@ -207,6 +209,11 @@ def job_name(run_name: str, run_id: str, iteration: int, purpose: str, number: i
 def is_job_of(run_id: str, name: str) -> bool:
     parts = name.rsplit(".", 5)
     return len(parts) == 6 and parts[1] == run_id
+
+
+def purpose_of(name: str) -> str:
+    """Of a job of ours."""
+    return name.rsplit(".", 3)[1]
 
 
 def chunks_of(shards: Sequence[int], chunk_size: int) -> dict[int, list[int]]:

@@ -8,8 +8,8 @@ keeps its place in the queue.
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.config import StreamingDependency
 from pipeline.plan import Plan
+from pipeline.schedulerconfig import StreamingDependency
 from pipeline.tasks import Stage, Task
 
 NEVER = "DependencyNeverSatisfied"

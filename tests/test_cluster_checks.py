@@ -7,7 +7,7 @@ from pipeline.checks import contradictions, resolve
 from pipeline.cluster_checks import Cluster, cluster_problems, needs_of, run_dir_problems, stage_problems
 from pipeline.cluster_probe import Aim, aims_of, describe, judge, probe_of
 from pipeline.compose import compose
-from pipeline.config import ResourcesConfig
+from pipeline.schedulerconfig import ResourcesConfig
 from slurm.associations import Associations, parse_associations
 from slurm.limits import ClusterLimits, NodeKind, Partition
 from slurm.probe import Sighting, Silent

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline import config as config_module
+from pipeline import schedulerconfig
 from pipeline.checks import resolve
 from pipeline.compose import ConfigError, compose, from_mapping, known_groups, to_mapping, to_yaml
 from pipeline.config import Config
@@ -242,8 +243,9 @@ def test_every_packaged_option_composes(inputs, tmp_path, group, option):
 # --- the dataclasses ---
 
 
-def test_every_key_is_described_right_below_it():
-    tree = ast.parse(Path(config_module.__file__).read_text())
+@pytest.mark.parametrize("module", [config_module, schedulerconfig])
+def test_every_key_is_described_right_below_it(module):
+    tree = ast.parse(Path(module.__file__).read_text())
     silent = []
     for node in tree.body:
         if not isinstance(node, ast.ClassDef) or not node.decorator_list:

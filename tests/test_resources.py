@@ -1,10 +1,12 @@
 """What jobs ask for: configuration, and what failures taught."""
 
+import dataclasses
+
 import pytest
 
-from pipeline.config import ResourcesConfig, SlurmConfig
 from pipeline.reconcile import Failure, FailureKind
 from pipeline.resources import Lessons, bad_nodes, command_words, learn, resources_of, sbatch_options
+from pipeline.schedulerconfig import ResourcesConfig, SlurmConfig
 from pipeline.tasks import Stage, Task
 
 TASK, OTHER = Task(1, Stage.ROLLOUT, 0), Task(1, Stage.ROLLOUT, 1)
@@ -79,7 +81,9 @@ def test_a_stage_takes_from_the_scheduler_what_it_does_not_say_itself():
 
 
 def test_several_ranks_start_under_srun_with_counts_of_their_own():
-    given = ResourcesConfig(nodes=2, ntasks_per_node=4, cpus_per_task=8, python="/py", container="c exec 'a b'")
+    given = ResourcesConfig(
+        nodes=2, ntasks_per_node=4, cpus_per_task=8, python="/py", container="c exec 'a b'"
+    )
     words = command_words(given, "/run/t.json")
     assert words[0] == "srun"
     assert {"--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=8", "--kill-on-bad-exit=1"} <= set(words)

@@ -1,4 +1,4 @@
-"""What orders the tasks, on a real Slurm, with tasks that do nothing: everything is quick and may be disturbed."""
+"""What orders the tasks, on a real Slurm, with tasks that do nothing: quick, and disturbed at will."""
 
 import random
 import time

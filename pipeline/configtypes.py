@@ -1,0 +1,33 @@
+"""Types of the configuration's values: what is legal for a number, a name, a time."""
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, ConfigDict, Field
+
+
+def _text_of_number(value: object) -> object:
+    """YAML reads a bare 90 as a number."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+PositiveInt = Annotated[int, Field(gt=0, strict=True)]
+NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False, strict=True)]
+Fraction = Annotated[float, Field(ge=0, le=1, strict=True)]
+OpenFraction = Annotated[float, Field(gt=0, le=1, strict=True)]
+DecayRate = Annotated[float, Field(ge=0, lt=1, strict=True)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
+Text = Annotated[str, Field(min_length=1)]
+SbatchWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:=@/+-]{1,200}$")]
+Line = Annotated[str, Field(pattern=r"^[^\n\r]*$")]
+EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+OptionName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")]
+Memory = Annotated[str, Field(pattern=r"^[1-9][0-9]*[KMGT]?$")]
+Gpus = Annotated[str, Field(pattern=r"^([A-Za-z0-9_.-]+:)?[1-9][0-9]*$"), BeforeValidator(_text_of_number)]
+TimeLimit = Annotated[str, Field(pattern=r"^([0-9]+-)?[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]$")]
+PluginName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
+
+STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+"""Of every dataclass of the configuration: unknown keys are errors."""

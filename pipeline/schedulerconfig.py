@@ -1,0 +1,167 @@
+"""The configuration of what runs tasks: this machine, or a Slurm cluster."""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic.dataclasses import dataclass
+
+from pipeline.configtypes import (
+    STRICT,
+    EnvironmentName,
+    Gpus,
+    Line,
+    Memory,
+    OptionName,
+    PositiveInt,
+    SbatchWord,
+    Text,
+    TimeLimit,
+)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class LocalStageConfig:
+    """This machine's share for one stage."""
+
+    slots: PositiveInt = 1
+    """Tasks of this stage that may run at once."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class LocalConfig:
+    """Tasks as processes of this machine: how many at once, and how often one is tried."""
+
+    kind: Literal["local"] = "local"
+    """Processes on this machine."""
+    slots: PositiveInt = 2
+    """Tasks of all stages that may run at once."""
+    rollout: LocalStageConfig = LocalStageConfig(slots=2)
+    """Rollout pool."""
+    reward: LocalStageConfig = LocalStageConfig(slots=2)
+    """Reward pool."""
+    update: LocalStageConfig = LocalStageConfig()
+    """Update pool."""
+    evaluate: LocalStageConfig = LocalStageConfig()
+    """Evaluate pool."""
+    max_attempts: PositiveInt = 3
+    """Tries per task and per call of run or resume, before the run stops as failed."""
+    time_limit: PositiveInt = 14400
+    """Seconds a task may run before it is stopped and counted as failed."""
+
+
+def _split_at_commas(value: object) -> object:
+    return value.split(",") if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[SbatchWord, ...], BeforeValidator(_split_at_commas)]
+"""Several names: a YAML list, or text with commas between them."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ResourcesConfig:
+    """What the jobs of one stage ask Slurm for. What is null is left to the cluster's defaults."""
+
+    partition: Names = ()
+    """Partition, or several of which Slurm takes the first that has room."""
+    account: SbatchWord | None = None
+    """Account. Default: scheduler.account."""
+    qos: SbatchWord | None = None
+    """Quality of service. Default: scheduler.qos."""
+    time: TimeLimit = "4:00:00"
+    """Time limit of one job, D-HH:MM:SS or HH:MM:SS."""
+    nodes: PositiveInt = 1
+    """Nodes of one task; more than one only for the update."""
+    ntasks_per_node: PositiveInt = 1
+    """Ranks on each node; more than one only for the update."""
+    gpus_per_node: Gpus | None = None
+    """GPUs on each node: a count, or TYPE:COUNT. Not together with gres."""
+    gres: SbatchWord | None = None
+    """Generic resources as sbatch --gres writes them, where a cluster has no --gpus-per-node."""
+    cpus_per_task: PositiveInt = 1
+    """CPU cores of each rank."""
+    mem: Memory | None = None
+    """Memory on each node, e.g. 64G. A task that ran out of memory is tried again with twice as much."""
+    max_mem: Memory | None = None
+    """No try asks for more memory than this. Default: eight times mem."""
+    constraint: Line | None = None
+    """Node features, as sbatch --constraint writes them."""
+    exclude: Names = ()
+    """Nodes not to use."""
+    reservation: SbatchWord | None = None
+    """Reservation."""
+    array_parallelism: PositiveInt | None = None
+    """Array elements that may run at once (the % of sbatch --array). Default: all."""
+    requeue: bool = True
+    """Let Slurm start a job again that was preempted or lost its node."""
+    signal: PositiveInt = 120
+    """Seconds before the time limit at which a task is warned, so that it can save what it has."""
+    setup: tuple[Text, ...] | None = None
+    """Shell lines before the task: modules, conda. Default: scheduler.setup."""
+    container: Text | None = None
+    """Words put before the task's command, e.g. "apptainer exec --nv /images/ppo.sif". Default:
+    scheduler.container. For pyxis use options.container-image."""
+    python: Text | None = None
+    """Python interpreter of the task. Default: scheduler.python."""
+    environment: dict[EnvironmentName, Line] = Field(default_factory=dict)
+    """Environment variables, over those of scheduler.environment."""
+    options: dict[OptionName, Line | int | bool] = Field(default_factory=dict)
+    """Any other sbatch option, without its dashes: {mail-type: FAIL, exclusive: true}."""
+
+
+class StreamingDependency(StrEnum):
+    """When the scoring of a shard may start."""
+
+    AFTERCORR = "aftercorr"
+    """As soon as that shard is generated, while others still are."""
+    AFTEROK = "afterok"
+    """When all shards of the iteration are generated."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SlurmConfig:
+    """Tasks as elements of Slurm array jobs, submitted ahead of time."""
+
+    kind: Literal["slurm"] = "slurm"
+    """Array jobs of a Slurm cluster."""
+    prepare: ResourcesConfig = ResourcesConfig()
+    """Jobs that check and tokenise the prompts, once per run."""
+    rollout: ResourcesConfig = ResourcesConfig()
+    """Rollout jobs."""
+    reward: ResourcesConfig = ResourcesConfig()
+    """Reward jobs."""
+    update: ResourcesConfig = ResourcesConfig()
+    """Update jobs."""
+    evaluate: ResourcesConfig = ResourcesConfig()
+    """Evaluate jobs."""
+    driver: ResourcesConfig = ResourcesConfig(time="0:15:00")
+    """The small jobs that submit what comes next and repair what failed; they need no GPU."""
+    account: SbatchWord | None = None
+    """Account of every job that names none of its own."""
+    qos: SbatchWord | None = None
+    """Quality of service of every job that names none of its own."""
+    setup: tuple[Text, ...] = ()
+    """Shell lines before every job's command."""
+    container: Text | None = None
+    """Container command of every stage that names none of its own; driver jobs run outside it unless
+    driver.container says otherwise."""
+    python: Text | None = None
+    """Python interpreter of every job. Default: the one that submits."""
+    environment: dict[EnvironmentName, Line] = Field(default_factory=dict)
+    """Environment variables of every job."""
+    horizon: PositiveInt = 2
+    """Iterations that wait in the queue at once, each behind the one before."""
+    dependency: StreamingDependency = StreamingDependency.AFTERCORR
+    """aftercorr: a shard is scored as soon as it is generated; afterok: when all are."""
+    max_attempts: PositiveInt = 3
+    """Tries per task and per call of submit, run or resume, before the run stops as failed. Preemption,
+    lost nodes and missing inputs are not counted, up to five times as many."""
+    max_submitted: PositiveInt | None = None
+    """Array elements of this run's stages in the queue at once. Default: what the cluster's limits allow."""
+    check_minutes: PositiveInt = 15
+    """A driver job looks after the run at least this often, even if every other one was lost."""
+    poll_seconds: PositiveInt = 10
+    """How often slurm-ppo run asks Slurm while it watches."""
+
+
+SchedulerConfig = Annotated[LocalConfig | SlurmConfig, Field(discriminator="kind")]
