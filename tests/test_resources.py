@@ -1,6 +1,5 @@
 """What jobs ask for: configuration, and what failures taught."""
 
-import dataclasses
 
 import pytest
 

@@ -35,6 +35,8 @@ class Job:
     node: str
     partition: str
     """Before it starts, all that it may run in."""
+    cluster: str
+    """Name of the cluster: ids are used again on the next."""
 
     @property
     def stage(self) -> str:
@@ -99,7 +101,8 @@ class SlurmRun:
     def _queue(self, *filters: str) -> list[Job]:
         shown = self.cluster.call("squeue", "-h", "-o", "%i|%j|%T|%r|%N|%P", *filters)
         assert shown.returncode == 0, shown.stderr
-        lines = [Job(*line.split("|")) for line in shown.stdout.splitlines()]
+        name = self.cluster.identity.name
+        lines = [Job(*line.split("|"), name) for line in shown.stdout.splitlines()]
         return [job for job in lines if job.name.split(".")[1:2] == [self.id]]
 
     def wait_for(self, found: Callable, what: str, limit: float = 120):
@@ -213,10 +216,14 @@ def prepare_noops(
     return run
 
 
-def processes_of(job: str) -> Iterator[int]:
+def processes_of(job: Job) -> Iterator[int]:
     """Processes of an array element, by the variables that Slurm gave them."""
-    array, _, index = job.partition("_")
-    wanted = {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": index}
+    array, _, index = job.id.partition("_")
+    wanted = {
+        "SLURM_CLUSTER_NAME": job.cluster,
+        "SLURM_ARRAY_JOB_ID": array,
+        "SLURM_ARRAY_TASK_ID": index,
+    }
     for pid, variables in processes():
         if wanted.items() <= variables.items():
             yield pid
@@ -243,7 +250,7 @@ def outside_slurm(text: str) -> list[str]:
 
 def kill_job(job: Job) -> bool:
     """kill -9 of a job's processes. False if they were gone already."""
-    found = list(processes_of(job.id))
+    found = list(processes_of(job))
     for pid in found:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
