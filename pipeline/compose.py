@@ -257,7 +257,8 @@ def _describe(problem: Any) -> str:
         legal = _siblings(location, kind)
         legal_text = f"; legal: {', '.join(legal)}{_hint(location[-1], legal)}" if legal else ""
         return f"{key}: unknown key {location[-1]!r}{legal_text}"
-    if problem["type"] == "string_pattern_mismatch":
+    is_number = problem["type"] == "string_type" and location[-1] in _WORDING
+    if problem["type"] == "string_pattern_mismatch" or is_number:
         wanted = _WORDING.get(location[-1], "letters, digits, '_', '.' and '-'")
         return f"{key}: write {wanted} (got {problem['input']!r})"
     if problem["type"] in ("missing", "missing_argument"):

@@ -13,9 +13,9 @@ from pipeline.resources import Lessons
 from pipeline.runs import Identity, Run, is_run, version
 from pipeline.schedulerconfig import SlurmConfig
 from pipeline.slurmjobs import in_order
-from pipeline.submissions import DRIVER, GUARD, Ledger, Submission
-from pipeline.tasks import Stage, Task
-from pipeline.wiring import Carrier, carriers_of, dependency_of, watch_expression
+from pipeline.submissions import GUARD, Ledger, Submission
+from pipeline.tasks import Task
+from pipeline.wiring import Carrier, carriers_of, dependency_of, watch_expression, watches
 from slurm.submission import render
 
 _CHUNK_SIZE = 1000
@@ -40,7 +40,6 @@ def _rendered(run: Run, ledger: Ledger) -> Iterator[tuple[Submission, str]]:
     assert isinstance(config, SlurmConfig)
     tasks, committed = _outstanding(run)
     carriers: dict[Task, Carrier] = {}
-    arrays: dict[int, list[str]] = {}
     for group in in_order([Launch(task, "") for task in tasks]):
         number = ledger.next_number(group[0].iteration, group[0].stage)
         for submission in stage_submissions(run, 1, number, group, _CHUNK_SIZE):
@@ -55,11 +54,9 @@ def _rendered(run: Run, ledger: Ledger) -> Iterator[tuple[Submission, str]]:
             )
             job = f"JOB-{submission.iteration}-{submission.purpose}"
             carriers |= {task: Carrier(job, index) for index, task in submission.tasks()}
-            if submission.purpose != Stage.EVALUATE:
-                arrays.setdefault(submission.iteration, []).append(job)
-    for iteration, jobs in arrays.items():
-        expression = watch_expression(jobs[-1:], jobs[:-1])
-        yield _driver(run, config, ledger, iteration, DRIVER, expression, "")
+    for watch in watches((task, carrier.array) for task, carrier in carriers.items()):
+        expression = watch_expression(watch.last, watch.earlier)
+        yield _driver(run, config, ledger, watch.iteration, watch.purpose, expression, "")
     yield _driver(run, config, ledger, 0, GUARD, "", f"now+{60 * config.check_minutes}")
 
 

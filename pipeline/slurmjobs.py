@@ -16,9 +16,7 @@ from pipeline.resources import Lessons, learn
 from pipeline.runs import Run
 from pipeline.schedulerconfig import SlurmConfig
 from pipeline.submissions import (
-    DRIVER,
     DRIVERS,
-    EVALUATION_DRIVER,
     GUARD,
     Control,
     Ending,
@@ -33,7 +31,18 @@ from pipeline.submissions import (
 )
 from pipeline.submitting import Submitter
 from pipeline.tasks import Stage, Task, parse_task, task_key
-from pipeline.wiring import Carrier, Rewire, Waiting, carriers_of, dependency_of, rewire, watch_expression
+from pipeline.wiring import (
+    CHAIN,
+    Carrier,
+    Rewire,
+    Waiting,
+    Watch,
+    carriers_of,
+    dependency_of,
+    rewire,
+    watch_expression,
+    watches,
+)
 from slurm.commands import SlurmError
 from slurm.limits import ClusterLimits
 from slurm.query import Element, find_by_name, read_queue
@@ -46,7 +55,6 @@ _KEPT_FOR_DRIVERS = 4
 _GUARDS_KEPT = 3
 _HELD = ("JobHeldAdmin", "launch failed requeued held", "job requeued in held state")
 """Reasons of jobs that Slurm tried in vain to start, and holds: they would wait for ever."""
-_CHAIN = (Stage.PREPARE, Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE)
 
 
 @dataclass(frozen=True)
@@ -260,8 +268,8 @@ class SlurmJobs:
         for change in rewire(self.run.plan, waiting, committed_in(seen), carriers, self.config.dependency):
             self._carry_out(change)
         try:
-            for iteration, purpose, last, earlier in self._watches():
-                self._ensure_driver(iteration, purpose, last, earlier)
+            for watch in watches((task, live.carrier.array) for task, live in self._live.items()):
+                self._ensure_driver(watch)
             if seen.tasks:
                 self._ensure_guard()
         except QueueFull as error:
@@ -294,32 +302,14 @@ class SlurmJobs:
     def _replace(self, submission: Submission) -> None:
         self._submissions = [submission if s.name == submission.name else s for s in self._submissions]
 
-    def _watches(self) -> Iterator[tuple[int, str, list[str], list[str]]]:
-        """For each iteration with live arrays: which driver, the last arrays, the earlier ones."""
-        arrays: dict[int, dict[Stage, dict[str, None]]] = {}
-        for task, live in self._live.items():
-            # Prepare is the first link of the first iteration's chain.
-            iteration = 1 if task.stage is Stage.PREPARE else task.iteration
-            of_stage = arrays.setdefault(iteration, {}).setdefault(task.stage, {})
-            of_stage[live.carrier.array] = None
-        for iteration, stages in arrays.items():
-            chain = [list(stages[stage]) for stage in _CHAIN if stage in stages]
-            if chain:
-                yield iteration, DRIVER, chain[-1], [array for ids in chain[:-1] for array in ids]
-            if Stage.EVALUATE in stages:
-                yield iteration, EVALUATION_DRIVER, list(stages[Stage.EVALUATE]), []
-
-    def _ensure_driver(
-        self, iteration: int, purpose: str, last: Sequence[str], earlier: Sequence[str]
-    ) -> None:
+    def _ensure_driver(self, watch: Watch) -> None:
         """One driver job waits for just these arrays."""
-        watched = tuple(array for array in (*last, *earlier) if array)
-        expression = watch_expression([a for a in last if a], [a for a in earlier if a])
-        existing = self._pending_driver(iteration, purpose)
+        expression = watch_expression(watch.last, watch.earlier)
+        existing = self._pending_driver(watch.iteration, watch.purpose)
         if existing is None:
-            self._submit_driver(iteration, purpose, expression, watched)
-        elif set(existing.state.waits_for) != set(watched):
-            self._rewatch(existing, expression, watched)
+            self._submit_driver(watch.iteration, watch.purpose, expression, watch.arrays)
+        elif set(existing.state.waits_for) != set(watch.arrays):
+            self._rewatch(existing, expression, watch.arrays)
 
     def _rewatch(self, driver: Submission, expression: str, watched: tuple[str, ...]) -> None:
         assert driver.state.job is not None
@@ -393,7 +383,7 @@ def committed_in(seen: Observation) -> IsCommitted:
 
 def in_order(launches: Sequence[Launch]) -> list[list[Task]]:
     """Tasks of one stage of one iteration together; what others wait for first."""
-    order = {stage: position for position, stage in enumerate((*_CHAIN, Stage.EVALUATE))}
+    order = {stage: position for position, stage in enumerate((*CHAIN, Stage.EVALUATE))}
     groups: dict[tuple[int, int], list[Task]] = {}
     for launch in launches:
         groups.setdefault((launch.task.iteration, order[launch.task.stage]), []).append(launch.task)

@@ -5,14 +5,17 @@ missing inputs now, and where such a job failed and another took its place, the 
 keeps its place in the queue.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.plan import Plan
 from pipeline.schedulerconfig import StreamingDependency
+from pipeline.submissions import DRIVER, EVALUATION_DRIVER
 from pipeline.tasks import Stage, Task
 
 NEVER = "DependencyNeverSatisfied"
+CHAIN = (Stage.PREPARE, Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE)
+"""Each reads what the one before has made; evaluation stands aside."""
 
 IsCommitted = Callable[[Task], bool]
 
@@ -116,6 +119,42 @@ def rewire(
 
 def _needs_rewiring(item: Waiting, now: Sequence[Carrier]) -> bool:
     return item.reason == NEVER or any(carrier.array not in item.waits_for for carrier in now)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What one driver job waits for."""
+
+    iteration: int
+    purpose: str
+    last: tuple[str, ...]
+    """Arrays with whose end it starts."""
+    earlier: tuple[str, ...]
+    """Arrays with whose failure it starts."""
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        return (*self.last, *self.earlier)
+
+
+def watches(live: Iterable[tuple[Task, str]]) -> Iterator[Watch]:
+    """A watch for each iteration that has live arrays, and one for its evaluation.
+
+    Args:
+        live: tasks and the ids of the arrays that carry them; empty where the id is not known yet.
+    """
+    arrays: dict[int, dict[Stage, dict[str, None]]] = {}
+    for task, array in live:
+        # Prepare is the first link of the first iteration's chain.
+        iteration = 1 if task.stage is Stage.PREPARE else task.iteration
+        of_stage = arrays.setdefault(iteration, {}).setdefault(task.stage, {})
+        of_stage |= {array: None} if array else {}
+    for iteration, stages in arrays.items():
+        chain = [tuple(stages[stage]) for stage in CHAIN if stage in stages]
+        if chain:
+            yield Watch(iteration, DRIVER, chain[-1], tuple(array for ids in chain[:-1] for array in ids))
+        if Stage.EVALUATE in stages:
+            yield Watch(iteration, EVALUATION_DRIVER, tuple(stages[Stage.EVALUATE]), ())
 
 
 def watch_expression(last: Sequence[str], earlier: Sequence[str]) -> str:

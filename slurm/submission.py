@@ -52,7 +52,7 @@ def render(array: Array) -> str:
     """The batch script. Pure.
 
     Raises:
-        ValueError: a value holds a line break, which would end its #SBATCH line.
+        Refused: a value holds what would not come through its #SBATCH line.
     """
     options: dict[str, Option] = {
         **{name: value for name, value in array.options.items() if value is not False},
@@ -62,8 +62,10 @@ def render(array: Array) -> str:
     }
     options |= {name: value for name, value in _when_given(array).items() if value}
     for name, value in {"job-name": array.name, **options, **array.environment}.items():
-        if "\n" in str(value):
-            raise ValueError(f"{name} holds a line break, which a batch script's options cannot: {value!r}")
+        # sbatch takes a backslash for itself, and one in a path turns the patterns in it off.
+        unusable = "\n" if name in array.environment else "\n\\"
+        if set(unusable) & set(str(value)):
+            raise Refused(f"{name} holds a line break or a backslash, which sbatch does not take: {value!r}")
     exports = [f"export {name}={shlex.quote(value)}" for name, value in array.environment.items()]
     # "exec": the warning signal goes to the batch shell's process alone, so that has to be the command.
     text: str = _make_sbatch_string(

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,3 +50,13 @@ def complete_run(inputs: Path, slurm_ppo: Cli, tmp_path_factory: pytest.TempPath
     )
     assert done.returncode == 0, done.stderr
     return run_dir
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Time that only sleeping spends; files that need not survive a power cut."""
+    now = [time.time()]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    return now

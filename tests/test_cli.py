@@ -88,6 +88,26 @@ def test_commands_arguments_and_options_are_an_interface():
     assert found == SURFACE
 
 
+def test_the_commands_of_a_cluster_of_ones_own():
+    group = typer.main.get_command(app).commands["devcluster"]
+    assert sorted(group.commands) == ["down", "env", "status", "up"]
+
+
+def test_this_machine_has_no_queue(inputs, tmp_path, slurm_ppo):
+    done = slurm_ppo("submit", *tiny.overrides(inputs, tmp_path / "run"))
+    assert done.returncode == 2
+    assert "error: scheduler=local has no queue to submit to" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_of_this_machine_has_no_jobs_to_cancel(complete_run, slurm_ppo):
+    before = snapshot(complete_run)
+    done = slurm_ppo("cancel", complete_run)
+    assert done.returncode == 2
+    assert "end that with Ctrl-C" in done.stderr
+    assert snapshot(complete_run) == before
+
+
 @pytest.mark.parametrize("command", ["", *SURFACE])
 def test_help_is_quick_because_it_imports_nothing_heavy(command):
     code = f"""
@@ -254,7 +274,7 @@ def test_resuming_a_complete_run_changes_no_result(copied_run, slurm_ppo):
     assert not (copied_run / "superseded").exists()
 
 
-@pytest.mark.parametrize("command", ["resume", "status", "report"])
+@pytest.mark.parametrize("command", ["resume", "status", "report", "cancel", "logs", "advance"])
 @pytest.mark.parametrize("kind", ["absent", "file", "folder"])
 def test_what_is_no_run_is_refused_with_the_way_to_make_one(tmp_path, slurm_ppo, command, kind):
     path = tmp_path / "thing"

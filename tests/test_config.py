@@ -107,6 +107,74 @@ MISTAKES = [
     ),
 ]
 
+SLURM_MISTAKES = [
+    # of scheduler=slurm: override, what the message must hold
+    ("scheduler.reward.time=90", ["scheduler.reward.time", "got 90", "HH:MM:SS", "in quotes"]),
+    ("scheduler.reward.time=4h", ["scheduler.reward.time", "'4h'", "HH:MM:SS"]),
+    ("scheduler.reward.partiton=rm", ["scheduler.reward.partiton", "did you mean 'partition'"]),
+    ("+scheduler.reward.gpu_per_node=1", ["scheduler.reward.gpu_per_node", "did you mean 'gpus_per_node'"]),
+    ("scheduler.horizont=3", ["scheduler.horizont", "did you mean 'horizon'"]),
+    ("scheduler.slots=3", ["scheduler.slots", "unknown key 'slots'", "legal: account"]),
+    ("scheduler.reward.slots=3", ["scheduler.reward.slots", "unknown key 'slots'", "partition"]),
+    ("scheduler.reward=rm", ["scheduler.reward", "'rm'", "dictionary"]),
+    ("scheduler.kind=pbs", ["scheduler", "'pbs'", "'local', 'slurm'"]),
+    ("scheduler=slurmm", ["scheduler=slurmm", "did you mean 'slurm'"]),
+    ("scheduler.reward.gpus_per_node=a100", ["gpus_per_node", "'a100'", "a100:4"]),
+    ("scheduler.reward.gpus_per_node=0", ["gpus_per_node", "'0'", "COUNT"]),
+    ("scheduler.reward.gpus_per_node=true", ["gpus_per_node", "True", "COUNT"]),
+    ("scheduler.reward.mem=16GB", ["scheduler.reward.mem", "'16GB'", "64G"]),
+    ("scheduler.reward.mem=16", ["scheduler.reward.mem", "got 16", "64G"]),
+    ("scheduler.reward.partition='a b'", ["scheduler.reward.partition", "'a b'", "letters"]),
+    ("scheduler.account='a;b'", ["scheduler.account", "'a;b'", "letters"]),
+    ("scheduler.reward.cpus_per_task=0", ["scheduler.reward.cpus_per_task", "got 0", "greater than 0"]),
+    ("scheduler.reward.environment={A-B:x}", ["scheduler.reward.environment.A-B", "'A-B'"]),
+    ("scheduler.reward.options={--exclusive:true}", ["scheduler.reward.options", "'--exclusive'"]),
+    ("scheduler.dependency=afterany", ["scheduler.dependency", "'afterany'", "'aftercorr' or 'afterok'"]),
+    ("scheduler.setup=module", ["scheduler.setup", "'module'", "tuple"]),
+    ("scheduler.reward.gres=gpu:1", ["scheduler.reward.gres=gpu:1", "gpus_per_node=1", "not both"]),
+    ("scheduler.reward.nodes=2", ["scheduler.reward.nodes=2", "only the update", "rollout.num_shards"]),
+    ("scheduler.driver.ntasks_per_node=2", ["scheduler.driver.ntasks_per_node=2", "only the update"]),
+    ("scheduler.reward.signal=14400", ["scheduler.reward.signal=14400", "time=4:00:00", "give less"]),
+    ("scheduler.update.array_parallelism=2", ["scheduler.update.array_parallelism=2", "leave it out"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"), SLURM_MISTAKES, ids=[override for override, _ in SLURM_MISTAKES]
+)
+def test_a_mistake_of_slurms_resources_is_named_too(inputs, tmp_path, override, parts):
+    (line,) = refusal(inputs, tmp_path / "run", "scheduler=slurm", override)
+    assert [part for part in parts if part not in line] == [], line
+
+
+def test_memory_that_could_never_grow_is_named(inputs, tmp_path):
+    words = ["scheduler=slurm", "scheduler.reward.mem=2G", "scheduler.reward.max_mem=1G"]
+    (line,) = refusal(inputs, tmp_path / "run", *words)
+    assert line == "scheduler.reward.max_mem=1G: is less than scheduler.reward.mem=2G"
+
+
+def test_a_time_that_yaml_took_for_a_number_is_answered_with_quotes(inputs, tmp_path):
+    (tmp_path / "mine/scheduler").mkdir(parents=True)
+    (tmp_path / "mine/scheduler/ours.yaml").write_text("kind: slurm\nreward:\n  time: 4:00:00\n")
+    (line,) = refusal(inputs, tmp_path / "run", "scheduler=ours", config_dir=tmp_path / "mine")
+    assert line.startswith("scheduler.reward.time: write D-HH:MM:SS or HH:MM:SS, in quotes")
+    assert line.endswith("(got 14400)")
+
+
+def test_partitions_are_a_list_or_text(inputs, tmp_path):
+    words = tiny.overrides(inputs, tmp_path / "run", "scheduler=slurm")
+    for partitions in ("'rm,spare'", "[rm,spare]"):
+        composed = compose([*words, f"scheduler.reward.partition={partitions}"])
+        assert composed.scheduler.reward.partition == ("rm", "spare")
+        assert from_mapping(yaml.safe_load(to_yaml(composed))) == composed
+
+
+def test_the_quickstart_composes_for_a_cluster_of_ones_own():
+    composed = compose(["experiment=quickstart", "scheduler=devcluster"])
+    stages = ("rollout", "reward", "update", "driver")
+    partitions = [getattr(composed.scheduler, stage).partition for stage in stages]
+    assert partitions == [("rollout",), ("reward",), ("update",), ("cpu",)]
+
 
 @pytest.mark.parametrize(("override", "parts"), MISTAKES, ids=[override for override, _ in MISTAKES])
 def test_a_mistake_is_named_with_its_value_and_what_is_legal(inputs, tmp_path, override, parts):
@@ -263,7 +331,7 @@ def test_every_key_is_described_right_below_it(module):
 @given(
     seed=st.integers(0, 2**63),
     rate=st.floats(1e-12, 1e3),
-    betas=st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)),
+    betas=st.tuples(*[st.floats(0.01, 1, exclude_max=True)] * 2),
     weight=st.floats(-1e6, 1e6),
     column=st.none() | st.text(min_size=1, max_size=8),
     stops=st.lists(st.integers(0, 10**6), max_size=3),

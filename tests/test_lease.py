@@ -8,13 +8,23 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from pipeline import lease as leases
-from pipeline.lease import EXPIRY_SECONDS, Holder, LeaseHeld, LeaseLost, acquire, hold, holder_of
+from pipeline.lease import (
+    EXPIRY_SECONDS,
+    Holder,
+    LeaseHeld,
+    LeaseLost,
+    acquire,
+    hold,
+    hold_patiently,
+    holder_of,
+)
 
 ROOT = Path(__file__).parent.parent
 
@@ -139,6 +149,50 @@ def test_numbers_go_on_past_six_digits(tmp_path):
         with pytest.raises(LeaseHeld):
             acquire(tmp_path)
         assert [path.name for path in tmp_path.iterdir()] == ["1000000.json"]
+
+
+# --- patience ---
+
+
+def test_a_short_pass_of_another_driver_is_waited_for(tmp_path, other_driver):
+    with ThreadPoolExecutor() as pool:
+        pool.submit(lambda: (time.sleep(0.5), end(other_driver)))
+        with hold_patiently(tmp_path, 30) as lease:
+            assert lease.path.name == "000002.json"
+    assert holder_of(tmp_path) is None
+
+
+def test_patience_has_an_end(tmp_path, other_driver):
+    began = time.monotonic()
+    with pytest.raises(LeaseHeld, match=f"process {other_driver.pid}"), hold_patiently(tmp_path, 0.5):
+        pytest.fail("held by two")
+    assert 0.5 <= time.monotonic() - began < 5
+
+
+def test_an_error_inside_is_not_taken_for_a_held_lease(tmp_path):
+    with pytest.raises(LeaseHeld, match="of another run"), hold_patiently(tmp_path, 30):
+        raise LeaseHeld("of another run")
+    assert holder_of(tmp_path) is None
+
+
+PATIENT = """
+import os, sys
+from pathlib import Path
+from pipeline.lease import hold_patiently
+folder = Path(sys.argv[1])
+for _ in range(5):
+    with hold_patiently(folder, 60):
+        os.close(os.open(folder / "inside", os.O_CREAT | os.O_EXCL))
+        os.unlink(folder / "inside")
+"""
+
+
+def test_patient_drivers_all_get_their_turns_one_at_a_time(tmp_path):
+    drivers = [start(PATIENT, tmp_path) for _ in range(3)]
+    for driver in drivers:
+        driver.communicate()
+    assert [driver.returncode for driver in drivers] == [0, 0, 0]
+    assert holder_of(tmp_path) is None
 
 
 # --- heartbeats ---

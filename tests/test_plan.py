@@ -95,6 +95,30 @@ def test_the_window_holds_exactly_what_can_be_worked_on(plan, data):
         assert not set(plan.inputs(task)) & set(window[number + 1 :])
 
 
+@given(plans, st.integers(1, 12), st.data())
+def test_a_horizon_widens_the_window_by_whole_iterations(plan, horizon, data):
+    updated = data.draw(st.integers(-1, plan.iterations))
+    evaluated = data.draw(st.integers(0, sum(iteration <= updated for iteration in plan.evaluations())))
+    window = plan.window(updated, evaluated, horizon)
+    newest = min(max(updated, 0) + horizon, plan.iterations)
+    expected = [PREPARE] if updated < 0 else []
+    for iteration in range(max(updated, 0) + 1, newest + 1):
+        expected += [task for task in plan.tasks(iteration) if task.stage is not Stage.EVALUATE]
+    expected += [task for task in plan.evaluation_tasks()[evaluated:] if task.iteration <= newest]
+    assert sorted(window) == sorted(expected)
+    assert set(plan.window(updated, evaluated)) <= set(window)
+    for number, task in enumerate(window):  # an input that is in the window comes first
+        assert not set(plan.inputs(task)) & set(window[number + 1 :])
+
+
+def test_what_is_submitted_first_reaches_as_far_as_the_horizon():
+    plan = Plan(iterations=5, num_shards=1, evaluate_every=2)
+    stages = [task for k in (1, 2) for task in plan.tasks(k) if task.stage is not Stage.EVALUATE]
+    evaluations = [Task(0, Stage.EVALUATE), Task(2, Stage.EVALUATE)]
+    assert list(plan.window(-1, 0, horizon=2)) == [PREPARE, *stages, *evaluations]
+    assert plan.window(5, len(plan.evaluations()), horizon=2) == ()
+
+
 @given(plans)
 def test_a_policy_is_made_by_its_update_and_policy_zero_by_nobody_of_ours(plan):
     assert policy_maker(0) == PREPARE

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pipeline.plan import Plan, policy_maker, unique
 from pipeline.reconcile import (
+    FREE_KINDS,
     Committed,
     Failure,
     FailureKind,
@@ -140,6 +141,63 @@ def test_what_shortens_the_run_goes_first():
 
 def test_a_reason_is_always_given():
     assert reason_to_launch(()) == "not committed"
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+def test_each_kind_of_failure_has_its_budget(kind):
+    """Tries that it takes to be hopeless, of three: free kinds have a bound of their own."""
+    tries = {FailureKind.CONFIG: 1, FailureKind.NUMERICS: 1}.get(kind, 15 if kind in FREE_KINDS else 3)
+    assert is_hopeless(failed(UPDATE, *[kind] * tries)[UPDATE], 3)
+    assert tries == 1 or not is_hopeless(failed(UPDATE, *[kind] * (tries - 1))[UPDATE], 3)
+
+
+def test_what_is_nobodys_fault_is_free():
+    kinds = [FailureKind.INPUTS, FailureKind.LOST, FailureKind.PREEMPTED, FailureKind.PAUSED]
+    assert set(kinds) == FREE_KINDS
+    assert not is_hopeless(failed(UPDATE, *kinds, FailureKind.TIMEOUT, FailureKind.MEMORY)[UPDATE], 3)
+
+
+# --- in advance ---
+
+
+def decide_ahead(done=(), corrupt=None, live=(), failures=None, updated=0, horizon=2):
+    known = done if isinstance(done, dict) else committed(*done)
+    seen = Observation(PLAN.window(updated, 0, horizon), known, corrupt or {}, set(live), failures or {})
+    return reconcile(PLAN, seen, 3, in_advance=True)
+
+
+def test_in_advance_everything_within_the_horizon_is_launched_at_once():
+    actions = decide_ahead(updated=-1)
+    assert sorted(launched(actions)) == sorted(PLAN.window(-1, 0, 2))
+    assert Task(3, Stage.ROLLOUT) not in launched(actions)
+
+
+def test_what_waits_behind_a_live_input_is_launched_too():
+    live = set(PLAN.window(0, 0, 2)) - {UPDATE, *REWARDS}
+    assert sorted(launched(decide_ahead([PREPARE], live=live))) == sorted([*REWARDS, UPDATE])
+
+
+def test_a_failed_shard_alone_is_launched_again_while_others_wait_behind_it():
+    live = set(PLAN.window(0, 0, 2)) - {ROLLOUTS[0]}
+    actions = decide_ahead([PREPARE], live=live, failures=failed(ROLLOUTS[0], FailureKind.ERROR))
+    assert launched(actions) == [ROLLOUTS[0]]
+
+
+def test_nothing_is_launched_behind_a_task_that_is_given_up():
+    actions = decide_ahead([PREPARE], failures=failed(ROLLOUTS[0], FailureKind.CONFIG))
+    assert launched(actions) == []
+    assert [item.task for item in actions.give_up] == [ROLLOUTS[0]]
+
+
+def test_nothing_is_launched_behind_a_commit_that_is_taken_back():
+    actions = decide_ahead(committed(PREPARE, EVALUATE, *ROLLOUTS, REWARDS[1]), corrupt={REWARDS[0]: "cut"})
+    assert [retract.task for retract in actions.retract] == [REWARDS[0]]
+    assert launched(actions) == []  # the update, and all behind it, once the reward is launched again
+
+
+def test_an_input_that_nobody_makes_is_not_waited_for():
+    """Its record is gone, and it is not in the window: nothing behind it may be launched."""
+    assert launched(decide_ahead(committed(PREPARE, EVALUATE), updated=1, horizon=1)) == []
 
 
 # --- a simulated cluster ---
@@ -284,6 +342,75 @@ class Cluster(RuleBasedStateMachine):
 
 TestCluster = Cluster.TestCase
 TestCluster.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+class ClusterWithAQueue(Cluster):
+    """Tasks are launched before their inputs are there; one starts when they are, or fails if they go."""
+
+    horizon = 2
+
+    def observe(self) -> Observation:
+        tasks = self.plan.window(*self.frontier(), self.horizon)
+        around = set(unique(*tasks, *(source for task in tasks for source in self.plan.inputs(task))))
+        return Observation(
+            tasks,
+            {task: record for task, record in self.records.items() if task in around},
+            {task: why for task, why in self.corrupt.items() if task in around},
+            set(self.live),
+            self.failures,
+        )
+
+    @rule()
+    def advance(self):
+        if self.given_up:
+            return
+        seen = self.observe()
+        actions = reconcile(self.plan, seen, MAX_ATTEMPTS, in_advance=True)
+        assert actions.give_up == () or actions.launch == ()
+        self.given_up = actions.give_up
+        for retract in actions.retract:
+            assert self.exists(retract.task)
+            self.records.pop(retract.task, None)
+            self.corrupt.pop(retract.task, None)
+        with_it = {launch.task for launch in actions.launch}
+        for task in with_it:
+            assert task not in self.live
+            assert not self.exists(task)
+            for source in self.plan.inputs(task):
+                assert source in self.records or source in self.live or source in with_it
+        self.live |= with_it
+
+    @property
+    def can_start(self) -> list[Task]:
+        """As Slurm sees it: what a task waits for is not in the queue any more."""
+        return [task for task in sorted(self.live) if not self.live & set(self.plan.inputs(task))]
+
+    @precondition(lambda self: self.live)
+    @rule()
+    def an_attempt_succeeds(self):
+        self.finish(self.luck.choice(self.can_start))
+
+    @precondition(lambda self: self.live and self.change_left)
+    @rule()
+    def an_attempt_succeeds_with_other_bytes(self):
+        self.change_left -= 1
+        self.finish(self.luck.choice(self.can_start), f" {self.change_left}")
+
+    @precondition(lambda self: self.live)
+    @rule(
+        kind=st.sampled_from([k for k in FailureKind if k not in (FailureKind.CONFIG, FailureKind.NUMERICS)])
+    )
+    def an_attempt_dies(self, kind):
+        """Also one that waits: it is cancelled."""
+        self.fail(self.luck.choice(sorted(self.live)), kind)
+
+    @invariant()
+    def something_can_always_start(self):
+        assert not getattr(self, "live", None) or self.can_start
+
+
+TestClusterWithAQueue = ClusterWithAQueue.TestCase
+TestClusterWithAQueue.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 
 
 def test_ten_thousand_shards_are_decided_in_one_pass():

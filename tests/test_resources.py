@@ -1,6 +1,5 @@
 """What jobs ask for: configuration, and what failures taught."""
 
-
 import pytest
 
 from pipeline.reconcile import Failure, FailureKind

@@ -159,10 +159,10 @@ class SlurmRun:
         return "\n".join(parts)
 
 
-def policy_of(run: Path) -> dict[str, bytes]:
-    """Weights of the last policy and critic."""
-    last = f"{len(read_lines(run / 'metrics.jsonl')):05d}"
-    return {p: (run / p / last / "model.safetensors").read_bytes() for p in ("policy", "critic")}
+def policy_of(run: Path, iteration: int = 0) -> dict[str, bytes]:
+    """Weights of policy and critic of an iteration, by default the last."""
+    name = f"{iteration or len(read_lines(run / 'metrics.jsonl')):05d}"
+    return {p: (run / p / name / "model.safetensors").read_bytes() for p in ("policy", "critic")}
 
 
 def results_of(run: Path) -> list[dict]:

@@ -1,0 +1,376 @@
+"""Whatever happens to jobs, nodes and daemons, a run on Slurm ends in the policy of an undisturbed one.
+
+Moments are random; FAULT_SEED repeats those of a run, which prints it.
+"""
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+
+from cluster import scenario
+from cluster.scenario import (
+    CPU_ONLY,
+    Job,
+    SlurmRun,
+    kill_job,
+    policy_of,
+    prepare,
+    prepare_noops,
+    processes_of,
+)
+from slurm.devcluster import Cluster, Layout, Partition
+from slurm.devcluster.layout import PARTITIONS
+
+SHIMS = Path(__file__).parent / "shims"
+ONE_BY_ONE = "rollout.tokens_per_batch=1"
+"""Every response is a batch of its own, so that there is something to save when a rollout is stopped."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(inputs, slurm_ppo, tmp_path_factory) -> Path:
+    """Two iterations on this machine."""
+    run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
+    done = slurm_ppo("run", *tiny.overrides(inputs, run_dir, ONE_BY_ONE))
+    assert done.returncode == 0, done.stderr
+    return run_dir
+
+
+@pytest.fixture
+def chance() -> random.Random:
+    seed = int(os.environ.get("FAULT_SEED", random.randrange(10**6)))
+    print(f"FAULT_SEED={seed}")
+    return random.Random(seed)
+
+
+def assert_same_policy(run: SlurmRun, undisturbed: Path) -> None:
+    """Of as many iterations as the run has."""
+    assert run.policy() == policy_of(undisturbed, len(run.rows())), run.story()
+
+
+def at_random_moment(run: SlurmRun, stage: str, chance: random.Random) -> Job:
+    """A job of a stage that has been running for a while. A task of ours runs for 4 s at least."""
+    job = run.wait_for_job(stage)
+    scenario.time.sleep(chance.uniform(0, 2.5))
+    return job
+
+
+def restarts_of(run: SlurmRun, job: str) -> int:
+    said = run.cluster.call("scontrol", "show", "job", job).stdout
+    return max(
+        (int(word.partition("=")[2]) for word in said.split() if word.startswith("Restarts=")), default=0
+    )
+
+
+def failed(run: SlurmRun) -> list[tuple[str, str]]:
+    return [(event["task"], event["kind"]) for event in run.events("failed")]
+
+
+# --- submitted first and looked at last: meanwhile the other tests run ---
+
+
+@pytest.fixture(scope="module", autouse=True)
+def too_slow(cluster, inputs, environment, tmp_path_factory) -> SlurmRun:
+    """Its rollout takes longer than it may, and Slurm needs a minute to find that a minute has passed."""
+    path = os.pathsep.join([str(SHIMS / "slow"), environment.get("PYTHONPATH", "")])
+    slow = f"scheduler.rollout.environment={{TOKEN_SECONDS: '4', PYTHONPATH: '{path}'}}"
+    limits = ["scheduler.rollout.time='0:01:00'", "scheduler.rollout.signal=5", ONE_BY_ONE, slow]
+    root = tmp_path_factory.mktemp("too_slow") / "run"
+    run = prepare(cluster, inputs, root, environment, "iterations=1", *limits)
+    run.submit()
+    return run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def always_raising(cluster, inputs, environment, tmp_path_factory) -> SlurmRun:
+    """A rule of the user's is wrong."""
+    folder = tmp_path_factory.mktemp("always_raising")
+    (folder / "my_wrong_rules.py").write_text("def score(**columns):\n    raise KeyError('my own mistake')\n")
+    rule = "+reward.components.mine={kind: rule, function: 'my_wrong_rules:score'}"
+    words = ["iterations=1", "rollout.num_shards=1", "scheduler.max_attempts=2", rule, *CPU_ONLY]
+    run = prepare(cluster, inputs, folder / "run", environment, *words, folder=folder)
+    run.submit()
+    return run
+
+
+# --- jobs ---
+
+
+@pytest.fixture
+def with_low_priority(own_cluster) -> Cluster:
+    """A cluster where jobs of rollout-low lose their place at once."""
+    low = Partition("rollout-low", ("rollout0",), preemptible=True)
+    partitions = tuple(low if partition.name == low.name else partition for partition in PARTITIONS)
+    return own_cluster(Layout(partitions=partitions))
+
+
+def test_jobs_are_preempted_cancelled_requeued_and_killed(
+    with_low_priority, inputs, environment, undisturbed, chance, tmp_path
+):
+    """Where there is no accounting. A driver job that would repair the first iteration is killed too."""
+    low = "scheduler.rollout.partition=rollout-low"
+    run = prepare(with_low_priority, inputs, tmp_path / "run", environment, ONE_BY_ONE, low)
+    run.submit()
+    assert run.cluster.call("sacct").returncode != 0
+
+    preempted = at_random_moment(run, "rollout", chance)
+    take_the_place_of(run, preempted)
+    kill(run, at_random_moment(run, "reward", chance))
+    kill(run, run.wait_for_job("driver"))
+    run.wait_for(lambda: failed(run), "the guard, which finds the killed task")
+    assert "FAILED" in {job.state for job in run.jobs_ever() if job.stage == "driver"}
+
+    requeued = at_random_moment(run, "rollout", chance)
+    run.cluster.call("scontrol", "requeue", requeued.id)
+    run.wait_for(lambda: restarts_of(run, requeued.id) == 1, "a requeued job")
+    run.wait_for(lambda: run.has_committed(2, "rollout", 0), "a rollout")
+    run.cluster.restart_controller()
+    cancelled = at_random_moment(run, "update", chance)
+    run.cluster.call("scancel", cancelled.id)
+
+    run.wait_until_complete()
+    assert_same_policy(run, undisturbed)
+    assert [kind for _, kind in failed(run)] == ["killed", "killed"]
+    assert failed(run)[1][0] == f"{cancelled.iteration}/update/0"
+    assert len([e for e in run.events("submitted") if ".guard." in e["array"]]) > 1
+
+
+def kill(run: SlurmRun, job: Job) -> None:
+    """A job may be running for Slurm before it has a process."""
+    run.wait_for(lambda: kill_job(job), f"processes of {job}", 10)
+
+
+def take_the_place_of(run: SlurmRun, job: Job) -> None:
+    urgent = run.cluster.call("sbatch", "-prollout-high", "--exclusive", "-o/dev/null", "--wrap", "sleep 1")
+    assert urgent.returncode == 0, urgent.stderr
+    run.wait_for(lambda: restarts_of(run, job.id) == 1, "a preempted job")
+
+
+# --- nodes ---
+
+
+def test_a_node_is_lost_and_another_goes_on_unseen(own_cluster, inputs, environment, undisturbed, tmp_path):
+    """Of the second only the daemon dies: its task and the copy elsewhere both run to their ends."""
+    run = prepare(
+        own_cluster(Layout(slurmd_timeout=5)),
+        inputs,
+        tmp_path / "run",
+        environment,
+        *("iterations=1", ONE_BY_ONE, "scheduler.rollout.partition=all", "scheduler.rollout.gpus_per_node=2"),
+        f"scheduler.rollout.setup=['until test -e {tmp_path}/go; do sleep 0.1; done']",
+        "scheduler.driver.partition=update",
+    )
+    run.submit()
+    lost, unseen = both_rollouts(run)
+    assert len({lost.node, unseen.node} - {"update0", "update1"}) == 2
+    run.cluster.kill_node(lost.node)
+    run.cluster.kill_slurmd(unseen.node)
+    run.wait_for(lambda: restarts_of(run, unseen.id) == restarts_of(run, lost.id) == 1, "requeued jobs")
+    assert {copy.node for copy in both_rollouts(run)} == {"update0", "update1"}
+
+    (tmp_path / "go").touch()
+    writers = {(unseen.node, 0), (next(c.node for c in run.jobs() if c.id == unseen.id), 1)}
+    run.wait_for(lambda: attempts_of(unseen) == writers, "two writers")
+    run.wait_for(lambda: not attempts_of(unseen), "both writers' ends")
+    for node in (lost.node, unseen.node):
+        run.cluster.start_slurmd(node)
+    run.wait_until_complete()
+    assert_same_policy(run, undisturbed)
+
+
+def both_rollouts(run: SlurmRun) -> list[Job]:
+    def running() -> list[Job]:
+        return [job for job in run.jobs("RUNNING") if job.stage == "rollout"]
+
+    return run.wait_for(lambda: len(running()) == 2 and running(), "two rollouts that run")
+
+
+def attempts_of(job: Job) -> set[tuple[str, int]]:
+    """(node, restarts) of the Python processes of a job."""
+    mine = set(processes_of(job))
+    found = [v for pid, v in scenario.processes() if pid in mine and is_python(pid)]
+    return {(v["SLURMD_NODENAME"], int(v.get("SLURM_RESTART_COUNT", 0))) for v in found}
+
+
+def is_python(pid: int) -> bool:
+    try:
+        return b"slurm.element" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+# --- the controller ---
+
+
+def test_a_controller_that_forgets_the_last_seconds(own_cluster, inputs, environment, chance, tmp_path):
+    """It saves its state every few seconds. What is lost now is everything that would go on by itself."""
+    cluster = own_cluster()
+    run = prepare_noops(cluster, inputs, tmp_path / "run", environment)
+    state, saved = cluster.folder / "state", tmp_path / "saved"
+    shutil.copytree(state, saved)
+    run.submit()
+    first = run.events("submitted")
+    cluster.kill_controller()
+    shutil.rmtree(state)
+    saved.rename(state)
+    submitting = run.begin("submit", run.root)  # the controller is still down
+    scenario.time.sleep(chance.uniform(0, 4))
+    cluster.start_controller()
+    _, said = submitting.communicate(timeout=120)
+    assert submitting.returncode == 0, said
+    run.wait_until_complete()
+    again = run.events("submitted")[len(first) :]
+    assert {e["job"] for e in first} & {e["job"] for e in again}, "ids are used again"
+    assert {e["array"] for e in first}.isdisjoint({e["array"] for e in again})
+
+
+# --- answers of sbatch ---
+
+
+def behind_shim(run: SlurmRun, fault: str, *, after: int, times: int) -> SlurmRun:
+    """The run with our sbatch in front of Slurm's, also in its driver jobs."""
+    count = run.root.parent / f"{run.root.name}-calls"
+    variables = {
+        "FAULT": fault,
+        "FAULT_FROM": str(after),
+        "FAULT_TIMES": str(times),
+        "FAULT_COUNT": str(count),
+    }
+    path = f"{SHIMS / 'sbatch'}:{run.environment['PATH']}"
+    return replace(run, environment={**run.environment, **variables, "PATH": path})
+
+
+def calls_of_sbatch(run: SlurmRun) -> int:
+    return int((run.root.parent / f"{run.root.name}-calls").read_text())
+
+
+def assert_one_job_for_each_name(run: SlurmRun) -> None:
+    names = [job.name for job in run.jobs_ever()]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(("fault", "times"), [("answer-lost", 5), ("request-lost", 1)])
+def test_sbatch_times_out(cluster, inputs, environment, chance, tmp_path, fault, times):
+    """Jobs that were accepted all the same are found by their names, the others submitted again."""
+    run = prepare_noops(cluster, inputs, tmp_path / "run", environment)
+    run = behind_shim(run, fault, after=chance.randrange(10), times=times)
+    run.submit()
+    run.wait_until_complete()
+    assert_one_job_for_each_name(run)
+    again = times if fault == "request-lost" else 0
+    assert calls_of_sbatch(run) == len(run.jobs_ever()) + again
+    assert not failed(run)
+
+
+def test_submit_is_killed_beside_sbatch(cluster, inputs, environment, chance, tmp_path):
+    """Before or after Slurm took the job, whose id is not noted yet in either case."""
+    runs = []
+    for fault in ("killed-before", "killed-after"):
+        run = prepare_noops(cluster, inputs, tmp_path / fault, environment)
+        runs.append(behind_shim(run, fault, after=chance.randrange(8), times=1))
+        assert runs[-1].command("submit", *run.words).returncode == -9
+    again = [run.begin("submit", run.root) for run in runs]
+    for run, process in zip(runs, again, strict=True):
+        _, said = process.communicate(timeout=120)
+        assert process.returncode == 0, said
+        run.wait_until_complete()
+        assert_one_job_for_each_name(run)
+
+
+# --- people ---
+
+
+@pytest.fixture
+def accounting_away(cluster_with_accounting) -> Iterator[Cluster]:
+    """A cluster whose slurmdbd is stopped. A test may start it."""
+    cluster = cluster_with_accounting
+    cluster.stop_slurmdbd()
+    yield cluster
+    if "slurmdbd" in {daemon.name for daemon in cluster.status().daemons if not daemon.alive}:
+        cluster.start_slurmdbd()
+
+
+def test_a_cancelled_run_goes_on_while_accounting_is_away(
+    accounting_away, inputs, environment, undisturbed, chance, tmp_path
+):
+    """The user's other jobs are left alone."""
+    cluster = accounting_away
+    run = prepare(cluster, inputs, tmp_path / "run", environment, "iterations=1", ONE_BY_ONE)
+    run.submit()
+    assert cluster.call("sacct").returncode != 0
+    other = cluster.call("sbatch", "--parsable", "-o/dev/null", "--wrap", "sleep 1000").stdout.strip()
+    at_random_moment(run, "rollout", chance)
+    cancelled = run.command("cancel", run.root)
+    assert f"slurm-ppo resume {run.root}" in cancelled.stdout
+    run.wait_for(lambda: not run.jobs(), "an empty queue")
+    assert cluster.call("squeue", "-h", "-j", other, "-o", "%T").stdout == "RUNNING\n"
+
+    cluster.call("scancel", other)
+
+    resuming = run.begin("resume", run.root)
+    at_random_moment(run, "rollout", chance)
+    cluster.start_slurmdbd()
+    _, said = resuming.communicate(timeout=120)
+    assert resuming.returncode == 0, said
+    assert_same_policy(run, undisturbed)
+    run.wait_for(lambda: not run.jobs(), "an empty queue")
+
+
+def has_failed(run: SlurmRun) -> bool:
+    return json.loads((run.root / "slurm" / "control.json").read_text())["has_failed"]
+
+
+def test_a_model_that_was_changed_stops_the_run_at_once(cluster, inputs, environment, undisturbed, tmp_path):
+    own = shutil.copytree(inputs / "policy", tmp_path / "policy")
+    words = ["iterations=1", ONE_BY_ONE, f"model.policy={own}"]
+    gate = f"scheduler.rollout.setup=['until test -e {tmp_path}/go; do sleep 0.1; done']"
+    run = prepare(cluster, inputs, tmp_path / "run", environment, *words, gate)
+    run.submit()
+    run.wait_for_job("rollout")
+    weights = own / "model.safetensors"
+    good = weights.read_bytes()
+    weights.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    (tmp_path / "go").touch()
+    run.wait_for(lambda: has_failed(run), "the stop")
+    run.wait_for(lambda: not run.jobs(), "an empty queue")
+    assert set(failed(run)) == {("1/rollout/0", "config"), ("1/rollout/1", "config")}
+    assert len(failed(run)) == 2, "none was tried again"
+    assert any("mend what the message names" in log for log in run.logs("*-driver/*/*").values())
+
+    weights.write_bytes(good)
+    resumed = run.command("resume", run.root)
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same_policy(run, undisturbed)
+
+
+# --- the runs that were submitted first ---
+
+
+def test_a_rule_that_always_raises_stops_the_run(always_raising):
+    run = always_raising
+    run.wait_for(lambda: has_failed(run), "the end of the budget")
+    run.wait_for(lambda: not run.jobs(), "an empty queue")
+    assert failed(run) == [("1/reward/0", "error")] * 2
+    assert run.has_committed(1, "rollout")
+
+    resumed = run.command("resume", run.root)
+    assert resumed.returncode == 1
+    assert "failed: iteration 1 reward shard 0, attempt 4 (error)" in resumed.stderr
+    assert "my own mistake" in resumed.stderr
+    assert f"slurm-ppo resume {run.root}" in resumed.stderr
+    run.wait_for(lambda: not run.jobs(), "an empty queue")
+
+
+def test_a_rollout_that_meets_its_time_limit_continues_from_what_it_saved(too_slow, undisturbed):
+    too_slow.wait_until_complete()
+    assert_same_policy(too_slow, undisturbed)
+    assert {kind for _, kind in failed(too_slow)} == {"paused"}
+    again = too_slow.logs("00001-rollout/attempt-2/*")
+    assert again
+    assert all("continues from" in log for log in again.values())

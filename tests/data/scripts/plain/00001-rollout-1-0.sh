@@ -1,0 +1,24 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --account=lab
+#SBATCH --array=0-3
+#SBATCH --chdir=/home/u
+#SBATCH --cpus-per-task=4
+#SBATCH --dependency=afterok:JOB-0-prepare
+#SBATCH --gpus-per-node=1
+#SBATCH --job-name=r1.0123456789ab.1.rollout.1.0
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --open-mode=append
+#SBATCH --output=/runs/r1/logs/00001-rollout/attempt-1/shard-00%3a.log
+#SBATCH --requeue
+#SBATCH --signal=B:USR2@120
+#SBATCH --time=4:00:00
+
+# setup
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+exec /env/bin/python -m slurm.element /runs/r1/slurm/00001/rollout-1-0.json
+

@@ -1,0 +1,217 @@
+"""What was submitted, on disk: one driver gets a number, nothing is lost, calls have budgets of their own."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scripted import imagined_run
+
+from pipeline.arrays import driver_submission, stage_submissions
+from pipeline.config import Config
+from pipeline.reconcile import FailureKind
+from pipeline.runs import Run
+from pipeline.submissions import (
+    DRIVER,
+    Control,
+    Ending,
+    Ledger,
+    State,
+    Submission,
+    begin_call,
+    read_control,
+    read_limits_of,
+    write_control,
+)
+from pipeline.tasks import Stage, Task
+from slurm.limits import ClusterLimits
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def run(tmp_path) -> Run:
+    return imagined_run(tmp_path)
+
+
+def submission(run: Run, iteration: int = 1, number: int = 1, stage: Stage = Stage.ROLLOUT) -> Submission:
+    (made,) = stage_submissions(run, 1, number, [Task(iteration, stage, shard) for shard in (0, 1)], 1000)
+    return made
+
+
+# --- the ledger ---
+
+
+def test_what_was_noted_is_read_back(run):
+    ledger, made = Ledger(run.paths), submission(run)
+    assert ledger.begin(made)
+    assert ledger.load([1]) == [made]
+    noted = ledger.note(made, State("7", ("5", "6"), {"1": Ending(FailureKind.LOST, "why", "n7")}))
+    assert noted.state.job == "7"
+    assert ledger.load([1]) == [noted]
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.none() | st.from_regex(r"\A[0-9]{1,8}\Z"),
+    st.lists(st.from_regex(r"\A[0-9]{1,8}\Z"), max_size=3),
+    st.dictionaries(st.sampled_from(["0", "1"]), st.builds(Ending, st.sampled_from(FailureKind), st.text())),
+)
+def test_a_state_comes_back_whatever_it_is(run, job, waits_for, ended):
+    ledger, state = Ledger(run.paths), State(job, tuple(waits_for), ended)
+    ledger.begin(submission(run))
+    ledger.note(submission(run), state)
+    (found,) = ledger.load([1])
+    assert found.state == state
+
+
+def test_a_second_driver_does_not_get_the_number(run):
+    ledger = Ledger(run.paths)
+    assert ledger.begin(submission(run))
+    assert not ledger.begin(replace(submission(run), created=1.0))
+    assert ledger.load([1])[0].created != 1.0
+
+
+RACE = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from scripted import imagined_run
+from pipeline.arrays import stage_submissions
+from pipeline.submissions import Ledger
+from pipeline.tasks import Stage, Task
+run = imagined_run(Path(sys.argv[1]))
+print("ready", flush=True)
+for line in sys.stdin:
+    made = stage_submissions(run, 1, int(line), [Task(1, Stage.ROLLOUT)], 1000)
+    print(int(Ledger(run.paths).begin(made[0])), flush=True)
+"""
+
+
+def test_of_drivers_that_race_for_a_number_exactly_one_gets_it(tmp_path):
+    command = [sys.executable, "-c", RACE, str(tmp_path), str(ROOT / "tests")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    racers = [subprocess.Popen(command, text=True, cwd=ROOT, **pipes) for _ in range(3)]
+    assert [racer.stdout.readline() for racer in racers] == ["ready\n"] * 3
+    for number in range(1, 60):
+        for racer in racers:
+            racer.stdin.write(f"{number}\n")
+            racer.stdin.flush()
+        assert sorted(racer.stdout.readline() for racer in racers) == ["0\n", "0\n", "1\n"]
+    for racer in racers:
+        racer.communicate()
+
+
+def test_numbers_go_up_for_each_stage_of_each_iteration(run):
+    ledger = Ledger(run.paths)
+    assert ledger.next_number(1, Stage.ROLLOUT) == 1
+    for number in (1, 2, 11):
+        ledger.begin(submission(run, number=number))
+    ledger.begin(submission(run, number=5, stage=Stage.REWARD))
+    assert ledger.next_number(1, Stage.ROLLOUT) == 12
+    assert ledger.next_number(1, Stage.REWARD) == 6
+    assert ledger.next_number(2, Stage.ROLLOUT) == 1
+
+
+def test_only_the_iterations_at_hand_are_read(run):
+    ledger = Ledger(run.paths)
+    for iteration in (1, 2, 3):
+        ledger.begin(submission(run, iteration))
+    run.paths.submissions(3).joinpath("rollout-1-0.json").write_text("{")
+    assert [s.iteration for s in ledger.load([2, 1, 2])] == [1, 2]
+    assert ledger.load([9]) == []
+
+
+def test_other_files_of_the_folder_are_no_submissions(run):
+    ledger, made = Ledger(run.paths), submission(run)
+    ledger.begin(made)
+    ledger.note(made, State("7"))
+    for name in ("rollout-1-0.sh", "rollout-1-0.0-7r0.rendezvous", ".rollout-2-0.json.123", "notes.txt"):
+        run.paths.submissions(1).joinpath(name).write_text("")
+    assert len(ledger.load([1])) == 1
+
+
+def test_what_slurm_refused_leaves_nothing(run):
+    ledger, made = Ledger(run.paths), submission(run)
+    ledger.begin(made)
+    ledger.script(made).write_text("")
+    ledger.note(made, State("7"))
+    ledger.forget(made)
+    assert list(run.paths.submissions(1).iterdir()) == []
+    assert ledger.begin(made)
+
+
+def test_a_failure_names_log_job_and_node(run):
+    ended = {"1": Ending(FailureKind.MEMORY, "too much", "n7")}
+    (failure,) = replace(submission(run, number=3), state=State("7", (), ended)).failures(run.paths)
+    assert failure.task == Task(1, Stage.ROLLOUT, 1)
+    assert (failure.attempt, failure.kind, failure.job, failure.node) == (3, FailureKind.MEMORY, "7_1", "n7")
+    assert failure.log == str(run.paths.task(failure.task).log(3))
+
+
+def test_a_driver_job_carries_no_task(run):
+    made = driver_submission(run, 1, 2, DRIVER, 1)
+    assert not made.is_of_stage
+    assert list(made.tasks()) == []
+    assert (made.module, made.arguments) == ("pipeline", ("advance", str(run.paths.root)))
+
+
+# --- what people asked for ---
+
+
+def test_each_call_begins_afresh(run):
+    assert read_control(run.paths) == Control()
+    assert begin_call(run.paths) == Control(1)
+    write_control(
+        run.paths, Control(1, cancelled=True, has_failed=True, retracted=(("1/update/0", "rotten"),))
+    )
+    assert read_control(run.paths).retracted == (("1/update/0", "rotten"),)
+    assert begin_call(run.paths) == Control(2)
+    assert read_control(run.paths) == Control(2)
+
+
+def test_the_cluster_is_asked_once_in_each_call(run, monkeypatch):
+    asked = []
+    limits = ClusterLimits((24, 11), 1001, 10_000, 300.0, None)
+    monkeypatch.setattr("pipeline.submissions.read_limits", lambda: asked.append(1) or limits)
+    begin_call(run.paths)
+    assert [read_limits_of(run.paths) for _ in range(3)] == [limits] * 3
+    assert len(asked) == 1
+    begin_call(run.paths)
+    assert read_limits_of(run.paths) == limits
+    assert len(asked) == 2
+
+
+def test_failures_of_earlier_calls_do_not_count(run, monkeypatch):
+    from pipeline.slurmjobs import SlurmJobs
+    from pipeline.submitting import Submitter
+
+    ledger = Ledger(run.paths)
+    for call in (1, 2):
+        made = replace(submission(run, number=call), call=call)
+        ledger.begin(made)
+        ledger.note(made, State(str(call), (), {"0": Ending(FailureKind.ERROR, f"in call {call}")}))
+    begin_call(run.paths)
+    begin_call(run.paths)
+    monkeypatch.setattr("pipeline.slurmjobs.read_queue", lambda is_ours: [])
+    monkeypatch.setattr("pipeline.endings.read_ended", lambda ids: {})
+    config, limits = run.config.scheduler, ClusterLimits((24, 11), 1001, 10_000, 300.0, None)
+    submitter = Submitter(run, config, lambda partitions: None, lambda: None)
+    jobs = SlurmJobs(run, config, limits, submitter, lambda text: None)
+    jobs.query()
+    jobs.settle([Task(1, Stage.ROLLOUT)], lambda task: False)
+    of_first = [(f.attempt, f.message) for f in jobs.failures[Task(1, Stage.ROLLOUT, 0)]]
+    assert of_first == [(2, "in call 2")]
+    assert isinstance(run.config, Config)
+
+
+def test_a_task_list_is_plain_json_for_the_element(run):
+    ledger, made = Ledger(run.paths), submission(run)
+    ledger.begin(made)
+    content = json.loads(ledger.file(made).read_text())
+    assert set(content) >= {"module", "arguments", "elements", "number", "max_restarts"}
+    assert content["elements"]["1"][:2] == ["--shard", "1"]

@@ -1,0 +1,285 @@
+"""A Slurm of a few rules, behind the words of its commands: no daemons, no time, everything at one's will.
+
+It has array jobs, dependencies as Slurm 22.05 decides them, requeues, ``scontrol update``, an accounting that
+may be missing, and a memory from which ended jobs vanish. What elements do when they run is the caller's.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slurm.commands import SlurmError
+from slurm.query import expand
+from slurm.states import Phase, SlurmState, phase_of
+
+NEVER = "DependencyNeverSatisfied"
+CONFIG = "SLURM_VERSION = 22.05.8\nMaxArraySize = {size}\nMaxJobCount = {jobs}\nMinJobAge = 300 sec\n"
+
+
+@dataclass
+class Condition:
+    """One ``afterok:12``. What was decided once stays decided."""
+
+    kind: str
+    job: str
+    verdict: bool | None = None
+
+
+@dataclass(eq=False)
+class Element:
+    """One element of an array."""
+
+    job: "Job"
+    index: int
+    waits_for: list[Condition]
+    is_either: bool
+    """One condition is enough (``?``)."""
+    state: SlurmState = SlurmState.PENDING
+    exit_code: int = 0
+    restarts: int = 0
+    attempt: int = 0
+    """Counts its starts."""
+
+    @property
+    def has_ended(self) -> bool:
+        return phase_of(self.state) is Phase.ENDED
+
+    @property
+    def is_pending(self) -> bool:
+        return self.state is SlurmState.PENDING
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it waits for nothing but room."""
+        verdicts = [condition.verdict is True for condition in self.waits_for]
+        return self.is_pending and (not verdicts or (any if self.is_either else all)(verdicts))
+
+    @property
+    def is_stuck(self) -> bool:
+        verdicts = [condition.verdict is False for condition in self.waits_for]
+        return bool(verdicts) and (all if self.is_either else any)(verdicts)
+
+    @property
+    def reason(self) -> str:
+        if not self.is_pending or self.is_free:
+            return "None"
+        return NEVER if self.is_stuck else "Dependency"
+
+    def __str__(self) -> str:
+        return f"{self.job.id}_{self.index} {self.job.name} {self.state} {self.reason}"
+
+
+@dataclass(eq=False)
+class Job:
+    """An array."""
+
+    id: str
+    name: str
+    begin: str
+    file: Path
+    """What its elements read, and ``work``: its content."""
+    work: dict
+    elements: list[Element] = field(default_factory=list)
+
+    @property
+    def has_ended(self) -> bool:
+        return all(element.has_ended for element in self.elements)
+
+    @property
+    def is_fine(self) -> bool:
+        return all(element.state is SlurmState.COMPLETED for element in self.elements)
+
+
+@dataclass
+class ToySlurm:
+    """``run`` takes the place of slurm.commands._run_once."""
+
+    has_accounting: bool = True
+    refuses_unknown: bool = False
+    """As Slurm 23.02 and later: to depend on a forgotten job is an error; before, it is nothing."""
+    max_array_size: int = 1001
+    most_queued: int | None = None
+    """Jobs that it takes; each element counts."""
+    before: Callable[[str], None] = lambda program: None
+    after: Callable[[str], None] = lambda program: None
+    """Called before and after it carries a command out; may raise, and let things happen."""
+    jobs: dict[str, Job] = field(default_factory=dict)
+    forgotten: set[str] = field(default_factory=set)
+
+    def run(self, arguments: Sequence[str], timeout: float = 0, input: str | None = None) -> str:
+        program, *words = arguments
+        self.before(program)
+        answer: str = getattr(self, f"_{program}")(words)
+        self.after(program)
+        return answer
+
+    # --- its rules ---
+
+    def elements(self, *states: SlurmState) -> list[Element]:
+        return [e for job in self.jobs.values() for e in job.elements if not states or e.state in states]
+
+    def look(self) -> None:
+        """What the scheduler does now and then: decide on dependencies."""
+        for element in self.elements(SlurmState.PENDING):
+            for condition in element.waits_for:
+                if condition.verdict is None:
+                    condition.verdict = self._decide(condition, element.index)
+
+    def _decide(self, condition: Condition, index: int) -> bool | None:
+        job = self.jobs[condition.job]
+        if condition.kind == "aftercorr":
+            peer = next((e for e in job.elements if e.index == index), None)
+            if peer is None:
+                return False
+            return peer.state is SlurmState.COMPLETED if peer.has_ended else None
+        if not job.has_ended:
+            return None
+        return {"afterany": True, "afterok": job.is_fine, "afternotok": not job.is_fine}[condition.kind]
+
+    def forget_ended(self) -> None:
+        """MinJobAge has passed."""
+        self.look()
+        self.forgotten |= {job.id for job in self.jobs.values() if job.has_ended}
+
+    def _conditions(self, text: str) -> tuple[list[Condition], bool]:
+        found = []
+        for part in re.split("[?,]", text) if text else ():
+            kind, *ids = part.split(":")
+            assert kind in ("afterok", "afterany", "afternotok", "aftercorr"), text
+            assert all(job in self.jobs for job in ids), text
+            if self.refuses_unknown and set(ids) & self.forgotten:
+                raise refusal("Job dependency problem")
+            found += [Condition(kind, job) for job in ids if job not in self.forgotten]
+        return found, "?" in text
+
+    # --- its commands ---
+
+    def _sbatch(self, words: Sequence[str]) -> str:
+        text = Path(words[-1]).read_text()
+        options = dict(re.findall(r"^#SBATCH --([a-z-]+)=(.*)$", text, re.MULTILINE))
+        given = {name: shlex.split(value)[0] for name, value in options.items()}
+        indices = expand(given["array"])
+        queued = sum(not element.has_ended for element in self.elements())
+        if self.most_queued is not None and queued + len(indices) > self.most_queued:
+            raise refusal("Job violates accounting/QOS policy (job submit limit)")
+        assert max(indices) < self.max_array_size
+        conditions, is_either = self._conditions(given.get("dependency", ""))
+        (command,) = re.findall(r"^exec .*", text, re.MULTILINE)
+        file = Path(shlex.split(command)[-1])
+        id, work = str(100 + len(self.jobs)), json.loads(file.read_text())
+        job = Job(id, given["job-name"], given.get("begin", ""), file, work)
+        for index in indices:
+            copies = [Condition(c.kind, c.job) for c in conditions]
+            job.elements.append(Element(job, index, copies, is_either))
+        assert job.name not in {other.name for other in self.jobs.values()}
+        self.jobs[job.id] = job
+        return f"Submitted batch job {job.id}\n"
+
+    def _squeue(self, words: Sequence[str]) -> str:
+        fields = re.findall(r"(\w+):\|", option(words, "--Format") or "")
+        names = (option(words, "--name") or "").split(",")
+        rows = (
+            "".join(f"{_shown(element, name)}|" for name in fields) + "\n"
+            for element in self.elements()
+            if element.job.id not in self.forgotten and (names == [""] or element.job.name in names)
+        )
+        return "".join(rows)
+
+    def _sacct(self, words: Sequence[str]) -> str:
+        fields = (option(words, "--format") or "").split(",")
+        if not self.has_accounting or not set(fields) <= _ACCOUNTED.keys():
+            raise SlurmError(["sacct"], 1, "Slurm accounting storage is disabled")
+        ids, names = ((option(words, name) or "").split(",") for name in ("--jobs", "--name"))
+        rows = (
+            "|".join(_ACCOUNTED[name](element) for name in fields) + "\n"
+            for element in self.elements()
+            if element.job.id in ids or element.job.name in names
+        )
+        return "".join(rows)
+
+    def _scontrol(self, words: Sequence[str]) -> str:
+        if "show" in words:
+            is_config = words[-1] == "config"
+            return CONFIG.format(size=self.max_array_size, jobs=10_000) if is_config else ""
+        assert words[0] == "update", words
+        conditions, is_either = self._conditions(words[2].removeprefix("dependency="))
+        missed = []
+        for element in self._named(words[1].removeprefix("jobid=").split(",")):
+            if not element.is_pending:
+                missed.append(element)
+                continue
+            element.waits_for = [Condition(c.kind, c.job) for c in conditions]
+            element.is_either = is_either
+        if missed:
+            raise SlurmError(["scontrol", "update"], 1, "Job is no longer pending execution")
+        return ""
+
+    def _scancel(self, words: Sequence[str]) -> str:
+        only_pending = "--state=PENDING" in words
+        for element in self._named([word for word in words if not word.startswith("-")]):
+            if element.is_pending or not only_pending:
+                self.end(element, SlurmState.CANCELLED)
+        return ""
+
+    def _sinfo(self, words: Sequence[str]) -> str:
+        return ""
+
+    def _sacctmgr(self, words: Sequence[str]) -> str:
+        raise SlurmError(["sacctmgr"], 1, "no accounting")
+
+    def _named(self, ids: Iterable[str]) -> Iterator[Element]:
+        for text in ids:
+            job, _, index = text.partition("_")
+            for element in self.jobs[job].elements:
+                if not index or element.index == int(index):
+                    yield element
+
+    # --- what happens to elements ---
+
+    def start(self, element: Element) -> None:
+        assert element.is_free
+        assert element.job.file.exists(), element
+        element.state = SlurmState.RUNNING
+        element.attempt += 1
+
+    def end(self, element: Element, state: SlurmState, exit_code: int = 0) -> None:
+        if not element.has_ended:
+            element.state, element.exit_code = state, exit_code
+
+    def requeue(self, element: Element) -> None:
+        element.state, element.restarts = SlurmState.PENDING, element.restarts + 1
+
+
+def option(words: Sequence[str], name: str) -> str | None:
+    return next((word.split("=", 1)[1] for word in words if word.startswith(f"{name}=")), None)
+
+
+def refusal(words: str) -> SlurmError:
+    return SlurmError(["sbatch"], 1, f"sbatch: error: Batch job submission failed: {words}")
+
+
+def _shown(element: Element, field_name: str) -> str:
+    known = {
+        "ArrayJobID": element.job.id,
+        "ArrayTaskID": str(element.index),
+        "State": element.state,
+        "exit_code": str(element.exit_code << 8),
+        "RestartCnt": str(element.restarts),
+        "Reason": element.reason,
+        "NodeList": "" if element.is_pending else "node",
+        "Name": element.job.name,
+    }
+    return known.get(field_name, "")
+
+
+_ACCOUNTED: dict[str, Callable[[Element], str]] = {
+    "JobID": lambda element: f"{element.job.id}_{element.index}",
+    "State": lambda element: element.state,
+    "ExitCode": lambda element: f"{element.exit_code}:0",
+    "NodeList": lambda element: "node",
+    "JobName": lambda element: element.job.name,
+    **dict.fromkeys(("Submit", "Start", "End", "TimelimitRaw", "Partition", "Reason"), lambda element: ""),
+}
