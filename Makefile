@@ -23,7 +23,7 @@ quickstart: $(VENV)/train
 test: $(VENV)/dev
 	@sh tests/install_browser.sh
 	@sh tests/install_slurm.sh
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(VENV)/dev
 	@$(BIN)/ruff format --check .

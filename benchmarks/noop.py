@@ -16,8 +16,8 @@ from pipeline.seeds import derive_seed
 from pipeline.tasks import Stage, Task
 
 SCRIPT = """#!/bin/sh
-# noop.sh -m slurm.element RUN/slurm/00007/rollout-1-0.json [--rank]
-tasks=$3
+# noop.sh -P -m slurm.element RUN/slurm/00007/rollout-1-0.json [--rank]
+tasks=$4
 stage=${{tasks##*/}}; stage=${{stage%%-*}}
 folder=${{tasks%/*}}; iteration=${{folder##*/}}
 case $stage in

@@ -34,7 +34,7 @@ noop=$1 run=$2 iterations=$3 last=$4
 job() {{ # iteration stage array dependency
     sbatch --parsable -p all -t 10 -o /dev/null --array="$3" ${{4:+-d "$4"}} -J "chain-$1-$2" <<END
 #!/bin/sh
-exec $noop -m slurm.element $run/slurm/$1/$2-1-0.json
+exec $noop -P -m slurm.element $run/slurm/$1/$2-1-0.json
 END
 }}
 update=$(job 00000 prepare 0 "")

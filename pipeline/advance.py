@@ -12,7 +12,7 @@ from pipeline.bookkeeping import Books
 from pipeline.costs import Accountant
 from pipeline.driver import Driver, Outcome, Watcher, advance, interruptible
 from pipeline.lease import Lease, LeaseHeld, hold, hold_patiently
-from pipeline.reconcile import GiveUp
+from pipeline.reconcile import Actions, GiveUp
 from pipeline.runs import Run
 from pipeline.schedulerconfig import SlurmConfig
 from pipeline.slurmjobs import SlurmJobs
@@ -28,7 +28,7 @@ LEASE_PATIENCE = 300.0
 SLURM_PATIENCE = 600.0
 """Seconds for which a controller that does not answer is asked again."""
 _RETRY_SECONDS = 10.0
-_ARRIVAL_POLL_SECONDS = 5.0
+_AGAIN_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Pass:
     outcome: Outcome | None
     """None: the run goes on by itself."""
     given_up: tuple[GiveUp, ...] = ()
+    is_watched: bool = True
+    """Whether a driver job waits in the queue; not where the queue is full."""
 
 
 def advance_run(run: Run, watcher: Watcher) -> Pass:
@@ -75,9 +77,10 @@ def one_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
     )
     books = Books.open(run, NoTracker(), Accountant(run, watcher.note).row_of)
     driver = Driver.of(run, jobs, watcher, books)
-    while (actions := advance(driver)).retract or jobs.is_unsure:
-        # What was taken back is launched once it is seen to be gone; what a lost driver submitted shows soon.
-        time.sleep(_ARRIVAL_POLL_SECONDS if jobs.is_unsure else 0)
+    if not driver.is_complete:
+        jobs.arm()
+    while must_look_again(jobs, actions := advance(driver)):
+        time.sleep(_AGAIN_SECONDS)
         lease.beat()
     driver.books.close(driver.is_complete)
     if driver.is_complete:
@@ -85,8 +88,16 @@ def one_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
         return Pass(Outcome.COMPLETE)
     if actions.give_up:
         note_failure(run, actions.give_up)
+        jobs.withdraw()
         return Pass(Outcome.FAILED, actions.give_up)
-    return Pass(None)
+    if jobs.refusal:
+        raise jobs.refusal
+    return Pass(None, is_watched=jobs.is_watched)
+
+
+def must_look_again(jobs: SlurmJobs, actions: Actions) -> bool:
+    """What was taken back is launched once it is seen to be gone; what a lost driver submitted shows soon."""
+    return bool(actions.retract) or jobs.is_unsure
 
 
 def note_failure(run: Run, given_up: Sequence[GiveUp]) -> None:

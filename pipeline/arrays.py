@@ -6,16 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.jobs import common_arguments, own_arguments
+from pipeline.reconcile import Launch
 from pipeline.resources import DRIVER, Lessons, command_words, resources_of, sbatch_options
 from pipeline.runs import Run
 from pipeline.schedulerconfig import SlurmConfig
 from pipeline.submissions import GUARD, Ledger, Submission, chunks_of, job_name
 from pipeline.tasks import Stage, Task
+from pipeline.wiring import CHAIN
 from slurm.element import ATTEMPT
 from slurm.submission import Array, literal
 
 _MAX_RESTARTS = 20
 """How often Slurm may start one job again before it counts as failed."""
+_DRIVER_RESTARTS = 10_000
 _DIGITS = 5
 """Of a shard's number in file names."""
 
@@ -39,11 +42,27 @@ def stage_submissions(
     return made
 
 
+def in_order(launches: Sequence[Launch]) -> list[list[Task]]:
+    """Tasks of one stage of one iteration together; what others wait for first."""
+    groups: dict[tuple[int, int], list[Task]] = {}
+    for launch in launches:
+        groups.setdefault(position(launch.task), []).append(launch.task)
+    return [sorted(groups[key]) for key in sorted(groups)]
+
+
+def position(task: Task) -> tuple[int, int]:
+    """Of a task's stage in the run: what comes later may wait for what comes earlier, never the reverse."""
+    return task.iteration, (*CHAIN, Stage.EVALUATE).index(task.stage)
+
+
 def driver_submission(run: Run, call: int, iteration: int, purpose: str, number: int) -> Submission:
     """A job that advances the run."""
     blank = _blank(run, call, iteration, purpose, number)
     arguments = ("advance", str(run.paths.root))
-    return replace(blank, module="pipeline", arguments=arguments, elements={"0": ()})
+    # A driver job goes back into a full queue as often as it takes.
+    return replace(
+        blank, module="pipeline", arguments=arguments, elements={"0": ()}, max_restarts=_DRIVER_RESTARTS
+    )
 
 
 def _blank(run: Run, call: int, iteration: int, purpose: str, number: int) -> Submission:

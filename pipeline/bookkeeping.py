@@ -62,7 +62,7 @@ class Books:
         self.link_policies(records, frontier)
         while (iteration := len(self.rows) + 1) <= frontier.updated:
             tasks = plan.tasks(iteration)
-            if any(task not in records.known for task in (*tasks, policy_maker(iteration - 1))):
+            if any(records.readable(task) is None for task in (*tasks, policy_maker(iteration - 1))):
                 return  # its evaluation is still running, or something is being made again
             row = iteration_row(iteration, group_by_stage(records, tasks), self._clock(records, iteration))
             row |= self.extra(iteration)
@@ -70,11 +70,11 @@ class Books:
             self.rows.append(row)
             self.tracker.log(row)
             keep_best(self.run, self.rows)
-            sweep(self.run.paths, [records.known[task] for task in tasks])
+            sweep(self.run.paths, [record for task in tasks if (record := records.readable(task))])
             yield row
 
     def _clock(self, records: Records, iteration: int) -> Clock:
-        previous = records.get(policy_maker(iteration - 1))
+        previous = records.readable(policy_maker(iteration - 1))
         assert previous is not None
         recent = [row["seconds/iteration"] for row in self.rows[-_PACE:]]
         return Clock(self.run.identity.created, previous.ended, self.run.plan.iterations, recent)
@@ -111,7 +111,9 @@ def keep_best(run: Run, rows: Sequence[Row]) -> None:
 def group_by_stage(records: Records, tasks: tuple[Task, ...]) -> dict[Stage, list[Record]]:
     grouped: dict[Stage, list[Record]] = {}
     for task in tasks:
-        grouped.setdefault(task.stage, []).append(records.known[task])
+        record = records.readable(task)
+        assert record is not None, f"{task} has no record"
+        grouped.setdefault(task.stage, []).append(record)
     return grouped
 
 

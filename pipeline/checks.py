@@ -163,6 +163,13 @@ def _normalization_problems(key: str, given: NormalizationConfig) -> Iterator[Pr
         yield Problem(key, f"(mean={given.mean}, std={given.std})", "give mean and std, or reference_samples")
 
 
+_OURS = frozenset(
+    {"array", "chdir", "clusters", "dependency", "error", "export", "hold", "job-name", "output"}
+    | {"parsable", "quiet", "test-only", "wait", "wrap"}
+)
+"""sbatch options without which a job could not be found again, or would not be ours."""
+
+
 def _slurm_problems(given: LocalConfig | SlurmConfig) -> Iterator[Problem]:
     if isinstance(given, SlurmConfig):
         for stage in SLURM_STAGES:
@@ -172,6 +179,12 @@ def _slurm_problems(given: LocalConfig | SlurmConfig) -> Iterator[Problem]:
 def _resource_problems(stage: str, given: ResourcesConfig) -> Iterator[Problem]:
     """What one stage asks for, and no cluster can give."""
     key = f"scheduler.{stage}"
+    for option in sorted(_OURS & given.options.keys()):
+        yield Problem(
+            f"{key}.options.{option}",
+            given.options[option],
+            "is set by slurm-ppo itself; leave it out",
+        )
     if given.gres and given.gpus_per_node:
         yield Problem(
             f"{key}.gres", given.gres, f"give it or {key}.gpus_per_node={given.gpus_per_node}, not both"

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.arrays import array_of, driver_submission, stage_submissions
+from pipeline.arrays import array_of, driver_submission, in_order, stage_submissions
 from pipeline.config import Config
 from pipeline.observe import Records, find_frontier
 from pipeline.paths import RunPaths
@@ -12,7 +12,7 @@ from pipeline.reconcile import Launch
 from pipeline.resources import Lessons
 from pipeline.runs import Identity, Run, is_run, version
 from pipeline.schedulerconfig import SlurmConfig
-from pipeline.slurmjobs import in_order
+from pipeline.slurmjobs import GUARDS
 from pipeline.submissions import GUARD, Ledger, Submission
 from pipeline.tasks import Task
 from pipeline.wiring import Carrier, carriers_of, dependency_of, watch_expression, watches
@@ -56,14 +56,17 @@ def _rendered(run: Run, ledger: Ledger) -> Iterator[tuple[Submission, str]]:
             carriers |= {task: Carrier(job, index) for index, task in submission.tasks()}
     for watch in watches((task, carrier.array) for task, carrier in carriers.items()):
         expression = watch_expression(watch.last, watch.earlier)
-        yield _driver(run, config, ledger, watch.iteration, watch.purpose, expression, "")
-    yield _driver(run, config, ledger, 0, GUARD, "", f"now+{60 * config.check_minutes}")
+        number = ledger.next_number(watch.iteration, watch.purpose)
+        driver = driver_submission(run, 1, watch.iteration, watch.purpose, number)
+        yield _driver(run, config, driver, expression, "")
+    for waiting in range(GUARDS):
+        guard = driver_submission(run, 1, 0, GUARD, ledger.next_number(0, GUARD) + waiting)
+        yield _driver(run, config, guard, "", f"now+{60 * config.check_minutes * (waiting + 1)}")
 
 
 def _driver(
-    run: Run, config: SlurmConfig, ledger: Ledger, iteration: int, purpose: str, dependency: str, begin: str
+    run: Run, config: SlurmConfig, submission: Submission, dependency: str, begin: str
 ) -> tuple[Submission, str]:
-    submission = driver_submission(run, 1, iteration, purpose, ledger.next_number(iteration, purpose))
     array = array_of(run, config, submission, Lessons(), None, dependency, begin)
     return submission, render(array)
 

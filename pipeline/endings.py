@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pipeline.paths import RunPaths
 from pipeline.reconcile import Failure, FailureKind
 from pipeline.submissions import Submission
+from slurm.commands import SlurmError
 from slurm.query import Element, NoAccounting, read_ended
 from slurm.states import SlurmState, exit_in_words
 
@@ -34,7 +35,7 @@ def evidence_of(
     jobs = {s.state.job for s, index in gone if s.state.job and (s.state.job, index) not in seen}
     try:
         asked = read_ended({job for job in jobs if job}) if jobs else {}
-    except NoAccounting:
+    except (NoAccounting, SlurmError):
         asked = {}  # why they ended stays unknown; that they ended the queue has said
     return {**asked, **seen}
 
@@ -72,5 +73,7 @@ def _verdict(submission: Submission, element: Element | None) -> tuple[FailureKi
         return FailureKind.KILLED, "Slurm no longer knows the job, so why it ended is unknown"
     if element.state is SlurmState.COMPLETED:
         return FailureKind.KILLED, "Slurm says COMPLETED, but nothing was committed"
+    if element.state is SlurmState.CANCELLED and not element.node:
+        return FailureKind.LOST, "cancelled before it had started (CANCELLED)"
     words = exit_in_words(element.state, element.exit_code or 0, element.signal or 0)
     return KINDS.get(element.state, FailureKind.KILLED), words

@@ -21,7 +21,7 @@ def user_errors() -> tuple[type[Exception], ...]:
 
 def scheduler_errors() -> tuple[type[Exception], ...]:
     """Slurm's own troubles: nothing is lost, and later it may answer."""
-    return _imported((("slurm.commands", "SlurmError"),))
+    return _imported((("slurm.commands", "SlurmError"), ("slurm.states", "UnknownState")))
 
 
 def _imported(names: tuple[tuple[str, str], ...]) -> tuple[type[Exception], ...]:

@@ -21,6 +21,8 @@ class Records:
     paths: RunPaths
     known: dict[Task, Record] = field(default_factory=dict)
     corrupt: dict[Task, str] = field(default_factory=dict)
+    damaged: dict[Task, Record] = field(default_factory=dict)
+    """Of corrupt tasks: records that can be read, although what they name cannot."""
 
     def refresh(self, tasks: Iterable[Task]) -> None:
         """Look for the records of ``tasks`` that are not known yet: one listing per folder."""
@@ -29,7 +31,7 @@ class Records:
             if task not in self.known and task not in self.corrupt:
                 unknown.setdefault(self.paths.task(task).folder, []).append(task)
         for folder, wanted in unknown.items():
-            names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+            names = _names_in(folder)
             for task in wanted:
                 if self.paths.task(task).record.name in names:
                     self._read(task)
@@ -37,6 +39,11 @@ class Records:
     def get(self, task: Task) -> Record | None:
         self.refresh([task])
         return self.known.get(task)
+
+    def readable(self, task: Task) -> Record | None:
+        """The record, whether or not its data are still there: enough for what it says itself."""
+        self.refresh([task])
+        return self.known.get(task) or self.damaged.get(task)
 
     def doubt(self, task: Task) -> None:
         """Read and hash everything that a suspected task committed."""
@@ -48,13 +55,14 @@ class Records:
         return {task: Committed(r.fingerprint, r.inputs) for task, r in self.known.items()}
 
     def forget(self, task: Task) -> None:
-        self.known.pop(task, None)
-        self.corrupt.pop(task, None)
+        for found in (self.known, self.corrupt, self.damaged):
+            found.pop(task, None)
 
     def keep_only(self, tasks: Iterable[Task]) -> None:
         """Drop what is no longer looked at, so that a long run does not grow in memory."""
         wanted = set(tasks)
         self.known = {task: record for task, record in self.known.items() if task in wanted}
+        self.damaged = {task: record for task, record in self.damaged.items() if task in wanted}
 
     def _read(self, task: Task) -> None:
         try:
@@ -70,8 +78,16 @@ class Records:
         try:
             check(self.paths, record)
         except CorruptData as error:
-            self.known.pop(record.task)
+            self.damaged[record.task] = self.known.pop(record.task)
             self.corrupt[record.task] = str(error)
+
+
+def _names_in(folder: Path) -> set[str]:
+    """Opening a folder asks the file server; whether it exists may be answered from an old memory."""
+    try:
+        return {path.name for path in folder.iterdir()}
+    except FileNotFoundError:
+        return set()
 
 
 @dataclass(frozen=True)

@@ -120,13 +120,15 @@ rollouts that are launched with it, but before those of the next iteration."""
 def reconcile(plan: Plan, seen: Observation, max_attempts: int, in_advance: bool = False) -> Actions:
     """Decide what to launch, retract or give up.
 
-    1. A commit that does not verify, or that was computed from inputs which have since changed, is retracted.
+    1. A commit that does not verify, or that was computed from inputs which have since changed, is retracted,
+       if anything still to be done needs it.
     2. A task that is committed or live is left alone.
     3. A task whose budget of attempts is spent is given up; some kinds of failure are free.
     4. A task whose inputs are all committed is launched; ``in_advance``, so is one whose inputs are live or
        launched with it: its scheduler lets it wait for them.
     """
-    retracted = dict(seen.corrupt)
+    needed = needed_by(plan, seen)
+    retracted = {task: reason for task, reason in seen.corrupt.items() if task in needed}
     launches: dict[Task, Launch] = {}
     given_up = []
 
@@ -149,6 +151,12 @@ def reconcile(plan: Plan, seen: Observation, max_attempts: int, in_advance: bool
     launch = sorted(launches.values(), key=_launch_order)
     retract = tuple(Retract(task, reason) for task, reason in sorted(retracted.items()))
     return Actions(() if given_up else tuple(launch), retract, tuple(given_up))
+
+
+def needed_by(plan: Plan, seen: Observation) -> set[Task]:
+    """The window, and what its tasks that are not done read."""
+    undone = (task for task in seen.tasks if task not in seen.committed)
+    return {*seen.tasks, *(source for task in undone for source in plan.inputs(task))}
 
 
 def _launch_order(launch: Launch) -> tuple[int, bool, Task]:
@@ -179,7 +187,9 @@ def is_hopeless(failures: Sequence[Failure], max_attempts: int) -> bool:
     if any(failure.kind in (FailureKind.CONFIG, FailureKind.NUMERICS) for failure in failures):
         return True
     counted = [failure for failure in failures if failure.kind not in FREE_KINDS]
-    return len(counted) >= max_attempts or len(failures) >= _FREE_FACTOR * max_attempts
+    # A pause is progress, and so has an end of its own.
+    others = [failure for failure in failures if failure.kind is not FailureKind.PAUSED]
+    return len(counted) >= max_attempts or len(others) >= _FREE_FACTOR * max_attempts
 
 
 def reason_to_launch(failures: Sequence[Failure]) -> str:

@@ -101,7 +101,8 @@ def command_words(given: ResourcesConfig, tasks: str) -> list[str]:
     """The command of every element: under srun when the task has several ranks."""
     assert given.python is not None
     container = shlex.split(given.container) if given.container else []
-    words = [*container, given.python, "-m", "slurm.element", tasks]
+    # -P: a slurm.py of the user's in the folder that the run was started in is not ours.
+    words = [*container, given.python, "-P", "-m", "slurm.element", tasks]
     if given.nodes * given.ntasks_per_node == 1:
         return words
     # Explicit counts: srun's defaults changed between versions, and one dead rank must not leave the others.

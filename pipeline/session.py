@@ -21,14 +21,14 @@ from pipeline.goback import go_back, parse_point
 from pipeline.lease import hold_patiently
 from pipeline.progress import Bars, Lines, watcher_for
 from pipeline.reconcile import FailureKind, GiveUp
+from pipeline.runqueue import cancel_all
 from pipeline.runs import Run, RunError, create_run
 from pipeline.schedulerconfig import LocalConfig, SlurmConfig
-from pipeline.slurmjobs import cancel_all
 from pipeline.submissions import begin_call, read_control, write_control
 from pipeline.tasks import PREPARE
 from slurm.local import LocalLimits, LocalScheduler
 from slurm.scheduler import Scheduler
-from slurm.submission import Refused
+from slurm.submission import Refused, requeue
 
 
 def start(config: Config, watch: bool) -> int:
@@ -93,6 +93,12 @@ def carry_on(run: Run, scheduler: Scheduler) -> int:
 def submit_run(run: Run) -> int:
     """Enqueue what is due, and return: the run goes on by its driver jobs. Returns the exit code."""
     done = in_call(run, lambda watcher: advance_run(run, watcher))
+    if done.outcome is None and not done.is_watched:
+        print(
+            f"the queue is full: nothing of the run waits in it. Later: slurm-ppo submit {run.paths.root}",
+            file=sys.stderr,
+        )
+        return 3
     if done.outcome is None:
         print(next_commands(run))
         return 0
@@ -119,6 +125,9 @@ def advance_once(run: Run) -> int:
     if done.outcome is Outcome.FAILED:
         return say_how_it_ended(run, done.outcome, done.given_up, "")
     watcher.note(f"the run is {done.outcome}" if done.outcome else "done; the run goes on")
+    if done.outcome is None and not done.is_watched:
+        watcher.note("the queue is full, so this job waits in it once more")
+        requeue(os.environ["SLURM_JOB_ID"])
     return 0
 
 

@@ -3,16 +3,17 @@
 Nothing is remembered between passes but what is on disk (:mod:`pipeline.submissions`) and in Slurm's queue.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline import journal
-from pipeline.arrays import driver_submission, stage_submissions
+from pipeline.arrays import driver_submission, in_order, position, stage_submissions
 from pipeline.endings import as_seen, evidence_of, verdict_of
 from pipeline.jobs import Ended, IsCommitted
 from pipeline.observe import explain_failure
 from pipeline.reconcile import Failure, FailureKind, GiveUp, Launch, Observation
 from pipeline.resources import Lessons, learn
+from pipeline.runqueue import Queue, cancel_jobs, is_live, is_pending, read_run_queue
 from pipeline.runs import Run
 from pipeline.schedulerconfig import SlurmConfig
 from pipeline.submissions import (
@@ -24,20 +25,19 @@ from pipeline.submissions import (
     Submission,
     age,
     chunk_size_for,
-    is_job_of,
     purpose_of,
     read_control,
     write_control,
 )
 from pipeline.submitting import Submitter
-from pipeline.tasks import Stage, Task, parse_task, task_key
+from pipeline.tasks import Task, parse_task, task_key
 from pipeline.wiring import (
-    CHAIN,
     Carrier,
     Rewire,
     Waiting,
     Watch,
     carriers_of,
+    committed_in,
     dependency_of,
     rewire,
     watch_expression,
@@ -45,16 +45,15 @@ from pipeline.wiring import (
 )
 from slurm.commands import SlurmError
 from slurm.limits import ClusterLimits
-from slurm.query import Element, find_by_name, read_queue
-from slurm.states import Phase, SlurmState, phase_of
-from slurm.submission import QueueFull, cancel, update_dependency
+from slurm.query import Element, find_by_name
+from slurm.states import SlurmState
+from slurm.submission import QueueFull, Refused, array_expression, cancel, update_dependency
 
 _ARRIVAL_SECONDS = 30.0
 """A submission without a job id is looked for this long, before it is taken never to have arrived."""
 _KEPT_FOR_DRIVERS = 4
-_GUARDS_KEPT = 3
-_HELD = ("JobHeldAdmin", "launch failed requeued held", "job requeued in held state")
-"""Reasons of jobs that Slurm tried in vain to start, and holds: they would wait for ever."""
+GUARDS = 2
+_GUARDS_KEPT = 4
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class Live:
 
     @property
     def is_pending(self) -> bool:
-        return self.element is None or phase_of(self.element.state) is Phase.PENDING
+        return self.element is None or is_pending(self.element)
 
 
 @dataclass
@@ -82,10 +81,14 @@ class SlurmJobs:
     note: Callable[[str], None]
     control: Control = field(default_factory=Control)
     failures: dict[Task, list[Failure]] = field(default_factory=dict)
-    _queue: dict[str, list[Element]] = field(default_factory=dict)
-    """By job name."""
+    _queue: Queue = field(default_factory=dict)
     _submissions: list[Submission] = field(default_factory=list)
     _live: dict[Task, Live] = field(default_factory=dict)
+    _driver_jobs: list[str] = field(default_factory=list)
+    """Submitted in this pass."""
+    _is_fresh: bool = False
+    refusal: Refused | None = None
+    """What Slurm did not take in this pass; the rest of the pass was done all the same."""
 
     @property
     def horizon(self) -> int:
@@ -102,18 +105,26 @@ class SlurmJobs:
     # --- what is there -------------------------------------------------------------------------------
 
     def query(self) -> None:
-        self.control = read_control(self.run.paths)
-        self._queue = {}
-        for element in self._without_held(read_queue(lambda name: is_job_of(self.run.identity.id, name))):
-            self._queue.setdefault(element.name, []).append(element)
+        if not self._is_fresh:
+            self.control = read_control(self.run.paths)
+            self._queue = read_run_queue(self.run)
+        self._is_fresh = False
 
-    def _without_held(self, elements: Sequence[Element]) -> Iterator[Element]:
-        """Cancel what Slurm holds because it could not start it, and count it as ended."""
-        held = [e for e in elements if e.reason.strip("()") in _HELD and phase_of(e.state) is Phase.PENDING]
-        if held:
-            cancel([f"{e.array_id}_{e.index}" for e in held], only_pending=True)
-        for element in elements:
-            yield replace(element, state=SlurmState.LAUNCH_FAILED) if element in held else element
+    def arm(self) -> None:
+        """See to it that guards wait, before anything else is tried: a pass that fails must not be the last.
+
+        Two of them, one behind the other, so that one that is lost does not end the run either.
+        """
+        self.query()
+        self._is_fresh = True  # the pass that follows need not ask again
+        self._submissions = self._with_job_ids(self.ledger.load({0}))
+        try:
+            for waiting in range(self._count_pending(GUARD), GUARDS):
+                begin = f"now+{60 * self.config.check_minutes * (waiting + 1)}"
+                self._submit_driver(0, GUARD, "", (), begin)
+        except QueueFull as error:
+            self.note(f"the queue takes no guard now ({error})")
+        self._forget_old_guards()
 
     def settle(self, tasks: Sequence[Task], is_committed: IsCommitted) -> list[Ended]:
         """Match what was submitted with what Slurm shows, and explain what ended without a commit."""
@@ -147,6 +158,8 @@ class SlurmJobs:
     def _find_gone(self, is_committed: IsCommitted) -> Iterator[tuple[Submission, int]]:
         """Elements that have ended without a commit and are not accounted for yet."""
         for submission in self._submissions:
+            if submission.state.is_withdrawn:
+                continue
             here = {e.index for e in self._queue.get(submission.name, ()) if is_live(e)}
             for index, task in submission.tasks():
                 is_settled = index in here or str(index) in submission.state.ended
@@ -210,12 +223,40 @@ class SlurmJobs:
 
     def launch(self, launches: Sequence[Launch], seen: Observation) -> None:
         """An array for each stage of each iteration, in the order in which they depend on each other."""
-        room = self._room()
+        room, self.refusal = self._room(), None
         try:
             for tasks in in_order(launches):
-                room -= self._launch_stage(tasks, seen, room)
+                room -= self._launch_somehow(tasks, seen, room)
         except QueueFull as error:
             self.note(f"the queue takes no more jobs now; the rest follows when some have ended ({error})")
+        except Refused as error:
+            self.refusal = error
+
+    def _launch_somehow(self, tasks: Sequence[Task], seen: Observation, room: int) -> int:
+        """In a full queue, what can only start later makes room for what it waits for."""
+        while True:
+            try:
+                return self._launch_stage(tasks, seen, room)
+            except QueueFull:
+                if not self._withdraw_last_after(tasks[0]):
+                    raise
+
+    def _withdraw_last_after(self, task: Task) -> bool:
+        """Cancel the array that waits furthest behind ``task``. False if there is none."""
+        waiting: dict[str, Submission] = {}
+        for other, live in self._live.items():
+            if position(other) > position(task):
+                waiting[live.submission.name] = live.submission
+        started = {live.submission.name for live in self._live.values() if not live.is_pending}
+        behind = [s for name, s in waiting.items() if name not in started and s.state.job]
+        if not behind:
+            return False
+        last = max(behind, key=lambda s: position(s.task(s.indices[0])))
+        cancel([str(last.state.job)], only_pending=True)
+        self._replace(self.ledger.note(last, replace(last.state, is_withdrawn=True)))
+        self._live = {t: live for t, live in self._live.items() if live.submission.name != last.name}
+        self.note(f"the queue is full: job {last.state.job} makes room for what it waits for")
+        return True
 
     def _room(self) -> int:
         """Elements of stages that may still be submitted; a few jobs are kept for drivers."""
@@ -237,6 +278,8 @@ class SlurmJobs:
             return 0
         first, size = fitting[0], chunk_size_for(self.limits.max_array_size)
         number = self.ledger.next_number(first.iteration, first.stage)
+        # NFS remembers for a while that a folder was not there: so it is there before anybody looks.
+        self.run.paths.task(first).folder.mkdir(parents=True, exist_ok=True)
         lessons = self._lessons(fitting)
         for new in stage_submissions(self.run, self.control.call, number, fitting, size):
             wanted = [(task, index, waits[task] or ()) for index, task in new.tasks()]
@@ -270,10 +313,8 @@ class SlurmJobs:
         try:
             for watch in watches((task, live.carrier.array) for task, live in self._live.items()):
                 self._ensure_driver(watch)
-            if seen.tasks:
-                self._ensure_guard()
         except QueueFull as error:
-            self.note(f"the queue takes no driver job now; the next pass submits it ({error})")
+            self.note(f"the queue takes no driver job now; the guard does its work ({error})")
 
     def _waiting(self) -> Iterator[Waiting]:
         for task, live in self._live.items():
@@ -283,13 +324,13 @@ class SlurmJobs:
 
     def _carry_out(self, change: Rewire) -> None:
         self.submitter.beat()
-        elements = [f"{e.array}_{e.index}" for e in change.elements]
+        array = change.elements[0].array
+        elements = f"{array}_[{array_expression(sorted(e.index for e in change.elements), None)}]"
         try:
             update_dependency(elements, change.dependency)
         except SlurmError as error:  # it has started or ended since it was seen; the next pass sees more
-            self.note(f"{', '.join(elements[:3])} could not be told to wait for {change.waits_for}: {error}")
+            self.note(f"{elements} could not be told to wait for {change.waits_for}: {error}")
             return
-        array = change.elements[0].array
         submission = next(s for s in self._submissions if s.state.job == array)
         told = tuple(dict.fromkeys((*submission.state.waits_for, *change.waits_for)))
         self._replace(self.ledger.note(submission, replace(submission.state, waits_for=told)))
@@ -314,16 +355,11 @@ class SlurmJobs:
     def _rewatch(self, driver: Submission, expression: str, watched: tuple[str, ...]) -> None:
         assert driver.state.job is not None
         try:
-            update_dependency([driver.state.job], expression)
+            update_dependency(driver.state.job, expression)
         except SlurmError:  # it has started since it was seen: another one has to watch
             self._submit_driver(driver.iteration, driver.purpose, expression, watched)
             return
         self._replace(self.ledger.note(driver, replace(driver.state, waits_for=watched)))
-
-    def _ensure_guard(self) -> None:
-        if self._pending_driver(0, GUARD) is None:
-            self._forget_old_guards()
-            self._submit_driver(0, GUARD, "", (), begin=f"now+{60 * self.config.check_minutes}")
 
     def _forget_old_guards(self) -> None:
         """There is one every few minutes: what is kept of them must not grow with the run."""
@@ -331,11 +367,20 @@ class SlurmJobs:
         for guard in guards[:-_GUARDS_KEPT]:
             self.ledger.forget(guard)
 
+    def _count_pending(self, purpose: str) -> int:
+        jobs = (elements for name, elements in self._queue.items() if purpose_of(name) == purpose)
+        return sum(any(map(is_pending, elements)) for elements in jobs)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a driver job waits that will look after the run."""
+        return bool(self._driver_jobs) or any(map(self._count_pending, DRIVERS))
+
     def _pending_driver(self, iteration: int, purpose: str) -> Submission | None:
         for submission in self._submissions:
             if (submission.iteration, submission.purpose) == (iteration, purpose):
                 elements = self._queue.get(submission.name, ())
-                if any(phase_of(e.state) is Phase.PENDING for e in elements):
+                if any(map(is_pending, elements)):
                     return submission
         return None
 
@@ -344,7 +389,8 @@ class SlurmJobs:
     ) -> None:
         number = self.ledger.next_number(iteration, purpose)
         new = driver_submission(self.run, self.control.call, iteration, purpose, number)
-        self._submit(new, Lessons(), dependency, arrays, begin)
+        submission = self._submit(new, Lessons(), dependency, arrays, begin)
+        self._driver_jobs.append(submission.state.job or "")
 
     def give_up(self, given_up: Sequence[GiveUp]) -> None:
         """Nothing that waits needs to start; what runs may end, and its commits count."""
@@ -352,39 +398,6 @@ class SlurmJobs:
 
     def withdraw(self) -> int:
         """Cancel every job of the run that waits. Returns how many arrays."""
+        if self._driver_jobs:
+            cancel(self._driver_jobs, only_pending=True)
         return cancel_jobs(self._queue.values(), only_pending=True)
-
-
-def cancel_all(run: Run) -> int:
-    """Cancel every job of a run, whatever iteration it belongs to. Returns how many arrays."""
-    return cancel_jobs([read_queue(lambda name: is_job_of(run.identity.id, name))], only_pending=False)
-
-
-def is_live(element: Element) -> bool:
-    return phase_of(element.state) is not Phase.ENDED
-
-
-def cancel_jobs(queue: Iterable[Sequence[Element]], only_pending: bool) -> int:
-    """Cancel a run's jobs. Returns how many arrays that were."""
-    ids = {
-        e.array_id
-        for elements in queue
-        for e in elements
-        if is_live(e) and (not only_pending or phase_of(e.state) is Phase.PENDING)
-    }
-    if ids:
-        cancel(sorted(ids, key=int), only_pending)
-    return len(ids)
-
-
-def committed_in(seen: Observation) -> IsCommitted:
-    return lambda task: task in seen.committed and task not in seen.corrupt
-
-
-def in_order(launches: Sequence[Launch]) -> list[list[Task]]:
-    """Tasks of one stage of one iteration together; what others wait for first."""
-    order = {stage: position for position, stage in enumerate((*CHAIN, Stage.EVALUATE))}
-    groups: dict[tuple[int, int], list[Task]] = {}
-    for launch in launches:
-        groups.setdefault((launch.task.iteration, order[launch.task.stage]), []).append(launch.task)
-    return [sorted(groups[key]) for key in sorted(groups)]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from pipeline.commits import Record
 from pipeline.observe import Frontier, Records
+from pipeline.runqueue import is_live
 from pipeline.runs import Run
-from pipeline.slurmjobs import is_live
 from pipeline.submissions import Control, Ledger, Submission, is_job_of, read_control
 from pipeline.tasks import PREPARE, Stage, Task
 from slurm.commands import SlurmError, SlurmMissing

@@ -6,6 +6,7 @@ beside it says what became of it: the job id, what it waits for, how elements en
 and noting its answer leaves a submission without a job id, which is then looked for by its name.
 """
 
+import contextlib
 import json
 import re
 import time
@@ -49,6 +50,8 @@ class State:
     """Ids of the arrays that it was told to wait for, at first or later."""
     ended: Mapping[str, Ending] = field(default_factory=dict)
     """By array index."""
+    is_withdrawn: bool = False
+    """It was cancelled by us before it had started, to make room."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,8 @@ class Ledger:
             folder = self.paths.submissions(iteration)
             for path in folder.iterdir() if folder.is_dir() else ():
                 if _FILE.fullmatch(path.name):
-                    found.append(_read(path))
+                    with contextlib.suppress(FileNotFoundError):  # an old guard's, just forgotten
+                        found.append(_read(path))
         return sorted(found, key=lambda s: (s.iteration, s.purpose, s.number, s.chunk))
 
     def next_number(self, iteration: int, purpose: str) -> int:

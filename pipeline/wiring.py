@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 
 from pipeline.plan import Plan
+from pipeline.reconcile import Observation
 from pipeline.schedulerconfig import StreamingDependency
 from pipeline.submissions import DRIVER, EVALUATION_DRIVER
 from pipeline.tasks import Stage, Task
@@ -168,3 +169,8 @@ def watch_expression(last: Sequence[str], earlier: Sequence[str]) -> str:
 
 def _by_id(array: str) -> tuple[int, str]:
     return (int(array), array) if array.isdigit() else (0, array)
+
+
+def committed_in(seen: Observation) -> IsCommitted:
+    """Whether a task is committed, and what it committed verifies, as one pass saw it."""
+    return lambda task: task in seen.committed and task not in seen.corrupt

@@ -12,7 +12,10 @@ calls: Counter[str] = Counter()
 
 _KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
 # Variables like SBATCH_PARTITION, SQUEUE_FORMAT or, inside a job, SLURM_MEM_PER_NODE change what commands do.
-_DROPPED = re.compile(r"(SLURM|SBATCH|SQUEUE|SACCT|SACCTMGR|SINFO|SCANCEL|SALLOC|SRUN|SCONTROL|SSTAT|SPRIO)_")
+_DROPPED = re.compile(
+    r"(SLURM|SBATCH|SQUEUE|SACCT|SACCTMGR|SINFO|SCANCEL|SALLOC|SRUN|SCONTROL|SSTAT|SPRIO)_|"
+    r"(CUDA_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ROCR_VISIBLE_DEVICES|ZE_AFFINITY_MASK)$"  # a driver's own
+)
 _FORCED = {
     "SLURM_BITSTR_LEN": "0",  # array expressions in full, not cut at 64 bytes
     "SLURM_TIME_FORMAT": "%s",  # unix seconds: no time zone, no daylight saving
@@ -59,7 +62,12 @@ class SlurmMissing(ValueError):
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """``environ`` without what alters Slurm's commands or their output."""
     kept = {name: value for name, value in environ.items() if name in _KEPT or not _DROPPED.match(name)}
-    return kept | _FORCED
+    return {name: _without_repeats(name, value) for name, value in kept.items()} | _FORCED
+
+
+def _without_repeats(name: str, value: str) -> str:
+    """A job's setup puts folders before PATH, and what it submits inherits that: it must not grow."""
+    return ":".join(dict.fromkeys(value.split(":"))) if name.endswith("PATH") else value
 
 
 def run_command(

@@ -87,7 +87,11 @@ def parse_limits(text: str, max_submit: int | None = None) -> ClusterLimits:
 
 
 def _max_submit() -> int | None:
-    """The strictest limit that may apply: which account and QOS a job will have is not known here."""
+    """The strictest limit of the user's accounts and default QOS.
+
+    A QOS that a user may name and does not (for interactive work, say) bounds nothing. Limits that are not
+    seen here are met when sbatch refuses a job for them.
+    """
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
         associations = _sacctmgr("assoc", f"user={user}", "format=MaxSubmitJobs,GrpSubmit,QOS,DefaultQOS")
@@ -107,7 +111,7 @@ def parse_max_submit(associations: str, qos: str) -> int | None:
     ``associations``: rows of MaxSubmitJobs|GrpSubmit|QOS|DefaultQOS; ``qos``: rows of Name|limit|limit.
     """
     rows = [line.split("|") for line in associations.splitlines() if line]
-    names = {name for row in rows for name in [*row[2].split(","), row[3]]}
+    names = {row[3] or row[2] for row in rows}  # of several QOS without a default, none is sure to apply
     of_qos = (line.split("|") for line in qos.splitlines() if line)
     bounds = [*(row[:2] for row in rows), *(row[1:3] for row in of_qos if row[0] in names)]
     return min((int(bound) for row in bounds for bound in row if bound.isdigit()), default=None)

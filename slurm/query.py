@@ -317,7 +317,7 @@ def find_by_name(names: Collection[str], since: float | None = None) -> dict[str
     try:
         for batch in in_batches(missing):
             found |= _first(_accounted_by_name(batch, since))
-    except NoAccounting:
+    except (NoAccounting, SlurmError):
         pass  # no worse than before accounting was set up: the queue remembers for MinJobAge
     return found
 

@@ -102,6 +102,10 @@ def literal(path: Path | str) -> str:
     return str(path).replace("%", "%%")
 
 
+class Unclear(SlurmTimeout):
+    """sbatch's answer was lost, or is not understood: there may be a job or not."""
+
+
 class ArrayExecutor(SlurmExecutor):
     """submitit's executor, for scripts that are on disk already."""
 
@@ -115,15 +119,17 @@ class ArrayExecutor(SlurmExecutor):
         """Submit a rendered script. Returns the array's job id.
 
         Raises:
-            SlurmTimeout: no answer; the job may have been accepted all the same.
+            Unclear: no answer, or none that says an id; the job may have been accepted all the same.
             SlurmError: refused.
         """
         command = self._make_submission_command(script)
-        answer = run_command(command, timeout=SUBMIT_SECONDS)
         try:
+            answer = run_command(command, timeout=SUBMIT_SECONDS)
             return self._get_job_id_from_submission_command(answer)
+        except SlurmTimeout as error:
+            raise Unclear(command, error.returncode, error.stderr) from None
         except FailedSubmissionError as error:
-            raise SlurmError(command, 0, str(error)) from None
+            raise Unclear(command, 0, str(error)) from None
 
 
 class Refused(ValueError):
@@ -134,11 +140,21 @@ class QueueFull(Refused):
     """A limit of submitted jobs is reached; later there is room again."""
 
 
+_LIMITS = re.compile(r"\b(?:QOS|Assoc)\w+")
 _FULL = re.compile(
-    r"MaxSubmit|SubmitLimit|job submit limit|MaxJobCount|temporarily unable to accept job|"
-    r"Job violates accounting/QOS policy|maximum number of jobs",
+    r"job submit limit|MaxJobCount|temporarily unable to accept job|maximum number of jobs|"
+    r"Job violates accounting/QOS policy",
     re.IGNORECASE,
 )
+
+
+def is_full(words: str) -> bool:
+    """Whether sbatch's words mean that there are too many jobs, and not that one asks for too much."""
+    limits = _LIMITS.findall(words)
+    return any("Submit" in limit for limit in limits) if limits else bool(_FULL.search(words))
+
+
+_OVER = re.compile(r"Invalid job id|already (completed|completing|finished)", re.IGNORECASE)
 _TRIES = 3
 _LOOKS = 5
 _LOOK_SECONDS = 2.0
@@ -158,38 +174,57 @@ def submit(script: Path, name: str, beat: Callable[[], None] = lambda: None) -> 
     for attempt in range(1, _TRIES + 1):
         try:
             return executor.submit_script(script)
-        except SlurmTimeout:
-            if job := look_for(name):
+        except Unclear as error:
+            if job := look_for(name, beat):
                 return job
+            if is_full(error.stderr):
+                raise QueueFull(f"sbatch refused {script}: {error.stderr.strip()}") from None
             if attempt == _TRIES:
                 raise
-            beat()
         except SlurmError as error:
-            kind = QueueFull if _FULL.search(error.stderr) else Refused
+            kind = QueueFull if is_full(error.stderr) else Refused
             raise kind(f"sbatch refused {script}: {error.stderr.strip()}") from None
     raise AssertionError("unreachable")
 
 
-def look_for(name: str) -> str | None:
-    """The job of this name; it may take the controller a while to show it."""
+def look_for(name: str, beat: Callable[[], None]) -> str | None:
+    """The job of this name; it may take the controller a while to show it.
+
+    Raises:
+        SlurmTimeout: nobody could be asked, so there may be a job.
+    """
+    unanswered: SlurmTimeout | None = None
     for _ in range(_LOOKS):
+        beat()
         try:
             if job := find_by_name([name]).get(name):
                 return job
-        except SlurmTimeout:
-            pass  # the controller that did not answer sbatch may not answer this either
+            unanswered = None
+        except SlurmTimeout as error:  # the controller that did not answer sbatch may not answer this either
+            unanswered = error
         time.sleep(_LOOK_SECONDS)
+    if unanswered:
+        raise unanswered
     return None
 
 
-def update_dependency(elements: Sequence[str], dependency: str) -> None:
-    """Let pending jobs or elements wait for something else; they keep their places in the queue.
+def update_dependency(elements: str, dependency: str) -> None:
+    """Let a pending job, or elements like ``12_[3-7]``, wait for something else; they keep their place.
 
     Also revives those that can never start because what they waited for failed. Raises SlurmError.
     """
-    run_command(["scontrol", "update", f"jobid={','.join(elements)}", f"dependency={dependency}"])
+    run_command(["scontrol", "update", f"jobid={elements}", f"dependency={dependency}"])
 
 
 def cancel(jobs: Sequence[str], only_pending: bool) -> None:
-    """scancel in one call."""
-    run_command(["scancel", *(["--state=PENDING"] if only_pending else []), *jobs])
+    """scancel in one call. Those that have ended meanwhile are no matter."""
+    try:
+        run_command(["scancel", *(["--state=PENDING"] if only_pending else []), *jobs])
+    except SlurmError as error:
+        if not _OVER.search(error.stderr):
+            raise
+
+
+def requeue(job: str) -> None:
+    """Let a running job go back into the queue: it takes no new place there. Slurm holds it for a while."""
+    run_command(["scontrol", "requeue", job])

@@ -156,7 +156,7 @@ def test_nothing_that_is_given_is_split_or_expanded_by_the_shell(bench, purpose)
     text = render(array_of(run, run.config.scheduler, submission, Lessons(), None))
     arguments, variables = run_script(bench, text)
     tasks = f"/runs/{NASTY}/slurm/00001/{purpose}-1-0.json"
-    assert arguments == ["-m", "slurm.element", tasks, *(["--rank"] if purpose == "update" else [])]
+    assert arguments == ["-P", "-m", "slurm.element", tasks, *(["--rank"] if purpose == "update" else [])]
     assert variables == [f"{NASTY} \\n", "", "a  $b", str(bench / "empty")]
     assert list((bench / "empty").iterdir()) == []
 

@@ -53,4 +53,4 @@ def test_what_is_committed_is_not_shown_again(tmp_path, monkeypatch, clock):
     world = make_world(tmp_path / "run", monkeypatch, 0, Luck())
     world.submit()
     world.live_on()
-    assert names(scripts(world.run)) == {"00000/guard-2-0.sh"}
+    assert names(scripts(world.run)) == {"00000/guard-3-0.sh", "00000/guard-4-0.sh"}

@@ -143,7 +143,11 @@ def test_a_reason_is_always_given():
     assert reason_to_launch(()) == "not committed"
 
 
-@pytest.mark.parametrize("kind", FailureKind)
+def test_pauses_are_progress_and_never_spend_a_budget():
+    assert not is_hopeless(failed(UPDATE, *[FailureKind.PAUSED] * 1000)[UPDATE], 3)
+
+
+@pytest.mark.parametrize("kind", sorted(set(FailureKind) - {FailureKind.PAUSED}))
 def test_each_kind_of_failure_has_its_budget(kind):
     """Tries that it takes to be hopeless, of three: free kinds have a bound of their own."""
     tries = {FailureKind.CONFIG: 1, FailureKind.NUMERICS: 1}.get(kind, 15 if kind in FREE_KINDS else 3)

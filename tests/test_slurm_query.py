@@ -607,7 +607,8 @@ def test_submit_limit_of_a_user(version):
         ("", "", None),
         ("||normal|normal\n", "normal||\n", None),
         ("50||normal|\n||normal|\n", "normal||\nother|3|\n", 50),
-        ("||a,b|a\n", "a|30|\nb|20|10\n", 10),
+        ("||a,b|a\n", "a|30|\nb|20|10\n", 30),
+        ("||a,b|\n", "a|30|\nb|20|10\n", None),
     ],
 )
 def test_the_strictest_limit_counts(associations, qos, limit):

@@ -197,7 +197,7 @@ def test_failures_of_earlier_calls_do_not_count(run, monkeypatch):
         ledger.note(made, State(str(call), (), {"0": Ending(FailureKind.ERROR, f"in call {call}")}))
     begin_call(run.paths)
     begin_call(run.paths)
-    monkeypatch.setattr("pipeline.slurmjobs.read_queue", lambda is_ours: [])
+    monkeypatch.setattr("pipeline.runqueue.read_queue", lambda is_ours: [])
     monkeypatch.setattr("pipeline.endings.read_ended", lambda ids: {})
     config, limits = run.config.scheduler, ClusterLimits((24, 11), 1001, 10_000, 300.0, None)
     submitter = Submitter(run, config, lambda partitions: None, lambda: None)

@@ -207,7 +207,7 @@ class ToySlurm:
         assert words[0] == "update", words
         conditions, is_either = self._conditions(words[2].removeprefix("dependency="))
         missed = []
-        for element in self._named(words[1].removeprefix("jobid=").split(",")):
+        for element in self._named([words[1].removeprefix("jobid=")]):
             if not element.is_pending:
                 missed.append(element)
                 continue
@@ -233,8 +233,9 @@ class ToySlurm:
     def _named(self, ids: Iterable[str]) -> Iterator[Element]:
         for text in ids:
             job, _, index = text.partition("_")
+            wanted = expand(index) if index else None
             for element in self.jobs[job].elements:
-                if not index or element.index == int(index):
+                if wanted is None or element.index in wanted:
                     yield element
 
     # --- what happens to elements ---

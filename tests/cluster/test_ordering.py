@@ -13,8 +13,8 @@ from cluster.scenario import kill_job, prepare_noops
 from pipeline.checks import resolve
 from pipeline.commits import publish
 from pipeline.compose import compose
+from pipeline.runqueue import cancel_all
 from pipeline.runs import create_run
-from pipeline.slurmjobs import cancel_all
 from pipeline.submissions import begin_call
 from pipeline.tasks import PREPARE, Stage, Task
 
@@ -27,14 +27,14 @@ def test_a_run_goes_on_by_itself_and_leaves_nothing_behind(cluster, inputs, envi
     run.wait_until_complete()
     assert [row["iteration"] for row in run.rows()] == list(range(1, ITERATIONS + 1))
     submitted = [e["array"].split(".")[-3] for e in run.events("submitted")]
-    # One array for each stage of each iteration, one driver job for each iteration, one guard.
+    # One array for each stage of each iteration, one driver job for each iteration, two guards.
     assert {stage: submitted.count(stage) for stage in set(submitted)} == {
         "prepare": 1,
         "rollout": ITERATIONS,
         "reward": ITERATIONS,
         "update": ITERATIONS,
         "driver": ITERATIONS,
-        "guard": 1,
+        "guard": 2,
     }
     assert not run.events("failed")
     assert not run.events("rewired")
@@ -71,7 +71,7 @@ def test_slurms_commands_do_not_grow_with_the_shards(counted_calls, what):
     few, many = counted_calls[4][what], counted_calls[40][what]
     assert few == many
     assert many["squeue"] == 1
-    assert many["sbatch"] == (5 if what == "submitted" else 0)
+    assert many["sbatch"] == (6 if what == "submitted" else 0)
 
 
 @pytest.fixture(scope="module")

@@ -34,5 +34,5 @@ export EMPTY=''
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-exec apptainer exec --nv '/images/our ppo.sif' '/opt/our env/bin/python' -m slurm.element '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/slurm/00000/prepare-1-0.json'
+exec apptainer exec --nv '/images/our ppo.sif' '/opt/our env/bin/python' -P -m slurm.element '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/slurm/00000/prepare-1-0.json'
 

@@ -19,4 +19,5 @@
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-exec /env/bin/python -m slurm.element /runs/r1/slurm/00000/guard-1-0.json
+exec /env/bin/python -P -m slurm.element /runs/r1/slurm/00000/guard-1-0.json
+

@@ -18,5 +18,5 @@
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-exec /env/bin/python -m slurm.element /runs/r1/slurm/00000/prepare-1-0.json
+exec /env/bin/python -P -m slurm.element /runs/r1/slurm/00000/prepare-1-0.json
 

@@ -21,5 +21,5 @@
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-exec /env/bin/python -m slurm.element /runs/r1/slurm/00001/reward-1-0.json
+exec /env/bin/python -P -m slurm.element /runs/r1/slurm/00001/reward-1-0.json
 

@@ -20,5 +20,5 @@
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-exec /env/bin/python -m slurm.element /runs/r1/slurm/00001/update-1-0.json
+exec /env/bin/python -P -m slurm.element /runs/r1/slurm/00001/update-1-0.json
 

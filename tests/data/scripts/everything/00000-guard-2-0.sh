@@ -1,0 +1,38 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --account=lab
+#SBATCH --array=0
+#SBATCH --begin=now+1800
+#SBATCH --chdir=/home/u
+#SBATCH --comment='a # b'
+#SBATCH --constraint='a100&(ib|hdr)'
+#SBATCH --cpus-per-task=8
+#SBATCH --exclude=n1,n2
+#SBATCH --exclusive
+#SBATCH --gres=gpu:a100:2
+#SBATCH --job-name=r1.0123456789ab.0.guard.2.0
+#SBATCH --mail-type=FAIL
+#SBATCH --mem=64G
+#SBATCH --nice=3
+#SBATCH --no-requeue
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --open-mode=append
+#SBATCH --output='/runs/it'"'"'s 100%% "é" $HOME `touch x` $(touch x) #!/logs/guard/guard.log'
+#SBATCH --partition=gpu,spare
+#SBATCH --qos=high
+#SBATCH --reservation=maintenance_1
+#SBATCH --signal=B:USR2@300
+#SBATCH --time=1-12:00:00
+
+# setup
+module purge
+source ~/env.sh # ours
+export PLAIN=1
+export NASTY='it'"'"'s 100% "é" $HOME `touch x` $(touch x) #! \n'
+export EMPTY=''
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+exec apptainer exec --nv '/images/our ppo.sif' '/opt/our env/bin/python' -P -m slurm.element '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/slurm/00000/guard-2-0.json'
