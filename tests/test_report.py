@@ -161,7 +161,7 @@ def test_every_chart_has_a_place_a_figure_and_a_caption(run):
     assert Page(text).plots == list(figures(text))
     shown = Page(text).text
     missing = {chart.title for chart in CHARTS if chart.title not in shown}
-    assert missing == {"GPU memory (GiB)", "Rollout engine against trainer"}
+    assert missing == {"GPU hours", "GPU memory (GiB)", "Rollout engine against trainer"}
     assert "entropy of the next-token distribution, nats per token" in shown
 
 
@@ -245,7 +245,8 @@ def test_numbers_that_are_not_finite_are_gaps(run):
 @pytest.mark.parametrize("count", [1, 12, 300])
 def test_figures_are_what_plotly_takes(count):
     graph_objects = pytest.importorskip("plotly.graph_objects")
-    rows = [make_row(i) | {"mismatch/kl": 0.0, "gpu_memory_gib/update": 1.0} for i in range(1, count + 1)]
+    more = {"mismatch/kl": 0.0, "gpu_memory_gib/update": 1.0, "slurm/gpu_hours/update": 1.0}
+    rows = [make_row(i) | more for i in range(1, count + 1)]
     names = list(rows[-1] | make_row(2))
     for chart in CHARTS:
         made = figure(chart, rows, names)

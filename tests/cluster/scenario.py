@@ -99,6 +99,8 @@ class SlurmRun:
         return list(arrays.values())
 
     def _queue(self, *filters: str) -> list[Job]:
+        if not (self.root / "run.json").exists():
+            return []
         shown = self.cluster.call("squeue", "-h", "-o", "%i|%j|%T|%r|%N|%P", *filters)
         assert shown.returncode == 0, shown.stderr
         name = self.cluster.identity.name
