@@ -164,23 +164,23 @@ def logs(
 
 @app.command()
 def plan(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
-    """List every task that would run and why; run nothing. Takes overrides, or one run directory."""
-    from pipeline.paths import RunPaths
-    from pipeline.preview import describe_plan
+    """List every task that would run and why, on Slurm with the batch scripts that are due; run nothing.
+
+    Takes overrides, or one run directory.
+    """
+    from pipeline.dryrun import describe_plan_of, imagined_run
     from pipeline.runs import RunError, is_run, load_run
 
-    if overrides and len(overrides) == 1 and is_run(Path(overrides[0])):
-        loaded = load_run(Path(overrides[0]))
-        typer.echo(describe_plan(loaded.config, loaded.paths))
+    if existing := _existing_run(overrides):
+        typer.echo(describe_plan_of(existing))
         return
     composed = _config(overrides, config_dir)
-    existing = Path(composed.run_dir)
-    if is_run(existing) and load_run(existing).config != composed:
+    root = Path(composed.run_dir)
+    if is_run(root) and load_run(root).config != composed:
         raise RunError(
-            f"{existing} holds a run with other settings; to see what it has left to do: "
-            f"slurm-ppo plan {existing}"
+            f"{root} holds a run with other settings; to see what it has left to do: slurm-ppo plan {root}"
         )
-    typer.echo(describe_plan(composed, RunPaths(existing) if is_run(existing) else None))
+    typer.echo(describe_plan_of(load_run(root) if is_run(root) else imagined_run(composed)))
 
 
 @app.command()

@@ -8,6 +8,7 @@ from pipeline.arrays import array_of, driver_submission, in_order, stage_submiss
 from pipeline.config import Config
 from pipeline.observe import Records, find_frontier
 from pipeline.paths import RunPaths
+from pipeline.preview import describe_plan
 from pipeline.reconcile import Launch
 from pipeline.resources import Lessons
 from pipeline.runs import Identity, Run, is_run, version
@@ -26,6 +27,12 @@ def imagined_run(config: Config) -> Run:
     """A run as it would be made, with zeros for its id."""
     identity = Identity("0" * 12, config.name, time.time(), "", version(), str(Path.cwd()))
     return Run(RunPaths(Path(config.run_dir)), config, identity)
+
+
+def describe_plan_of(run: Run) -> str:
+    """What is left to do, and on Slurm the scripts that would be submitted now."""
+    text = describe_plan(run.config, run.paths if is_run(run.paths.root) else None)
+    return f"{scripts(run)}\n\n{text}" if isinstance(run.config.scheduler, SlurmConfig) else text
 
 
 def scripts(run: Run) -> str:

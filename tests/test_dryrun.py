@@ -54,3 +54,12 @@ def test_what_is_committed_is_not_shown_again(tmp_path, monkeypatch, clock):
     world.submit()
     world.live_on()
     assert names(scripts(world.run)) == {"00000/guard-3-0.sh", "00000/guard-4-0.sh"}
+
+
+def test_a_plan_on_slurm_shows_the_scripts_too(slurm_ppo, inputs, tmp_path):
+    words = tiny.overrides(inputs, tmp_path / "run", "scheduler=devcluster")
+    done = slurm_ppo("plan", *words)
+    assert done.returncode == 0, done.stderr
+    assert "#SBATCH --partition=reward" in done.stdout
+    assert done.stdout.rstrip().endswith("This was a plan: nothing was run.")
+    assert not (tmp_path / "run").exists()
