@@ -1,7 +1,7 @@
 """From tasks to array jobs: names, task lists, log patterns, sbatch options. Pure but for the time."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,8 +130,3 @@ def output_pattern(run: Run, submission: Submission) -> str:
         return f"{folder}/shard-{submission.chunk:0{_DIGITS}d}.log"
     leading = f"{submission.chunk:0{_DIGITS - padding}d}" if padding < _DIGITS else ""
     return f"{folder}/shard-{leading}%{padding}a.log"
-
-
-def options_shown(options: Mapping[str, object]) -> str:
-    """sbatch options on one line, for people."""
-    return " ".join(f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items())

@@ -190,7 +190,7 @@ _REASONS = {
     "inactivelimit": "it was inactive for too long",
     "accountingpolicy": "a limit of its account or QOS is reached",
     "reservationinvalid": "its reservation is not valid",
-    "constraints": "no node can have what it asks for now",
+    "constraints": "no node has what it asks for at the moment",
     "powernotavail": "there is not enough electric power",
     "powerreserved": "electric power is reserved for others",
     "fedjoblock": "another cluster of the federation decides",
