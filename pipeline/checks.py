@@ -6,18 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.algorithmconfig import GROUP_ESTIMATORS, KLController
 from pipeline.compose import ConfigError
-from pipeline.config import (
-    GROUP_ESTIMATORS,
-    Config,
-    KLController,
-    NormalizationConfig,
-    Precision,
-    RewardModelConfig,
-    RuleConfig,
-)
+from pipeline.config import Config, NormalizationConfig, RewardModelConfig, RuleConfig
 from pipeline.modeldirs import num_labels, position_limit, read_json
 from pipeline.schedulerconfig import LocalConfig, ResourcesConfig, SlurmConfig
+from pipeline.updateconfig import Precision
 from slurm.limits import parse_duration, parse_memory
 
 SLURM_STAGES = ("prepare", "rollout", "reward", "update", "evaluate", "driver")

@@ -11,13 +11,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from pipeline.algorithmconfig import AlgorithmConfig
 from pipeline.configtypes import (
     STRICT,
-    DecayRate,
     FiniteFloat,
-    Fraction,
     Name,
-    NonNegativeFloat,
     NonNegativeInt,
     OpenFraction,
     PluginName,
@@ -26,6 +24,7 @@ from pipeline.configtypes import (
     Text,
 )
 from pipeline.schedulerconfig import LocalConfig, SchedulerConfig
+from pipeline.updateconfig import Precision, UpdateConfig
 
 
 class BadRows(StrEnum):
@@ -35,63 +34,6 @@ class BadRows(StrEnum):
     """Leave them out, count them, and list them in a file of the run."""
     FATAL = "fatal"
     """List them in the same file and stop before the first rollout."""
-
-
-class Estimator(StrEnum):
-    """How advantages are computed."""
-
-    GAE = "gae"
-    """Generalised advantage estimation with a learned critic (arXiv 1506.02438)."""
-    GRPO = "grpo"
-    """Reward minus the group's mean, over the group's standard deviation (arXiv 2402.03300)."""
-    RLOO = "rloo"
-    """Reward minus the mean of the group's other samples (arXiv 2402.14740)."""
-
-
-GROUP_ESTIMATORS = frozenset({Estimator.GRPO, Estimator.RLOO})
-"""Estimators whose baseline is the other samples of the same prompt."""
-
-
-class LossAggregation(StrEnum):
-    """How a matrix of per-token losses becomes one number, always with counts of the whole mini-batch."""
-
-    TOKEN_MEAN = "token-mean"
-    TOKEN_SUM = "token-sum"
-    SEQ_MEAN_TOKEN_SUM = "seq-mean-token-sum"
-    SEQ_MEAN_TOKEN_SUM_NORM = "seq-mean-token-sum-norm"
-    SEQ_MEAN_TOKEN_MEAN = "seq-mean-token-mean"
-
-
-class KLEstimator(StrEnum):
-    """Per-token estimators of KL(policy || reference) (Schulman, "Approximating KL divergence")."""
-
-    K1 = "k1"
-    ABS = "abs"
-    K2 = "k2"
-    K3 = "k3"
-
-
-class KLController(StrEnum):
-    """How the KL coefficient moves."""
-
-    FIXED = "fixed"
-    ADAPTIVE = "adaptive"
-    """Proportional control towards a target KL (arXiv 1909.08593, section 2.2)."""
-
-
-class Schedule(StrEnum):
-    """Learning-rate schedule over all optimizer steps of the run, after the warm-up."""
-
-    CONSTANT = "constant"
-    LINEAR = "linear"
-    COSINE = "cosine"
-
-
-class Precision(StrEnum):
-    """Number format of model weights and activations."""
-
-    FP32 = "fp32"
-    BF16 = "bf16"
 
 
 class WandbMode(StrEnum):
@@ -235,89 +177,6 @@ class RewardConfig:
     """transformers' device_map for models too large for one GPU ("auto"). Default: one device."""
     num_threads: PositiveInt = 1
     """CPU threads of a task; part of the result, because float sums depend on it."""
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class KLConfig:
-    """Distance to the reference model, as a penalty in the reward."""
-
-    coef: NonNegativeFloat = 0.05
-    """KL coefficient (the first one, when adaptive). 0 turns the reference model off."""
-    estimator: KLEstimator = KLEstimator.K1
-    """Per-token estimator of the penalty."""
-    controller: KLController = KLController.FIXED
-    """Whether the coefficient moves."""
-    target: PositiveFloat = 6.0
-    """Adaptive controller: KL per sequence to steer to."""
-    horizon: PositiveInt = 10000
-    """Adaptive controller: responses over which the coefficient moves by the proportional error."""
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class AlgorithmConfig:
-    """PPO (arXiv 1707.06347) and its relatives."""
-
-    estimator: Estimator = Estimator.GAE
-    """Advantage estimator; grpo and rloo need rollout.samples_per_prompt > 1 and no critic."""
-    gamma: Fraction = 1.0
-    """Discount per token."""
-    lam: Fraction = 0.95
-    """GAE's lambda."""
-    clip_range_low: PositiveFloat = 0.2
-    """The probability ratio is clipped below at 1 - clip_range_low."""
-    clip_range_high: PositiveFloat = 0.2
-    """The probability ratio is clipped above at 1 + clip_range_high."""
-    dual_clip: Annotated[float, Field(gt=1)] = 3.0
-    """Bound of the loss for negative advantages (arXiv 1912.09729)."""
-    value_clip_range: PositiveFloat = 0.2
-    """The new value may move this far from the old one."""
-    whiten_advantages: bool = True
-    """Shift and scale advantages of the whole iteration to mean 0, variance 1 (GAE only)."""
-    normalize_group_std: bool = True
-    """GRPO: divide by the group's standard deviation (off: Dr. GRPO, arXiv 2503.20783)."""
-    loss_aggregation: LossAggregation = LossAggregation.TOKEN_MEAN
-    """How per-token losses become one number."""
-    entropy_coef: NonNegativeFloat = 0.0
-    """Weight of the entropy bonus in the policy loss."""
-    kl: KLConfig = KLConfig()
-    """KL penalty."""
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class UpdateConfig:
-    """How the policy and the critic are trained, with DeepSpeed."""
-
-    epochs: PositiveInt = 1
-    """Passes over an iteration's responses."""
-    minibatches: PositiveInt = 1
-    """Optimizer steps per pass; divides the number of responses of an iteration."""
-    tokens_per_micro_batch: PositiveInt = 4096
-    """Token budget (padding included) of one forward and backward pass; a longer sequence has a pass of its
-    own."""
-    learning_rate: PositiveFloat = 1e-6
-    """Peak learning rate of the policy."""
-    critic_learning_rate: PositiveFloat = 1e-5
-    """Peak learning rate of the critic."""
-    schedule: Schedule = Schedule.CONSTANT
-    """Learning-rate schedule after the warm-up."""
-    warmup_steps: NonNegativeInt = 0
-    """Optimizer steps of linear warm-up."""
-    betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
-    """AdamW's decay rates."""
-    epsilon: PositiveFloat = 1e-8
-    """AdamW's epsilon."""
-    weight_decay: NonNegativeFloat = 0.0
-    """AdamW's decoupled weight decay."""
-    max_grad_norm: PositiveFloat = 1.0
-    """Gradients are scaled down to this global norm."""
-    zero_stage: Annotated[int, Field(ge=0, le=3, strict=True)] = 0
-    """DeepSpeed ZeRO stage."""
-    precision: Precision = Precision.FP32
-    """Number format of weights in forward and backward; optimizer state is fp32."""
-    device_map: str | None = None
-    """Must stay null: DeepSpeed places the model. For rollout and reward see their own device_map."""
-    num_threads: PositiveInt = 1
-    """CPU threads of the task; part of the result, because float sums depend on it."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -15,10 +15,14 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from pipeline.config import Precision
+from pipeline.updateconfig import Precision
 from stages.context import UserError
 
-DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
+DTYPES = {
+    Precision.FP32: torch.float32,
+    Precision.BF16: torch.bfloat16,
+    Precision.FP16: torch.float16,
+}
 
 
 def device() -> torch.device:

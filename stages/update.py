@@ -8,8 +8,8 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pipeline.algorithmconfig import Estimator
 from pipeline.commits import FileEntry, hash_tree
-from pipeline.config import Estimator
 from pipeline.tasks import PREPARE, Task
 from stages import ranks
 from stages.context import Context, Result

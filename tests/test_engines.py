@@ -10,8 +10,8 @@ import tiny
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForSequenceClassification
 
-from pipeline.config import Precision
 from pipeline.schemas import FinishReason
+from pipeline.updateconfig import Precision
 from stages.engines import engine
 from stages.engines.base import Request, Sampling
 from stages.engines.transformers import TransformersGenerator, TransformersScorer

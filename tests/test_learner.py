@@ -11,12 +11,13 @@ import torch
 from processes import make_run, stage
 from safetensors.torch import load_file, save_file
 
+from pipeline.algorithmconfig import Estimator, LossAggregation
 from pipeline.checks import resolve
 from pipeline.commits import read_record
 from pipeline.compose import compose
-from pipeline.config import Estimator, LossAggregation, Precision
 from pipeline.schemas import REWARD, ROLLOUT, conform
 from pipeline.tasks import Stage, Task
+from pipeline.updateconfig import Precision
 from stages.context import NumericalError
 from stages.models import load_causal_lm, load_critic
 from stages.ppo.experience import Experience, build_experience

@@ -19,11 +19,11 @@ import torch
 from processes import ROOT, fork_server, in_process_of_its_own, make_run, stage, stage_arguments, start_stage
 
 from pipeline.commits import read_record
-from pipeline.config import Precision
 from pipeline.observe import move_into, sweep
 from pipeline.runs import Run, load_run
 from pipeline.schemas import FinishReason
 from pipeline.tasks import Stage, Task
+from pipeline.updateconfig import Precision
 from stages.context import Context
 from stages.engines.base import Request, Response, Sampling
 from stages.engines.transformers import TransformersGenerator

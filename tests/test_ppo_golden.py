@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.config import AlgorithmConfig, KLConfig, KLController, KLEstimator, LossAggregation
+from pipeline.algorithmconfig import AlgorithmConfig, KLConfig, KLController, KLEstimator, LossAggregation
 from stages.ppo.advantages import gae, grpo, rloo
 from stages.ppo.kl import kl_per_token, next_kl_coef
 from stages.ppo.losses import Counts, aggregate, policy_loss, value_loss

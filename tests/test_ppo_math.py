@@ -7,7 +7,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pipeline.config import AlgorithmConfig, KLConfig, KLController, KLEstimator, LossAggregation
+from pipeline.algorithmconfig import AlgorithmConfig, KLConfig, KLController, KLEstimator, LossAggregation
 from stages.ppo.advantages import fraction_of_flat_groups, gae, grpo, rloo
 from stages.ppo.kl import kl_per_token, next_kl_coef
 from stages.ppo.losses import Counts, aggregate, policy_loss, token_entropy, token_log_probs, value_loss

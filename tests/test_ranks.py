@@ -26,9 +26,9 @@ from safetensors.torch import load_file
 from pipeline.checks import resolve
 from pipeline.commits import Record, read_record
 from pipeline.compose import compose
-from pipeline.config import Precision, UpdateConfig
 from pipeline.runs import Run
 from pipeline.tasks import Stage, Task
+from pipeline.updateconfig import Precision, UpdateConfig
 from stages import ranks
 from stages.context import NumericalError, UserError
 from stages.models import load_causal_lm

@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from pipeline.checks import resolve
 from pipeline.commits import hash_tree
 from pipeline.compose import ConfigError, compose
-from pipeline.config import Precision, Schedule, UpdateConfig
 from pipeline.paths import RunPaths
+from pipeline.updateconfig import Precision, Schedule, UpdateConfig
 from stages.context import NumericalError
 from stages.models import DTYPES, load_causal_lm
 from stages.ppo.trainer import Trainer, learning_rate

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from pipeline.config import Config, Estimator
+from pipeline.algorithmconfig import Estimator
+from pipeline.config import Config
 from pipeline.seeds import derive_seed
 from stages import ranks
 from stages.models import device

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from pipeline.config import Precision, Schedule, UpdateConfig
+from pipeline.updateconfig import Precision, Schedule, UpdateConfig
 from stages import ranks
 from stages.context import NumericalError
 from stages.models import DTYPES, remove_dropout
