@@ -6,12 +6,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline import journal
-from pipeline.commits import CorruptData, NotCommitted, Record, replace_durably, require_record
+from pipeline.commits import (
+    CorruptData,
+    NotCommitted,
+    Record,
+    replace_durably,
+    require_record,
+    thinned_folders,
+)
 from pipeline.metrics import Clock, iteration_row
 from pipeline.observe import Frontier, Records, sweep
 from pipeline.plan import policy_maker
 from pipeline.runs import Run
 from pipeline.tasks import PREPARE, Stage, Task
+from pipeline.thinning import thin
 from pipeline.tracking import Tracker
 
 _PACE = 5
@@ -29,12 +37,15 @@ class Books:
     tracker: Tracker
     extra: Callable[[int], Row] = lambda iteration: {}
     """More numbers for the row of an iteration, from elsewhere."""
+    _thinned: int | None = None
+    """The newest iteration when thinning was done last."""
 
     @staticmethod
     def open(run: Run, tracker: Tracker, extra: Callable[[int], Row] = lambda iteration: {}) -> "Books":
         """Take up metrics.jsonl where it ends; rows of iterations that were taken back are gone from it."""
         rows = journal.read(run.paths.metrics)
-        kept = [row for number, row in enumerate(rows, 1) if row.get("iteration") == number]
+        first = run.plan.start + 1
+        kept = [row for number, row in enumerate(rows, first) if row.get("iteration") == number]
         if len(kept) != len(rows) or not _ends_in_newline(run):
             journal.rewrite(run.paths.metrics, kept)
         keep_best(run, kept)  # the driver before may have been killed between the row and this
@@ -45,9 +56,14 @@ class Books:
         keep_best(self.run, self.rows)
         self.tracker.finish(0 if is_complete else 1)
 
+    @property
+    def newest(self) -> int:
+        """The newest iteration that has a row; before the first the one that the run begins after."""
+        return self.run.plan.start + len(self.rows)
+
     def wanted(self, frontier: Frontier) -> tuple[Task, ...]:
         """Tasks whose records a row still to be written is made from."""
-        first = len(self.rows) + 1
+        first = self.newest + 1
         plan = self.run.plan
         if first > plan.iterations or first > frontier.updated + 1:
             return (PREPARE,)
@@ -60,7 +76,7 @@ class Books:
         plan = self.run.plan
         records.refresh(self.wanted(frontier))
         self.link_policies(records, frontier)
-        while (iteration := len(self.rows) + 1) <= frontier.updated:
+        while (iteration := self.newest + 1) <= frontier.updated:
             tasks = plan.tasks(iteration)
             if any(records.readable(task) is None for task in (*tasks, policy_maker(iteration - 1))):
                 return  # its evaluation is still running, or something is being made again
@@ -72,6 +88,16 @@ class Books:
             keep_best(self.run, self.rows)
             sweep(self.run.paths, [record for task in tasks if (record := records.readable(task))])
             yield row
+
+    def thin(self, frontier: Frontier) -> Iterator[str]:
+        """Remove old policies and trainer states that are not to be kept. Yields what went wrong.
+
+        Iterations without a row are left alone, and with them every policy that is still to be evaluated.
+        """
+        newest = min(self.newest, frontier.updated)
+        if newest != self._thinned:
+            yield from thin(self.run, newest)
+            self._thinned = newest
 
     def _clock(self, records: Records, iteration: int) -> Clock:
         previous = records.readable(policy_maker(iteration - 1))
@@ -88,21 +114,25 @@ class Books:
 
 
 def keep_best(run: Run, rows: Sequence[Row]) -> None:
-    """Point ``best.json`` and ``policy/best`` at the policy with the highest evaluation reward so far."""
+    """Point ``best.json`` and ``policy/best`` at the policy with the highest evaluation reward so far.
+
+    Of those that are left: once the best was taken back, the second best may have been thinned out.
+    """
     evaluated = [row for row in rows if "evaluate/reward" in row]
-    if not evaluated:
-        return
-    row = max(evaluated, key=lambda row: row["evaluate/reward"])
-    try:
-        record = require_record(run.paths, policy_maker(int(row["policy_version"])))
-    except (NotCommitted, CorruptData):
-        return  # it is being made again; the driver looks once more when it ends
-    best = {
-        "iteration": row["iteration"],
-        "reward": row["evaluate/reward"],
-        "policy": _folder(record, "policy"),
-    }
-    text = json.dumps(best) + "\n"
+    for row in sorted(evaluated, key=lambda row: -row["evaluate/reward"]):
+        task = policy_maker(int(row["policy_version"]))
+        try:
+            record, thinned = require_record(run.paths, task), thinned_folders(run.paths, task)
+        except (NotCommitted, CorruptData):
+            return  # it is being made again; the driver looks once more when it ends
+        folder = _folder(record, "policy")
+        if folder not in thinned:
+            best = {"iteration": row["iteration"], "reward": row["evaluate/reward"], "policy": folder}
+            _name_best(run, record, json.dumps(best) + "\n")
+            return
+
+
+def _name_best(run: Run, record: Record, text: str) -> None:
     if not run.paths.best.exists() or run.paths.best.read_text() != text:
         replace_durably(run.paths.best, text)
         _link(run, record, "policy", "best")
@@ -119,11 +149,8 @@ def group_by_stage(records: Records, tasks: tuple[Task, ...]) -> dict[Stage, lis
 
 def _folder(record: Record, parent: str) -> str | None:
     """The attempt's folder below policy/, critic/ or trainer/, relative to the run."""
-    for entry in record.outputs:
-        top, name, *_ = entry.path.split("/")
-        if top == parent:
-            return f"{top}/{name}"
-    return None
+    folders = (entry.folder for entry in record.outputs)
+    return next((folder for folder in folders if folder.startswith(f"{parent}/")), None)
 
 
 def _link(run: Run, record: Record, parent: str, name: str) -> None:

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.algorithmconfig import GROUP_ESTIMATORS, KLController
+from pipeline.algorithmconfig import (
+    GROUP_ESTIMATORS,
+    CorrectionMode,
+    Estimator,
+    KLController,
+    KLPlacement,
+)
 from pipeline.compose import ConfigError
 from pipeline.config import Config, NormalizationConfig, RewardModelConfig, RuleConfig
 from pipeline.modeldirs import num_labels, position_limit, read_json
@@ -62,6 +68,8 @@ def contradictions(config: Config) -> Iterator[Problem]:
             f"algorithm.estimator={estimator} compares samples of a prompt and needs at least 2",
         )
     yield from _kl_problems(config)
+    yield from _shaping_problems(config)
+    yield from _keeping_problems(config)
     yield from _slurm_problems(config.scheduler)
     if config.data.heldout and not config.evaluate.every:
         yield Problem("data.heldout", config.data.heldout, "needs evaluate.every=N; or leave it out")
@@ -96,6 +104,38 @@ def _kl_problems(config: Config) -> Iterator[Problem]:
             f"the coefficient would turn negative in one iteration of {responses} responses; "
             f"give more than {responses // 5}",
         )
+    if kl.straight_through and kl.placement is not KLPlacement.LOSS:
+        yield Problem(
+            "algorithm.kl.straight_through", True, "is of a KL in the loss: needs algorithm.kl.placement=loss"
+        )
+
+
+def _keeping_problems(config: Config) -> Iterator[Problem]:
+    update = config.update
+    if update.keep_last == 1:
+        why = "an update that is lost is made again from the one before it, so that one is needed too; give 2"
+        yield Problem("update.keep_last", 1, why)
+    if update.keep_every is not None and update.keep_last is None:
+        why = "says which of the older iterations to keep; give update.keep_last=N too, e.g. 3"
+        yield Problem("update.keep_every", update.keep_every, why)
+
+
+def _shaping_problems(config: Config) -> Iterator[Problem]:
+    algorithm, rollout = config.algorithm, config.rollout
+    shaping, correction = algorithm.shaping, algorithm.correction
+    if shaping.filter_groups and rollout.samples_per_prompt < 2:
+        yield Problem(
+            "algorithm.shaping.filter_groups", True, "needs rollout.samples_per_prompt of 2 or more"
+        )
+    if shaping.overlong_buffer is not None and shaping.overlong_buffer > rollout.max_new_tokens:
+        why = f"is more than rollout.max_new_tokens={rollout.max_new_tokens}; give at most that"
+        yield Problem("algorithm.shaping.overlong_buffer", shaping.overlong_buffer, why)
+    if correction.mode is CorrectionMode.MASK and correction.low >= correction.high:
+        why = f"must be below algorithm.correction.high={correction.high}"
+        yield Problem("algorithm.correction.low", correction.low, why)
+    if algorithm.whiten_rewards and algorithm.estimator is not Estimator.GAE:
+        why = f"is of algorithm.estimator=gae only, and it is {algorithm.estimator}"
+        yield Problem("algorithm.whiten_rewards", True, why)
 
 
 def _length_problems(config: Config) -> Iterator[Problem]:

@@ -36,6 +36,9 @@ Overrides = Annotated[
 ConfigDir = Annotated[
     Path | None, typer.Option("--config-dir", help="Folder with config groups of your own, searched first.")
 ]
+Source = Annotated[
+    str, typer.Argument(metavar="RUN[@ITERATION]", help="Run directory and iteration; @best for the best.")
+]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")]
 
 
@@ -221,6 +224,33 @@ def report(run_dir: RunDir) -> None:
     from pipeline.runs import load_run
 
     typer.echo(write_report(load_run(run_dir)))
+
+
+@app.command()
+def export(
+    source: Source,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder, or an empty one.")],
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="The LoRA adapter instead of the whole model.")
+    ] = False,
+) -> None:
+    """Copy a policy out of a run as a plain model directory, verified. Default: the newest."""
+    from pipeline.export import export as copy_out
+
+    typer.echo(copy_out(source, folder, adapter, say=lambda text: typer.echo(text, err=True)))
+
+
+@app.command()
+def fork(
+    source: Source,
+    new_run: Annotated[Path, typer.Argument(metavar="NEW_RUN", help="Directory of the new run.")],
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Make a new run that goes on from a policy of another, with settings of its own."""
+    from pipeline.session import fork_run
+
+    typer.echo(fork_run(source, new_run, overrides or [], config_dir))
 
 
 def _existing_run(overrides: list[str] | None) -> "Run | None":

@@ -19,7 +19,7 @@ import xxhash
 from pydantic import TypeAdapter, ValidationError
 
 from pipeline.paths import RunPaths
-from pipeline.tasks import Task, parse_task, task_key
+from pipeline.tasks import Stage, Task, parse_task, task_key
 
 RECORD_VERSION = 1
 _CHUNK = 1 << 22
@@ -56,6 +56,11 @@ class FileEntry:
     path: str
     bytes: int
     xxh3_128: str
+
+    @property
+    def folder(self) -> str:
+        """Of an update's file: the attempt's folder, e.g. ``policy/00003.1-ab``."""
+        return "/".join(self.path.split("/")[:2])
 
 
 @dataclass(frozen=True)
@@ -148,9 +153,30 @@ def require_record(paths: RunPaths, task: Task) -> Record:
     return record
 
 
+def thinned_folders(paths: RunPaths, task: Task) -> frozenset[str]:
+    """Folders of a commit that :mod:`pipeline.thinning` removed, named like ``policy/00003.1-ab``.
+
+    Raises:
+        CorruptData: the list of them cannot be read.
+    """
+    path = paths.task(task).thinned
+    try:
+        return frozenset(json.loads(path.read_bytes())["folders"])
+    except FileNotFoundError:
+        return frozenset()
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptData(task, f"{path} cannot be read ({error})") from error
+
+
+def kept_outputs(paths: RunPaths, record: Record) -> Iterator[FileEntry]:
+    """The files that must be there: all but those that were removed on purpose. Raises CorruptData."""
+    gone = thinned_folders(paths, record.task) if record.task.stage is Stage.UPDATE else frozenset()
+    return (entry for entry in record.outputs if entry.folder not in gone)
+
+
 def check_sizes(paths: RunPaths, record: Record) -> None:
     """Notice missing and cut files by one stat each, without reading them. Raises CorruptData."""
-    for entry in record.outputs:
+    for entry in kept_outputs(paths, record):
         try:
             size = (paths.root / entry.path).stat().st_size
         except FileNotFoundError:
@@ -170,7 +196,7 @@ def check_digest(record: Record, entry: FileEntry, size: int, digest: str) -> No
 def verify_outputs(paths: RunPaths, record: Record) -> None:
     """Read and hash every file the record names. Raises CorruptData naming the file."""
     check_sizes(paths, record)
-    for entry in record.outputs:
+    for entry in kept_outputs(paths, record):
         check_digest(record, entry, *digest_file(paths.root / entry.path))
 
 

@@ -23,6 +23,7 @@ from pipeline.schedulerconfig import LocalConfig, SlurmConfig
 
 _MISSING = "???"
 _TOP = "slurm_ppo"
+_BASE = "base"
 _ADAPTER: TypeAdapter[Config] = TypeAdapter(Config)
 
 
@@ -30,8 +31,18 @@ class ConfigError(ValueError):
     """The configuration cannot be used. One line per problem."""
 
 
-def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Config:
+_CHOICES = ("scheduler", "reward")
+"""Groups of which what one option has does not fit another."""
+
+
+def compose(
+    overrides: Sequence[str], config_dir: Path | None = None, base: Mapping[str, Any] | None = None
+) -> Config:
     """Compose ``configs/config.yaml`` with ``overrides``; groups in ``config_dir`` come first.
+
+    Args:
+        base: a whole configuration in place of the groups' usual options. Options that are chosen are laid
+            over it; those of ``scheduler`` and ``reward`` replace their part of it.
 
     Raises:
         ConfigError: anything wrong with a key, a type, a value or a group.
@@ -40,7 +51,7 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Config:
         raise ConfigError(f"--config-dir {config_dir}: no such directory")
     groups = known_groups(config_dir)
     check_overrides(overrides, groups)
-    return from_mapping(_hydra_compose(overrides, config_dir))
+    return from_mapping(_hydra_compose(overrides, config_dir, base))
 
 
 def from_mapping(data: Mapping[str, Any]) -> Config:
@@ -150,7 +161,9 @@ def _hint(word: str, names: Sequence[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def _hydra_compose(overrides: Sequence[str], config_dir: Path | None) -> dict[str, Any]:
+def _hydra_compose(
+    overrides: Sequence[str], config_dir: Path | None, base: Mapping[str, Any] | None
+) -> dict[str, Any]:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.config_store import ConfigStore
@@ -161,7 +174,13 @@ def _hydra_compose(overrides: Sequence[str], config_dir: Path | None) -> dict[st
     ConfigStore.instance().store(name="dataclass_defaults", node=_defaults(Config))
     packaged = packaged_configs().absolute()
     # Hydra looks for the top file in the first folder only, which may be the user's and have none.
-    ConfigStore.instance().store(name=_TOP, node=yaml.safe_load((packaged / "config.yaml").read_text()))
+    top = yaml.safe_load((packaged / "config.yaml").read_text())
+    if base is not None:
+        chosen = {text.lstrip("+").split("=", 1)[0] for text in overrides} & set(_CHOICES)
+        kept = {key: value for key, value in base.items() if key not in chosen}
+        ConfigStore.instance().store(name=_BASE, node=kept)
+        top["defaults"] = _with_base(top["defaults"])
+    ConfigStore.instance().store(name=_TOP, node=top)
     search = f"hydra.searchpath=[{_quoted(f'file://{packaged}')}]"
     first = config_dir.absolute() if config_dir else packaged
     try:
@@ -170,6 +189,13 @@ def _hydra_compose(overrides: Sequence[str], config_dir: Path | None) -> dict[st
         return typing.cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(_one_line(error)) from None
+
+
+def _with_base(defaults: Sequence[str | dict[str, Any]]) -> list[str | dict[str, Any]]:
+    """The defaults list with the base after the dataclasses' defaults, and no option chosen."""
+    first, *others = defaults
+    unchosen = [entry if isinstance(entry, str) else dict.fromkeys(entry) for entry in others]
+    return [first, _BASE, *unchosen]
 
 
 def _with_plus(text: str) -> str:

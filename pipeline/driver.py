@@ -146,6 +146,8 @@ def look(driver: Driver) -> tuple[Task, ...]:
         driver.frontier = moved
     for row in books.write_rows(records, driver.frontier):
         driver.watcher.row(row)
+    for note in books.thin(driver.frontier):
+        driver.watcher.note(note)
     records.keep_only({*around, *books.wanted(driver.frontier)})
     return tasks
 
@@ -163,7 +165,9 @@ def find_moved(driver: Driver) -> Frontier:
     """The frontier after the commits that are known now."""
     plan, known = driver.run.plan, driver.records.known
     updated, evaluated = driver.frontier.updated, driver.frontier.evaluated
-    if updated < plan.iterations and policy_maker(updated + 1) in known:
+    if updated < 0:
+        updated = plan.start if PREPARE in known else updated
+    elif updated < plan.iterations and policy_maker(updated + 1) in known:
         updated += 1
     evaluations = plan.evaluation_tasks()
     # Nothing counts before prepare does: when its commit was taken back, others may still stand.

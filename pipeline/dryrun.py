@@ -31,7 +31,7 @@ def imagined_run(config: Config) -> Run:
 
 def describe_plan_of(run: Run) -> str:
     """What is left to do, and on Slurm the scripts that would be submitted now."""
-    text = describe_plan(run.config, run.paths if is_run(run.paths.root) else None)
+    text = describe_plan(run.plan, run.paths if is_run(run.paths.root) else None)
     return f"{scripts(run)}\n\n{text}" if isinstance(run.config.scheduler, SlurmConfig) else text
 
 

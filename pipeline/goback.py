@@ -6,11 +6,13 @@ from pathlib import Path
 
 from pipeline import journal
 from pipeline.bookkeeping import keep_best
+from pipeline.commits import require_record
 from pipeline.lease import hold
 from pipeline.observe import find_frontier, fresh_folder, move_into
-from pipeline.plan import Plan
+from pipeline.plan import Plan, policy_maker
 from pipeline.runs import Run, RunError
 from pipeline.tasks import Stage, Task, task_key
+from pipeline.thinning import Thinned, check_is_kept, in_words, kept_versions
 from pipeline.tracking import rewind
 
 _ORDER = (Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE, Stage.EVALUATE)
@@ -40,15 +42,17 @@ def go_back(run: Run, point: Point) -> Path | None:
     """Move everything from ``point`` on aside. Returns the folder it is in now; None if there was nothing.
 
     Raises:
-        RunError: the run has not come as far as that point.
+        RunError: the run has not come as far as that point, begins after it, or what it would go on from was
+            thinned out.
         LeaseHeld: a driver is at work.
     """
     with hold(run.paths.locks):
         updated = find_frontier(run.plan, run.paths).updated
-        at_hand = min(max(updated, 0) + 1, run.plan.iterations)
+        at_hand = min(max(updated, run.plan.start) + 1, run.plan.iterations)
         iteration = at_hand if point.iteration is None else point.iteration
         if iteration > at_hand:
             raise RunError(f"the run has come to iteration {at_hand}, so it cannot go back to {iteration}")
+        check_can_start_from(run, point.stage, iteration, updated)
         tasks = superseded(run.plan, Point(point.stage, iteration), at_hand)
         done = [task for task in tasks if run.paths.task(task).record.exists()]
         if not done:
@@ -63,6 +67,26 @@ def go_back(run: Run, point: Point) -> Path | None:
             moved_to=str(folder),
         )
         return folder
+
+
+def check_can_start_from(run: Run, stage: Stage, iteration: int, updated: int) -> None:
+    """Raises RunError unless everything is there that will be read again."""
+    plan = run.plan
+    if iteration + (stage is Stage.EVALUATE) <= plan.start:
+        raise RunError(
+            f"the run was forked after iteration {plan.start}, so it cannot go back to iteration {iteration}"
+        )
+    if stage is Stage.EVALUATE:
+        kept = {plan.start, *kept_versions(run.paths, ["policy"])}
+        gone = [v for v in plan.evaluations() if iteration <= v <= updated and v not in kept]
+        if gone:
+            raise Thinned(
+                f"policy {in_words(gone)} was thinned out on purpose (update.keep_last), so it cannot be "
+                f"evaluated again; evaluations of later ones than {gone[-1]} can be taken back"
+            )
+    elif iteration > 1:
+        before = require_record(run.paths, policy_maker(iteration - 1))
+        check_is_kept(run.paths, before, "policy", "critic", "trainer")
 
 
 def superseded(plan: Plan, point: Point, at_hand: int) -> list[Task]:
@@ -89,7 +113,7 @@ def trim_rows(run: Run, iteration: int, folder: Path) -> None:
         return
     journal.rewrite(folder / run.paths.metrics.name, rows)
     journal.rewrite(run.paths.metrics, kept)
-    rewind(run.paths, len(kept))
+    rewind(run.paths, iteration - 1)
     best = json.loads(run.paths.best.read_text()) if run.paths.best.exists() else None
     if best and best["iteration"] >= iteration:
         run.paths.best.rename(folder / run.paths.best.name)

@@ -2,15 +2,17 @@
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pipeline import journal
+from pipeline.config import Config
 from pipeline.observe import explain_failure, in_words, last_attempt_number
 from pipeline.reconcile import URGENCY, Failure, FailureKind, GiveUp, Launch, Observation
 from pipeline.runs import Run
-from pipeline.tasks import Task, task_key
-from slurm.scheduler import Job, JobState, Scheduler
+from pipeline.schedulerconfig import LocalConfig
+from pipeline.tasks import Stage, Task, task_key
+from slurm.scheduler import Job, JobState, JobStatus, Scheduler, rank_log, was_killed
 
 IsCommitted = Callable[[Task], bool]
 
@@ -73,7 +75,7 @@ class LocalJobs:
     horizon: int = 0
     failures: dict[Task, list[Failure]] = field(default_factory=dict)
     _attempts: dict[str, _Attempt] = field(default_factory=dict)
-    _ended: dict[str, tuple[int | None, str]] = field(default_factory=dict)
+    _ended: dict[str, JobStatus] = field(default_factory=dict)
 
     @property
     def live(self) -> Collection[Task]:
@@ -82,22 +84,25 @@ class LocalJobs:
     def query(self) -> None:
         for key, status in self.scheduler.query().items():
             if status.state is JobState.ENDED and key in self._attempts:
-                self._ended[key] = (status.exit_code, status.note)
+                self._ended[key] = status
 
     def settle(self, tasks: Sequence[Task], is_committed: IsCommitted) -> list[Ended]:
         found = []
-        for key, (exit_code, note) in self._ended.items():
+        for key, status in self._ended.items():
             attempt = self._attempts.pop(key)
             self.scheduler.forget(key)
             if not is_committed(attempt.task):
-                found.append(self._explain(attempt, note or in_words(exit_code)))
+                found.append(self._explain(attempt, status))
         self._ended.clear()
         return found
 
-    def _explain(self, attempt: _Attempt, why: str) -> Ended:
-        log = str(self.run.paths.task(attempt.task).log(attempt.number))
-        unsaid = Failure(attempt.task, attempt.number, FailureKind.KILLED, why, log)
+    def _explain(self, attempt: _Attempt, status: JobStatus) -> Ended:
+        log = rank_log(self.run.paths.task(attempt.task).log(attempt.number), status.rank)
+        why = status.note or in_words(status.exit_code)
+        unsaid = Failure(attempt.task, attempt.number, FailureKind.KILLED, why, str(log))
         failure, suspect = explain_failure(self.run.paths, unsaid)
+        if failure is not unsaid and ranks_of(self.run.config, attempt.task) > 1:
+            failure, suspect = _of_ranks(failure, suspect, unsaid, status)
         self.failures.setdefault(attempt.task, []).append(failure)
         return Ended(failure, suspect)
 
@@ -119,13 +124,32 @@ class LocalJobs:
         event = journal.event_row("launched", task=task_key(task), attempt=attempt, reason=item.reason)
         arguments = stage_arguments(self.run, task, number, attempt)
         log = paths.task(task).log(number)
-        return Job(key, task.stage, arguments, log, priority=URGENCY[task.stage]), event
+        ranks = ranks_of(self.run.config, task)
+        return Job(key, task.stage, arguments, log, priority=URGENCY[task.stage], ranks=ranks), event
 
     def tend(self, seen: Observation) -> None:
         """Jobs of this machine wait for nothing."""
 
     def give_up(self, given_up: Sequence[GiveUp]) -> None:
         """What is queued is dropped when the driver ends."""
+
+
+def ranks_of(config: Config, task: Task) -> int:
+    """Processes that do a task of this machine together."""
+    given = config.scheduler
+    return given.update.ranks if isinstance(given, LocalConfig) and task.stage is Stage.UPDATE else 1
+
+
+def _of_ranks(
+    said: Failure, suspect: Task | None, unsaid: Failure, status: JobStatus
+) -> tuple[Failure, Task | None]:
+    """The failure of a task of several ranks, one of which left a word.
+
+    One that was killed leaves none: the word is then another's, who found out that its peer was gone.
+    """
+    if was_killed(status.exit_code):
+        return unsaid, None
+    return replace(said, message=f"{said.message} ({unsaid.message})"), suspect
 
 
 def stage_arguments(run: Run, task: Task, number: int, attempt: str) -> tuple[str, ...]:

@@ -77,13 +77,19 @@ class Log:
     @property
     def name(self) -> str:
         """Short, for the beginning of a line."""
-        shard = self.path.stem.removeprefix("shard-")
         parts = [f"{self.purpose}@{self.iteration}" if self.iteration else self.purpose]
         if self.purpose in (Stage.ROLLOUT, Stage.REWARD):
-            parts.append(str(int(shard)))
+            parts.append(str(self.shard))
+        if rank := self.path.stem.partition(".rank-")[2]:
+            parts.append(f"rank {rank}")
         if self.attempt > 1 and self.purpose not in _DRIVERS:
             parts.append(f"#{self.attempt}")
         return " ".join(parts)
+
+    @property
+    def shard(self) -> int:
+        """Of a task's log."""
+        return int(self.path.stem.partition(".")[0].removeprefix("shard-"))
 
 
 def find_logs(paths: RunPaths, choice: Choice, since: int = 0) -> list[Log]:
@@ -148,8 +154,7 @@ def unfinished(run: Run, logs: Sequence[Log]) -> list[Log]:
     last = {(log.iteration, log.purpose, log.path.name): log for log in logs if log.iteration >= first}
     found = []
     for log in last.values():
-        shard = int(log.path.stem.removeprefix("shard-"))
-        if records.get(Task(log.iteration, Stage(log.purpose), shard)) is None:
+        if records.get(Task(log.iteration, Stage(log.purpose), log.shard)) is None:
             found.append(log)
     return found
 
@@ -193,12 +198,20 @@ def describe_failed(
         yield f"==> {when} {task}, attempt {event['attempt']} ({event['kind']}): {event['message']}"
         if event.get("job"):
             yield where(event["job"], event.get("node", ""), None)
-        log = paths.task(task).log(event["attempt"])
-        yield str(log) if log.is_file() else f"it left no log: {log}"
-        yield from (f"  | {line}" for line in (tail(log, num_lines) if log.is_file() else ()))
+        yield from _logs_of(paths.task(task).log(event["attempt"]), num_lines)
         yield ""
     if len(failures) > _MOST_SHOWN:
         yield f"and {len(failures) - _MOST_SHOWN} earlier; all are in {paths.events}"
+
+
+def _logs_of(log: Path, num_lines: int) -> Iterator[str]:
+    """The end of an attempt's log, and of those of its other ranks."""
+    if not log.is_file():
+        yield f"it left no log: {log}"
+        return
+    for path in (log, *sorted(log.parent.glob(f"{log.stem}.rank-*{log.suffix}"))):
+        yield str(path)
+        yield from (f"  | {line}" for line in tail(path, num_lines))
 
 
 @dataclass

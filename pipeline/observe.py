@@ -95,7 +95,7 @@ class Frontier:
     """How far a run has come."""
 
     updated: int
-    """Iterations whose update is committed; -1 before prepare is."""
+    """The newest iteration whose update is committed; -1 before prepare is."""
     evaluated: int
     """How many of the plan's evaluations are committed."""
 
@@ -108,12 +108,13 @@ def find_frontier(plan: Plan, paths: RunPaths) -> Frontier:
     """
     if not paths.task(PREPARE).record.exists():
         return Frontier(-1, 0)
-    updated = _count_true(plan.iterations, lambda i: _exists(paths, Task(i + 1, Stage.UPDATE)))
+    first, left = plan.start + 1, plan.iterations - plan.start
+    updated = plan.start + _count_true(left, lambda i: _exists(paths, Task(first + i, Stage.UPDATE)))
     evaluations = plan.evaluations()
     evaluated = _count_true(len(evaluations), lambda i: _exists(paths, Task(evaluations[i], Stage.EVALUATE)))
     if evaluated < len(evaluations):
         lagging = evaluations[evaluated]
-        if 0 < lagging <= updated and not _exists(paths, Task(lagging, Stage.UPDATE)):
+        if plan.start < lagging <= updated and not _exists(paths, Task(lagging, Stage.UPDATE)):
             updated = lagging - 1
     return Frontier(updated, evaluated)
 
@@ -171,8 +172,9 @@ def sweep(paths: RunPaths, records: Iterable[Record]) -> None:
     """
     kept, folders = set(), set()
     for record in records:
-        kept |= {paths.root / entry.path for entry in record.outputs} | {paths.task(record.task).record}
-        folders.add(paths.task(record.task).folder)
+        files = paths.task(record.task)
+        kept |= {paths.root / entry.path for entry in record.outputs} | {files.record, files.thinned}
+        folders.add(files.folder)
         if record.task.stage is Stage.UPDATE:
             for parent in (paths.policies, paths.critics, paths.trainers):
                 for folder in parent.glob(f"{record.task.iteration:05d}.*"):

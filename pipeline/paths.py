@@ -123,6 +123,11 @@ class TaskPaths:
         """The commit record: the task is done if and only if it exists and what it names verifies."""
         return self.folder / f"{self.task.file_stem}.json"
 
+    @property
+    def thinned(self) -> Path:
+        """What of the commit was removed on purpose; see :mod:`pipeline.thinning`."""
+        return self.folder / f"{self.task.file_stem}.thinned.json"
+
     def data(self, attempt: str, name: str = "", suffix: str = "arrow") -> Path:
         """A data file of one attempt."""
         return self.folder / ".".join(part for part in (self.task.file_stem, name, attempt, suffix) if part)

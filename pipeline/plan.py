@@ -15,17 +15,19 @@ class Plan:
     num_shards: int
     evaluate_every: int
     """0: never."""
+    start: int = 0
+    """Policy version that the run begins with: 0, the user's model, or of a fork a copy of its parent's."""
 
     @staticmethod
-    def of(config: Config) -> "Plan":
+    def of(config: Config, start: int = 0) -> "Plan":
         every = config.evaluate.every if config.data.heldout else 0
-        return Plan(config.iterations, config.rollout.num_shards, every)
+        return Plan(config.iterations, config.rollout.num_shards, every, start)
 
     def tasks(self, iteration: int) -> tuple[Task, ...]:
         """Tasks of one iteration, inputs before what reads them."""
-        if iteration == 0:
-            first = (PREPARE,)
-            return (*first, Task(0, Stage.EVALUATE)) if self.evaluates(0) else first
+        if iteration <= self.start:
+            first = (PREPARE,) if iteration == 0 else ()
+            return (*first, Task(iteration, Stage.EVALUATE)) if self.evaluates(iteration) else first
         shards = range(self.num_shards)
         stages = [Task(iteration, Stage.ROLLOUT, shard) for shard in shards]
         stages += [Task(iteration, Stage.REWARD, shard) for shard in shards]
@@ -35,8 +37,12 @@ class Plan:
         return tuple(stages)
 
     def all_tasks(self) -> Iterator[Task]:
-        for iteration in range(self.iterations + 1):
+        for iteration in dict.fromkeys((0, *range(self.start, self.iterations + 1))):
             yield from self.tasks(iteration)
+
+    def is_given(self, task: Task) -> bool:
+        """Whether its commit came with the run, so that no task of the run can make it again."""
+        return 0 < self.start == task.iteration and task.stage is Stage.UPDATE
 
     def inputs(self, task: Task) -> tuple[Task, ...]:
         """Tasks whose results ``task`` reads, or that must come before it."""
@@ -56,20 +62,23 @@ class Plan:
         return unique(PREPARE, policy_maker(iteration), *earlier)
 
     def evaluates(self, iteration: int) -> bool:
-        if not self.evaluate_every:
+        if not self.evaluate_every or iteration < self.start:
             return False
-        return iteration % self.evaluate_every == 0 or iteration == self.iterations
+        is_due = iteration % self.evaluate_every == 0
+        return is_due or iteration in (self.start, self.iterations)
 
     def evaluations(self) -> tuple[int, ...]:
-        """Iterations whose policies are evaluated, ascending."""
+        """Iterations whose policies are evaluated, ascending: the first and last policy, and every Nth."""
         if not self.evaluate_every:
             return ()
-        return tuple(sorted({*range(0, self.iterations + 1, self.evaluate_every), self.iterations}))
+        after = (self.start // self.evaluate_every + 1) * self.evaluate_every
+        due = range(after, self.iterations + 1, self.evaluate_every)
+        return tuple(sorted({self.start, *due, self.iterations}))
 
     def evaluation_before(self, iteration: int) -> int | None:
-        if iteration == 0:
+        if iteration <= self.start:
             return None
-        return (iteration - 1) // self.evaluate_every * self.evaluate_every
+        return max(self.start, (iteration - 1) // self.evaluate_every * self.evaluate_every)
 
     def evaluation_tasks(self) -> tuple[Task, ...]:
         return tuple(Task(iteration, Stage.EVALUATE) for iteration in self.evaluations())
@@ -78,14 +87,14 @@ class Plan:
         """The tasks that matter now, inputs before what reads them.
 
         Args:
-            updated: iterations whose update is committed, counted from 1; -1 before prepare is.
+            updated: the newest iteration whose update is committed; -1 before prepare is.
             evaluated: how many of :meth:`evaluations` are committed.
             horizon: iterations to look at although their inputs are not there yet; 0 where nothing is
                 submitted in advance.
         """
         if updated < 0 and not horizon:
             return (PREPARE,)
-        done = max(updated, 0)
+        done = max(updated, self.start)
         newest = min(done + horizon, self.iterations)
         tasks = [PREPARE] if updated < 0 else []
         for iteration in range(done + 1, max(newest, min(done + 1, self.iterations)) + 1):

@@ -17,9 +17,8 @@ from pipeline.schemas import reserved_columns
 from pipeline.tasks import Task
 
 
-def describe_plan(config: Config, paths: RunPaths | None) -> str:
+def describe_plan(plan: Plan, paths: RunPaths | None) -> str:
     """Every task that would run and why, after counts per stage. ``paths`` of an existing run, or None."""
-    plan = Plan.of(config)
     reasons = outstanding(plan, paths)
     counts = Counter(task.stage for task in reasons)
     total = Counter(task.stage for task in plan.all_tasks())
@@ -50,14 +49,17 @@ def outstanding(plan: Plan, paths: RunPaths | None) -> dict[Task, str]:
     return reasons
 
 
-def validate_inputs(config: Config) -> Iterator[str]:
+def validate_inputs(config: Config, folder: Path | None = None) -> Iterator[str]:
     """Look at everything the user gave that can be judged without torch; a line each.
+
+    Args:
+        folder: where rules are imported from. Default: the current one.
 
     Raises:
         PromptError, PluginError: something cannot be used.
     """
     check_is_free(RunPaths(Path(config.run_dir)))
-    make_importable(str(Path.cwd()))
+    make_importable(str(folder or Path.cwd()))
     yield f"configuration: {config.iterations} iterations of {config.responses_per_iteration} responses"
     yield f"policy: {config.model.policy}, context {config.model.context_length} tokens"
     for name, component in config.reward.components.items():

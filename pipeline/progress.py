@@ -92,7 +92,7 @@ class Bars:
             self._bars[stage] = self._progress.add_task(stage, total=total, speed="")
 
     def progress(self, frontier: Frontier, records: Records, tasks: tuple[Task, ...]) -> None:
-        iteration = max(frontier.updated, 0) + 1
+        iteration = max(frontier.updated, self.plan.start) + 1
         if iteration > self.plan.iterations:
             return  # only evaluation is left: the bars stay as the last iteration left them
         for stage in _STAGES:

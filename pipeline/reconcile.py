@@ -121,7 +121,8 @@ def reconcile(plan: Plan, seen: Observation, max_attempts: int, in_advance: bool
     """Decide what to launch, retract or give up.
 
     1. A commit that does not verify, or that was computed from inputs which have since changed, is retracted,
-       if anything still to be done needs it.
+       if anything still to be done needs it. The policy that a fork begins with is given up instead: no task
+       of the run can make it again.
     2. A task that is committed or live is left alone.
     3. A task whose budget of attempts is spent is given up; some kinds of failure are free.
     4. A task whose inputs are all committed is launched; ``in_advance``, so is one whose inputs are live or
@@ -129,8 +130,12 @@ def reconcile(plan: Plan, seen: Observation, max_attempts: int, in_advance: bool
     """
     needed = needed_by(plan, seen)
     retracted = {task: reason for task, reason in seen.corrupt.items() if task in needed}
+    given_up = [
+        _give_up_given(task, retracted.pop(task, None))
+        for task in sorted(needed - seen.committed.keys())
+        if plan.is_given(task)
+    ]
     launches: dict[Task, Launch] = {}
-    given_up = []
 
     def is_there(task: Task) -> bool:
         return task in seen.committed and task not in retracted
@@ -151,6 +156,12 @@ def reconcile(plan: Plan, seen: Observation, max_attempts: int, in_advance: bool
     launch = sorted(launches.values(), key=_launch_order)
     retract = tuple(Retract(task, reason) for task, reason in sorted(retracted.items()))
     return Actions(() if given_up else tuple(launch), retract, tuple(given_up))
+
+
+def _give_up_given(task: Task, damage: str | None) -> GiveUp:
+    why = damage or "its commit record is gone"
+    message = f"{why}; the run was forked with it: put it back from the parent, or fork again"
+    return GiveUp(task, Failure(task, 0, FailureKind.CONFIG, message))
 
 
 def needed_by(plan: Plan, seen: Observation) -> set[Task]:

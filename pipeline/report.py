@@ -54,22 +54,23 @@ def write_report(run: Run) -> Path:
 def read_rows(run: Run) -> list[Row]:
     """Rows of ``metrics.jsonl``, ascending, the last line of an iteration being the one that counts.
 
-    Before them, if policy 0 was evaluated, a row of iteration 0 with that evaluation.
+    Before them, if the policy that the run begins with was evaluated, a row with that evaluation alone.
     """
     rows: dict[int, Row] = {}
+    first = run.plan.start
     try:
-        start = read_record(run.paths, Task(0, Stage.EVALUATE))
+        start = read_record(run.paths, Task(first, Stage.EVALUATE))
     except CorruptData:
         start = None
     if start is not None:
-        rows[0] = {"iteration": 0, **evaluation_metrics(start)}
+        rows[first] = {"iteration": first, **evaluation_metrics(start)}
     rows |= {row["iteration"]: row for row in journal.read(run.paths.metrics) if "iteration" in row}
     return [rows[iteration] for iteration in sorted(rows)]
 
 
 def read_samples(run: Run, iteration: int) -> list[Sample]:
-    """Responses of the iteration's first shard with their rewards; none if they are gone or corrupt."""
-    from pipeline.schemas import REWARD, ROLLOUT
+    """Samples of the iteration's first shard with their rewards; none if they are gone or corrupt."""
+    from pipeline.schemas import REWARD, ROLLOUT, is_sampled
     from pipeline.shards import read_shard
 
     try:
@@ -77,8 +78,8 @@ def read_samples(run: Run, iteration: int) -> list[Sample]:
         reward = read_record(run.paths, Task(iteration, Stage.REWARD))
         if rollout is None or reward is None:
             return []
-        texts = read_shard(run.paths, rollout, ROLLOUT)
-        scores = read_shard(run.paths, reward, REWARD)
+        texts, scores = read_shard(run.paths, rollout, ROLLOUT), read_shard(run.paths, reward, REWARD)
+        texts, scores = texts.filter(is_sampled(texts)), scores.filter(is_sampled(scores))
         columns = (texts["prompt_text"], texts["response_text"], scores["reward"])
         return [Sample(*row) for row in zip(*(c.to_pylist() for c in columns), strict=True)]
     except (CorruptData, OSError, ValueError):  # Arrow's and the schemas' errors are ValueErrors
@@ -105,7 +106,7 @@ def page(run: Run, rows: Sequence[Row], samples: Sequence[Sample]) -> str:
     parts = [_header(run, rows)]
     if rows:
         parts += [_sections(shown), _table(rows)]
-    if rows and rows[-1]["iteration"] > 0:
+    if rows and rows[-1]["iteration"] > run.plan.start:
         parts.append(_samples(run, int(rows[-1]["iteration"]), samples))
     parts.append(_configuration(run))
     if shown:
@@ -118,13 +119,14 @@ def page(run: Run, rows: Sequence[Row], samples: Sequence[Sample]) -> str:
 
 def _header(run: Run, rows: Sequence[Row]) -> str:
     """Name, outcome, and what to do next."""
-    done = int(rows[-1]["iteration"]) if rows else 0
+    start = run.plan.start
+    done = int(rows[-1]["iteration"]) if rows else start
     facts = {"iterations": f"{done} of {run.config.iterations}", **_outcome(run, rows)}
     items = "".join(
         f"<div><dt>{escape(key)}</dt><dd>{escape(text)}</dd></div>" for key, text in facts.items()
     )
     command = escape(f"slurm-ppo resume {shlex.quote(str(run.paths.root))}")
-    if done == 0:
+    if done == start:
         note = f"No iteration is committed yet. To start or continue the run: <code>{command}</code>"
     elif done < run.config.iterations:
         left = duration(rows[-1]["seconds/remaining"])
@@ -212,6 +214,8 @@ def _configuration(run: Run) -> str:
     identity = run.identity
     made = datetime.fromtimestamp(identity.created, UTC).strftime("%Y-%m-%d %H:%M UTC")
     text = f"Run {identity.id}, made {made} by slurm-ppo {identity.version}."
+    if identity.parent:
+        text += f" Forked from run {identity.parent.id} after iteration {identity.parent.iteration}."
     details = f"<summary>Resolved configuration</summary><pre>{escape(to_yaml(run.config))}</pre>"
     return f'<section><details>{details}</details></section><footer class="caption">{escape(text)}</footer>'
 

@@ -24,6 +24,17 @@ class RunError(ValueError):
 
 
 @dataclass(frozen=True)
+class Parent:
+    """Where a fork comes from."""
+
+    id: str
+    path: str
+    """Its run directory when the fork was made."""
+    iteration: int
+    """The fork goes on from the policy of this iteration, with the next one."""
+
+
+@dataclass(frozen=True)
 class Identity:
     """Content of ``run.json``."""
 
@@ -38,6 +49,8 @@ class Identity:
     """Version of slurm-ppo that made the run."""
     folder: str = ""
     """Folder the run was started in, where rules are imported from."""
+    parent: Parent | None = None
+    """None unless the run is a fork."""
 
 
 _IDENTITY: TypeAdapter[Identity] = TypeAdapter(Identity)
@@ -53,7 +66,8 @@ class Run:
 
     @property
     def plan(self) -> Plan:
-        return Plan.of(self.config)
+        parent = self.identity.parent
+        return Plan.of(self.config, parent.iteration if parent else 0)
 
 
 def create_run(config: Config) -> Run:
@@ -70,11 +84,15 @@ def create_run(config: Config) -> Run:
         paths.root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"run_dir={paths.root} cannot be made: {error}") from None
+    paths.run_json.unlink(missing_ok=True)
+    return write_run(paths, config, str(Path.cwd()))
+
+
+def write_run(paths: RunPaths, config: Config, folder: str, parent: Parent | None = None) -> Run:
+    """Write a new run's configuration and identity. Raises RunError where another call has just done so."""
     text = to_yaml(config)
     replace_durably(paths.config_yaml, text)
-    folder = str(Path.cwd())
-    identity = Identity(os.urandom(6).hex(), config.name, time.time(), _hash(text), version(), folder)
-    paths.run_json.unlink(missing_ok=True)
+    identity = Identity(os.urandom(6).hex(), config.name, time.time(), _hash(text), version(), folder, parent)
     if not link_once(paths.run_json, json.dumps(asdict(identity), indent=1) + "\n"):
         raise RunError(f"another call is making a run in {paths.root} just now; choose another run_dir=...")
     return Run(paths, config, identity)
@@ -84,7 +102,7 @@ def check_is_free(paths: RunPaths) -> None:
     """Raises RunError, with the legal next moves, unless a run may begin there."""
     if paths.run_json.exists():
         holder = holder_of(paths.locks)
-        if holder or paths.task(PREPARE).record.exists() or _is_queued(paths):
+        if holder or paths.task(PREPARE).record.exists() or _is_queued(paths) or _is_fork(paths):
             raise RunError(
                 f"{paths.root} already holds a run. To continue it: slurm-ppo resume {paths.root}. "
                 "To start another: choose run_dir=... or name=..." + (f" ({holder})" if holder else "")
@@ -94,6 +112,11 @@ def check_is_free(paths: RunPaths) -> None:
     others = [p.name for p in paths.root.glob("[!.]*")] if paths.root.exists() else []
     if set(others) - {paths.config_yaml.name}:
         raise RunError(f"{paths.root} exists and holds other files; choose another run_dir=...")
+
+
+def _is_fork(paths: RunPaths) -> bool:
+    """A fork has a committed policy from the start."""
+    return paths.policies.exists() and not paths.task(PREPARE).record.exists()
 
 
 def _is_queued(paths: RunPaths) -> bool:

@@ -29,6 +29,17 @@ class LocalStageConfig:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class LocalUpdateConfig:
+    """This machine's share for the update."""
+
+    slots: PositiveInt = 1
+    """Tasks of this stage that may run at once."""
+    ranks: PositiveInt = 1
+    """Processes that share the work of one update, each with update.num_threads threads or a GPU of its own.
+    Together they take one slot."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class LocalConfig:
     """Tasks as processes of this machine: how many at once, and how often one is tried."""
 
@@ -40,7 +51,7 @@ class LocalConfig:
     """Rollout pool."""
     reward: LocalStageConfig = LocalStageConfig(slots=2)
     """Reward pool."""
-    update: LocalStageConfig = LocalStageConfig()
+    update: LocalUpdateConfig = LocalUpdateConfig()
     """Update pool."""
     evaluate: LocalStageConfig = LocalStageConfig()
     """Evaluate pool."""

@@ -4,10 +4,16 @@ from enum import StrEnum
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.config import Config, RuleConfig
 
 VERSION_KEY = b"slurm_ppo_schema"
+
+GREEDY_SAMPLE = -1
+"""``sample_index`` of a greedy response. With algorithm.estimator=remax a rollout shard has one per prompt,
+right after the prompt's samples: a baseline, scored like them, never trained on. An evaluation has no others.
+"""
 
 
 class FinishReason(StrEnum):
@@ -43,6 +49,7 @@ ROLLOUT = _versioned(
     "rollout/1",
     [
         pa.field("prompt_id", pa.string(), nullable=False),
+        # 0 to n - 1 among the samples of a prompt, or GREEDY_SAMPLE.
         pa.field("sample_index", pa.int32(), nullable=False),
         pa.field("prompt_tokens", pa.list_(pa.int32()), nullable=False),
         pa.field("response_tokens", pa.list_(pa.int32()), nullable=False),
@@ -56,7 +63,7 @@ ROLLOUT = _versioned(
         pa.field("response_text", pa.string(), nullable=False),
     ],
 )
-"""One row per response; the user's other columns follow."""
+"""One row per response, those of a prompt side by side; the user's other columns follow."""
 
 REWARD = _versioned(
     "reward/1",
@@ -64,7 +71,7 @@ REWARD = _versioned(
         pa.field("prompt_id", pa.string(), nullable=False),
         pa.field("sample_index", pa.int32(), nullable=False),
         pa.field("reward", pa.float32(), nullable=False),
-        # Of the response tokens; null when KL is off.
+        # Of the response tokens; null for greedy responses, when KL is off and when the update computes them.
         pa.field("reference_logprobs", pa.list_(pa.float32())),
     ],
 )
@@ -88,6 +95,11 @@ def reserved_columns(config: Config) -> frozenset[str]:
 def extra_columns(table: pa.Table) -> pa.Table:
     """The user's own columns of a prompt or rollout table."""
     return table.select([name for name in table.column_names if name not in RESERVED_COLUMNS])
+
+
+def is_sampled(rows: pa.Table) -> pa.ChunkedArray:
+    """[rows] true for what the policy sampled, false for greedy responses."""
+    return pc.not_equal(rows["sample_index"], GREEDY_SAMPLE)
 
 
 def component_column(name: str) -> str:

@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,6 +66,29 @@ def resume_run(run: Run, watch: bool, back_to: str | None = None) -> int:
     if scheduler is not None:
         return carry_on(run, scheduler)
     return follow_run(run) if watch else submit_run(run)
+
+
+def fork_run(source: str, root: Path, overrides: Sequence[str], config_dir: Path | None) -> str:
+    """Make a run that goes on from a policy of another. Returns what to say."""
+    from pipeline.cluster_checks import check_cluster
+    from pipeline.copies import check_is_vacant
+    from pipeline.forking import find_parent, fork, fork_config
+    from pipeline.preview import validate_inputs
+
+    check_is_vacant(root)
+    parent = find_parent(source)
+    config = fork_config(parent, root, overrides, config_dir)
+    for line in validate_inputs(config, Path(parent.run.identity.folder)):
+        print(line, file=sys.stderr)
+    is_on_slurm = isinstance(config.scheduler, SlurmConfig)
+    if is_on_slurm:
+        check_cluster(config)
+    run = fork(parent, config)
+    word = "submit" if is_on_slurm else "resume"
+    return (
+        f"forked from {parent}; the fork begins with iteration {parent.number + 1} of {config.iterations}\n"
+        f"  start it:  slurm-ppo {word} {shlex.quote(str(run.paths.root))}"
+    )
 
 
 def cancel_run(run: Run) -> str:

@@ -15,6 +15,7 @@ from pipeline.schedulerconfig import SlurmConfig
 from pipeline.slurmstatus import SlurmStatus, read_slurm_status, read_state
 from pipeline.statustext import describe_slurm
 from pipeline.tasks import Stage, parse_task
+from pipeline.thinning import in_words, kept_versions
 from pipeline.views import duration
 from slurm.query import NoAccounting
 
@@ -39,6 +40,7 @@ class Status:
     the queue), failed (a task was given up), cancelled, stopped (nothing is in the queue) or unknown (Slurm
     does not answer)."""
     iterations_done: int
+    """Of a fork: with its parent's."""
     iterations: int
     evaluations_done: int
     evaluations: int
@@ -50,6 +52,10 @@ class Status:
     """How the last driver ended, and when; None while one is at work or when none was."""
     last_row: dict[str, Any] | None
     last_failure: dict[str, Any] | None
+    forked_from: str | None = None
+    """Like ``/runs/first@7``, if the run is a fork."""
+    kept: tuple[int, ...] | None = None
+    """Iterations whose policy, critic and trainer state are kept; None where all are."""
     slurm: SlurmStatus | None = None
     """None for a run of this machine."""
     cost: Costs | None = None
@@ -82,7 +88,7 @@ def read_status(run: Run, with_cost: bool = False) -> Status:
         schema=2,
         run=str(paths.root),
         state=state,
-        iterations_done=max(frontier.updated, 0),
+        iterations_done=max(frontier.updated, plan.start),
         iterations=plan.iterations,
         evaluations_done=frontier.evaluated,
         evaluations=total_evaluations,
@@ -91,6 +97,8 @@ def read_status(run: Run, with_cost: bool = False) -> Status:
         stopped=None if holder else how_it_stopped(events),
         last_row=rows[-1] if rows else None,
         last_failure=failures[-1] if failures else None,
+        forked_from=f"{parent.path}@{parent.iteration}" if (parent := run.identity.parent) else None,
+        kept=tuple(kept_versions(paths)) if run.config.update.keep_last else None,
         slurm=slurm,
         cost=_all_costs(run) if with_cost else None,
     )
@@ -144,6 +152,8 @@ def describe(status: Status) -> str:
     elif status.state != "complete":
         stages = ", ".join(f"{s.stage} {s.done}/{s.total}" for s in status.current)
         lines.append(f"at hand: {stages}")
+    if status.kept:
+        lines.append(f"kept: iteration {in_words(status.kept)}, and the best policy")
     lines += _last_lines(status)
     if status.cost:
         lines += ["", describe_costs(status.cost)]
@@ -154,7 +164,7 @@ def _first_line(status: Status) -> str:
     line = f"{status.run}: {status.state}, {status.iterations_done}/{status.iterations} iterations"
     if status.evaluations:
         line += f", {status.evaluations_done}/{status.evaluations} evaluations"
-    return line
+    return f"{line}, forked from {status.forked_from}" if status.forked_from else line
 
 
 def _last_lines(status: Status) -> Iterator[str]:

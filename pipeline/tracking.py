@@ -151,13 +151,14 @@ def logged_iterations(paths: RunPaths) -> int:
 def is_behind(run: Run, rows: Sequence[Row]) -> bool:
     """Whether there are rows that W&B should have and has not."""
     mode = wandb_mode(run.config.tracking.wandb.mode, os.environ)
-    return mode is not WandbMode.DISABLED and logged_iterations(run.paths) < len(rows)
+    newest = rows[-1]["iteration"] if rows else 0
+    return mode is not WandbMode.DISABLED and logged_iterations(run.paths) < newest
 
 
-def rewind(paths: RunPaths, iterations: int) -> None:
-    """Let the next driver log again what comes after ``iterations``."""
-    if logged_iterations(paths) > iterations:
-        replace_durably(_cursor(paths), f"{iterations}\n")
+def rewind(paths: RunPaths, iteration: int) -> None:
+    """Let the next driver log again what comes after ``iteration``."""
+    if logged_iterations(paths) > iteration:
+        replace_durably(_cursor(paths), f"{iteration}\n")
 
 
 def wandb_mode(asked: WandbMode, environment: "os._Environ[str] | dict[str, str]") -> WandbMode:

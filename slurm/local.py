@@ -1,4 +1,4 @@
-"""The scheduler protocol on this machine: every job a process of its own, a bounded number at a time.
+"""The scheduler protocol on this machine: every job processes of its own, a bounded number at a time.
 
 Processes are forked from a server that has imported the heavy libraries once, so that a job neither pays
 for the imports nor inherits another job's state.
@@ -13,14 +13,16 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.connection import wait as wait_for_any
 from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 
-from slurm.scheduler import Job, JobState, JobStatus
+from slurm.scheduler import Job, JobState, JobStatus, rank_log, was_killed
 
 _GRACE_SECONDS = 5.0
+"""How long processes may take to end when the job is cancelled, or after another rank has failed."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -38,8 +40,18 @@ class LocalLimits:
 @dataclass
 class _Running:
     job: Job
-    process: ForkServerProcess
+    processes: Sequence[ForkServerProcess]
+    """By rank."""
+    rendezvous: Path
     deadline: float
+    failed_rank: int | None = None
+    """The one that failed first; the others cannot go on without it."""
+    clean: set[int] = field(default_factory=set)
+    """Ranks that have ended and left no process behind."""
+
+    @property
+    def unfinished(self) -> list[ForkServerProcess]:
+        return [process for process in self.processes if process.exitcode is None]
 
 
 class LocalScheduler:
@@ -72,19 +84,19 @@ class LocalScheduler:
         self._start_what_fits()
         now = time.monotonic()
         until = min([now + seconds, *(running.deadline for running in self._running.values())])
-        sentinels = [running.process.sentinel for running in self._running.values()]
+        sentinels = [p.sentinel for running in self._running.values() for p in running.unfinished]
         wait_for_any(sentinels, timeout=max(0.0, until - now))
 
     def cancel(self) -> None:
         self._queue.clear()
-        running = list(self._running.values())
-        for item in running:
-            _signal(item.process, signal.SIGTERM)
+        processes = [process for running in self._running.values() for process in running.unfinished]
+        for process in processes:
+            _signal(process, signal.SIGTERM)
         until = time.monotonic() + _GRACE_SECONDS
-        for item in running:
-            item.process.join(max(0.0, until - time.monotonic()))
-            _signal(item.process, signal.SIGKILL)
-            item.process.join()
+        for process in processes:
+            process.join(max(0.0, until - time.monotonic()))
+            _signal(process, signal.SIGKILL)
+            process.join()
         self._collect()
 
     def _start_what_fits(self) -> None:
@@ -102,28 +114,78 @@ class LocalScheduler:
 
     def _start(self, job: Job) -> _Running:
         job.log.parent.mkdir(parents=True, exist_ok=True)
-        arguments = (self._entry, job.arguments, str(job.log), dict(os.environ))
-        process = self._context.Process(target=run_entry, args=arguments, daemon=False)
-        process.start()
-        return _Running(job, process, time.monotonic() + self._limits.time_limit)
+        rendezvous = job.log.with_suffix(f".{os.urandom(4).hex()}.rendezvous")
+        processes = []
+        for rank in range(job.ranks):
+            environment = dict(os.environ) | rank_variables(rank, job.ranks, rendezvous)
+            arguments = (self._entry, job.arguments, str(rank_log(job.log, rank)), environment)
+            processes.append(self._context.Process(target=run_entry, args=arguments, daemon=False))
+            processes[-1].start()
+        return _Running(job, processes, rendezvous, time.monotonic() + self._limits.time_limit)
 
     def _collect(self) -> None:
         for key, running in list(self._running.items()):
-            if running.process.exitcode is None and time.monotonic() < running.deadline:
+            unfinished = running.unfinished
+            _note_failure(running)
+            _remove_leftovers(running)
+            if unfinished and time.monotonic() < running.deadline:
                 continue
             self._ended[key] = self._end(running)
             del self._running[key]
 
     def _end(self, running: _Running) -> JobStatus:
         note = ""
-        if running.process.exitcode is None:
+        if running.unfinished and running.failed_rank is None:
             note = f"stopped at the time limit of {self._limits.time_limit:g} s"
-            _signal(running.process, signal.SIGKILL)
-            running.process.join()
-        exit_code = running.process.exitcode
-        _signal(running.process, signal.SIGKILL)  # what it left behind would keep its memory
-        running.process.close()
-        return JobStatus(JobState.ENDED, exit_code, note)
+        for process in running.unfinished:
+            _signal(process, signal.SIGKILL)
+            process.join()
+        _remove_leftovers(running)
+        codes = [process.exitcode for process in running.processes]
+        for process in running.processes:
+            process.close()
+        running.rendezvous.unlink(missing_ok=True)
+        if running.failed_rank is None:
+            return JobStatus(JobState.ENDED, next((code for code in codes if code), 0), note)
+        return _failed(running.job, running.failed_rank, codes[running.failed_rank])
+
+
+def _note_failure(running: _Running) -> None:
+    """Which rank failed first. Where several have since the last look, one that was killed: the errors of the
+    others are what they get when their peer is gone.
+    """
+    if running.failed_rank is not None:
+        return
+    failed = [rank for rank, process in enumerate(running.processes) if process.exitcode]
+    if failed:
+        killed = [rank for rank in failed if was_killed(running.processes[rank].exitcode)]
+        running.failed_rank = (killed or failed)[0]
+        running.deadline = min(running.deadline, time.monotonic() + _GRACE_SECONDS)
+
+
+def _remove_leftovers(running: _Running) -> None:
+    """Kill what ended ranks left behind: it would keep memory. Once, since numbers are used again."""
+    for rank, process in enumerate(running.processes):
+        if process.exitcode is not None and rank not in running.clean:
+            _signal(process, signal.SIGKILL)
+            running.clean.add(rank)
+
+
+def _failed(job: Job, rank: int, exit_code: int | None) -> JobStatus:
+    """Of a job one of whose ranks failed; a single process speaks for itself."""
+    assert exit_code is not None
+    if job.ranks == 1:
+        return JobStatus(JobState.ENDED, exit_code)
+    how = f"killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
+    return JobStatus(JobState.ENDED, exit_code, f"rank {rank} of {job.ranks} {how}", rank)
+
+
+def rank_variables(rank: int, size: int, rendezvous: Path) -> dict[str, str]:
+    """What one of several ranks is told. An address in the user's own environment is not for these ranks."""
+    if size == 1:
+        return {}
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    return place | {"RENDEZVOUS_FILE": str(rendezvous), "MASTER_ADDR": "", "MASTER_PORT": ""}
 
 
 def run_entry(entry: str, arguments: Sequence[str], log: str, environment: Mapping[str, str]) -> None:

@@ -1,5 +1,6 @@
 """The protocol between the driver and what runs its jobs. Knows nothing of PPO: keys are opaque strings."""
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,9 +26,17 @@ class Job:
     arguments: tuple[str, ...]
     """Command-line arguments of the entry point."""
     log: Path
-    """Where standard output and error go."""
+    """Where standard output and error go; of several ranks the first one's, see :func:`rank_log`."""
     priority: int = 0
     """Where slots are few, lower numbers start first."""
+    ranks: int = 1
+    """Processes that do the job together, each told its place in RANK, LOCAL_RANK, WORLD_SIZE and
+    RENDEZVOUS_FILE. One process is told nothing."""
+
+
+def rank_log(log: Path, rank: int) -> Path:
+    """The log of one rank: the job's own for the first, a file beside it for each of the others."""
+    return log.with_suffix(f".rank-{rank}{log.suffix}") if rank else log
 
 
 @dataclass(frozen=True)
@@ -36,9 +45,17 @@ class JobStatus:
 
     state: JobState
     exit_code: int | None = None
-    """Once ended: the exit code, or minus the signal that ended it."""
+    """Once ended: the exit code, or minus the signal that ended it; of several ranks that of the one that
+    failed first, if any did."""
     note: str = ""
-    """Anything else the scheduler knows, in words (a time limit, say)."""
+    """Anything else the scheduler knows, in words (a time limit, which rank failed)."""
+    rank: int = 0
+    """Whose exit code it is."""
+
+
+def was_killed(exit_code: int | None) -> bool:
+    """Whether somebody else ended the process. One that aborts does so itself, where it cannot go on."""
+    return exit_code is not None and exit_code < 0 and exit_code != -signal.SIGABRT
 
 
 class Scheduler(Protocol):
@@ -54,7 +71,7 @@ class Scheduler(Protocol):
         """Drop an ended job."""
 
     def wait(self, seconds: float) -> None:
-        """Start what fits; return when a job ends, or after ``seconds``."""
+        """Start what fits; return when a job or one of its ranks ends, or after ``seconds``."""
 
     def cancel(self) -> None:
         """Stop everything that runs and forget what is queued."""

@@ -26,6 +26,7 @@ from pipeline.plan import policy_maker
 from pipeline.schemas import PROMPTS
 from pipeline.shards import read_shard
 from pipeline.tasks import PREPARE, Stage, Task, task_key
+from pipeline.thinning import check_is_kept
 
 
 class UserError(ValueError):
@@ -34,6 +35,15 @@ class UserError(ValueError):
 
 class NumericalError(RuntimeError):
     """A loss, gradient or weight is not finite. The same inputs would give it again."""
+
+
+class OutOfMemory(RuntimeError):
+    """The message says what to change."""
+
+    def __init__(self, message: str, on_device: bool) -> None:
+        super().__init__(message)
+        self.on_device = on_device
+        """A GPU's memory, which no retry makes larger; else the host's, of which a retry may get more."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,22 @@ def is_unchanged(path: Path, recorded: str) -> bool:
 
 
 @dataclass
+class Stopwatch:
+    """Wall seconds of the named parts of a stage."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def timing(self, name: str) -> Iterator[None]:
+        """Add the time in this block to a part."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+@dataclass
 class Context:
     """One attempt at a task."""
 
@@ -74,6 +100,7 @@ class Context:
     lineage: dict[str, str] = field(default_factory=dict)
     """Filled by reading: task key -> fingerprint. Becomes the record's inputs."""
     compute_seconds: float = 0.0
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     @property
     def files(self) -> TaskPaths:
@@ -154,10 +181,11 @@ class Context:
         return self._directory(version, self.paths.trainers)
 
     def _directory(self, version: int, parent: Path) -> Path | None:
-        """A directory that an update committed, its files verified."""
+        """A directory that an update committed, its files verified. Raises Thinned where it was removed."""
         record = self.read(policy_maker(version))
         if version == 0:
             return None
+        check_is_kept(self.paths, record, parent.name)
         check_sizes(self.paths, record)
         folders = set()
         for entry in record.outputs:

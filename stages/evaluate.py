@@ -4,7 +4,7 @@ import statistics as stats
 
 import pyarrow as pa
 
-from pipeline.schemas import component_column
+from pipeline.schemas import GREEDY_SAMPLE, component_column
 from pipeline.shards import write_shard
 from pipeline.tasks import PREPARE, Task
 from stages.context import Context, Result, UserError
@@ -19,8 +19,8 @@ def run(task: Task, context: Context) -> Result:
     prompts = context.heldout()
     if prompts.num_rows == 0:
         raise UserError(f"data.heldout={context.config.data.heldout} has no usable row")
-    sampling = Sampling(greedy=True, stop_token_ids=context.config.rollout.stop_token_ids)
-    rows = respond(context, prompts, task.iteration, sampling, seeds=[0] * prompts.num_rows)
+    sampling = Sampling(stop_token_ids=context.config.rollout.stop_token_ids)
+    rows = respond(context, prompts, task.iteration, sampling, samples=[GREEDY_SAMPLE])
     scores, _ = component_scores(context, rows)
     scored = reward_table(context.config, rows, scores, reference=None)
     kept = ["reward", *(component_column(name) for name in scores)]

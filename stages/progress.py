@@ -68,7 +68,7 @@ def origin_of(
 ) -> Origin:
     """Of the responses of policy ``version``. Every input must have been read: the lineage so far counts."""
     # The prompts' tokens are not hashed: the lineage names the file that they are in.
-    asked = [(len(request.prompt_tokens), request.max_new_tokens, request.seed) for request in requests]
+    asked = [(len(r.prompt_tokens), r.max_new_tokens, r.seed, r.greedy) for r in requests]
     text = json.dumps([asked, asdict(sampling), [list(group) for group in plan]])
     task = context.task
     seed = derive_seed(context.config.seed, task.iteration, task.stage, task.shard)

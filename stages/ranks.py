@@ -32,7 +32,7 @@ from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from pipeline.commits import replace_durably
-from stages.context import NumericalError, UserError
+from stages.context import UserError
 from stages.models import device
 
 MEETING_SECONDS = 300.0
@@ -298,17 +298,15 @@ def _over_ranks(tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
     return reduced.to(tensor.device)
 
 
-def fail_together(problem: str | None) -> None:
-    """Raise NumericalError on every rank if any of them has a problem, with the words of the first that has.
+def first_of(problem: str | None) -> str | None:
+    """The problem of the first rank that has one, on every rank.
 
-    A rank that went on alone would wait for the others in its next collective until that gives up.
+    A rank that acted on its own alone would wait for the others in its next collective until that gives up.
     """
     if size() == 1:
-        problems = [problem]
-    elif bool(max_over_ranks(torch.tensor(problem is not None, dtype=torch.int32))):
-        problems = [None] * size()
-        dist.all_gather_object(problems, problem)
-    else:
-        return
-    if found := [text for text in problems if text is not None]:
-        raise NumericalError(found[0])
+        return problem
+    if not bool(max_over_ranks(torch.tensor(problem is not None, dtype=torch.int32))):
+        return None
+    problems: list[str | None] = [None] * size()
+    dist.all_gather_object(problems, problem)
+    return next(text for text in problems if text is not None)

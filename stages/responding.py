@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from itertools import cycle
 
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from pipeline.config import Config
-from pipeline.schemas import ROLLOUT, FinishReason, conform, extra_columns
+from pipeline.schemas import GREEDY_SAMPLE, ROLLOUT, FinishReason, conform, extra_columns
+from pipeline.seeds import derive_seed
 from stages.context import Context, NumericalError
 from stages.engines import engine
 from stages.engines.base import Generator, Request, Response, Sampling
@@ -21,13 +23,13 @@ def respond(
     prompts: pa.Table,
     version: int,
     sampling: Sampling,
-    seeds: Sequence[int],
+    samples: Sequence[int],
     save_every: float = SAVE_SECONDS,
 ) -> pa.Table:
     """Responses of policy ``version`` as a rollout table, continuing what earlier attempts saved.
 
     Args:
-        seeds: one per response; prompts x samples, the samples of a prompt side by side.
+        samples: ``sample_index`` of each response of a prompt, in the order that they have in the table.
         save_every: seconds from one save to the next.
 
     Raises:
@@ -36,12 +38,8 @@ def respond(
     config = context.config
     directory = context.policy_directory(version)
     tokenizer = load_tokenizer(config.model.policy, config.model.trust_remote_code)
-    num_samples = len(seeds) // prompts.num_rows
-    repeated = prompts.take([i for i in range(prompts.num_rows) for _ in range(num_samples)])
-    requests = [
-        Request(tokens, room(config, tokens), seed)
-        for tokens, seed in zip(repeated["prompt_tokens"].to_pylist(), seeds, strict=True)
-    ]
+    repeated = prompts.take([i for i in range(prompts.num_rows) for _ in samples])
+    requests = requests_of(context, repeated, samples)
     if warned():  # loading a large model would outlast what is left of the time
         raise StoppedOnWarning(0, 0, len(requests))
     key = (directory, config.rollout)
@@ -50,7 +48,22 @@ def respond(
     progress = Progress(context, origin, len(requests), save_every)
     responses = finish(context, progress, generator, requests, sampling)
     check_finite(responses, repeated, version)
-    return rollout_table(repeated, responses, num_samples, tokenizer)
+    return rollout_table(repeated, responses, samples, tokenizer)
+
+
+def requests_of(context: Context, prompts: pa.Table, samples: Sequence[int]) -> list[Request]:
+    """One per row of ``prompts``, which has each prompt once per sample. Each is seeded by its own name."""
+    config, task = context.config, context.task
+    columns = prompts["prompt_id"].to_pylist(), prompts["prompt_tokens"].to_pylist()
+    return [
+        Request(
+            tokens,
+            room(config, tokens),
+            derive_seed(config.seed, task.iteration, str(task.stage), prompt_id, sample),
+            greedy=sample == GREEDY_SAMPLE,
+        )
+        for prompt_id, tokens, sample in zip(*columns, cycle(samples), strict=False)
+    ]
 
 
 def finish(
@@ -108,14 +121,17 @@ def room(config: Config, prompt_tokens: Sequence[int]) -> int:
 
 
 def rollout_table(
-    prompts: pa.Table, responses: Sequence[Response], num_samples: int, tokenizer: PreTrainedTokenizerBase
+    prompts: pa.Table,
+    responses: Sequence[Response],
+    samples: Sequence[int],
+    tokenizer: PreTrainedTokenizerBase,
 ) -> pa.Table:
     """One row per response, with the prompt's columns. ``prompts`` has a row per response too."""
     texts = tokenizer.batch_decode([r.tokens for r in responses], skip_special_tokens=True)
     return conform(
         {
             "prompt_id": prompts["prompt_id"].combine_chunks(),
-            "sample_index": [i % num_samples for i in range(len(responses))],
+            "sample_index": [samples[i % len(samples)] for i in range(len(responses))],
             "prompt_tokens": prompts["prompt_tokens"].combine_chunks(),
             "response_tokens": [r.tokens for r in responses],
             "response_mask": [[True] * len(r.tokens) for r in responses],
@@ -133,6 +149,14 @@ def rollout_table(
 
 def response_metrics(rows: pa.Table) -> dict[str, float]:
     """Counts that add up over shards."""
-    tokens = sum(map(len, rows["response_tokens"].to_pylist()))
     stopped = rows["finish_reason"].to_pylist().count(FinishReason.STOP)
-    return {"responses": float(rows.num_rows), "response_tokens": float(tokens), "stopped": float(stopped)}
+    return {
+        "responses": float(rows.num_rows),
+        "response_tokens": num_tokens(rows),
+        "stopped": float(stopped),
+    }
+
+
+def num_tokens(rows: pa.Table) -> float:
+    """Response tokens of all rows."""
+    return float(sum(map(len, rows["response_tokens"].to_pylist())))

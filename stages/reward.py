@@ -1,10 +1,14 @@
-"""Reward: score one rollout shard, and compute the reference model's log-probabilities when KL is on."""
+"""Reward: score one rollout shard, and compute the reference's log-probabilities unless the update does."""
+
+from collections.abc import Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 
+from pipeline.algorithmconfig import ReferenceStage
 from pipeline.config import Config
-from pipeline.schemas import REWARD, ROLLOUT, component_column, conform
+from pipeline.schemas import REWARD, ROLLOUT, component_column, conform, is_sampled
 from pipeline.shards import write_shard
 from pipeline.tasks import PREPARE, Stage, Task
 from stages.context import Context, Result
@@ -12,6 +16,7 @@ from stages.engines import engine
 from stages.models import device, load_causal_lm
 from stages.ppo.batching import Row, micro_batches
 from stages.ppo.forward import response_log_probs
+from stages.responding import num_tokens
 from stages.rewards.components import component_scores
 
 
@@ -20,19 +25,25 @@ def run(task: Task, context: Context) -> Result:
     source = context.read(Task(task.iteration, Stage.ROLLOUT, task.shard))
     rows = context.table(source.task, ROLLOUT)
     scores, metrics = component_scores(context, rows)
-    reference = reference_log_probs(context, rows) if context.config.algorithm.kl.coef > 0 else None
+    reference = reference_log_probs(context, rows) if needs_reference(context.config) else None
     table = reward_table(context.config, rows, scores, reference)
     output = write_shard(context.paths, context.files.data(context.attempt), table)
-    tokens = float(sum(len(r) for r in rows["response_tokens"].to_pylist()))
-    metrics |= {"responses": float(rows.num_rows), "response_tokens": tokens}
+    metrics["responses"] = float(pc.sum(is_sampled(rows)).as_py())
+    metrics["response_tokens"] = num_tokens(rows)
     return Result((output,), rows.num_rows, "reward/1", source.policy_version, metrics)
+
+
+def needs_reference(config: Config) -> bool:
+    """Whether this stage computes the reference's log-probabilities. Without, rules alone need no model."""
+    kl = config.algorithm.kl
+    return kl.coef > 0 and kl.reference_in is ReferenceStage.REWARD
 
 
 def reward_table(
     config: Config,
     rows: pa.Table,
     scores: dict[str, list[float]],
-    reference: list[list[float]] | None,
+    reference: Sequence[list[float] | None] | None,
 ) -> pa.Table:
     """The weighted sum, each component, and the reference log-probabilities, row by row."""
     weights = {name: component.weight for name, component in config.reward.components.items()}
@@ -54,8 +65,11 @@ def reward_table(
 
 
 @torch.inference_mode()
-def reference_log_probs(context: Context, rows: pa.Table) -> list[list[float]]:
-    """Log-probability of each response token under the frozen reference, sampling temperature included."""
+def reference_log_probs(context: Context, rows: pa.Table) -> list[list[float] | None]:
+    """Log-probability of each response token under the frozen reference, sampling temperature included.
+
+    None for greedy responses, which are never trained on.
+    """
     config = context.config
     directory = context.source(config.model.reference or config.model.policy)
     reward, trust = config.reward, config.model.trust_remote_code
@@ -66,10 +80,11 @@ def reference_log_probs(context: Context, rows: pa.Table) -> list[list[float]]:
     )
     prompts, responses = rows["prompt_tokens"].to_pylist(), rows["response_tokens"].to_pylist()
     sequences = [Row(p, r) for p, r in zip(prompts, responses, strict=True)]
+    sampled = [i for i, is_one in enumerate(is_sampled(rows).to_pylist()) if is_one]
     found: dict[int, list[float]] = {}
     with context.computing():
-        for batch in micro_batches(sequences, range(len(sequences)), reward.tokens_per_batch):
+        for batch in micro_batches(sequences, sampled, reward.tokens_per_batch):
             log_probs = response_log_probs(model, batch.to(device()), config.rollout.temperature)
             for index, values in zip(batch.rows.tolist(), log_probs.tolist(), strict=True):
                 found[index] = values[: len(responses[index])]
-    return [found[i] for i in range(len(sequences))]
+    return [found.get(i) for i in range(len(sequences))]

@@ -1,13 +1,15 @@
-"""Rollout: sample responses to one shard of an iteration's prompts."""
+"""Rollout: sample responses to one shard of an iteration's prompts, and ReMax's greedy baselines."""
 
+from pipeline.algorithmconfig import Estimator
+from pipeline.config import Config
 from pipeline.deal import deal
-from pipeline.seeds import derive_seed
+from pipeline.schemas import GREEDY_SAMPLE, is_sampled
 from pipeline.shards import write_shard
 from pipeline.tasks import Task
 from stages.context import Context, Result
 from stages.engines.base import Sampling
 from stages.progress import SAVE_SECONDS
-from stages.responding import respond, response_metrics
+from stages.responding import num_tokens, respond, response_metrics
 
 
 def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> Result:
@@ -27,15 +29,19 @@ def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> Resul
     prompts = prompts.take(dealt.indices)
     # 2. responses of the previous iteration's policy, each from a seed of its own
     version = task.iteration - 1
-    ids = [
-        (i, sample) for i in prompts["prompt_id"].to_pylist() for sample in range(rollout.samples_per_prompt)
-    ]
-    seeds = [derive_seed(config.seed, task.iteration, "rollout", prompt, sample) for prompt, sample in ids]
     sampling = Sampling(
         rollout.temperature, rollout.top_p, rollout.top_k, stop_token_ids=rollout.stop_token_ids
     )
-    rows = respond(context, prompts, version, sampling, seeds, save_every)
+    rows = respond(context, prompts, version, sampling, samples_of_prompt(config), save_every)
     # 3. one Arrow shard
     output = write_shard(context.paths, context.files.data(context.attempt), rows)
-    metrics = response_metrics(rows) | {"epoch": float(dealt.epoch)}
+    # The speed is that of every token; all else is of what the policy is trained on.
+    metrics = response_metrics(rows.filter(is_sampled(rows))) | {"response_tokens": num_tokens(rows)}
+    metrics["epoch"] = float(dealt.epoch)
     return Result((output,), rows.num_rows, "rollout/1", version, metrics)
+
+
+def samples_of_prompt(config: Config) -> tuple[int, ...]:
+    """``sample_index`` of each response to a prompt. For ReMax (arXiv 2310.10505) a greedy one comes last."""
+    greedy = (GREEDY_SAMPLE,) if config.algorithm.estimator is Estimator.REMAX else ()
+    return (*range(config.rollout.samples_per_prompt), *greedy)

@@ -41,6 +41,7 @@ from stages.warning import StoppedOnWarning, listen
 EXIT_CODES = {
     FailureKind.ERROR: 1,
     FailureKind.NUMERICS: 1,
+    FailureKind.MEMORY: 1,
     FailureKind.CONFIG: 2,
     FailureKind.INPUTS: 4,
     FailureKind.TIMEOUT: 5,
@@ -189,7 +190,7 @@ def memory_metrics() -> dict[str, float]:
 def report(error: Exception, arguments: Arguments) -> int:
     """Explain the failure in the log and, for the driver, in the failure file."""
     kind, suspect = classify(error)
-    is_explained = kind not in (FailureKind.ERROR, FailureKind.NUMERICS)
+    is_explained = kind not in (FailureKind.ERROR, FailureKind.NUMERICS, FailureKind.MEMORY)
     if not is_explained:
         traceback.print_exception(error)
     message = str(error) if is_explained else f"{type(error).__name__}: {error}"
@@ -204,13 +205,15 @@ def report(error: Exception, arguments: Arguments) -> int:
 
 def classify(error: Exception) -> tuple[FailureKind, Task | None]:
     """Whose fault it was, and the input to look at, if it was an input's."""
-    from stages.context import NumericalError, UserError
+    from stages.context import NumericalError, OutOfMemory, UserError
     from stages.ppo.masked import NoValidTokens
 
     if isinstance(error, NotCommitted | CorruptData | StaleData):
         return FailureKind.INPUTS, error.task
     if isinstance(error, StoppedOnWarning):
         return (FailureKind.PAUSED if error.has_progress else FailureKind.TIMEOUT), None
+    if isinstance(error, OutOfMemory):
+        return (FailureKind.CONFIG if error.on_device else FailureKind.MEMORY), None
     if isinstance(error, ConfigError | RunError | PromptError | PluginError | SchemaError | UserError):
         return FailureKind.CONFIG, None
     is_final = isinstance(error, NumericalError | NoValidTokens)

@@ -14,56 +14,82 @@ from pipeline.tasks import PREPARE, Task
 from stages import ranks
 from stages.context import Context, Result
 from stages.models import load_causal_lm, load_critic, load_tokenizer
-from stages.ppo.experience import read_experience
+from stages.ppo.experience import Experience, read_experience
 from stages.ppo.kl import next_kl_coef
-from stages.ppo.learner import Learner, update
+from stages.ppo.learner import Update, update
+from stages.ppo.memory import out_of_memory_explained
 from stages.ppo.metrics import mean_kl, update_metrics
+from stages.ppo.reference import with_reference
+from stages.ppo.shaping import RunningMoments
 from stages.ppo.trainer import Trainer
+from stages.ppo.training import Learner
 
 
 @dataclass(frozen=True)
 class TrainerState:
-    """What learning needs to go on, besides weights and optimizer moments.
+    """What learning needs to go on, besides weights, optimizer moments and loss scales.
 
-    Learning rates and every random choice are functions of these counters and of the run's seed, so there
-    is no generator state to save.
+    Learning rates and every random choice are functions of counters and of the run's seed, and the iteration
+    says which prompts come next, so there is neither a generator's state nor a position in the data to save.
     """
 
     iteration: int
-    optimizer_steps: int
     kl_coef: float
     responses: int
-    """Responses trained on since the run began."""
+    """Responses rolled out since the run began."""
+    rewards: RunningMoments
+    """Of all rewards since the run began, before shaping."""
     seed: int
 
 
 def run(task: Task, context: Context) -> Result | None:
     """None on every rank but the first, which has the result of all of them."""
-    config, iteration = context.config, task.iteration
     context.read(PREPARE)
-    # 1. policy, critic and their optimizers where the previous iteration left them
     ranks.start_distributed()
-    learner, state = load_learner(context, iteration - 1)
-    # 2. every shard of this iteration, verified
-    experience = read_experience(context, iteration, config.rollout.num_shards)
-    # 3. the update, and the KL coefficient of the next one
+    # 1. every shard of this iteration, verified
+    with context.stopwatch.timing("read"):
+        experience = read_experience(context, task.iteration, context.config.rollout.num_shards)
+    with out_of_memory_explained(context.config, experience):
+        return learn(task.iteration, context, experience)
+
+
+def learn(iteration: int, context: Context, experience: Experience) -> Result | None:
+    """Policy, critic and what learning needs to go on, from an iteration's experience."""
+    config, stopwatch = context.config, context.stopwatch
+    # 2. the reference's log-probabilities, unless the reward stage has computed them
+    with context.computing(), stopwatch.timing("reference"):
+        experience = with_reference(context, experience, iteration)
+    # 3. policy, critic and their optimizers where the previous iteration left them
+    with stopwatch.timing("load"):
+        learner, state = load_learner(context, iteration - 1)
+    # 4. the update, and the KL coefficient of the next one
+    moments = state.rewards.including(experience.outcome.scores)
     with context.computing():
-        targets, sums, rate = update(learner, experience, iteration, state.kl_coef)
-        kl = mean_kl(experience, targets.old_log_probs)
-        coef = state.kl_coef
-        if kl is not None:
-            coef = next_kl_coef(coef, kl, len(experience), config.algorithm.kl)
-    # 4. everything that learning needs to go on
+        done = update(learner, experience, iteration, state.kl_coef, moments, stopwatch)
     following = TrainerState(
-        iteration, learner.policy.steps, coef, state.responses + len(experience), config.seed
+        iteration=iteration,
+        kl_coef=next_coef(context, state.kl_coef, done),
+        responses=state.responses + len(experience),
+        rewards=moments,
+        seed=config.seed,
     )
-    outputs = save(context, learner, following)
+    # 5. everything that learning needs to go on
+    with stopwatch.timing("save"):
+        outputs = save(context, learner, following)
     if not ranks.is_first():
         return None
-    metrics = update_metrics(config, experience, targets, sums)
-    metrics |= {"policy/learning_rate": rate, "objective/kl_coef": state.kl_coef}
+    metrics = update_metrics(config, experience, done) | {"objective/kl_coef": state.kl_coef}
+    metrics |= {f"update_seconds/{name}": seconds for name, seconds in stopwatch.seconds.items()}
     metrics["samples"] = float(following.responses)
     return Result(outputs, len(experience), "trainer/1", iteration, metrics)
+
+
+def next_coef(context: Context, coef: float, done: Update) -> float:
+    """The KL coefficient of the next iteration; the same one where no KL was measured."""
+    kl = mean_kl(done.experience, done.targets)
+    if kl is None:
+        return coef
+    return next_kl_coef(coef, kl, len(done.experience), context.config.algorithm.kl)
 
 
 def load_learner(context: Context, version: int) -> tuple[Learner, TrainerState]:
@@ -82,11 +108,15 @@ def load_learner(context: Context, version: int) -> tuple[Learner, TrainerState]
     learner = Learner(config, policy, critic)
     folder = context.trainer_directory(version)
     if folder is None:
-        return learner, TrainerState(0, 0, config.algorithm.kl.coef, 0, config.seed)
-    state = TrainerState(**json.loads((folder / "state.json").read_text()))
+        return learner, TrainerState(0, config.algorithm.kl.coef, 0, RunningMoments(), config.seed)
     for trainer in learner.trainers:
-        trainer.load_state(folder / f"{trainer.name}.safetensors", state.optimizer_steps)
-    return learner, state
+        trainer.load_state(folder / f"{trainer.name}.safetensors")
+    return learner, read_state(folder)
+
+
+def read_state(folder: Path) -> TrainerState:
+    given = json.loads((folder / "state.json").read_text())
+    return TrainerState(**given | {"rewards": RunningMoments(**given["rewards"])})
 
 
 def save(context: Context, learner: Learner, state: TrainerState) -> tuple[FileEntry, ...]:

@@ -39,12 +39,29 @@ def leave_child(file: str) -> None:
     Path(file).write_text(str(child.pid))
 
 
+def by_rank(*whats: str) -> object:
+    """Each rank does one of them, e.g. ``"exit 0"``."""
+    what, *values = whats[int(os.environ["RANK"])].split()
+    return ACTIONS[what](*values)
+
+
+def after(file: str, what: str, *values: str) -> object:
+    """Do something when a file is there."""
+    until = time.monotonic() + 30
+    while not Path(file).exists():
+        assert time.monotonic() < until, f"{file} did not come"
+        time.sleep(0.01)
+    return ACTIONS[what](*values)
+
+
 ACTIONS = {
+    "after": after,
+    "ranks": by_rank,
     "exit": int,
     "signal": lambda number: os.kill(os.getpid(), int(number)),
     "raise": lambda text: exec(f"raise RuntimeError({text!r})"),
     "sleep": lambda seconds: time.sleep(float(seconds)),
-    "environment": lambda name: print(os.environ.get(name), flush=True),
+    "environment": lambda *names: print(*map(os.environ.get, names), sep="\n", flush=True),
     "stdin": lambda: print(repr(sys.stdin.read()), flush=True),
     "mark": mark,
     "pid": note_pid,

@@ -29,6 +29,8 @@ SURFACE = {
     "config": ["OVERRIDES", "--config-dir"],
     "validate": ["OVERRIDES", "--config-dir", "--probe"],
     "report": ["RUN"],
+    "export": ["RUN[@ITERATION]", "DIR", "--adapter"],
+    "fork": ["RUN[@ITERATION]", "NEW_RUN", "OVERRIDES", "--config-dir"],
     "devcluster": [],
 }
 
@@ -45,6 +47,8 @@ STATUS_KEYS = [
     "stopped",
     "last_row",
     "last_failure",
+    "forked_from",
+    "kept",
     "slurm",
     "cost",
 ]

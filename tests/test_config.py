@@ -105,6 +105,13 @@ MISTAKES = [
         "reward.components.rm.normalization={mean:0,std:1,reference_samples:tests/tiny.py}",
         ["rm.normalization.reference_samples", "tiny.py", "not both"],
     ),
+    ("algorithm.kl.straight_through=true", ["algorithm.kl.straight_through", "algorithm.kl.placement=loss"]),
+    ("algorithm.shaping.filter_groups=true", ["rollout.samples_per_prompt of 2 or more"]),
+    ("algorithm.shaping.overlong_buffer=13", ["overlong_buffer=13", "rollout.max_new_tokens=12"]),
+    (
+        "algorithm.correction={mode: mask, low: 3.0}",
+        ["algorithm.correction.low=3.0", "below algorithm.correction.high=2.0"],
+    ),
 ]
 
 SLURM_MISTAKES = [

@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,6 @@ from stages.engines import engine
 from stages.engines.base import Request, Sampling
 from stages.engines.transformers import TransformersGenerator, TransformersScorer
 from stages.models import load_causal_lm, load_reward_model
-
-GREEDY = Sampling(greedy=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,6 +48,11 @@ def requests(count: int = 12, max_new_tokens: int = 20) -> list[Request]:
     return [Request(p, max_new_tokens - i % 7, seed=100 + i) for i, p in enumerate(prompts(count))]
 
 
+def greedily(asked: list[Request], every: int = 1) -> list[Request]:
+    """The same, every so many of them greedy."""
+    return [replace(request, greedy=i % every == 0) for i, request in enumerate(asked)]
+
+
 def next_token_probabilities(model, tokens: list[int], temperature: float = 1.0) -> torch.Tensor:
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([tokens])).logits[0, -1]
@@ -56,7 +60,8 @@ def next_token_probabilities(model, tokens: list[int], temperature: float = 1.0)
 
 
 def test_greedy_is_transformers_own_greedy_token_by_token(generator, model):
-    for request, response in zip(requests(), generator.generate(requests(), GREEDY), strict=True):
+    found = generator.generate(greedily(requests()), Sampling())
+    for request, response in zip(requests(), found, strict=True):
         expected = model.generate(
             input_ids=torch.tensor([request.prompt_tokens]),
             attention_mask=torch.ones(1, len(request.prompt_tokens), dtype=torch.long),
@@ -81,11 +86,10 @@ def test_log_probabilities_are_those_of_a_plain_forward_pass_at_the_temperature(
         torch.testing.assert_close(torch.tensor(response.log_probs), expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(0.6, 0.9, 40), GREEDY], ids=["plain", "cut", "greedy"]
-)
-def test_a_response_does_not_depend_on_what_it_is_batched_with(model, generator, sampling):
-    asked = requests(24)
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.6, 0.9, 40)], ids=["plain", "cut"])
+@pytest.mark.parametrize("every", [24, 3, 1], ids=["one greedy", "some greedy", "all greedy"])
+def test_a_response_does_not_depend_on_what_it_is_batched_with(model, generator, sampling, every):
+    asked = greedily(requests(24), every)
     expected = [generator.generate([request], sampling)[0].tokens for request in asked]
     for budget in (1, 100, 100_000):
         found = TransformersGenerator(model, budget).generate(asked, sampling)
@@ -148,7 +152,27 @@ def truncated(probabilities: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 def test_top_k_of_one_is_greedy(generator):
     asked = requests(6)
     cut = [r.tokens for r in generator.generate(asked, Sampling(top_k=1))]
-    assert cut == [r.tokens for r in generator.generate(asked, GREEDY)]
+    assert cut == [r.tokens for r in generator.generate(greedily(asked), Sampling())]
+
+
+def test_greedy_and_sampled_rows_of_one_batch_are_what_each_is_alone(model):
+    together = TransformersGenerator(model, 100_000)
+    sampling, asked = Sampling(1.5, 0.9, 50), requests(10)
+    assert len(together.plan(asked)) == 1
+    mixed = together.generate(greedily(asked, every=2), sampling)
+    sampled = together.generate(asked, sampling)
+    greedy = together.generate(greedily(asked), Sampling())
+    assert [r.tokens for r in mixed] == [(sampled if i % 2 else greedy)[i].tokens for i in range(len(asked))]
+    assert all(s.tokens != g.tokens for s, g in zip(sampled, greedy, strict=True))
+
+
+def test_log_probabilities_of_greedy_tokens_are_tempered_like_all(generator, model):
+    prompt = prompts(4)[3]
+    for temperature in (0.5, 1.0, 2.0):
+        request = Request(prompt, 1, greedy=True)
+        (response,) = generator.generate([request], Sampling(temperature, top_p=0.1, top_k=1))
+        likeliest = next_token_probabilities(model, prompt, temperature).max().log()
+        assert response.log_probs[0] == pytest.approx(float(likeliest), abs=1e-4)
 
 
 def test_top_k_beyond_the_vocabulary_keeps_everything(generator):
@@ -179,11 +203,10 @@ def test_responses_end_at_a_stop_token_which_they_keep_or_at_their_own_limit(gen
 
 def test_a_stop_token_at_the_very_limit_counts_as_a_stop(generator):
     request = requests(1)[0]
-    (free,) = generator.generate([request], GREEDY)
+    (free,) = generator.generate(greedily([request]), Sampling())
     place = free.tokens.index(free.tokens[3])
     (cut,) = generator.generate(
-        [Request(request.prompt_tokens, place + 1, 0)],
-        Sampling(greedy=True, stop_token_ids=(free.tokens[3],)),
+        [Request(request.prompt_tokens, place + 1, greedy=True)], Sampling(stop_token_ids=(free.tokens[3],))
     )
     assert cut.tokens == free.tokens[: place + 1]
     assert cut.finish_reason is FinishReason.STOP
@@ -216,9 +239,9 @@ def test_generation_settings_of_the_model_directory_do_not_leak_in(generator, in
     }
     (tmp_path / "generation_config.json").write_text(json.dumps(settings))
     opinionated = load_causal_lm(tmp_path, Precision.FP32, trust_remote_code=False)
-    for sampling in (GREEDY, Sampling()):
-        found = TransformersGenerator(opinionated, 400).generate(requests(), sampling)
-        assert found == generator.generate(requests(), sampling)
+    for asked in (greedily(requests()), requests()):
+        found = TransformersGenerator(opinionated, 400).generate(asked, Sampling())
+        assert found == generator.generate(asked, Sampling())
 
 
 def test_end_of_sequence_ids_of_the_model_directory_do_count(inputs, generator):

@@ -1,116 +1,42 @@
-"""The PPO update on tiny models: exact first ratios, no trace of micro-batching, and no step from NaN."""
+"""The PPO update on tiny models: exact first ratios, no trace of micro-batching, what the stage commits."""
 
 import dataclasses
 import math
-import os
 
-import pyarrow as pa
 import pytest
 import tiny
 import torch
+from learning import (
+    difference,
+    experience,
+    make_learner,
+    metrics_of,
+    process_group,
+    updated,
+    weights,
+    with_scores,
+)
 from processes import make_run, stage
 from safetensors.torch import load_file, save_file
 
 from pipeline.algorithmconfig import Estimator, LossAggregation
-from pipeline.checks import resolve
 from pipeline.commits import read_record
-from pipeline.compose import compose
-from pipeline.schemas import REWARD, ROLLOUT, conform
 from pipeline.tasks import Stage, Task
-from pipeline.updateconfig import Precision
-from stages.context import NumericalError
-from stages.models import load_causal_lm, load_critic
-from stages.ppo.experience import Experience, build_experience
-from stages.ppo.learner import Learner, split_epoch, token_rewards, update
 from stages.ppo.masked import NoValidTokens
-from stages.ppo.metrics import mean_kl, update_metrics
-from stages.ppo.trainer import Trainer
-from stages.ranks import start_distributed
+from stages.ppo.metrics import mean_kl
+from stages.ppo.targets import token_rewards
+from stages.ppo.training import split_epoch
 
 
 @pytest.fixture(scope="module", autouse=True)
-def process_group():
-    """DeepSpeed's group of one, gone again for the other test files, and with it what it put where."""
-    before, threads = dict(os.environ), torch.get_num_threads()
-    torch.set_num_threads(1)
-    start_distributed()
-    yield
-    torch.distributed.destroy_process_group()
-    torch.set_num_threads(threads)
-    os.environ.clear()
-    os.environ.update(before)
+def group():
+    with process_group():
+        yield
 
 
 @pytest.fixture
 def make(inputs, tmp_path):
-    """A learner of the given settings, from the same policy each time."""
-
-    def call(*more: str) -> Learner:
-        given = tiny.overrides(
-            inputs, tmp_path / "run", "update.epsilon=1e-3", "update.minibatches=2", "update.epochs=2", *more
-        )
-        config = resolve(compose(given))
-        policy = load_causal_lm(inputs / "policy", Precision.FP32, trust_remote_code=False)
-        critic = None
-        if config.algorithm.estimator is Estimator.GAE:
-            model = load_critic(inputs / "policy", Precision.FP32, trust_remote_code=False)
-            critic = Trainer("critic", model, config.update.critic_learning_rate, config.update)
-        return Learner(config, Trainer("policy", policy, config.update.learning_rate, config.update), critic)
-
-    return call
-
-
-def experience(
-    rows: int = 8,
-    samples: int = 1,
-    holes: bool = False,
-    with_kl: bool = True,
-    rewards: list[float] | None = None,
-) -> Experience:
-    """Ragged rows of random tokens; with holes, the middle third of each response is an observation."""
-    draw = torch.Generator().manual_seed(3)
-    lengths = [(1 + (5 * i) % 11, 3 + (7 * i) % 10) for i in range(rows)]
-    tokens = [torch.randint(2, 258, (p + r,), generator=draw).tolist() for p, r in lengths]
-    noise = [(torch.randn(r, generator=draw) / 3 - 5).tolist() for _, r in lengths]
-    masks = [[not holes or not r // 3 <= t < 2 * r // 3 for t in range(r)] for _, r in lengths]
-    ids = {
-        "prompt_id": [f"p{i // samples}" for i in range(rows)],
-        "sample_index": [i % samples for i in range(rows)],
-    }
-    rollout = {
-        **ids,
-        "prompt_tokens": [t[:p] for t, (p, _) in zip(tokens, lengths, strict=True)],
-        "response_tokens": [t[p:] for t, (p, _) in zip(tokens, lengths, strict=True)],
-        "response_mask": masks,
-        "rollout_logprobs": noise,
-        "finish_reason": ["stop"] * rows,
-        "num_turns": [1] * rows,
-        "prompt_text": [""] * rows,
-        "prompt_messages": [None] * rows,
-        "response_text": [""] * rows,
-    }
-    scores = rewards or torch.randn(rows, generator=draw).tolist()
-    reward = {**ids, "reward": scores, "reference_logprobs": noise if with_kl else pa.nulls(rows)}
-    extra = pa.table({"reward/rm": pa.array(scores, pa.float32())})
-    return build_experience(conform(rollout, ROLLOUT), conform(reward, REWARD, extra=extra))
-
-
-def weights(learner: Learner) -> dict[str, torch.Tensor]:
-    return {
-        f"{trainer.name}.{name}": p.detach().clone()
-        for trainer in learner.trainers
-        for name, p in trainer.model.named_parameters()
-    }
-
-
-def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    assert one.keys() == other.keys()
-    return max(float((one[name] - other[name]).abs().max()) for name in one)
-
-
-def metrics_of(learner: Learner, given: Experience, kl_coef: float = 0.05) -> dict[str, float]:
-    targets, sums, _ = update(learner, given, 1, kl_coef)
-    return update_metrics(learner.config, given, targets, sums)
+    return lambda *more: make_learner(inputs, tmp_path / "run", *more)
 
 
 @pytest.mark.parametrize("budget", [64, 100, 4096])
@@ -134,37 +60,39 @@ def test_the_update_does_not_depend_on_the_micro_batch_budget(make, aggregation)
             assert metrics[name] == pytest.approx(seen[0][1][name], rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("estimator", ["gae", "grpo", "rloo"])
+@pytest.mark.parametrize("estimator", list(Estimator))
 @pytest.mark.parametrize("with_kl", [True, False])
 def test_every_estimator_moves_the_weights_and_reports_finite_numbers(make, estimator, with_kl):
-    samples = 1 if estimator == "gae" else 4
+    samples = 1 if estimator is Estimator.GAE else 4
     learner = make(
         f"algorithm.estimator={estimator}",
         f"rollout.samples_per_prompt={samples}",
         "data.prompts_per_iteration=2",
     )
     before = weights(learner)
-    metrics = metrics_of(learner, experience(samples=samples, with_kl=with_kl, holes=True))
+    given = experience(samples=samples, with_kl=with_kl, holes=True, greedy=estimator is Estimator.REMAX)
+    metrics = metrics_of(learner, given)
     assert difference(before, weights(learner)) > 1e-4
     assert {name for name, value in metrics.items() if not math.isfinite(value)} == set()
     assert ("objective/kl" in metrics) is with_kl
-    assert ("value/explained_variance" in metrics) is (estimator == "gae")
+    assert ("value/explained_variance" in metrics) is (estimator is Estimator.GAE)
 
 
-def test_without_kl_there_is_no_kl_to_control():
-    assert mean_kl(experience(with_kl=False), torch.zeros(8, 12)) is None
+def test_without_kl_there_is_no_kl_to_control(make):
+    given = experience(with_kl=False)
+    assert mean_kl(given, updated(make(), given).targets) is None
 
 
 def test_observation_tokens_are_trained_on_by_nobody(make):
     """Log-probabilities of what the environment wrote do not count, not even when they are NaN."""
     given = experience(holes=True)
     learner = make()
-    targets, _, _ = update(learner, given, 1, 0.05)
+    targets = updated(learner, given).targets
     dirty = torch.where(given.mask, given.rollout_log_probs, torch.nan)
     again = make()
     reference = torch.where(given.mask, given.reference_log_probs, torch.nan)
     spoiled = dataclasses.replace(given, rollout_log_probs=dirty, reference_log_probs=reference)
-    update(again, spoiled, 1, 0.05)
+    updated(again, spoiled)
     assert difference(weights(learner), weights(again)) == 0
     assert bool(torch.isfinite(targets.advantages[given.mask]).all())
 
@@ -177,9 +105,9 @@ def test_a_row_of_nothing_but_observations_teaches_nothing(make):
     learner, other = make(), make()
     metrics = metrics_of(learner, given)
     assert all(math.isfinite(value) for value in metrics.values())
-    scores = given.scores.clone()
+    scores = given.outcome.scores.clone()
     scores[2] = 100.0
-    update(other, dataclasses.replace(given, scores=scores), 1, 0.05)
+    updated(other, with_scores(given, scores))
     assert difference(weights(learner), weights(other)) == 0
 
 
@@ -190,7 +118,7 @@ def test_a_mini_batch_of_nothing_but_observations_is_a_clear_error(make):
     mask = given.mask.clone()
     mask[list(rows)] = False
     with pytest.raises(NoValidTokens, match="none of the 4 responses has a token that the policy wrote"):
-        update(learner, dataclasses.replace(given, mask=mask), 1, 0.05)
+        updated(learner, dataclasses.replace(given, mask=mask))
 
 
 def test_the_reward_lies_on_the_last_token_of_the_policy(make):
@@ -199,19 +127,21 @@ def test_the_reward_lies_on_the_last_token_of_the_policy(make):
     mask[0, -4:] = False
     mask[1] = False
     given = dataclasses.replace(given, mask=mask)
-    rewards = token_rewards(make().config, given, torch.zeros_like(given.rollout_log_probs), 0.0)
+    rewards = token_rewards(
+        make().config, given, given.outcome.scores, torch.zeros_like(given.rollout_log_probs), 0.0
+    )
     for row in range(len(given)):
         columns = rewards[row].nonzero().flatten().tolist()
         owned = mask[row].nonzero().flatten().tolist()
         assert columns == owned[-1:]
-        assert rewards[row].sum() == (given.scores[row] if owned else 0)
+        assert rewards[row].sum() == (given.outcome.scores[row] if owned else 0)
 
 
 def test_kl_is_taken_off_the_reward_at_every_token(make):
     given = experience()
     old = given.reference_log_probs + 0.1 * given.mask
-    with_kl = token_rewards(make().config, given, old, 2.0)
-    without = token_rewards(make().config, given, old, 0.0)
+    with_kl = token_rewards(make().config, given, given.outcome.scores, old, 2.0)
+    without = token_rewards(make().config, given, given.outcome.scores, old, 0.0)
     torch.testing.assert_close((without - with_kl)[given.mask], torch.full((int(given.mask.sum()),), 0.2))
     assert bool((with_kl[~given.mask] == 0).all())
 
@@ -229,12 +159,11 @@ def test_mini_batches_are_a_fresh_permutation_each_epoch_and_the_same_each_time(
 def test_a_fresh_critic_knows_nothing_and_learns(make):
     learner = make("update.critic_learning_rate=1e-2", "update.epochs=4")
     given = experience()
-    first, _, _ = update(learner, given, 1, 0.0)
+    first = updated(learner, given, 0.0).targets
     assert float(first.old_values.abs().max()) == 0.0
     losses = []
     for iteration in range(2, 6):
-        _, sums, _ = update(learner, given, iteration, 0.0)
-        losses.append(sums.value_losses[-1])
+        losses.append(updated(learner, given, 0.0, iteration).steps.sums[-1]["value_loss"])
     assert losses[-1] < losses[0]
 
 
@@ -247,25 +176,6 @@ def test_equal_rewards_are_reported_and_change_nothing_but_by_kl(make):
     assert difference(before, weights(learner)) < 1e-6
     metrics = metrics_of(make(), experience(rewards=[0.7] * 8))
     assert metrics["reward/frac_zero_std"] == 1
-
-
-def test_a_score_that_is_nan_stops_before_any_step(make):
-    given = experience()
-    scores = given.scores.clone()
-    scores[5] = torch.nan
-    learner = make("algorithm.whiten_advantages=false", "update.minibatches=1")
-    before = weights(learner)
-    with pytest.raises(NumericalError, match=r"loss is nan in iteration 1, epoch 1, mini-batch 1; rows .*p5"):
-        update(learner, dataclasses.replace(given, scores=scores), 1, 0.05)
-    assert difference(before, weights(learner)) == 0
-
-
-def test_a_score_that_is_infinite_stops_before_any_step(make):
-    given = experience()
-    scores = given.scores.clone()
-    scores[5] = torch.inf
-    with pytest.raises(NumericalError, match="iteration 1, epoch 1, mini-batch"):
-        update(make(), dataclasses.replace(given, scores=scores), 1, 0.05)
 
 
 # the stage
@@ -288,8 +198,8 @@ def test_a_critic_with_a_nan_weight_commits_nothing(inputs, tmp_path):
     run = scored_run(inputs, tmp_path / "run", f"model.critic={critic}")
     done = stage(run, "update", 1)
     assert done.code == 1
-    assert "NumericalError: the policy loss is nan in iteration 1, epoch 1, mini-batch 1" in done.log
-    assert "rows with prompt_id p" in done.log
+    assert "step skipped: the policy loss is nan in iteration 1, epoch 1, mini-batch 1; rows" in done.log
+    assert "(3 steps skipped; max_skipped_steps is 2)" in done.log
     assert read_record(run.paths, Task(1, Stage.UPDATE)) is None
     assert not run.paths.policies.exists()
 

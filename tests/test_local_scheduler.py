@@ -31,8 +31,10 @@ def start(tmp_path):
         scheduler.cancel()
 
 
-def job(tmp_path: Path, key: str, *arguments: object, pool: str = "gpu", priority: int = 0) -> Job:
-    return Job(key, pool, tuple(map(str, arguments)), tmp_path / "logs" / f"{key}.log", priority)
+def job(
+    tmp_path: Path, key: str, *arguments: object, pool: str = "gpu", priority: int = 0, ranks: int = 1
+) -> Job:
+    return Job(key, pool, tuple(map(str, arguments)), tmp_path / "logs" / f"{key}.log", priority, ranks)
 
 
 def finish(scheduler: LocalScheduler, seconds: float = 30) -> dict[str, JobStatus]:
@@ -190,21 +192,147 @@ from pathlib import Path
 from slurm.local import LocalLimits, LocalScheduler
 from slurm.scheduler import Job
 if __name__ == "__main__":
-    file = Path(sys.argv[1])
+    log, ranks, *words = sys.argv[1:]
     scheduler = LocalScheduler("scheduled:main", [], LocalLimits(1, {"gpu": 1}, 60))
-    scheduler.submit([Job("a", "gpu", ("pid", str(file)), file.with_suffix(".log"))])
+    scheduler.submit([Job("a", "gpu", tuple(words), Path(log), ranks=int(ranks))])
     scheduler.wait(0)
     time.sleep(60)
 """
 
 
-def test_jobs_die_with_a_killed_scheduler(tmp_path):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_jobs_die_with_a_killed_scheduler(tmp_path, ranks):
     script = tmp_path / "schedule.py"
     script.write_text(SCHEDULE)
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    process = subprocess.Popen([sys.executable, script, tmp_path / "pids"], env=environment)
-    running = pids(tmp_path / "pids")
+    words = ["pid", tmp_path / "pids"]
+    if ranks == 2:
+        words = ["ranks", f"pid {tmp_path / 'first'}", f"pid {tmp_path / 'pids'}"]
+    command = [sys.executable, script, tmp_path / "log", str(ranks), *words]
+    process = subprocess.Popen(command, env=environment)
+    running = pids(tmp_path / "pids") + (pids(tmp_path / "first") if ranks == 2 else [])
+    assert len(running) == 2 * ranks
     assert all(map(is_alive, running))
     process.send_signal(signal.SIGKILL)
     process.wait()
+    assert eventually(lambda: not any(map(is_alive, running)))
+
+
+# several ranks
+
+
+PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "RENDEZVOUS_FILE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def test_ranks_are_told_their_places_and_where_to_meet(start, tmp_path, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "of somebody else")
+    scheduler, said = start(), set()
+    for key in ("a", "a", "b"):  # twice to the same log
+        scheduler.submit([job(tmp_path, key, "environment", *PLACE, ranks=2)])
+        assert finish(scheduler)[key] == JobStatus(JobState.ENDED, 0)
+        scheduler.forget(key)
+        logs = [tmp_path / f"logs/{key}.log", tmp_path / f"logs/{key}.rank-1.log"]
+        first, second = (log.read_text().splitlines()[-6:] for log in logs)
+        assert (first[:3], second[:3]) == (["0", "0", "2"], ["1", "1", "2"])
+        assert first[3:] == second[3:]
+        assert first[4:] == ["", ""]
+        assert not Path(first[3]).exists()
+        assert Path(first[3]).parent.is_dir()
+        said.add(first[3])
+    assert len(said) == 3, "no two starts meet at the same place"
+
+
+def test_one_process_is_told_no_place(start, tmp_path, monkeypatch):
+    for name in PLACE:
+        monkeypatch.delenv(name, raising=False)
+    scheduler = start()
+    scheduler.submit([job(tmp_path, "a", "environment", *PLACE)])
+    finish(scheduler)
+    assert (tmp_path / "logs/a.log").read_text().splitlines()[1:] == ["None"] * 6
+
+
+def test_a_job_ends_when_its_last_rank_does_and_takes_one_slot(start, tmp_path):
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    scheduler = start(slots=1)
+    whats = [f"mark {marks} r{rank} {seconds}" for rank, seconds in enumerate((0.01, 0.6, 0.2))]
+    scheduler.submit(
+        [job(tmp_path, "a", "ranks", *whats, ranks=3), job(tmp_path, "b", "mark", marks, "b", 0)]
+    )
+    assert finish(scheduler) == {key: JobStatus(JobState.ENDED, 0) for key in "ab"}
+    last = max(float((marks / f"r{rank}").read_text().split()[1]) for rank in range(3))
+    assert float((marks / "b").read_text().split()[0]) >= last
+
+
+def test_a_rank_that_has_ended_does_not_keep_the_driver_awake_and_leaves_nothing(start, tmp_path):
+    scheduler = start()
+    whats = [f"leave {tmp_path / 'child'}", f"pid {tmp_path / 'pids'}"]
+    scheduler.submit([job(tmp_path, "a", "ranks", *whats, ranks=2)])
+    scheduler.wait(0)
+    pids(tmp_path / "pids")
+    (running,) = scheduler._running.values()
+    assert eventually(lambda: len(running.unfinished) == 1)
+    assert scheduler.query()["a"].state is JobState.RUNNING
+    assert eventually(lambda: not any(map(is_alive, pids(tmp_path / "child"))))
+    before = time.monotonic()
+    scheduler.wait(0.5)
+    assert time.monotonic() - before >= 0.5
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "words"),
+    [("signal 9", -9, "killed by signal 9"), ("exit 4", 4, "ended with exit code 4")],
+)
+def test_when_one_rank_fails_the_others_are_stopped_and_it_is_named(
+    start, tmp_path, monkeypatch, ending, code, words
+):
+    monkeypatch.setattr("slurm.local._GRACE_SECONDS", 0.5)
+    scheduler = start()
+    first, third = tmp_path / "first", tmp_path / "third"
+    whats = [f"pid {first} deaf", f"after {first} after {third} {ending}", f"pid {third}"]
+    scheduler.submit([job(tmp_path, "a", "ranks", *whats, ranks=3)])
+    ended = finish(scheduler)["a"]
+    assert ended == JobStatus(JobState.ENDED, code, f"rank 1 of 3 {words}", rank=1)
+    left = pids(first) + pids(third)
+    assert eventually(lambda: not any(map(is_alive, left)))
+
+
+@pytest.mark.parametrize(
+    ("endings", "rank", "code"),
+    [
+        (("exit 1", "signal 9"), 1, -9),  # the error was that the peer had gone
+        (("exit 3", "signal 6"), 0, 3),  # a library gave up where the peer had gone
+        (("exit 0", "exit 5"), 1, 5),
+        (("exit 7", "exit 5"), 0, 7),
+    ],
+)
+def test_of_several_that_failed_at_once_the_likely_cause_is_named(start, tmp_path, endings, rank, code):
+    scheduler = start()
+    scheduler.submit([job(tmp_path, "a", "ranks", *endings, ranks=2)])
+    scheduler.wait(0)
+    (running,) = scheduler._running.values()
+    assert eventually(lambda: not running.unfinished)
+    ended = finish(scheduler)["a"]
+    assert (ended.rank, ended.exit_code) == (rank, code)
+
+
+def test_the_time_limit_ends_all_ranks(start, tmp_path):
+    scheduler = start(time_limit=2)
+    whats = [f"pid {tmp_path / 'first'}", "exit 0", f"pid {tmp_path / 'third'} deaf"]
+    scheduler.submit([job(tmp_path, "a", "ranks", *whats, ranks=3)])
+    ended = finish(scheduler)["a"]
+    assert ended == JobStatus(JobState.ENDED, -9, "stopped at the time limit of 2 s")
+    left = pids(tmp_path / "first") + pids(tmp_path / "third")
+    assert eventually(lambda: not any(map(is_alive, left)))
+
+
+def test_cancel_leaves_no_process_of_any_rank(start, tmp_path, monkeypatch):
+    monkeypatch.setattr("slurm.local._GRACE_SECONDS", 0.5)
+    scheduler = start()
+    whats = [f"pid {tmp_path / 'first'}", f"pid {tmp_path / 'second'} deaf"]
+    scheduler.submit([job(tmp_path, "a", "ranks", *whats, ranks=2)])
+    scheduler.wait(0)
+    running = pids(tmp_path / "first") + pids(tmp_path / "second")
+    assert all(map(is_alive, running))
+    scheduler.cancel()
     assert eventually(lambda: not any(map(is_alive, running)))

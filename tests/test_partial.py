@@ -396,7 +396,8 @@ def test_the_origin_tells_requests_sampling_and_groups_apart(run):
     assert origin_of(context, 1, asked, Sampling(), [[0, 1]]) == base
     assert origin_of(context, 1, asked, Sampling(), [[0], [1]]) != base
     assert origin_of(context, 1, asked, Sampling(0.9), [[0, 1]]) != base
-    assert origin_of(context, 1, [asked[0], Request([3], 5, 2)], Sampling(), [[0, 1]]) != base
+    for other in (Request([3], 5, 2), Request([3], 5, 1, greedy=True), Request([3], 6, 1)):
+        assert origin_of(context, 1, [asked[0], other], Sampling(), [[0, 1]]) != base
 
 
 def test_saves_are_made_when_they_are_due_and_hold_something_new(run):

@@ -1,6 +1,7 @@
 """Reward models in their own words, rules as the user wrote them, and one clear error for what cannot be."""
 
 import json
+import shutil
 import statistics
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from processes import Done, make_run, stage
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from pipeline.checks import resolve
 from pipeline.commits import read_record
-from pipeline.runs import Run
+from pipeline.compose import compose
+from pipeline.runs import Run, create_run
 from pipeline.schemas import REWARD, ROLLOUT, conform
 from pipeline.shards import read_shard
 from pipeline.tasks import PREPARE, Stage, Task
@@ -309,3 +312,45 @@ def test_a_rule_that_vanished_after_prepare_ends_in_exit_code_2(inputs, tmp_path
     assert done.code == 2
     assert "reward.components.mine.function=" in done.log
     assert "no module" in done.log
+
+
+# the reference
+
+
+def rule_only(inputs: Path, folder: Path, project: Path, *more: str) -> Run:
+    """A rollout scored by a rule only, with a policy of its own, which is also the reference."""
+    policy = shutil.copytree(inputs / "policy", folder / "policy")
+    given = [word for word in tiny.overrides(inputs, folder / "run") if not word.startswith("reward")]
+    module = next(project.glob("*_rules.py")).stem
+    given += ["reward=rule", f"reward.components.rule.function={module}:length", f"model.policy={policy}"]
+    run = create_run(resolve(compose([*given, *more])))
+    for task in (("prepare",), ("rollout", 1, 0)):
+        done = stage(run, *task, cwd=project)
+        assert done.code == 0, done.log
+    return run
+
+
+def references(run: Run) -> list[list[float] | None]:
+    table = read_shard(run.paths, read_record(run.paths, Task(1, Stage.REWARD, 0)), REWARD)
+    return table["reference_logprobs"].to_pylist()
+
+
+def test_where_the_update_scores_the_reference_rules_need_no_model(inputs, tmp_path, project):
+    run = rule_only(inputs, tmp_path, project, "algorithm.kl.reference_in=update")
+    (tmp_path / "policy" / "model.safetensors").unlink()
+    done = stage(run, "reward", 1, 0, cwd=project)
+    assert done.code == 0, done.log
+    assert set(references(run)) == {None}
+
+
+def test_otherwise_the_reference_is_scored_here_and_must_be_there(inputs, tmp_path, project):
+    run = rule_only(inputs, tmp_path, project)
+    weights = tmp_path / "policy" / "model.safetensors"
+    weights.rename(tmp_path / "aside")
+    failed = stage(run, "reward", 1, 0, cwd=project)
+    assert failed.code == 2
+    assert "model.safetensors has changed since the run began" in failed.log
+    (tmp_path / "aside").rename(weights)
+    done = stage(run, "reward", 1, 0, cwd=project)
+    assert done.code == 0, done.log
+    assert None not in references(run)

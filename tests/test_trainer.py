@@ -7,6 +7,8 @@ one server that has imported everything.
 import json
 import math
 import multiprocessing
+import os
+import shutil
 import stat
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -25,24 +27,34 @@ from pipeline.paths import RunPaths
 from pipeline.updateconfig import Precision, Schedule, UpdateConfig
 from stages.context import NumericalError
 from stages.models import DTYPES, load_causal_lm
-from stages.ppo.trainer import Trainer, learning_rate
+from stages.ppo.trainer import Step, Trainer, learning_rate
 from stages.ranks import start_distributed
 
 RATE = 1e-2
-TOTAL = 5
-CASES = [("fp32", 0), ("fp32", 1), ("fp32", 2), ("fp32", 3), ("bf16", 1), ("bf16", 2), ("bf16", 3)]
-NAMES = [f"{precision}-zero{stage}" for precision, stage in CASES]
+TOTAL = 8
+OFFLOADED = ["fp32-zero1-offload", "bf16-zero1-offload", "fp16-zero2-offload", "bf16-zero3-offload"]
+CASES = ["fp32-zero0", *(f"{p}-zero{stage}" for p in ("fp32", "bf16", "fp16") for stage in (1, 2, 3))]
+if shutil.which(os.environ.get("CXX", "c++")):  # else see what is said without
+    CASES += OFFLOADED
 
 
-def settings(precision: str, stage: int) -> UpdateConfig:
+def precision_of(case: str) -> Precision:
+    return Precision(case.split("-")[0])
+
+
+def settings(case: str) -> UpdateConfig:
+    """Of a case such as bf16-zero2-offload."""
+    precision, zero, *extras = case.split("-")
     return UpdateConfig(
         learning_rate=RATE,
         schedule="linear",
         weight_decay=0.1,
         epsilon=1e-3,  # with a tiny one, AdamW blows up the rounding of gradients that are almost zero
         max_grad_norm=0.5,
-        zero_stage=stage,
+        zero_stage=int(zero.removeprefix("zero")),
         precision=precision,
+        offload_optimizer="offload" in extras,
+        activation_checkpointing="checkpointing" in extras,
     )
 
 
@@ -67,7 +79,7 @@ def accumulate(trainer: Trainer, step: int) -> None:
         trainer.backward(share_of_loss(trainer.engine, ids, tokens), is_last=number == len(batches) - 1)
 
 
-def advance(trainer: Trainer, steps: range) -> list[tuple[float, float]]:
+def advance(trainer: Trainer, steps: range) -> list[Step]:
     seen = []
     for step in steps:
         accumulate(trainer, step)
@@ -79,82 +91,117 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: trainer._master(p).clone() for name, p in trainer.model.named_parameters()}
 
 
-def new_trainer(directory: Path, precision: str, stage: int) -> Trainer:
-    model = load_causal_lm(directory, Precision(precision), trust_remote_code=False)
-    return Trainer("policy", model, RATE, settings(precision, stage))
+def new_trainer(directory: Path, case: str) -> Trainer:
+    model = load_causal_lm(directory, precision_of(case), trust_remote_code=False)
+    return Trainer("policy", model, RATE, settings(case))
 
 
-def is_error_raised(trainer: Trainer, spoil: float) -> bool:
-    """Take a step whose gradient is not finite although the loss is."""
-    batches = micro_batches(9)
+def accumulate_spoiled(trainer: Trainer, step: int, spoil: float) -> None:
+    """A gradient that is not finite although the loss is."""
     parameter = next(p for name, p in trainer.model.named_parameters() if name.endswith("norm.weight"))
-    parameter.register_hook(lambda gradient: gradient * spoil)
-    trainer.backward(share_of_loss(trainer.engine, batches[0], 3), is_last=True)
-    try:
-        trainer.step(TOTAL)
-    except NumericalError:
-        return True
-    return False
+    hook = parameter.register_hook(lambda gradient: gradient * spoil)
+    accumulate(trainer, step)
+    hook.remove()
 
 
-def life_of_a_trainer(precision: str, stage: int, policy: Path, folder: Path) -> dict:
-    """Three steps, a checkpoint, two more steps; the same two from the checkpoint; and a spoiled step."""
+def skip(trainer: Trainer, spoil: float) -> dict:
+    """A step that cannot be taken. The loss scale is put back: it may change the rounding of what follows."""
+    before, scaler = {name: t.clone() for name, t in trainer._state()}, trainer._scaler_state()
+    accumulate_spoiled(trainer, 9, spoil)
+    step = trainer.step(TOTAL)
+    after, scale = dict(trainer._state()), trainer._loss_scale
+    trainer._set_scaler_state(scaler)
+    return {
+        "step": step,
+        "steps": trainer.steps,
+        "is_unchanged": all(torch.equal(before[name], after[name]) for name in before),
+        "scales": (scaler.get("cur_scale", 1.0), scale),
+    }
+
+
+def skip_at_lowest_scale(trainer: Trainer) -> Step:
+    scaler = trainer._scaler_state()
+    trainer._set_scaler_state({"cur_scale": 1.0})
+    accumulate_spoiled(trainer, 9, math.nan)
+    step = trainer.step(TOTAL)
+    trainer._set_scaler_state(scaler)
+    return step
+
+
+def discard_two(trainer: Trainer) -> None:
+    """A batch that nobody wants, and one that nobody can use."""
+    accumulate(trainer, 9)
+    trainer.discard()
+    accumulate_spoiled(trainer, 9, math.nan)
+    trainer.discard()
+
+
+def life_of_a_trainer(case: str, policy: Path, folder: Path) -> dict:
+    """Three steps, a checkpoint, two more; the same two from the checkpoint; then one has bad luck."""
     torch.set_num_threads(1)
     start_distributed()
-    trainer = new_trainer(policy, precision, stage)
+    trainer = new_trainer(policy, case)
     start = weights(trainer)
-    norms = advance(trainer, range(3))
+    steps = advance(trainer, range(3))
     after_three = weights(trainer)
     trainer.save_model(folder / "model")
     trainer.save_state(folder / "state" / "policy.safetensors")
     advance(trainer, range(3, 5))
 
-    again = new_trainer(folder / "model", precision, stage)
-    again.load_state(folder / "state" / "policy.safetensors", steps=3)
+    again = new_trainer(folder / "model", case)
+    again.load_state(folder / "state" / "policy.safetensors")
     restored = weights(again)
     advance(again, range(3, 5))
     for name, one in (("straight", trainer), ("resumed", again)):
         one.save_model(folder / name)
         one.save_state(folder / f"{name}-state" / "policy.safetensors")
+    skips = [skip(trainer, spoil) for spoil in (math.nan, math.inf)]
+    at_lowest_scale = skip_at_lowest_scale(trainer) if precision_of(case) is Precision.FP16 else None
+    discard_two(trainer)
+    seen = [advance(one, range(5, 7)) for one in (trainer, again)]
+    for name, one in (("unlucky", trainer), ("lucky", again)):
+        one.save_state(folder / f"{name}-state" / "policy.safetensors")
     return {
         "start": start,
-        "norms": norms,
+        "steps": steps,
         "after_three": after_three,
         "restored": restored,
-        "nan_noticed": is_error_raised(trainer, math.nan),
-        "inf_noticed": is_error_raised(again, math.inf),
+        "skips": skips,
+        "at_lowest_scale": at_lowest_scale,
+        "unlucky": seen[0],
+        "lucky": seen[1],
     }
 
 
-def life_with_tied_embeddings(precision: str, stage: int, policy: Path, folder: Path) -> dict:
+def life_with_tied_embeddings(case: str, policy: Path, folder: Path) -> dict:
     torch.set_num_threads(1)
     start_distributed()
-    trainer = new_trainer(policy, precision, stage)
+    trainer = new_trainer(policy, case)
     advance(trainer, range(2))
     trainer.save_model(folder / "model")
     trainer.save_state(folder / "state.safetensors")
-    again = new_trainer(folder / "model", precision, stage)
-    again.load_state(folder / "state.safetensors", steps=2)
+    again = new_trainer(folder / "model", case)
+    again.load_state(folder / "state.safetensors")
     advance(trainer, range(2, 3))
     advance(again, range(2, 3))
     return {"straight": weights(trainer), "resumed": weights(again)}
 
 
-def save_poisoned(precision: str, stage: int, policy: Path, folder: Path) -> str:
+def save_poisoned(case: str, policy: Path, folder: Path) -> str:
     torch.set_num_threads(1)
     start_distributed()
-    model = load_causal_lm(policy, Precision(precision), trust_remote_code=False)
+    model = load_causal_lm(policy, precision_of(case), trust_remote_code=False)
     model.model.layers[1].mlp.up_proj.weight.data[3, 4] = math.nan
     try:
-        Trainer("policy", model, RATE, settings(precision, stage)).save_model(folder)
+        Trainer("policy", model, RATE, settings(case)).save_model(folder)
     except NumericalError as error:
         return str(error)
     return ""
 
 
-def into_file(story: Callable, precision: str, stage: int, model: Path, folder: Path) -> Path:
+def into_file(story: Callable, case: str, model: Path, folder: Path) -> Path:
     """Tensors go through a file, because the process that made them ends."""
-    torch.save(story(precision, stage, model, folder), folder / "seen.pt")
+    torch.save(story(case, model, folder), folder / "seen.pt")
     return folder / "seen.pt"
 
 
@@ -167,19 +214,16 @@ def processes():
 
 
 def seen_in(future: Future) -> dict:
-    return torch.load(future.result(timeout=120))
+    return torch.load(future.result(timeout=500), weights_only=False)  # written by into_file
 
 
 @pytest.fixture(scope="module")
 def lives(processes, inputs, tmp_path_factory) -> dict[str, tuple[Path, Future]]:
     """All cases, started at once; each test waits for its own."""
-    folders = {name: tmp_path_factory.mktemp(name) for name in NAMES}
+    folders = {case: tmp_path_factory.mktemp(case) for case in CASES}
     return {
-        name: (
-            folders[name],
-            processes.submit(into_file, life_of_a_trainer, *case, inputs / "policy", folders[name]),
-        )
-        for name, case in zip(NAMES, CASES, strict=True)
+        case: (folder, processes.submit(into_file, life_of_a_trainer, case, inputs / "policy", folder))
+        for case, folder in folders.items()
     }
 
 
@@ -188,7 +232,7 @@ def by_hand(inputs) -> tuple[dict[str, torch.Tensor], list[float]]:
     """Weights after three steps of a plain torch loop, and its gradient norms."""
     torch.set_num_threads(1)
     model = load_causal_lm(inputs / "policy", Precision.FP32, trust_remote_code=False)
-    config = settings("fp32", 0)
+    config = settings("fp32-zero0")
     optimizer = torch.optim.AdamW(
         model.parameters(), RATE, config.betas, config.epsilon, weight_decay=config.weight_decay
     )
@@ -210,80 +254,101 @@ def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tens
     return max(float((one[name].float() - other[name].float()).detach().abs().max()) for name in one)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("fp32")])
-def test_every_zero_stage_is_plain_adamw_with_clipping(lives, by_hand, name):
-    seen = seen_in(lives[name][1])
+def same_bytes(one: Path, other: Path) -> bool:
+    """Whether both folders have the same safetensors files."""
+    contents = [{file.name: file.read_bytes() for file in f.glob("*.safetensors")} for f in (one, other)]
+    assert contents[0]
+    return contents[0] == contents[1]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("fp32")])
+def test_every_zero_stage_is_plain_adamw_with_clipping(lives, by_hand, case):
+    seen = seen_in(lives[case][1])
     expected, norms = by_hand
     assert largest_difference(seen["after_three"], expected) < 1e-6
-    assert [norm for norm, _ in seen["norms"]] == pytest.approx(norms, rel=1e-5)
-    assert [rate for _, rate in seen["norms"]] == pytest.approx([1e-2, 8e-3, 6e-3])
+    assert [step.norm for step in seen["steps"]] == pytest.approx(norms, rel=1e-5)
+    assert [step.rate for step in seen["steps"]] == pytest.approx([1e-2, 8.75e-3, 7.5e-3])
+    assert all(step.is_taken and not step.is_overflow for step in seen["steps"])
     assert min(norms) > 0.5, "nothing was clipped, so clipping was not tested"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_training_moves_the_weights_and_making_a_trainer_does_not(lives, inputs, name):
-    seen = seen_in(lives[name][1])
-    precision = Precision(name.split("-")[0])
+@pytest.mark.parametrize("case", CASES)
+def test_training_moves_the_weights_and_making_a_trainer_does_not(lives, inputs, case):
+    seen = seen_in(lives[case][1])
+    precision = precision_of(case)
     model = load_causal_lm(inputs / "policy", precision, trust_remote_code=False)
     assert largest_difference(seen["start"], dict(model.named_parameters())) == 0
     assert largest_difference(seen["start"], seen["after_three"]) > 1e-3
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_going_on_from_disk_is_bit_exact(lives, name):
-    folder, life = lives[name]
+@pytest.mark.parametrize("case", CASES)
+def test_going_on_from_disk_is_bit_exact(lives, case):
+    folder, life = lives[case]
     seen = seen_in(life)
     assert largest_difference(seen["after_three"], seen["restored"]) == 0
-    for kind in ("straight", "straight-state"):
-        ours, other = (
-            sorted((folder / k).glob("*.safetensors")) for k in (kind, kind.replace("straight", "resumed"))
-        )
-        assert [f.name for f in ours] == [f.name for f in other]
-        for one, two in zip(ours, other, strict=True):
-            assert one.read_bytes() == two.read_bytes()
+    assert same_bytes(folder / "straight", folder / "resumed")
+    assert same_bytes(folder / "straight-state", folder / "resumed-state")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_saved_model_loads_with_from_pretrained_and_equals(lives, name):
-    folder, life = lives[name]
+@pytest.mark.parametrize("case", CASES)
+def test_a_saved_model_loads_with_from_pretrained_and_equals(lives, case):
+    folder, life = lives[case]
     seen = seen_in(life)
-    dtype = DTYPES[Precision(name.split("-")[0])]
+    dtype = DTYPES[precision_of(case)]
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     assert model.dtype == dtype
     for parameter_name, parameter in model.named_parameters():
         assert torch.equal(parameter, seen["after_three"][parameter_name].to(dtype)), parameter_name
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_gradient_that_is_not_finite_stops_the_update(lives, name):
-    seen = seen_in(lives[name][1])
-    assert seen["nan_noticed"]
-    assert seen["inf_noticed"]
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_whose_gradient_is_not_finite_is_skipped_and_changes_nothing(lives, case):
+    for skipped in seen_in(lives[case][1])["skips"]:
+        step, (before, after) = skipped["step"], skipped["scales"]
+        assert not math.isfinite(step.norm)
+        assert not step.is_taken
+        assert step.is_overflow == case.startswith("fp16")
+        assert after == (before / 2 if step.is_overflow else before)
+        assert skipped["is_unchanged"]
+        assert skipped["steps"] == 5
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_optimizer_state_of_bf16_holds_fp32_weights(lives, name):
-    folder, life = lives[name]
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("fp16")])
+def test_at_the_lowest_loss_scale_a_skipped_step_is_no_overflow(lives, case):
+    step = seen_in(lives[case][1])["at_lowest_scale"]
+    assert not step.is_taken
+    assert not step.is_overflow
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_after_skipped_and_discarded_gradients_training_goes_on_as_if_they_had_never_been(lives, case):
+    folder, life = lives[case]
+    seen = seen_in(life)
+    assert seen["unlucky"] == seen["lucky"]
+    assert same_bytes(folder / "unlucky-state", folder / "lucky-state")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_optimizer_state_of_half_precision_holds_fp32_weights(lives, case):
+    folder, life = lives[case]
     seen = seen_in(life)
     state = load_file(folder / "state" / "policy.safetensors")
     kinds = {key.split("/")[0] for key in state}
-    assert kinds == {"exp_avg", "exp_avg_sq"} | ({"weight"} if name.startswith("bf16") else set())
+    assert kinds == {"exp_avg", "exp_avg_sq"} | ({"weight"} if "16" in case else set())
     assert {tensor.dtype for tensor in state.values()} == {torch.float32}
-    if name.startswith("bf16"):
+    if "16" in case:
         found = {key.removeprefix("weight/"): t for key, t in state.items() if key.startswith("weight/")}
         assert largest_difference(found, seen["after_three"]) == 0
 
 
-@pytest.mark.parametrize(("precision", "stage"), [("fp32", 0), ("bf16", 2), ("fp32", 3)])
-def test_tied_embeddings_stay_tied(processes, tmp_path, precision, stage):
+@pytest.mark.parametrize("case", ["fp32-zero0", "bf16-zero2", "fp32-zero3"])
+def test_tied_embeddings_stay_tied(processes, tmp_path, case):
     tokenizer = tiny.byte_tokenizer(("<pad>", "<eos>"))
     torch.manual_seed(3)
     LlamaForCausalLM(tiny.llama_config(tokenizer, tie_word_embeddings=True)).save_pretrained(
         tmp_path / "tied"
     )
-    life = processes.submit(
-        into_file, life_with_tied_embeddings, precision, stage, tmp_path / "tied", tmp_path
-    )
+    life = processes.submit(into_file, life_with_tied_embeddings, case, tmp_path / "tied", tmp_path)
     seen = seen_in(life)
     assert largest_difference(seen["straight"], seen["resumed"]) == 0
     assert "lm_head.weight" not in seen["straight"]
@@ -292,10 +357,10 @@ def test_tied_embeddings_stay_tied(processes, tmp_path, precision, stage):
     assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
 
 
-@pytest.mark.parametrize(("precision", "stage"), [("fp32", 0), ("fp32", 3), ("bf16", 1)])
-def test_a_poisoned_weight_is_never_written(processes, inputs, tmp_path, precision, stage):
+@pytest.mark.parametrize("case", ["fp32-zero0", "fp32-zero3", "bf16-zero1"])
+def test_a_poisoned_weight_is_never_written(processes, inputs, tmp_path, case):
     folder = tmp_path / "model"
-    message = processes.submit(save_poisoned, precision, stage, inputs / "policy", folder).result()
+    message = processes.submit(save_poisoned, case, inputs / "policy", folder).result()
     assert "layers.1.mlp.up_proj.weight" in message
     assert not folder.exists()
 
@@ -341,17 +406,17 @@ def test_counters_of_the_state_file_are_plain_json(complete_run):
     assert state["responses"] == 16
 
 
-def norm_of_many_micro_batches(precision: str, stage: int, policy: Path, folder: Path) -> list[float]:
+def norm_of_many_micro_batches(case: str, policy: Path, folder: Path) -> list[float]:
     """Gradient norms of the same batch, in 64 and in 1,024 micro-batches."""
     torch.set_num_threads(1)
     start_distributed()
     norms = []
     ids = micro_batches(0)[0][:1].repeat(1024, 1)  # all pull the same way: the sum outgrows what is added
     for pieces in (64, 1024):
-        trainer = new_trainer(policy, precision, stage)
+        trainer = new_trainer(policy, case)
         for number, piece in enumerate(ids.chunk(pieces)):
             trainer.backward(share_of_loss(trainer.engine, piece, ids.numel()), number == pieces - 1)
-        norms.append(trainer.step(10)[0])
+        norms.append(trainer.step(10).norm)
     return norms
 
 
@@ -360,6 +425,6 @@ def test_a_bf16_gradient_does_not_depend_on_how_many_micro_batches_it_is_the_sum
     processes, inputs, tmp_path, stage
 ):
     few, many = processes.submit(
-        norm_of_many_micro_batches, "bf16", stage, inputs / "policy", tmp_path
+        norm_of_many_micro_batches, f"bf16-zero{stage}", inputs / "policy", tmp_path
     ).result()
     assert many == pytest.approx(few, rel=0.02)

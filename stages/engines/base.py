@@ -12,14 +12,12 @@ from pipeline.schemas import FinishReason
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen, for all requests of a call."""
+    """How tokens are chosen, for all requests of a call that are not greedy; the stop tokens are for all."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     """0 is off."""
-    greedy: bool = False
-    """Take the likeliest token; temperature, top_p and top_k are ignored."""
     stop_token_ids: tuple[int, ...] = ()
     """Besides the model's own end-of-sequence ids."""
 
@@ -30,8 +28,10 @@ class Request:
 
     prompt_tokens: Sequence[int]
     max_new_tokens: int
-    seed: int
+    seed: int = 0
     """Decides the response together with the prompt, whatever it is batched with."""
+    greedy: bool = False
+    """Take the likeliest token each time; seed, top_p and top_k are ignored."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Response:
 
     tokens: list[int]
     log_probs: list[float]
-    """Of each token, temperature included, top_p and top_k not."""
+    """Of each token, temperature included, top_p and top_k not; also of a greedy response's."""
     finish_reason: FinishReason
 
 

@@ -103,27 +103,36 @@ class StopCheck(LogitsProcessor):
 
 
 class SeededSampler(LogitsProcessor):
-    """Chooses each row's next token by its own seed, and notes the log-probability.
+    """Chooses each row's next token, greedily or by its own seed, and notes the log-probability.
 
-    Each row draws its uniform numbers from a generator of its own and inverts the cumulative distribution,
-    so that a response does not depend on what it was batched with. The choice is handed to ``generate`` as
-    the only finite logit.
+    Each sampled row draws its uniform numbers from a generator of its own and inverts the cumulative
+    distribution, so that a response does not depend on what it was batched with. The choice is handed to
+    ``generate`` as the only finite logit.
     """
 
     def __init__(self, requests: Sequence[Request], sampling: Sampling, device: torch.device) -> None:
         self._sampling = sampling
+        self._num_greedy = sum(request.greedy for request in requests)
+        self._is_greedy = torch.tensor([request.greedy for request in requests]).to(device)
         self._uniform = _uniform_numbers(requests).to(device)
         self.log_probs: list[Tensor] = []
         """Per step: [B] log-probabilities of the chosen tokens."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        sampling = self._sampling
-        logits = scores.float() / (1.0 if sampling.greedy else sampling.temperature)
-        choice = logits.argmax(dim=-1) if sampling.greedy else self._sample(input_ids, logits)
+        logits = scores.float() / self._sampling.temperature
+        choice = self._choose(input_ids, scores, logits)
         chosen = torch.log_softmax(logits, dim=-1).gather(-1, choice.unsqueeze(-1))
         self.log_probs.append(chosen.squeeze(-1))
         only = torch.full_like(scores, -torch.inf)
         return only.scatter(-1, choice.unsqueeze(-1), 0.0)
+
+    def _choose(self, input_ids: Tensor, scores: Tensor, logits: Tensor) -> Tensor:
+        """[B] the likeliest token of greedy rows, before dividing could make ties; a sample of the others."""
+        if self._num_greedy == 0:
+            return self._sample(input_ids, logits)
+        if self._num_greedy == len(logits):
+            return scores.argmax(dim=-1)
+        return torch.where(self._is_greedy, scores.argmax(dim=-1), self._sample(input_ids, logits))
 
     def _sample(self, input_ids: Tensor, logits: Tensor) -> Tensor:
         if self._sampling.top_k:

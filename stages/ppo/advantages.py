@@ -1,19 +1,21 @@
 """Advantage estimators. Shapes: [B, T] for per-token values, [B] for scores; mask is true where the policy
-wrote the token. Sources: GAE arXiv 1506.02438, GRPO arXiv 2402.03300, RLOO arXiv 2402.14740; edge cases as
-verl's core_algos.
+wrote the token. Sources: GAE arXiv 1506.02438, GRPO arXiv 2402.03300, RLOO arXiv 2402.14740, REINFORCE++
+arXiv 2501.03262, ReMax arXiv 2310.10505; edge cases as verl's core_algos.
+
+Tokens outside the mask (an observation within the response, padding after it) neither start nor end an
+estimate: whatever runs backwards over a response is carried over them.
 """
 
 import torch
 from torch import Tensor
+
+from stages.ppo.masked import masked_whiten
 
 _GROUP_EPSILON = 1e-6
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation, not whitened.
-
-    Tokens outside the mask (an observation within the response, padding after it) neither start nor end
-    an estimate: the next value and the running advantage are carried over them.
 
     Returns:
         advantages [B, T] and returns [B, T]; entries outside the mask carry no meaning.
@@ -32,6 +34,32 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
     return advantages, advantages + values
 
 
+def reinforce_plus_plus(rewards: Tensor, mask: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    """Discounted rewards to come, whitened over all valid tokens.
+
+    Returns:
+        advantages [B, T] and returns [B, T], both 0 outside the mask.
+    """
+    returns = _rewards_to_come(rewards, mask, gamma)
+    return torch.where(mask, masked_whiten(returns, mask), 0.0), returns
+
+
+def remax(rewards: Tensor, baselines: Tensor, mask: Tensor, gamma: float) -> Tensor:
+    """Discounted rewards to come minus the score of the greedy response to the same prompt; [B, T], 0 outside
+    the mask. ``baselines`` [B] holds that score."""
+    return torch.where(mask, _rewards_to_come(rewards, mask, gamma) - baselines.unsqueeze(1), 0.0)
+
+
+def _rewards_to_come(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
+    """[B, T], from each valid token to the end; 0 outside the mask."""
+    total = torch.zeros_like(rewards[:, 0])
+    backwards = []
+    for t in reversed(range(rewards.shape[1])):
+        total = torch.where(mask[:, t], rewards[:, t] + gamma * total, total)
+        backwards.append(torch.where(mask[:, t], total, 0.0))
+    return torch.stack(backwards[::-1], dim=1)
+
+
 def grpo(scores: Tensor, groups: Tensor, mask: Tensor, normalize_std: bool) -> Tensor:
     """Score minus the group's mean, over its unbiased standard deviation; [B, T], 0 outside the mask.
 
@@ -43,14 +71,22 @@ def grpo(scores: Tensor, groups: Tensor, mask: Tensor, normalize_std: bool) -> T
         squares = torch.zeros_like(mean).index_add(0, groups, (scores - mean) ** 2)[groups]
         std = (squares / (count - 1).clamp(min=1)).sqrt()
         centred = torch.where(count > 1, centred / (std + _GROUP_EPSILON), centred)
-    return centred.unsqueeze(1) * mask
+    return torch.where(mask, centred.unsqueeze(1), 0.0)
 
 
 def rloo(scores: Tensor, groups: Tensor, mask: Tensor) -> Tensor:
     """Score minus the mean of the group's other rows; [B, T], 0 outside the mask."""
     count, _, total = _group_statistics(scores, groups)
     others = (total - scores) / (count - 1).clamp(min=1)
-    return torch.where(count > 1, scores - others, scores).unsqueeze(1) * mask
+    alone_or_compared = torch.where(count > 1, scores - others, scores)
+    return torch.where(mask, alone_or_compared.unsqueeze(1), 0.0)
+
+
+def reinforce_plus_plus_baseline(scores: Tensor, groups: Tensor, mask: Tensor) -> Tensor:
+    """Score minus the group's mean, whitened over all valid tokens; [B, T], 0 outside the mask."""
+    count, mean, _ = _group_statistics(scores, groups)
+    centred = torch.where(count > 1, scores - mean, scores).unsqueeze(1).expand(mask.shape)
+    return torch.where(mask, masked_whiten(centred, mask), 0.0)
 
 
 def _group_statistics(scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -59,11 +95,3 @@ def _group_statistics(scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, T
     count = zeros.index_add(0, groups, torch.ones_like(scores))[groups]
     total = zeros.index_add(0, groups, scores)[groups]
     return count, total / count, total
-
-
-def fraction_of_flat_groups(scores: Tensor, groups: Tensor) -> float:
-    """Share of groups whose rewards are all equal: they teach a group estimator nothing."""
-    highest = torch.full_like(scores, -torch.inf).scatter_reduce(0, groups, scores, "amax")
-    lowest = torch.full_like(scores, torch.inf).scatter_reduce(0, groups, scores, "amin")
-    present = torch.isfinite(highest)
-    return float((highest == lowest)[present].float().mean())

@@ -1,12 +1,15 @@
-"""Rows of tokens to padded tensors: length-sorted micro-batches under a token budget.
+"""Rows of tokens to micro-batches under a token budget, in one of two layouts, dealt evenly over ranks.
 
-Layout of a micro-batch: prompts are padded on the left and responses on the right, so that every response
-starts in the same column and the model's last layer runs on response positions only.
+Padded: one line per row, tokens from the left, padding on the right. Causal attention never looks to the
+right, so no attention mask is needed, and only the total lengths decide how much is padding.
+
+Packed: all rows end to end in one line, with positions that start again at 0, which is how transformers
+tells them apart when there is no attention mask. There is no padding.
 """
 
 import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -14,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Row:
-    """One sequence."""
+    """One sequence. The prompt has at least one token: its last one predicts the first of the response."""
 
     prompt: Sequence[int]
     response: Sequence[int]
@@ -26,34 +29,40 @@ class Row:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Tensors of some rows. B rows, P longest prompt, R longest response."""
+    """Tensors of some rows. B rows, L columns, R longest response, n response tokens of all rows together."""
 
     rows: Tensor
     """[B] indices of the rows in the whole batch."""
     input_ids: Tensor
-    """[B, P + R]."""
-    attention_mask: Tensor
-    """[B, P + R] int64, 1 at tokens."""
+    """[B, L]; packed: [1, L]."""
     position_ids: Tensor
-    """[B, P + R], counted from each row's first token."""
+    """Of the same shape, counted from each row's first token."""
+    predictors: Tensor
+    """[n] where in the flat ``input_ids`` the token before each response token is."""
+    cells: Tensor
+    """[n] where in a flat [B, R] matrix each response token belongs."""
     num_response_columns: int
-    """R."""
+    """R, at least 1."""
+    first_predictor: int
+    """The first column whose prediction is wanted."""
+    num_tokens: int
+    """Without padding."""
+    is_packed: bool
     is_dummy: bool = False
     """Counts nothing: it goes through the model only because other ranks have one micro-batch more."""
 
     @property
-    def response_tokens(self) -> Tensor:
-        """[B, R]."""
-        return self.input_ids[:, -self.num_response_columns :]
+    def tokens(self) -> Tensor:
+        """[n] the response tokens."""
+        return self.input_ids.flatten()[self.predictors + 1]
 
     def to(self, device: torch.device) -> "MicroBatch":
-        return replace(
-            self,
-            rows=self.rows.to(device),
-            input_ids=self.input_ids.to(device),
-            attention_mask=self.attention_mask.to(device),
-            position_ids=self.position_ids.to(device),
-        )
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(self, **moved)
+
+
+# sharing out
 
 
 def budgeted(
@@ -79,55 +88,179 @@ def budgeted(
     return batches
 
 
-def micro_batches(rows: Sequence[Row], indices: Sequence[int], token_budget: int) -> list[MicroBatch]:
-    """Length-sorted micro-batches of the given rows."""
-    lengths = [(len(row.prompt), len(row.response)) for row in rows]
-    return [collate(rows, batch) for batch in budgeted(lengths, indices, token_budget)]
+@dataclass(frozen=True)
+class _Share:
+    tokens: int
+    rows: tuple[int, ...]
 
 
-def deal_rows(lengths: Sequence[int], indices: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Share ``indices`` out so that ranks have about equally many tokens: the longest first, each to the rank
-    with the fewest tokens so far. No rank has more than another by more than its shortest row.
+def deal_rows(lengths: Sequence[int], indices: Iterable[int], num_shares: int) -> list[list[int]]:
+    """Share ``indices`` out so that all shares have about equally many tokens (largest differencing method:
+    Karmarkar and Karp 1982, for many shares Michiels et al. 2003). Two never differ by more than the longest.
+
+    Partial deals, of one row each at first, are merged two by two, those first whose shares differ most:
+    the largest share of one is put together with the smallest of the other.
 
     Args:
         lengths: tokens of every row.
         indices: rows to deal, indices into ``lengths``.
     """
-    shares: list[list[int]] = [[] for _ in range(num_ranks)]
-    loads = [(0, 0, rank) for rank in range(num_ranks)]  # tokens, rows, rank
-    for index in sorted(indices, key=lambda i: (-lengths[i], i)):
-        tokens, count, rank = loads[0]
-        shares[rank].append(index)
-        heapq.heapreplace(loads, (tokens + lengths[index], count + 1, rank))
-    return shares
+    # A deal is its shares from the largest to the smallest, without those that have no tokens yet.
+    order = sorted(indices, key=lambda i: (-lengths[i], i))
+    deals = [(-lengths[i], number, [_Share(lengths[i], (i,))]) for number, i in enumerate(order)]
+    heapq.heapify(deals)
+    while len(deals) > 1:
+        (_, number, one), (_, _, other) = heapq.heappop(deals), heapq.heappop(deals)
+        shares = _merge(one, other, num_shares)
+        smallest = shares[-1].tokens if len(shares) == num_shares else 0
+        heapq.heappush(deals, (smallest - shares[0].tokens, number, shares))
+    dealt = [list(share.rows) for _, _, shares in deals for share in shares]
+    return dealt + [[] for _ in range(num_shares - len(dealt))]
+
+
+def _merge(one: list[_Share], other: list[_Share], num_shares: int) -> list[_Share]:
+    """Both deals in one: share i of the one with share num_shares - 1 - i of the other."""
+    untouched = one[: num_shares - len(other)]
+    smallest = one[num_shares - len(other) :]
+    facing = other[::-1]
+    together = [_Share(a.tokens + b.tokens, a.rows + b.rows) for a, b in zip(smallest, facing, strict=False)]
+    shares = untouched + together + facing[len(smallest) :]
+    return sorted(shares, key=lambda share: -share.tokens)
+
+
+def split(lengths: Sequence[int], indices: Sequence[int], token_budget: int, packed: bool) -> list[list[int]]:
+    """As few batches as the budget allows.
+
+    Args:
+        lengths: tokens of every row.
+        indices: rows to split, indices into ``lengths``.
+        token_budget: tokens of a batch, padding included; a single row may exceed it.
+    """
+    if not packed:
+        return budgeted([(0, length) for length in lengths], indices, token_budget)
+    at_least = -(-sum(lengths[i] for i in indices) // token_budget)
+
+    def fits(num_batches: int) -> bool:
+        batches = deal_rows(lengths, indices, num_batches)
+        return all(len(batch) == 1 or sum(lengths[i] for i in batch) <= token_budget for batch in batches)
+
+    if not indices:
+        return []
+    return deal_rows(lengths, indices, _smallest(at_least, len(indices), fits))
+
+
+def split_into(
+    lengths: Sequence[int], indices: Sequence[int], token_budget: int, num_batches: int, packed: bool
+) -> list[list[int]]:
+    """That many batches within the budget, of about equal size; fewer only if there are fewer rows.
+
+    Args:
+        num_batches: at least as many as :func:`split` makes.
+    """
+    if packed:
+        return [batch for batch in deal_rows(lengths, indices, num_batches) if batch]
+
+    def fits(budget: int) -> bool:
+        return len(split(lengths, indices, budget, packed=False)) <= num_batches
+
+    batches = split(lengths, indices, _smallest(1, token_budget, fits), packed=False)
+    while len(batches) < min(num_batches, len(indices)):
+        largest = batches.pop(max(range(len(batches)), key=lambda i: len(batches[i])))
+        half = len(largest) // 2
+        batches += [largest[:half], largest[half:]]
+    return batches
+
+
+def _smallest(low: int, high: int, fits: Callable[[int], bool]) -> int:
+    """The smallest number from ``low`` to ``high`` that fits, if all larger ones do; ``high`` must."""
+    step = 1
+    while (probe := low + step - 1) < high:  # it is expected to be near ``low``
+        if fits(probe):
+            high = probe
+        else:
+            low, step = probe + 1, 2 * step
+    while low < high:
+        middle = (low + high) // 2
+        if fits(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
+# tensors
+
+
+def micro_batches(
+    rows: Sequence[Row], indices: Sequence[int], token_budget: int, packed: bool = False
+) -> list[MicroBatch]:
+    """Micro-batches of the given rows."""
+    return micro_batches_of_rank(rows, indices, token_budget, rank=0, num_ranks=1, packed=packed)
 
 
 def micro_batches_of_rank(
-    rows: Sequence[Row], indices: Sequence[int], token_budget: int, rank: int, num_ranks: int
+    rows: Sequence[Row],
+    indices: Sequence[int],
+    token_budget: int,
+    rank: int,
+    num_ranks: int,
+    packed: bool = False,
 ) -> list[MicroBatch]:
     """One rank's micro-batches of a mini-batch: equally many on every rank, since each pass through the model
-    is one of all ranks together. Ranks that have fewer make up for it with dummies, of the shortest row.
+    is one of all ranks together. A rank with fewer rows than that makes up for it with dummies.
     """
-    shares = deal_rows([row.length for row in rows], indices, num_ranks)
-    lengths = [(len(row.prompt), len(row.response)) for row in rows]
-    numbers = [len(budgeted(lengths, share, token_budget)) for share in shares]
-    own = micro_batches(rows, shares[rank], token_budget)
-    shortest = min(indices, key=lambda i: (rows[i].length, i))
-    dummies = max(numbers) - len(own)
-    return own + dummies * [replace(collate(rows, [shortest]), is_dummy=True)]
+    if not indices:
+        return []
+    lengths = [row.length for row in rows]
+    shares = deal_rows(lengths, indices, num_ranks)
+    number = max(len(split(lengths, share, token_budget, packed)) for share in shares)
+    batches = split_into(lengths, shares[rank], token_budget, number, packed)
+    # The largest first: if memory does not suffice for it, that shows at once.
+    batches.sort(key=lambda batch: -max(lengths[i] for i in batch))
+    shortest = min(indices, key=lambda i: (lengths[i], i))
+    dummies = (number - len(batches)) * [replace(collate(rows, [shortest], packed), is_dummy=True)]
+    return [collate(rows, batch, packed) for batch in batches] + dummies
 
 
-def collate(rows: Sequence[Row], indices: Sequence[int]) -> MicroBatch:
-    """Pad the given rows into one micro-batch. The padding id is 0; the mask hides it."""
+def collate(rows: Sequence[Row], indices: Sequence[int], packed: bool = False) -> MicroBatch:
+    """The given rows as one micro-batch. The padding id is 0."""
     chosen = [rows[i] for i in indices]
-    num_left = max(len(row.prompt) for row in chosen)
-    num_right = max(len(row.response) for row in chosen)
-    input_ids = torch.zeros(len(chosen), num_left + num_right, dtype=torch.long)
-    attention_mask = torch.zeros_like(input_ids)
-    for i, row in enumerate(chosen):
-        start = num_left - len(row.prompt)
-        stop = num_left + len(row.response)
-        input_ids[i, start:stop] = torch.as_tensor([*row.prompt, *row.response])
-        attention_mask[i, start:stop] = 1
-    position_ids = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
-    return MicroBatch(torch.tensor(list(indices)), input_ids, attention_mask, position_ids, num_right)
+    assert all(len(row.prompt) for row in chosen), (
+        "nothing predicts the first token of a row without a prompt"
+    )
+    lines = [torch.cat([_ids(row.prompt), _ids(row.response)]) for row in chosen]
+    counts = [torch.arange(len(line)) for line in lines]
+    longest = max(row.length for row in chosen)
+    if packed:
+        input_ids, position_ids = torch.cat(lines)[None], torch.cat(counts)[None]
+        starts = [0, *torch.tensor([row.length for row in chosen]).cumsum(0).tolist()]
+    else:
+        input_ids = torch.nn.utils.rnn.pad_sequence(lines, batch_first=True)
+        position_ids = torch.arange(longest).repeat(len(chosen), 1)
+        starts = [longest * i for i in range(len(chosen))]
+    width = max(1, *(len(row.response) for row in chosen))
+    places = list(zip(starts, chosen, strict=False))
+    predictors = [start + len(row.prompt) - 1 + torch.arange(len(row.response)) for start, row in places]
+    cells = [width * i + torch.arange(len(row.response)) for i, row in enumerate(chosen)]
+    return MicroBatch(
+        rows=torch.tensor(list(indices)),
+        input_ids=input_ids,
+        position_ids=position_ids,
+        predictors=torch.cat(predictors),
+        cells=torch.cat(cells),
+        num_response_columns=width,
+        first_predictor=min(len(row.prompt) for row in chosen) - 1,
+        num_tokens=sum(row.length for row in chosen),
+        is_packed=packed,
+    )
+
+
+def _ids(tokens: Sequence[int]) -> Tensor:
+    return torch.as_tensor(tokens, dtype=torch.long)
+
+
+def padding_efficiency(batches: Iterable[MicroBatch]) -> float:
+    """Share of the tokens that go through the model that are real; a dummy has none."""
+    sizes = [(0 if batch.is_dummy else batch.num_tokens, batch.input_ids.numel()) for batch in batches]
+    real, total = map(sum, zip(*sizes, strict=True))
+    return real / total

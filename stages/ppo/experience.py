@@ -1,17 +1,21 @@
 """An iteration's shards as the learner's matrices. N responses, T tokens of the longest."""
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
 from pipeline.commits import StaleData
-from pipeline.schemas import REWARD, ROLLOUT
+from pipeline.schemas import REWARD, ROLLOUT, FinishReason, is_sampled
 from pipeline.tasks import Stage, Task
-from stages.context import Context
+from stages.context import Context, UserError
 from stages.ppo.batching import Row
+from stages.ppo.shaping import Outcome
 
 
 @dataclass(frozen=True)
@@ -20,14 +24,18 @@ class Experience:
 
     rows: Sequence[Row]
     prompt_ids: Sequence[str]
+    shards: Sequence[int]
+    """[N] the shard that each response came in."""
     mask: Tensor
     """[N, T] true where the policy wrote the token."""
     rollout_log_probs: Tensor
     """[N, T] the generation engine's."""
     reference_log_probs: Tensor | None
-    """[N, T] the frozen reference's; None when KL is off."""
-    scores: Tensor
-    """[N] total reward of each response."""
+    """[N, T] the frozen reference's; None when KL is off, or while nobody has computed them."""
+    outcome: Outcome
+    """[N] total reward of each response, and what else its score is shaped by."""
+    greedy: Outcome | None
+    """[N] the same of the greedy response to each response's prompt; None when there are none."""
     groups: Tensor
     """[N] index of each response's prompt."""
     responses: pa.Table
@@ -38,20 +46,52 @@ class Experience:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def select(self, indices: Sequence[int]) -> "Experience":
+        """The rows of the given indices, in their order."""
+        chosen = torch.tensor(indices, dtype=torch.long)
+        return replace(
+            self,
+            rows=[self.rows[i] for i in indices],
+            prompt_ids=[self.prompt_ids[i] for i in indices],
+            shards=[self.shards[i] for i in indices],
+            mask=self.mask[chosen],
+            rollout_log_probs=self.rollout_log_probs[chosen],
+            reference_log_probs=_rows_of(self.reference_log_probs, chosen),
+            outcome=self.outcome.select(chosen),
+            greedy=None if self.greedy is None else self.greedy.select(chosen),
+            groups=torch.unique(self.groups[chosen], return_inverse=True)[1],
+            responses=self.responses.take(pa.array(indices, pa.int64())),
+            rewards=self.rewards.take(pa.array(indices, pa.int64())),
+        )
+
+    def describe(self, indices: Sequence[int], limit: int = 8) -> str:
+        """Shards, prompts and samples of some rows, in words."""
+        samples = self.responses["sample_index"]
+        by_shard: dict[int, list[str]] = {}
+        for i in indices[:limit]:
+            by_shard.setdefault(self.shards[i], []).append(f"{self.prompt_ids[i]}/{samples[i]}")
+        named = "; ".join(f"shard {shard}: {', '.join(names)}" for shard, names in sorted(by_shard.items()))
+        more = f" and {len(indices) - limit} more" if len(indices) > limit else ""
+        return f"rows (prompt_id/sample) of {named}{more}"
+
 
 def read_experience(context: Context, iteration: int, num_shards: int) -> Experience:
     """All shards of an iteration, verified and joined row by row.
 
     Raises:
         NotCommitted, CorruptData, StaleData: naming the shard.
+        UserError: there is no response to learn from.
     """
-    rollouts, rewards = [], []
+    rollouts, rewards, shards = [], [], []
     for shard in range(num_shards):
         rollout, reward = (Task(iteration, stage, shard) for stage in (Stage.ROLLOUT, Stage.REWARD))
         rollouts.append(context.table(rollout, ROLLOUT))
         rewards.append(context.table(reward, REWARD))
         check_same_rows(reward, rollouts[-1], rewards[-1])
-    return build_experience(pa.concat_tables(rollouts), pa.concat_tables(rewards))
+        shards += [shard] * rollouts[-1].num_rows
+    if not shards:
+        raise UserError(f"iteration {iteration} has no response in any of its {num_shards} shards")
+    return build_experience(pa.concat_tables(rollouts), pa.concat_tables(rewards), shards)
 
 
 def check_same_rows(task: Task, rollout: pa.Table, reward: pa.Table) -> None:
@@ -61,30 +101,68 @@ def check_same_rows(task: Task, rollout: pa.Table, reward: pa.Table) -> None:
         raise StaleData(task, "its rows are not those of the rollout shard")
 
 
-def build_experience(responses: pa.Table, rewards: pa.Table) -> Experience:
-    """Matrices of a rollout table and its reward table."""
-    tokens = responses["response_tokens"].to_pylist()
-    prompts = responses["prompt_tokens"].to_pylist()
-    width = max(map(len, tokens))
+def build_experience(responses: pa.Table, rewards: pa.Table, shards: Sequence[int]) -> Experience:
+    """Matrices of a rollout table and its reward table; ``shards`` [rows] says where each row came from."""
+    sampled = is_sampled(responses)
+    greedy = greedy_outcomes(responses.filter(pc.invert(sampled)), rewards.filter(pc.invert(sampled)))
+    responses, rewards = responses.filter(sampled), rewards.filter(sampled)
     ids = responses["prompt_id"].to_pylist()
     index = {prompt_id: i for i, prompt_id in enumerate(dict.fromkeys(ids))}
     reference = rewards["reference_logprobs"]
+    pairs = zip(pieces(responses["prompt_tokens"]), pieces(responses["response_tokens"]), strict=True)
     return Experience(
-        rows=[Row(p, r) for p, r in zip(prompts, tokens, strict=True)],
+        rows=[Row(prompt, response) for prompt, response in pairs],
         prompt_ids=ids,
-        mask=padded(responses["response_mask"].to_pylist(), width).bool(),
-        rollout_log_probs=padded(responses["rollout_logprobs"].to_pylist(), width),
-        reference_log_probs=None if reference.null_count else padded(reference.to_pylist(), width),
-        scores=torch.tensor(rewards["reward"].to_pylist(), dtype=torch.float32),
+        shards=[shard for shard, kept in zip(shards, sampled.to_pylist(), strict=True) if kept],
+        mask=padded(responses["response_mask"]).bool(),
+        rollout_log_probs=padded(responses["rollout_logprobs"]),
+        reference_log_probs=None if reference.null_count else padded(reference),
+        outcome=outcome_of(responses, rewards),
+        greedy=select_prompts(greedy, ids) if greedy else None,
         groups=torch.tensor([index[prompt_id] for prompt_id in ids]),
         responses=responses,
         rewards=rewards,
     )
 
 
-def padded(values: Sequence[Sequence[float]], width: int) -> Tensor:
-    """[N, width] fp32, zeros after each row's end."""
-    matrix = torch.zeros(len(values), width)
-    for i, row in enumerate(values):
-        matrix[i, : len(row)] = torch.tensor(row, dtype=torch.float32)
-    return matrix
+def greedy_outcomes(responses: pa.Table, rewards: pa.Table) -> dict[str, tuple[float, float, bool]]:
+    """By prompt: score, length and whether the greedy response ended by itself."""
+    outcome = outcome_of(responses, rewards)
+    columns = (outcome.scores.tolist(), outcome.lengths.tolist(), outcome.has_ended.tolist())
+    return dict(zip(responses["prompt_id"].to_pylist(), zip(*columns, strict=True), strict=True))
+
+
+def select_prompts(greedy: dict[str, tuple[float, float, bool]], ids: Sequence[str]) -> Outcome:
+    """The greedy response's outcome for every sample of its prompt."""
+    scores, lengths, has_ended = zip(*(greedy[prompt_id] for prompt_id in ids), strict=True)
+    return Outcome(torch.tensor(scores), torch.tensor(lengths), torch.tensor(has_ended))
+
+
+def outcome_of(responses: pa.Table, rewards: pa.Table) -> Outcome:
+    lengths = pc.list_value_length(responses["response_tokens"])
+    return Outcome(
+        scores=torch.tensor(rewards["reward"].to_numpy(), dtype=torch.float32),
+        lengths=torch.tensor(lengths.to_numpy(), dtype=torch.float32),
+        has_ended=torch.tensor(pc.equal(responses["finish_reason"], FinishReason.STOP).to_numpy()),
+    )
+
+
+def pieces(column: pa.ChunkedArray) -> list[np.ndarray]:
+    """The lists of a column as views of one array."""
+    array = column.combine_chunks()
+    offsets = array.offsets.to_numpy()
+    values = np.array(array.values)  # a copy, because torch warns of arrays that cannot be written to
+    return [values[start:stop] for start, stop in itertools.pairwise(offsets)]
+
+
+def padded(column: pa.ChunkedArray) -> Tensor:
+    """[N, T] fp32 of a column of lists, zeros after each row's end."""
+    array = column.combine_chunks()
+    lengths = np.diff(array.offsets.to_numpy())
+    matrix = np.zeros((len(lengths), lengths.max(initial=0)), dtype=np.float32)
+    matrix[np.arange(matrix.shape[1]) < lengths[:, None]] = array.flatten().to_numpy(zero_copy_only=False)
+    return torch.from_numpy(matrix)
+
+
+def _rows_of(matrix: Tensor | None, indices: Tensor) -> Tensor | None:
+    return None if matrix is None else matrix[indices]

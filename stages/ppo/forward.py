@@ -1,38 +1,97 @@
-"""Forward passes over response positions."""
+"""Forward passes over response positions. Results are [B, R], whatever the micro-batch's layout, and 0 where
+there is no response token.
+"""
 
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor, nn
 
-from stages.ppo.batching import MicroBatch
-from stages.ppo.losses import token_log_probs
+from stages.context import UserError
+from stages.ppo.batching import MicroBatch, Row, collate
+from stages.ppo.logprobs import TokenOutputs, token_outputs
+
+_TOLERANCE = {torch.float32: 1e-3}
+_HALF_TOLERANCE = 0.05
 
 
-def response_logits(model: nn.Module, batch: MicroBatch, temperature: float) -> Tensor:
-    """Tempered logits [B, R, V] of each response token, in fp32. Padding columns carry no meaning."""
-    logits: Tensor = model(
-        input_ids=batch.input_ids,
-        attention_mask=batch.attention_mask,
-        position_ids=batch.position_ids,
-        # The logits that predict the response start one position before it.
-        logits_to_keep=batch.num_response_columns + 1,
-        use_cache=False,
-    ).logits[:, :-1]
-    return logits.float() / temperature
+@dataclass(frozen=True)
+class PolicyOutputs:
+    """Of each response token, in fp32."""
+
+    log_probs: Tensor
+    """[B, R]."""
+    entropy: Tensor | None
+    """[B, R] of the distribution that the token is from; None when not asked for."""
+
+
+def policy_outputs(
+    model: nn.Module, batch: MicroBatch, temperature: float, entropy: bool, entropy_grad: bool = False
+) -> PolicyOutputs:
+    """Log-probability of each response token under the tempered distribution, and its entropy.
+
+    Args:
+        entropy: also compute it.
+        entropy_grad: and let it have a gradient.
+    """
+    log_probs, entropies = _token_outputs(model, batch, temperature, entropy, entropy_grad)
+    return PolicyOutputs(_by_row(batch, log_probs), None if entropies is None else _by_row(batch, entropies))
 
 
 def response_log_probs(model: nn.Module, batch: MicroBatch, temperature: float) -> Tensor:
     """Log-probability [B, R] of each response token."""
-    return token_log_probs(response_logits(model, batch, temperature), batch.response_tokens)
+    return policy_outputs(model, batch, temperature, entropy=False).log_probs
 
 
 def response_values(model: nn.Module, batch: MicroBatch) -> Tensor:
     """The critic's value of the state before each response token; [B, R], in fp32."""
+    logits = model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False).logits
+    return _by_row(batch, logits[..., 0].flatten()[batch.predictors].float())
+
+
+def _token_outputs(
+    model: nn.Module, batch: MicroBatch, temperature: float, entropy: bool, entropy_grad: bool
+) -> TokenOutputs:
+    """[n] each."""
+    length = batch.input_ids.shape[1]
+    if batch.is_packed:
+        kept: int | Tensor = batch.predictors
+        positions = torch.arange(len(batch.predictors), device=batch.predictors.device)
+    else:
+        kept = length - batch.first_predictor
+        line = batch.predictors // length
+        positions = batch.predictors - (line + 1) * batch.first_predictor
     logits = model(
-        input_ids=batch.input_ids,
-        attention_mask=batch.attention_mask,
-        position_ids=batch.position_ids,
-        use_cache=False,
+        input_ids=batch.input_ids, position_ids=batch.position_ids, logits_to_keep=kept, use_cache=False
     ).logits
-    return logits[:, -batch.num_response_columns - 1 : -1, 0].float()
+    return token_outputs(logits.flatten(0, 1), positions, batch.tokens, temperature, entropy, entropy_grad)
+
+
+def _by_row(batch: MicroBatch, values: Tensor) -> Tensor:
+    """[n] to [B, R]."""
+    shape = len(batch.rows), batch.num_response_columns
+    return values.new_zeros(shape).flatten().index_put((batch.cells,), values).view(shape)
+
+
+@torch.no_grad()
+def check_packing(model: nn.Module, rows: tuple[Row, Row], device: torch.device) -> None:
+    """Compare what the model says of two rows that are packed with what it says of each alone.
+
+    A model that does not tell rows apart by their positions, because of its attention or because it is
+    recurrent, would let each row see those before it. Every rank must call this.
+
+    Raises:
+        UserError: the numbers are not the same.
+    """
+    packed = response_log_probs(model, collate(rows, [0, 1], packed=True).to(device), temperature=1.0)
+    padded = response_log_probs(model, collate(rows, [0, 1]).to(device), temperature=1.0)
+    error = float((packed - padded).abs().sum()) / sum(len(row.response) for row in rows)
+    tolerance = _TOLERANCE.get(next(model.parameters()).dtype, _HALF_TOLERANCE)
+    if not error <= tolerance:
+        raise UserError(
+            f"log-probabilities of sequences laid end to end are off by {error:.3g} per token: this model, or "
+            "its attention implementation, does not keep them apart; set update.remove_padding=false"
+        )
 
 
 def scatter_rows(target: Tensor, batch: MicroBatch, values: Tensor) -> None:

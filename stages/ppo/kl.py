@@ -28,6 +28,21 @@ def kl_per_token(log_probs: Tensor, reference: Tensor, estimator: KLEstimator) -
             return (torch.exp(log_ratio) - log_ratio - 1).clamp(-_K3_LIMIT, _K3_LIMIT)
 
 
+def kl_loss_per_token(
+    log_probs: Tensor, reference: Tensor, estimator: KLEstimator, straight_through: bool
+) -> Tensor:
+    """The KL as a term of the loss; any shape.
+
+    The estimators agree in value, not in gradient: that of k2 is the gradient of the KL. Straight through, it
+    stands for the others' (verl's "k1+", "k3+").
+    """
+    value = kl_per_token(log_probs, reference, estimator)
+    if not straight_through:
+        return value
+    k2 = kl_per_token(log_probs, reference, KLEstimator.K2)
+    return value.detach() + k2 - k2.detach()
+
+
 def next_kl_coef(coef: float, kl: float, num_responses: int, config: KLConfig) -> float:
     """The coefficient after an iteration with mean ``kl`` over ``num_responses`` responses.
 

@@ -39,6 +39,7 @@ class PolicyLoss:
     """Per-token loss and what clipping did to it; all [B, T]."""
 
     loss: Tensor
+    """Importance weights included."""
     ratio: Tensor
     clipped_low: Tensor
     clipped_high: Tensor
@@ -46,9 +47,17 @@ class PolicyLoss:
 
 
 def policy_loss(
-    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, algorithm: AlgorithmConfig
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    algorithm: AlgorithmConfig,
+    weights: Tensor | None = None,
 ) -> PolicyLoss:
-    """Clipped surrogate with asymmetric range; dual clipping of negative advantages (arXiv 1912.09729)."""
+    """Clipped surrogate with asymmetric range; dual clipping of negative advantages (arXiv 1912.09729).
+
+    Args:
+        weights: importance weights of the tokens, without gradient; see :mod:`stages.ppo.mismatch`.
+    """
     # 1. probability ratio; the limit keeps one wild token from becoming infinity
     ratio = (log_probs - old_log_probs).clamp(-_EXPONENT_LIMIT, _EXPONENT_LIMIT).exp()
     # 2. pessimistic choice between the plain and the clipped surrogate
@@ -61,7 +70,7 @@ def policy_loss(
     loss = torch.where(negative, torch.minimum(bound, surrogate), surrogate)
     is_clipped = clipped > plain
     return PolicyLoss(
-        loss=loss,
+        loss=loss if weights is None else loss * weights,
         ratio=ratio,
         clipped_low=is_clipped & (ratio < 1),
         clipped_high=is_clipped & (ratio > 1),

@@ -31,6 +31,8 @@ def masked_var(values: Tensor, mask: Tensor) -> Tensor:
     return masked_mean((values - mean) ** 2, mask) * count / (count - 1)
 
 
-def masked_whiten(values: Tensor, mask: Tensor) -> Tensor:
-    """Shift and scale valid entries to mean 0, variance 1 (verl and TRL: unbiased variance)."""
-    return (values - masked_mean(values, mask)) * torch.rsqrt(masked_var(values, mask) + EPSILON)
+def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
+    """Scale valid entries to variance 1 (verl and TRL: unbiased), around 0 or around the mean they had."""
+    mean = masked_mean(values, mask)
+    whitened = (values - mean) * torch.rsqrt(masked_var(values, mask) + EPSILON)
+    return whitened if shift_mean else whitened + mean

@@ -8,33 +8,40 @@ from torch import Tensor
 
 from pipeline.config import Config
 from pipeline.schemas import FinishReason, component_column
-from stages.ppo.advantages import fraction_of_flat_groups
 from stages.ppo.experience import Experience
-from stages.ppo.learner import Sums, Targets
+from stages.ppo.learner import Update
 from stages.ppo.masked import masked_mean, masked_sum
+from stages.ppo.mismatch import effective_share, mismatch_metrics
+from stages.ppo.shaping import flat_groups
+from stages.ppo.targets import Targets
+from stages.ppo.training import Steps
 
 
-def update_metrics(config: Config, experience: Experience, targets: Targets, sums: Sums) -> dict[str, float]:
-    """Everything the update stage reports."""
+def update_metrics(config: Config, experience: Experience, done: Update) -> dict[str, float]:
+    """Everything the update stage reports. ``experience`` is of all responses, also of those left out."""
     metrics = reward_metrics(config, experience) | response_metrics(config, experience)
-    metrics |= kl_metrics(experience, targets.old_log_probs) | loss_metrics(sums)
-    if targets.old_values is not None and targets.returns is not None:
-        metrics |= value_metrics(experience.mask, targets.old_values, targets.returns, sums)
+    metrics["reward/discarded"] = float(done.num_discarded)
+    if done.targets is not None:
+        mask = done.experience.mask
+        metrics["reward/shaped/mean"] = done.scores.shaped.mean().item()
+        metrics |= kl_metrics(done.experience, done.targets) | advantage_metrics(mask, done.targets)
+        if done.targets.old_values is not None and done.targets.returns is not None:
+            metrics |= value_metrics(mask, done.targets.old_values, done.targets.returns)
+    metrics |= step_metrics(done.steps)
     return {name: float(value) for name, value in metrics.items()}
 
 
 def reward_metrics(config: Config, experience: Experience) -> dict[str, float]:
-    scores = experience.scores
+    scores = experience.outcome.scores
     metrics = {
         "reward/mean": scores.mean().item(),
         "reward/std": scores.std(unbiased=False).item(),
         "reward/min": scores.min().item(),
         "reward/max": scores.max().item(),
+        "reward/frac_zero_std": fraction_of_flat_prompts(config, experience),
     }
-    if config.rollout.samples_per_prompt > 1:
-        metrics["reward/frac_zero_std"] = fraction_of_flat_groups(scores, experience.groups)
-    else:  # the group is the batch
-        metrics["reward/frac_zero_std"] = float((scores == scores[0]).all())
+    if experience.greedy is not None:
+        metrics["reward/greedy/mean"] = experience.greedy.scores.mean().item()
     for name in config.reward.components:
         column = experience.rewards[component_column(name)]
         metrics[f"reward/{name}/mean"] = pc.mean(column).as_py()
@@ -42,8 +49,16 @@ def reward_metrics(config: Config, experience: Experience) -> dict[str, float]:
     return metrics
 
 
+def fraction_of_flat_prompts(config: Config, experience: Experience) -> float:
+    """Share of prompts whose samples all have the same reward; with one sample each, all prompts are one."""
+    scores, groups = experience.outcome.scores, experience.groups
+    if config.rollout.samples_per_prompt == 1:
+        return float((scores == scores[0]).all())
+    return len(torch.unique(groups[flat_groups(scores, groups)])) / len(torch.unique(groups))
+
+
 def response_metrics(config: Config, experience: Experience) -> dict[str, float]:
-    lengths = torch.tensor([len(row.response) for row in experience.rows], dtype=torch.float32)
+    lengths = experience.outcome.lengths
     reasons = Counter(experience.responses["finish_reason"].to_pylist())
     metrics = {
         "response_tokens": lengths.sum().item(),
@@ -58,51 +73,71 @@ def response_metrics(config: Config, experience: Experience) -> dict[str, float]
     return metrics
 
 
-def mean_kl(experience: Experience, old_log_probs: Tensor) -> float | None:
-    """KL(policy || reference) per response, summed over its tokens (k1); None when KL is off."""
-    if experience.reference_log_probs is None:
+def mean_kl(experience: Experience, targets: Targets | None) -> float | None:
+    """KL(policy || reference) per response, summed over its tokens (k1); None when KL is off or unknown."""
+    if experience.reference_log_probs is None or targets is None:
         return None
-    difference = old_log_probs - experience.reference_log_probs
+    difference = targets.old_log_probs - experience.reference_log_probs
     return float(torch.where(experience.mask, difference, 0.0).sum(dim=1).mean())
 
 
-def kl_metrics(experience: Experience, old_log_probs: Tensor) -> dict[str, float]:
+def kl_metrics(experience: Experience, targets: Targets) -> dict[str, float]:
     """Distance to the reference, and between the generation engine and the trainer."""
     mask = experience.mask
-    mismatch = experience.rollout_log_probs - old_log_probs
-    metrics = {
-        "mismatch/kl": float(masked_mean(mismatch, mask)),
-        "mismatch/max": float(torch.where(mask, mismatch.abs(), 0.0).max()),
-    }
-    per_response = mean_kl(experience, old_log_probs)
+    metrics = mismatch_metrics(experience.rollout_log_probs, targets.old_log_probs, mask)
+    if targets.weights is not None:
+        metrics["correction/weight_mean"] = float(masked_mean(targets.weights, mask))
+        metrics["correction/weight_max"] = float(targets.weights.max())
+        metrics["correction/masked_share"] = float(masked_mean((targets.weights == 0).float(), mask))
+        metrics["correction/effective_samples"] = float(effective_share(targets.weights, mask))
+    per_response = mean_kl(experience, targets)
     if per_response is not None and experience.reference_log_probs is not None:
-        difference = old_log_probs - experience.reference_log_probs
+        difference = targets.old_log_probs - experience.reference_log_probs
         metrics["objective/kl"] = per_response
         metrics["objective/kl_per_token"] = float(masked_mean(difference, mask))
     return metrics
 
 
-def loss_metrics(sums: Sums) -> dict[str, float]:
-    per_token = {name: total / sums.tokens for name, total in sums.values.items()}
+def advantage_metrics(mask: Tensor, targets: Targets) -> dict[str, float]:
+    mean = masked_mean(targets.advantages, mask)
+    variance = masked_mean((targets.advantages - mean) ** 2, mask)
+    return {"policy/advantage_mean": float(mean), "policy/advantage_std": float(variance) ** 0.5}
+
+
+def step_metrics(steps: Steps) -> dict[str, float]:
+    """What the optimizer steps were like. Without any step there are only counts."""
     metrics = {
-        "policy/loss": _mean(sums.policy_losses),
+        "policy/steps": float(len(steps.sums)),
+        "policy/skipped_steps": float(len(steps.skipped)),
+        "policy/overflow_steps": float(steps.overflows),
+        "policy/stopped_early": float(steps.is_stopped),
+    }
+    if steps.first_ratio_error is not None:
+        metrics["policy/ratio_error_first"] = steps.first_ratio_error
+    if not steps.sums:
+        return metrics
+    total = {name: sum(sums[name] for sums in steps.sums) for name in steps.sums[0]}
+    per_token = {name: value / steps.tokens for name, value in total.items()}
+    metrics |= {
+        "policy/loss": total["policy_loss"] / len(steps.sums),
         "policy/entropy": per_token["entropy"],
         "policy/ratio": per_token["ratio"],
-        "policy/ratio_error_first": sums.first_ratio_error,
         "policy/approx_kl": per_token["approx_kl"],
+        "policy/kl_loss": per_token["kl_loss"],
         "policy/clip_fraction_low": per_token["clip_low"],
         "policy/clip_fraction_high": per_token["clip_high"],
         "policy/dual_clip_fraction": per_token["dual_clip"],
-        "policy/grad_norm": _mean(sums.policy_norms),
+        "policy/grad_norm": _mean(steps.policy_norms),
+        "policy/learning_rate": steps.rate,
     }
-    if sums.value_losses:
-        metrics["value/loss"] = _mean(sums.value_losses)
+    if steps.critic_norms:
+        metrics["value/loss"] = total["value_loss"] / len(steps.sums)
         metrics["value/clip_fraction"] = per_token["value_clip"]
-        metrics["value/grad_norm"] = _mean(sums.critic_norms)
+        metrics["value/grad_norm"] = _mean(steps.critic_norms)
     return metrics
 
 
-def value_metrics(mask: Tensor, values: Tensor, returns: Tensor, sums: Sums) -> dict[str, float]:
+def value_metrics(mask: Tensor, values: Tensor, returns: Tensor) -> dict[str, float]:
     """How much of the returns' variance the critic foresaw: 1 is all, 0 no more than a constant."""
     error = masked_mean((returns - values - masked_mean(returns - values, mask)) ** 2, mask)
     variance = masked_mean((returns - masked_mean(returns, mask)) ** 2, mask)

@@ -4,7 +4,10 @@ The state is written as safetensors of whole tensors per parameter, not as DeepS
 one is a pickle, which must not be loaded from a shared directory, and is bound to a world size.
 """
 
+import json
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,26 @@ from pipeline.updateconfig import Precision, Schedule, UpdateConfig
 from stages import ranks
 from stages.context import NumericalError
 from stages.models import DTYPES, remove_dropout
+from stages.ppo.zero import adamw, engine_settings, permit_fp16_on_cpu
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-_LARGEST_BUCKET = 500_000_000
-"""Elements; DeepSpeed's own default."""
+_LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter")
+"""What DeepSpeed's dynamic loss scaler remembers: the scale, and two counters whose difference says for how
+many steps it has been good. Its hysteresis is 1, so it has no third counter."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What became of an optimizer step; the same on every rank."""
+
+    norm: float
+    """Of the gradient, before clipping. Not finite exactly if the step was skipped."""
+    rate: float
+    """Learning rate."""
+    is_taken: bool
+    """Else nothing was changed, and the gradients are gone."""
+    is_overflow: bool
+    """The step was skipped because the loss scale of fp16 was too high, and has been lowered."""
 
 
 def learning_rate(peak: float, step: int, total_steps: int, config: UpdateConfig) -> float:
@@ -44,21 +63,24 @@ class Trainer:
     def __init__(self, name: str, model: PreTrainedModel, peak: float, config: UpdateConfig) -> None:
         import deepspeed
 
+        if config.precision is Precision.FP16:
+            permit_fp16_on_cpu()
         remove_dropout(model)
+        if config.activation_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
         self.name = name
         self.config = config
         self._peak = peak
-        optimizer = torch.optim.AdamW(
-            model.parameters(), peak, config.betas, config.epsilon, weight_decay=config.weight_decay
-        )
         self.engine, *_ = deepspeed.initialize(
             model=model,
-            optimizer=optimizer,
-            config=_engine_config(config, model.num_parameters()),
+            optimizer=adamw(model.parameters(), peak, config),
+            config=engine_settings(config, model.num_parameters()),
             dist_init_required=False,
         )
         self.model: PreTrainedModel = self.engine.module
         self.engine.train()
+        if config.precision is Precision.FP16:  # else DeepSpeed ends the run
+            self.engine.optimizer.loss_scaler.raise_error_at_min_scale = False
         self.steps = 0
         """Optimizer steps since the run began."""
         self._make_optimizer_state()
@@ -80,31 +102,57 @@ class Trainer:
         if not is_last:
             self.engine.step()
 
-    def step(self, total_steps: int) -> tuple[float, float]:
-        """Take the optimizer step. Returns the gradient norm before clipping, and the learning rate used.
-
-        Raises:
-            NumericalError: the gradient norm is not finite; nothing was changed.
-        """
-        norm = self._gradient_norm()
-        if norm is not None and not torch.isfinite(torch.tensor(norm)):
-            raise NumericalError(f"the gradient norm of the {self.name} is {norm}")
+    def step(self, total_steps: int) -> Step:
+        """Take the optimizer step, or skip it if the gradient norm is not finite. Every rank takes part."""
         rate = learning_rate(self._peak, self.steps, total_steps, self.config)
+        if self.config.zero_stage == 0:  # DeepSpeed would take it whatever the gradient is
+            norm = self._gradient_norm()
+            if not math.isfinite(norm):
+                self.discard()
+                return Step(norm, rate, is_taken=False, is_overflow=False)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
+        scale = self._loss_scale
         self.engine.step()
-        self.steps += 1
-        norm = float(self.engine.get_global_grad_norm()) if norm is None else norm
-        if not torch.isfinite(torch.tensor(norm)):
-            raise NumericalError(f"the gradient norm of the {self.name} is {norm}")
-        return norm, rate
+        norm = norm if self.config.zero_stage == 0 else float(self.engine.get_global_grad_norm())
+        is_taken = math.isfinite(norm)
+        self.steps += is_taken
+        return Step(norm, rate, is_taken, is_overflow=not is_taken and self._loss_scale < scale)
 
-    def _gradient_norm(self) -> float | None:
-        """Known before the step without ZeRO; with it, DeepSpeed tells after the step."""
-        if self.config.zero_stage > 0:
-            return None
+    def discard(self) -> None:
+        """Throw away the gradients that ``backward`` has completed, be they NaN. What follows is as if they
+        had never been. Every rank takes part.
+        """
+        scaler = self._scaler_state()
+        # DeepSpeed keeps parts of a gradient in many places, and clears them all in its step. So it takes one
+        # in which AdamW does nothing.
+        optimizer: Any = self._optimizer
+        optimizer.step = lambda: None
+        try:
+            self.engine.step()
+        finally:
+            del optimizer.step
+        self._set_scaler_state(scaler)
+
+    def _gradient_norm(self) -> float:
+        """Without ZeRO. With it, DeepSpeed tells after the step."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(gradients))
+
+    @property
+    def _loss_scale(self) -> float:
+        """1 unless in fp16."""
+        return float(getattr(self.engine.optimizer, "loss_scale", 1.0))
+
+    def _scaler_state(self) -> dict[str, float]:
+        """Of the dynamic loss scale. Empty unless in fp16."""
+        if self.config.precision is not Precision.FP16:
+            return {}
+        return {name: getattr(self.engine.optimizer.loss_scaler, name) for name in _LOSS_SCALE}
+
+    def _set_scaler_state(self, state: dict[str, float]) -> None:
+        for name, value in state.items():
+            setattr(self.engine.optimizer.loss_scaler, name, value)
 
     def save_model(self, folder: Path) -> None:
         """The model as a Hugging Face directory. Every rank takes part; the first one writes.
@@ -141,7 +189,9 @@ class Trainer:
         if not ranks.is_first():
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, path, metadata={"steps": str(self.steps)})
+        counters = {"steps": self.steps, **self._scaler_state()}
+        # As one entry, because safetensors writes several in an order of chance.
+        save_file(tensors, path, metadata={"counters": json.dumps(counters)})
 
     def _state(self) -> Iterator[tuple[str, Tensor]]:
         """Whole tensors by name, one at a time; ranks have to take them in step."""
@@ -151,17 +201,19 @@ class Trainer:
             if self.config.precision is not Precision.FP32:
                 yield f"weight/{name}", self._master(parameter)
 
-    def load_state(self, path: Path, steps: int) -> None:
+    def load_state(self, path: Path) -> None:
         """Inverse of :meth:`save_state`, at any ZeRO stage and on any number of ranks."""
         with safe_open(path, "pt") as tensors:  # one at a time, as every rank of a node reads them
+            counters = json.loads(tensors.metadata()["counters"])
             for name, parameter in self.model.named_parameters():
                 for moment in _MOMENTS:
                     self._set_moment(parameter, moment, tensors.get_tensor(f"{moment}/{name}"))
                 if self.config.precision is not Precision.FP32:
                     self._set_master(parameter, tensors.get_tensor(f"weight/{name}"))
-        self.steps = steps
+        self.steps = counters.pop("steps")
+        self._set_scaler_state(counters)
         for tensor in self._optimized():  # AdamW's bias correction counts steps
-            self._optimizer.state[tensor]["step"] = torch.tensor(float(steps))
+            self._optimizer.state[tensor]["step"] = self._step_count()
 
     def _master(self, parameter: Tensor) -> Tensor:
         """The whole fp32 weight."""
@@ -205,11 +257,15 @@ class Trainer:
             return list(self.engine.optimizer.fp32_partitioned_groups_flat)
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
+    def _step_count(self) -> Tensor | int:
+        """As this AdamW wants it."""
+        return self.steps if self.config.offload_optimizer else torch.tensor(float(self.steps))
+
     def _make_optimizer_state(self) -> None:
         """AdamW and DeepSpeed make moments at the first step; a checkpoint must find them before it."""
         for tensor in self._optimized():
             moments = {moment: torch.zeros_like(tensor) for moment in _MOMENTS}
-            self._optimizer.state[tensor] = {"step": torch.tensor(0.0), **moments}
+            self._optimizer.state[tensor] = {"step": self._step_count(), **moments}
         if self.config.zero_stage in (1, 2):
             self.engine.optimizer._lazy_init_hp_params_optimizer_state()
 
@@ -227,22 +283,3 @@ def _own_part(whole: Tensor) -> Tensor:
     length = -(-whole.numel() // ranks.size())
     part = whole.flatten()[length * ranks.rank() : length * (ranks.rank() + 1)]
     return torch.nn.functional.pad(part, (0, length - part.numel()))
-
-
-def _engine_config(config: UpdateConfig, num_parameters: int) -> dict[str, Any]:
-    """DeepSpeed's settings. Batch sizes are ours: every micro-batch is weighted by the whole mini-batch."""
-    # At every backward DeepSpeed allocates a bucket of this many elements, however small the model is.
-    bucket = min(num_parameters, _LARGEST_BUCKET)
-    settings: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": config.max_grad_norm,
-        "zero_optimization": {"stage": config.zero_stage, "reduce_bucket_size": bucket},
-        "zero_allow_untested_optimizer": True,
-        "steps_per_print": 1 << 30,
-    }
-    if config.precision is Precision.BF16:
-        settings["bf16"] = {"enabled": True, "check_grad_overflow": True}
-        # In bf16 the sum of a thousand micro-batches loses two thirds of the gradient's norm.
-        settings["data_types"] = {"grad_accum_dtype": "fp32"}
-    return settings

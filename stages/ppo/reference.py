@@ -1,0 +1,55 @@
+"""The frozen reference's log-probabilities, computed by the update when the reward stage has not."""
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from pipeline.algorithmconfig import ReferenceStage
+from pipeline.config import Config
+from pipeline.updateconfig import UpdateConfig
+from stages.context import Context
+from stages.models import DTYPES, load_causal_lm
+from stages.ppo.experience import Experience
+from stages.ppo.forward import response_log_probs
+from stages.ppo.learner import per_token
+from stages.ppo.training import split_epoch
+
+
+def with_reference(context: Context, experience: Experience, iteration: int) -> Experience:
+    """The experience with the reference's log-probabilities, if the update is to compute them.
+
+    The model is gone again when this returns, so that it is never in memory beside what is trained.
+    """
+    config = context.config
+    if not is_computed_here(config):
+        return experience
+    directory = context.source(config.model.reference or config.model.policy)
+    update, trust = config.update, config.model.trust_remote_code
+    model = frozen(load_causal_lm(directory, update.precision, trust, attention=update.attention), update)
+    # Over the policy's own micro-batches: the same weights then give a KL of exactly 0.
+    batches = split_epoch(config, experience, iteration, epoch=0)
+    temperature = config.rollout.temperature
+    found = per_token(experience, batches, lambda batch: response_log_probs(model, batch, temperature))
+    return replace(experience, reference_log_probs=found)
+
+
+def is_computed_here(config: Config) -> bool:
+    kl = config.algorithm.kl
+    return kl.coef > 0 and kl.reference_in is ReferenceStage.UPDATE
+
+
+def frozen(model: nn.Module, config: UpdateConfig) -> nn.Module:
+    """For forward passes only: sharded over the ranks at ZeRO 3, else whole on every rank."""
+    if config.zero_stage < 3:
+        return model
+    import deepspeed
+
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": 3},
+        str(config.precision): {"enabled": DTYPES[config.precision].itemsize < 4},
+    }
+    engine, *_ = deepspeed.initialize(model=model, config=settings, dist_init_required=False)
+    engine.eval()
+    return engine

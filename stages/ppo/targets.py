@@ -1,0 +1,125 @@
+"""From scores and log-probabilities to what the losses compare with. N responses, T tokens of the longest."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pipeline.algorithmconfig import CorrectionLevel, Estimator, KLPlacement
+from pipeline.config import Config
+from stages.ppo.advantages import (
+    gae,
+    grpo,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    remax,
+    rloo,
+)
+from stages.ppo.experience import Experience
+from stages.ppo.kl import kl_per_token
+from stages.ppo.masked import masked_whiten
+from stages.ppo.mismatch import importance_weights
+from stages.ppo.shaping import RunningMoments, shaped_scores
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the estimators see of the rewards; both [N]."""
+
+    shaped: Tensor
+    greedy: Tensor | None
+    """Of the greedy response to the same prompt, shaped alike."""
+
+    def select(self, indices: Tensor) -> "Scores":
+        """The responses of the given indices."""
+        return Scores(self.shaped[indices], None if self.greedy is None else self.greedy[indices])
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the losses compare with; all [N, T]."""
+
+    old_log_probs: Tensor
+    old_values: Tensor | None
+    advantages: Tensor
+    returns: Tensor | None
+    """Where there is a critic."""
+    weights: Tensor | None
+    """Importance weights of the policy loss; None when the mismatch is not corrected."""
+    reference_log_probs: Tensor | None
+    """For a KL term in the loss; None without one."""
+    kl_coef: float
+
+
+def shape(config: Config, experience: Experience, moments: RunningMoments) -> Scores:
+    """Shaped scores of all responses; ``moments`` are those of all scores up to and with these."""
+    arguments = (moments, config.algorithm.shaping, config.rollout.max_new_tokens)
+    greedy = None if experience.greedy is None else shaped_scores(experience.greedy, *arguments)
+    return Scores(shaped_scores(experience.outcome, *arguments), greedy)
+
+
+def token_rewards(
+    config: Config, experience: Experience, scores: Tensor, old_log_probs: Tensor, kl_coef: float
+) -> Tensor:
+    """[N, T]: the response's score at its last token, less the KL penalty at every token."""
+    kl, mask = config.algorithm.kl, experience.mask
+    rewards = torch.zeros_like(old_log_probs)
+    if experience.reference_log_probs is not None and kl.placement is KLPlacement.REWARD:
+        penalty = kl_per_token(old_log_probs, experience.reference_log_probs, kl.estimator)
+        rewards = torch.where(mask, -kl_coef * penalty, 0.0)
+    columns = torch.arange(rewards.shape[1])
+    last = torch.where(mask, columns, -1).amax(dim=1)
+    has_tokens = last >= 0  # a row of nothing but observations has no token to put its score on
+    rewards[has_tokens, last[has_tokens]] += scores[has_tokens]
+    return rewards
+
+
+def make_targets(
+    config: Config,
+    experience: Experience,
+    scores: Scores,
+    old_log_probs: Tensor,
+    old_values: Tensor | None,
+    kl_coef: float,
+) -> Targets:
+    """Advantages, returns where there is a critic, and weights where the mismatch is corrected."""
+    algorithm = config.algorithm
+    rewards = token_rewards(config, experience, scores.shaped, old_log_probs, kl_coef)
+    if algorithm.whiten_rewards:
+        rewards = masked_whiten(rewards, experience.mask, shift_mean=False)
+    advantages, returns = estimate(config, experience, rewards, scores, old_values)
+    weights = None
+    if algorithm.correction.level is not CorrectionLevel.NONE:
+        log_ratio = old_log_probs - experience.rollout_log_probs
+        weights = importance_weights(log_ratio, experience.mask, algorithm.correction)
+    reference = None
+    if experience.reference_log_probs is not None and algorithm.kl.placement is KLPlacement.LOSS:
+        # Others computed it. The loss is masked, but in its backward pass 0 times NaN is NaN.
+        reference = torch.where(experience.mask, experience.reference_log_probs, 0.0)
+    return Targets(old_log_probs, old_values, advantages, returns, weights, reference, kl_coef)
+
+
+def estimate(
+    config: Config, experience: Experience, rewards: Tensor, scores: Scores, old_values: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Advantages [N, T], and returns [N, T] where there is a critic to learn them."""
+    algorithm, mask, groups = config.algorithm, experience.mask, experience.groups
+    totals = torch.where(mask, rewards, 0.0).sum(dim=1)
+    match algorithm.estimator:
+        case Estimator.GAE:
+            assert old_values is not None
+            advantages, returns = gae(rewards, old_values, mask, algorithm.gamma, algorithm.lam)
+            if algorithm.whiten_advantages:
+                advantages = masked_whiten(advantages, mask)
+            return advantages, returns
+        case Estimator.GRPO:
+            return grpo(totals, groups, mask, algorithm.normalize_group_std), None
+        case Estimator.RLOO:
+            return rloo(totals, groups, mask), None
+        case Estimator.REINFORCE_PLUS_PLUS:
+            return reinforce_plus_plus(rewards, mask, algorithm.gamma)[0], None
+        case Estimator.REINFORCE_PLUS_PLUS_BASELINE:
+            return reinforce_plus_plus_baseline(totals, groups, mask), None
+        case Estimator.REMAX:
+            assert scores.greedy is not None
+            return remax(rewards, scores.greedy, mask, algorithm.gamma), None

@@ -1,0 +1,324 @@
+"""The optimizer steps of one update: epochs x mini-batches of clipped policy and value losses."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from pipeline.config import Config
+from pipeline.seeds import derive_seed
+from pipeline.updateconfig import UpdateConfig
+from stages import ranks
+from stages.context import NumericalError
+from stages.models import device
+from stages.ppo.batching import MicroBatch, micro_batches_of_rank
+from stages.ppo.experience import Experience
+from stages.ppo.forward import gather_rows, policy_outputs, response_values
+from stages.ppo.kl import kl_loss_per_token
+from stages.ppo.losses import Counts, aggregate, policy_loss, value_loss
+from stages.ppo.masked import masked_sum
+from stages.ppo.targets import Targets
+from stages.ppo.trainer import Step, Trainer
+
+
+@dataclass(frozen=True)
+class Learner:
+    """Policy and critic under training. ``critic`` is None for estimators that need none."""
+
+    config: Config
+    policy: Trainer
+    critic: Trainer | None
+
+    @property
+    def trainers(self) -> tuple[Trainer, ...]:
+        return (self.policy, self.critic) if self.critic else (self.policy,)
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """The rows of one optimizer step."""
+
+    rows: Sequence[int]
+    """Of all ranks."""
+    micro_batches: Sequence[MicroBatch]
+    """Of this rank."""
+
+
+SUMMED = (
+    "policy_loss",
+    "value_loss",
+    "entropy",
+    "ratio",
+    "approx_kl",
+    "clip_low",
+    "clip_high",
+    "dual_clip",
+    "kl_loss",
+    "value_clip",
+)
+"""What is added up over a mini-batch: the two losses, and per-token numbers over its tokens."""
+
+
+@dataclass
+class Tally:
+    """Sums over one mini-batch, of this rank's rows; on its device, so that adding waits for nothing."""
+
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    ratio_error: Tensor = field(default_factory=lambda: torch.zeros((), device=device()))
+    """Largest |ratio - 1|."""
+    losses: list[tuple[str, MicroBatch, Tensor]] = field(default_factory=list)
+    """Of each loss, in order: name, micro-batch, and [B] the sum over each row's tokens."""
+
+    def add(self, name: str, values: Tensor, mask: Tensor) -> None:
+        self._add(name, masked_sum(values.detach().double(), mask))
+
+    def add_loss(self, name: str, batch: MicroBatch, loss: Tensor, per_token: Tensor, mask: Tensor) -> None:
+        """``loss`` is the aggregate of ``per_token`` [B, R]."""
+        self.losses.append((name, batch, torch.where(mask, per_token, 0.0).sum(dim=1).detach()))
+        self._add(f"{name}_loss", loss.detach().double())
+
+    def _add(self, name: str, value: Tensor) -> None:
+        assert name in SUMMED, name
+        self.sums[name] = self.sums[name] + value if name in self.sums else value
+
+    def reduced(self) -> dict[str, float]:
+        """Of all ranks' rows. A rank that had nothing but dummies has no sums of its own."""
+        nothing = torch.zeros((), dtype=torch.float64, device=device())
+        own = torch.stack([self.sums.get(name, nothing) for name in SUMMED])
+        return dict(zip(SUMMED, ranks.sum_over_ranks(own).tolist(), strict=True))
+
+    def first_not_finite(self) -> tuple[str, list[int], float] | None:
+        """Name, rows and value of the first loss of this rank that is not a number."""
+        for name, batch, of_rows in self.losses:
+            is_bad = ~torch.isfinite(of_rows)
+            if bool(is_bad.any()):
+                return name, batch.rows[is_bad].tolist(), float(of_rows[is_bad][0])
+        return None
+
+
+@dataclass
+class Steps:
+    """What became of the mini-batches of one update; the same on every rank."""
+
+    sums: list[Mapping[str, float]] = field(default_factory=list)
+    """Of the mini-batches that were trained on, each as :meth:`Tally.reduced` gives them."""
+    tokens: int = 0
+    """Valid tokens of these."""
+    policy_norms: list[float] = field(default_factory=list)
+    critic_norms: list[float] = field(default_factory=list)
+    rate: float = 0.0
+    """Learning rate of the policy's last step."""
+    first_ratio_error: float | None = None
+    """Largest |ratio - 1| in the first mini-batch, before any step: 0 unless old and new disagree."""
+    skipped: list[str] = field(default_factory=list)
+    """Why mini-batches were skipped; those at which fp16 lowered its loss scale are not among them."""
+    overflows: int = 0
+    """Steps at which fp16 lowered its loss scale."""
+    is_stopped: bool = False
+    """Ended by target_kl."""
+
+
+def split_epoch(config: Config, experience: Experience, iteration: int, epoch: int) -> list[MiniBatch]:
+    """A fresh permutation of the rows in mini-batches of equal size, give or take one row, each dealt over
+    the ranks, and this rank's share in micro-batches."""
+    seed = derive_seed(config.seed, iteration, "update", "epoch", epoch)
+    order = torch.randperm(len(experience), generator=torch.Generator().manual_seed(seed))
+    number = min(config.update.minibatches, len(experience))
+    return [minibatch(config, experience, rows.tolist()) for rows in order.tensor_split(number)]
+
+
+def minibatch(config: Config, experience: Experience, rows: Sequence[int]) -> MiniBatch:
+    budget, packed = config.update.tokens_per_micro_batch, is_packed(config.update)
+    place = (ranks.rank(), ranks.size())
+    return MiniBatch(rows, micro_batches_of_rank(experience.rows, rows, budget, *place, packed))
+
+
+def is_packed(config: UpdateConfig) -> bool:
+    """Whether sequences are laid end to end: as asked, else where the attention skips what is not its own."""
+    if config.remove_padding is not None:
+        return config.remove_padding
+    return (config.attention or "").startswith("flash")
+
+
+def train(
+    learner: Learner, experience: Experience, targets: Targets, first_epoch: list[MiniBatch], iteration: int
+) -> Steps:
+    """All optimizer steps of an update.
+
+    Raises:
+        NumericalError: more steps had to be skipped than update.max_skipped_steps, or all of them.
+        NoValidTokens: a mini-batch has no token that the policy wrote.
+    """
+    config, steps = learner.config, Steps()
+    for where, batch in all_minibatches(config, experience, first_epoch, iteration):
+        counts = Counts.of(experience.mask[list(batch.rows)], config.rollout.max_new_tokens)
+        # 1. gradients of all micro-batches, and what they show
+        tally = accumulate(learner, experience, targets, batch, counts)
+        sums, problem = tally.reduced(), ranks.first_of(problem_of(tally, experience, where))
+        if steps.first_ratio_error is None:
+            steps.first_ratio_error = float(ranks.max_over_ranks(tally.ratio_error))
+        # 2. a step, unless something speaks against it
+        if problem:
+            discard(learner)
+            skip(config, steps, problem)
+        elif is_too_far(config, sums, counts):
+            discard(learner)
+            steps.is_stopped = True
+            break
+        else:
+            take_step(learner, steps, sums, counts, f"{where}; {experience.describe(batch.rows)}")
+    if steps.skipped and not steps.sums:
+        raise NumericalError(f"no step could be taken: {steps.skipped[0]}")
+    return steps
+
+
+def all_minibatches(
+    config: Config, experience: Experience, first_epoch: list[MiniBatch], iteration: int
+) -> Iterator[tuple[str, MiniBatch]]:
+    """Every mini-batch of the update, and how to call it."""
+    for epoch in range(config.update.epochs):
+        batches = first_epoch if epoch == 0 else split_epoch(config, experience, iteration, epoch)
+        for number, batch in enumerate(batches):
+            yield f"iteration {iteration}, epoch {epoch + 1}, mini-batch {number + 1}", batch
+
+
+def accumulate(
+    learner: Learner, experience: Experience, targets: Targets, batch: MiniBatch, counts: Counts
+) -> Tally:
+    """Forward and backward over the micro-batches; the gradients wait for a step or for being discarded."""
+    tally = Tally()
+    for number, micro in enumerate(batch.micro_batches):
+        is_last = number == len(batch.micro_batches) - 1
+        on_device = micro.to(device())
+        loss = policy_part(learner, experience, targets, on_device, counts, tally)
+        learner.policy.backward(loss, is_last)
+        if learner.critic:
+            loss = critic_part(learner, experience, targets, on_device, counts, tally)
+            learner.critic.backward(loss, is_last)
+    return tally
+
+
+def policy_part(
+    learner: Learner,
+    experience: Experience,
+    targets: Targets,
+    batch: MicroBatch,
+    counts: Counts,
+    tally: Tally,
+) -> Tensor:
+    """Policy loss of one micro-batch, as its share of the mini-batch's loss."""
+    algorithm = learner.config.algorithm
+    temperature, has_bonus = learner.config.rollout.temperature, algorithm.entropy_coef > 0
+    outputs = policy_outputs(learner.policy.engine, batch, temperature, entropy=True, entropy_grad=has_bonus)
+    log_probs, entropy = outputs.log_probs, outputs.entropy
+    if batch.is_dummy:
+        return no_loss(log_probs)
+    mask, old = gather_rows(experience.mask, batch), gather_rows(targets.old_log_probs, batch)
+    weights = None if targets.weights is None else gather_rows(targets.weights, batch)
+    result = policy_loss(log_probs, old, gather_rows(targets.advantages, batch), algorithm, weights)
+    per_token = result.loss - algorithm.entropy_coef * entropy
+    if targets.reference_log_probs is not None:
+        reference = gather_rows(targets.reference_log_probs, batch)
+        kl = kl_loss_per_token(log_probs, reference, algorithm.kl.estimator, algorithm.kl.straight_through)
+        per_token = per_token + targets.kl_coef * kl
+        tally.add("kl_loss", kl, mask)
+    with torch.no_grad():
+        tally.add("entropy", entropy, mask)
+        tally.add("ratio", result.ratio, mask)
+        tally.add("approx_kl", result.ratio - 1 - (log_probs - old), mask)
+        tally.add("clip_low", result.clipped_low, mask)
+        tally.add("clip_high", result.clipped_high, mask)
+        tally.add("dual_clip", result.dual_clipped, mask)
+        error = torch.where(mask, (result.ratio - 1).abs(), 0.0).max()
+        tally.ratio_error = torch.maximum(tally.ratio_error, error)
+    loss = aggregate(per_token, mask, algorithm.loss_aggregation, counts)
+    tally.add_loss("policy", batch, loss, per_token, mask)
+    return loss
+
+
+def critic_part(
+    learner: Learner,
+    experience: Experience,
+    targets: Targets,
+    batch: MicroBatch,
+    counts: Counts,
+    tally: Tally,
+) -> Tensor:
+    """Value loss of one micro-batch, as its share of the mini-batch's loss."""
+    assert learner.critic is not None
+    assert targets.old_values is not None
+    assert targets.returns is not None
+    algorithm = learner.config.algorithm
+    values = response_values(learner.critic.engine, batch)
+    if batch.is_dummy:
+        return no_loss(values)
+    mask = gather_rows(experience.mask, batch)
+    returns, old_values = gather_rows(targets.returns, batch), gather_rows(targets.old_values, batch)
+    per_token, is_clipped = value_loss(values, returns, old_values, algorithm.value_clip_range)
+    tally.add("value_clip", is_clipped, mask)
+    loss = aggregate(per_token, mask, algorithm.loss_aggregation, counts)
+    tally.add_loss("value", batch, loss, per_token, mask)
+    return loss
+
+
+def no_loss(outputs: Tensor) -> Tensor:
+    """0, with a gradient of 0 for every weight that ``outputs`` depend on, even if some are infinite."""
+    return masked_sum(outputs, torch.zeros_like(outputs, dtype=torch.bool))
+
+
+def problem_of(tally: Tally, experience: Experience, where: str) -> str | None:
+    """What is wrong with this rank's losses, in words."""
+    if (found := tally.first_not_finite()) is None:
+        return None
+    name, rows, value = found
+    return f"the {name} loss is {value} in {where}; {experience.describe(rows)}"
+
+
+def is_too_far(config: Config, sums: Mapping[str, float], counts: Counts) -> bool:
+    """Whether the policy has moved further from the old one than target_kl allows, on these tokens."""
+    limit = config.algorithm.target_kl
+    return limit is not None and sums["approx_kl"] / counts.tokens > limit
+
+
+def discard(learner: Learner) -> None:
+    for trainer in learner.trainers:
+        trainer.discard()
+
+
+def take_step(
+    learner: Learner, steps: Steps, sums: Mapping[str, float], counts: Counts, description: str
+) -> None:
+    """One optimizer step of policy and critic, each skipped if its own gradient is not finite."""
+    config = learner.config
+    total = config.iterations * config.update.epochs * config.update.minibatches
+    policy = learner.policy.step(total)
+    critic = learner.critic.step(total) if learner.critic else None
+    for name, step in (("policy", policy), ("critic", critic)):
+        if step is not None and not step.is_taken:
+            note_not_taken(config, steps, name, step, description)
+    if not policy.is_taken:
+        return
+    steps.sums.append(sums)
+    steps.tokens += counts.tokens
+    steps.rate = policy.rate
+    steps.policy_norms.append(policy.norm)
+    if critic and critic.is_taken:
+        steps.critic_norms.append(critic.norm)
+
+
+def note_not_taken(config: Config, steps: Steps, name: str, step: Step, description: str) -> None:
+    if step.is_overflow:
+        steps.overflows += 1
+    else:
+        skip(config, steps, f"the gradient norm of the {name} is {step.norm} in {description}")
+
+
+def skip(config: Config, steps: Steps, problem: str) -> None:
+    """Note a skipped step. Raises NumericalError when it was one too many."""
+    if ranks.is_first():
+        print(f"step skipped: {problem}", flush=True)
+    steps.skipped.append(problem)
+    limit = config.update.max_skipped_steps
+    if len(steps.skipped) > limit:
+        raise NumericalError(f"{problem} ({len(steps.skipped)} steps skipped; max_skipped_steps is {limit})")

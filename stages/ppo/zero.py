@@ -1,0 +1,103 @@
+"""DeepSpeed's settings, and the optimizer that it steps."""
+
+import os
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipeline.updateconfig import Precision, UpdateConfig
+from stages.context import UserError
+
+_LARGEST_BUCKET = 500_000_000
+"""Elements; DeepSpeed's own default."""
+_BUILD_SECONDS = 900.0
+"""How long another process may take to compile."""
+
+
+def engine_settings(config: UpdateConfig, num_parameters: int) -> dict[str, Any]:
+    """Batch sizes are ours: every micro-batch is weighted by the whole mini-batch."""
+    # At every backward DeepSpeed allocates a bucket of this many elements, however small the model is.
+    bucket = min(num_parameters, _LARGEST_BUCKET)
+    zero: dict[str, Any] = {"stage": config.zero_stage, "reduce_bucket_size": bucket}
+    if config.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    settings = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": config.max_grad_norm,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 1 << 30,
+    }
+    match config.precision:
+        case Precision.BF16:
+            settings["bf16"] = {"enabled": True, "check_grad_overflow": True}
+        case Precision.FP16:
+            settings["fp16"] = {"enabled": True, "hysteresis": 1}
+    if config.precision is not Precision.FP32:
+        # In bf16 the sum of a thousand micro-batches loses two thirds of the gradient's norm.
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
+    return settings
+
+
+def permit_fp16_on_cpu() -> None:
+    """DeepSpeed refuses it where the CPU has no fp16 instructions; torch computes it all the same, slowly."""
+    from deepspeed.accelerator import get_accelerator
+
+    accelerator: Any = get_accelerator()
+    if accelerator.device_name() == "cpu":
+        accelerator.is_fp16_supported = lambda: True
+
+
+def adamw(parameters: Iterable[nn.Parameter], peak: float, config: UpdateConfig) -> torch.optim.Optimizer:
+    """AdamW, on the host's cores where the optimizer's state is kept there.
+
+    Raises:
+        UserError: the latter cannot be compiled.
+    """
+    if config.offload_optimizer:
+        return _host_adamw(parameters, peak, config)
+    return torch.optim.AdamW(parameters, peak, config.betas, config.epsilon, weight_decay=config.weight_decay)
+
+
+def _host_adamw(
+    parameters: Iterable[nn.Parameter], peak: float, config: UpdateConfig
+) -> torch.optim.Optimizer:
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    # ninja comes with DeepSpeed, but PATH leads to it only where the environment is activated.
+    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
+    _wait_for_build()
+    given = {"betas": config.betas, "eps": config.epsilon, "weight_decay": config.weight_decay}
+    try:
+        return DeepSpeedCPUAdam(parameters, peak, **given)
+    except RuntimeError as error:
+        raise UserError(
+            "update.offload_optimizer=true needs DeepSpeed's AdamW for CPUs, which a C++ compiler builds at "
+            f"first use, and that failed: {error.__cause__ or error}. Load a compiler module or install g++; "
+            "or set update.offload_optimizer=false"
+        ) from error
+
+
+def _wait_for_build() -> None:
+    """torch waits without end for a build that another process has begun, even if that was killed since.
+
+    Raises:
+        UserError: it takes too long; names the file to delete.
+    """
+    from torch.utils.cpp_extension import _get_build_directory
+
+    lock = Path(_get_build_directory("cpu_adam", verbose=False)) / "lock"
+    deadline = time.monotonic() + _BUILD_SECONDS
+    while lock.exists():
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"update.offload_optimizer=true waited {_BUILD_SECONDS:.0f} s for another process to compile "
+                f"DeepSpeed's AdamW; if there is none, delete {lock}"
+            )
+        time.sleep(1.0)

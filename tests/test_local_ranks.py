@@ -1,0 +1,135 @@
+"""Several ranks of an update on this machine: if one is killed, all start again and end in the same bytes."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tiny
+from test_kill import HOOKS, ROOT, data_file, flip_bit
+
+from pipeline.commits import read_record
+from pipeline.compose import ConfigError, compose
+from pipeline.logs import Choice, Log, describe_failed, find_logs, parse_choice
+from pipeline.runs import load_run
+from pipeline.tasks import Stage, Task
+
+SETTINGS = ("iterations=1", "update.zero_stage=2", "scheduler.update.ranks=2")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(inputs, slurm_ppo, tmp_path_factory) -> Path:
+    """A complete run whose update was done by two ranks. Tests must not change it."""
+    run_dir = tmp_path_factory.mktemp("ranks") / "run"
+    done = slurm_ppo("run", *tiny.overrides(inputs, run_dir, *SETTINGS))
+    assert done.returncode == 0, done.stderr
+    return run_dir
+
+
+def fingerprint(run_dir: Path) -> str:
+    """Of policy, critic and trainer state."""
+    return read_record(load_run(run_dir).paths, Task(1, Stage.UPDATE)).fingerprint
+
+
+def failures(run_dir: Path) -> list[tuple[str, str, str]]:
+    """Task, kind and message of each failed attempt."""
+    events = map(json.loads, (run_dir / "events.jsonl").read_text().splitlines())
+    return [(e["task"], e["kind"], e["message"]) for e in events if e["event"] == "failed"]
+
+
+def writers(log: Path) -> list[int]:
+    """The processes whose output goes to a log."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(
+            FileNotFoundError, ProcessLookupError, PermissionError
+        ):  # ended, or not ours
+            if (folder / "fd" / "1").readlink() == log:
+                found.append(int(folder.name))
+    return found
+
+
+def update_logs(run_dir: Path) -> list[Log]:
+    return find_logs(load_run(run_dir).paths, parse_choice("update", 1))
+
+
+def test_both_ranks_take_part_and_have_logs_of_their_own(undisturbed):
+    first, second = update_logs(undisturbed)
+    assert (first.name, second.name) == ("update@1", "update@1 rank 1")
+    assert "committed" in first.path.read_text()
+    assert "committed" not in second.path.read_text()
+    assert list(undisturbed.rglob("*.rendezvous")) == []
+
+
+def test_any_rank_that_is_killed_costs_an_attempt_and_changes_nothing(
+    undisturbed, inputs, environment, tmp_path
+):
+    run_dir, marker = tmp_path / "run", tmp_path / "killed"
+    # of the first attempt rank 1 as soon as it is there, of the second rank 0 while it saves
+    hooked = environment | {
+        "PYTHONPATH": str(HOOKS),
+        "KILL_AT": "before-fsync:trainer/00001.",
+        "KILL_MARKER": str(marker),
+    }
+    command = [sys.executable, "-m", "pipeline", "run", *tiny.overrides(inputs, run_dir, *SETTINGS)]
+    with (tmp_path / "said").open("w") as said:
+        process = subprocess.Popen(command, env=hooked, cwd=ROOT, stdout=said, stderr=said)
+    try:
+        kill_writer(run_dir / "logs/00001-update/attempt-1/shard-00000.rank-1.log")
+        code = process.wait(timeout=120)
+    finally:
+        process.kill()
+    assert code == 0, (tmp_path / "said").read_text()
+    assert marker.exists()
+    assert failures(run_dir) == [
+        ("1/update/0", "killed", "rank 1 of 2 killed by signal 9"),
+        ("1/update/0", "killed", "rank 0 of 2 killed by signal 9"),
+    ]
+    assert fingerprint(run_dir) == fingerprint(undisturbed)
+    names = ["update@1", "update@1 rank 1", "update@1 #2", "update@1 rank 1 #2"]
+    assert [log.name for log in update_logs(run_dir)] == [*names, "update@1 #3", "update@1 rank 1 #3"]
+    run = load_run(run_dir)
+    events = [json.loads(line) for line in run.paths.events.read_text().splitlines()]
+    shown = "\n".join(describe_failed(run.paths, events, Choice("update"), 5))
+    assert "00001-update/attempt-1/shard-00000.rank-1.log" in shown
+    assert not any(writers(log.path) for log in find_logs(run.paths, Choice()))
+    assert list(run_dir.rglob("*.rendezvous")) == []
+
+
+def kill_writer(log: Path) -> None:
+    """The process that writes a log, as soon as there is one."""
+    until = time.monotonic() + 200
+    while not (found := writers(log)):
+        assert time.monotonic() < until, f"nobody has written {log}"
+        time.sleep(0.01)
+    (pid,) = found
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_ranks_that_find_an_input_spoilt_say_so_and_it_is_made_again(undisturbed, slurm_ppo, tmp_path):
+    run_dir = shutil.copytree(undisturbed, tmp_path / "run", symlinks=True)
+    shutil.rmtree(run_dir / "iterations/00001/update")
+    for folder in run_dir.glob("*/00001.*"):
+        shutil.rmtree(folder)
+    flip_bit(data_file(run_dir, "00001/reward/shard-00001"))
+    done = slurm_ppo("resume", run_dir)
+    assert done.returncode == 0, done.stderr
+    ((task, kind, message),) = failures(run_dir)
+    assert (task, kind) == ("1/update/0", "inputs")
+    assert "iteration 1 reward shard 1 is corrupt" in message
+    assert "of 2 ended with exit code 4)" in message
+    assert fingerprint(run_dir) == fingerprint(undisturbed)
+
+
+def test_only_the_update_has_ranks(inputs, tmp_path):
+    for stage in ("rollout", "reward", "evaluate"):
+        with pytest.raises(ConfigError, match=rf"scheduler.{stage}.ranks.*unknown key 'ranks'.*slots"):
+            compose(tiny.overrides(inputs, tmp_path / "run", f"scheduler.{stage}.ranks=2"))
+    with pytest.raises(ConfigError, match=r"scheduler.update.ranks"):
+        compose(tiny.overrides(inputs, tmp_path / "run", "scheduler.update.ranks=0"))
