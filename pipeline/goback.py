@@ -77,7 +77,7 @@ def check_can_start_from(run: Run, stage: Stage, iteration: int, updated: int) -
             f"the run was forked after iteration {plan.start}, so it cannot go back to iteration {iteration}"
         )
     if stage is Stage.EVALUATE:
-        kept = {plan.start, *kept_versions(run.paths, ["policy"])}
+        kept = {0, *kept_versions(run.paths, ["policy"])}
         gone = [v for v in plan.evaluations() if iteration <= v <= updated and v not in kept]
         if gone:
             raise Thinned(

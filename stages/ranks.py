@@ -92,9 +92,11 @@ def start_distributed(limit: float = MEETING_SECONDS) -> None:
         TimeoutError: the other ranks did not come; names this rank and what it waited for.
     """
     import deepspeed
+    from deepspeed.ops.op_builder.all_ops import ALL_OPS
 
-    # Built at first use by a compiler, which compute nodes may lack; gloo does the same work.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # Built at first use by a compiler, which compute nodes may lack; gloo does the same work. Left to itself,
+    # DeepSpeed runs that compiler just to see which of its ops could be built.
+    deepspeed.ops.__compatible_ops__ = dict.fromkeys(ALL_OPS, False)
     if dist.is_initialized():
         return
     place = Place.of(os.environ)

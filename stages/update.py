@@ -5,10 +5,10 @@ Runs on any number of ranks: all read everything, each trains on its share, the 
 
 import json
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from pipeline.algorithmconfig import Estimator
+from pipeline.algorithmconfig import Estimator, KLController
 from pipeline.commits import FileEntry, hash_tree
 from pipeline.tasks import PREPARE, Task
 from stages import ranks
@@ -111,7 +111,10 @@ def load_learner(context: Context, version: int) -> tuple[Learner, TrainerState]
         return learner, TrainerState(0, config.algorithm.kl.coef, 0, RunningMoments(), config.seed)
     for trainer in learner.trainers:
         trainer.load_state(folder / f"{trainer.name}.safetensors")
-    return learner, read_state(folder)
+    state = read_state(folder)
+    if config.algorithm.kl.controller is KLController.FIXED:  # that of a fork may be another than its parent's
+        state = replace(state, kl_coef=config.algorithm.kl.coef)
+    return learner, state
 
 
 def read_state(folder: Path) -> TrainerState:

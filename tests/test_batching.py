@@ -1,4 +1,4 @@
-"""Micro-batches: every row once, within the budget, little padding, and as much for one rank as for another."""
+"""Micro-batches: every row once, within the budget, little padding, and as much for each rank."""
 
 import random
 from itertools import pairwise
@@ -170,7 +170,7 @@ def test_ragged_batches_are_dealt_more_evenly_than_by_greed(num_ranks, rows_per_
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("num_ranks", [2, 8])
 def test_ranks_wait_little_for_each_other_in_any_pass(num_ranks, packed):
-    """Of all passes, each as long as the largest micro-batch in it, nine tenths are work for the average rank."""
+    """A pass takes as long as the largest micro-batch in it: of all that time ranks work nine tenths."""
     rows = [row_of(length) for length in ragged(64 * num_ranks, seed=0)]
     ranks = [
         micro_batches_of_rank(rows, range(len(rows)), 2048, rank, num_ranks, packed)

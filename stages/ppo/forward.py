@@ -89,8 +89,8 @@ def check_packing(model: nn.Module, rows: tuple[Row, Row], device: torch.device)
     tolerance = _TOLERANCE.get(next(model.parameters()).dtype, _HALF_TOLERANCE)
     if not error <= tolerance:
         raise UserError(
-            f"log-probabilities of sequences laid end to end are off by {error:.3g} per token: this model, or "
-            "its attention implementation, does not keep them apart; set update.remove_padding=false"
+            f"log-probabilities of sequences laid end to end are off by {error:.3g} per token: this model or "
+            "its attention implementation does not keep them apart; set update.remove_padding=false"
         )
 
 

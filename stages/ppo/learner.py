@@ -30,6 +30,8 @@ class Update:
     steps: Steps
     num_discarded: int
     """Responses that were left out because their groups have nothing to teach."""
+    padding_efficiency: float
+    """Share of real tokens in the first epoch's micro-batches."""
 
 
 def update(
@@ -52,7 +54,7 @@ def update(
         taught = (~flat_groups(scores.shaped, experience.groups)).nonzero().flatten()
         experience, scores = experience.select(taught.tolist()), scores.select(taught)
     if not len(experience):
-        return Update(experience, scores, None, Steps(), total)
+        return Update(experience, scores, None, Steps(), total, 1.0)
     # 2. mini-batches of the first epoch, over which old log-probabilities and values are computed
     first_epoch = split_epoch(config, experience, iteration, epoch=0)
     if is_packed(config.update):
@@ -65,7 +67,17 @@ def update(
     # 4. clipped policy and value losses, epochs x mini-batches
     with stopwatch.timing("steps"):
         steps = train(learner, experience, targets, first_epoch, iteration)
-    return Update(experience, scores, targets, steps, total - len(experience))
+    num_discarded = total - len(experience)
+    return Update(experience, scores, targets, steps, num_discarded, padding_efficiency(first_epoch))
+
+
+def padding_efficiency(minibatches: Sequence[MiniBatch]) -> float:
+    """Share of real tokens among those that go through the models, of all ranks."""
+    batches = [batch for minibatch in minibatches for batch in minibatch.micro_batches]
+    real = sum(batch.num_tokens for batch in batches if not batch.is_dummy)
+    computed = sum(batch.input_ids.numel() for batch in batches)
+    counts = ranks.sum_over_ranks(torch.tensor([real, computed], dtype=torch.float64))
+    return float(counts[0] / counts[1])
 
 
 def old_log_probs_and_values(

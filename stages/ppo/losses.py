@@ -102,15 +102,3 @@ def aggregate(loss: Tensor, mask: Tensor, mode: LossAggregation, counts: Counts)
         return (sums / (mask.sum(dim=1) + EPSILON)).sum() / counts.sequences
     mean = sums.sum() / counts.sequences
     return mean / counts.scale if mode is LossAggregation.SEQ_MEAN_TOKEN_SUM_NORM else mean
-
-
-def token_log_probs(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Log-probability [B, T] of ``tokens`` [B, T] under ``logits`` [B, T, V]."""
-    return logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - torch.logsumexp(logits, dim=-1)
-
-
-def token_entropy(logits: Tensor) -> Tensor:
-    """Entropy [B, T] of the distributions of ``logits`` [B, T, V]; ids at -inf add nothing."""
-    probabilities = torch.softmax(logits, dim=-1)
-    terms = torch.where(probabilities > 0, probabilities * logits, 0.0)
-    return torch.logsumexp(logits, dim=-1) - terms.sum(dim=-1)

@@ -23,6 +23,7 @@ def update_metrics(config: Config, experience: Experience, done: Update) -> dict
     metrics["reward/discarded"] = float(done.num_discarded)
     if done.targets is not None:
         mask = done.experience.mask
+        metrics["policy/padding_efficiency"] = done.padding_efficiency
         metrics["reward/shaped/mean"] = done.scores.shaped.mean().item()
         metrics |= kl_metrics(done.experience, done.targets) | advantage_metrics(mask, done.targets)
         if done.targets.old_values is not None and done.targets.returns is not None:

@@ -26,7 +26,7 @@ def with_reference(context: Context, experience: Experience, iteration: int) -> 
         return experience
     directory = context.source(config.model.reference or config.model.policy)
     update, trust = config.update, config.model.trust_remote_code
-    model = frozen(load_causal_lm(directory, update.precision, trust, attention=update.attention), update)
+    model = frozen(load_causal_lm(directory, update.precision, trust), update)
     # Over the policy's own micro-batches: the same weights then give a KL of exactly 0.
     batches = split_epoch(config, experience, iteration, epoch=0)
     temperature = config.rollout.temperature

@@ -116,6 +116,8 @@ class Trainer:
         self.engine.step()
         norm = norm if self.config.zero_stage == 0 else float(self.engine.get_global_grad_norm())
         is_taken = math.isfinite(norm)
+        if not is_taken:
+            self._clear_partitions()
         self.steps += is_taken
         return Step(norm, rate, is_taken, is_overflow=not is_taken and self._loss_scale < scale)
 
@@ -132,7 +134,15 @@ class Trainer:
             self.engine.step()
         finally:
             del optimizer.step
+        self._clear_partitions()
         self._set_scaler_state(scaler)
+
+    def _clear_partitions(self) -> None:
+        """DeepSpeed forgets to, where it skips the step of an optimizer on the host: the next gradient would be
+        added to the one that is not finite."""
+        if self.config.offload_optimizer and self.config.zero_stage < 3:
+            partitions = self.engine.optimizer.averaged_gradients
+            partitions.update(dict.fromkeys(partitions))
 
     def _gradient_norm(self) -> float:
         """Without ZeRO. With it, DeepSpeed tells after the step."""

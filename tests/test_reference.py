@@ -1,0 +1,54 @@
+"""The reference's log-probabilities come from the reward stage, or from the update, and are the same."""
+
+import pytest
+from processes import make_run, stage
+
+from pipeline.commits import read_record
+from pipeline.runs import Run
+from pipeline.tasks import Stage, Task
+
+
+def two_iterations(inputs, folder, *more: str) -> Run:
+    run = make_run(inputs, folder, "update.epsilon=1e-3", *more)
+    tasks = [("prepare",)]
+    for iteration in (1, 2):
+        tasks += [(name, iteration, shard) for name in ("rollout", "reward") for shard in (0, 1)]
+        tasks.append(("update", iteration))
+    for task in tasks:
+        done = stage(run, *task)
+        assert done.code == 0, done.log
+    return run
+
+
+def metrics_of(run: Run, iteration: int) -> dict[str, float]:
+    record = read_record(run.paths, Task(iteration, Stage.UPDATE))
+    assert record is not None
+    return dict(record.metrics)
+
+
+@pytest.fixture(scope="module")
+def in_reward(inputs, tmp_path_factory) -> Run:
+    return two_iterations(inputs, tmp_path_factory.mktemp("reward") / "run")
+
+
+@pytest.mark.parametrize("zero_stage", [0, 3])
+def test_a_reference_in_the_update_penalises_as_one_in_the_reward_stage(
+    inputs, tmp_path, in_reward, zero_stage
+):
+    settings = ("algorithm.kl.reference_in=update", f"update.zero_stage={zero_stage}")
+    run = two_iterations(inputs, tmp_path / "run", *settings)
+    assert metrics_of(run, 1)["objective/kl"] == 0, "the same weights over the same micro-batches"
+    ours, theirs = metrics_of(run, 2), metrics_of(in_reward, 2)
+    assert theirs["objective/kl"] != 0
+    for name in ("objective/kl", "objective/kl_per_token", "policy/loss", "value/returns_mean"):
+        assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5), name
+    assert ours["update_seconds/reference"] > 0
+
+
+def test_the_update_reports_where_its_time_went(in_reward):
+    metrics = metrics_of(in_reward, 2)
+    parts = {name for name in metrics if name.startswith("update_seconds/")}
+    assert parts == {
+        f"update_seconds/{part}" for part in ("read", "reference", "load", "old_log_probs", "steps", "save")
+    }
+    assert 0.5 < metrics["policy/padding_efficiency"] <= 1
