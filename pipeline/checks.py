@@ -170,12 +170,19 @@ def _placement_problems(config: Config) -> Iterator[Problem]:
 
 def _precision_problems(config: Config) -> Iterator[Problem]:
     update = config.update
-    if update.precision is Precision.BF16 and update.zero_stage == 0:
+    if update.precision is not Precision.FP32 and update.zero_stage == 0:
         yield Problem(
             "update.precision",
             update.precision,
-            "with update.zero_stage=0 DeepSpeed keeps no fp32 weights to add small steps to; "
-            "set update.zero_stage to 1, 2 or 3 (1 is enough on one GPU)",
+            "with update.zero_stage=0 DeepSpeed sums the gradients of micro-batches in this format, which "
+            "loses most of a long sum; set update.zero_stage to 1, 2 or 3 (1 is enough on one GPU)",
+        )
+    if update.offload_optimizer and update.zero_stage == 0:
+        yield Problem(
+            "update.offload_optimizer",
+            update.offload_optimizer,
+            "with update.zero_stage=0 DeepSpeed cannot; set update.zero_stage to 1, 2 or 3 (1 is enough on "
+            "one GPU)",
         )
 
 

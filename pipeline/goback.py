@@ -113,7 +113,7 @@ def trim_rows(run: Run, iteration: int, folder: Path) -> None:
         return
     journal.rewrite(folder / run.paths.metrics.name, rows)
     journal.rewrite(run.paths.metrics, kept)
-    rewind(run.paths, iteration - 1)
+    rewind(run.paths, int(kept[-1]["iteration"]) if kept else run.plan.start)
     best = json.loads(run.paths.best.read_text()) if run.paths.best.exists() else None
     if best and best["iteration"] >= iteration:
         run.paths.best.rename(folder / run.paths.best.name)

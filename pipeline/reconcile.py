@@ -130,11 +130,8 @@ def reconcile(plan: Plan, seen: Observation, max_attempts: int, in_advance: bool
     """
     needed = needed_by(plan, seen)
     retracted = {task: reason for task, reason in seen.corrupt.items() if task in needed}
-    given_up = [
-        _give_up_given(task, retracted.pop(task, None))
-        for task in sorted(needed - seen.committed.keys())
-        if plan.is_given(task)
-    ]
+    lost = [task for task in needed if plan.is_given(task) and task not in seen.committed]
+    given_up = [_give_up_given(task, retracted.pop(task, None)) for task in lost]
     launches: dict[Task, Launch] = {}
 
     def is_there(task: Task) -> bool:

@@ -37,10 +37,14 @@ def load_tokenizer(directory: str | Path, trust_remote_code: bool) -> PreTrained
 
 
 def load_causal_lm(
-    directory: str | Path, precision: Precision, trust_remote_code: bool, device_map: str | None = None
+    directory: str | Path,
+    precision: Precision,
+    trust_remote_code: bool,
+    device_map: str | None = None,
+    attention: str | None = None,
 ) -> PreTrainedModel:
-    """A policy or reference model."""
-    return _load(AutoModelForCausalLM, directory, precision, trust_remote_code, device_map)
+    """A policy or reference model. For ``attention`` see :class:`UpdateConfig`."""
+    return _load(AutoModelForCausalLM, directory, precision, trust_remote_code, device_map, attention)
 
 
 def load_reward_model(
@@ -53,15 +57,15 @@ def load_reward_model(
     return model
 
 
-def load_critic(directory: str | Path, precision: Precision, trust_remote_code: bool) -> PreTrainedModel:
+def load_critic(
+    directory: str | Path, precision: Precision, trust_remote_code: bool, attention: str | None = None
+) -> PreTrainedModel:
     """A backbone with one value per token. A head that the directory lacks starts at zero, so that the first
     advantages are not noise (huggingface/blog, "The N implementation details of RLHF with PPO").
     """
     arguments = _arguments(directory, precision, trust_remote_code)
     arguments["config"].num_labels = 1
-    model, loading = AutoModelForTokenClassification.from_pretrained(
-        str(directory), output_loading_info=True, **arguments
-    )
+    model, loading = _with_attention(AutoModelForTokenClassification, directory, attention, arguments)
     missing = set(loading["missing_keys"])
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -71,13 +75,16 @@ def load_critic(directory: str | Path, precision: Precision, trust_remote_code: 
 
 
 def _load(
-    auto_class: Any, directory: str | Path, precision: Precision, trust: bool, device_map: str | None
+    auto_class: Any,
+    directory: str | Path,
+    precision: Precision,
+    trust: bool,
+    device_map: str | None,
+    attention: str | None = None,
 ) -> PreTrainedModel:
     placement = {"device_map": device_map} if device_map else {}
-    arguments = _arguments(directory, precision, trust)
-    model, loading = auto_class.from_pretrained(
-        str(directory), output_loading_info=True, **arguments, **placement
-    )
+    arguments = _arguments(directory, precision, trust) | placement
+    model, loading = _with_attention(auto_class, directory, attention, arguments)
     if missing := sorted(loading["missing_keys"]):
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise UserError(
@@ -85,6 +92,27 @@ def _load(
         )
     model.eval()
     return model if device_map else model.to(device())
+
+
+def _with_attention(
+    auto_class: Any, directory: str | Path, attention: str | None, arguments: dict[str, Any]
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """The model, and what loading it was like.
+
+    Raises:
+        UserError: it cannot be had with this attention.
+    """
+    if attention is None:
+        return auto_class.from_pretrained(str(directory), output_loading_info=True, **arguments)
+    try:
+        return auto_class.from_pretrained(
+            str(directory), output_loading_info=True, attn_implementation=attention, **arguments
+        )
+    except (ValueError, ImportError) as error:
+        raise UserError(
+            f"update.attention={attention}: {directory} cannot be loaded with it ({error}); leave it out for "
+            "the model's own, or try sdpa or eager"
+        ) from error
 
 
 def _arguments(directory: str | Path, precision: Precision, trust_remote_code: bool) -> dict[str, Any]:

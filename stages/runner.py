@@ -145,7 +145,7 @@ def check_is_planned(run: Run, task: Task) -> None:
     plan = run.plan
     if not 0 <= task.iteration <= plan.iterations or task not in plan.tasks(task.iteration):
         raise RunError(
-            f"{run.paths.root} has no {task}: it has iterations 1 to {plan.iterations} of "
+            f"{run.paths.root} has no {task}: it has iterations {plan.start + 1} to {plan.iterations} of "
             f"shards 0 to {plan.num_shards - 1}, and evaluates iterations {list(plan.evaluations())}"
         )
 

@@ -17,6 +17,7 @@ from stages.models import load_causal_lm, load_critic, load_tokenizer
 from stages.ppo.experience import Experience, read_experience
 from stages.ppo.kl import next_kl_coef
 from stages.ppo.learner import Update, update
+from stages.ppo.lora import load_policy
 from stages.ppo.memory import out_of_memory_explained
 from stages.ppo.metrics import mean_kl, update_metrics
 from stages.ppo.reference import with_reference
@@ -95,15 +96,20 @@ def next_coef(context: Context, coef: float, done: Update) -> float:
 def load_learner(context: Context, version: int) -> tuple[Learner, TrainerState]:
     """Models, optimizers and counters as they were committed with policy ``version``."""
     config, trust = context.config, context.config.model.trust_remote_code
-    policy_directory = context.policy_directory(version)
-    policy_model = load_causal_lm(policy_directory, config.update.precision, trust)
+    attention = config.update.attention
+    if config.update.lora:  # the base never changes; the trainer state has the adapters
+        policy_model = load_policy(context.policy_directory(0), config)
+    else:
+        policy_model = load_causal_lm(
+            context.policy_directory(version), config.update.precision, trust, attention=attention
+        )
     policy = Trainer("policy", policy_model, config.update.learning_rate, config.update)
     critic = None
     if config.algorithm.estimator is Estimator.GAE:
         start = context.critic_directory(version) or context.source(
             config.model.critic or config.model.policy
         )
-        model = load_critic(start, config.update.precision, trust)
+        model = load_critic(start, config.update.precision, trust, attention)
         critic = Trainer("critic", model, config.update.critic_learning_rate, config.update)
     learner = Learner(config, policy, critic)
     folder = context.trainer_directory(version)
@@ -112,7 +118,7 @@ def load_learner(context: Context, version: int) -> tuple[Learner, TrainerState]
     for trainer in learner.trainers:
         trainer.load_state(folder / f"{trainer.name}.safetensors")
     state = read_state(folder)
-    if config.algorithm.kl.controller is KLController.FIXED:  # that of a fork may be another than its parent's
+    if config.algorithm.kl.controller is KLController.FIXED:  # a fork's may be another than its parent's
         state = replace(state, kl_coef=config.algorithm.kl.coef)
     return learner, state
 

@@ -46,6 +46,14 @@ every_attention = pytest.mark.parametrize("attention", ["eager", "sdpa"])
 either_layout = pytest.mark.parametrize("packed", [False, True])
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def model(auto_class: type, name: str, attention: str = "sdpa") -> PreTrainedModel:
     torch.manual_seed(0)
     config = copy.deepcopy(CONFIGS[name])

@@ -12,13 +12,18 @@ from pathlib import Path
 
 import pytest
 import tiny
+from processes import make_run
 from test_kill import HOOKS, ROOT, data_file, flip_bit
+from test_local_scheduler import eventually
 
 from pipeline.commits import read_record
 from pipeline.compose import ConfigError, compose
+from pipeline.jobs import LocalJobs
 from pipeline.logs import Choice, Log, describe_failed, find_logs, parse_choice
+from pipeline.reconcile import Failure, FailureKind, Launch, Observation
 from pipeline.runs import load_run
 from pipeline.tasks import Stage, Task
+from slurm.local import LocalLimits, LocalScheduler
 
 SETTINGS = ("iterations=1", "update.zero_stage=2", "scheduler.update.ranks=2")
 
@@ -110,6 +115,32 @@ def kill_writer(log: Path) -> None:
         time.sleep(0.01)
     (pid,) = found
     os.kill(pid, signal.SIGKILL)
+
+
+def said_and_killed(arguments: list[str]) -> int:
+    """A task of two ranks: the second is killed, the first finds out and says so."""
+    said = Path(arguments[arguments.index("--failure-file") + 1])
+    if os.environ["RANK"] == "0":
+        said.write_text(json.dumps({"kind": "error", "message": "connection closed", "suspect": None}))
+        return 1
+    assert eventually(said.exists)
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("is alive")
+
+
+def test_what_a_rank_says_whose_peer_was_killed_is_not_the_reason(inputs, tmp_path):
+    run = make_run(inputs, tmp_path / "run", *SETTINGS)
+    scheduler = LocalScheduler("test_local_ranks:said_and_killed", [], LocalLimits(1, {"update": 1}, 60))
+    jobs, task = LocalJobs(run, scheduler), Task(1, Stage.UPDATE)
+    jobs.launch([Launch(task, "")], Observation((), {}, {}, (), {}))
+    scheduler.wait(0)
+    (running,) = scheduler._running.values()
+    assert eventually(lambda: not running.unfinished, seconds=60)
+    jobs.query()
+    (ended,) = jobs.settle([task], lambda _: False)
+    log = run.paths.task(task).log(1).with_name("shard-00000.rank-1.log")
+    assert ended.failure == Failure(task, 1, FailureKind.KILLED, "rank 1 of 2 killed by signal 9", str(log))
+    assert ended.suspect is None
 
 
 def test_ranks_that_find_an_input_spoilt_say_so_and_it_is_made_again(undisturbed, slurm_ppo, tmp_path):

@@ -18,8 +18,6 @@ import processes
 import pytest
 import tiny
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from processes import Done, fork_server, make_run, python_m_stages, stage_arguments
 from safetensors.torch import load_file
 
@@ -32,7 +30,6 @@ from pipeline.updateconfig import Precision, UpdateConfig
 from stages import ranks
 from stages.context import NumericalError, UserError
 from stages.models import load_causal_lm
-from stages.ppo.batching import Row, deal_rows, micro_batches_of_rank
 from stages.ppo.learner import Learner, update
 from stages.ppo.trainer import Trainer
 from stages.ranks import Meeting, Place, gpu_index
@@ -446,27 +443,6 @@ def test_a_loss_that_is_not_finite_on_one_rank_stops_all_with_the_same_words(inp
 
 
 # without processes
-
-
-@given(
-    st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 6), st.integers(10, 200), st.data()
-)
-def test_rows_are_dealt_once_and_evenly(lengths, num_ranks, budget, data):
-    indices = data.draw(st.lists(st.sampled_from(range(len(lengths))), unique=True, min_size=1))
-    shares = deal_rows(lengths, indices, num_ranks)
-    assert sorted(i for share in shares for i in share) == sorted(indices)
-    loads = [sum(lengths[i] for i in share) for share in shares]
-    for share, load in zip(shares, loads, strict=True):
-        if share:
-            assert load - min(loads) <= min(lengths[i] for i in share)
-    rows = [Row([5] * (length // 2), [6] * (length - length // 2)) for length in lengths]
-    batches = [micro_batches_of_rank(rows, indices, budget, rank, num_ranks) for rank in range(num_ranks)]
-    assert len({len(own) for own in batches}) == 1
-    assert sorted(i for own in batches for b in own if not b.is_dummy for i in b.rows.tolist()) == sorted(
-        indices
-    )
-    assert any(not own[-1].is_dummy for own in batches), "a pass that is of no use to any rank"
-    assert all(not b.is_dummy or len(b.rows) == 1 for own in batches for b in own)
 
 
 def test_the_place_of_a_process():

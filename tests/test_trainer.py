@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
@@ -25,8 +26,8 @@ from pipeline.commits import hash_tree
 from pipeline.compose import ConfigError, compose
 from pipeline.paths import RunPaths
 from pipeline.updateconfig import Precision, Schedule, UpdateConfig
-from stages.context import NumericalError
-from stages.models import DTYPES, load_causal_lm
+from stages.context import NumericalError, UserError
+from stages.models import DTYPES, load_causal_lm, load_critic
 from stages.ppo.trainer import Step, Trainer, learning_rate
 from stages.ranks import start_distributed
 
@@ -375,9 +376,10 @@ def test_committed_files_are_readable_as_the_umask_says(lives, tmp_path):
     assert stat.S_IMODE(state.stat().st_mode) == stat.S_IMODE(probe.stat().st_mode)
 
 
-def test_bf16_without_zero_is_refused_because_it_has_no_fp32_weights(inputs, tmp_path):
-    given = tiny.overrides(inputs, tmp_path / "run", "update.precision=bf16", "update.zero_stage=0")
-    with pytest.raises(ConfigError, match=r"update\.precision=bf16.*zero_stage.*1, 2 or 3"):
+@pytest.mark.parametrize("setting", ["precision=bf16", "precision=fp16", "offload_optimizer=true"])
+def test_what_needs_zero_is_refused_without(inputs, tmp_path, setting):
+    given = tiny.overrides(inputs, tmp_path / "run", f"update.{setting}", "update.zero_stage=0")
+    with pytest.raises(ConfigError, match=rf"(?i)update\.{setting}.*zero_stage.*1, 2 or 3"):
         resolve(compose(given))
     resolve(compose([*given[:-1], "update.zero_stage=1"]))
 
@@ -397,13 +399,14 @@ def test_learning_rate_schedules():
     assert all(rate > 0 for schedule in Schedule for rate in rates(schedule=schedule, warmup_steps=5))
 
 
-def test_counters_of_the_state_file_are_plain_json(complete_run):
-    record = json.loads((complete_run / "iterations/00002/update/shard-00000.json").read_text())
-    (path,) = [entry["path"] for entry in record["outputs"] if entry["path"].endswith("state.json")]
-    state = json.loads((complete_run / path).read_text())
-    assert state["iteration"] == 2
-    assert state["optimizer_steps"] == 8
-    assert state["responses"] == 16
+def test_the_state_file_has_its_own_counters(lives):
+    for case in ("fp32-zero0", "fp16-zero2"):
+        folder, life = lives[case]
+        life.result()
+        with safe_open(folder / "state" / "policy.safetensors", "pt") as state:
+            counters = json.loads(state.metadata()["counters"])
+        scaler = {"cur_scale": 2**16, "cur_iter": 3, "last_overflow_iter": -1}
+        assert counters == {"steps": 3} | (scaler if case.startswith("fp16") else {})
 
 
 def norm_of_many_micro_batches(case: str, policy: Path, folder: Path) -> list[float]:
@@ -428,3 +431,66 @@ def test_a_bf16_gradient_does_not_depend_on_how_many_micro_batches_it_is_the_sum
         norm_of_many_micro_batches, f"bf16-zero{stage}", inputs / "policy", tmp_path
     ).result()
     assert many == pytest.approx(few, rel=0.02)
+
+
+def two_steps_with_and_without_checkpointing(case: str, policy: Path, folder: Path) -> dict:
+    torch.set_num_threads(1)
+    start_distributed()
+    seen = {}
+    for name in (case, f"{case}-checkpointing"):
+        trainer, forwards = new_trainer(policy, name), []
+        trainer.model.model.layers[0].self_attn.register_forward_hook(lambda *_, f=forwards: f.append(1))
+        steps = advance(trainer, range(2))
+        state = {key: tensor.clone() for key, tensor in trainer._state()}
+        trainer.save_model(folder / name)
+        seen[name] = (len(forwards), steps, state, (folder / name / "config.json").read_text())
+    return seen
+
+
+@pytest.mark.parametrize("case", ["fp32-zero0", "bf16-zero1", "fp16-zero2", "fp32-zero3", "bf16-zero3"])
+def test_activation_checkpointing_computes_twice_and_changes_nothing(processes, inputs, tmp_path, case):
+    life = processes.submit(
+        into_file, two_steps_with_and_without_checkpointing, case, inputs / "policy", tmp_path
+    )
+    (once, *one), (twice, *other) = seen_in(life).values()
+    assert twice == 2 * once
+    assert one[0] == other[0]
+    assert largest_difference(one[1], other[1]) == 0
+    assert one[2] == other[2]
+
+
+def offload_without_a_compiler(case: str, policy: Path, folder: Path) -> str:
+    start_distributed()
+    os.environ |= {"PATH": str(folder), "TORCH_EXTENSIONS_DIR": str(folder / "extensions")}
+    os.environ.pop("CXX", None)
+    try:
+        new_trainer(policy, case)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_without_a_compiler_offload_says_what_is_missing(processes, inputs, tmp_path):
+    life = processes.submit(offload_without_a_compiler, OFFLOADED[0], inputs / "policy", tmp_path)
+    assert "update.offload_optimizer=true needs" in life.result(timeout=120)
+    assert "compiler" in life.result()
+
+
+def test_attention_is_the_one_that_was_asked_for(inputs, tmp_path):
+    directory, precision = inputs / "policy", Precision.FP32
+    for attention in ("eager", "sdpa"):
+        for model in (
+            load_causal_lm(directory, precision, False, attention=attention),
+            load_critic(directory, precision, False, attention=attention),
+        ):
+            assert model.config._attn_implementation == attention
+            model.save_pretrained(tmp_path / attention / type(model).__name__)
+    one, other = (sorted((tmp_path / a).glob("*/config.json")) for a in ("eager", "sdpa"))
+    assert [file.read_text() for file in one] == [file.read_text() for file in other]
+
+
+@pytest.mark.parametrize("attention", ["nonsense", "flash_attention_2"])
+def test_attention_that_cannot_be_had_is_named(inputs, attention):
+    for load in (load_causal_lm, load_critic):
+        with pytest.raises(UserError, match=rf"update\.attention={attention}: .*policy cannot be loaded"):
+            load(inputs / "policy", Precision.FP32, False, attention=attention)

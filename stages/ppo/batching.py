@@ -257,10 +257,3 @@ def collate(rows: Sequence[Row], indices: Sequence[int], packed: bool = False) -
 
 def _ids(tokens: Sequence[int]) -> Tensor:
     return torch.as_tensor(tokens, dtype=torch.long)
-
-
-def padding_efficiency(batches: Iterable[MicroBatch]) -> float:
-    """Share of the tokens that go through the model that are real; a dummy has none."""
-    sizes = [(0 if batch.is_dummy else batch.num_tokens, batch.input_ids.numel()) for batch in batches]
-    real, total = map(sum, zip(*sizes, strict=True))
-    return real / total

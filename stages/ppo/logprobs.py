@@ -82,7 +82,7 @@ class _TokenOutputs(torch.autograd.Function):
                 finite = probabilities.clamp(min=torch.finfo(probabilities.dtype).min)
                 weight = weight - of_entropies[some, None] * (finite + entropies[some, None])
             result = probabilities.exp_().mul_(weight)
-            result.scatter_add_(1, tokens[some, None], of_log_probs[some, None])
+            result[torch.arange(len(some), device=some.device), tokens[some]] += of_log_probs[some]
             gradient[positions[some]] = result.div_(ctx.temperature).to(gradient.dtype)
         return gradient, None, None, None, None
 

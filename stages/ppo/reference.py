@@ -26,7 +26,8 @@ def with_reference(context: Context, experience: Experience, iteration: int) -> 
         return experience
     directory = context.source(config.model.reference or config.model.policy)
     update, trust = config.update, config.model.trust_remote_code
-    model = frozen(load_causal_lm(directory, update.precision, trust), update)
+    model = load_causal_lm(directory, update.precision, trust, attention=update.attention)
+    model = frozen(model, update)
     # Over the policy's own micro-batches: the same weights then give a KL of exactly 0.
     batches = split_epoch(config, experience, iteration, epoch=0)
     temperature = config.rollout.temperature
@@ -45,6 +46,8 @@ def frozen(model: nn.Module, config: UpdateConfig) -> nn.Module:
         return model
     import deepspeed
 
+    if config.precision is Precision.FP16:
+        permit_fp16_on_cpu()
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "zero_optimization": {"stage": 3},

@@ -14,13 +14,23 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
+from pipeline.export import ADAPTER
 from pipeline.updateconfig import Precision, Schedule, UpdateConfig
 from stages import ranks
 from stages.context import NumericalError
 from stages.models import DTYPES, remove_dropout
+from stages.ppo.lora import (
+    adapted_layers,
+    factors,
+    is_adapted,
+    is_adapter,
+    merged,
+    plain_name,
+    save_adapter,
+)
 from stages.ppo.zero import adamw, engine_settings, permit_fp16_on_cpu
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -71,10 +81,11 @@ class Trainer:
         self.name = name
         self.config = config
         self._peak = peak
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.engine, *_ = deepspeed.initialize(
             model=model,
-            optimizer=adamw(model.parameters(), peak, config),
-            config=engine_settings(config, model.num_parameters()),
+            optimizer=adamw(trained, peak, config),
+            config=engine_settings(config, sum(parameter.numel() for parameter in trained)),
             dist_init_required=False,
         )
         self.model: PreTrainedModel = self.engine.module
@@ -138,8 +149,8 @@ class Trainer:
         self._set_scaler_state(scaler)
 
     def _clear_partitions(self) -> None:
-        """DeepSpeed forgets to, where it skips the step of an optimizer on the host: the next gradient would be
-        added to the one that is not finite."""
+        """DeepSpeed forgets to where it skips the step of an optimizer on the host, and would add the next
+        gradient to the one that is not finite."""
         if self.config.offload_optimizer and self.config.zero_stage < 3:
             partitions = self.engine.optimizer.averaged_gradients
             partitions.update(dict.fromkeys(partitions))
@@ -167,28 +178,59 @@ class Trainer:
     def save_model(self, folder: Path) -> None:
         """The model as a Hugging Face directory. Every rank takes part; the first one writes.
 
+        Of a model with adapters (:mod:`stages.ppo.lora`) they are merged into the weights, and are also by
+        themselves in the folder ``adapter`` of the directory.
+
         Raises:
             NumericalError: a weight is not finite. It is raised on every rank, and nothing is written.
         """
         dtype, state = DTYPES[self.config.precision], {}
-        for name, parameter in self.model.named_parameters():  # one whole weight at a time on the device
-            weight = self._master(parameter)
+        for name, weight in self._whole_weights():
             if not bool(torch.isfinite(weight).all()):
                 raise NumericalError(f"weight {name} of the {self.name} is not finite; nothing is committed")
             if ranks.is_first():
                 state[name] = weight.to(dtype).cpu()
+        adapters = self._whole_adapters()
         if not ranks.is_first():
             return
         # Buffers that are saved; tied weights are neither among them nor saved twice.
         saved = self.model.state_dict().keys()
-        state |= {name: buffer for name, buffer in self.model.named_buffers() if name in saved}
+        state |= {plain_name(name): buffer for name, buffer in self.model.named_buffers() if name in saved}
         if self.model.can_generate():
             # transformers refuses to save settings that it loaded with a warning; the caller copies the file.
             self.model.generation_config = GenerationConfig.from_model_config(self.model.config)
         self.model.save_pretrained(folder, state_dict=state, safe_serialization=True)
+        if adapters:
+            save_adapter(self.model, adapters, folder / ADAPTER)
+
+    def _whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Weights with adapters merged, by the names they have without, one at a time on the device.
+
+        Ranks have to take them in step.
+        """
+        layers = adapted_layers(self.model)
+        for name, parameter in self.model.named_parameters():
+            if is_adapter(name):
+                continue
+            weight = self._master(parameter)
+            if layer := layers.get(name):
+                down, up = map(self._master, factors(layer))
+                weight = merged(layer, weight, down, up)
+            yield plain_name(name), weight
+
+    def _whole_adapters(self) -> dict[str, Tensor]:
+        """On the first rank's host. Empty without adapters."""
+        wholes = {}
+        if is_adapted(self.model):
+            for name, parameter in self._trained():
+                whole = self._master(parameter)
+                if ranks.is_first():
+                    wholes[name] = whole.cpu()
+        return wholes
 
     def save_state(self, path: Path) -> None:
-        """Optimizer moments, and the fp32 weights where the model directory holds them rounded.
+        """Optimizer moments, counters, and the fp32 weights where the model directory holds them rounded or
+        merged.
 
         Every rank takes part; the first one writes.
         """
@@ -205,20 +247,28 @@ class Trainer:
 
     def _state(self) -> Iterator[tuple[str, Tensor]]:
         """Whole tensors by name, one at a time; ranks have to take them in step."""
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self._trained():
             for moment in _MOMENTS:
                 yield f"{moment}/{name}", self._moment(parameter, moment)
-            if self.config.precision is not Precision.FP32:
+            if self._has_weights:
                 yield f"weight/{name}", self._master(parameter)
+
+    @property
+    def _has_weights(self) -> bool:
+        """Whether the state has weights."""
+        return self.config.precision is not Precision.FP32 or is_adapted(self.model)
+
+    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
 
     def load_state(self, path: Path) -> None:
         """Inverse of :meth:`save_state`, at any ZeRO stage and on any number of ranks."""
         with safe_open(path, "pt") as tensors:  # one at a time, as every rank of a node reads them
             counters = json.loads(tensors.metadata()["counters"])
-            for name, parameter in self.model.named_parameters():
+            for name, parameter in self._trained():
                 for moment in _MOMENTS:
                     self._set_moment(parameter, moment, tensors.get_tensor(f"{moment}/{name}"))
-                if self.config.precision is not Precision.FP32:
+                if self._has_weights:
                     self._set_master(parameter, tensors.get_tensor(f"weight/{name}"))
         self.steps = counters.pop("steps")
         self._set_scaler_state(counters)
@@ -226,21 +276,31 @@ class Trainer:
             self._optimizer.state[tensor]["step"] = self._step_count()
 
     def _master(self, parameter: Tensor) -> Tensor:
-        """The whole fp32 weight."""
+        """The whole weight, in fp32 if it is trained."""
+        from deepspeed.runtime.zero import GatheredParameters
         from deepspeed.utils import safe_get_full_fp32_param
 
-        if self.config.zero_stage == 0:
+        if not parameter.requires_grad and self.config.zero_stage == 3:
+            with GatheredParameters([parameter]):
+                return parameter.detach().clone()
+        if not parameter.requires_grad or self.config.zero_stage == 0:
             return parameter.detach()
         whole: Tensor = safe_get_full_fp32_param(parameter)
         return whole.view(_shape(parameter))
 
     def _set_master(self, parameter: Tensor, value: Tensor) -> None:
+        """The fp32 weight; of an adapter also the one that is computed with, as its model has another."""
+        from deepspeed.runtime.zero import GatheredParameters
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
 
         if self.config.zero_stage == 3:
             safe_set_local_fp32_param(parameter, _own_part(value))
-        else:
+        elif self.config.zero_stage > 0:
             safe_set_full_fp32_param(parameter, value)
+        if is_adapted(self.model):
+            is_partitioned = self.config.zero_stage == 3
+            with GatheredParameters([parameter], modifier_rank=0, enabled=is_partitioned):
+                parameter.data.copy_(value)
 
     def _moment(self, parameter: Tensor, moment: str) -> Tensor:
         from deepspeed.utils import safe_get_full_optimizer_state

@@ -1,0 +1,269 @@
+"""The update stage against a plain PyTorch PPO loop: same rows, models, losses and number of optimizer steps.
+
+    python benchmarks/update.py [--rows 256] [--rounds 3] [--threads 1 2] [--budget 2048] [--loop-rows 8 16]
+
+The responses are random tokens of ragged length, 8 to 512 tokens with their prompt. Policy and critic have half
+a million parameters each and fresh weights. The loop is plain_loop.py. Each measurement is a process of its
+own, in turn. Prints tokens/s of old log-probabilities, values and steps together (each token once per epoch),
+peak memory beyond that of the imports, the share of real tokens, and how the update stage spends its time.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+
+import pyarrow as pa
+
+from pipeline.checks import resolve
+from pipeline.commits import Record, publish
+from pipeline.compose import compose
+from pipeline.environment import TASK_ENVIRONMENT
+from pipeline.runs import create_run, load_run
+from pipeline.schemas import REWARD, ROLLOUT, conform
+from pipeline.shards import write_shard
+from pipeline.tasks import PREPARE, Stage, Task
+
+VOCABULARY = 512
+LONGEST = 512
+UPDATE = Task(1, Stage.UPDATE)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One process."""
+
+    seconds: float
+    """Old log-probabilities and values, and steps."""
+    peak_mib: float
+    """Beyond what the imports take."""
+    value_loss: float
+    parts: Mapping[str, float]
+    """Of the update stage: seconds."""
+    efficiency: float
+    """Share of real tokens among those that go through the models."""
+
+
+# the inputs of both
+
+
+def make_run(folder: Path, rows: int, budget: int) -> Path:
+    """A run of which everything before its first update is committed."""
+    save_models(folder / "policy")
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"id": i, "prompt": "x"}) + "\n" for i in range(rows)))
+    settings = [
+        "reward=rule",
+        "reward.components.rule.function=unused:scores",
+        "tracking=none",
+        f"run_dir={folder / 'run'}",
+        f"model.policy={folder / 'policy'}",
+        f"data.prompts={prompts}",
+        f"data.prompts_per_iteration={rows}",
+        f"rollout.max_new_tokens={LONGEST - 1}",
+        "rollout.num_shards=1",
+        "iterations=1",
+        "algorithm.kl.coef=0",
+        "update.epochs=2",
+        "update.minibatches=2",
+        f"update.tokens_per_micro_batch={budget}",
+    ]
+    run = create_run(resolve(compose(settings)))
+    rollout, reward = ragged_responses(rows)
+    publish(run.paths, record_of(PREPARE))
+    for stage, table in ((Stage.ROLLOUT, rollout), (Stage.REWARD, reward)):
+        task = Task(1, stage, 0)
+        entry = write_shard(run.paths, run.paths.task(task).data("bench"), table)
+        publish(run.paths, record_of(task, entry))
+    return run.paths.root
+
+
+def record_of(task: Task, *outputs: object) -> Record:
+    return Record(task, "bench", tuple(outputs), {}, 0, 0, 1, "bench/1", 0, 0, "", 0, "")
+
+
+def ragged_responses(rows: int) -> tuple[pa.Table, pa.Table]:
+    """Total lengths of 8 to 512, of which the prompt is at most half."""
+    draw = random.Random(0)
+    totals = [draw.randint(8, LONGEST) for _ in range(rows)]
+    prompts = [[draw.randrange(VOCABULARY) for _ in range(draw.randint(1, n // 2))] for n in totals]
+    responses = [
+        [draw.randrange(VOCABULARY) for _ in range(n - len(p))] for n, p in zip(totals, prompts, strict=True)
+    ]
+    ids = {"prompt_id": [str(i) for i in range(rows)], "sample_index": [0] * rows}
+    rollout = {
+        **ids,
+        "prompt_tokens": prompts,
+        "response_tokens": responses,
+        "response_mask": [[True] * len(r) for r in responses],
+        "rollout_logprobs": [[0.0] * len(r) for r in responses],
+        "finish_reason": ["stop"] * rows,
+        "num_turns": [1] * rows,
+        "prompt_text": [""] * rows,
+        "prompt_messages": [None] * rows,
+        "response_text": [""] * rows,
+    }
+    scores = [draw.gauss(0, 1) for _ in range(rows)]
+    reward = {**ids, "reward": scores, "reference_logprobs": pa.nulls(rows)}
+    extra = pa.table({"reward/rule": pa.array(scores, pa.float32())})
+    return conform(rollout, ROLLOUT), conform(reward, REWARD, extra=extra)
+
+
+def save_models(folder: Path) -> None:
+    import torch
+    from tokenizers import Tokenizer, models
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="t0", eos_token="t1")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=352,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=LONGEST,
+        pad_token_id=0,
+        eos_token_id=1,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+# ours
+
+
+def run_stage(root: Path, threads: int) -> Measured:
+    """The update stage, to the point where its result would be published."""
+    import torch
+
+    from stages import preload, update  # noqa: F401
+    from stages.context import Context
+
+    torch.set_num_threads(threads)
+    run, imports = load_run(root), peak_mib()
+    context = Context(run.paths, run.config, UPDATE, f"{os.getpid()}")
+    result = update.run(UPDATE, context)
+    assert result is not None
+    parts = {
+        name.removeprefix("update_seconds/"): value
+        for name, value in result.metrics.items()
+        if name.startswith("update_seconds/")
+    }
+    return Measured(
+        seconds=parts["old_log_probs"] + parts["steps"],
+        peak_mib=peak_mib() - imports,
+        value_loss=result.metrics["value/loss"],
+        parts=parts,
+        efficiency=result.metrics["policy/padding_efficiency"],
+    )
+
+
+def run_loop(root: Path, threads: int, batch_rows: int) -> Measured:
+    """The same update by the plain loop."""
+    import torch
+    from plain_loop import PlainLoop, Responses
+
+    torch.set_num_threads(threads)
+    run, imports = load_run(root), peak_mib()
+    rollout, reward = ragged_responses(run.config.data.prompts_per_iteration)
+    columns = (rollout["prompt_tokens"], rollout["response_tokens"], reward["reward"])
+    loop = PlainLoop(run.config, Responses(*(column.to_pylist() for column in columns)), batch_rows)
+    begin = time.perf_counter()
+    loss, efficiency = loop.update()
+    return Measured(time.perf_counter() - begin, peak_mib() - imports, loss, {}, efficiency)
+
+
+# measuring
+
+
+def peak_mib() -> float:
+    """Of this process since it began; ``ru_maxrss`` would also count the process that started it."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def measure(root: Path, threads: int, batch_rows: int | None) -> Measured:
+    """In a process of its own: the update stage, or the loop with batches of so many rows."""
+    command = [sys.executable, __file__, "--worker", str(root), "--threads", str(threads)]
+    if batch_rows is not None:
+        command += ["--loop-rows", str(batch_rows)]
+    settings = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run(
+        command, env=os.environ | TASK_ENVIRONMENT | settings, stdout=subprocess.PIPE, check=True, text=True
+    )
+    return Measured(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def median(values: Iterable[float]) -> float:
+    return statistics.median(values)
+
+
+def report(
+    threads: int, tokens: int, ours: Sequence[Measured], loops: Mapping[int, Sequence[Measured]]
+) -> None:
+    """One line per contestant; ratios are of each round's pair."""
+    for name, measured in (("update stage", ours), *((f"loop, {n} rows", m) for n, m in loops.items())):
+        ratios = [a.seconds / b.seconds for a, b in zip(measured, ours, strict=True)]
+        print(
+            f"{threads} threads  {name:<14} {tokens / median(m.seconds for m in measured):8.0f} tok/s"
+            f"  peak {median(m.peak_mib for m in measured):6.0f} MiB"
+            f"  real tokens {measured[0].efficiency:6.1%}  value loss {measured[0].value_loss:.4f}"
+            f"  update stage is {median(ratios):.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f})"
+        )
+    parts = {name: median(m.parts[name] for m in ours) for name in ours[0].parts}
+    shares = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in parts.items())
+    print(f"{threads} threads  split of the update stage: {shares}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument(
+        "--budget", type=int, default=2048, help="tokens of a micro-batch of the update stage"
+    )
+    parser.add_argument("--loop-rows", type=int, nargs="+", help="rows of a batch of the loop; default 16")
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker:
+        (threads,) = given.threads
+        rows = given.loop_rows
+        done = run_loop(given.worker, threads, rows[0]) if rows else run_stage(given.worker, threads)
+        print(json.dumps(asdict(done)))
+        return
+    loop_rows = given.loop_rows or [16]
+    with tempfile.TemporaryDirectory() as folder:
+        root = make_run(Path(folder), given.rows, given.budget)
+        config = load_run(root).config
+        tokens = config.update.epochs * sum(map(len, chain(*token_columns(given.rows))))
+        print(f"{given.rows} rows, {tokens} tokens in {config.update.epochs} epochs, {given.rounds} rounds")
+        for threads in given.threads:
+            ours: list[Measured] = []
+            loops: dict[int, list[Measured]] = {n: [] for n in loop_rows}
+            for _ in range(given.rounds):
+                ours.append(measure(root, threads, None))
+                for n in loop_rows:
+                    loops[n].append(measure(root, threads, n))
+            report(threads, tokens, ours, loops)
+
+
+def token_columns(rows: int) -> list[list[list[int]]]:
+    rollout, _ = ragged_responses(rows)
+    return [rollout[name].to_pylist() for name in ("prompt_tokens", "response_tokens")]
+
+
+if __name__ == "__main__":
+    main()

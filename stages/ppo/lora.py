@@ -1,0 +1,124 @@
+"""Low-rank adapters of the policy (arXiv 2106.09685), through peft.
+
+The adapted model stays the transformers model that it was, with linear layers replaced in place; of its
+parameters only the adapters' require gradients. peft's layer has the old weights as ``base_layer``.
+"""
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from pipeline.config import Config
+from pipeline.seeds import derive_seed
+from pipeline.updateconfig import LoraConfig
+from stages.context import UserError
+from stages.models import load_causal_lm
+
+_NAME = "default"
+"""peft's name of a model's only adapter."""
+_LAYER = ".base_layer"
+
+
+def load_policy(base: Path, config: Config) -> PreTrainedModel:
+    """The run's version 0 with adapters that change nothing yet; the same ones each time and on every rank.
+
+    Raises:
+        UserError: peft is missing, or ``update.lora.target_modules`` does not fit the model.
+    """
+    update, trust = config.update, config.model.trust_remote_code
+    assert update.lora is not None
+    model = load_causal_lm(base, update.precision, trust, attention=update.attention)
+    attach(model, base, update.lora, derive_seed(config.seed, "lora"))
+    return model
+
+
+def attach(model: PreTrainedModel, base: Path, lora: LoraConfig, seed: int) -> None:
+    """Put adapters into the model, whose directory is ``base``, and freeze everything else."""
+    try:
+        import peft
+    except ImportError as error:
+        raise UserError('update.lora needs peft: pip install "slurm-ppo[lora]"') from error
+    targets: str | list[str] = "all-linear"
+    if not isinstance(lora.target_modules, str):
+        _check_targets(model, lora.target_modules)
+        targets = list(lora.target_modules)
+    settings = peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=targets,
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=str(base),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        peft.inject_adapter_in_model(settings, model, _NAME)
+
+
+def _check_targets(model: PreTrainedModel, targets: tuple[str, ...]) -> None:
+    """peft leaves out in silence what it does not find, as long as it finds something."""
+    output = model.get_output_embeddings()
+    linear = [
+        name
+        for name, module in model.named_modules()
+        if type(module).__name__ in ("Linear", "Conv1D") and module is not output
+    ]
+    for target in targets:
+        if not any(f".{name}".endswith(f".{target}") for name in linear):
+            known = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linear}))
+            raise UserError(
+                f"update.lora.target_modules: the policy has no linear layer {target!r}; it has {known} (the "
+                "output layer cannot have an adapter)"
+            )
+
+
+def is_adapted(model: PreTrainedModel) -> bool:
+    return hasattr(model, "peft_config")
+
+
+def is_adapter(name: str) -> bool:
+    """Whether this is the name of an adapter's parameter."""
+    return f".{_NAME}." in name
+
+
+def plain_name(name: str) -> str:
+    """What a weight or buffer of an adapted model is called without adapters."""
+    return name.replace(f"{_LAYER}.", ".")
+
+
+def adapted_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """peft's layers by the name of the weight that they adapt. Empty for a model without adapters."""
+    return {
+        f"{name}{_LAYER}.weight": module
+        for name, module in model.named_modules()
+        if hasattr(module, "lora_A") and _NAME in module.lora_A
+    }
+
+
+def factors(layer: Any) -> tuple[nn.Parameter, nn.Parameter]:
+    """[r, in] and [out, r]: what an adapter's input is multiplied with, first and second."""
+    return layer.lora_A[_NAME].weight, layer.lora_B[_NAME].weight
+
+
+def merged(layer: Any, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
+    """The layer's weight with its adapter in it, in fp32, from its whole weight and factors."""
+    change = (up.float() @ down.float()) * layer.scaling[_NAME]
+    return weight.float() + (change.T if layer.fan_in_fan_out else change)
+
+
+def save_adapter(model: Any, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Write a directory for ``PeftModel.from_pretrained``, from the adapters' parameters by name."""
+    folder.mkdir(parents=True)
+    settings = copy.copy(model.peft_config[_NAME])
+    settings.target_modules = sorted(settings.target_modules)  # a set is written in an order of chance
+    settings.inference_mode = True
+    settings.save_pretrained(str(folder))
+    names = {name: "base_model.model." + name.replace(f".{_NAME}.", ".") for name in weights}
+    tensors = {names[name]: weight.contiguous() for name, weight in weights.items()}
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
