@@ -2,8 +2,8 @@
 
     python benchmarks/update.py [--rows 256] [--rounds 3] [--threads 1 2] [--budget 2048] [--loop-rows 8 16]
 
-The responses are random tokens of ragged length, 8 to 512 tokens with their prompt. Policy and critic have half
-a million parameters each and fresh weights. The loop is plain_loop.py. Each measurement is a process of its
+The responses are random tokens of ragged length, 8 to 512 with their prompt. Policy and critic have half a
+million parameters each and fresh weights. The loop is plain_loop.py. Each measurement is a process of its
 own, in turn. Prints tokens/s of old log-probabilities, values and steps together (each token once per epoch),
 peak memory beyond that of the imports, the share of real tokens, and how the update stage spends its time.
 """
@@ -91,13 +91,15 @@ def record_of(task: Task, *outputs: object) -> Record:
     return Record(task, "bench", tuple(outputs), {}, 0, 0, 1, "bench/1", 0, 0, "", 0, "")
 
 
-def ragged_responses(rows: int) -> tuple[pa.Table, pa.Table]:
-    """Total lengths of 8 to 512, of which the prompt is at most half."""
+def ragged_responses(
+    rows: int, vocabulary: int = VOCABULARY, longest: int = LONGEST
+) -> tuple[pa.Table, pa.Table]:
+    """Rollout and reward. Total lengths from 8 tokens up, of which the prompt is at most half."""
     draw = random.Random(0)
-    totals = [draw.randint(8, LONGEST) for _ in range(rows)]
-    prompts = [[draw.randrange(VOCABULARY) for _ in range(draw.randint(1, n // 2))] for n in totals]
+    totals = [draw.randint(8, longest) for _ in range(rows)]
+    prompts = [[draw.randrange(vocabulary) for _ in range(draw.randint(1, n // 2))] for n in totals]
     responses = [
-        [draw.randrange(VOCABULARY) for _ in range(n - len(p))] for n, p in zip(totals, prompts, strict=True)
+        [draw.randrange(vocabulary) for _ in range(n - len(p))] for n, p in zip(totals, prompts, strict=True)
     ]
     ids = {"prompt_id": [str(i) for i in range(rows)], "sample_index": [0] * rows}
     rollout = {

@@ -7,13 +7,14 @@ from torch import nn
 
 from pipeline.algorithmconfig import ReferenceStage
 from pipeline.config import Config
-from pipeline.updateconfig import UpdateConfig
+from pipeline.updateconfig import Precision, UpdateConfig
 from stages.context import Context
 from stages.models import DTYPES, load_causal_lm
 from stages.ppo.experience import Experience
 from stages.ppo.forward import response_log_probs
 from stages.ppo.learner import per_token
 from stages.ppo.training import split_epoch
+from stages.ppo.zero import permit_fp16_on_cpu
 
 
 def with_reference(context: Context, experience: Experience, iteration: int) -> Experience:
