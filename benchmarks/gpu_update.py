@@ -10,7 +10,7 @@ ragged length. One update to warm up, then --updates that count: old log-probabi
 
 Model FLOPs of a forward pass over a sequence of s tokens: 2 per weight of the layers and token, 2 per weight
 of the output layer and response token, and 2 x layers x width x s^2 for causal attention. Backward is twice
-that. What activation checkpointing computes again does not count. Utilisation is of the GPU's dense bf16 peak.
+that. What activation checkpointing computes again does not count. Utilisation is of the device's bf16 peak.
 """
 
 import argparse

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.arrays import array_of, driver_submission, stage_submissions
-from pipeline.checks import SLURM_STAGES, Problem
 from pipeline.compose import ConfigError
 from pipeline.config import Config
+from pipeline.contradictions import SLURM_STAGES, Problem
 from pipeline.dryrun import imagined_run
 from pipeline.resources import DRIVER, Lessons, resources_of
 from pipeline.schedulerconfig import ResourcesConfig, SlurmConfig

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.checks import Problem
 from pipeline.cluster_checks import check_cluster, existing_parent, needs_of, stages_used
 from pipeline.compose import ConfigError
 from pipeline.config import Config, RewardModelConfig
+from pipeline.contradictions import Problem
 from pipeline.resources import DRIVER, Lessons, command_words, resources_of, sbatch_options
 from pipeline.schedulerconfig import ResourcesConfig, SlurmConfig
 from slurm.probe import Answer, Probe, Silent, run_probes

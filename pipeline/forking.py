@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.algorithmconfig import Estimator, KLController
-from pipeline.checks import Problem, resolve
+from pipeline.checks import resolve
 from pipeline.commits import FileEntry, Record, publish
 from pipeline.compose import ConfigError, compose, to_mapping
 from pipeline.config import Config
+from pipeline.contradictions import Problem
 from pipeline.copies import link_verified, new_folder
 from pipeline.paths import RunPaths
 from pipeline.runs import Parent, Run, load_run, write_run

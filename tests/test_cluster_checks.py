@@ -3,10 +3,11 @@
 import pytest
 import tiny
 
-from pipeline.checks import contradictions, resolve
+from pipeline.checks import resolve
 from pipeline.cluster_checks import Cluster, cluster_problems, needs_of, run_dir_problems, stage_problems
 from pipeline.cluster_probe import Aim, aims_of, describe, judge, probe_of
 from pipeline.compose import compose
+from pipeline.contradictions import contradictions
 from pipeline.schedulerconfig import ResourcesConfig
 from slurm.associations import Associations, parse_associations
 from slurm.limits import ClusterLimits, NodeKind, Partition

@@ -1,0 +1,229 @@
+"""Keys of the configuration that do not go together, each with the way out. Pure: looks at no file."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.algorithmconfig import (
+    GROUP_ESTIMATORS,
+    CorrectionMode,
+    Estimator,
+    KLController,
+    KLPlacement,
+)
+from pipeline.config import Config, NormalizationConfig, RewardModelConfig
+from pipeline.schedulerconfig import LocalConfig, ResourcesConfig, SlurmConfig
+from pipeline.updateconfig import Precision
+from slurm.limits import parse_duration, parse_memory
+
+SLURM_STAGES = ("prepare", "rollout", "reward", "update", "evaluate", "driver")
+"""Whose jobs have resources of their own."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One key that cannot be used as given."""
+
+    key: str
+    value: Any
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value}: {self.why}"
+
+
+def contradictions(config: Config) -> Iterator[Problem]:
+    """Pairs of keys that do not go together. Pure: looks at no file."""
+    yield from _batch_problems(config)
+    yield from _length_problems(config)
+    yield from _placement_problems(config)
+    yield from _precision_problems(config)
+    yield from _reward_problems(config)
+    estimator, samples = config.algorithm.estimator, config.rollout.samples_per_prompt
+    if estimator in GROUP_ESTIMATORS and samples < 2:
+        yield Problem(
+            "rollout.samples_per_prompt",
+            samples,
+            f"algorithm.estimator={estimator} compares samples of a prompt and needs at least 2",
+        )
+    yield from _kl_problems(config)
+    yield from _shaping_problems(config)
+    yield from _keeping_problems(config)
+    yield from _slurm_problems(config.scheduler)
+    if config.data.heldout and not config.evaluate.every:
+        yield Problem("data.heldout", config.data.heldout, "needs evaluate.every=N; or leave it out")
+    if config.evaluate.every and not config.data.heldout:
+        yield Problem("evaluate.every", config.evaluate.every, "needs data.heldout=FILE; or set it to 0")
+
+
+def _batch_problems(config: Config) -> Iterator[Problem]:
+    prompts, shards = config.data.prompts_per_iteration, config.rollout.num_shards
+    if prompts % shards:
+        yield Problem(
+            "rollout.num_shards",
+            shards,
+            f"must divide data.prompts_per_iteration={prompts} without remainder",
+        )
+    responses, minibatches = config.responses_per_iteration, config.update.minibatches
+    if responses % minibatches:
+        yield Problem(
+            "update.minibatches",
+            minibatches,
+            f"must divide the {responses} responses of an iteration (data.prompts_per_iteration x "
+            "rollout.samples_per_prompt) without remainder",
+        )
+
+
+def _kl_problems(config: Config) -> Iterator[Problem]:
+    kl, responses = config.algorithm.kl, config.responses_per_iteration
+    if kl.controller is KLController.ADAPTIVE and responses >= 5 * kl.horizon:
+        yield Problem(
+            "algorithm.kl.horizon",
+            kl.horizon,
+            f"the coefficient would turn negative in one iteration of {responses} responses; "
+            f"give more than {responses // 5}",
+        )
+    if kl.straight_through and kl.placement is not KLPlacement.LOSS:
+        yield Problem(
+            "algorithm.kl.straight_through", True, "is of a KL in the loss: needs algorithm.kl.placement=loss"
+        )
+
+
+def _keeping_problems(config: Config) -> Iterator[Problem]:
+    update = config.update
+    if update.keep_last == 1:
+        why = "an update that is lost is made again from the one before it, so that one is needed too; give 2"
+        yield Problem("update.keep_last", 1, why)
+    if update.keep_every is not None and update.keep_last is None:
+        why = "says which of the older iterations to keep; give update.keep_last=N too, e.g. 3"
+        yield Problem("update.keep_every", update.keep_every, why)
+
+
+def _shaping_problems(config: Config) -> Iterator[Problem]:
+    algorithm, rollout = config.algorithm, config.rollout
+    shaping, correction = algorithm.shaping, algorithm.correction
+    if shaping.filter_groups and rollout.samples_per_prompt < 2:
+        yield Problem(
+            "algorithm.shaping.filter_groups", True, "needs rollout.samples_per_prompt of 2 or more"
+        )
+    if shaping.overlong_buffer is not None and shaping.overlong_buffer > rollout.max_new_tokens:
+        why = f"is more than rollout.max_new_tokens={rollout.max_new_tokens}; give at most that"
+        yield Problem("algorithm.shaping.overlong_buffer", shaping.overlong_buffer, why)
+    if correction.mode is CorrectionMode.MASK and correction.low >= correction.high:
+        why = f"must be below algorithm.correction.high={correction.high}"
+        yield Problem("algorithm.correction.low", correction.low, why)
+    if algorithm.whiten_rewards and algorithm.estimator is not Estimator.GAE:
+        why = f"is of algorithm.estimator=gae only, and it is {algorithm.estimator}"
+        yield Problem("algorithm.whiten_rewards", True, why)
+
+
+def _length_problems(config: Config) -> Iterator[Problem]:
+    context, prompt = config.model.context_length, config.data.max_prompt_tokens
+    if context is None:
+        return
+    if prompt is not None and prompt + 1 > context:
+        yield Problem(
+            "data.max_prompt_tokens",
+            prompt,
+            f"leaves no room for one new token in model.context_length={context}; legal: 1 to {context - 1}",
+        )
+    if prompt is None and config.rollout.max_new_tokens >= context:
+        yield Problem(
+            "rollout.max_new_tokens",
+            config.rollout.max_new_tokens,
+            f"leaves no room for a prompt in model.context_length={context}; legal: 1 to {context - 1}, "
+            "or give data.max_prompt_tokens",
+        )
+
+
+def _placement_problems(config: Config) -> Iterator[Problem]:
+    if config.update.device_map is not None:
+        yield Problem(
+            "update.device_map",
+            config.update.device_map,
+            "DeepSpeed places the trained model itself, so a device_map cannot be given too; set it to null "
+            "and shard with update.zero_stage. For generation and scoring: rollout.device_map, "
+            "reward.device_map",
+        )
+
+
+def _precision_problems(config: Config) -> Iterator[Problem]:
+    update = config.update
+    if update.precision is not Precision.FP32 and update.zero_stage == 0:
+        yield Problem(
+            "update.precision",
+            update.precision,
+            "with update.zero_stage=0 DeepSpeed sums the gradients of micro-batches in this format, which "
+            "loses most of a long sum; set update.zero_stage to 1, 2 or 3 (1 is enough on one GPU)",
+        )
+    if update.offload_optimizer and update.zero_stage == 0:
+        yield Problem(
+            "update.offload_optimizer",
+            update.offload_optimizer,
+            "with update.zero_stage=0 DeepSpeed cannot; set update.zero_stage to 1, 2 or 3 (1 is enough on "
+            "one GPU)",
+        )
+
+
+def _reward_problems(config: Config) -> Iterator[Problem]:
+    for name, component in config.reward.components.items():
+        if isinstance(component, RewardModelConfig) and component.normalization:
+            yield from _normalization_problems(
+                f"reward.components.{name}.normalization", component.normalization
+            )
+
+
+def _normalization_problems(key: str, given: NormalizationConfig) -> Iterator[Problem]:
+    numbers = (given.mean is not None, given.std is not None)
+    if given.reference_samples and any(numbers):
+        yield Problem(
+            f"{key}.reference_samples", given.reference_samples, "give it or mean and std, not both"
+        )
+    elif not given.reference_samples and not all(numbers):
+        yield Problem(key, f"(mean={given.mean}, std={given.std})", "give mean and std, or reference_samples")
+
+
+_OURS = frozenset(
+    {"array", "chdir", "clusters", "dependency", "error", "export", "hold", "job-name", "output"}
+    | {"parsable", "quiet", "test-only", "wait", "wrap"}
+)
+"""sbatch options without which a job could not be found again, or would not be ours."""
+
+
+def _slurm_problems(given: LocalConfig | SlurmConfig) -> Iterator[Problem]:
+    if isinstance(given, SlurmConfig):
+        for stage in SLURM_STAGES:
+            yield from _resource_problems(stage, getattr(given, stage))
+
+
+def _resource_problems(stage: str, given: ResourcesConfig) -> Iterator[Problem]:
+    """What one stage asks for, and no cluster can give."""
+    key = f"scheduler.{stage}"
+    for option in sorted(_OURS & given.options.keys()):
+        yield Problem(
+            f"{key}.options.{option}",
+            given.options[option],
+            "is set by slurm-ppo itself; leave it out",
+        )
+    if given.gres and given.gpus_per_node:
+        yield Problem(
+            f"{key}.gres", given.gres, f"give it or {key}.gpus_per_node={given.gpus_per_node}, not both"
+        )
+    if stage != "update":
+        for name, count in (("nodes", given.nodes), ("ntasks_per_node", given.ntasks_per_node)):
+            if count > 1:
+                why = "only the update runs on several; legal: 1. Use rollout.num_shards for more at once"
+                yield Problem(f"{key}.{name}", count, why)
+    seconds = parse_duration(given.time)
+    if seconds is not None and given.signal >= seconds:
+        yield Problem(
+            f"{key}.signal",
+            given.signal,
+            f"the warning would come before the start: {key}.time={given.time} is {seconds:g} s; give less",
+        )
+    if given.mem and given.max_mem and parse_memory(given.max_mem) < parse_memory(given.mem):
+        yield Problem(f"{key}.max_mem", given.max_mem, f"is less than {key}.mem={given.mem}")
+    if given.array_parallelism and stage not in ("rollout", "reward"):
+        yield Problem(
+            f"{key}.array_parallelism", given.array_parallelism, "its arrays have one element; leave it out"
+        )
