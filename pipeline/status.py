@@ -52,14 +52,14 @@ class Status:
     """How the last driver ended, and when; None while one is at work or when none was."""
     last_row: dict[str, Any] | None
     last_failure: dict[str, Any] | None
-    forked_from: str | None = None
-    """Like ``/runs/first@7``, if the run is a fork."""
-    kept: tuple[int, ...] | None = None
-    """Iterations whose policy, critic and trainer state are kept; None where all are."""
     slurm: SlurmStatus | None = None
     """None for a run of this machine."""
     cost: Costs | None = None
     """Where it was asked for."""
+    forked_from: str | None = None
+    """Like ``/runs/first@7``, if the run is a fork."""
+    kept: tuple[int, ...] | None = None
+    """Iterations whose policy, critic and trainer state are kept; None where all are."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"cost": self.cost.to_json() if self.cost else None}

@@ -47,10 +47,10 @@ STATUS_KEYS = [
     "stopped",
     "last_row",
     "last_failure",
-    "forked_from",
-    "kept",
     "slurm",
     "cost",
+    "forked_from",
+    "kept",
 ]
 
 

@@ -193,6 +193,19 @@ def test_a_parent_that_is_damaged_is_named_and_no_fork_is_left(parent, tmp_path,
     assert [path.name for path in tmp_path.iterdir()] == ["parent"]
 
 
+def test_groups_lay_over_the_parents_settings_but_scheduler_and_reward_replace_them(complete_run, tmp_path):
+    version = find_parent(f"{complete_run}@1")
+    words = ["scheduler=slurm", "scheduler.python=/py", "algorithm=rloo", "rollout.samples_per_prompt=2"]
+    words += ["reward=rule", "reward.components.rule.function=a:b"]
+    config = fork_config(version, tmp_path / "a fork@1", words, None)
+    assert (config.scheduler.kind, config.scheduler.python) == ("slurm", "/py")
+    assert list(config.reward.components) == ["rule"]
+    assert config.algorithm.estimator is Estimator.RLOO
+    assert config.algorithm.kl == version.run.config.algorithm.kl
+    assert config.update == version.run.config.update
+    assert config.name == "a-fork-1"
+
+
 # --- what a fork refuses ---
 
 

@@ -16,21 +16,17 @@ from pathlib import Path
 
 import processes
 import pytest
-import tiny
 import torch
 from processes import Done, fork_server, make_run, python_m_stages, stage_arguments
 from safetensors.torch import load_file
 
-from pipeline.checks import resolve
 from pipeline.commits import Record, read_record
-from pipeline.compose import compose
 from pipeline.runs import Run
 from pipeline.tasks import Stage, Task
 from pipeline.updateconfig import Precision, UpdateConfig
 from stages import ranks
 from stages.context import NumericalError, UserError
 from stages.models import load_causal_lm
-from stages.ppo.learner import Learner, update
 from stages.ppo.trainer import Trainer
 from stages.ranks import Meeting, Place, gpu_index
 
@@ -417,18 +413,15 @@ def test_a_gradient_that_is_not_finite_on_one_rank_makes_all_skip_the_step_at_an
 
 def spoil_one_score(policy: Path, folder: Path, rank: int) -> None:
     """An update in which the advantages of one row are not a number: one rank has it."""
-    from test_learner import experience
+    from learning import experience, make_learner, updated
 
     ranks.start_distributed()
-    settings = ["algorithm=grpo", "rollout.samples_per_prompt=2", "data.prompts_per_iteration=4"]
-    settings += ["update.minibatches=1", "algorithm.estimator=rloo"]
-    config = resolve(compose(tiny.overrides(policy.parent, folder / f"run-{rank}", *settings)))
-    model = load_causal_lm(policy, Precision.FP32, trust_remote_code=False)
+    settings = ("algorithm=rloo", "rollout.samples_per_prompt=2", "data.prompts_per_iteration=4")
+    learner = make_learner(policy.parent, folder / f"run-{rank}", *settings, "update.minibatches=1")
     given = experience(samples=2)
-    given.scores[5] = math.nan
-    learner = Learner(config, Trainer("policy", model, 1e-3, config.update), None)
+    given.outcome.scores[5] = math.nan
     try:
-        update(learner, given, 1, 0.05)
+        updated(learner, given)
     except NumericalError as error:
         (folder / f"error-{rank}").write_text(str(error))
 
@@ -438,8 +431,8 @@ def test_a_loss_that_is_not_finite_on_one_rank_stops_all_with_the_same_words(inp
     assert ended(start_ranks(2, tmp_path / "meeting", spoil_one_score, *given)) == [0, 0]
     first, second = ((tmp_path / f"error-{rank}").read_text() for rank in range(2))
     assert first == second
-    assert "the policy loss is nan in iteration 1, epoch 1, mini-batch 1; rows with prompt_id" in first
-    assert "p2" in first  # rows 4 and 5, which are compared with each other
+    assert "the policy loss is nan in iteration 1, epoch 1, mini-batch 1; rows (prompt_id/sample)" in first
+    assert "shard 1: p2/" in first  # rows 4 and 5, which are compared with each other
 
 
 # without processes
