@@ -93,8 +93,8 @@ class UpdateConfig:
     lora: LoraConfig | None = None
     """Train low-rank adapters of the policy only. Default: all weights."""
     keep_last: PositiveInt | None = None
-    """Keep policy, critic and trainer state of the newest this many iterations, and thin older ones out as
-    keep_every says. The best policy is always kept. Default: keep all."""
+    """Keep policy, critic and trainer state of the newest this many iterations, at least 2, and thin older
+    ones out as keep_every says. The best policy is always kept. Default: keep all."""
     keep_every: PositiveInt | None = None
     """Of older iterations keep every this many. Needs keep_last. Default: none."""
     device_map: str | None = None

@@ -224,6 +224,7 @@ class Cluster(RuleBasedStateMachine):
         self.failures: dict[Task, list[Failure]] = {}
         self.given_up: tuple[GiveUp, ...] = ()
         self.rot_left = 6
+        self.rotted: set[Task] = set()
         self.change_left = 4
 
     # what the disk looks like
@@ -320,6 +321,7 @@ class Cluster(RuleBasedStateMachine):
         task = self.luck.choice(sorted(self.records))
         del self.records[task]
         self.corrupt[task] = "rotten"
+        self.rotted.add(task)
 
     @invariant()
     def what_is_committed_names_what_it_read(self):
@@ -337,8 +339,10 @@ class Cluster(RuleBasedStateMachine):
             for task in sorted(self.live):
                 self.finish(task)
         if not self.given_up:
-            missing = [task for task in self.plan.all_tasks() if not self.exists(task)]
-            assert missing == []
+            missing = {task for task in self.plan.all_tasks() if not self.exists(task)}
+            # What rotted and was taken back is not made again once nothing reads it any more.
+            assert missing <= self.rotted
+            assert {task.stage for task in missing} <= {Stage.ROLLOUT, Stage.REWARD}
             assert self.exists(policy_maker(self.plan.iterations))
         else:
             assert all(is_hopeless(self.failures[item.task], MAX_ATTEMPTS) for item in self.given_up)
