@@ -1,6 +1,6 @@
 """The update stage against a plain PyTorch PPO loop: same rows, models, losses and number of optimizer steps.
 
-    python benchmarks/update.py [--rows 256] [--rounds 3] [--threads 1 2] [--budget 2048] [--loop-rows 8 16]
+    python benchmarks/update.py [--rows 512] [--rounds 3] [--threads 1 2] [--budget 2048] [--loop-rows 8]
 
 The responses are random tokens of ragged length, 8 to 512 with their prompt. Policy and critic have half a
 million parameters each and fresh weights. The loop is plain_loop.py. Each measurement is a process of its
@@ -35,6 +35,8 @@ from pipeline.tasks import PREPARE, Stage, Task
 
 VOCABULARY = 512
 LONGEST = 512
+DEFAULT_LOOP_ROWS = 8
+"""What transformers' Trainer takes unless told."""
 UPDATE = Task(1, Stage.UPDATE)
 
 
@@ -73,7 +75,7 @@ def make_run(folder: Path, rows: int, budget: int) -> Path:
         "rollout.num_shards=1",
         "iterations=1",
         "algorithm.kl.coef=0",
-        "update.epochs=2",
+        "update.epochs=1",
         "update.minibatches=2",
         f"update.tokens_per_micro_batch={budget}",
     ]
@@ -231,13 +233,13 @@ def report(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument(
         "--budget", type=int, default=2048, help="tokens of a micro-batch of the update stage"
     )
-    parser.add_argument("--loop-rows", type=int, nargs="+", help="rows of a batch of the loop; default 16")
+    parser.add_argument("--loop-rows", type=int, nargs="+", help="rows of a batch of the loop")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
@@ -246,7 +248,7 @@ def main() -> None:
         done = run_loop(given.worker, threads, rows[0]) if rows else run_stage(given.worker, threads)
         print(json.dumps(asdict(done)))
         return
-    loop_rows = given.loop_rows or [16]
+    loop_rows = given.loop_rows or [DEFAULT_LOOP_ROWS]
     with tempfile.TemporaryDirectory() as folder:
         root = make_run(Path(folder), given.rows, given.budget)
         config = load_run(root).config

@@ -73,7 +73,7 @@ def test_a_row_without_tokens_changes_no_other_row(estimator, batch):
     assert_close(estimator(more)[more.mask], estimator(batch)[batch.mask])
 
 
-@pytest.mark.parametrize("estimator", ALL.keys() - WHITENED.keys())
+@pytest.mark.parametrize("estimator", sorted(ALL.keys() - WHITENED.keys()))
 @pytest.mark.parametrize("rows", [1, 3])
 def test_without_any_token_of_the_policys_nothing_is_nan(estimator, rows):
     mask, zeros = torch.zeros(rows, 2, dtype=torch.bool), torch.zeros(rows, 2)
