@@ -161,9 +161,9 @@ def run_stage(root: Path, threads: int) -> Measured:
     result = update.run(UPDATE, context)
     assert result is not None
     parts = {
-        name.removeprefix("update_seconds/"): value
+        name.removeprefix("seconds/update/"): value
         for name, value in result.metrics.items()
-        if name.startswith("update_seconds/")
+        if name.startswith("seconds/update/")
     }
     return Measured(
         seconds=parts["old_log_probs"] + parts["steps"],
@@ -210,6 +210,11 @@ def measure(root: Path, threads: int, batch_rows: int | None) -> Measured:
     return Measured(**json.loads(done.stdout.splitlines()[-1]))
 
 
+def work(root: Path, threads: int, loop_rows: Sequence[int] | None) -> Measured:
+    """What :func:`measure` has asked this process for."""
+    return run_loop(root, threads, loop_rows[0]) if loop_rows else run_stage(root, threads)
+
+
 def median(values: Iterable[float]) -> float:
     return statistics.median(values)
 
@@ -228,7 +233,7 @@ def report(
         )
     parts = {name: median(m.parts[name] for m in ours) for name in ours[0].parts}
     shares = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in parts.items())
-    print(f"{threads} threads  split of the update stage: {shares}")
+    print(f"{threads} threads  split of the update stage: {shares}", flush=True)
 
 
 def main() -> None:
@@ -243,25 +248,27 @@ def main() -> None:
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
-        (threads,) = given.threads
-        rows = given.loop_rows
-        done = run_loop(given.worker, threads, rows[0]) if rows else run_stage(given.worker, threads)
+        done = work(given.worker, given.threads[0], given.loop_rows)
         print(json.dumps(asdict(done)))
         return
-    loop_rows = given.loop_rows or [DEFAULT_LOOP_ROWS]
     with tempfile.TemporaryDirectory() as folder:
         root = make_run(Path(folder), given.rows, given.budget)
-        config = load_run(root).config
-        tokens = config.update.epochs * sum(map(len, chain(*token_columns(given.rows))))
-        print(f"{given.rows} rows, {tokens} tokens in {config.update.epochs} epochs, {given.rounds} rounds")
+        epochs = load_run(root).config.update.epochs
+        tokens = epochs * sum(map(len, chain(*token_columns(given.rows))))
+        print(f"{given.rows} rows, {tokens} tokens in {epochs} epochs, {given.rounds} rounds", flush=True)
         for threads in given.threads:
-            ours: list[Measured] = []
-            loops: dict[int, list[Measured]] = {n: [] for n in loop_rows}
-            for _ in range(given.rounds):
-                ours.append(measure(root, threads, None))
-                for n in loop_rows:
-                    loops[n].append(measure(root, threads, n))
-            report(threads, tokens, ours, loops)
+            compare(root, threads, given.rounds, given.loop_rows or [DEFAULT_LOOP_ROWS], tokens)
+
+
+def compare(root: Path, threads: int, rounds: int, loop_rows: Sequence[int], tokens: int) -> None:
+    """The update stage and the loop, in turn."""
+    ours: list[Measured] = []
+    loops: dict[int, list[Measured]] = {number: [] for number in loop_rows}
+    for _ in range(rounds):
+        ours.append(measure(root, threads, None))
+        for number in loop_rows:
+            loops[number].append(measure(root, threads, number))
+    report(threads, tokens, ours, loops)
 
 
 def token_columns(rows: int) -> list[list[list[int]]]:

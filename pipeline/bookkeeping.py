@@ -37,8 +37,8 @@ class Books:
     tracker: Tracker
     extra: Callable[[int], Row] = lambda iteration: {}
     """More numbers for the row of an iteration, from elsewhere."""
-    _thinned: int | None = None
-    """The newest iteration when thinning was done last."""
+    _thinned: tuple[int, int] | None = None
+    """The newest iteration and the number of evaluations when thinning was done last."""
 
     @staticmethod
     def open(run: Run, tracker: Tracker, extra: Callable[[int], Row] = lambda iteration: {}) -> "Books":
@@ -92,12 +92,13 @@ class Books:
     def thin(self, frontier: Frontier) -> Iterator[str]:
         """Remove old policies and trainer states that are not to be kept. Yields what went wrong.
 
-        Iterations without a row are left alone, and with them every policy that is still to be evaluated.
+        Iterations without a row are left alone, and so is every policy that is still to be evaluated: of a
+        fork also its first, whose evaluation no row waits for.
         """
-        newest = min(self.newest, frontier.updated)
-        if newest != self._thinned:
-            yield from thin(self.run, newest)
-            self._thinned = newest
+        seen = min(self.newest, frontier.updated), frontier.evaluated
+        if seen != self._thinned:
+            yield from thin(self.run, seen[0], self.run.plan.evaluations()[frontier.evaluated :])
+            self._thinned = seen
 
     def _clock(self, records: Records, iteration: int) -> Clock:
         previous = records.readable(policy_maker(iteration - 1))

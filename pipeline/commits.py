@@ -210,6 +210,23 @@ def digest_file(path: Path) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
+def file_state(path: Path) -> str:
+    """What :func:`is_unchanged` compares, of a file of the user's: hash, size, modification time."""
+    status = path.stat()
+    return f"{digest_file(path)[1]}:{status.st_size}:{status.st_mtime_ns}"
+
+
+def is_unchanged(path: Path, recorded: str) -> bool:
+    """Whether a file is what it was. Size and time say whether to look closer; then the hash decides."""
+    digest, size, modified = recorded.split(":")
+    if not path.exists():
+        return False
+    status = path.stat()
+    if (str(status.st_size), str(status.st_mtime_ns)) == (size, modified):
+        return True
+    return digest_file(path)[1] == digest
+
+
 def hash_file(paths: RunPaths, path: Path) -> FileEntry:
     """A file of the run as records name it."""
     return FileEntry(paths.relative(path), *digest_file(path))

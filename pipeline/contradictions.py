@@ -10,6 +10,8 @@ from pipeline.algorithmconfig import (
     Estimator,
     KLController,
     KLPlacement,
+    ReferenceStage,
+    ShapingConfig,
 )
 from pipeline.config import Config, NormalizationConfig, RewardModelConfig
 from pipeline.schedulerconfig import LocalConfig, ResourcesConfig, SlurmConfig
@@ -83,6 +85,12 @@ def _kl_problems(config: Config) -> Iterator[Problem]:
             f"the coefficient would turn negative in one iteration of {responses} responses; "
             f"give more than {responses // 5}",
         )
+    if kl.coef == 0 and kl.controller is KLController.ADAPTIVE:
+        why = "multiplies the coefficient, and algorithm.kl.coef=0 stays 0; give a coef, or set it to fixed"
+        yield Problem("algorithm.kl.controller", kl.controller, why)
+    if kl.coef == 0 and kl.reference_in is ReferenceStage.UPDATE:
+        why = "with algorithm.kl.coef=0 there is no reference; give a coef, or set it to reward"
+        yield Problem("algorithm.kl.reference_in", kl.reference_in, why)
     if kl.straight_through and kl.placement is not KLPlacement.LOSS:
         yield Problem(
             "algorithm.kl.straight_through", True, "is of a KL in the loss: needs algorithm.kl.placement=loss"
@@ -102,13 +110,18 @@ def _keeping_problems(config: Config) -> Iterator[Problem]:
 def _shaping_problems(config: Config) -> Iterator[Problem]:
     algorithm, rollout = config.algorithm, config.rollout
     shaping, correction = algorithm.shaping, algorithm.correction
-    if shaping.filter_groups and rollout.samples_per_prompt < 2:
-        yield Problem(
-            "algorithm.shaping.filter_groups", True, "needs rollout.samples_per_prompt of 2 or more"
+    if shaping.filter_groups and algorithm.estimator not in GROUP_ESTIMATORS:
+        why = (
+            f"algorithm.estimator={algorithm.estimator} learns from groups of equal rewards too; set it to "
+            f"false, or use {', '.join(sorted(GROUP_ESTIMATORS))}"
         )
+        yield Problem("algorithm.shaping.filter_groups", True, why)
     if shaping.overlong_buffer is not None and shaping.overlong_buffer > rollout.max_new_tokens:
         why = f"is more than rollout.max_new_tokens={rollout.max_new_tokens}; give at most that"
         yield Problem("algorithm.shaping.overlong_buffer", shaping.overlong_buffer, why)
+    if shaping.overlong_buffer is None and shaping.overlong_penalty != ShapingConfig.overlong_penalty:
+        why = "nothing is penalised without algorithm.shaping.overlong_buffer=N; give it too, or leave it out"
+        yield Problem("algorithm.shaping.overlong_penalty", shaping.overlong_penalty, why)
     if correction.mode is CorrectionMode.MASK and correction.low >= correction.high:
         why = f"must be below algorithm.correction.high={correction.high}"
         yield Problem("algorithm.correction.low", correction.low, why)
@@ -156,6 +169,12 @@ def _precision_problems(config: Config) -> Iterator[Problem]:
             "with update.zero_stage=0 DeepSpeed sums the gradients of micro-batches in this format, which "
             "loses most of a long sum; set update.zero_stage to 1, 2 or 3 (1 is enough on one GPU)",
         )
+    if (update.attention or "").startswith("flash") and update.precision is Precision.FP32:
+        why = (
+            f"computes in half precision only, and update.precision={update.precision}; set that to bf16 or "
+            "fp16, or use sdpa or eager"
+        )
+        yield Problem("update.attention", update.attention, why)
     if update.offload_optimizer and update.zero_stage == 0:
         yield Problem(
             "update.offload_optimizer",

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from pipeline.algorithmconfig import Estimator, KLController
 from pipeline.checks import resolve
-from pipeline.commits import FileEntry, Record, publish
+from pipeline.commits import CorruptData, FileEntry, Record, is_unchanged, publish, require_record
 from pipeline.compose import ConfigError, compose, to_mapping
-from pipeline.config import Config
+from pipeline.config import Config, RewardModelConfig
 from pipeline.contradictions import Problem
 from pipeline.copies import link_verified, new_folder
 from pipeline.paths import RunPaths
-from pipeline.runs import Parent, Run, load_run, write_run
-from pipeline.tasks import task_key
+from pipeline.runs import Parent, Run, RunError, load_run, write_run
+from pipeline.tasks import PREPARE, task_key
 from pipeline.versions import Version, find_version
 
 ATTEMPT = "fork"
@@ -37,7 +37,9 @@ def fork_config(parent: Version, root: Path, overrides: Sequence[str], config_di
     """The parent's configuration with the overrides, resolved and checked.
 
     Raises:
-        ConfigError: the overrides are no good, or do not fit what the parent's state is of.
+        ConfigError: the overrides are no good, or they or the user's models do not fit what the parent's
+            state is of.
+        RunError: what the parent was made from cannot be read.
     """
     if any(text.lstrip("+").startswith("run_dir=") for text in overrides):
         raise ConfigError("run_dir: the fork's directory is the second argument; leave it out")
@@ -78,6 +80,47 @@ def misfits(parent: Version, config: Config) -> Iterator[Problem]:
     if kl.controller is KLController.ADAPTIVE and kl.coef != before.algorithm.kl.coef:
         why = "the adaptive controller goes on from where the parent's was; leave it out"
         yield Problem("algorithm.kl.coef", kl.coef, why)
+    if config.algorithm.shaping.normalize and config.reward.components != before.reward.components:
+        why = (
+            "the trainer state has the mean and spread of the parent's reward, and this fork has another one "
+            "(reward.components); set it to false, or start a new run from an export of the parent's policy"
+        )
+        yield Problem("algorithm.shaping.normalize", True, why)
+    yield from changed_models(parent, config)
+
+
+def changed_models(parent: Version, config: Config) -> Iterator[Problem]:
+    """Models of the user's that the fork shares with its parent, and that changed since that began.
+
+    Raises:
+        RunError: the parent's record of what it was made from cannot be read.
+    """
+    try:
+        recorded = require_record(parent.run.paths, PREPARE).inputs
+    except CorruptData as error:
+        raise RunError(f"{parent.run.paths.root}: {error}; slurm-ppo resume makes it again") from None
+    states = {Path(key.removeprefix("file:")): state for key, state in recorded.items()}
+    for key, directory in shared_models(parent.run.config, config):
+        files = (path for path in states if path.is_relative_to(directory))
+        changed = next((path for path in files if not is_unchanged(path, states[path])), None)
+        if changed is not None:
+            happened = "has changed" if changed.exists() else "was removed"
+            why = (
+                f"{changed} {happened} since the parent began, and what the fork goes on from belongs to what "
+                "it was; restore it, or start a new run"
+            )
+            yield Problem(key, directory, why)
+
+
+def shared_models(before: Config, config: Config) -> Iterator[tuple[str, str]]:
+    """Keys and directories of the models that must be what they were for the parent's state to go on."""
+    yield "model.policy", config.model.policy
+    if config.model.reference and config.model.reference == before.model.reference:
+        yield "model.reference", config.model.reference
+    if config.algorithm.shaping.normalize:
+        for name, component in config.reward.components.items():
+            if isinstance(component, RewardModelConfig):
+                yield f"reward.components.{name}.path", component.path
 
 
 def fork(parent: Version, config: Config) -> Run:

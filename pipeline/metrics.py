@@ -114,7 +114,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("evaluate/reward", _E, "mean reward of greedy responses to held-out prompts"),
     Metric("evaluate/reward/*", _E, "mean of one component on held-out prompts"),
     Metric("evaluate/response_length", _E, "tokens per greedy response"),
-    Metric("update_seconds/*", _P, "wall seconds of a part of the update task"),
+    Metric("seconds/update/*", _P, "wall seconds of a part of the update task"),
     Metric("seconds/*", _P, "wall seconds of a stage, first start to last end"),
     Metric("seconds/compute/*", _P, "model compute of a stage, summed over its tasks"),
     Metric(

@@ -105,10 +105,12 @@ def command_words(given: ResourcesConfig, tasks: str) -> list[str]:
     words = [*container, given.python, "-P", "-m", "slurm.element", tasks]
     if given.nodes * given.ntasks_per_node == 1:
         return words
-    # Explicit counts: srun's defaults changed between versions, and one dead rank must not leave the others.
+    # Explicit counts: srun's defaults changed between versions. One dead rank must not leave the others; but
+    # those that end well end before the first, which still writes, and a cluster's WaitTime would kill it.
     srun = [
         "srun",
         "--kill-on-bad-exit=1",
+        "--wait=0",
         f"--nodes={given.nodes}",
         f"--ntasks-per-node={given.ntasks_per_node}",
         f"--cpus-per-task={given.cpus_per_task}",

@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from pipeline import journal
 from pipeline.commits import CorruptData, Record, replace_durably, thinned_folders
@@ -26,16 +26,20 @@ class Thinned(RunError):
     """A policy, critic or trainer state is needed that was removed on purpose."""
 
 
-def is_kept(version: int, newest: int, keep_last: int, keep_every: int | None) -> bool:
+def is_kept(
+    version: int, newest: int, keep_last: int, keep_every: int | None, awaited: Collection[int] = ()
+) -> bool:
     """Whether the whole state of an iteration stays. Pure.
 
     The newest can be made again from the one before it, so ``keep_last`` is at least 2.
     """
-    return version > newest - keep_last or (keep_every is not None and version % keep_every == 0)
+    is_due = keep_every is not None and version % keep_every == 0
+    return is_due or version > newest - keep_last or version in awaited
 
 
-def thin(run: Run, newest: int) -> Iterator[str]:
-    """Remove what the configuration does not keep, seen from iteration ``newest``; later ones are left alone.
+def thin(run: Run, newest: int, awaited: Collection[int] = ()) -> Iterator[str]:
+    """Remove what the configuration does not keep, seen from iteration ``newest``; later ones are left alone,
+    and so are ``awaited``, whose policies are still to be evaluated.
 
     Costs three listings of what is kept, however long the run is. Idempotent. The best policy stays, without
     its critic and trainer state. Yields a line for each folder that could not be removed.
@@ -46,7 +50,7 @@ def thin(run: Run, newest: int) -> Iterator[str]:
     best = best_folder(run.paths)
     for version, folders in list_folders(run.paths).items():
         going = [folder for folder in folders if folder != best]
-        if going and not is_kept(version, newest, config.keep_last, config.keep_every):
+        if going and not is_kept(version, newest, config.keep_last, config.keep_every, awaited):
             try:
                 _remove(run.paths, version, going)
             except (OSError, CorruptData) as error:  # a reader on NFS may still hold a file open

@@ -1,5 +1,6 @@
 """Loading Hugging Face models and tokenizers from directories: safetensors only, no hub, no dropout."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +63,15 @@ def load_critic(
 ) -> PreTrainedModel:
     """A backbone with one value per token. A head that the directory lacks starts at zero, so that the first
     advantages are not noise (huggingface/blog, "The N implementation details of RLHF with PPO").
+
+    Raises:
+        UserError: the directory lacks weights of the backbone.
     """
     arguments = _arguments(directory, precision, trust_remote_code)
     arguments["config"].num_labels = 1
     model, loading = _with_attention(AutoModelForTokenClassification, directory, attention, arguments)
     missing = set(loading["missing_keys"])
+    _check_missing(directory, model, [k for k in missing if k.startswith(f"{model.base_model_prefix}.")])
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in missing:
@@ -85,13 +90,18 @@ def _load(
     placement = {"device_map": device_map} if device_map else {}
     arguments = _arguments(directory, precision, trust) | placement
     model, loading = _with_attention(auto_class, directory, attention, arguments)
-    if missing := sorted(loading["missing_keys"]):
+    _check_missing(directory, model, loading["missing_keys"])
+    model.eval()
+    return model if device_map else model.to(device())
+
+
+def _check_missing(directory: str | Path, model: PreTrainedModel, keys: Iterable[str]) -> None:
+    """Raises UserError if there is any."""
+    if missing := sorted(keys):
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise UserError(
             f"{directory} lacks weights of {type(model).__name__}: {shown}; they would be random numbers"
         )
-    model.eval()
-    return model if device_map else model.to(device())
 
 
 def _with_attention(

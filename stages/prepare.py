@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import torch
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from pipeline.commits import hash_file, replace_durably
+from pipeline.commits import file_state, hash_file, replace_durably
 from pipeline.config import BadRows, Config, RewardModelConfig
 from pipeline.data import Message, Prompt, Rejected, RejectReason, read_prompts, summarize, write_rejected
 from pipeline.modeldirs import text_settings
@@ -22,13 +23,15 @@ from pipeline.schemas import PROMPTS, conform, reserved_columns
 from pipeline.shards import write_shard
 from pipeline.tasks import Task
 from stages.chat import prompt_text
-from stages.context import Context, Result, UserError, file_state
+from stages.context import Context, Result, UserError
 from stages.models import load_tokenizer
+from stages.ppo.lora import attach
 from stages.rewards.components import measure_normalization
 
 
 def run(task: Task, context: Context) -> Result:
     config = context.config
+    check_lora(config)
     tokenizer = load_tokenizer(config.model.policy, config.model.trust_remote_code)
     prompts, rejected = tokenized(config.data.prompts, config, tokenizer)
     heldout, rejected_heldout = empty_prompts(), []
@@ -53,6 +56,21 @@ def run(task: Task, context: Context) -> Result:
     context.lineage.update(hash_user_files(config))
     metrics = {"prompts": float(prompts.num_rows), "rejected": float(len(rejected) + len(rejected_heldout))}
     return Result(outputs, prompts.num_rows, "prompts/1", 0, metrics)
+
+
+def check_lora(config: Config) -> None:
+    """That the update can adapt the policy, tried on the model without its weights.
+
+    Raises:
+        UserError: peft is missing, or ``update.lora.target_modules`` does not fit the model.
+    """
+    if config.update.lora is None:
+        return
+    source, trust = config.model.policy, config.model.trust_remote_code
+    described = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=trust)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(described, trust_remote_code=trust)
+        attach(model, Path(source), config.update.lora, seed=0)
 
 
 def tokenized(

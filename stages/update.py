@@ -24,6 +24,7 @@ from stages.ppo.reference import with_reference
 from stages.ppo.shaping import RunningMoments
 from stages.ppo.trainer import Trainer
 from stages.ppo.training import Learner
+from stages.ppo.zero import device_map_of
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ def run(task: Task, context: Context) -> Result | None:
     """None on every rank but the first, which has the result of all of them."""
     context.read(PREPARE)
     ranks.start_distributed()
+    context.verifies = ranks.is_first()
     # 1. every shard of this iteration, verified
     with context.stopwatch.timing("read"):
         experience = read_experience(context, task.iteration, context.config.rollout.num_shards)
@@ -80,7 +82,7 @@ def learn(iteration: int, context: Context, experience: Experience) -> Result | 
     if not ranks.is_first():
         return None
     metrics = update_metrics(config, experience, done) | {"objective/kl_coef": state.kl_coef}
-    metrics |= {f"update_seconds/{name}": seconds for name, seconds in stopwatch.seconds.items()}
+    metrics |= {f"seconds/update/{name}": seconds for name, seconds in stopwatch.seconds.items()}
     metrics["samples"] = float(following.responses)
     return Result(outputs, len(experience), "trainer/1", iteration, metrics)
 
@@ -101,7 +103,11 @@ def load_learner(context: Context, version: int) -> tuple[Learner, TrainerState]
         policy_model = load_policy(context.policy_directory(0), config)
     else:
         policy_model = load_causal_lm(
-            context.policy_directory(version), config.update.precision, trust, attention=attention
+            context.policy_directory(version),
+            config.update.precision,
+            trust,
+            device_map_of(config.update),
+            attention,
         )
     policy = Trainer("policy", policy_model, config.update.learning_rate, config.update)
     critic = None

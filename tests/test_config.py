@@ -106,7 +106,12 @@ MISTAKES = [
         ["rm.normalization.reference_samples", "tiny.py", "not both"],
     ),
     ("algorithm.kl.straight_through=true", ["algorithm.kl.straight_through", "algorithm.kl.placement=loss"]),
-    ("algorithm.shaping.filter_groups=true", ["rollout.samples_per_prompt of 2 or more"]),
+    ("algorithm.shaping.filter_groups=true", ["filter_groups=True", "estimator=gae", "grpo", "rloo"]),
+    ("algorithm={estimator: remax, shaping: {filter_groups: true}}", ["filter_groups=True", "=remax"]),
+    ("algorithm.kl={controller: adaptive, coef: 0}", ["algorithm.kl.controller=adaptive", "coef=0"]),
+    ("algorithm.kl={reference_in: update, coef: 0}", ["algorithm.kl.reference_in=update", "coef=0"]),
+    ("algorithm.shaping.overlong_penalty=0.5", ["overlong_penalty=0.5", "algorithm.shaping.overlong_buffer"]),
+    ("update.attention=flash_attention_2", ["update.attention=flash_attention_2", "precision", "bf16"]),
     ("algorithm.shaping.overlong_buffer=13", ["overlong_buffer=13", "rollout.max_new_tokens=12"]),
     (
         "algorithm.correction={mode: mask, low: 3.0}",

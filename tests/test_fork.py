@@ -6,10 +6,12 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import processes
 import pytest
 import tiny
 from hypothesis import given
 from hypothesis import strategies as st
+from test_keep import commit
 from toyworld import Luck, World, make_world
 
 from benchmarks.noop import make_record
@@ -124,7 +126,7 @@ def test_a_fork_without_overrides_gets_what_its_parent_got_byte_for_byte(complet
         assert contents(tmp_path / "fork", version) == contents(complete_run, version)
     (row,) = journal.read(tmp_path / "fork/metrics.jsonl")
     _, expected = journal.read(complete_run / "metrics.jsonl")
-    timing = ("seconds/", "tokens_per_second/", "memory_gib/", "update_seconds/")
+    timing = ("seconds/", "tokens_per_second/", "memory_gib/")
     names = [name for name in expected if not name.startswith(timing)]
     assert {name: row[name] for name in names} == {name: expected[name] for name in names}
     status = read_status(load_run(tmp_path / "fork"))
@@ -222,6 +224,10 @@ def test_groups_lay_over_the_parents_settings_but_scheduler_and_reward_replace_t
             ["iterations=3", "algorithm.kl.controller=adaptive", "algorithm.kl.coef=0.3"],
             "algorithm.kl.coef=0.3: the adaptive controller goes on",
         ),
+        (
+            ["iterations=3", "algorithm.shaping.normalize=true", "reward.components.rm.weight=2.0"],
+            "algorithm.shaping.normalize=True: .*mean and spread of the parent's reward.*set it to false",
+        ),
         (["run_dir=elsewhere"], "run_dir: the fork's directory is the second argument"),
         (["iteration=3"], "unknown key 'iteration'.*did you mean 'iterations'"),
         (["update.keep_last=1", "iterations=3"], "update.keep_last=1"),
@@ -234,6 +240,73 @@ def test_overrides_that_the_state_cannot_go_on_with_are_refused(
     with pytest.raises(ConfigError, match=said):
         make_fork(complete_run, tmp_path / "fork", *words, iteration=2)
     assert not (tmp_path / "fork").exists()
+
+
+def test_rewards_are_normalised_on_while_they_are_the_same_ones(complete_run, tmp_path):
+    words = ["algorithm.shaping.normalize=true", "reward.tokens_per_batch=512"]
+    config = fork_config(find_parent(f"{complete_run}@1"), tmp_path / "fork", words, None)
+    assert config.algorithm.shaping.normalize
+
+
+@pytest.fixture(scope="module")
+def begun(inputs, tmp_path_factory) -> tuple[Path, Path]:
+    """A parent of which iteration 1 is committed, with models of its own, and the folder of those."""
+    folder = tmp_path_factory.mktemp("begun")
+    models = Path(shutil.copytree(inputs, folder / "models"))
+    shutil.copytree(models / "policy", models / "reference")
+    run = processes.make_run(models, folder / "parent", f"model.reference={models / 'reference'}")
+    done = processes.stage(run, "prepare")
+    assert done.code == 0, done.log
+    commit(run, 1)
+    return run.paths.root, models
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "said"),
+    [
+        ("policy/model.safetensors", [], "model.policy=.*{path} has changed since the parent .* restore it"),
+        ("policy/tokenizer.json", [], "model.policy=.*{path} has changed since the parent"),
+        ("reference/config.json", [], "model.reference=.*{path} has changed since the parent"),
+        ("reference/config.json", ["model.reference={models}/policy"], None),
+        ("reward_model/model.safetensors", [], None),
+        (
+            "reward_model/model.safetensors",
+            ["algorithm.shaping.normalize=true"],
+            "reward.components.rm.path=.*{path} has changed since the parent",
+        ),
+    ],
+)
+def test_models_that_are_no_longer_those_of_the_parent_are_refused(begun, tmp_path, name, overrides, said):
+    root, models = begun
+    path, parent = models / name, find_parent(f"{root}@1")
+    words = [text.replace("{models}", str(models)) for text in overrides]
+    content = path.read_bytes()
+    path.write_bytes(content + b" ")
+    try:
+        if said is None:
+            fork_config(parent, tmp_path / "fork", words, None)
+        else:
+            with pytest.raises(ConfigError, match=said.replace("{path}", str(path))):
+                fork_config(parent, tmp_path / "fork", words, None)
+    finally:
+        path.write_bytes(content)
+    fork_config(parent, tmp_path / "fork", words, None)  # another time of modification changes nothing
+
+
+def test_a_model_of_which_a_file_is_gone_is_refused(begun, tmp_path):
+    root, models = begun
+    path = models / "policy" / "generation_config.json"
+    path.rename(models / "elsewhere")
+    with pytest.raises(ConfigError, match=f"model.policy=.*{path} was removed since the parent began"):
+        fork_config(find_parent(f"{root}@1"), tmp_path / "fork", [], None)
+    (models / "elsewhere").rename(path)
+
+
+def test_a_parent_that_cannot_say_what_it_was_made_from_is_mended_first(parent, tmp_path):
+    record = load_run(parent).paths.task(PREPARE).record
+    record.write_text("{")
+    with pytest.raises(RunError, match=f"{parent}: .*{record.name} cannot be read .*resume makes it again"):
+        make_fork(parent, tmp_path / "fork")
 
 
 def test_a_critic_cannot_be_made_up(complete_run, tmp_path):

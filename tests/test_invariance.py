@@ -40,11 +40,11 @@ def remember_gradients(trainer: Trainer, seen: dict[str, torch.Tensor]) -> None:
     """Keep the whole gradients of every step."""
     step = trainer.step
 
-    def remember(total_steps: int):
+    def remember(*arguments: object):
         for name, parameter in trainer.model.named_parameters():
             gradient = safe_get_full_grad(parameter)
             seen[f"gradient of step {trainer.steps}/{trainer.name}/{name}"] = gradient.detach().clone()
-        return step(total_steps)
+        return step(*arguments)
 
     trainer.step = remember
 

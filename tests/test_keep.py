@@ -28,20 +28,30 @@ from pipeline.compose import ConfigError, compose, from_mapping
 from pipeline.goback import go_back, parse_point
 from pipeline.observe import Frontier
 from pipeline.plan import Plan, policy_maker
-from pipeline.runs import Run, RunError, create_run, load_run
+from pipeline.runs import Parent, Run, RunError, create_run, load_run, write_run
 from pipeline.status import read_status
 from pipeline.tasks import Stage
 from pipeline.thinning import Thinned, check_is_kept, in_words, is_kept, kept_versions, list_folders, thin
 from pipeline.tracking import NoTracker
 
-plans = st.builds(Plan, st.integers(1, 12), st.just(2), st.integers(0, 4), st.integers(0, 0))
+plans = st.builds(
+    lambda start, more, every: Plan(start + more, 2, every, start),
+    st.integers(0, 7),
+    st.integers(1, 12),
+    st.integers(0, 10),
+)
 
 
 # --- a run without models ---
 
 
-def make_run(root: Path, commits: int, **update: int) -> Run:
-    """A run in which ``commits`` updates are committed, of small files."""
+def make_run(root: Path, commits: int, start: int = 0, every: int = 0, **update: int) -> Run:
+    """A run in which updates up to ``commits`` are committed, of small files.
+
+    Args:
+        start: the iteration that it was forked after; 0 if it is no fork.
+        every: evaluate.every.
+    """
     config = {
         "run_dir": str(root),
         "iterations": 60,
@@ -50,8 +60,14 @@ def make_run(root: Path, commits: int, **update: int) -> Run:
         "reward": {"components": {"r": {"kind": "rule", "function": "a:b"}}},
         "update": update,
     }
+    if every:
+        config["data"]["heldout"] = "/heldout"
+        config["evaluate"] = {"every": every}
     run = create_run(from_mapping(config))
-    for version in range(1, commits + 1):
+    if start:
+        run.paths.run_json.unlink()
+        run = write_run(run.paths, run.config, "", Parent("abc", "/parent", start))
+    for version in range(max(start, 1), commits + 1):
         commit(run, version)
     return run
 
@@ -85,14 +101,14 @@ def call_best(run: Run, version: int) -> None:
 def test_whatever_can_still_run_finds_what_it_reads_and_so_does_its_repetition(
     plan, keep_last, keep_every, data
 ):
-    updated = data.draw(st.integers(1, plan.iterations))
+    updated = data.draw(st.integers(max(plan.start, 1), plan.iterations))
     evaluated = data.draw(st.integers(0, sum(i <= updated for i in plan.evaluations())))
     evaluations = plan.evaluations()[evaluated:]
-    rows = min([updated, *(i - 1 for i in evaluations if 0 < i <= updated)])
+    rows = min([updated, *(i - 1 for i in evaluations if plan.start < i <= updated)])
     needed = {source for task in plan.window(updated, evaluated) for source in plan.inputs(task)}
     versions = {task.iteration for task in needed if task.stage is Stage.UPDATE}
-    versions |= {version - 1 for version in versions if version > 1}  # to make them again
-    assert all(is_kept(version, rows, keep_last, keep_every) for version in versions)
+    versions |= {version - 1 for version in versions if version > max(plan.start, 1)}  # to make them again
+    assert all(is_kept(version, rows, keep_last, keep_every, evaluations) for version in versions)
 
 
 def test_the_newest_and_every_so_manieth_stay_and_of_the_best_the_policy(tmp_path):
@@ -145,6 +161,17 @@ def test_a_look_costs_the_same_however_long_the_run_is(tmp_path, monkeypatch):
         list(thin(run, size))
         counts.append(len(seen))
     assert counts == [3, 3]
+
+
+def test_a_fork_s_first_policy_stays_until_it_is_evaluated(tmp_path):
+    """No row waits for that evaluation: the iteration belongs to the parent."""
+    run = make_run(tmp_path / "run", 8, start=5, every=10, keep_last=2)
+    journal.append(run.paths.metrics, *({"iteration": i} for i in (6, 7, 8)))
+    books = Books.open(run, NoTracker())
+    assert list(books.thin(Frontier(8, 0))) == []
+    assert left(run) == dict.fromkeys((5, 7, 8), "cpt")
+    assert list(books.thin(Frontier(8, 1))) == []
+    assert left(run) == dict.fromkeys((7, 8), "cpt")
 
 
 # --- killed anywhere ---

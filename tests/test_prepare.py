@@ -1,6 +1,8 @@
 """Prepare: whatever is wrong with the user's prompts shows before the first rollout, with a way out."""
 
 import json
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from pipeline.runs import Run
 from pipeline.schemas import PROMPTS
 from pipeline.shards import read_shard
 from pipeline.tasks import PREPARE
+from stages import prepare
+from stages.context import Context, UserError
 
 CHAT = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
@@ -196,6 +200,30 @@ def test_a_rule_that_cannot_be_imported_stops_the_run_before_the_first_rollout(
     assert f"reward.components.r.function={function}" in done.log
     assert why in done.log
     assert "Traceback" not in done.log
+
+
+def test_lora_of_layers_that_the_policy_lacks_stops_the_run_before_the_first_rollout(inputs, tmp_path):
+    _, done = prepared(inputs, tmp_path, [], "+update.lora={target_modules: [q_proj, c_attn]}")
+    assert done.code == 2
+    assert "update.lora.target_modules: the policy has no linear layer 'c_attn'; it has down_proj" in done.log
+    assert "Traceback" not in done.log
+
+
+@pytest.mark.parametrize("targets", ["all-linear", "[q_proj, mlp.up_proj]"])
+def test_lora_that_fits_the_policy_is_found_good_without_its_weights(inputs, tmp_path, targets):
+    policy = Path(shutil.copytree(inputs / "policy", tmp_path / "policy"))
+    (policy / "model.safetensors").write_bytes(b"no weights")
+    words = [f"model.policy={policy}", f"+update.lora={{target_modules: {targets}}}"]
+    run, done = prepared(inputs, tmp_path, [], *words)
+    assert done.code == 0, done.log
+    assert read_record(run.paths, PREPARE) is not None
+
+
+def test_without_peft_a_run_with_lora_stops_before_the_first_rollout(inputs, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    run = make_run(inputs, tmp_path / "run", "+update.lora={rank: 4}")
+    with pytest.raises(UserError, match=r"update\.lora needs peft: pip install \"slurm-ppo\[lora\]\""):
+        prepare.run(PREPARE, Context(run.paths, run.config, PREPARE, "1-ab"))
 
 
 def test_what_the_run_was_made_from_is_recorded_with_its_hash(inputs, tmp_path):

@@ -40,7 +40,7 @@ KINDS = {
     ],
 }
 CASES = [("gae", 0), ("gae", 1), ("gae", 2), ("gae", 3), ("grpo", 0), ("grpo", 2), ("grpo", 3)]
-TIMING = ("compute_seconds", "peak_memory_gib")
+TIMING = ("compute_seconds", "peak_memory_gib", "seconds/")
 
 
 # processes
@@ -168,7 +168,8 @@ def assert_close(run: Run, record: Record, other: Run, expected: Record, toleran
         difference = float((ours[name].float() - tensor.float()).abs().max())
         assert difference <= tolerance * largest + 1e-9, (name, difference, largest)
     assert record.metrics.keys() == expected.metrics.keys()
-    for name in record.metrics.keys() - set(TIMING):
+    # How rows share micro-batches is no result.
+    for name in {name for name in record.metrics if not name.startswith((*TIMING, "policy/padding"))}:
         assert record.metrics[name] == pytest.approx(expected.metrics[name], rel=10 * tolerance, abs=1e-6), (
             name
         )
@@ -217,7 +218,7 @@ def test_bf16_by_two_ranks_is_bf16_by_one(first_update, zero_stage):
 def test_the_same_two_ranks_give_the_same_bytes(scored, first_update, zero_stage):
     records = [first_update("gae", zero_stage, 2)[1], updated(scored("gae", zero_stage), 2)]
     assert records[0].fingerprint == records[1].fingerprint
-    first, second = ({k: v for k, v in r.metrics.items() if k not in TIMING} for r in records)
+    first, second = ({k: v for k, v in r.metrics.items() if not k.startswith(TIMING)} for r in records)
     assert first == second
 
 
@@ -388,13 +389,13 @@ def spoil_one_gradient(policy: Path, folder: Path, rank: int) -> None:
     for zero_stage in range(4):
         unlucky, lucky = fresh(zero_stage), fresh(zero_stage)
         backward(unlucky, math.nan)
-        is_taken = unlucky.step(10).is_taken
+        is_taken = unlucky.step(0, 10).is_taken
         backward(unlucky, math.nan)
         unlucky.discard()
         steps = []
         for trainer in (unlucky, lucky):
             backward(trainer, 1.0)
-            steps.append(trainer.step(10))
+            steps.append(trainer.step(0, 10))
         states = [dict(trainer._state()) for trainer in (unlucky, lucky)]
         is_same = steps[0] == steps[1] and all(torch.equal(states[0][n], states[1][n]) for n in states[0])
         seen[zero_stage] = [is_taken, steps[1].is_taken, is_same]

@@ -42,13 +42,13 @@ def test_a_reference_in_the_update_penalises_as_one_in_the_reward_stage(
     assert theirs["objective/kl"] != 0
     for name in ("objective/kl", "objective/kl_per_token", "policy/loss", "value/returns_mean"):
         assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5), name
-    assert ours["update_seconds/reference"] > 0
+    assert ours["seconds/update/reference"] > 0
 
 
 def test_the_update_reports_where_its_time_went(in_reward):
     metrics = metrics_of(in_reward, 2)
-    parts = {name for name in metrics if name.startswith("update_seconds/")}
+    parts = {name for name in metrics if name.startswith("seconds/update/")}
     assert parts == {
-        f"update_seconds/{part}" for part in ("read", "reference", "load", "old_log_probs", "steps", "save")
+        f"seconds/update/{part}" for part in ("read", "reference", "load", "old_log_probs", "steps", "save")
     }
     assert 0.5 < metrics["policy/padding_efficiency"] <= 1

@@ -84,7 +84,8 @@ def test_several_ranks_start_under_srun_with_counts_of_their_own():
     )
     words = command_words(given, "/run/t.json")
     assert words[0] == "srun"
-    assert {"--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=8", "--kill-on-bad-exit=1"} <= set(words)
+    assert {"--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=8"} <= set(words)
+    assert {"--kill-on-bad-exit=1", "--wait=0"} <= set(words)
     assert words[-9:] == ["c", "exec", "a b", "/py", "-P", "-m", "slurm.element", "/run/t.json", "--rank"]
     assert command_words(ResourcesConfig(python="/py"), "/run/t.json")[0] == "/py"
 

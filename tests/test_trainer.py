@@ -84,7 +84,7 @@ def advance(trainer: Trainer, steps: range) -> list[Step]:
     seen = []
     for step in steps:
         accumulate(trainer, step)
-        seen.append(trainer.step(TOTAL))
+        seen.append(trainer.step(trainer.steps, TOTAL))
     return seen
 
 
@@ -109,7 +109,7 @@ def skip(trainer: Trainer, spoil: float) -> dict:
     """A step that cannot be taken. The loss scale is put back: it may change the rounding of what follows."""
     before, scaler = {name: t.clone() for name, t in trainer._state()}, trainer._scaler_state()
     accumulate_spoiled(trainer, 9, spoil)
-    step = trainer.step(TOTAL)
+    step = trainer.step(trainer.steps, TOTAL)
     after, scale = dict(trainer._state()), trainer._loss_scale
     trainer._set_scaler_state(scaler)
     return {
@@ -124,7 +124,7 @@ def skip_at_lowest_scale(trainer: Trainer) -> Step:
     scaler = trainer._scaler_state()
     trainer._set_scaler_state({"cur_scale": 1.0})
     accumulate_spoiled(trainer, 9, math.nan)
-    step = trainer.step(TOTAL)
+    step = trainer.step(trainer.steps, TOTAL)
     trainer._set_scaler_state(scaler)
     return step
 
@@ -419,7 +419,7 @@ def norm_of_many_micro_batches(case: str, policy: Path, folder: Path) -> list[fl
         trainer = new_trainer(policy, case)
         for number, piece in enumerate(ids.chunk(pieces)):
             trainer.backward(share_of_loss(trainer.engine, piece, ids.numel()), number == pieces - 1)
-        norms.append(trainer.step(10).norm)
+        norms.append(trainer.step(0, 10).norm)
     return norms
 
 

@@ -85,7 +85,7 @@ def check_packing(model: nn.Module, rows: tuple[Row, Row], device: torch.device)
     """
     packed = response_log_probs(model, collate(rows, [0, 1], packed=True).to(device), temperature=1.0)
     padded = response_log_probs(model, collate(rows, [0, 1]).to(device), temperature=1.0)
-    error = float((packed - padded).abs().sum()) / sum(len(row.response) for row in rows)
+    error = float((packed - padded).abs().sum()) / max(1, sum(len(row.response) for row in rows))
     tolerance = _TOLERANCE.get(next(model.parameters()).dtype, _HALF_TOLERANCE)
     if not error <= tolerance:
         raise UserError(
@@ -98,9 +98,9 @@ def scatter_rows(target: Tensor, batch: MicroBatch, values: Tensor) -> None:
     """Write a micro-batch's [B, R] values into the rows of a [N, T] matrix; a dummy's are left out."""
     if batch.is_dummy:  # another rank has the row
         return
-    target[batch.rows.cpu(), : values.shape[1]] = values.detach().cpu()
+    target[batch.rows, : values.shape[1]] = values.detach().to(target.dtype)
 
 
 def gather_rows(source: Tensor, batch: MicroBatch) -> Tensor:
-    """The micro-batch's rows [B, R] of a [N, T] matrix."""
-    return source[batch.rows.cpu(), : batch.num_response_columns].to(batch.input_ids.device)
+    """The micro-batch's rows [B, R] of a [N, T] matrix on the same device."""
+    return source[batch.rows, : batch.num_response_columns]

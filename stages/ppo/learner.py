@@ -100,7 +100,7 @@ def per_token(
     experience: Experience, minibatches: Sequence[MiniBatch], forward: Callable[[MicroBatch], Tensor]
 ) -> Tensor:
     """[N, T]: each rank computes its own rows, and all have all of them in the end."""
-    found = torch.zeros_like(experience.rollout_log_probs)
+    found = torch.zeros_like(experience.rollout_log_probs, device=device())
     for batch in (b.to(device()) for m in minibatches for b in m.micro_batches):
         scatter_rows(found, batch, forward(batch))
-    return ranks.sum_over_ranks(found)  # zeros but for this rank's rows
+    return ranks.sum_over_ranks(found).cpu()  # zeros but for this rank's rows

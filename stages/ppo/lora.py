@@ -19,6 +19,7 @@ from pipeline.seeds import derive_seed
 from pipeline.updateconfig import LoraConfig
 from stages.context import UserError
 from stages.models import load_causal_lm
+from stages.ppo.zero import device_map_of
 
 _NAME = "default"
 """peft's name of a model's only adapter."""
@@ -33,7 +34,7 @@ def load_policy(base: Path, config: Config) -> PreTrainedModel:
     """
     update, trust = config.update, config.model.trust_remote_code
     assert update.lora is not None
-    model = load_causal_lm(base, update.precision, trust, attention=update.attention)
+    model = load_causal_lm(base, update.precision, trust, device_map_of(update), update.attention)
     attach(model, base, update.lora, derive_seed(config.seed, "lora"))
     return model
 

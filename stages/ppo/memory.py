@@ -59,9 +59,11 @@ def needs_of(config: UpdateConfig, shape: Shape, micro_batch: int, num_ranks: in
     attention matrix, which fused kernels do not keep.
     """
     width = 4 if config.precision is Precision.FP32 else 2
-    parts = [(3, width), (2, 4)]  # ZeRO stage from which ranks share it, bytes per weight
-    if not config.offload_optimizer:
-        parts.append((1, 8 if width == 4 else 12))
+    parts = [(3, width)]  # ZeRO stage from which ranks share it, bytes per weight
+    if config.lora is None:  # of adapters they are too few to count
+        parts.append((2, 4))
+        if not config.offload_optimizer:
+            parts.append((1, 8 if width == 4 else 12))
     per_weight = sum(size / (num_ranks if config.zero_stage >= stage else 1) for stage, size in parts)
     per_layer = width if config.activation_checkpointing else 17 * width
     per_token = shape.layers * shape.hidden * per_layer + shape.vocabulary * (width + 3 * 4)
@@ -77,8 +79,9 @@ def suggestions(config: UpdateConfig, needs: Needs, longest: int, num_ranks: int
     if not config.activation_checkpointing:
         smaller_batch.append("update.activation_checkpointing=true")
     if config.zero_stage < 3 and num_ranks > 1:
-        smaller_states.append(f"update.zero_stage={config.zero_stage + 1} (now {config.zero_stage})")
-    if not config.offload_optimizer:
+        next_stage = 3 if config.lora else config.zero_stage + 1
+        smaller_states.append(f"update.zero_stage={next_stage} (now {config.zero_stage})")
+    if not config.offload_optimizer and config.lora is None:
         smaller_states.append(f"update.offload_optimizer=true with zero_stage={max(1, config.zero_stage)}")
     smaller_states.append(f"more ranks (now {num_ranks}) with zero_stage=3")
     if config.lora is None:

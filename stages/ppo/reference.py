@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from pipeline.algorithmconfig import ReferenceStage
@@ -14,7 +15,7 @@ from stages.ppo.experience import Experience
 from stages.ppo.forward import response_log_probs
 from stages.ppo.learner import per_token
 from stages.ppo.training import split_epoch
-from stages.ppo.zero import permit_fp16_on_cpu
+from stages.ppo.zero import device_map_of, permit_fp16_on_cpu, share_out
 
 
 def with_reference(context: Context, experience: Experience, iteration: int) -> Experience:
@@ -27,12 +28,13 @@ def with_reference(context: Context, experience: Experience, iteration: int) -> 
         return experience
     directory = context.source(config.model.reference or config.model.policy)
     update, trust = config.update, config.model.trust_remote_code
-    model = load_causal_lm(directory, update.precision, trust, attention=update.attention)
+    model = load_causal_lm(directory, update.precision, trust, device_map_of(update), update.attention)
     model = frozen(model, update)
     # Over the policy's own micro-batches: the same weights then give a KL of exactly 0.
     batches = split_epoch(config, experience, iteration, epoch=0)
     temperature = config.rollout.temperature
     found = per_token(experience, batches, lambda batch: response_log_probs(model, batch, temperature))
+    forget(model)
     return replace(experience, reference_log_probs=found)
 
 
@@ -54,6 +56,14 @@ def frozen(model: nn.Module, config: UpdateConfig) -> nn.Module:
         "zero_optimization": {"stage": 3},
         str(config.precision): {"enabled": DTYPES[config.precision].itemsize < 4},
     }
+    share_out(model, settings)
     engine, *_ = deepspeed.initialize(model=model, config=settings, dist_init_required=False)
     engine.eval()
     return engine
+
+
+def forget(model: nn.Module) -> None:
+    """Free the weights: DeepSpeed holds on to the parameters of an engine even when nobody else does."""
+    for parameter in model.parameters():
+        for tensor in (parameter, getattr(parameter, "ds_tensor", parameter)):
+            tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)

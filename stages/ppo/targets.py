@@ -1,6 +1,6 @@
 """From scores and log-probabilities to what the losses compare with. N responses, T tokens of the longest."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -39,6 +39,8 @@ class Scores:
 class Targets:
     """What the losses compare with; all [N, T]."""
 
+    mask: Tensor
+    """True where the policy wrote the token."""
     old_log_probs: Tensor
     old_values: Tensor | None
     advantages: Tensor
@@ -49,6 +51,11 @@ class Targets:
     reference_log_probs: Tensor | None
     """For a KL term in the loss; None without one."""
     kl_coef: float
+
+    def to(self, device: torch.device) -> "Targets":
+        """All of it on a device, from which micro-batches take their rows without waiting."""
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **{name: value.to(device) for name, value in tensors.items()})
 
 
 def shape(config: Config, experience: Experience, moments: RunningMoments) -> Scores:
@@ -96,7 +103,16 @@ def make_targets(
     if experience.reference_log_probs is not None and algorithm.kl.placement is KLPlacement.LOSS:
         # Others computed it. The loss is masked, but in its backward pass 0 times NaN is NaN.
         reference = torch.where(experience.mask, experience.reference_log_probs, 0.0)
-    return Targets(old_log_probs, old_values, advantages, returns, weights, reference, kl_coef)
+    return Targets(
+        mask=experience.mask,
+        old_log_probs=old_log_probs,
+        old_values=old_values,
+        advantages=advantages,
+        returns=returns,
+        weights=weights,
+        reference_log_probs=reference,
+        kl_coef=kl_coef,
+    )
 
 
 def estimate(
@@ -104,7 +120,8 @@ def estimate(
 ) -> tuple[Tensor, Tensor | None]:
     """Advantages [N, T], and returns [N, T] where there is a critic to learn them."""
     algorithm, mask, groups = config.algorithm, experience.mask, experience.groups
-    totals = torch.where(mask, rewards, 0.0).sum(dim=1)
+    # A response without a token of the policy's has nothing to learn, but its score counts in its group.
+    totals = torch.where(mask.any(dim=1), torch.where(mask, rewards, 0.0).sum(dim=1), scores.shaped)
     match algorithm.estimator:
         case Estimator.GAE:
             assert old_values is not None

@@ -4,6 +4,8 @@ The state is written as safetensors of whole tensors per parameter, not as DeepS
 one is a pickle, which must not be loaded from a shared directory, and is bound to a world size.
 """
 
+import contextlib
+import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -31,9 +33,11 @@ from stages.ppo.lora import (
     plain_name,
     save_adapter,
 )
-from stages.ppo.zero import adamw, engine_settings, permit_fp16_on_cpu
+from stages.ppo.zero import adamw, engine_settings, permit_fp16_on_cpu, share_out
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_LARGEST_FILE = 4 * 2**30
+"""Bytes of a file of the state, and so of the host's memory that writing it takes."""
 _LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter")
 """What DeepSpeed's dynamic loss scaler remembers: the scale, and two counters whose difference says for how
 many steps it has been good. Its hysteresis is 1, so it has no third counter."""
@@ -53,11 +57,13 @@ class Step:
     """The step was skipped because the loss scale of fp16 was too high, and has been lowered."""
 
 
-def learning_rate(peak: float, step: int, total_steps: int, config: UpdateConfig) -> float:
-    """Learning rate of the 0-based optimizer step ``step``: a function of counters, so nothing to save."""
-    if step < config.warmup_steps:
-        return peak * (step + 1) / config.warmup_steps
-    done = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
+def learning_rate(peak: float, position: int, total: int, config: UpdateConfig) -> float:
+    """Learning rate of a mini-batch, by its 0-based position among all that the run plans: a function of
+    counters, so there is nothing to save, and steps that were not taken do not delay the schedule.
+    """
+    if position < config.warmup_steps:
+        return peak * (position + 1) / config.warmup_steps
+    done = (position - config.warmup_steps) / max(1, total - config.warmup_steps)
     match config.schedule:
         case Schedule.CONSTANT:
             return peak
@@ -82,10 +88,13 @@ class Trainer:
         self.config = config
         self._peak = peak
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        settings = engine_settings(config, sum(parameter.numel() for parameter in trained))
+        if config.zero_stage == 3:
+            share_out(model, settings)
         self.engine, *_ = deepspeed.initialize(
             model=model,
             optimizer=adamw(trained, peak, config),
-            config=engine_settings(config, sum(parameter.numel() for parameter in trained)),
+            config=settings,
             dist_init_required=False,
         )
         self.model: PreTrainedModel = self.engine.module
@@ -113,9 +122,13 @@ class Trainer:
         if not is_last:
             self.engine.step()
 
-    def step(self, total_steps: int) -> Step:
-        """Take the optimizer step, or skip it if the gradient norm is not finite. Every rank takes part."""
-        rate = learning_rate(self._peak, self.steps, total_steps, self.config)
+    def step(self, position: int, total: int) -> Step:
+        """Take the optimizer step, or skip it if the gradient norm is not finite. Every rank takes part.
+
+        Args:
+            position: 0-based, of the mini-batch among the ``total`` that the run plans.
+        """
+        rate = learning_rate(self._peak, position, total, self.config)
         if self.config.zero_stage == 0:  # DeepSpeed would take it whatever the gradient is
             norm = self._gradient_norm()
             if not math.isfinite(norm):
@@ -234,16 +247,22 @@ class Trainer:
 
         Every rank takes part; the first one writes.
         """
-        tensors: dict[str, Tensor] = {}
-        for key, whole in self._state():
-            if ranks.is_first():
-                tensors[key] = whole.contiguous().cpu()
-        if not ranks.is_first():
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        counters = {"steps": self.steps, **self._scaler_state()}
         # As one entry, because safetensors writes several in an order of chance.
-        save_file(tensors, path, metadata={"counters": json.dumps(counters)})
+        metadata = {"counters": json.dumps({"steps": self.steps, **self._scaler_state()})}
+        if ranks.is_first():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        tensors: dict[str, Tensor] = {}
+        size = number = 0
+        for key, whole in self._state():
+            if not ranks.is_first():
+                continue
+            if tensors and size + whole.nbytes > _LARGEST_FILE:
+                save_file(tensors, _part(path, number), metadata)
+                tensors, size, number = {}, 0, number + 1
+            tensors[key] = whole.contiguous().cpu()
+            size += whole.nbytes
+        if ranks.is_first():
+            save_file(tensors, _part(path, number), metadata)
 
     def _state(self) -> Iterator[tuple[str, Tensor]]:
         """Whole tensors by name, one at a time; ranks have to take them in step."""
@@ -263,13 +282,16 @@ class Trainer:
 
     def load_state(self, path: Path) -> None:
         """Inverse of :meth:`save_state`, at any ZeRO stage and on any number of ranks."""
-        with safe_open(path, "pt") as tensors:  # one at a time, as every rank of a node reads them
-            counters = json.loads(tensors.metadata()["counters"])
+        with contextlib.ExitStack() as files:  # one tensor at a time, as every rank of a node reads them
+            parts = [files.enter_context(safe_open(part, "pt")) for part in _parts(path)]
+            counters = json.loads(parts[0].metadata()["counters"])
+            saved = {key: part for part in parts for key in part.keys()}  # noqa: SIM118 - no dict
             for name, parameter in self._trained():
                 for moment in _MOMENTS:
-                    self._set_moment(parameter, moment, tensors.get_tensor(f"{moment}/{name}"))
+                    key = f"{moment}/{name}"
+                    self._set_moment(parameter, moment, saved[key].get_tensor(key))
                 if self._has_weights:
-                    self._set_master(parameter, tensors.get_tensor(f"weight/{name}"))
+                    self._set_master(parameter, saved[f"weight/{name}"].get_tensor(f"weight/{name}"))
         self.steps = counters.pop("steps")
         self._set_scaler_state(counters)
         for tensor in self._optimized():  # AdamW's bias correction counts steps
@@ -338,6 +360,16 @@ class Trainer:
             self._optimizer.state[tensor] = {"step": self._step_count(), **moments}
         if self.config.zero_stage in (1, 2):
             self.engine.optimizer._lazy_init_hp_params_optimizer_state()
+
+
+def _part(path: Path, number: int) -> Path:
+    """One of the files of a state: ``policy.safetensors``, ``policy-1.safetensors`` and so on."""
+    return path if number == 0 else path.with_name(f"{path.stem}-{number}{path.suffix}")
+
+
+def _parts(path: Path) -> Iterator[Path]:
+    numbered = (_part(path, number) for number in itertools.count())
+    return itertools.takewhile(Path.exists, numbered)
 
 
 def _shape(parameter: Tensor) -> torch.Size:

@@ -19,7 +19,7 @@ from stages.ppo.kl import kl_loss_per_token
 from stages.ppo.losses import Counts, aggregate, policy_loss, value_loss
 from stages.ppo.masked import masked_sum
 from stages.ppo.targets import Targets
-from stages.ppo.trainer import Step, Trainer
+from stages.ppo.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,26 @@ class MiniBatch:
     """Of all ranks."""
     micro_batches: Sequence[MicroBatch]
     """Of this rank."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the run a mini-batch is."""
+
+    iteration: int
+    epoch: int
+    """0-based."""
+    number: int
+    """0-based, in its epoch."""
+
+    def __str__(self) -> str:
+        return f"iteration {self.iteration}, epoch {self.epoch + 1}, mini-batch {self.number + 1}"
+
+    def position(self, config: Config) -> tuple[int, int]:
+        """0-based among all mini-batches that the run plans, and their number."""
+        epochs, minibatches = config.update.epochs, config.update.minibatches
+        before = ((self.iteration - 1) * epochs + self.epoch) * minibatches
+        return before + self.number, config.iterations * epochs * minibatches
 
 
 SUMMED = (
@@ -151,11 +171,12 @@ def train(
         NoValidTokens: a mini-batch has no token that the policy wrote.
     """
     config, steps = learner.config, Steps()
-    for where, batch in all_minibatches(config, experience, first_epoch, iteration):
+    per_token = targets.to(device())
+    for place, batch in all_minibatches(config, experience, first_epoch, iteration):
         counts = Counts.of(experience.mask[list(batch.rows)], config.rollout.max_new_tokens)
         # 1. gradients of all micro-batches, and what they show
-        tally = accumulate(learner, experience, targets, batch, counts)
-        sums, problem = tally.reduced(), ranks.first_of(problem_of(tally, experience, where))
+        tally = accumulate(learner, per_token, batch, counts)
+        sums, problem = tally.reduced(), ranks.first_of(problem_of(tally, experience, place))
         if steps.first_ratio_error is None:
             steps.first_ratio_error = float(ranks.max_over_ranks(tally.ratio_error))
         # 2. a step, unless something speaks against it
@@ -167,7 +188,9 @@ def train(
             steps.is_stopped = True
             break
         else:
-            take_step(learner, steps, sums, counts, f"{where}; {experience.describe(batch.rows)}")
+            failed = take_step(learner, steps, sums, counts, place)
+            if failed:
+                skip(config, steps, f"{failed} in {place}; {experience.describe(batch.rows)}")
     if steps.skipped and not steps.sums:
         raise NumericalError(f"no step could be taken: {steps.skipped[0]}")
     return steps
@@ -175,37 +198,30 @@ def train(
 
 def all_minibatches(
     config: Config, experience: Experience, first_epoch: list[MiniBatch], iteration: int
-) -> Iterator[tuple[str, MiniBatch]]:
-    """Every mini-batch of the update, and how to call it."""
+) -> Iterator[tuple[Place, MiniBatch]]:
+    """Every mini-batch of the update."""
     for epoch in range(config.update.epochs):
         batches = first_epoch if epoch == 0 else split_epoch(config, experience, iteration, epoch)
         for number, batch in enumerate(batches):
-            yield f"iteration {iteration}, epoch {epoch + 1}, mini-batch {number + 1}", batch
+            yield Place(iteration, epoch, number), batch
 
 
-def accumulate(
-    learner: Learner, experience: Experience, targets: Targets, batch: MiniBatch, counts: Counts
-) -> Tally:
+def accumulate(learner: Learner, targets: Targets, batch: MiniBatch, counts: Counts) -> Tally:
     """Forward and backward over the micro-batches; the gradients wait for a step or for being discarded."""
     tally = Tally()
     for number, micro in enumerate(batch.micro_batches):
         is_last = number == len(batch.micro_batches) - 1
         on_device = micro.to(device())
-        loss = policy_part(learner, experience, targets, on_device, counts, tally)
+        loss = policy_part(learner, targets, on_device, counts, tally)
         learner.policy.backward(loss, is_last)
         if learner.critic:
-            loss = critic_part(learner, experience, targets, on_device, counts, tally)
+            loss = critic_part(learner, targets, on_device, counts, tally)
             learner.critic.backward(loss, is_last)
     return tally
 
 
 def policy_part(
-    learner: Learner,
-    experience: Experience,
-    targets: Targets,
-    batch: MicroBatch,
-    counts: Counts,
-    tally: Tally,
+    learner: Learner, targets: Targets, batch: MicroBatch, counts: Counts, tally: Tally
 ) -> Tensor:
     """Policy loss of one micro-batch, as its share of the mini-batch's loss."""
     algorithm = learner.config.algorithm
@@ -214,7 +230,7 @@ def policy_part(
     log_probs, entropy = outputs.log_probs, outputs.entropy
     if batch.is_dummy:
         return no_loss(log_probs)
-    mask, old = gather_rows(experience.mask, batch), gather_rows(targets.old_log_probs, batch)
+    mask, old = gather_rows(targets.mask, batch), gather_rows(targets.old_log_probs, batch)
     weights = None if targets.weights is None else gather_rows(targets.weights, batch)
     result = policy_loss(log_probs, old, gather_rows(targets.advantages, batch), algorithm, weights)
     per_token = result.loss - algorithm.entropy_coef * entropy
@@ -238,12 +254,7 @@ def policy_part(
 
 
 def critic_part(
-    learner: Learner,
-    experience: Experience,
-    targets: Targets,
-    batch: MicroBatch,
-    counts: Counts,
-    tally: Tally,
+    learner: Learner, targets: Targets, batch: MicroBatch, counts: Counts, tally: Tally
 ) -> Tensor:
     """Value loss of one micro-batch, as its share of the mini-batch's loss."""
     assert learner.critic is not None
@@ -253,7 +264,7 @@ def critic_part(
     values = response_values(learner.critic.engine, batch)
     if batch.is_dummy:
         return no_loss(values)
-    mask = gather_rows(experience.mask, batch)
+    mask = gather_rows(targets.mask, batch)
     returns, old_values = gather_rows(targets.returns, batch), gather_rows(targets.old_values, batch)
     per_token, is_clipped = value_loss(values, returns, old_values, algorithm.value_clip_range)
     tally.add("value_clip", is_clipped, mask)
@@ -267,12 +278,12 @@ def no_loss(outputs: Tensor) -> Tensor:
     return masked_sum(outputs, torch.zeros_like(outputs, dtype=torch.bool))
 
 
-def problem_of(tally: Tally, experience: Experience, where: str) -> str | None:
+def problem_of(tally: Tally, experience: Experience, place: Place) -> str | None:
     """What is wrong with this rank's losses, in words."""
     if (found := tally.first_not_finite()) is None:
         return None
     name, rows, value = found
-    return f"the {name} loss is {value} in {where}; {experience.describe(rows)}"
+    return f"the {name} loss is {value} in {place}; {experience.describe(rows)}"
 
 
 def is_too_far(config: Config, sums: Mapping[str, float], counts: Counts) -> bool:
@@ -287,31 +298,28 @@ def discard(learner: Learner) -> None:
 
 
 def take_step(
-    learner: Learner, steps: Steps, sums: Mapping[str, float], counts: Counts, description: str
-) -> None:
-    """One optimizer step of policy and critic, each skipped if its own gradient is not finite."""
-    config = learner.config
-    total = config.iterations * config.update.epochs * config.update.minibatches
-    policy = learner.policy.step(total)
-    critic = learner.critic.step(total) if learner.critic else None
-    for name, step in (("policy", policy), ("critic", critic)):
-        if step is not None and not step.is_taken:
-            note_not_taken(config, steps, name, step, description)
-    if not policy.is_taken:
-        return
-    steps.sums.append(sums)
-    steps.tokens += counts.tokens
-    steps.rate = policy.rate
-    steps.policy_norms.append(policy.norm)
+    learner: Learner, steps: Steps, sums: Mapping[str, float], counts: Counts, place: Place
+) -> str | None:
+    """One optimizer step of policy and critic, each skipped if its own gradient is not finite.
+
+    Returns:
+        What was not finite, in words; None also if fp16 merely had to lower its loss scale.
+    """
+    position = place.position(learner.config)
+    policy = learner.policy.step(*position)
+    critic = learner.critic.step(*position) if learner.critic else None
+    taken = {"policy": policy} | ({"critic": critic} if critic else {})
+    if any(step.is_overflow for step in taken.values()):
+        steps.overflows += 1
+    if policy.is_taken:
+        steps.sums.append(sums)
+        steps.tokens += counts.tokens
+        steps.rate = policy.rate
+        steps.policy_norms.append(policy.norm)
     if critic and critic.is_taken:
         steps.critic_norms.append(critic.norm)
-
-
-def note_not_taken(config: Config, steps: Steps, name: str, step: Step, description: str) -> None:
-    if step.is_overflow:
-        steps.overflows += 1
-    else:
-        skip(config, steps, f"the gradient norm of the {name} is {step.norm} in {description}")
+    bad = [(name, step.norm) for name, step in taken.items() if not step.is_taken and not step.is_overflow]
+    return " and ".join(f"the gradient norm of the {name} is {norm}" for name, norm in bad) or None
 
 
 def skip(config: Config, steps: Steps, problem: str) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 
 from pipeline.updateconfig import Precision, UpdateConfig
 from stages.context import UserError
+from stages.models import device
 
 _LARGEST_BUCKET = 500_000_000
 """Elements; DeepSpeed's own default."""
@@ -43,6 +44,22 @@ def engine_settings(config: UpdateConfig, num_parameters: int) -> dict[str, Any]
         # In bf16 the sum of a thousand micro-batches loses two thirds of the gradient's norm.
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
     return settings
+
+
+def device_map_of(config: UpdateConfig) -> str | None:
+    """Where a model is loaded to: into the host's memory if it is then shared out over the ranks."""
+    return "cpu" if config.zero_stage == 3 else None
+
+
+def share_out(model: nn.Module, settings: dict[str, Any]) -> None:
+    """Split the weights of a model in the host's memory over the ranks, one weight at a time: no device ever
+    holds all of them. What is not a weight goes to every device. For ZeRO 3."""
+    import deepspeed
+
+    deepspeed.zero.Init(module=model, config_dict_or_path=settings)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device())
 
 
 def permit_fp16_on_cpu() -> None:

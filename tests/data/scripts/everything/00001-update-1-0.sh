@@ -35,5 +35,5 @@ export EMPTY=''
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-exec srun --kill-on-bad-exit=1 --nodes=2 --ntasks-per-node=4 --cpus-per-task=8 apptainer exec --nv '/images/our ppo.sif' '/opt/our env/bin/python' -P -m slurm.element '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/slurm/00001/update-1-0.json' --rank
+exec srun --kill-on-bad-exit=1 --wait=0 --nodes=2 --ntasks-per-node=4 --cpus-per-task=8 apptainer exec --nv '/images/our ppo.sif' '/opt/our env/bin/python' -P -m slurm.element '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/slurm/00001/update-1-0.json' --rank
 
