@@ -106,8 +106,8 @@ def changed_models(parent: Version, config: Config) -> Iterator[Problem]:
         if changed is not None:
             happened = "has changed" if changed.exists() else "was removed"
             why = (
-                f"{changed} {happened} since the parent began, and what the fork goes on from belongs to what "
-                "it was; restore it, or start a new run"
+                f"{changed} {happened} since the parent began, and what the fork goes on from belongs to "
+                "what it was; restore it, or start a new run"
             )
             yield Problem(key, directory, why)
 

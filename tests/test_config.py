@@ -107,7 +107,6 @@ MISTAKES = [
     ),
     ("algorithm.kl.straight_through=true", ["algorithm.kl.straight_through", "algorithm.kl.placement=loss"]),
     ("algorithm.shaping.filter_groups=true", ["filter_groups=True", "estimator=gae", "grpo", "rloo"]),
-    ("algorithm={estimator: remax, shaping: {filter_groups: true}}", ["filter_groups=True", "=remax"]),
     ("algorithm.kl={controller: adaptive, coef: 0}", ["algorithm.kl.controller=adaptive", "coef=0"]),
     ("algorithm.kl={reference_in: update, coef: 0}", ["algorithm.kl.reference_in=update", "coef=0"]),
     ("algorithm.shaping.overlong_penalty=0.5", ["overlong_penalty=0.5", "algorithm.shaping.overlong_buffer"]),
@@ -209,6 +208,17 @@ def test_every_mistake_of_a_kind_is_reported_at_once_with_exit_code_2(inputs, tm
     ]
     assert done.stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("estimator", ["gae", "remax", "reinforce++"])
+def test_groups_are_filtered_only_for_estimators_that_learn_nothing_from_flat_ones(
+    inputs, tmp_path, estimator
+):
+    words = [f"algorithm.estimator={estimator}", "rollout.samples_per_prompt=2"]
+    (line,) = refusal(inputs, tmp_path / "run", *words, "algorithm.shaping.filter_groups=true")
+    assert f"algorithm.estimator={estimator} learns from groups of equal rewards too" in line
+    words = ["algorithm.estimator=rloo", "rollout.samples_per_prompt=2"]
+    resolve(compose(tiny.overrides(inputs, tmp_path / "run", *words, "algorithm.shaping.filter_groups=true")))
 
 
 def test_several_contradictions_are_reported_at_once(inputs, tmp_path):
