@@ -10,6 +10,7 @@ tells them apart when there is no attention mask. There is no padding.
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,7 +59,9 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> "MicroBatch":
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)
+        }
         return replace(self, **moved)
 
 
