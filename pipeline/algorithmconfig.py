@@ -143,7 +143,7 @@ class ShapingConfig:
     """Penalty of a response of max_new_tokens; needs overlong_buffer."""
     filter_groups: bool = False
     """Leave prompts whose samples all have the same reward out of the update (dynamic sampling, arXiv
-    2503.14476): a group estimator learns nothing from them."""
+    2503.14476). For grpo, rloo and reinforce++-baseline, which learn nothing from them."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
