@@ -177,7 +177,7 @@ def train(
         # 1. gradients of all micro-batches, and what they show
         tally = accumulate(learner, per_token, batch, counts)
         sums, problem = tally.reduced(), ranks.first_of(problem_of(tally, experience, place))
-        if steps.first_ratio_error is None:
+        if steps.first_ratio_error is None and not problem:
             steps.first_ratio_error = float(ranks.max_over_ranks(tally.ratio_error))
         # 2. a step, unless something speaks against it
         if problem:
@@ -186,6 +186,7 @@ def train(
         elif is_too_far(config, sums, counts):
             discard(learner)
             steps.is_stopped = True
+            say(f"{place}: the policy has moved further than algorithm.target_kl allows; training ends")
             break
         else:
             failed = take_step(learner, steps, sums, counts, place)
@@ -316,16 +317,31 @@ def take_step(
         steps.tokens += counts.tokens
         steps.rate = policy.rate
         steps.policy_norms.append(policy.norm)
+        say(f"{place}: {describe_step(sums, counts, policy.norm)}")
     if critic and critic.is_taken:
         steps.critic_norms.append(critic.norm)
     bad = [(name, step.norm) for name, step in taken.items() if not step.is_taken and not step.is_overflow]
     return " and ".join(f"the gradient norm of the {name} is {norm}" for name, norm in bad) or None
 
 
+def describe_step(sums: Mapping[str, float], counts: Counts, norm: float) -> str:
+    """For the log."""
+    kl, clipped = (sums[name] / counts.tokens for name in ("approx_kl", "clip_high"))
+    return (
+        f"policy loss {sums['policy_loss']:+.4f}, value loss {sums['value_loss']:.4f}, KL to old {kl:.2e}, "
+        f"clipped above {clipped:.1%}, gradient norm {norm:.3g}, {counts.tokens} tokens"
+    )
+
+
+def say(text: str) -> None:
+    """One line of the task's log, from one rank."""
+    if ranks.is_first():
+        print(text, flush=True)
+
+
 def skip(config: Config, steps: Steps, problem: str) -> None:
     """Note a skipped step. Raises NumericalError when it was one too many."""
-    if ranks.is_first():
-        print(f"step skipped: {problem}", flush=True)
+    say(f"step skipped: {problem}")
     steps.skipped.append(problem)
     limit = config.update.max_skipped_steps
     if len(steps.skipped) > limit:
