@@ -76,5 +76,5 @@ def test_packaged_configurations_are_used(installed, elsewhere, inputs, tmp_path
     )
     found = yaml.safe_load(text)
     assert found["name"] == "quickstart"
-    assert found["algorithm"]["kl"]["coef"] == 0.05
+    assert found["algorithm"]["kl"]["coef"] == 0.1
     assert not (tmp_path / "run").exists()
