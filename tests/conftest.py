@@ -4,11 +4,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import tiny
+
+if TYPE_CHECKING:
+    from stages.ppo.training import Learner
 
 ROOT = Path(__file__).parent.parent
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -50,6 +54,23 @@ def complete_run(inputs: Path, slurm_ppo: Cli, tmp_path_factory: pytest.TempPath
     )
     assert done.returncode == 0, done.stderr
     return run_dir
+
+
+@pytest.fixture(scope="module")
+def process_group() -> Iterator[None]:
+    """DeepSpeed's group of one rank, for tests that train in their own process."""
+    import learning
+
+    with learning.process_group():
+        yield
+
+
+@pytest.fixture
+def make(inputs: Path, tmp_path: Path, process_group: None) -> "Callable[..., Learner]":
+    """A learner of the given settings, from the same policy each time."""
+    import learning
+
+    return lambda *more: learning.make_learner(inputs, tmp_path / "run", *more)
 
 
 @pytest.fixture

@@ -8,9 +8,7 @@ import torch
 from learning import (
     difference,
     experience,
-    make_learner,
     metrics_of,
-    process_group,
     updated,
     weights,
     with_scores,
@@ -25,17 +23,6 @@ from stages.ppo.memory import Shape, needs_of, out_of_memory_explained, suggesti
 from stages.runner import classify
 
 GIB = 2**30
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group():
-    with process_group():
-        yield
-
-
-@pytest.fixture
-def make(inputs, tmp_path):
-    return lambda *more: make_learner(inputs, tmp_path / "run", *more)
 
 
 def spoiled(value: float, row: int = 5) -> Experience:

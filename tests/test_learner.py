@@ -9,9 +9,7 @@ import torch
 from learning import (
     difference,
     experience,
-    make_learner,
     metrics_of,
-    process_group,
     updated,
     weights,
     with_scores,
@@ -22,21 +20,13 @@ from safetensors.torch import load_file, save_file
 from pipeline.algorithmconfig import Estimator, LossAggregation
 from pipeline.commits import read_record
 from pipeline.tasks import Stage, Task
+from pipeline.updateconfig import Precision
+from stages.context import UserError
+from stages.models import load_critic
 from stages.ppo.masked import NoValidTokens
 from stages.ppo.metrics import mean_kl
 from stages.ppo.targets import token_rewards
-from stages.ppo.training import split_epoch
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group():
-    with process_group():
-        yield
-
-
-@pytest.fixture
-def make(inputs, tmp_path):
-    return lambda *more: make_learner(inputs, tmp_path / "run", *more)
+from stages.ppo.training import Place, split_epoch
 
 
 @pytest.mark.parametrize("budget", [64, 100, 4096])
@@ -176,6 +166,42 @@ def test_equal_rewards_are_reported_and_change_nothing_but_by_kl(make):
     assert difference(before, weights(learner)) < 1e-6
     metrics = metrics_of(make(), experience(rewards=[0.7] * 8))
     assert metrics["reward/frac_zero_std"] == 1
+
+
+def test_a_trainer_state_too_large_for_one_file_is_read_as_one(make, tmp_path, monkeypatch):
+    learner = make()
+    updated(learner, experience())
+    learner.policy.save_state(tmp_path / "whole" / "policy.safetensors")
+    monkeypatch.setattr("stages.ppo.trainer._LARGEST_FILE", 20_000)
+    learner.policy.save_state(tmp_path / "parts" / "policy.safetensors")
+    assert len(list((tmp_path / "parts").iterdir())) > 3
+    states = []
+    for folder in ("whole", "parts"):
+        other = make().policy
+        other.load_state(tmp_path / folder / "policy.safetensors")
+        states.append({name: tensor.clone() for name, tensor in other._state()})
+        assert other.steps == 4
+    assert difference(*states) == 0
+    assert difference(states[0], dict(learner.policy._state())) == 0
+
+
+def test_a_critic_may_lack_its_head_but_no_weight_of_its_backbone(tmp_path):
+    critic = tiny.make_policy(tmp_path / "critic")
+    loaded = load_file(critic / "model.safetensors")
+    del loaded["model.layers.1.mlp.up_proj.weight"]
+    save_file(loaded, critic / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"lacks weights .*: model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_critic(critic, Precision.FP32, trust_remote_code=False)
+
+
+def test_a_learning_rate_never_leaves_its_schedule_whatever_a_fork_changes(make):
+    """A fork of iteration 8 of 10 with other epochs and mini-batches is where its parent would have been."""
+    for epochs, minibatches in ((4, 2), (1, 8)):
+        config = make("iterations=10", f"update.epochs={epochs}", f"update.minibatches={minibatches}").config
+        position, total = Place(9, 0, 0).position(config)
+        assert position / total == 0.8
+        last, total = Place(10, epochs - 1, minibatches - 1).position(config)
+        assert last == total - 1
 
 
 # the stage

@@ -7,9 +7,7 @@ import torch
 from learning import (
     difference,
     experience,
-    make_learner,
     metrics_of,
-    process_group,
     updated,
     weights,
 )
@@ -19,17 +17,6 @@ from stages.ppo.experience import Experience
 from stages.ppo.targets import token_rewards
 
 GROUPS = ("algorithm=grpo", "rollout.samples_per_prompt=4", "data.prompts_per_iteration=2")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group():
-    with process_group():
-        yield
-
-
-@pytest.fixture
-def make(inputs, tmp_path):
-    return lambda *more: make_learner(inputs, tmp_path / "run", *more)
 
 
 def as_the_trainer_computes(make, given: Experience) -> Experience:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from pipeline.algorithmconfig import Estimator
 from pipeline.config import Config
 from pipeline.modeldirs import text_settings
 from pipeline.updateconfig import Precision, UpdateConfig
@@ -97,7 +98,7 @@ def explain(config: Config, experience: Experience, num_ranks: int, has: float) 
     longest = max(row.length for row in experience.rows)
     micro_batch = max(update.tokens_per_micro_batch, longest)
     needs = needs_of(update, shape_of(Path(config.model.policy)), micro_batch, num_ranks)
-    critic = ", and the critic as much again" if config.algorithm.estimator == "gae" else ""
+    critic = ", and the critic as much again" if config.algorithm.estimator is Estimator.GAE else ""
     return (
         f"out of memory: a rank has {has / _GIB:.1f} GiB; the policy needs about {needs.states / _GIB:.2f} "
         f"GiB for weights, gradients and optimizer and {needs.activations / _GIB:.2f} GiB for a micro-batch "

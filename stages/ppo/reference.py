@@ -30,7 +30,8 @@ def with_reference(context: Context, experience: Experience, iteration: int) -> 
     update, trust = config.update, config.model.trust_remote_code
     model = load_causal_lm(directory, update.precision, trust, device_map_of(update), update.attention)
     model = frozen(model, update)
-    # Over the policy's own micro-batches: the same weights then give a KL of exactly 0.
+    # Over the policy's own micro-batches, unless groups are left out later: the same weights then give a
+    # KL of exactly 0.
     batches = split_epoch(config, experience, iteration, epoch=0)
     temperature = config.rollout.temperature
     found = per_token(experience, batches, lambda batch: response_log_probs(model, batch, temperature))
