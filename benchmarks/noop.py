@@ -18,7 +18,7 @@ from pipeline.tasks import Stage, Task
 SCRIPT = """#!/bin/sh
 # noop.sh -P -m slurm.element RUN/slurm/00007/rollout-1-0.json [--rank]
 tasks=$4
-stage=${{tasks##*/}}; stage=${{stage%%-*}}
+stage=${{tasks##*/}}; stage=${{stage%-*-*}}
 folder=${{tasks%/*}}; iteration=${{folder##*/}}
 case $stage in
 prepare) record=data/prompts.json ;;

@@ -41,6 +41,7 @@ def make_table(num_bytes: int) -> pa.Table:
             "prompt_text": [""] * rows,
             "prompt_messages": pa.nulls(rows, pa.string()),
             "response_text": [""] * rows,
+            "response_messages": pa.nulls(rows, pa.string()),
         },
         ROLLOUT,
     )
@@ -70,7 +71,7 @@ def commit_shard(paths: RunPaths, table: pa.Table, shard: int) -> Record:
     """Write and publish as a task does."""
     task = Task(1, Stage.ROLLOUT, shard)
     entry = write_shard(paths, paths.task(task).data("1-bench"), table)
-    record = Record(task, "1-bench", (entry,), {}, 0, 0, table.num_rows, "rollout/1", 0, 0, "", 0, "")
+    record = Record(task, "1-bench", (entry,), {}, 0, 0, table.num_rows, "rollout/2", 0, 0, "", 0, "")
     assert publish(paths, record)
     return record
 

@@ -115,6 +115,7 @@ def ragged_responses(
         "prompt_text": [""] * rows,
         "prompt_messages": [None] * rows,
         "response_text": [""] * rows,
+        "response_messages": [None] * rows,
     }
     scores = [draw.gauss(0, 1) for _ in range(rows)]
     reward = {**ids, "reward": scores, "reference_logprobs": pa.nulls(rows)}

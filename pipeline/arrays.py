@@ -26,7 +26,7 @@ _DIGITS = 5
 def stage_submissions(
     run: Run, call: int, number: int, tasks: Sequence[Task], chunk_size: int
 ) -> list[Submission]:
-    """One array for tasks of one stage of one iteration; several where the cluster's arrays are too short."""
+    """One array for tasks of one purpose and iteration; several where the cluster's arrays are too short."""
     made = []
     for chunk, indices in chunks_of([task.shard for task in tasks], chunk_size).items():
         mine = [replace(tasks[0], shard=index + chunk * chunk_size) for index in indices]
@@ -34,7 +34,7 @@ def stage_submissions(
             str(index): own_arguments(run, task, number) for index, task in zip(indices, mine, strict=True)
         }
         common = common_arguments(run, mine[0], ATTEMPT)
-        blank = _blank(run, call, mine[0].iteration, mine[0].stage, number)
+        blank = _blank(run, call, mine[0].iteration, mine[0].purpose, number)
         name = job_name(run.identity.name, run.identity.id, blank.iteration, blank.purpose, number, chunk)
         made.append(
             replace(blank, name=name, chunk=chunk, chunk_size=chunk_size, arguments=common, elements=elements)
@@ -43,10 +43,10 @@ def stage_submissions(
 
 
 def in_order(launches: Sequence[Launch]) -> list[list[Task]]:
-    """Tasks of one stage of one iteration together; what others wait for first."""
-    groups: dict[tuple[int, int], list[Task]] = {}
+    """Tasks of one purpose and iteration together; what others wait for first."""
+    groups: dict[tuple[tuple[int, int], str], list[Task]] = {}
     for launch in launches:
-        groups.setdefault(position(launch.task), []).append(launch.task)
+        groups.setdefault((position(launch.task), launch.task.pool), []).append(launch.task)
     return [sorted(groups[key]) for key in sorted(groups)]
 
 

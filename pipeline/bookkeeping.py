@@ -18,7 +18,7 @@ from pipeline.metrics import Clock, iteration_row
 from pipeline.observe import Frontier, Records, sweep
 from pipeline.plan import policy_maker
 from pipeline.runs import Run
-from pipeline.tasks import PREPARE, Stage, Task
+from pipeline.tasks import PREPARE, Task
 from pipeline.thinning import thin
 from pipeline.tracking import Tracker
 
@@ -80,7 +80,7 @@ class Books:
             tasks = plan.tasks(iteration)
             if any(records.readable(task) is None for task in (*tasks, policy_maker(iteration - 1))):
                 return  # its evaluation is still running, or something is being made again
-            row = iteration_row(iteration, group_by_stage(records, tasks), self._clock(records, iteration))
+            row = iteration_row(iteration, group_by_purpose(records, tasks), self._clock(records, iteration))
             row |= self.extra(iteration)
             journal.append(self.run.paths.metrics, row)
             self.rows.append(row)
@@ -139,12 +139,12 @@ def _name_best(run: Run, record: Record, text: str) -> None:
         _link(run, record, "policy", "best")
 
 
-def group_by_stage(records: Records, tasks: tuple[Task, ...]) -> dict[Stage, list[Record]]:
-    grouped: dict[Stage, list[Record]] = {}
+def group_by_purpose(records: Records, tasks: tuple[Task, ...]) -> dict[str, list[Record]]:
+    grouped: dict[str, list[Record]] = {}
     for task in tasks:
         record = records.readable(task)
         assert record is not None, f"{task} has no record"
-        grouped.setdefault(task.stage, []).append(record)
+        grouped.setdefault(task.purpose, []).append(record)
     return grouped
 
 

@@ -13,7 +13,7 @@ from pipeline.views import Row
 _COLOURS = 6
 """Series colours of the style sheet: --c0 and so on, and --c0-soft for areas."""
 _STAGES = (Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE, Stage.EVALUATE)
-"""A stage has the same colour in every chart."""
+"""A stage has the same colour in every chart; the pools' scores follow."""
 _FEW = 12
 """Up to so many iterations each has a marker and a tick."""
 _MANY = 200
@@ -101,9 +101,22 @@ def _series(patterns: Iterable[str], names: Sequence[str]) -> list[tuple[str, st
             if metric is None or metric.name != pattern:
                 continue
             label = name[len(before) : len(name) - len(after)] if "*" in pattern else name
-            colour = _STAGES.index(Stage(label)) if label in _STAGES else len(found)
-            found.append((name, label, colour))
+            found.append((name, label, _colour(label, [other for _, other, _ in found])))
     return found
+
+
+def _colour(label: str, before: Sequence[str]) -> int:
+    """Of a series, given the labels of those before it."""
+    if label in _STAGES:
+        return _STAGES.index(Stage(label))
+    if _is_pool(label):
+        return len(_STAGES) + sum(map(_is_pool, before))
+    return len(before)
+
+
+def _is_pool(label: str) -> bool:
+    """Whether a series is of one pool's scores."""
+    return label.startswith(f"{Stage.SCORE}-")
 
 
 def _points(rows: Sequence[Row], name: str) -> dict[str, list[float | None]]:

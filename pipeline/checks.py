@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.compose import ConfigError
-from pipeline.config import Config, RewardModelConfig, RuleConfig
-from pipeline.contradictions import Problem, contradictions
+from pipeline.config import Config
+from pipeline.contradictions import contradictions
 from pipeline.modeldirs import num_labels, position_limit, read_json
+from pipeline.problem import Problem
+from pipeline.rewardconfig import Component, RemoteConfig, RewardModelConfig, RuleConfig
 
 
 def resolve(config: Config) -> Config:
@@ -84,6 +86,8 @@ def _data_paths(config: Config) -> Iterator[tuple[str, str]]:
             samples = component.normalization.reference_samples
             if samples:
                 yield f"reward.components.{name}.normalization.reference_samples", samples
+        if isinstance(component, RemoteConfig) and component.tokenizer:
+            yield f"reward.components.{name}.tokenizer", component.tokenizer
 
 
 def _with_context(config: Config) -> Config:
@@ -126,9 +130,11 @@ def _absolute(config: Config) -> Config:
     )
 
 
-def _absolute_component(given: RewardModelConfig | RuleConfig) -> RewardModelConfig | RuleConfig:
+def _absolute_component(given: Component) -> Component:
     if isinstance(given, RuleConfig):
         return given
+    if isinstance(given, RemoteConfig):
+        return dataclasses.replace(given, tokenizer=_full_if(given.tokenizer))
     norm = given.normalization
     if norm:
         norm = dataclasses.replace(norm, reference_samples=_full_if(norm.reference_samples))

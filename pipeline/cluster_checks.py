@@ -9,11 +9,12 @@ from pathlib import Path
 from pipeline.arrays import array_of, driver_submission, stage_submissions
 from pipeline.compose import ConfigError
 from pipeline.config import Config
-from pipeline.contradictions import SLURM_STAGES, Problem
+from pipeline.contradictions import SLURM_STAGES
 from pipeline.dryrun import imagined_run
-from pipeline.resources import DRIVER, Lessons, resources_of
+from pipeline.problem import Problem
+from pipeline.resources import DRIVER, Lessons, key_of, resources_of
 from pipeline.schedulerconfig import ResourcesConfig, SlurmConfig
-from pipeline.tasks import Stage, Task
+from pipeline.tasks import Stage, Task, task_of
 from slurm.associations import Associations, read_associations
 from slurm.commands import SlurmError, SlurmTimeout, run_command
 from slurm.limits import (
@@ -71,14 +72,15 @@ def cluster_problems(config: Config) -> Iterator[Problem]:
         yield Problem("scheduler", given.kind, f"Slurm does not answer: {error}")
         return
     yield from limit_problems(given, cluster.limits)
-    for stage in stages_used(config):
-        found = list(stage_problems(stage, resources_of(given, stage), cluster))
-        yield from found or refusals(config, given, stage)
+    for purpose in purposes_used(config):
+        found = list(stage_problems(purpose, resources_of(given, purpose), cluster))
+        yield from found or refusals(config, given, purpose)
 
 
-def stages_used(config: Config) -> list[str]:
-    """Those that have jobs in a run of this configuration."""
-    return [stage for stage in SLURM_STAGES if stage != Stage.EVALUATE or config.evaluate.every]
+def purposes_used(config: Config) -> list[str]:
+    """The stages, pools' scores and drivers that have jobs in a run of this configuration."""
+    stages = [stage for stage in SLURM_STAGES if stage != Stage.EVALUATE or config.evaluate.every]
+    return [*stages, *(Task(1, Stage.SCORE, pool=pool).purpose for pool in config.reward.pools)]
 
 
 def run_dir_problems(run_dir: Path) -> Iterator[Problem]:
@@ -102,9 +104,9 @@ def limit_problems(given: SlurmConfig, limits: ClusterLimits) -> Iterator[Proble
         )
 
 
-def stage_problems(stage: str, given: ResourcesConfig, cluster: Cluster) -> Iterator[Problem]:
-    """Of one stage. Pure."""
-    key = f"scheduler.{stage}"
+def stage_problems(purpose: str, given: ResourcesConfig, cluster: Cluster) -> Iterator[Problem]:
+    """Of one stage or pool. Pure."""
+    key = key_of(purpose)
     named = list(given.partition)
     unknown = [name for name in named if name not in cluster.partitions]
     for name in unknown:
@@ -219,24 +221,24 @@ def _fits(given: ResourcesConfig, kind: NodeKind) -> bool:
     return all(need.count <= need.of_node(kind) for need in needs_of(given))
 
 
-def refusals(config: Config, given: SlurmConfig, stage: str) -> Iterator[Problem]:
+def refusals(config: Config, given: SlurmConfig, purpose: str) -> Iterator[Problem]:
     """What sbatch itself says of the very script that would be submitted."""
     try:
-        run_command(["sbatch", "--test-only"], input=script_of(config, given, stage), timeout=_TEST_SECONDS)
+        run_command(["sbatch", "--test-only"], input=script_of(config, given, purpose), timeout=_TEST_SECONDS)
     except SlurmTimeout:
         return  # a controller that is busy now says nothing about the settings
     except SlurmError as error:
-        yield Problem(f"scheduler.{stage}", _names(getattr(given, stage).partition), f"{error}")
+        yield Problem(key_of(purpose), _names(resources_of(given, purpose).partition), f"{error}")
 
 
-def script_of(config: Config, given: SlurmConfig, stage: str) -> str:
-    """The script of a stage's job, of one element."""
+def script_of(config: Config, given: SlurmConfig, purpose: str) -> str:
+    """The script of a job, of one element."""
     run = imagined_run(config)
-    if stage == DRIVER:
+    if purpose == DRIVER:
         submission = driver_submission(run, 1, 1, DRIVER, 1)
     else:
-        iteration = 0 if stage == Stage.PREPARE else 1
-        (submission,) = stage_submissions(run, 1, 1, [Task(iteration, Stage(stage))], 1000)
+        iteration = 0 if purpose == Stage.PREPARE else 1
+        (submission,) = stage_submissions(run, 1, 1, [task_of(iteration, purpose)], 1000)
     return render(array_of(run, given, submission, Lessons(), None))
 
 

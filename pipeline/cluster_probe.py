@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.cluster_checks import check_cluster, existing_parent, needs_of, stages_used
+from pipeline.cluster_checks import check_cluster, existing_parent, needs_of, purposes_used
 from pipeline.compose import ConfigError
-from pipeline.config import Config, RewardModelConfig
-from pipeline.contradictions import Problem
-from pipeline.resources import DRIVER, Lessons, command_words, resources_of, sbatch_options
+from pipeline.config import Config
+from pipeline.problem import Problem
+from pipeline.resources import DRIVER, Lessons, command_words, key_of, resources_of, sbatch_options
+from pipeline.rewardconfig import RewardModelConfig
 from pipeline.schedulerconfig import ResourcesConfig, SlurmConfig
 from slurm.probe import Answer, Probe, Silent, run_probes
 
@@ -23,7 +24,7 @@ _DRIVER_PROGRAMS = ("sbatch --version", "squeue --version", "scontrol ping")
 
 @dataclass(frozen=True)
 class Aim:
-    """Stages that one probe speaks for: their jobs go to the same place and run in the same way."""
+    """Stages and pools that one probe speaks for: their jobs go to the same place and run in the same way."""
 
     stages: tuple[str, ...]
     given: ResourcesConfig
@@ -77,7 +78,7 @@ def aims_of(config: Config) -> list[Aim]:
     given = config.scheduler
     assert isinstance(given, SlurmConfig)
     groups: dict[object, list[str]] = {}
-    for stage in stages_used(config):
+    for stage in purposes_used(config):
         resources = resources_of(given, stage)
         key = (tuple(options_of(resources).items()), words_of(resources), resources.setup, stage == DRIVER)
         groups.setdefault((key, tuple(resources.environment.items())), []).append(stage)
@@ -123,7 +124,7 @@ def paths_of(config: Config) -> Iterator[str]:
 
 def judge(aim: Aim, answer: Answer) -> Iterator[Problem]:
     """What would keep these stages' jobs from working. Pure."""
-    key = f"scheduler.{aim.stages[0]}"
+    key = key_of(aim.stages[0])
     partition = ",".join(aim.given.partition) or "default"
     if isinstance(answer, Silent):
         if not answer.is_late:

@@ -17,8 +17,9 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline.config import Config, RewardModelConfig, RuleConfig
+from pipeline.config import Config
 from pipeline.paths import packaged_configs
+from pipeline.rewardconfig import KINDS
 from pipeline.schedulerconfig import LocalConfig, SlurmConfig
 
 _MISSING = "???"
@@ -127,7 +128,7 @@ def _check_key(key: str, groups: Mapping[str, Sequence[str]]) -> None:
         raise ConfigError(f"{key}: holds several keys; set one of them, e.g. {key}.KEY=VALUE")
     done: list[str] = []
     for part in key.split("."):
-        if typing.get_origin(node) is dict:
+        if _is_mapping(node):
             return  # reward.components.NAME...: names are the user's, pydantic checks what is below
         legal = _fields_of(node)
         if not legal:
@@ -156,6 +157,12 @@ def _fields_of(node: Any) -> dict[str, Any]:
     return fields
 
 
+def _is_mapping(node: Any) -> bool:
+    """Whether a type is a dictionary, or a union with one."""
+    options = typing.get_args(node) if isinstance(node, types.UnionType) else (node,)
+    return any(typing.get_origin(option) is dict for option in options)
+
+
 def _hint(word: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, names, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
@@ -178,6 +185,8 @@ def _hydra_compose(
     if base is not None:
         chosen = {text.lstrip("+").split("=", 1)[0] for text in overrides} & set(_CHOICES)
         kept = {key: value for key, value in base.items() if key not in chosen}
+        if "reward" in chosen and "scheduler" in kept:  # its pools are those of components that are gone
+            kept["scheduler"] = {key: value for key, value in kept["scheduler"].items() if key != "pools"}
         ConfigStore.instance().store(name=_BASE, node=kept)
         top["defaults"] = _with_base(top["defaults"])
     ConfigStore.instance().store(name=_TOP, node=top)
@@ -253,7 +262,12 @@ def _leaves(data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 _WORDING = {
-    "function": "module:function",
+    "function": "module:function, or the name of a ready rule such as exact_match",
+    "url": "an address such as http://gpu07:8000/classify, without user name and password",
+    "api_key_env": "the name of an environment variable; the key itself belongs into no file",
+    "scheduler": "module:function",
+    "engine": "transformers, vllm, or module:function of an engine of yours",
+    "pool": "a word of lower-case letters, digits and '_'",
     "time": "D-HH:MM:SS or HH:MM:SS, in quotes because YAML takes 4:00:00 for the number 14400",
     "mem": "a number with K, M, G or T behind it, such as 64G",
     "max_mem": "a number with K, M, G or T behind it, such as 64G",
@@ -267,7 +281,7 @@ def _options(group: str) -> str:
 
 def _location(given: Sequence[str | int]) -> tuple[list[str], str]:
     """The key's parts, and the kind that pydantic puts among them where a key has several."""
-    location = [str(part) for part in given]
+    location = [str(part) for part in given if part != "[key]"]  # of a name that is itself at fault
     if location[:2] == ["reward", "components"] and len(location) > 3:
         return location, location.pop(3)
     if location[:1] == ["scheduler"] and len(location) > 1:
@@ -283,16 +297,28 @@ def _describe(problem: Any) -> str:
         legal = _siblings(location, kind)
         legal_text = f"; legal: {', '.join(legal)}{_hint(location[-1], legal)}" if legal else ""
         return f"{key}: unknown key {location[-1]!r}{legal_text}"
+    if problem["type"] == "dataclass_type":
+        keys = ", ".join(_siblings([*location, ""], kind))
+        return f"{key}: holds several keys; set one of them: {keys} (got {problem['input']!r})"
+    if problem["type"] == "dict_type":
+        return f"{key}: holds entries that you name; write {key}.NAME=... (got {problem['input']!r})"
     is_number = problem["type"] == "string_type" and location[-1] in _WORDING
     if problem["type"] == "string_pattern_mismatch" or is_number:
-        wanted = _WORDING.get(location[-1], "letters, digits, '_', '.' and '-'")
+        is_pool = location[:2] == ["scheduler", "pools"] and len(location) == 3
+        wanted = _WORDING.get("pool" if is_pool else location[-1], "letters, digits, '_', '.' and '-'")
         return f"{key}: write {wanted} (got {problem['input']!r})"
     if problem["type"] in ("missing", "missing_argument"):
         return f"{key}: must be given"
     if problem["type"] == "union_tag_not_found" and key == "scheduler":
         return "scheduler: says no kind; choose " + _options("scheduler")
     if problem["type"] == "union_tag_not_found":
-        return f"{key}: says no kind; add {key}.kind=model (with path) or {key}.kind=rule (with function)"
+        return (
+            f"{key}: says no kind; add {key}.kind=model (with path), {key}.kind=rule (with function) or "
+            f"{key}.kind=remote (with url)"
+        )
+    if problem["type"] == "union_tag_invalid" and location[:2] == ["reward", "components"]:
+        given, legal = problem["ctx"]["tag"], list(KINDS)
+        return f"{key}.kind={given}: no such kind; legal: {', '.join(legal)}{_hint(given, legal)}"
     if problem["type"] == "too_short" and key == "reward.components":
         return f"{key}: must be given; choose {_options('reward')}"
     return f"{key}: {problem['msg']} (got {problem['input']!r})"
@@ -300,10 +326,10 @@ def _describe(problem: Any) -> str:
 
 def _siblings(location: Sequence[str], kind: str) -> list[str]:
     if location[:2] == ["reward", "components"]:
-        return sorted(_fields_of(RuleConfig if kind == "rule" else RewardModelConfig))
+        return sorted(_fields_of(KINDS[kind]))
     node: Any = Config
     for part in location[:-1]:
-        node = _fields_of(node).get(part)
+        node = typing.get_args(node)[1] if _is_mapping(node) else _fields_of(node).get(part)
         if part == "scheduler" and kind:
             node = SlurmConfig if kind == "slurm" else LocalConfig
     return sorted(_fields_of(node))

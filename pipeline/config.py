@@ -6,25 +6,21 @@ else: the YAML groups under ``configs/`` only say what differs.
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal
 
-from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from pipeline.algorithmconfig import AlgorithmConfig
 from pipeline.configtypes import (
     STRICT,
-    FiniteFloat,
     Name,
     NonNegativeInt,
-    OpenFraction,
-    PluginName,
-    PositiveFloat,
     PositiveInt,
     Text,
 )
+from pipeline.rewardconfig import RewardConfig
+from pipeline.rolloutconfig import RolloutConfig
 from pipeline.schedulerconfig import LocalConfig, SchedulerConfig
-from pipeline.updateconfig import Precision, UpdateConfig
+from pipeline.updateconfig import UpdateConfig
 
 
 class BadRows(StrEnum):
@@ -34,6 +30,17 @@ class BadRows(StrEnum):
     """Leave them out, count them, and list them in a file of the run."""
     FATAL = "fatal"
     """List them in the same file and stop before the first rollout."""
+
+
+class LongPrompts(StrEnum):
+    """What to do with prompts of more than data.max_prompt_tokens tokens."""
+
+    DROP = "drop"
+    """Leave them out, count them, and list them."""
+    TRUNCATE = "truncate"
+    """Keep their last data.max_prompt_tokens tokens, and count them."""
+    FATAL = "fatal"
+    """List them and stop before the first rollout."""
 
 
 class WandbMode(StrEnum):
@@ -83,100 +90,10 @@ class DataConfig:
     """Longest usable prompt in tokens. Default: context_length minus rollout.max_new_tokens."""
     bad_rows: BadRows = BadRows.DROP
     """Rows that are empty, not text, too long or have a duplicate id: drop (counted and listed) or fatal."""
+    long_prompts: LongPrompts | None = None
+    """Prompts that are too long: drop, truncate (on the left) or fatal. Default: as bad_rows says."""
     shuffle: bool = True
     """Deal prompts in a new order each epoch, derived from the run's seed. Off: the file's order."""
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class RolloutConfig:
-    """How responses are sampled."""
-
-    engine: Literal["transformers"] = "transformers"
-    """Generation engine."""
-    num_shards: PositiveInt = 2
-    """Array elements per iteration, of the rollout stage and of the reward stage."""
-    samples_per_prompt: PositiveInt = 1
-    """Responses per prompt (n); more than one for the group estimators."""
-    max_new_tokens: PositiveInt = 128
-    """Longest response in tokens; cut shorter where the context ends."""
-    temperature: PositiveFloat = 1.0
-    """Sampling temperature; log-probabilities are those of the tempered distribution."""
-    top_p: OpenFraction = 1.0
-    """Nucleus sampling; 1 is off. Log-probabilities stay those of the untruncated distribution."""
-    top_k: NonNegativeInt = 0
-    """Sample among the k likeliest tokens; 0 is off."""
-    stop_token_ids: tuple[NonNegativeInt, ...] = ()
-    """Token ids that end a response, besides the model's own end-of-sequence ids."""
-    tokens_per_batch: PositiveInt = 16384
-    """Token budget (prompt plus max_new_tokens, padding included) of one generation batch; a longer sequence
-    is a batch of its own."""
-    precision: Precision = Precision.FP32
-    """Number format of the generating model."""
-    device_map: str | None = None
-    """transformers' device_map for models too large for one GPU ("auto"). Default: one device."""
-    num_threads: PositiveInt = 1
-    """CPU threads of a task; part of the result, because float sums depend on it."""
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class NormalizationConfig:
-    """Linear map of raw scores to mean 0 and standard deviation 1 (arXiv 1909.08593, section 2.1)."""
-
-    mean: FiniteFloat | None = None
-    """Mean of raw scores to subtract. Given together with std, or measured from reference_samples."""
-    std: PositiveFloat | None = None
-    """Standard deviation of raw scores to divide by."""
-    reference_samples: Text | None = None
-    """File (formats of data.prompts) with reference responses to measure mean and std on, once per run."""
-    response_column: str = "response"
-    """Column of reference_samples with the response; data.prompt_column holds its prompt."""
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class RewardModelConfig:
-    """A sequence-classification model with one output, its own tokenizer and chat template."""
-
-    kind: Literal["model"] = "model"
-    """Marks this component as a reward model."""
-    path: Text
-    """Model directory (safetensors, tokenizer, config)."""
-    weight: FiniteFloat = 1.0
-    """Factor of this component in the total reward."""
-    normalization: NormalizationConfig | None = None
-    """How raw scores are normalised. Default: not at all."""
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class RuleConfig:
-    """A Python function that scores responses, named ``module:function``."""
-
-    kind: Literal["rule"] = "rule"
-    """Marks this component as a rule."""
-    function: PluginName
-    """``module:function``; called once per shard as f(prompts=[...], responses=[...], **columns)."""
-    weight: FiniteFloat = 1.0
-    """Factor of this component in the total reward."""
-
-
-Component = Annotated[RewardModelConfig | RuleConfig, Field(discriminator="kind")]
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class RewardConfig:
-    """What scores responses."""
-
-    components: Annotated[dict[Name, Component], Field(min_length=1)]
-    """Named components; the reward is their weighted sum, and each is kept as a column."""
-    engine: Literal["transformers"] = "transformers"
-    """Scoring engine of the reward models."""
-    tokens_per_batch: PositiveInt = 2048
-    """Token budget (padding included) of one scoring batch; a longer sequence is a batch of its own."""
-    precision: Precision = Precision.FP32
-    """Number format of reward and reference models."""
-    device_map: str | None = None
-    """transformers' device_map for models too large for one GPU ("auto"). Default: one device."""
-    num_threads: PositiveInt = 1
-    """CPU threads of a task; part of the result, because float sums depend on it."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

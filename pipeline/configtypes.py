@@ -28,6 +28,12 @@ Memory = Annotated[str, Field(pattern=r"^[1-9][0-9]*[KMGT]?$")]
 Gpus = Annotated[str, Field(pattern=r"^([A-Za-z0-9_.-]+:)?[1-9][0-9]*$"), BeforeValidator(_text_of_number)]
 TimeLimit = Annotated[str, Field(pattern=r"^([0-9]+-)?[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]$")]
 PluginName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
+RuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*(:[A-Za-z_][\w.]*)?$")]
+ArgumentName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
+HttpUrl = Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9._\[\]:-]+(/[^\s@]*)?$")]
+"""Without user name and password, which would be secrets in a file."""
+
+PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
 
 STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 """Of every dataclass of the configuration: unknown keys are errors."""

@@ -1,8 +1,6 @@
 """Keys of the configuration that do not go together, each with the way out. Pure: looks at no file."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 from pipeline.algorithmconfig import (
     GROUP_ESTIMATORS,
@@ -13,25 +11,17 @@ from pipeline.algorithmconfig import (
     ReferenceStage,
     ShapingConfig,
 )
-from pipeline.config import Config, NormalizationConfig, RewardModelConfig
+from pipeline.config import Config
+from pipeline.enginechecks import engine_problems
+from pipeline.problem import Problem
+from pipeline.rewardchecks import component_problems
+from pipeline.rewardconfig import NormalizationConfig, RewardModelConfig
 from pipeline.schedulerconfig import LocalConfig, ResourcesConfig, SlurmConfig
 from pipeline.updateconfig import Precision
 from slurm.limits import parse_duration, parse_memory
 
 SLURM_STAGES = ("prepare", "rollout", "reward", "update", "evaluate", "driver")
 """Whose jobs have resources of their own."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One key that cannot be used as given."""
-
-    key: str
-    value: Any
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.key}={self.value}: {self.why}"
 
 
 def contradictions(config: Config) -> Iterator[Problem]:
@@ -41,6 +31,8 @@ def contradictions(config: Config) -> Iterator[Problem]:
     yield from _placement_problems(config)
     yield from _precision_problems(config)
     yield from _reward_problems(config)
+    yield from component_problems(config)
+    yield from engine_problems(config)
     estimator, samples = config.algorithm.estimator, config.rollout.samples_per_prompt
     if estimator in GROUP_ESTIMATORS and samples < 2:
         yield Problem(
@@ -52,6 +44,7 @@ def contradictions(config: Config) -> Iterator[Problem]:
     yield from _shaping_problems(config)
     yield from _keeping_problems(config)
     yield from _slurm_problems(config.scheduler)
+    yield from _pool_problems(config)
     if config.data.heldout and not config.evaluate.every:
         yield Problem("data.heldout", config.data.heldout, "needs evaluate.every=N; or leave it out")
     if config.evaluate.every and not config.data.heldout:
@@ -213,10 +206,26 @@ def _slurm_problems(given: LocalConfig | SlurmConfig) -> Iterator[Problem]:
     if isinstance(given, SlurmConfig):
         for stage in SLURM_STAGES:
             yield from _resource_problems(stage, getattr(given, stage))
+        for name, resources in given.pools.items():
+            yield from _resource_problems(f"pools.{name}", resources)
+
+
+def _pool_problems(config: Config) -> Iterator[Problem]:
+    """Pools without resources, and resources without use. On this machine a pool has a slot by default."""
+    given = config.scheduler
+    for name, component in config.reward.components.items():
+        pool = component.pool
+        if pool and pool not in given.pools and isinstance(given, SlurmConfig):
+            why = f"scheduler.pools has no {pool!r}; give scheduler.pools.{pool}.partition=..."
+            yield Problem(f"reward.components.{name}.pool", pool, why)
+    for pool in given.pools:
+        if pool not in config.reward.pools:
+            why = f"no component is scored there; give reward.components.NAME.pool={pool}, or leave it out"
+            yield Problem("scheduler.pools", pool, why)
 
 
 def _resource_problems(stage: str, given: ResourcesConfig) -> Iterator[Problem]:
-    """What one stage asks for, and no cluster can give."""
+    """What one stage or pool asks for, and no cluster can give."""
     key = f"scheduler.{stage}"
     for option in sorted(_OURS & given.options.keys()):
         yield Problem(
@@ -242,7 +251,7 @@ def _resource_problems(stage: str, given: ResourcesConfig) -> Iterator[Problem]:
         )
     if given.mem and given.max_mem and parse_memory(given.max_mem) < parse_memory(given.mem):
         yield Problem(f"{key}.max_mem", given.max_mem, f"is less than {key}.mem={given.mem}")
-    if given.array_parallelism and stage not in ("rollout", "reward"):
+    if given.array_parallelism and stage not in ("rollout", "reward") and not stage.startswith("pools."):
         yield Problem(
             f"{key}.array_parallelism", given.array_parallelism, "its arrays have one element; leave it out"
         )

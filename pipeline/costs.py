@@ -13,7 +13,7 @@ from slurm.query import NoAccounting
 
 Row = dict[str, float | int]
 Key = tuple[int, str]
-"""Iteration, and a stage or "driver"."""
+"""Iteration, and a stage, a pool's scores (``score-big``) or "driver"."""
 
 _PASS_PATIENCE = 10.0
 """Seconds that a pass, which holds the lease, waits for sacct; a row without these numbers is no harm."""
@@ -36,8 +36,7 @@ class Costs:
     @property
     def stages(self) -> list[str]:
         """Those that anything ran of, in the order of the pipeline."""
-        named = {stage for _, stage in self.usage}
-        return [stage for stage in _ORDER if stage in named]
+        return sorted({stage for _, stage in self.usage}, key=_rank)
 
     def to_json(self) -> dict[str, Any]:
         iterations: dict[str, dict[str, Any]] = {}
@@ -48,6 +47,12 @@ class Costs:
             "iterations": iterations,
             "total": asdict(total(self.usage.values())),
         }
+
+
+def _rank(stage: str) -> tuple[int, str]:
+    """Its place in the pipeline; pools by their names."""
+    name, _, pool = stage.partition("-")
+    return _ORDER.index(name), pool
 
 
 def read_costs(run: Run, iterations: Iterable[int], timeout: float = 60.0) -> Costs:
@@ -70,7 +75,7 @@ def costs_of(submissions: Sequence[Submission], records: Iterable[Record]) -> Co
     for record in records:
         if record.name in keys:  # an id that was given twice, after a controller lost its state, is not ours
             grouped.setdefault(keys[record.name], []).append(record)
-    ordered = sorted(grouped, key=lambda key: (key[0], _ORDER.index(key[1])))
+    ordered = sorted(grouped, key=lambda key: (key[0], _rank(key[1])))
     return Costs({key: summarize(grouped[key]) for key in ordered})
 
 
@@ -124,7 +129,9 @@ class Accountant:
 
 
 _TITLES = ("stage", "attempts", "GPU hours", "CPU hours", "waited", "ran", "wasted")
-_WIDTHS = (10, 9, 10, 10, 14, 14, 8)
+_WIDTHS = (9, 10, 10, 14, 14, 8)
+_NAME_WIDTHS = range(9, 15)
+"""Of the names of stages: as few as are enough; more would not fit into 80 columns."""
 
 
 def describe_costs(costs: Costs) -> str:
@@ -132,8 +139,10 @@ def describe_costs(costs: Costs) -> str:
     if not costs.usage:
         return "accounting knows no job of this run"
     rows = [(stage, costs.of_stage(stage)) for stage in costs.stages]
-    lines = [_line(_TITLES), *(_line(_cells(name, usage)) for name, usage in rows)]
-    lines.append(_line(_cells("total", total(costs.usage.values()))))
+    rows.append(("total", total(costs.usage.values())))
+    longest = max(len(name) for name, _ in rows)
+    width = max(_NAME_WIDTHS.start, min(longest, _NAME_WIDTHS[-1]))
+    lines = [_line(_TITLES, width), *(_line(_cells(name, usage), width) for name, usage in rows)]
     lines.append("waited and ran: sums over all attempts; wasted: share of attempts without a result")
     return "\n".join(lines)
 
@@ -152,8 +161,9 @@ def _cells(name: str, usage: Usage) -> tuple[str, ...]:
     )
 
 
-def _line(cells: Sequence[str]) -> str:
+def _line(cells: Sequence[str], name_width: int) -> str:
+    from pipeline.views import shortened
+
     first, *others = cells
-    return first.ljust(_WIDTHS[0]) + "".join(
-        cell.rjust(width) for cell, width in zip(others, _WIDTHS[1:], strict=True)
-    )
+    name = shortened(first, name_width).ljust(name_width + 1)
+    return name + "".join(cell.rjust(width) for cell, width in zip(others, _WIDTHS, strict=True))

@@ -48,7 +48,7 @@ def _rendered(run: Run, ledger: Ledger) -> Iterator[tuple[Submission, str]]:
     tasks, committed = _outstanding(run)
     carriers: dict[Task, Carrier] = {}
     for group in in_order([Launch(task, "") for task in tasks]):
-        number = ledger.next_number(group[0].iteration, group[0].stage)
+        number = ledger.next_number(group[0].iteration, group[0].purpose)
         for submission in stage_submissions(run, 1, number, group, _CHUNK_SIZE):
             waits = [
                 (task, index, carriers_of(run.plan, task, committed.__contains__, carriers) or ())

@@ -5,6 +5,8 @@ TASK_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
     # Tasks are forked after the tokenizers library was imported.
     "TOKENIZERS_PARALLELISM": "false",
     # Asking whether there is a GPU must not open the driver in the server that tasks are forked from.

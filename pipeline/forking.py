@@ -16,10 +16,11 @@ from pipeline.algorithmconfig import Estimator, KLController
 from pipeline.checks import resolve
 from pipeline.commits import CorruptData, FileEntry, Record, is_unchanged, publish, require_record
 from pipeline.compose import ConfigError, compose, to_mapping
-from pipeline.config import Config, RewardModelConfig
-from pipeline.contradictions import Problem
+from pipeline.config import Config
 from pipeline.copies import link_verified, new_folder
 from pipeline.paths import RunPaths
+from pipeline.problem import Problem
+from pipeline.rewardconfig import RewardModelConfig
 from pipeline.runs import Parent, Run, RunError, load_run, write_run
 from pipeline.tasks import PREPARE, task_key
 from pipeline.versions import Version, find_version

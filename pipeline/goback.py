@@ -1,7 +1,7 @@
 """Going back: what a later point of a run supersedes is moved aside, never deleted."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline import journal
@@ -15,7 +15,7 @@ from pipeline.tasks import Stage, Task, task_key
 from pipeline.thinning import Thinned, check_is_kept, in_words, kept_versions
 from pipeline.tracking import rewind
 
-_ORDER = (Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE, Stage.EVALUATE)
+_ORDER = (Stage.ROLLOUT, Stage.SCORE, Stage.REWARD, Stage.UPDATE, Stage.EVALUATE)
 
 
 @dataclass(frozen=True)
@@ -25,27 +25,37 @@ class Point:
     stage: Stage
     iteration: int | None
     """None: the iteration at hand, or the last one of a complete run."""
+    pool: str = ""
+    """Of stage score: the one pool to score again. Empty: all."""
+
+    def __str__(self) -> str:
+        return f"{self.stage}-{self.pool}" if self.pool else str(self.stage)
 
 
 def parse_point(text: str) -> Point:
-    """Read ``STAGE`` or ``STAGE@ITERATION``. Raises RunError."""
-    stage, _, iteration = text.partition("@")
-    names = ", ".join(_ORDER)
-    if stage not in _ORDER:
-        raise RunError(f"--from {text}: no stage {stage!r}; write STAGE or STAGE@ITERATION, stages: {names}")
+    """Read ``STAGE`` or ``STAGE@ITERATION``; STAGE may be ``score-POOL``. Raises RunError."""
+    name, _, iteration = text.partition("@")
+    stage, _, pool = name.partition("-")
+    names = ", ".join(stage for stage in _ORDER if stage is not Stage.SCORE)
+    if stage not in _ORDER or (pool and stage != Stage.SCORE) or name.endswith("-"):
+        raise RunError(
+            f"--from {text}: no stage {name!r}; write STAGE or STAGE@ITERATION, stages: {names}; "
+            "of a run with pools also score and score-POOL"
+        )
     if iteration and not (iteration.isdecimal() and int(iteration) >= (stage != Stage.EVALUATE)):
         raise RunError(f"--from {text}: {iteration!r} is not an iteration; they count from 1")
-    return Point(Stage(stage), int(iteration) if iteration else None)
+    return Point(Stage(stage), int(iteration) if iteration else None, pool)
 
 
 def go_back(run: Run, point: Point) -> Path | None:
     """Move everything from ``point`` on aside. Returns the folder it is in now; None if there was nothing.
 
     Raises:
-        RunError: the run has not come as far as that point, begins after it, or what it would go on from was
-            thinned out.
+        RunError: the run has not come as far as that point, begins after it, has no such pool, or what it
+            would go on from was thinned out.
         LeaseHeld: a driver is at work.
     """
+    check_has_pool(run.plan, point)
     with hold(run.paths.locks):
         updated = find_frontier(run.plan, run.paths).updated
         at_hand = min(max(updated, run.plan.start) + 1, run.plan.iterations)
@@ -53,11 +63,11 @@ def go_back(run: Run, point: Point) -> Path | None:
         if iteration > at_hand:
             raise RunError(f"the run has come to iteration {at_hand}, so it cannot go back to {iteration}")
         check_can_start_from(run, point.stage, iteration, updated)
-        tasks = superseded(run.plan, Point(point.stage, iteration), at_hand)
+        tasks = superseded(run.plan, replace(point, iteration=iteration), at_hand)
         done = [task for task in tasks if run.paths.task(task).record.exists()]
         if not done:
             return None
-        folder = fresh_folder(run.paths.superseded, f"from-{point.stage}-{iteration}")
+        folder = fresh_folder(run.paths.superseded, f"from-{point}-{iteration}")
         trim_rows(run, iteration, folder)  # first: cut short here, the driver writes the rows anew
         move_into(folder, run.paths, done)
         journal.event(
@@ -67,6 +77,13 @@ def go_back(run: Run, point: Point) -> Path | None:
             moved_to=str(folder),
         )
         return folder
+
+
+def check_has_pool(plan: Plan, point: Point) -> None:
+    """Raises RunError where the point is of scores that the run does not have."""
+    if point.stage is Stage.SCORE and (not plan.pools or (point.pool and point.pool not in plan.pools)):
+        pools = ", ".join(plan.pools) or "none: no reward component names one"
+        raise RunError(f"the run has no {point} to start from; pools: {pools}")
 
 
 def check_can_start_from(run: Run, stage: Stage, iteration: int, updated: int) -> None:
@@ -102,7 +119,8 @@ def superseded(plan: Plan, point: Point, at_hand: int) -> list[Task]:
         if point.stage is Stage.EVALUATE:
             stages = (Stage.EVALUATE,)
         tasks += [task for task in reversed(plan.tasks(iteration)) if task.stage in stages]
-    return tasks
+    others = {pool for pool in plan.pools if point.pool not in ("", pool)}
+    return [task for task in tasks if task.iteration > point.iteration or task.pool not in others]
 
 
 def trim_rows(run: Run, iteration: int, folder: Path) -> None:

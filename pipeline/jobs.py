@@ -125,7 +125,7 @@ class LocalJobs:
         arguments = stage_arguments(self.run, task, number, attempt)
         log = paths.task(task).log(number)
         ranks = ranks_of(self.run.config, task)
-        return Job(key, task.stage, arguments, log, priority=URGENCY[task.stage], ranks=ranks), event
+        return Job(key, task.purpose, arguments, log, priority=URGENCY[task.stage], ranks=ranks), event
 
     def tend(self, seen: Observation) -> None:
         """Jobs of this machine wait for nothing."""
@@ -158,9 +158,10 @@ def stage_arguments(run: Run, task: Task, number: int, attempt: str) -> tuple[st
 
 
 def common_arguments(run: Run, task: Task, attempt: str) -> tuple[str, ...]:
-    """Those that all tasks of a stage and an iteration share."""
+    """Those that all tasks of a purpose and an iteration share."""
     return (
         task.stage,
+        *(("--pool", task.pool) if task.pool else ()),
         *("--run-dir", str(run.paths.root)),
         *("--iteration", str(task.iteration)),
         *("--attempt", attempt),

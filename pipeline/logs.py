@@ -13,15 +13,15 @@ from pipeline.failureblock import tail, where
 from pipeline.lease import holder_of
 from pipeline.observe import Records, find_frontier
 from pipeline.paths import RunPaths
+from pipeline.plan import Plan
 from pipeline.runs import Run, RunError
 from pipeline.schedulerconfig import SlurmConfig
 from pipeline.slurmstatus import look_at_queue
 from pipeline.submissions import DRIVER, EVALUATION_DRIVER, GUARD, read_control
-from pipeline.tasks import Stage, Task, parse_task
+from pipeline.tasks import PURPOSE_PATTERN, Stage, parse_task, task_of
 
 _DRIVERS = (DRIVER, EVALUATION_DRIVER, GUARD)
-PURPOSES = (*(str(stage) for stage in Stage), *_DRIVERS)
-_FOLDER = re.compile(r"(\d+)-([a-z]+)")
+_FOLDER = re.compile(rf"(\d+)-({PURPOSE_PATTERN})")
 _POLL_SECONDS = 1.0
 _ASK_SECONDS = 30.0
 """How often --follow asks Slurm whether anything is left in the queue."""
@@ -36,12 +36,13 @@ class Choice:
     """Which logs somebody wants."""
 
     purpose: str | None = None
-    """A stage, or a kind of driver job. None: whatever is newest."""
+    """A stage, one pool's scores, or a kind of driver job. None: whatever is newest."""
     iteration: int | None = None
 
     def takes(self, iteration: int, purpose: str) -> bool:
         of_drivers = self.purpose == DRIVER and purpose in _DRIVERS
-        is_purpose = self.purpose in (None, purpose) or of_drivers
+        of_pools = self.purpose == Stage.SCORE and purpose.partition("-")[0] == Stage.SCORE
+        is_purpose = self.purpose in (None, purpose) or of_drivers or of_pools
         return is_purpose and self.iteration in (None, iteration)
 
     def __str__(self) -> str:
@@ -49,7 +50,7 @@ class Choice:
         return f"{self.purpose or 'this run'}{at}"
 
 
-def parse_choice(text: str | None, iterations: int) -> Choice:
+def parse_choice(text: str | None, plan: Plan) -> Choice:
     """Inverse of ``STAGE[@ITERATION]``.
 
     Raises:
@@ -58,10 +59,12 @@ def parse_choice(text: str | None, iterations: int) -> Choice:
     if text is None:
         return Choice()
     purpose, at, number = text.partition("@")
-    if purpose not in PURPOSES:
-        raise RunError(f"{text}: no such stage; legal: {', '.join(PURPOSES)}, each with @ITERATION or not")
-    if at and not (number.isdigit() and int(number) <= iterations):
-        raise RunError(f"{text}: no such iteration; legal: 0 to {iterations}")
+    scores = (Stage.SCORE,) if plan.pools else ()
+    legal = (Stage.PREPARE, *plan.purposes, *scores, Stage.EVALUATE, *_DRIVERS)
+    if purpose not in legal:
+        raise RunError(f"{text}: no such stage; legal: {', '.join(legal)}, each with @ITERATION or not")
+    if at and not (number.isdigit() and int(number) <= plan.iterations):
+        raise RunError(f"{text}: no such iteration; legal: 0 to {plan.iterations}")
     return Choice(purpose, int(number) if at else None)
 
 
@@ -78,7 +81,7 @@ class Log:
     def name(self) -> str:
         """Short, for the beginning of a line."""
         parts = [f"{self.purpose}@{self.iteration}" if self.iteration else self.purpose]
-        if self.purpose in (Stage.ROLLOUT, Stage.REWARD):
+        if self.purpose.partition("-")[0] in (Stage.ROLLOUT, Stage.SCORE, Stage.REWARD):
             parts.append(str(self.shard))
         if rank := self.path.stem.partition(".rank-")[2]:
             parts.append(f"rank {rank}")
@@ -116,7 +119,7 @@ def _listing(folder: Path) -> list[Path]:
 
 def show_logs(run: Run, text: str | None, failed: bool, follow: bool, num_lines: int) -> None:
     """What ``slurm-ppo logs`` prints."""
-    choice = parse_choice(text, run.plan.iterations)
+    choice = parse_choice(text, run.plan)
     if failed:
         events = journal.read(run.paths.events)
         print("\n".join(describe_failed(run.paths, events, choice, num_lines)))
@@ -154,7 +157,7 @@ def unfinished(run: Run, logs: Sequence[Log]) -> list[Log]:
     last = {(log.iteration, log.purpose, log.path.name): log for log in logs if log.iteration >= first}
     found = []
     for log in last.values():
-        if records.get(Task(log.iteration, Stage(log.purpose), log.shard)) is None:
+        if records.get(task_of(log.iteration, log.purpose, log.shard)) is None:
             found.append(log)
     return found
 
@@ -189,7 +192,7 @@ def describe_failed(
     for event in reversed(events):
         if event.get("event") == "failed":
             task = parse_task(event["task"])
-            if choice.takes(task.iteration, task.stage):
+            if choice.takes(task.iteration, task.purpose):
                 failures.append((task, event))
     if not failures:
         yield f"no failed attempt of {choice}" if choice.purpose else "no attempt has failed"

@@ -65,6 +65,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("reward/*/mean", _O, "mean of one reward component"),
     Metric("reward/*/std", _O, "standard deviation of one reward component"),
     Metric("reward/*/truncated", _O, "responses cut to fit the reward model's context"),
+    Metric("reward/*/unscored", _O, "responses that the reward model could not take, or that were refused"),
+    Metric("reward/*/late", _O, "responses that took longer than the rule's time_limit"),
+    Metric("reward/*/unreadable", _O, "responses whose judge's reply held no score"),
+    Metric("reward/*/retries", _P, "requests to the remote service that were sent again"),
     Metric("objective/kl", _O, "KL to the reference per response, summed over its tokens (k1)"),
     Metric("objective/kl_per_token", _O, "KL to the reference per token (k1)"),
     Metric("objective/kl_coef", _O, "KL coefficient of this iteration"),
@@ -105,15 +109,19 @@ METRICS: tuple[Metric, ...] = (
     Metric("correction/weight_max", _H, "largest importance weight"),
     Metric("correction/masked_share", _H, "share of tokens of weight 0"),
     Metric("correction/effective_samples", _H, "effective sample size under these weights, as a share"),
-    Metric("response_length/mean", _R, "tokens per response"),
+    Metric("response_length/mean", _R, "tokens per response, those between the policy's turns included"),
     Metric("response_length/min", _R, "shortest response, tokens"),
     Metric("response_length/max", _R, "longest response, tokens"),
     Metric("response_length/clip_ratio", _R, "share of responses of max_new_tokens"),
     Metric("finish_reason/*", _R, "share of responses that ended for this reason"),
-    Metric("num_turns/mean", _R, "turns per conversation"),
+    Metric("num_turns/mean", _R, "turns of the policy per conversation"),
+    Metric(
+        "rollout/refused", _R, "responses whose prompt, or what was said to a turn, the model cannot take"
+    ),
     Metric("evaluate/reward", _E, "mean reward of greedy responses to held-out prompts"),
     Metric("evaluate/reward/*", _E, "mean of one component on held-out prompts"),
     Metric("evaluate/response_length", _E, "tokens per greedy response"),
+    Metric("evaluate/num_turns", _E, "turns of the policy per greedy conversation"),
     Metric("seconds/update/*", _P, "wall seconds of a part of the update task"),
     Metric("seconds/*", _P, "wall seconds of a stage, first start to last end"),
     Metric("seconds/compute/*", _P, "model compute of a stage, summed over its tasks"),
@@ -135,6 +143,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("slurm/wasted_share", _P, "share of GPU-hours (else CPU-hours) of attempts without a result"),
 )
 
+_SCORING = (Stage.SCORE, Stage.REWARD)
 _OWN_OF_RECORD = frozenset({"compute_seconds", "peak_memory_gib", "peak_gpu_memory_gib", "response_tokens"})
 
 
@@ -159,9 +168,9 @@ class Clock:
 
 
 def iteration_row(
-    iteration: int, records: Mapping[Stage, Sequence[Record]], clock: Clock
+    iteration: int, records: Mapping[str, Sequence[Record]], clock: Clock
 ) -> dict[str, float | int]:
-    """The row of one iteration from its commit records. Pure."""
+    """The row of one iteration from its commit records by :attr:`Task.purpose`. Pure."""
     (update,) = records[Stage.UPDATE]
     row: dict[str, float | int] = {
         "iteration": iteration,
@@ -169,7 +178,8 @@ def iteration_row(
         "epoch": int(records[Stage.ROLLOUT][0].metrics["epoch"]),
     }
     row |= {name: value for name, value in update.metrics.items() if name not in _OWN_OF_RECORD}
-    row |= _truncation(records[Stage.REWARD])
+    row["rollout/refused"] = sum(r.metrics.get("refused", 0.0) for r in records[Stage.ROLLOUT])
+    row |= _counted([r for rs in records.values() for r in rs if r.task.stage in _SCORING])
     for stage, stage_records in records.items():
         row |= stage_metrics(stage, stage_records)
     if evaluation := records.get(Stage.EVALUATE):
@@ -184,8 +194,8 @@ def iteration_row(
     return row
 
 
-def stage_metrics(stage: Stage, records: Sequence[Record]) -> dict[str, float]:
-    """Time, speed and memory of one stage."""
+def stage_metrics(stage: str, records: Sequence[Record]) -> dict[str, float]:
+    """Time, speed and memory of one stage, or of one pool's scores."""
     wall = max(r.ended for r in records) - min(r.started for r in records)
     metrics = {
         f"seconds/{stage}": wall,
@@ -204,14 +214,21 @@ def stage_metrics(stage: Stage, records: Sequence[Record]) -> dict[str, float]:
 def evaluation_metrics(record: Record) -> dict[str, float]:
     found = {name: value for name, value in record.metrics.items() if name.startswith("evaluate/")}
     found["evaluate/response_length"] = record.metrics["response_tokens"] / record.metrics["responses"]
+    if turns := record.metrics.get("turns"):
+        found["evaluate/num_turns"] = turns / record.metrics["responses"]
     return found
 
 
-def _truncation(records: Sequence[Record]) -> dict[str, float]:
+_COUNTED = frozenset({"truncated", "unscored", "late", "unreadable", "retries"})
+"""What scoring counts for a component."""
+
+
+def _counted(records: Sequence[Record]) -> dict[str, float]:
     totals: dict[str, float] = {}
     for record in records:
         for name, value in record.metrics.items():
-            if name.startswith("truncated/"):
-                key = f"reward/{name.removeprefix('truncated/')}/truncated"
+            what, _, component = name.partition("/")
+            if what in _COUNTED:
+                key = f"reward/{component}/{what}"
                 totals[key] = totals.get(key, 0.0) + value
     return totals

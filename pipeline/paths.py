@@ -64,6 +64,10 @@ class RunPaths:
         return self.root / "superseded"
 
     @property
+    def compiled(self) -> Path:
+        return self.root / "cache" / "compiled"
+
+    @property
     def policies(self) -> Path:
         return self.root / "policy"
 
@@ -95,7 +99,7 @@ class RunPaths:
         return self.root / "logs"
 
     def logs(self, task: Task) -> Path:
-        return self.log_root / f"{task.iteration:05d}-{task.stage}"
+        return self.log_root / f"{task.iteration:05d}-{task.purpose}"
 
     def task(self, task: Task) -> "TaskPaths":
         return TaskPaths(self, task)
@@ -116,7 +120,7 @@ class TaskPaths:
     def folder(self) -> Path:
         if self.task.stage is Stage.PREPARE:
             return self.run.data
-        return self.run.iteration(self.task.iteration) / self.task.stage
+        return self.run.iteration(self.task.iteration) / self.task.purpose
 
     @property
     def record(self) -> Path:

@@ -17,11 +17,13 @@ class Plan:
     """0: never."""
     start: int = 0
     """Policy version that the run begins with: 0, the user's model, or of a fork a copy of its parent's."""
+    pools: tuple[str, ...] = ()
+    """Of the reward's components: each has score tasks of its own."""
 
     @staticmethod
     def of(config: Config, start: int = 0) -> "Plan":
         every = config.evaluate.every if config.data.heldout else 0
-        return Plan(config.iterations, config.rollout.num_shards, every, start)
+        return Plan(config.iterations, config.rollout.num_shards, every, start, config.reward.pools)
 
     def tasks(self, iteration: int) -> tuple[Task, ...]:
         """Tasks of one iteration, inputs before what reads them."""
@@ -30,11 +32,21 @@ class Plan:
             return (*first, Task(iteration, Stage.EVALUATE)) if self.evaluates(iteration) else first
         shards = range(self.num_shards)
         stages = [Task(iteration, Stage.ROLLOUT, shard) for shard in shards]
+        stages += [task for pool in self.pools for task in self._scores(iteration, pool)]
         stages += [Task(iteration, Stage.REWARD, shard) for shard in shards]
         stages += [Task(iteration, Stage.UPDATE)]
         if self.evaluates(iteration):
             stages += [Task(iteration, Stage.EVALUATE)]
         return tuple(stages)
+
+    def _scores(self, iteration: int, pool: str) -> list[Task]:
+        return [Task(iteration, Stage.SCORE, shard, pool) for shard in range(self.num_shards)]
+
+    @property
+    def purposes(self) -> tuple[str, ...]:
+        """Those of an iteration's tasks, inputs before what reads them; evaluation stands aside."""
+        scores = (Task(0, Stage.SCORE, pool=pool).purpose for pool in self.pools)
+        return (Stage.ROLLOUT, *scores, Stage.REWARD, Stage.UPDATE)
 
     def all_tasks(self) -> Iterator[Task]:
         for iteration in dict.fromkeys((0, *range(self.start, self.iterations + 1))):
@@ -51,8 +63,11 @@ class Plan:
             return ()
         if task.stage is Stage.ROLLOUT:
             return unique(PREPARE, policy_maker(iteration - 1))
-        if task.stage is Stage.REWARD:
+        if task.stage is Stage.SCORE:
             return (PREPARE, Task(iteration, Stage.ROLLOUT, task.shard))
+        if task.stage is Stage.REWARD:
+            scores = (Task(iteration, Stage.SCORE, task.shard, pool) for pool in self.pools)
+            return (PREPARE, Task(iteration, Stage.ROLLOUT, task.shard), *scores)
         if task.stage is Stage.UPDATE:
             shards = [t for t in self.tasks(iteration) if t.stage.is_sharded]
             return unique(PREPARE, policy_maker(iteration - 1), *shards)

@@ -1,15 +1,25 @@
-"""The user's own Python, named ``module:function``."""
+"""The user's own Python, named ``module:function``, or registered under a name by an installed package.
 
+Imports nothing but the standard library: processes that only call a plug-in import it.
+"""
+
+import difflib
 import importlib
+import importlib.metadata
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.config import Config, RuleConfig
+RULES = "slurm_ppo.rules"
+"""Entry point group of rules."""
 
 
 class PluginError(ValueError):
-    """A plug-in cannot be imported."""
+    """A plug-in cannot be used."""
+
+
+class MissingImport(PluginError):
+    """The plug-in is there, and imports a module that is not."""
 
 
 def make_importable(folder: str) -> None:
@@ -18,23 +28,29 @@ def make_importable(folder: str) -> None:
         sys.path.insert(0, folder)
 
 
-def load_plugin(key: str, name: str) -> Callable[..., Any]:
+def load_plugin(key: str, name: str, group: str | None = None) -> Callable[..., Any]:
     """Import ``name``, which configuration ``key`` gave.
+
+    Args:
+        group: entry point group of names without a module.
 
     Raises:
         PluginError: naming the key and what is missing. Whatever else the module's own code raises is
             passed on.
     """
-    module_name, _, attribute = name.partition(":")
+    target = name if ":" in name or group is None else registered(key, name, group)
+    module_name, _, attribute = target.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
     except ModuleNotFoundError as error:
-        raise PluginError(
+        is_own = f"{module_name}.".startswith(f"{error.name}.")
+        raise (PluginError if is_own else MissingImport)(
             f"{key}={name}: no module {error.name!r}; modules are looked for in the folder that the run "
             "was started in and in PYTHONPATH"
         ) from error
+    try:
+        for part in attribute.split("."):
+            found = getattr(found, part)
     except AttributeError:
         raise PluginError(f"{key}={name}: module {module_name!r} has no {attribute!r}") from None
     if not callable(found):
@@ -43,8 +59,22 @@ def load_plugin(key: str, name: str) -> Callable[..., Any]:
     return function
 
 
-def load_rules(config: Config) -> None:
-    """Import every rule of the configuration, so that a wrong name shows now. Raises PluginError."""
-    for name, component in config.reward.components.items():
-        if isinstance(component, RuleConfig):
-            load_plugin(f"reward.components.{name}.function", component.function)
+def registered(key: str, name: str, group: str) -> str:
+    """``module:function`` that installed packages have registered as ``name``.
+
+    Raises:
+        PluginError: none has, or several differ.
+    """
+    known = importlib.metadata.entry_points(group=group)
+    values = sorted({point.value for point in known if point.name == name})
+    if not values:
+        names = sorted(known.names)
+        close = difflib.get_close_matches(name, names, n=1)
+        raise PluginError(
+            f"{key}={name}: no installed package has a rule of this name; known: {', '.join(names) or 'none'}"
+            + (f" (did you mean {close[0]!r}?)" if close else "")
+            + ", or write module:function"
+        )
+    if len(values) > 1:
+        raise PluginError(f"{key}={name}: means {' and '.join(values)}; write the one that is meant")
+    return values[0]

@@ -1,17 +1,21 @@
 """What a run would do, and whether it can: plan and validate. Runs nothing."""
 
+import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pipeline.config import Config, RewardModelConfig, RuleConfig
+from pipeline.config import Config
 from pipeline.data import PromptError, Prompts, read_prompts, summarize
 from pipeline.modeldirs import has_chat_template
 from pipeline.observe import Records
 from pipeline.paths import RunPaths
 from pipeline.plan import Plan
-from pipeline.plugins import load_rules, make_importable
+from pipeline.plugincheck import Sample, check_engines, check_rules, check_scheduler
+from pipeline.plugins import make_importable
 from pipeline.reconcile import stale_because
+from pipeline.rewardchecks import unknown_field
+from pipeline.rewardconfig import Component, RemoteConfig, RewardModelConfig
 from pipeline.runs import check_is_free
 from pipeline.schemas import reserved_columns
 from pipeline.tasks import Task
@@ -20,8 +24,8 @@ from pipeline.tasks import Task
 def describe_plan(plan: Plan, paths: RunPaths | None) -> str:
     """Every task that would run and why, after counts per stage. ``paths`` of an existing run, or None."""
     reasons = outstanding(plan, paths)
-    counts = Counter(task.stage for task in reasons)
-    total = Counter(task.stage for task in plan.all_tasks())
+    counts = Counter(task.purpose for task in reasons)
+    total = Counter(task.purpose for task in plan.all_tasks())
     lines = [f"{'stage':<10}{'to run':>8}{'done':>8}"]
     lines += [f"{stage:<10}{counts[stage]:>8}{total[stage] - counts[stage]:>8}" for stage in total]
     lines += ["", *(f"{task}: {reason}" for task, reason in reasons.items())]
@@ -62,14 +66,8 @@ def validate_inputs(config: Config, folder: Path | None = None) -> Iterator[str]
     make_importable(str(folder or Path.cwd()))
     yield f"configuration: {config.iterations} iterations of {config.responses_per_iteration} responses"
     yield f"policy: {config.model.policy}, context {config.model.context_length} tokens"
-    for name, component in config.reward.components.items():
-        if isinstance(component, RewardModelConfig):
-            yield f"reward {name}: model {component.path}, weight {component.weight:g}"
-    load_rules(config)
-    for name, component in config.reward.components.items():
-        if isinstance(component, RuleConfig):
-            yield f"reward {name}: rule {component.function}, weight {component.weight:g}"
     num_usable = 0
+    samples = []
     for key, path in (("data.prompts", config.data.prompts), ("data.heldout", config.data.heldout)):
         if path:
             found = read_prompts(
@@ -82,14 +80,52 @@ def validate_inputs(config: Config, folder: Path | None = None) -> Iterator[str]
             yield f"{key}: {len(found.rows)} usable rows in {path}; {summarize(found.rejected)}"
             check_chat(key, path, found, Path(config.model.policy))
             num_usable = num_usable or len(found.rows)
+            samples += [sample_of(f"{key}={path}", found, index) for index in range(len(found.rows))[:1]]
     if num_usable < config.data.prompts_per_iteration:
         raise PromptError(
             f"data.prompts={config.data.prompts} has {num_usable} usable rows, fewer than "
             f"data.prompts_per_iteration={config.data.prompts_per_iteration}"
         )
+    check_rules(config, samples)
+    check_scheduler(config)
+    yield from check_engines(config)
+    for name, component in config.reward.components.items():
+        yield f"reward {name}: {describe_component(component)}, weight {component.weight:g}"
+        yield from remote_warnings(name, component, samples)
     if config.model.trust_remote_code:
         yield "warning: model.trust_remote_code is on, Python code in the model directories will be run"
     yield "ok so far; token lengths are checked by the run's first task"
+
+
+def sample_of(source: str, found: Prompts, index: int) -> Sample:
+    """A row as rules get it, but for the chat template, which only tasks can apply."""
+    row = found.rows[index]
+    text = row.prompt if isinstance(row.prompt, str) else "\n".join(m.content for m in row.prompt)
+    columns = found.columns.slice(index, 1).to_pylist()[0] if found.columns.num_columns else {}
+    return Sample(source, row.prompt_id, text, columns)
+
+
+def describe_component(component: Component) -> str:
+    if isinstance(component, RewardModelConfig):
+        return f"model {component.path}"
+    if isinstance(component, RemoteConfig):
+        return f"{component.api} at {component.url}"
+    return f"rule {component.function}"
+
+
+def remote_warnings(name: str, component: Component, samples: Sequence[Sample]) -> Iterator[str]:
+    """What tasks need and this shell lacks; they may get it elsewhere.
+
+    Raises:
+        PromptError: the judge's message names a column that a prompt file does not have.
+    """
+    if isinstance(component, RemoteConfig):
+        for sample in samples:
+            if why := unknown_field(component, list(sample.columns)):
+                raise PromptError(f"reward.components.{name}.template: {why} ({sample.source})")
+        variable = component.api_key_env
+        if variable and not os.environ.get(variable):
+            yield f"warning: reward.components.{name}.api_key_env={variable}: is not set here; tasks need it"
 
 
 def check_chat(key: str, path: str, found: Prompts, policy: Path) -> None:

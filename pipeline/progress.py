@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, TextIO
 from pipeline.commits import Record
 from pipeline.observe import Frontier, Records
 from pipeline.plan import Plan
-from pipeline.tasks import Stage, Task
+from pipeline.tasks import Task
 from pipeline.views import Row, duration, number
 
 if TYPE_CHECKING:  # a log needs no terminal library
     from rich.progress import Progress, TaskID
-
-_STAGES = (Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE)
 
 
 def watcher_for(stream: TextIO, plan: Plan) -> "Lines | Bars":
@@ -68,12 +66,12 @@ def speed_of(done: Sequence[Record]) -> str:
 
 @dataclass
 class Bars:
-    """A bar per stage: shards done and tokens per second of the current iteration."""
+    """A bar per stage and pool: shards done and tokens per second of the current iteration."""
 
     plan: Plan
     stream: TextIO
     _progress: "Progress" = field(init=False)
-    _bars: dict[Stage, "TaskID"] = field(init=False, default_factory=dict)
+    _bars: dict[str, "TaskID"] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         from rich.console import Console
@@ -87,16 +85,17 @@ class Bars:
         )
         self._progress = Progress(*columns, console=console, transient=True, refresh_per_second=2)
         self._progress.start()
-        for stage in _STAGES:
-            total = self.plan.num_shards if stage.is_sharded else 1
+        first = self.plan.tasks(self.plan.start + 1)
+        for stage in self.plan.purposes:
+            total = sum(task.purpose == stage for task in first)
             self._bars[stage] = self._progress.add_task(stage, total=total, speed="")
 
     def progress(self, frontier: Frontier, records: Records, tasks: tuple[Task, ...]) -> None:
         iteration = max(frontier.updated, self.plan.start) + 1
         if iteration > self.plan.iterations:
             return  # only evaluation is left: the bars stay as the last iteration left them
-        for stage in _STAGES:
-            mine = [task for task in self.plan.tasks(iteration) if task.stage is stage]
+        for stage in self.plan.purposes:
+            mine = [task for task in self.plan.tasks(iteration) if task.purpose == stage]
             done = [records.known[task] for task in mine if task in records.known]
             text = f"{iteration}/{self.plan.iterations} {stage}"
             self._progress.update(

@@ -112,7 +112,14 @@ FREE_KINDS = frozenset({FailureKind.INPUTS, FailureKind.LOST, FailureKind.PREEMP
 """Not the task's fault, or progress: not counted against its budget of attempts."""
 _FREE_FACTOR = 5
 
-URGENCY = {Stage.PREPARE: 0, Stage.UPDATE: 1, Stage.REWARD: 2, Stage.ROLLOUT: 3, Stage.EVALUATE: 3}
+URGENCY = {
+    Stage.PREPARE: 0,
+    Stage.UPDATE: 1,
+    Stage.REWARD: 2,
+    Stage.SCORE: 3,
+    Stage.ROLLOUT: 4,
+    Stage.EVALUATE: 4,
+}
 """What shortens the run most goes first where slots are few. Evaluation holds nothing up: it comes after the
 rollouts that are launched with it, but before those of the next iteration."""
 

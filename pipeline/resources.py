@@ -53,11 +53,17 @@ def bad_nodes(failures: Iterable[Failure]) -> tuple[str, ...]:
     return tuple(bad)
 
 
-def resources_of(config: SlurmConfig, stage: str) -> ResourcesConfig:
-    """A stage's resources with the scheduler's own settings filled in."""
-    given: ResourcesConfig = getattr(config, stage)
+def key_of(purpose: str) -> str:
+    """Of the resources of a stage, a pool's scores or driver jobs: scheduler.reward, scheduler.pools.big."""
+    return f"scheduler.pools.{pool}" if (pool := purpose.partition("-")[2]) else f"scheduler.{purpose}"
+
+
+def resources_of(config: SlurmConfig, purpose: str) -> ResourcesConfig:
+    """Of a stage, a pool's scores or driver jobs, with the scheduler's own settings filled in."""
+    pool = purpose.partition("-")[2]
+    given: ResourcesConfig = config.pools[pool] if pool else getattr(config, purpose)
     # Driver jobs call sbatch, which images for training do not have.
-    container = None if stage == DRIVER else config.container
+    container = None if purpose == DRIVER else config.container
     return dataclasses.replace(
         given,
         account=given.account or config.account,

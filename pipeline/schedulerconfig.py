@@ -13,6 +13,7 @@ from pipeline.configtypes import (
     Line,
     Memory,
     OptionName,
+    PoolName,
     PositiveInt,
     SbatchWord,
     Text,
@@ -55,6 +56,8 @@ class LocalConfig:
     """Update pool."""
     evaluate: LocalStageConfig = LocalStageConfig()
     """Evaluate pool."""
+    pools: dict[PoolName, LocalStageConfig] = Field(default_factory=dict)
+    """Of reward components that name a pool of their own. Default: one slot each."""
     max_attempts: PositiveInt = 3
     """Tries per task and per call of run or resume, before the run stops as failed."""
     time_limit: PositiveInt = 14400
@@ -147,6 +150,8 @@ class SlurmConfig:
     """Evaluate jobs."""
     driver: ResourcesConfig = ResourcesConfig(time="0:15:00")
     """The small jobs that submit what comes next and repair what failed; they need no GPU."""
+    pools: dict[PoolName, ResourcesConfig] = Field(default_factory=dict)
+    """Jobs of the reward components that name a pool, by that name."""
     account: SbatchWord | None = None
     """Account of every job that names none of its own."""
     qos: SbatchWord | None = None

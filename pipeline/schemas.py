@@ -6,7 +6,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.config import Config, RuleConfig
+from pipeline.config import Config
+from pipeline.rewardconfig import RuleConfig
 
 VERSION_KEY = b"slurm_ppo_schema"
 
@@ -20,9 +21,12 @@ class FinishReason(StrEnum):
     """Why a response ended."""
 
     STOP = "stop"
-    """The model wrote a stop token."""
+    """The model wrote a stop token, in the last turn."""
     LENGTH = "length"
-    """max_new_tokens or the context was reached."""
+    """max_new_tokens or the context was reached, or would have been by what was said to the last turn."""
+    REFUSED = "refused"
+    """The model cannot take the prompt, and the response is empty; or it cannot take what was said to one of
+    its turns, and the response ends with that turn."""
 
 
 class SchemaError(ValueError):
@@ -46,7 +50,7 @@ PROMPTS = _versioned(
 """One row per usable prompt; the user's other columns follow."""
 
 ROLLOUT = _versioned(
-    "rollout/1",
+    "rollout/2",
     [
         pa.field("prompt_id", pa.string(), nullable=False),
         # 0 to n - 1 among the samples of a prompt, or GREEDY_SAMPLE.
@@ -61,6 +65,8 @@ ROLLOUT = _versioned(
         pa.field("prompt_text", pa.string(), nullable=False),
         pa.field("prompt_messages", pa.string()),
         pa.field("response_text", pa.string(), nullable=False),
+        # With rollout.multi_turn: what followed the prompt, as JSON like prompt_messages; else null.
+        pa.field("response_messages", pa.string()),
     ],
 )
 """One row per response, those of a prompt side by side; the user's other columns follow."""
@@ -76,6 +82,18 @@ REWARD = _versioned(
     ],
 )
 """The same rows in the same order as the rollout shard; one float32 column per component follows."""
+
+
+SCORE = _versioned(
+    "score/1",
+    [
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("sample_index", pa.int32(), nullable=False),
+    ],
+)
+"""The same rows in the same order as the rollout shard; one float64 column per component of a pool follows:
+in double precision, so that the reward's sum is the same wherever a component was scored.
+"""
 
 
 RESERVED_COLUMNS = frozenset(field.name for schema in (PROMPTS, ROLLOUT, REWARD) for field in schema)
@@ -107,6 +125,12 @@ def component_column(name: str) -> str:
     return f"reward/{name}"
 
 
+def version_of(schema: pa.Schema) -> str:
+    """Name and version of one of these schemas."""
+    version: str = schema.metadata[VERSION_KEY].decode()
+    return version
+
+
 def check_schema(found: pa.Schema, expected: pa.Schema, where: str) -> None:
     """Refuse a table that is not of this version or lacks a column.
 
@@ -114,7 +138,7 @@ def check_schema(found: pa.Schema, expected: pa.Schema, where: str) -> None:
         SchemaError: naming the file, what it is and what was expected.
     """
     version = (found.metadata or {}).get(VERSION_KEY, b"no version").decode()
-    wanted = expected.metadata[VERSION_KEY].decode()
+    wanted = version_of(expected)
     if version != wanted:
         raise SchemaError(f"{where} holds {version}, but this version of slurm-ppo reads {wanted}")
     for field in expected:

@@ -13,19 +13,21 @@ from pathlib import Path
 from pipeline import journal
 from pipeline.advance import LEASE_PATIENCE, Pass, advance_run, follow
 from pipeline.compose import ConfigError
-from pipeline.config import Config, RewardModelConfig
+from pipeline.config import Config
 from pipeline.driver import Outcome, drive
+from pipeline.enginechecks import uses_vllm
 from pipeline.environment import TASK_ENVIRONMENT
 from pipeline.failureblock import failure_block, resume_command
 from pipeline.goback import go_back, parse_point
 from pipeline.lease import hold_patiently
 from pipeline.progress import Bars, Lines, watcher_for
 from pipeline.reconcile import FailureKind, GiveUp
+from pipeline.rewardconfig import RewardModelConfig
 from pipeline.runqueue import cancel_all
 from pipeline.runs import Run, RunError, create_run
-from pipeline.schedulerconfig import LocalConfig, SlurmConfig
+from pipeline.schedulerconfig import LocalConfig, LocalStageConfig, SlurmConfig
 from pipeline.submissions import begin_call, read_control, write_control
-from pipeline.tasks import PREPARE
+from pipeline.tasks import PREPARE, Stage, Task
 from slurm.local import LocalLimits, LocalScheduler
 from slurm.scheduler import Scheduler
 from slurm.submission import Refused, requeue
@@ -200,7 +202,8 @@ def local_scheduler(config: Config) -> LocalScheduler:
     Raises:
         ConfigError: the training libraries are not installed.
     """
-    missing = [name for name in ("torch", "transformers", "deepspeed") if not importlib.util.find_spec(name)]
+    needed = ["torch", "transformers", "deepspeed", *["vllm"] * uses_vllm(config)]
+    missing = [name for name in needed if not importlib.util.find_spec(name)]
     if missing:
         raise ConfigError(
             f"scheduler.kind=local runs tasks on this machine, which lacks {', '.join(missing)}; "
@@ -216,8 +219,11 @@ def local_scheduler(config: Config) -> LocalScheduler:
         "update": given.update.slots,
         "evaluate": given.evaluate.slots,
     }
+    for pool in config.reward.pools:
+        pools[Task(0, Stage.SCORE, pool=pool).purpose] = given.pools.get(pool, LocalStageConfig()).slots
     limits = LocalLimits(given.slots, pools, given.time_limit)
-    return LocalScheduler("stages.runner:main", ["stages.preload", *model_modules(config)], limits)
+    preload = ["stages.preload", *model_modules(config), *["stages.preload_vllm"] * uses_vllm(config)]
+    return LocalScheduler("stages.runner:main", preload, limits)
 
 
 def model_modules(config: Config) -> list[str]:

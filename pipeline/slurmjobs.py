@@ -222,7 +222,7 @@ class SlurmJobs:
     # --- what is to be there -------------------------------------------------------------------------
 
     def launch(self, launches: Sequence[Launch], seen: Observation) -> None:
-        """An array for each stage of each iteration, in the order in which they depend on each other."""
+        """An array for each purpose of each iteration, in the order in which they depend on each other."""
         room, self.refusal = self._room(), None
         try:
             for tasks in in_order(launches):
@@ -277,7 +277,7 @@ class SlurmJobs:
         if not fitting:
             return 0
         first, size = fitting[0], chunk_size_for(self.limits.max_array_size)
-        number = self.ledger.next_number(first.iteration, first.stage)
+        number = self.ledger.next_number(first.iteration, first.purpose)
         # NFS remembers for a while that a folder was not there: so it is there before anybody looks.
         self.run.paths.task(first).folder.mkdir(parents=True, exist_ok=True)
         lessons = self._lessons(fitting)

@@ -11,7 +11,7 @@ from pipeline.observe import Frontier, Records
 from pipeline.runqueue import is_live
 from pipeline.runs import Run
 from pipeline.submissions import Control, Ledger, Submission, is_job_of, read_control
-from pipeline.tasks import PREPARE, Stage, Task
+from pipeline.tasks import PREPARE, Task
 from slurm.commands import SlurmError, SlurmMissing
 from slurm.query import Element, read_queue
 from slurm.states import Phase, SlurmState, UnknownState, phase_of, reason_in_words
@@ -25,10 +25,14 @@ _NO_FAULT = frozenset({SlurmState.COMPLETED, SlurmState.CANCELLED})
 
 @dataclass(frozen=True)
 class StageProgress:
-    """One stage of one iteration. What is neither of the four counts was not submitted, or was cancelled."""
+    """One stage of one iteration, or one pool's scores.
+
+    What is neither of the four counts was not submitted, or was cancelled.
+    """
 
     iteration: int
-    stage: Stage
+    stage: str
+    """A pool's with its name, like ``score-big``."""
     total: int
     done: int
     running: int
@@ -234,15 +238,15 @@ def _ready(sources: Sequence[Task], records: Records) -> float | None:
 
 
 def stages_of(facts: Sequence[TaskFacts], now: float) -> Iterator[StageProgress]:
-    """A line for each stage of each iteration, in the order of the plan. Pure."""
-    groups: dict[tuple[int, Stage], list[TaskFacts]] = {}
+    """A line for each stage (and pool) of each iteration, in the order of the plan. Pure."""
+    groups: dict[tuple[int, str], list[TaskFacts]] = {}
     for fact in facts:
-        groups.setdefault((fact.task.iteration, fact.task.stage), []).append(fact)
+        groups.setdefault((fact.task.iteration, fact.task.purpose), []).append(fact)
     for (iteration, stage), group in groups.items():
         yield progress_of(iteration, stage, group, now)
 
 
-def progress_of(iteration: int, stage: Stage, facts: Sequence[TaskFacts], now: float) -> StageProgress:
+def progress_of(iteration: int, stage: str, facts: Sequence[TaskFacts], now: float) -> StageProgress:
     waiting = [f.element for f in facts if f.is_waiting and f.element]
     running = [f.element for f in facts if f.is_running and f.element]
     waits = [seconds for f in facts if (seconds := f.queue_seconds(now)) is not None]

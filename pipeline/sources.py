@@ -59,6 +59,8 @@ class RejectReason(StrEnum):
     """The prompt has more tokens than fit."""
     NO_TOKENS = "no_tokens"
     """The prompt has no token left after tokenisation."""
+    UNKNOWN_TOKEN = "unknown_token"
+    """The tokenizer gives it an id that the model has no embedding for."""
 
 
 class Unusable(Exception):

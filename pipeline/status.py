@@ -13,8 +13,8 @@ from pipeline.observe import Frontier, Records, find_frontier
 from pipeline.runs import Run, RunError
 from pipeline.schedulerconfig import SlurmConfig
 from pipeline.slurmstatus import SlurmStatus, read_slurm_status, read_state
-from pipeline.statustext import describe_slurm
-from pipeline.tasks import Stage, parse_task
+from pipeline.statustext import describe_slurm, wrapped
+from pipeline.tasks import parse_task
 from pipeline.thinning import in_words, kept_versions
 from pipeline.views import duration
 from slurm.query import NoAccounting
@@ -22,9 +22,9 @@ from slurm.query import NoAccounting
 
 @dataclass(frozen=True)
 class StageStatus:
-    """One stage of the iteration at hand."""
+    """One stage of the iteration at hand, or one pool's scores (``score-big``)."""
 
-    stage: Stage
+    stage: str
     done: int
     total: int
 
@@ -129,12 +129,12 @@ def current_stages(run: Run, frontier: Frontier) -> tuple[StageStatus, ...]:
     records = Records(run.paths)
     tasks = run.plan.tasks(min(frontier.updated + 1, run.plan.iterations))
     records.refresh(tasks)
-    stages = dict.fromkeys(task.stage for task in tasks)
+    stages = dict.fromkeys(task.purpose for task in tasks)
     return tuple(
         StageStatus(
             stage,
-            sum(task in records.known for task in tasks if task.stage is stage),
-            sum(task.stage is stage for task in tasks),
+            sum(task in records.known for task in tasks if task.purpose == stage),
+            sum(task.purpose == stage for task in tasks),
         )
         for stage in stages
     )
@@ -151,7 +151,7 @@ def describe(status: Status) -> str:
         lines += describe_slurm(status.slurm, status.state)
     elif status.state != "complete":
         stages = ", ".join(f"{s.stage} {s.done}/{s.total}" for s in status.current)
-        lines.append(f"at hand: {stages}")
+        lines += wrapped(f"at hand: {stages}")
     if status.kept:
         lines.append(f"kept: iteration {in_words(status.kept)}, and the best policy")
     lines += _last_lines(status)

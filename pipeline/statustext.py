@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from pipeline.slurmstatus import DriverJob, SlurmStatus, StageProgress
-from pipeline.views import MISSING, duration
+from pipeline.views import MISSING, duration, shortened
 
 _WIDTH = 80
 _TITLES = ("iter", "stage", "done", "running", "waiting", "failed", "waited", "ran", "again")
@@ -30,9 +30,9 @@ def _queue_lines(status: SlurmStatus, state: str) -> Iterator[str]:
     if state == "complete":
         return
     if status.unanswered:
-        yield from _wrapped(f"Slurm does not answer, so this is what the disk knows: {status.unanswered}")
+        yield from wrapped(f"Slurm does not answer, so this is what the disk knows: {status.unanswered}")
     elif state == "stopped":
-        yield from _wrapped("nothing of this run is in Slurm's queue, and it is not complete")
+        yield from wrapped("nothing of this run is in Slurm's queue, and it is not complete")
     elif state == "running" or status.jobs_running + status.jobs_waiting:
         yield f"in the queue: {status.jobs_running} running, {status.jobs_waiting} waiting"
     if state == "running":
@@ -49,7 +49,7 @@ def _estimate(finish: float | None) -> str:
 def _cells(stage: StageProgress) -> tuple[str, ...]:
     return (
         str(stage.iteration),
-        stage.stage,
+        shortened(stage.stage, _WIDTHS[1] - 1),
         f"{stage.done}/{stage.total}",
         _count(stage.running),
         _count(stage.waiting),
@@ -75,8 +75,8 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _details(stage: StageProgress) -> list[str]:
-    """Which jobs, where, and why they wait; how often it had to be tried again."""
-    parts = []
+    """Its whole name if it was cut; which jobs, where, and why they wait; how often it was tried again."""
+    parts = [stage.stage] if len(stage.stage) >= _WIDTHS[1] else []
     if stage.jobs:
         parts.append(f"job {_some(stage.jobs)}" + (f" on {_some(stage.nodes)}" if stage.nodes else ""))
     if stage.reason:
@@ -85,7 +85,7 @@ def _details(stage: StageProgress) -> list[str]:
         told = ((stage.resubmitted, "submitted again"), (stage.requeued, "requeued by Slurm"))
         again = " and ".join(f"{number} {words}" for number, words in told if number)
         parts.append(f"{stage.attempts} attempts, {again}")
-    return _wrapped("; ".join(parts), _INDENT) if parts else []
+    return wrapped("; ".join(parts), _INDENT) if parts else []
 
 
 def _some(names: Sequence[str]) -> str:
@@ -97,11 +97,11 @@ def _driver_lines(status: SlurmStatus, state: str) -> Iterator[str]:
     if state != "running":
         return
     if not status.drivers:
-        yield from _wrapped(
+        yield from wrapped(
             "no driver job is in the queue: what is queued will be done, and then nothing follows"
         )
         return
-    yield from _wrapped(f"driver jobs: {', '.join(map(_driver, status.drivers))}", subsequent=_INDENT)
+    yield from wrapped(f"driver jobs: {', '.join(map(_driver, status.drivers))}", subsequent=_INDENT)
 
 
 def _driver(driver: DriverJob) -> str:
@@ -114,7 +114,7 @@ def _driver(driver: DriverJob) -> str:
     )
 
 
-def _wrapped(text: str, indent: str = "", subsequent: str | None = None) -> list[str]:
+def wrapped(text: str, indent: str = "", subsequent: str | None = None) -> list[str]:
     """Lines of 80 columns; words, such as paths, are never broken."""
     return textwrap.wrap(
         text,

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from pipeline.commits import link_once, replace_durably
 from pipeline.paths import RunPaths
 from pipeline.reconcile import Failure, FailureKind
-from pipeline.tasks import Stage, Task
+from pipeline.tasks import PURPOSE_PATTERN, Task, task_of
 from slurm.limits import ClusterLimits, read_limits
 
 DRIVER = "driver"
@@ -28,7 +28,7 @@ GUARD = "guard"
 """The driver job that starts after some time, whatever happens to the others."""
 DRIVERS = frozenset({DRIVER, EVALUATION_DRIVER, GUARD})
 """Purposes of jobs that advance the run; those of all others are stages."""
-_FILE = re.compile(r"([a-z]+)-(\d+)-(\d+)\.json")
+_FILE = re.compile(rf"({PURPOSE_PATTERN})-(\d+)-(\d+)\.json")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Submission:
     """Its job name: unique, so that the job can be found by it."""
     iteration: int
     purpose: str
-    """A stage, or which driver job."""
+    """Of its tasks, or which driver job."""
     number: int
     """Counts the submissions of a stage of an iteration; names the folder of the logs."""
     chunk: int
@@ -87,7 +87,7 @@ class Submission:
         return [int(index) for index in self.elements]
 
     def task(self, index: int) -> Task:
-        return Task(self.iteration, Stage(self.purpose), index + self.chunk * self.chunk_size)
+        return task_of(self.iteration, self.purpose, index + self.chunk * self.chunk_size)
 
     def tasks(self) -> Iterator[tuple[int, Task]]:
         for index in self.indices if self.is_of_stage else ():

@@ -1,7 +1,11 @@
 """The vocabulary of work: stage, task, policy version. Pure values, imported by everything."""
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
+
+PURPOSE_PATTERN = r"[a-z]+(?:-[a-z][a-z0-9_]*)?"
+"""Of a task's purpose, or a driver job's: at most one dash, before a pool's name, and no digit behind it."""
 
 
 class Stage(StrEnum):
@@ -11,8 +15,11 @@ class Stage(StrEnum):
     """Once per run: check and tokenise the prompts, measure reward normalisation."""
     ROLLOUT = "rollout"
     """Generate responses with the current policy."""
+    SCORE = "score"
+    """Score responses with the components of one pool."""
     REWARD = "reward"
-    """Score responses and compute the reference model's log-probabilities."""
+    """Score responses with the other components, sum all of them, and compute the reference's
+    log-probabilities."""
     UPDATE = "update"
     """Train policy and critic on the scored responses."""
     EVALUATE = "evaluate"
@@ -20,8 +27,8 @@ class Stage(StrEnum):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether an iteration has one task of this stage per shard."""
-        return self in (Stage.ROLLOUT, Stage.REWARD)
+        """Whether an iteration has one task of this stage per shard (and pool)."""
+        return self in (Stage.ROLLOUT, Stage.SCORE, Stage.REWARD)
 
 
 @dataclass(frozen=True, order=True)
@@ -31,6 +38,13 @@ class Task:
     iteration: int
     stage: Stage
     shard: int = 0
+    pool: str = ""
+    """Of score: whose components; see ``reward.components.NAME.pool``. Empty in other stages."""
+
+    @property
+    def purpose(self) -> str:
+        """The stage, of a pool with the pool's name, e.g. ``score-big``: names folders, arrays and rows."""
+        return f"{self.stage}-{self.pool}" if self.pool else str(self.stage)
 
     @property
     def file_stem(self) -> str:
@@ -40,7 +54,7 @@ class Task:
         if self.stage is Stage.PREPARE:
             return "prepare"
         shard = f" shard {self.shard}" if self.stage.is_sharded else ""
-        return f"iteration {self.iteration} {self.stage}{shard}"
+        return f"iteration {self.iteration} {self.purpose}{shard}"
 
 
 PREPARE = Task(0, Stage.PREPARE)
@@ -53,12 +67,25 @@ def parse_task(text: str) -> Task:
         ValueError: the text is not a task key.
     """
     try:
-        iteration, stage, shard = text.split("/")
-        return Task(int(iteration), Stage(stage), int(shard))
+        iteration, purpose, shard = text.split("/")
+        return task_of(int(iteration), purpose, int(shard))
     except ValueError as error:
         raise ValueError(f"{text!r} is not a task key such as '7/rollout/3'") from error
 
 
 def task_key(task: Task) -> str:
-    """The task as records and events name it, e.g. ``7/rollout/3``."""
-    return f"{task.iteration}/{task.stage}/{task.shard}"
+    """The task as records and events name it, e.g. ``7/rollout/3`` or ``7/score-big/3``."""
+    return f"{task.iteration}/{task.purpose}/{task.shard}"
+
+
+def task_of(iteration: int, purpose: str, shard: int = 0) -> Task:
+    """The task with this :attr:`Task.purpose`.
+
+    Raises:
+        ValueError: it is none: no such stage, a pool where the stage has none, or none where it has.
+    """
+    name, _, pool = purpose.partition("-")
+    task = Task(iteration, Stage(name), shard, pool)
+    if not re.fullmatch(PURPOSE_PATTERN, purpose) or bool(pool) != (task.stage is Stage.SCORE):
+        raise ValueError(f"{purpose!r} is not a stage such as 'rollout' or 'score-POOL'")
+    return task

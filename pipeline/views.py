@@ -174,6 +174,11 @@ def sparkline(values: Sequence[float | None], width: int = 40) -> str:
     return "".join(" " if m is None else _BLOCKS[round((m - low) / span * 7)] for m in means)
 
 
+def shortened(text: str, width: int) -> str:
+    """The text, or its beginning and an ellipsis where it has more than ``width`` characters."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None and math.isfinite(value)]
     return sum(known) / len(known) if known else None

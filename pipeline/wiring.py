@@ -15,7 +15,7 @@ from pipeline.submissions import DRIVER, EVALUATION_DRIVER
 from pipeline.tasks import Stage, Task
 
 NEVER = "DependencyNeverSatisfied"
-CHAIN = (Stage.PREPARE, Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE)
+CHAIN = (Stage.PREPARE, Stage.ROLLOUT, Stage.SCORE, Stage.REWARD, Stage.UPDATE)
 """Each reads what the one before has made; evaluation stands aside."""
 
 IsCommitted = Callable[[Task], bool]
@@ -82,15 +82,16 @@ def dependency_of(
     arrays = tuple(sorted({c.array for *_, waits_for in elements for c in waits_for}, key=_by_id))
     if not arrays:
         return "", ()
-    if streaming is StreamingDependency.AFTERCORR and len(arrays) == 1 and _correspond(elements):
-        return f"aftercorr:{arrays[0]}", arrays
+    if streaming is StreamingDependency.AFTERCORR and _correspond(elements, arrays):
+        return f"aftercorr:{':'.join(arrays)}", arrays
     return f"afterok:{':'.join(arrays)}", arrays
 
 
-def _correspond(elements: Sequence[tuple[Task, int, tuple[Carrier, ...]]]) -> bool:
-    """Whether each element waits for just the one of the same index."""
+def _correspond(elements: Sequence[tuple[Task, int, tuple[Carrier, ...]]], arrays: Sequence[str]) -> bool:
+    """Whether each element waits for just the one of the same index in every array."""
     return all(
-        task.stage is Stage.REWARD and [c.index for c in waits_for] == [index]
+        task.stage in (Stage.SCORE, Stage.REWARD)
+        and set(waits_for) == {Carrier(array, index) for array in arrays}
         for task, index, waits_for in elements
     )
 

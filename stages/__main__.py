@@ -2,7 +2,7 @@
 
 import sys
 
-from stages.runner import main
-
 if __name__ == "__main__":
+    from stages.runner import main  # not above: worker processes import this module too, and need none of it
+
     sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,8 @@
-"""Prompts as the policy reads them."""
+"""Prompts, and what is said between the policy's turns, as the policy reads them."""
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -17,5 +19,59 @@ def prompt_text(prompt: str | Sequence[Message], tokenizer: PreTrainedTokenizerB
             "data.prompts holds chat messages, but the policy's tokenizer has no chat template; "
             "add chat_template to the tokenizer, or give prompts as plain text"
         )
-    messages = [{"role": m.role, "content": m.content} for m in prompt]
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    return _rendered(as_dicts(prompt), tokenizer, is_answered=False)
+
+
+_ANSWER = "ANSWER"
+_FIXED = [{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": _ANSWER}]
+
+
+def continuation_text(messages: Sequence[Message], end: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text between a turn that the policy has ended and its next one, by the chat template.
+
+    The ids of what the policy wrote stay as they are. To render the whole conversation again would give
+    others: text has more than one tokenisation, and templates leave out parts of earlier turns. So the
+    messages are rendered after a fixed question and answer, and what follows the answer's end is taken.
+
+    Args:
+        end: text of the stop token that the policy's turn ended with. Where the template ends an answer with
+            it, it is not written again.
+
+    Raises:
+        UserError: the template does not go on after an answer where it ends without more messages.
+        jinja2.TemplateError: the template refuses the messages.
+    """
+    ending = _after_answer([], tokenizer)
+    whole = _after_answer(as_dicts(messages), tokenizer)
+    before, found, _ = ending.partition(end)
+    written = before + found if found and not before.strip() else ""
+    if not whole.startswith(written):
+        raise UserError(
+            f"the policy's chat template ends an answer with {written!r}, but not when messages follow; it "
+            "cannot be used for conversations of several turns"
+        )
+    return whole[len(written) :]
+
+
+def _after_answer(messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase) -> str:
+    text = _rendered([*_FIXED, *messages], tokenizer, is_answered=not messages)
+    return text.partition(_ANSWER)[2]
+
+
+def _rendered(messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, is_answered: bool) -> str:
+    text: Any = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=not is_answered)
+    return str(text)
+
+
+def as_dicts(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Chat messages as everybody else writes them."""
+    return [{"role": message.role, "content": message.content} for message in messages]
+
+
+def messages_json(messages: Sequence[Message]) -> str:
+    return json.dumps(as_dicts(messages), ensure_ascii=False)
+
+
+def messages_of(text: str) -> tuple[Message, ...]:
+    """Inverse of :func:`messages_json`."""
+    return tuple(Message(**message) for message in json.loads(text))

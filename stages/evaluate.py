@@ -4,7 +4,7 @@ import statistics as stats
 
 import pyarrow as pa
 
-from pipeline.schemas import GREEDY_SAMPLE, component_column
+from pipeline.schemas import GREEDY_SAMPLE, ROLLOUT, component_column, version_of
 from pipeline.shards import write_shard
 from pipeline.tasks import PREPARE, Task
 from stages.context import Context, Result, UserError
@@ -31,4 +31,4 @@ def run(task: Task, context: Context) -> Result:
     metrics = response_metrics(rows) | {
         f"evaluate/{name}": stats.fmean(scored[name].to_pylist()) for name in kept
     }
-    return Result((output,), rows.num_rows, "rollout/1", task.iteration, metrics)
+    return Result((output,), rows.num_rows, version_of(ROLLOUT), task.iteration, metrics)

@@ -1,6 +1,6 @@
 """Loading Hugging Face models and tokenizers from directories: safetensors only, no hub, no dropout."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,37 @@ DTYPES = {
 def device() -> torch.device:
     """The GPU that was given to this process, or the CPU."""
     return torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
+
+
+def check_gpus_are_seen(environment: Mapping[str, str]) -> None:
+    """That the GPUs which the task was given are there. Which ones it may use is never changed.
+
+    Raises:
+        UserError: none of them is: the stage would compute on the CPU, for days.
+    """
+    given = environment.get("CUDA_VISIBLE_DEVICES", "")
+    is_for_gpus = torch.version.cuda is not None or torch.version.hip is not None
+    if problem := missing_gpus(given, is_for_gpus, torch.cuda.is_available()):
+        raise UserError(problem)
+    if given and not is_for_gpus:
+        print(
+            f"CUDA_VISIBLE_DEVICES={given}, but torch is built for CPUs here: computing on them", flush=True
+        )
+
+
+def missing_gpus(given: str, is_for_gpus: bool, is_any_seen: bool) -> str | None:
+    """What is wrong when a task was given GPUs and sees none.
+
+    Args:
+        given: CUDA_VISIBLE_DEVICES; what Slurm writes where a job has no GPU is not one.
+        is_for_gpus: whether torch is built for any.
+    """
+    if given in ("", "-1", "NoDevFiles") or is_any_seen or not is_for_gpus:
+        return None
+    return (
+        f"CUDA_VISIBLE_DEVICES={given}: none of these GPUs can be used on this node; look at nvidia-smi "
+        "there, and at what the job asked for (scheduler.STAGE.gpus_per_node)"
+    )
 
 
 def load_tokenizer(directory: str | Path, trust_remote_code: bool) -> PreTrainedTokenizerBase:

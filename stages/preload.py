@@ -13,7 +13,7 @@ from stages.runner import prepare_environment
 MODULES = (
     "deepspeed",
     "transformers",
-    *(f"stages.{name}" for name in ("prepare", "rollout", "reward", "update", "evaluate")),
+    *(f"stages.{name}" for name in ("prepare", "rollout", "score", "reward", "update", "evaluate")),
     "stages.engines.transformers",
     # a forked process imports the driver's main module
     "pipeline.cli",

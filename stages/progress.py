@@ -1,4 +1,5 @@
-"""Responses of a task that is not done: saved by one attempt, taken over by the next.
+"""Responses of a task that is not done: saved by one attempt, taken over by the next. Whole ones only: of a
+conversation of several turns all or nothing.
 
 A save is made like a commit, data before record, but under names of the attempt's own: nothing is done by it,
 and nobody has to believe it. What does not verify, or was made from something else, is left out.
@@ -22,12 +23,14 @@ from xxhash import xxh3_128_hexdigest
 
 from pipeline.commits import CorruptData, FileEntry, Record, StaleData, replace_durably
 from pipeline.paths import RunPaths
-from pipeline.schemas import VERSION_KEY, FinishReason, conform
+from pipeline.schemas import VERSION_KEY, FinishReason, conform, version_of
 from pipeline.seeds import derive_seed
 from pipeline.shards import read_shard, write_shard
 from pipeline.tasks import Task
+from stages.chat import messages_json, messages_of
 from stages.context import Context
-from stages.engines.base import Request, Response, Sampling
+from stages.engines.base import Request, Sampling
+from stages.episodes import Episode
 
 SAVE_SECONDS = 300.0
 """Work that is lost at most when a process is killed without a warning, but for the batch at hand."""
@@ -36,12 +39,15 @@ PARTIAL = pa.schema(
     [
         pa.field("request", pa.int32(), nullable=False),
         pa.field("tokens", pa.list_(pa.int32()), nullable=False),
+        pa.field("mask", pa.list_(pa.bool_()), nullable=False),
         pa.field("log_probs", pa.list_(pa.float32()), nullable=False),
         pa.field("finish_reason", pa.string(), nullable=False),
+        pa.field("num_turns", pa.int32(), nullable=False),
+        pa.field("messages", pa.string()),
     ],
-    metadata={VERSION_KEY: b"partial/1"},
+    metadata={VERSION_KEY: b"partial/2"},
 )
-"""One row per finished response: the index of its request, and the response."""
+"""One row per finished response: the index of its request, and the episode; messages as JSON."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ def origin_of(
 class Saved:
     """What one save holds."""
 
-    responses: Mapping[int, Response]
+    responses: Mapping[int, Episode]
     """By the index of the request."""
     compute_seconds: float = 0.0
     """Of model compute, of all attempts that it continues."""
@@ -90,7 +96,7 @@ def merge(saves: Iterable[Saved]) -> Saved:
 
     Attempts continue each other, so the longest time is that of the whole.
     """
-    responses: dict[int, Response] = {}
+    responses: dict[int, Episode] = {}
     seconds = 0.0
     for save in saves:
         responses = {**save.responses, **responses}
@@ -119,22 +125,32 @@ def _read(paths: RunPaths, path: Path, origin: Origin) -> Saved:
     return Saved(from_table(table), record.metrics["compute_seconds"])
 
 
-def to_table(responses: Mapping[int, Response]) -> pa.Table:
+def to_table(responses: Mapping[int, Episode]) -> pa.Table:
     """A row per response, by index."""
     rows = sorted(responses.items())
     columns: dict[str, Any] = {
         "request": [index for index, _ in rows],
-        "tokens": [response.tokens for _, response in rows],
-        "log_probs": [response.log_probs for _, response in rows],
-        "finish_reason": [response.finish_reason for _, response in rows],
+        "tokens": [episode.tokens for _, episode in rows],
+        "mask": [episode.mask for _, episode in rows],
+        "log_probs": [episode.log_probs for _, episode in rows],
+        "finish_reason": [episode.finish_reason for _, episode in rows],
+        "num_turns": [episode.num_turns for _, episode in rows],
+        "messages": [None if e.messages is None else messages_json(e.messages) for _, e in rows],
     }
     return conform(columns, PARTIAL)
 
 
-def from_table(table: pa.Table) -> dict[int, Response]:
+def from_table(table: pa.Table) -> dict[int, Episode]:
     """Inverse of :func:`to_table`, log-probabilities as float32 holds them."""
     return {
-        row["request"]: Response(row["tokens"], row["log_probs"], FinishReason(row["finish_reason"]))
+        row["request"]: Episode(
+            row["tokens"],
+            row["mask"],
+            row["log_probs"],
+            FinishReason(row["finish_reason"]),
+            row["num_turns"],
+            None if row["messages"] is None else messages_of(row["messages"]),
+        )
         for row in table.to_pylist()
     }
 
@@ -170,7 +186,7 @@ class Progress:
     def is_complete(self) -> bool:
         return len(self.responses) == self.total
 
-    def add(self, finished: Mapping[int, Response]) -> None:
+    def add(self, finished: Mapping[int, Episode]) -> None:
         """Take in responses, and save if that is due. Raises OSError when it cannot."""
         self.responses.update(finished)
         if time.monotonic() - self._saved_at >= self._save_every:
@@ -201,7 +217,7 @@ class Progress:
             policy_version=self._origin.policy_version,
             seed=self._origin.seed,
             rows=len(self.responses),
-            schema="partial/1",
+            schema=version_of(PARTIAL),
             started=self._started,
             ended=time.time(),
             host=socket.gethostname(),

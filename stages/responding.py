@@ -10,10 +10,13 @@ from transformers import PreTrainedTokenizerBase
 from pipeline.config import Config
 from pipeline.schemas import GREEDY_SAMPLE, ROLLOUT, FinishReason, conform, extra_columns
 from pipeline.seeds import derive_seed
+from stages.chat import messages_json
 from stages.context import Context, NumericalError
-from stages.engines import engine
+from stages.conversations import Conversations, open_conversations
+from stages.engines import engine, make_generator
 from stages.engines.base import Generator, Request, Response, Sampling
-from stages.models import load_causal_lm, load_tokenizer
+from stages.episodes import Episode
+from stages.models import load_tokenizer
 from stages.progress import SAVE_SECONDS, Progress, origin_of
 from stages.warning import StoppedOnWarning, warned
 
@@ -43,10 +46,14 @@ def respond(
     if warned():  # loading a large model would outlast what is left of the time
         raise StoppedOnWarning(0, 0, len(requests))
     key = (directory, config.rollout)
-    generator: Generator = engine("generator", key, lambda: make_generator(config, str(directory)))
+    name = config.rollout.engine
+    generator: Generator = engine("generator", key, lambda: make_generator(config, str(directory)), name)
     origin = origin_of(context, version, requests, sampling, generator.plan(requests))
     progress = Progress(context, origin, len(requests), save_every)
-    responses = finish(context, progress, generator, requests, sampling)
+    with open_conversations(
+        config, repeated, samples, requests, tokenizer, generator, warned
+    ) as conversations:
+        responses = finish(context, progress, generator, requests, sampling, conversations)
     check_finite(responses, repeated, version)
     return rollout_table(repeated, responses, samples, tokenizer)
 
@@ -72,35 +79,40 @@ def finish(
     generator: Generator,
     requests: Sequence[Request],
     sampling: Sampling,
-) -> list[Response]:
+    conversations: Conversations | None,
+) -> list[Episode]:
     """All responses in the requests' order: those of ``progress``, and the rest, which is generated.
 
     Raises:
         StoppedOnWarning: the process was warned; what is finished is saved.
     """
-    stream = iter(generator.stream(requests, sampling, frozenset(progress.responses), warned))
-    while True:
-        with context.computing():
-            finished = next(stream, None)
-        if finished is None:
-            break
-        progress.add(finished)
+    done = frozenset(progress.responses)
+    to_episode = conversations.episode if conversations else single_turn
+    stream = iter(generator.stream(requests, sampling, done, warned, conversations))
+    try:
+        while True:
+            with context.computing():
+                finished = next(stream, None)
+            if finished is None:
+                break
+            progress.add({index: to_episode(index, response) for index, response in finished.items()})
+    except Exception as error:
+        progress.save()  # whatever broke, what is finished is good for the next attempt
+        if warned():  # an engine's worker processes may have died of the warning
+            raise StoppedOnWarning(progress.num_found, len(progress.responses), progress.total) from error
+        raise
     if not progress.is_complete:
         progress.save()
         raise StoppedOnWarning(progress.num_found, len(progress.responses), progress.total)
     return [progress.responses[i] for i in range(progress.total)]
 
 
-def make_generator(config: Config, directory: str) -> Generator:
-    from stages.engines.transformers import TransformersGenerator
-
-    model = load_causal_lm(
-        directory, config.rollout.precision, config.model.trust_remote_code, config.rollout.device_map
-    )
-    return TransformersGenerator(model, config.rollout.tokens_per_batch)
+def single_turn(index: int, response: Response) -> Episode:
+    """What a conversation of one turn came to."""
+    return Episode.of(response)
 
 
-def check_finite(responses: Sequence[Response], prompts: pa.Table, version: int) -> None:
+def check_finite(responses: Sequence[Episode], prompts: pa.Table, version: int) -> None:
     """Raises NumericalError naming the first prompt with a log-probability that is not finite."""
     for index, response in enumerate(responses):
         if not all(map(math.isfinite, response.log_probs)):
@@ -111,18 +123,21 @@ def check_finite(responses: Sequence[Response], prompts: pa.Table, version: int)
 
 
 def room(config: Config, prompt_tokens: Sequence[int]) -> int:
-    """Tokens a response may have: max_new_tokens or what the context leaves; prepare saw to at least 1."""
+    """Tokens that the first turn may have: what is configured, or what the context leaves; prepare saw to at
+    least 1."""
     assert config.model.context_length is not None
     left = config.model.context_length - len(prompt_tokens)
     assert left >= 1, (
         f"a prompt of {len(prompt_tokens)} tokens leaves no room in {config.model.context_length}"
     )
-    return min(config.rollout.max_new_tokens, left)
+    turns = config.rollout.multi_turn
+    of_turn = turns.max_turn_tokens if turns else None
+    return min(config.rollout.max_new_tokens, left, of_turn or left)
 
 
 def rollout_table(
     prompts: pa.Table,
-    responses: Sequence[Response],
+    responses: Sequence[Episode],
     samples: Sequence[int],
     tokenizer: PreTrainedTokenizerBase,
 ) -> pa.Table:
@@ -134,13 +149,16 @@ def rollout_table(
             "sample_index": [samples[i % len(samples)] for i in range(len(responses))],
             "prompt_tokens": prompts["prompt_tokens"].combine_chunks(),
             "response_tokens": [r.tokens for r in responses],
-            "response_mask": [[True] * len(r.tokens) for r in responses],
+            "response_mask": [r.mask for r in responses],
             "rollout_logprobs": [r.log_probs for r in responses],
             "finish_reason": [r.finish_reason for r in responses],
-            "num_turns": [1] * len(responses),
+            "num_turns": [r.num_turns for r in responses],
             "prompt_text": prompts["prompt_text"].combine_chunks(),
             "prompt_messages": prompts["prompt_messages"].combine_chunks(),
             "response_text": texts,
+            "response_messages": [
+                None if r.messages is None else messages_json(r.messages) for r in responses
+            ],
         },
         ROLLOUT,
         extra=extra_columns(prompts),
@@ -149,11 +167,13 @@ def rollout_table(
 
 def response_metrics(rows: pa.Table) -> dict[str, float]:
     """Counts that add up over shards."""
-    stopped = rows["finish_reason"].to_pylist().count(FinishReason.STOP)
+    reasons = rows["finish_reason"].to_pylist()
     return {
         "responses": float(rows.num_rows),
         "response_tokens": num_tokens(rows),
-        "stopped": float(stopped),
+        "stopped": float(reasons.count(FinishReason.STOP)),
+        "refused": float(reasons.count(FinishReason.REFUSED)),
+        "turns": float(sum(rows["num_turns"].to_pylist())),
     }
 
 

@@ -3,7 +3,7 @@
 from pipeline.algorithmconfig import Estimator
 from pipeline.config import Config
 from pipeline.deal import deal
-from pipeline.schemas import GREEDY_SAMPLE, is_sampled
+from pipeline.schemas import GREEDY_SAMPLE, ROLLOUT, is_sampled, version_of
 from pipeline.shards import write_shard
 from pipeline.tasks import Task
 from stages.context import Context, Result
@@ -38,7 +38,7 @@ def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> Resul
     # The speed is that of every token; all else is of what the policy is trained on.
     metrics = response_metrics(rows.filter(is_sampled(rows))) | {"response_tokens": num_tokens(rows)}
     metrics["epoch"] = float(dealt.epoch)
-    return Result((output,), rows.num_rows, "rollout/1", version, metrics)
+    return Result((output,), rows.num_rows, version_of(ROLLOUT), version, metrics)
 
 
 def samples_of_prompt(config: Config) -> tuple[int, ...]:

@@ -82,10 +82,11 @@ def parse(argv: Sequence[str]) -> Arguments:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--iteration", type=int, default=0)
     parser.add_argument("--shard", type=int, default=0)
+    parser.add_argument("--pool", default="", help="of score: whose components")
     parser.add_argument("--attempt", default=f"0-{os.urandom(4).hex()}", help="id of this attempt")
     parser.add_argument("--failure-file", type=Path, help="where to say why the attempt failed")
     given = parser.parse_args(argv)
-    task = Task(given.iteration, Stage(given.stage), given.shard)
+    task = Task(given.iteration, Stage(given.stage), given.shard, given.pool)
     return Arguments(task, given.run_dir, given.attempt, given.failure_file)
 
 
@@ -110,10 +111,19 @@ def execute(arguments: Arguments) -> None:
     if read_record(run.paths, arguments.task) is not None:
         print(f"{arguments.task} is committed already; nothing to do", flush=True)
         return
+    from stages.engines import engines_closed
+
+    with engines_closed():
+        compute_and_commit(run, arguments, started)
+
+
+def compute_and_commit(run: Run, arguments: Arguments, started: float) -> None:
     from stages.context import Context
+    from stages.models import check_gpus_are_seen
 
     context = Context(run.paths, run.config, arguments.task, arguments.attempt)
     seed = set_up_torch(run.config, arguments.task)
+    check_gpus_are_seen(os.environ)
     result = importlib.import_module(f"stages.{arguments.task.stage}").run(arguments.task, context)
     if result is None:  # another rank has it, and publishes
         return
@@ -146,7 +156,8 @@ def check_is_planned(run: Run, task: Task) -> None:
     if not 0 <= task.iteration <= plan.iterations or task not in plan.tasks(task.iteration):
         raise RunError(
             f"{run.paths.root} has no {task}: it has iterations {plan.start + 1} to {plan.iterations} of "
-            f"shards 0 to {plan.num_shards - 1}, and evaluates iterations {list(plan.evaluations())}"
+            f"shards 0 to {plan.num_shards - 1}, and evaluates iterations {list(plan.evaluations())}; pools: "
+            f"{', '.join(plan.pools) or 'none'}"
         )
 
 
@@ -166,11 +177,13 @@ def set_up_torch(config: Config, task: Task) -> int:
     sections: Mapping[Stage, int] = {
         Stage.PREPARE: config.reward.num_threads,
         Stage.ROLLOUT: config.rollout.num_threads,
+        Stage.SCORE: config.reward.num_threads,
         Stage.REWARD: config.reward.num_threads,
         Stage.UPDATE: config.update.num_threads,
         Stage.EVALUATE: config.evaluate.num_threads,
     }
-    seed = derive_seed(config.seed, task.iteration, task.stage, task.shard)
+    names = (task.stage, task.pool) if task.pool else (task.stage,)
+    seed = derive_seed(config.seed, task.iteration, *names, task.shard)
     torch.set_num_threads(sections[task.stage])
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True, warn_only=True)

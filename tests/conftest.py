@@ -15,7 +15,29 @@ if TYPE_CHECKING:
     from stages.ppo.training import Learner
 
 ROOT = Path(__file__).parent.parent
+SLOW_FILES = (
+    "cluster/test_vllm.py",
+    "test_quickstart.py",
+    "cluster/test_faults.py",
+    "cluster/test_run.py",
+    "test_engine_contract.py",
+    "test_remote_vllm.py",
+    "cluster/test_pools.py",
+    "cluster/test_devcluster.py",
+    "cluster/test_people.py",
+    "test_calculator.py",
+    "test_wheel.py",
+    "test_pools.py",
+    "test_invariance.py",
+    "test_kill.py",
+)
+"""Minutes each, most of them few long tests: begun first, lest one worker is left with them at the end."""
 Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {str(ROOT / "tests" / name): rank for rank, name in enumerate(SLOW_FILES)}
+    items.sort(key=lambda item: ranks.get(str(item.path), len(ranks)))
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -59,11 +59,13 @@ def experience(
     with_kl: bool = True,
     rewards: list[float] | None = None,
     greedy: bool = False,
+    refused: Collection[int] = (),
 ) -> Experience:
     """Ragged rows of random tokens in shards of four; with holes, the middle third of each response is an
-    observation; with greedy, the last sample of each prompt is what ReMax compares with."""
+    observation; with greedy, the last sample of each prompt is what ReMax compares with; rows that are
+    refused have no response, and prompts of tokens that no model has."""
     draw = torch.Generator().manual_seed(3)
-    lengths = [(1 + (5 * i) % 11, 3 + (7 * i) % 10) for i in range(rows)]
+    lengths = [(1 + (5 * i) % 11, 0 if i in refused else 3 + (7 * i) % 10) for i in range(rows)]
     tokens = [torch.randint(2, 258, (p + r,), generator=draw).tolist() for p, r in lengths]
     noise = [(torch.randn(r, generator=draw) / 3 - 5).tolist() for _, r in lengths]
     masks = [[not holes or not r // 3 <= t < 2 * r // 3 for t in range(r)] for _, r in lengths]
@@ -75,15 +77,21 @@ def experience(
     }
     rollout = {
         **ids,
-        "prompt_tokens": [t[:p] for t, (p, _) in zip(tokens, lengths, strict=True)],
+        "prompt_tokens": [
+            [10**6] * p if i in refused else t[:p]
+            for i, (t, (p, _)) in enumerate(zip(tokens, lengths, strict=True))
+        ],
         "response_tokens": [t[p:] for t, (p, _) in zip(tokens, lengths, strict=True)],
         "response_mask": masks,
         "rollout_logprobs": noise,
-        "finish_reason": ["length" if i % 4 == 3 else "stop" for i in range(rows)],
-        "num_turns": [1] * rows,
+        "finish_reason": [
+            "refused" if i in refused else "length" if i % 4 == 3 else "stop" for i in range(rows)
+        ],
+        "num_turns": [int(i not in refused) for i in range(rows)],
         "prompt_text": [""] * rows,
         "prompt_messages": [None] * rows,
         "response_text": [""] * rows,
+        "response_messages": [None] * rows,
     }
     scores = rewards or torch.randn(rows, generator=draw).tolist()
     reward = {**ids, "reward": scores, "reference_logprobs": noise if with_kl else pa.nulls(rows)}

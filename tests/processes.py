@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -49,7 +49,8 @@ def stage_arguments(run: Run | Path, stage: str, iteration: int = 0, shard: int 
 
 def start_stage(arguments: Sequence[str], log: Path, cwd: Path = ROOT) -> Any:
     """Begin ``python -m stages ARGUMENTS`` in a fork; its output goes to ``log``."""
-    process = fork_server().Process(target=_main, args=(list(arguments), str(log), str(cwd)))
+    given = (list(arguments), str(log), str(cwd), dict(os.environ))  # the server's is older
+    process = fork_server().Process(target=_main, args=given)
     process.start()
     return process
 
@@ -87,9 +88,10 @@ def in_process_of_its_own(function: Callable[..., None], *arguments: object) -> 
     return process.exitcode
 
 
-def _main(arguments: list[str], log: str, cwd: str) -> None:
+def _main(arguments: list[str], log: str, cwd: str, environment: Mapping[str, str] = os.environ) -> None:
     from stages.runner import main
 
+    os.environ.update(environment)
     os.chdir(cwd)
     with Path(log).open("w", buffering=1) as file:
         os.dup2(file.fileno(), 1)

@@ -43,15 +43,19 @@ def worlds(tmp_path, monkeypatch, clock):
 
 
 def test_undisturbed_a_run_needs_one_array_for_each_stage_and_one_driver_for_each_iteration(worlds):
+    pools = set()
     for world in worlds(10, Luck()):
         live_to_the_end(world)
         assert (world.guards, world.early) == (0, 0)
         plan, chunks = world.run.plan, -(-world.run.plan.num_shards // world.array_size)
         counts = Counter(s.purpose for s in submissions_of(world.run, 1))
-        assert counts["rollout"] == counts["reward"] == chunks * plan.iterations
+        for purpose in set(plan.purposes) - {"update"}:
+            assert counts[purpose] == chunks * plan.iterations
         assert counts["update"] == counts["driver"] == plan.iterations
         assert counts["evaluate"] == counts["evaldriver"] == len(plan.evaluations())
         assert (counts["prepare"], counts["guard"]) == (1, 2)
+        pools.add(len(plan.pools))
+    assert pools == {0, 1, 2}
 
 
 MISFORTUNES = {

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -233,7 +234,9 @@ def test_missing_cut_and_changed_files_are_named(tmp_path):
 names = st.text("abcXYZ019._-", min_size=1, max_size=12)
 entries = st.builds(FileEntry, names, st.integers(0, 2**60), names)
 numbers = st.floats(allow_nan=False)
-tasks = st.builds(Task, st.integers(0, 10**6), st.sampled_from(Stage), st.integers(0, 10**5))
+tasks = st.builds(Task, st.integers(0, 10**6), st.sampled_from(Stage), st.integers(0, 10**5)).map(
+    lambda task: replace(task, pool="big" if task.stage is Stage.SCORE else "")
+)
 records = st.builds(
     Record,
     task=tasks,

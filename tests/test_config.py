@@ -40,7 +40,7 @@ MISTAKES = [
     ("reward.components.rm.wieght=2", ["reward.components.rm.wieght", "did you mean 'weight'"]),
     ("reward.components.x={kind:rule}", ["reward.components.x.function", "must be given"]),
     ("reward.components.x={path:a}", ["reward.components.x", "kind=model", "kind=rule"]),
-    ("reward.components.x={kind:human}", ["reward.components.x", "human", "'model', 'rule'"]),
+    ("reward.components.x={kind:human}", ["reward.components.x", "human", "model, rule, remote"]),
     ("model.policy.path=x", ["model.policy.path", "model.policy="]),
     ("seed=many", ["seed", "'many'", "valid integer"]),
     ("seed=1.5", ["seed", "1.5", "valid integer"]),
@@ -64,11 +64,11 @@ MISTAKES = [
     ("data.prompts=''", ["data.prompts", "''", "at least 1 character"]),
     ("name='a b'", ["name", "'a b'", "letters, digits"]),
     ("reward.components.rm.weight=null", ["reward.components.rm.weight", "None", "valid number"]),
-    ("rollout.engine=vlm", ["rollout.engine", "'vlm'", "'transformers'"]),
+    ("rollout.engine=vlm", ["rollout.engine", "'vlm'", "transformers, vllm, or module:function"]),
     ("rollout=vllmm", ["rollout=vllmm", "no such option", "transformers"]),
     ("update=zero4", ["update=zero4", "cpu, ", "did you mean 'zero"]),
     ("tracking=null", ["tracking=None", "none, wandb"]),
-    ("reward=[model,rule]", ["reward=", "legal: model, rule"]),
+    ("reward=[model,rule]", ["reward=", "legal: model, remote, rule"]),
     ("experimnt=quickstart", ["experimnt", "did you mean 'experiment'"]),
     ("model=llama", ["model", "model.KEY=VALUE"]),
     ("~update.epochs", ["~update.epochs", "cannot be deleted", "another value"]),
@@ -127,7 +127,7 @@ SLURM_MISTAKES = [
     ("scheduler.horizont=3", ["scheduler.horizont", "did you mean 'horizon'"]),
     ("scheduler.slots=3", ["scheduler.slots", "unknown key 'slots'", "legal: account"]),
     ("scheduler.reward.slots=3", ["scheduler.reward.slots", "unknown key 'slots'", "partition"]),
-    ("scheduler.reward=rm", ["scheduler.reward", "'rm'", "dictionary"]),
+    ("scheduler.reward=rm", ["scheduler.reward", "'rm'", "holds several keys", "partition"]),
     ("scheduler.kind=pbs", ["scheduler", "'pbs'", "'local', 'slurm'"]),
     ("scheduler=slurmm", ["scheduler=slurmm", "did you mean 'slurm'"]),
     ("scheduler.reward.gpus_per_node=a100", ["gpus_per_node", "'a100'", "a100:4"]),
@@ -239,7 +239,7 @@ def test_what_must_be_given_is_listed(tmp_path):
 
 def test_a_run_without_a_reward_is_told_the_choices(inputs, tmp_path):
     overrides = [text for text in tiny.overrides(inputs, tmp_path) if not text.startswith("reward")]
-    with pytest.raises(ConfigError, match=r"reward.components: .*reward=model, reward=rule"):
+    with pytest.raises(ConfigError, match=r"reward.components: .*reward=model, reward=remote, reward=rule"):
         compose(overrides)
 
 
@@ -325,7 +325,7 @@ def test_every_packaged_option_composes(inputs, tmp_path, group, option):
     overrides = [text for text in tiny.overrides(inputs, tmp_path / "run") if not text.startswith("tracking")]
     if group == "reward":
         overrides = [text for text in overrides if not text.startswith("reward")]
-        fill = {"model": "rm.path=x", "rule": "rule.function=a:b"}
+        fill = {"model": "rm.path=x", "rule": "rule.function=a:b", "remote": "remote.url=http://a/b"}
         overrides += [f"reward.components.{fill[option]}"] if option in fill else []
     compose([*overrides, f"{group}={option}"])
 

@@ -166,12 +166,12 @@ def test_greedy_and_sampled_rows_of_one_batch_are_what_each_is_alone(model):
     assert all(s.tokens != g.tokens for s, g in zip(sampled, greedy, strict=True))
 
 
-def test_log_probabilities_of_greedy_tokens_are_tempered_like_all(generator, model):
+def test_log_probabilities_of_greedy_tokens_are_those_at_temperature_1(generator, model):
     prompt = prompts(4)[3]
     for temperature in (0.5, 1.0, 2.0):
         request = Request(prompt, 1, greedy=True)
         (response,) = generator.generate([request], Sampling(temperature, top_p=0.1, top_k=1))
-        likeliest = next_token_probabilities(model, prompt, temperature).max().log()
+        likeliest = next_token_probabilities(model, prompt).max().log()
         assert response.log_probs[0] == pytest.approx(float(likeliest), abs=1e-4)
 
 

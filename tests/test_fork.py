@@ -32,11 +32,12 @@ from pipeline.tracking import is_behind
 
 SECTIONS = ("policy", "critic", "trainer")
 forks = st.builds(
-    lambda start, more, shards, every: Plan(start + more, shards, every, start),
+    lambda start, more, shards, every, pools: Plan(start + more, shards, every, start, pools),
     st.integers(1, 7),
     st.integers(1, 6),
     st.integers(1, 3),
     st.integers(0, 5),
+    st.sampled_from([(), ("big", "b_2")]),
 )
 
 # --- the plan of a fork ---
@@ -44,7 +45,7 @@ forks = st.builds(
 
 @given(forks)
 def test_a_fork_has_the_later_tasks_of_its_parent_and_prepares_anew(plan):
-    fresh = Plan(plan.iterations, plan.num_shards, plan.evaluate_every)
+    fresh = replace(plan, start=0)
     later = {task for task in fresh.all_tasks() if task.iteration > plan.start}
     first = {Task(plan.start, Stage.EVALUATE)} if plan.evaluate_every else set()
     assert set(plan.all_tasks()) == {PREPARE} | later | first

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,13 @@ from pipeline.status import read_status
 from pipeline.tasks import Stage
 
 STAGES = [Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE, Stage.EVALUATE]
-plans = st.builds(Plan, st.integers(1, 6), st.integers(1, 3), st.integers(0, 4))
+plans = st.builds(
+    Plan,
+    st.integers(1, 6),
+    st.integers(1, 3),
+    st.integers(0, 4),
+    pools=st.sampled_from([(), ("big", "b_2")]),
+)
 
 
 @pytest.fixture
@@ -41,17 +48,26 @@ def policy_bytes(run: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (run / "policy" / "00002").iterdir()}
 
 
-@given(plans, st.sampled_from(STAGES[:3]), st.data())
-def test_what_is_superseded_is_all_that_depends_on_the_point(plan, stage, data):
+@given(plans, st.data())
+def test_what_is_superseded_is_all_that_depends_on_the_point(plan, data):
+    points = [Point(stage, None) for stage in STAGES[:3]]
+    points += [Point(Stage.SCORE, None, pool) for pool in ("", *plan.pools) if plan.pools]
+    point = data.draw(st.sampled_from(points))
     at_hand = data.draw(st.integers(1, plan.iterations))
     iteration = data.draw(st.integers(1, at_hand))
-    tasks = superseded(plan, Point(stage, iteration), at_hand)
-    taken = {task for task in plan.all_tasks() if task.iteration == iteration and task.stage is stage}
+    tasks = superseded(plan, replace(point, iteration=iteration), at_hand)
+    taken = {
+        task
+        for task in plan.all_tasks()
+        if (task.iteration, task.stage) == (iteration, point.stage) and point.pool in ("", task.pool)
+    }
     for task in plan.all_tasks():  # in an order in which inputs come first
         if task.iteration <= at_hand and any(source in taken for source in plan.inputs(task)):
             taken.add(task)
     assert taken <= set(tasks)
     assert all(task.iteration >= iteration for task in tasks)
+    mine = {task.pool for task in tasks if (task.iteration, task.stage) == (iteration, Stage.SCORE)}
+    assert mine <= ({point.pool} if point.pool else set(plan.pools))
     assert len(set(tasks)) == len(tasks)
     order = {task: number for number, task in enumerate(plan.all_tasks())}
     assert [order[task] for task in tasks] == sorted((order[task] for task in tasks), reverse=True)

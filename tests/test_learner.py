@@ -17,7 +17,7 @@ from learning import (
 from processes import make_run, stage
 from safetensors.torch import load_file, save_file
 
-from pipeline.algorithmconfig import Estimator, LossAggregation
+from pipeline.algorithmconfig import GROUP_ESTIMATORS, Estimator, LossAggregation
 from pipeline.commits import read_record
 from pipeline.tasks import Stage, Task
 from pipeline.updateconfig import Precision
@@ -101,14 +101,46 @@ def test_a_row_of_nothing_but_observations_teaches_nothing(make):
     assert difference(weights(learner), weights(other)) == 0
 
 
-def test_a_mini_batch_of_nothing_but_observations_is_a_clear_error(make):
+def test_an_iteration_of_nothing_but_observations_is_a_clear_error(make):
+    given = experience()
+    nothing = dataclasses.replace(given, mask=torch.zeros_like(given.mask))
+    with pytest.raises(NoValidTokens, match="none of the 8 responses has a token that the policy wrote"):
+        updated(make(), nothing)
+
+
+def test_rows_that_the_policy_wrote_nothing_in_are_in_no_mini_batch(make):
     given = experience()
     learner = make("algorithm.whiten_advantages=false")
     rows = split_epoch(learner.config, given, 1, 0)[0].rows
     mask = given.mask.clone()
     mask[list(rows)] = False
-    with pytest.raises(NoValidTokens, match="none of the 4 responses has a token that the policy wrote"):
-        updated(learner, dataclasses.replace(given, mask=mask))
+    given = dataclasses.replace(given, mask=mask)
+    dealt = [list(batch.rows) for batch in split_epoch(learner.config, given, 1, 0)]
+    assert sorted(i for batch in dealt for i in batch) == sorted(set(range(8)) - set(rows))
+    assert [len(batch) for batch in dealt] == [2, 2]
+    assert all(math.isfinite(value) for value in metrics_of(learner, given).values())
+
+
+@pytest.mark.parametrize("packed", ["true", "false"])
+@pytest.mark.parametrize("estimator", list(Estimator))
+def test_a_prompt_that_the_engine_refused_goes_through_no_model_and_counts_as_a_row(make, estimator, packed):
+    """Its tokens may be none that the models have; every sample of it is refused."""
+    greedy = estimator is Estimator.REMAX
+    samples = 2 if greedy or estimator in GROUP_ESTIMATORS else 1
+    learner = make(
+        f"algorithm.estimator={estimator}",
+        f"rollout.samples_per_prompt={1 if greedy else samples}",
+        "data.prompts_per_iteration=4",
+        f"update.remove_padding={packed}",
+    )
+    given = experience(rows=8, samples=samples, greedy=greedy, refused=range(2 * samples, 3 * samples))
+    before = weights(learner)
+    metrics = metrics_of(learner, given)
+    assert difference(before, weights(learner)) > 1e-4
+    assert {name for name, value in metrics.items() if not math.isfinite(value)} == set()
+    refused = (1 if greedy else samples) / len(given)
+    assert metrics["finish_reason/refused"] == refused
+    assert metrics["response_length/min"] == 0
 
 
 def test_the_reward_lies_on_the_last_token_of_the_policy(make):

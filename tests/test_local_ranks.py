@@ -61,7 +61,8 @@ def writers(log: Path) -> list[int]:
 
 
 def update_logs(run_dir: Path) -> list[Log]:
-    return find_logs(load_run(run_dir).paths, parse_choice("update", 1))
+    run = load_run(run_dir)
+    return find_logs(run.paths, parse_choice("update", run.plan))
 
 
 def test_both_ranks_take_part_and_have_logs_of_their_own(undisturbed):

@@ -13,11 +13,14 @@ from pipeline.failureblock import describe_failure, render_block, state_in_words
 from pipeline.lease import hold
 from pipeline.logs import Choice, Follower, Log, Reader, describe_failed, find_logs, parse_choice
 from pipeline.paths import RunPaths
+from pipeline.plan import Plan
 from pipeline.reconcile import Failure, FailureKind
 from pipeline.runs import RunError, load_run
 from pipeline.tasks import Stage, Task
 from slurm.query import Element
 from slurm.states import SlurmState
+
+PLAN = Plan(iterations=2, num_shards=4, evaluate_every=0)
 
 
 @pytest.fixture
@@ -62,7 +65,7 @@ def test_logs_have_short_names(paths):
     ],
 )
 def test_a_choice_of_logs(paths, text, found):
-    assert names(find_logs(paths, parse_choice(text, 2))) == found
+    assert names(find_logs(paths, parse_choice(text, PLAN))) == found
 
 
 def test_older_iterations_are_left_out_when_following(paths):
@@ -75,7 +78,7 @@ def test_older_iterations_are_left_out_when_following(paths):
 )
 def test_what_is_no_stage_is_refused_with_what_is(text, said):
     with pytest.raises(RunError, match=said):
-        parse_choice(text, 2)
+        parse_choice(text, PLAN)
 
 
 # --- what failed ---

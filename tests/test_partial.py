@@ -19,6 +19,7 @@ import torch
 from processes import ROOT, fork_server, in_process_of_its_own, make_run, stage, stage_arguments, start_stage
 
 from pipeline.commits import read_record
+from pipeline.data import Message
 from pipeline.observe import move_into, sweep
 from pipeline.runs import Run, load_run
 from pipeline.schemas import FinishReason
@@ -27,6 +28,7 @@ from pipeline.updateconfig import Precision
 from stages.context import Context
 from stages.engines.base import Request, Response, Sampling
 from stages.engines.transformers import TransformersGenerator
+from stages.episodes import BEFORE_THE_FIRST_TURN, Episode
 from stages.models import load_causal_lm
 from stages.progress import Origin, Progress, Saved, from_table, load, merge, origin_of, to_table
 from stages.warning import StoppedOnWarning
@@ -315,13 +317,19 @@ def out_of_space(descriptor: int) -> None:
 # saves without a model
 
 
-def some(indices: range | list[int], length: int = 3) -> dict[int, Response]:
-    return {
-        i: Response(
-            [i + 2] * length, [-0.5 * i] * length, FinishReason.STOP if i % 2 else FinishReason.LENGTH
-        )
-        for i in indices
-    }
+def some(indices: range | list[int], length: int = 3) -> dict[int, Episode]:
+    """Some of one turn, some of several."""
+    return {i: conversation(i, length) if i % 3 == 0 else Episode.of(response(i, length)) for i in indices}
+
+
+def response(i: int, length: int) -> Response:
+    reason = FinishReason.STOP if i % 2 else FinishReason.LENGTH
+    return Response([i + 2] * length, [-0.5 * i] * length, reason)
+
+
+def conversation(i: int, length: int) -> Episode:
+    begun = BEFORE_THE_FIRST_TURN.with_turn(response(i, length), "ä")
+    return begun.with_answer([9, 9], [Message("tool", '"quoted"\n')]).with_turn(response(i, 1), "\U0001f642")
 
 
 def origin(**others: Any) -> Origin:

@@ -1,6 +1,7 @@
 """The plan: what a run consists of, as a pure function of four numbers."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,8 +10,17 @@ from hypothesis import strategies as st
 from pipeline.plan import Plan, policy_maker
 from pipeline.tasks import PREPARE, Stage, Task, parse_task, task_key
 
-plans = st.builds(Plan, st.integers(1, 9), st.integers(1, 5), st.integers(0, 11))
-everything = st.builds(Task, st.integers(0, 10**6), st.sampled_from(Stage), st.integers(0, 10**5))
+POOLS = ("big", "b_2")
+plans = st.builds(
+    Plan,
+    st.integers(1, 9),
+    st.integers(1, 5),
+    st.integers(0, 11),
+    pools=st.sampled_from([(), POOLS[:1], POOLS]),
+)
+everything = st.builds(Task, st.integers(0, 10**6), st.sampled_from(Stage), st.integers(0, 10**5)).map(
+    lambda task: replace(task, pool="big" if task.stage is Stage.SCORE else "")
+)
 
 
 def test_one_iteration_of_two_shards_reads_like_the_diagram():
@@ -23,6 +33,30 @@ def test_one_iteration_of_two_shards_reads_like_the_diagram():
         "iteration 1 reward shard 1",
         "iteration 1 update",
     ]
+
+
+def test_with_pools_each_has_a_task_per_shard_between_rollout_and_reward():
+    plan = Plan(iterations=1, num_shards=2, evaluate_every=0, pools=POOLS)
+    assert [str(task) for task in plan.tasks(1)] == [
+        "iteration 1 rollout shard 0",
+        "iteration 1 rollout shard 1",
+        "iteration 1 score-big shard 0",
+        "iteration 1 score-big shard 1",
+        "iteration 1 score-b_2 shard 0",
+        "iteration 1 score-b_2 shard 1",
+        "iteration 1 reward shard 0",
+        "iteration 1 reward shard 1",
+        "iteration 1 update",
+    ]
+    rollout, *scores = Task(1, Stage.ROLLOUT, 1), *(Task(1, Stage.SCORE, 1, pool) for pool in POOLS)
+    assert [plan.inputs(task) for task in scores] == [(PREPARE, rollout)] * 2
+    assert plan.inputs(Task(1, Stage.REWARD, 1)) == (PREPARE, rollout, *scores)
+
+
+@given(plans)
+def test_the_purposes_of_a_plan_are_those_of_its_tasks_in_their_order(plan):
+    found = dict.fromkeys(task.purpose for task in plan.tasks(1) if task.stage is not Stage.EVALUATE)
+    assert tuple(found) == plan.purposes
 
 
 def test_a_reward_task_reads_its_own_rollout_shard_only():
@@ -130,7 +164,9 @@ def test_task_keys_come_back(task):
     assert parse_task(task_key(task)) == task
 
 
-@pytest.mark.parametrize("text", ["", "7", "7/rollout", "7/rollout/3/4", "x/rollout/3", "7/roll/3"])
+@pytest.mark.parametrize(
+    "text", ["", "7", "7/rollout", "7/rollout/3/4", "x/rollout/3", "7/roll/3", "7/score/3", "7/reward-big/3"]
+)
 def test_what_is_no_task_key_is_refused(text):
     with pytest.raises(ValueError, match="is not a task key such as '7/rollout/3'"):
         parse_task(text)

@@ -151,11 +151,21 @@ def test_chat_messages_without_a_template_stop_the_run(inputs, tmp_path):
     assert "tokenizer has no chat template" in done.log
 
 
-def test_a_tokenizer_with_ids_beyond_the_models_vocabulary_stops_the_run(inputs, tmp_path):
+def test_a_prompt_with_an_id_beyond_the_models_vocabulary_is_left_out(inputs, tmp_path):
     policy = policy_with(inputs, tmp_path / "policy", added="<extra>")
-    _, done = prepared(inputs, tmp_path, [{"id": "a", "prompt": "an <extra> word"}], f"model.policy={policy}")
+    run, done = prepared(
+        inputs, tmp_path, [{"id": "a", "prompt": "an <extra> word"}], f"model.policy={policy}"
+    )
+    assert done.code == 0, done.log
+    assert listed(run) == {"a": "unknown_token"}
+
+
+def test_a_tokenizer_that_is_not_the_models_own_stops_the_run(inputs, tmp_path):
+    policy = policy_with(inputs, tmp_path / "policy", added="<extra>")
+    rows = [{"id": f"a{i}", "prompt": f"an <extra> word {i}"} for i in range(9)]
+    _, done = prepared(inputs, tmp_path, rows, f"model.policy={policy}")
     assert done.code == 2
-    assert "its tokenizer gives id 258, but the model has 258 embeddings" in done.log
+    assert "in 9 prompts its tokenizer gives ids that the model has no embedding for" in done.log
 
 
 def test_heldout_prompts_are_prepared_too(inputs, tmp_path):
@@ -248,3 +258,34 @@ def test_preparing_twice_gives_the_same_prompts(inputs, tmp_path):
         record = read_record(run.paths, PREPARE)
         tables.append([(entry.bytes, entry.xxh3_128) for entry in record.outputs if ".arrow" in entry.path])
     assert tables[0] == tables[1]
+
+
+LONG = [{"id": "long", "prompt": "-" * 40 + "the end of a long one"}, {"id": "empty", "prompt": ""}]
+
+
+def test_a_prompt_that_is_too_long_can_be_truncated_on_the_left(inputs, tmp_path):
+    more = ("data.max_prompt_tokens=21", "data.long_prompts=truncate")
+    run, done = prepared(inputs, tmp_path, LONG, *more)
+    assert done.code == 0, done.log
+    rows = {row["prompt_id"]: row for row in table(run).to_pylist()}
+    assert rows["long"]["prompt_text"] == "the end of a long one"
+    assert len(rows["long"]["prompt_tokens"]) == 21
+    assert rows["good1"]["prompt_text"] == "good 1"
+    assert "1 prompts truncated to their last 21 tokens" in done.log
+    assert read_record(run.paths, PREPARE).metrics["truncated"] == 1
+    assert listed(run) == {"empty": "empty"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code"),
+    [
+        (("data.long_prompts=drop", "data.bad_rows=drop"), 0),
+        (("data.long_prompts=fatal", "data.bad_rows=drop"), 2),
+        (("data.bad_rows=fatal",), 2),
+    ],
+)
+def test_or_dropped_or_fatal(inputs, tmp_path, overrides, code):
+    run, done = prepared(inputs, tmp_path, LONG[:1], "data.max_prompt_tokens=21", *overrides)
+    assert done.code == code, done.log
+    assert listed(run) == {"long": "too_long"}
+    assert code == 0 or f"1 row cannot be used: 1 too_long ({overrides[0]}); listed in" in done.log

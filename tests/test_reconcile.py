@@ -213,10 +213,14 @@ class Cluster(RuleBasedStateMachine):
     """Attempts succeed, die or find inputs gone; commits rot. reconcile must bring the run to an end."""
 
     @initialize(
-        iterations=st.integers(1, 3), shards=st.integers(1, 3), every=st.integers(0, 3), luck=st.randoms()
+        iterations=st.integers(1, 3),
+        shards=st.integers(1, 3),
+        every=st.integers(0, 3),
+        pools=st.sampled_from([(), ("big",), ("big", "b_2")]),
+        luck=st.randoms(),
     )
-    def begin(self, iterations, shards, every, luck):
-        self.plan = Plan(iterations, shards, every)
+    def begin(self, iterations, shards, every, pools, luck):
+        self.plan = Plan(iterations, shards, every, pools=pools)
         self.luck = luck
         self.records: dict[Task, Committed] = {}
         self.corrupt: dict[Task, str] = {}

@@ -81,13 +81,16 @@ def test_the_greedy_ones_are_transformers_own_and_the_others_are_not(remax, inpu
     assert others == 8
 
 
-def test_log_probabilities_of_all_rows_are_the_tempered_distributions(remax, inputs):
+def test_log_probabilities_are_the_tempered_distributions_and_of_greedy_rows_the_models_own(remax, inputs):
     model = AutoModelForCausalLM.from_pretrained(inputs / "policy").eval()
     for row in rollout(remax).to_pylist():
         prompt, response = row["prompt_tokens"], row["response_tokens"]
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
-        expected = torch.log_softmax(logits / 1.3, dim=-1).gather(-1, torch.tensor(response)[:, None])[:, 0]
+        temperature = 1.0 if row["sample_index"] == GREEDY_SAMPLE else 1.3
+        expected = torch.log_softmax(logits / temperature, dim=-1).gather(
+            -1, torch.tensor(response)[:, None]
+        )[:, 0]
         torch.testing.assert_close(torch.tensor(row["rollout_logprobs"]), expected, atol=1e-4, rtol=0)
 
 

@@ -14,10 +14,11 @@ import pytest
 from pipeline import journal
 from pipeline.charts import CHARTS, figure
 from pipeline.commits import Record, publish
-from pipeline.config import Config, DataConfig, ModelConfig, RewardConfig, RewardModelConfig, RuleConfig
+from pipeline.config import Config, DataConfig, ModelConfig
 from pipeline.metrics import describe
 from pipeline.paths import RunPaths
 from pipeline.report import Sample, choose_samples, page, read_rows, write_report
+from pipeline.rewardconfig import RewardConfig, RewardModelConfig, RuleConfig
 from pipeline.runs import Identity, Run
 from pipeline.schemas import REWARD, ROLLOUT, conform
 from pipeline.shards import write_shard
@@ -79,6 +80,7 @@ def commit_samples(run: Run, iteration: int, count: int = 9) -> None:
         "finish_reason": ["stop"] * count,
         "num_turns": [1] * count,
         "prompt_messages": [None] * count,
+        "response_messages": [None] * count,
     }
     rollout |= {"prompt_text": [f"{EVIL} {i}" for i in range(count)]}
     rollout |= {"response_text": [f"Antwort {i} äöü 好 {EVIL}" for i in range(count)]}

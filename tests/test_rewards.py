@@ -3,12 +3,13 @@
 import json
 import shutil
 import statistics
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 import tiny
 import torch
-from processes import Done, make_run, stage
+from processes import make_run, stage
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -19,9 +20,8 @@ from pipeline.runs import Run, create_run
 from pipeline.schemas import REWARD, ROLLOUT, conform
 from pipeline.shards import read_shard
 from pipeline.tasks import PREPARE, Stage, Task
-from stages.context import Context, NumericalError, UserError
+from stages.context import Context, NumericalError
 from stages.rewards.components import component_scores
-from stages.rewards.rules import rule_scores
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 SHARD = Task(1, Stage.ROLLOUT, 0)
@@ -36,17 +36,26 @@ def one_thread():
 
 
 def responses(
-    inputs: Path, texts: list[tuple[str, str]], messages: list[str | None] | None = None, **extra: list
+    inputs: Path,
+    texts: list[tuple[str, str]],
+    messages: list[str | None] | None = None,
+    following: list[str] | None = None,
+    refused: Collection[int] = (),
+    **extra: list,
 ):
-    """A rollout table of (prompt, response) texts; each response ends in the end-of-sequence id."""
+    """A rollout table of (prompt, response) texts; each response ends in the end-of-sequence id. Rows that
+    are refused have none, and a token in the prompt that no model has."""
     import pyarrow as pa
 
     tokenizer = AutoTokenizer.from_pretrained(inputs / "policy")
     ids = [[*tokenizer(response)["input_ids"], tokenizer.eos_token_id] for _, response in texts]
+    prompts = [tokenizer(prompt)["input_ids"] for prompt, _ in texts]
+    for i in refused:
+        ids[i], prompts[i] = [], [*prompts[i], 10**6]
     columns = {
         "prompt_id": [f"p{i}" for i in range(len(texts))],
         "sample_index": [0] * len(texts),
-        "prompt_tokens": [tokenizer(prompt)["input_ids"] for prompt, _ in texts],
+        "prompt_tokens": prompts,
         "response_tokens": ids,
         "response_mask": [[True] * len(row) for row in ids],
         "rollout_logprobs": [[-1.0] * len(row) for row in ids],
@@ -55,6 +64,7 @@ def responses(
         "prompt_text": [prompt for prompt, _ in texts],
         "prompt_messages": messages or [None] * len(texts),
         "response_text": [response for _, response in texts],
+        "response_messages": following or [None] * len(texts),
     }
     return conform(columns, ROLLOUT, extra=pa.table(extra))
 
@@ -120,12 +130,44 @@ def test_messages_are_joined_as_lines_for_a_reward_model_without_a_template(inpu
     assert scores["rm"] == pytest.approx([score_of_text(inputs / "reward_model", "hello\nhi")], abs=1e-5)
 
 
+TURNS = [
+    {"role": "assistant", "content": "hi"},
+    {"role": "tool", "content": "42"},
+    {"role": "assistant", "content": "bye"},
+]
+
+
+def test_a_conversation_goes_through_the_reward_models_own_template_turn_by_turn(inputs, tmp_path):
+    judge = tiny.make_reward_model(tmp_path / "judge")
+    tokenizer = AutoTokenizer.from_pretrained(judge)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(judge)
+    texts = [("<user>hello<assistant>", "hi<tool>42<assistant>bye")]
+    rows = responses(inputs, texts, [json.dumps(MESSAGES)], [json.dumps(TURNS)])
+    scores, _ = component_scores(context(inputs, tmp_path, f"reward.components.rm.path={judge}"), rows)
+    expected = score_of_text(judge, "[user]hello[assistant]hi[tool]42[assistant]bye")
+    assert scores["rm"] == pytest.approx([expected], abs=1e-5)
+
+
+@pytest.mark.parametrize("specials", [("<pad>", "<eos>"), ("<eos>", "<x>", "<pad>")], ids=["ids", "text"])
+def test_a_row_that_the_engine_refused_is_scored_0_and_spoils_no_other(inputs, tmp_path, specials):
+    """Its prompt's tokens may be none that the reward model has."""
+    judge = tiny.make_reward_model(tmp_path / "judge", specials=specials)
+    settings = context(inputs, tmp_path, f"reward.components.rm.path={judge}")
+    rows = responses(inputs, TEXTS)
+    expected, _ = component_scores(settings, rows)
+    refused = responses(inputs, TEXTS, refused=[1])
+    scores, _ = component_scores(settings, refused)
+    assert scores["rm"][1] == 0.0
+    assert scores["rm"][::2] == pytest.approx(expected["rm"][::2], abs=1e-5)
+
+
 def test_what_does_not_fit_the_reward_models_context_is_cut_on_the_left_and_counted(inputs, tmp_path):
     texts = [("p" * 60, "an answer"), ("short", "one")]
     scores, metrics = component_scores(context(inputs, tmp_path), responses(inputs, texts))
     kept = ("p" * 60 + "an answer")[-tiny.CONTEXT :]
     assert scores["rm"][0] == pytest.approx(score_of_text(inputs / "reward_model", kept), abs=1e-5)
-    assert metrics == {"truncated/rm": 1.0}
+    assert metrics == {"truncated/rm": 1.0, "unscored/rm": 0.0}
 
 
 def test_normalisation_that_is_given(inputs, tmp_path):
@@ -184,43 +226,14 @@ def test_a_reward_model_that_gives_nan_names_component_and_row(inputs, tmp_path)
         )
 
 
-# rules
+# the whole
 
 RULES = """
-import numpy as np
-import torch
-
-
 def length(*, prompts, responses, **columns):
     return [len(r) / 10 for r in responses]
 
 def answer(*, prompts, responses, answer, **columns):
-    assert len(prompts) == len(responses) == len(answer)
-    return np.array([a + 0.5 for a in answer], dtype=np.float32)
-
-def as_tensor(*, responses, **columns):
-    return torch.arange(len(responses))
-
-def too_few(*, responses, **columns):
-    return [1.0] * (len(responses) - 1)
-
-def text(*, responses, **columns):
-    return ["1.0"] * len(responses)
-
-def nothing(**columns):
-    return None
-
-def none(*, responses, **columns):
-    return [None] * len(responses)
-
-def nan(*, responses, **columns):
-    return [0.0] * (len(responses) - 1) + [float("nan")]
-
-def matrix(*, responses, **columns):
-    return np.zeros((len(responses), 2))
-
-def raises(**columns):
-    raise KeyError("my own mistake")
+    return [a + 0.5 for a in answer]
 """
 
 
@@ -234,52 +247,13 @@ def project(tmp_path, monkeypatch) -> Path:
     return folder
 
 
-def rule(project: Path, name: str) -> str:
+def test_the_reward_is_the_weighted_sum_and_every_component_is_kept(inputs, tmp_path, project):
     module = next(project.glob("*_rules.py")).stem
-    return f"+reward.components.mine={{kind: rule, function: '{module}:{name}', weight: 2.0}}"
-
-
-def rule_of(inputs: Path, tmp_path: Path, project: Path, name: str, rows) -> list[float]:
-    config = context(inputs, tmp_path, rule(project, name)).config.reward.components["mine"]
-    return rule_scores("mine", config, rows)
-
-
-def test_a_rule_gets_texts_and_the_users_columns(inputs, tmp_path, project):
-    rows = responses(inputs, TEXTS, answer=[1, 2, 3])
-    assert rule_of(inputs, tmp_path, project, "answer", rows) == [1.5, 2.5, 3.5]
-
-
-def test_a_rule_may_return_numbers_of_any_library(inputs, tmp_path, project):
-    assert rule_of(inputs, tmp_path, project, "as_tensor", responses(inputs, TEXTS)) == [0.0, 1.0, 2.0]
-
-
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("too_few", "returned 2 scores for 3 responses"),
-        ("text", r"returned '1\.0' for prompt_id p0, sample 0; a finite number is wanted"),
-        ("nothing", "returned NoneType instead of a list of numbers"),
-        ("none", "returned None for prompt_id p0, sample 0"),
-        ("nan", "returned nan for prompt_id p2, sample 0"),
-        ("matrix", r"returned array\(\[0\., 0\.\]\) for prompt_id p0"),
-    ],
-)
-def test_an_answer_that_is_not_one_number_per_row_names_rule_and_row(inputs, tmp_path, project, name, why):
-    with pytest.raises(UserError, match=rf"reward component 'mine' \(.*_rules:{name}\) {why}"):
-        rule_of(inputs, tmp_path, project, name, responses(inputs, TEXTS))
-
-
-def scored(inputs: Path, tmp_path: Path, project: Path, name: str) -> tuple[Run, Done]:
-    run = make_run(inputs, tmp_path / "run", rule(project, name))
-    for task in (("prepare",), ("rollout", 1, 0)):
+    mine = f"+reward.components.mine={{kind: rule, function: '{module}:answer', weight: 2.0}}"
+    run = make_run(inputs, tmp_path / "run", mine)
+    for task in (("prepare",), ("rollout", 1, 0), ("reward", 1, 0)):
         done = stage(run, *task, cwd=project)
         assert done.code == 0, done.log
-    return run, stage(run, "reward", 1, 0, cwd=project)
-
-
-def test_the_reward_is_the_weighted_sum_and_every_component_is_kept(inputs, tmp_path, project):
-    run, done = scored(inputs, tmp_path, project, "answer")
-    assert done.code == 0, done.log
     rewards = read_shard(run.paths, read_record(run.paths, Task(1, Stage.REWARD, 0)), REWARD)
     rollout = read_shard(run.paths, read_record(run.paths, SHARD), ROLLOUT)
     for row, source in zip(rewards.to_pylist(), rollout.to_pylist(), strict=True):
@@ -287,31 +261,6 @@ def test_the_reward_is_the_weighted_sum_and_every_component_is_kept(inputs, tmp_
         text = source["prompt_text"] + source["response_text"]
         assert row["reward/rm"] == pytest.approx(score_of_text(inputs / "reward_model", text), abs=1e-5)
         assert row["reward"] == pytest.approx(row["reward/rm"] + 2 * row["reward/mine"], abs=1e-5)
-
-
-def test_a_rule_with_a_wrong_answer_ends_in_exit_code_2(inputs, tmp_path, project):
-    run, done = scored(inputs, tmp_path, project, "too_few")
-    assert done.code == 2
-    assert "reward component 'mine'" in done.log
-    assert "Traceback" not in done.log
-    assert read_record(run.paths, Task(1, Stage.REWARD, 0)) is None
-
-
-def test_an_exception_of_the_rule_itself_leaves_its_traceback(inputs, tmp_path, project):
-    _, done = scored(inputs, tmp_path, project, "raises")
-    assert done.code == 1
-    assert "my own mistake" in done.log
-    assert "Traceback" in done.log
-    assert "in raises" in done.log
-
-
-def test_a_rule_that_vanished_after_prepare_ends_in_exit_code_2(inputs, tmp_path, project):
-    run, _ = scored(inputs, tmp_path, project, "raises")
-    next(project.glob("*_rules.py")).unlink()
-    done = stage(run, "reward", 1, 0, cwd=project)
-    assert done.code == 2
-    assert "reward.components.mine.function=" in done.log
-    assert "no module" in done.log
 
 
 # the reference

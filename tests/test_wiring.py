@@ -16,6 +16,7 @@ from pipeline.wiring import (
     missing_inputs,
     rewire,
     watch_expression,
+    watches,
 )
 
 PLAN = Plan(iterations=3, num_shards=3, evaluate_every=0)
@@ -142,6 +143,60 @@ def test_whatever_was_lost_one_round_of_rewiring_is_enough(lost, done):
     told = {element.index: change.waits_for for change in changes for element in change.elements}
     assert dict.fromkeys(lost, ("12",)) == told
     assert len(changes) <= 1
+
+
+# --- pools ---
+
+POOLED = Plan(iterations=3, num_shards=3, evaluate_every=0, pools=("big", "b_2"))
+
+
+def score(shard: int, pool: str) -> Task:
+    return Task(1, Stage.SCORE, shard, pool)
+
+
+def scores_carried(big: str, small: str) -> dict[Task, Carrier]:
+    found = {}
+    for array, pool in ((big, "big"), (small, "b_2")):
+        found |= carried(array, *(score(s, pool) for s in range(3)))
+    return found
+
+
+def pooled_elements(tasks, is_committed, carriers):
+    return [(t, t.shard, carriers_of(POOLED, t, is_committed, carriers) or ()) for t in tasks]
+
+
+def test_a_reward_follows_every_pool_shard_by_shard_and_each_pool_the_rollout():
+    carriers = scores_carried("8", "9") | carried("7", *(rollout(s) for s in range(3)))
+    for pool in POOLED.pools:
+        wanted = pooled_elements([score(s, pool) for s in range(3)], none_committed, carriers)
+        assert dependency_of(wanted, CORR) == ("aftercorr:7", ("7",))
+    wanted = pooled_elements([reward(s) for s in range(3)], none_committed, carriers)
+    assert dependency_of(wanted, CORR) == ("aftercorr:8:9", ("8", "9"))
+    assert dependency_of(wanted, OK) == ("afterok:8:9", ("8", "9"))
+
+
+def test_where_one_shard_waits_for_fewer_pools_than_another_all_wait_for_whole_arrays():
+    """aftercorr means an element of each array, and a repeated array lacks those that were committed."""
+    carriers = scores_carried("8", "9")
+    committed = {PREPARE, *(rollout(s) for s in range(3)), score(1, "b_2")}.__contains__
+    wanted = pooled_elements([reward(s) for s in range(3)], committed, carriers)
+    assert dependency_of(wanted, CORR) == ("afterok:8:9", ("8", "9"))
+
+
+def test_after_a_failed_score_just_its_reward_is_told_to_wait_for_the_new_one():
+    carriers = scores_carried("8", "9") | carried("12", score(1, "big"))
+    carriers |= carried("10", *(reward(s) for s in range(3)))
+    committed = {PREPARE, *(rollout(s) for s in range(3))}.__contains__
+    items = [waiting(reward(s), "10", NEVER if s == 1 else "Dependency", "8", "9") for s in range(3)]
+    (change,) = rewire(POOLED, items, committed, carriers, CORR)
+    assert change.elements == (Carrier("10", 1),)
+    assert (change.dependency, change.waits_for) == ("aftercorr:9:12", ("9", "12"))
+
+
+def test_a_driver_that_watches_an_iteration_is_woken_by_every_pools_failure():
+    live = [(rollout(0), "7"), (score(0, "big"), "8"), (score(0, "b_2"), "9"), (reward(0), "10")]
+    (watch,) = watches([*live, (Task(1, Stage.UPDATE), "11")])
+    assert (watch.last, watch.earlier) == (("11",), ("7", "8", "9", "10"))
 
 
 @pytest.mark.parametrize("stage", [Stage.ROLLOUT, Stage.UPDATE])

@@ -35,6 +35,7 @@ def llama_config(tokenizer: PreTrainedTokenizerFast, **others: object) -> LlamaC
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=2,
+        head_dim=32,  # the smallest that vLLM computes on CPUs
         max_position_embeddings=CONTEXT,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,

@@ -17,7 +17,7 @@ from pipeline.driver import Outcome
 from pipeline.reconcile import FailureKind
 from pipeline.runs import Run, create_run
 from pipeline.submissions import begin_call, chunk_size_for
-from pipeline.tasks import Stage, Task, task_key
+from pipeline.tasks import Task, parse_task, task_key
 from slurm.commands import SlurmTimeout
 from slurm.states import SlurmState
 from slurm.submission import Refused
@@ -295,9 +295,9 @@ def is_driver(element: Element) -> bool:
 
 def task_of(run: Run, element: Element) -> Task:
     words = element.job.work["elements"][str(element.index)]
-    _, run_id, iteration, stage, _, _ = element.job.name.rsplit(".", 5)
+    _, run_id, iteration, purpose, _, _ = element.job.name.rsplit(".", 5)
     assert run_id == run.identity.id
-    return Task(int(iteration), Stage(stage), int(words[words.index("--shard") + 1]))
+    return parse_task(f"{iteration}/{purpose}/{words[words.index('--shard') + 1]}")
 
 
 @dataclass
@@ -338,9 +338,12 @@ def make_world(
         "rollout": {"num_shards": shards},
         "reward": {"components": {"r": {"kind": "rule", "function": "a:b"}}},
         "evaluate": {"every": chance.randint(0, 2)},
-        "scheduler": given | scheduler,
     }
     config["data"]["heldout"] = "/heldout" if config["evaluate"]["every"] else None
+    for pool in ("big", "b_2")[: chance.choice([0, 0, 1, 2])]:
+        config["reward"]["components"][pool] = {"kind": "rule", "function": "a:b", "pool": pool}
+        given["pools"] = given.get("pools", {}) | {pool: {}}
+    config["scheduler"] = given | scheduler
     world = World(create_run(from_mapping(config)), slurm, chance, luck)
     slurm.before, slurm.after = world.command_comes, world.command_went
     return world

@@ -1,18 +1,99 @@
-"""Engines by name, made once per process and configuration.
-
-A process may run many tasks: an engine is kept until another model of the same role is asked for, so that
-neither start-up nor memory is paid twice.
+"""Engines by name, made once per task and configuration: one is kept until another model of the same role is
+asked for, so that neither start-up nor memory is paid twice.
 """
 
-from collections.abc import Callable, Hashable
+import contextlib
+import gc
+import importlib
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-_kept: dict[str, tuple[Hashable, Any]] = {}
+import torch
+
+from pipeline.config import Config
+from pipeline.engineconfig import Engine
+from pipeline.plugins import PluginError, load_plugin
+from stages.engines.base import Generator, Scorer
 
 
-def engine(role: str, key: Hashable, make: Callable[[], Any]) -> Any:
-    """The engine of ``role`` for ``key`` (what it was made from); the role's previous engine is dropped."""
-    if role not in _kept or _kept[role][0] != key:
-        _kept.pop(role, None)  # before making the new one: two may not fit
-        _kept[role] = (key, make())
-    return _kept[role][1]
+@dataclass(frozen=True)
+class _Kept:
+    key: Any
+    name: str
+    engine: Any
+
+
+_kept: dict[str, _Kept] = {}
+
+
+def engine(role: str, key: Any, make: Callable[[], Any], name: str = Engine.TRANSFORMERS) -> Any:
+    """The engine of ``role`` for ``key`` (what it was made from); the role's previous engine is dropped.
+
+    Those of transformers stay side by side. Any other takes the GPU's memory for itself, so that nothing else
+    fits beside it.
+    """
+    if role not in _kept or _kept[role].key != key:
+        release(role)
+        for other, kept in list(_kept.items()):
+            if {kept.name, name} != {Engine.TRANSFORMERS}:
+                release(other)
+        _kept[role] = _Kept(key, name, make())
+    return _kept[role].engine
+
+
+def release(role: str) -> None:
+    """Drop the engine of ``role``, if there is one, and what it holds."""
+    kept = _kept.pop(role, None)
+    if kept is None:
+        return
+    if isinstance(kept.engine, Generator | Scorer):
+        kept.engine.close()
+    del kept
+    gc.collect()
+    if torch.cuda.is_initialized():  # another process may be about to look how much is free
+        torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def engines_closed() -> Iterator[None]:
+    """Drop every engine at the end. What goes wrong then is said and no more: what the task has done is
+    committed, and a failed job would keep those behind it waiting."""
+    try:
+        yield
+    finally:
+        for role in list(_kept):
+            try:
+                release(role)
+            except (OSError, RuntimeError):  # of disks, worker processes, GPUs that are gone
+                print(f"closing the {role} failed; what the task has done stands:", flush=True)
+                traceback.print_exc()
+
+
+def make_generator(config: Config, directory: str) -> Generator:
+    """An engine of ``rollout.engine`` for the policy in ``directory``.
+
+    Raises:
+        PluginError: ``module:function`` cannot be imported, or made something else.
+    """
+    made = _maker("rollout.engine", config.rollout.engine, "make_generator")(config, directory)
+    return _checked(made, Generator, config.rollout.engine)
+
+
+def make_scorer(config: Config, name: str, directory: str) -> Scorer:
+    """An engine called ``name`` for the reward model in ``directory``. Raises as :func:`make_generator`."""
+    return _checked(_maker("reward.engine", name, "make_scorer")(config, directory), Scorer, name)
+
+
+def _maker(key: str, name: str, function: str) -> Callable[..., Any]:
+    if name in tuple(Engine):
+        found: Callable[..., Any] = getattr(importlib.import_module(f"stages.engines.{name}"), function)
+        return found
+    return load_plugin(key, name)
+
+
+def _checked(made: Any, kind: type[Any], name: str) -> Any:
+    if not isinstance(made, kind):
+        raise PluginError(f"{name} made {type(made).__name__}, not a stages.engines.base.{kind.__name__}")
+    return made

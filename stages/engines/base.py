@@ -1,13 +1,27 @@
-"""The seam for generation and scoring engines: requests in, responses or scores out.
+"""The seam for engines: requests in, responses or scores out.
 
-A new engine is one module with a class of each protocol and one entry in :mod:`stages.engines`.
+An engine is one module with ``make_generator(config, directory)`` that returns a :class:`Generator`, or
+``make_scorer(config, directory)`` that returns a :class:`Scorer`, or both. It is chosen by one line of
+configuration, ``rollout.engine=my_engine:make_generator`` or ``reward.engine=my_engine:make_scorer``. What
+every engine must do is written here and tested by the contract tests, tests/engine_contract.py.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from pipeline.schemas import FinishReason
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an engine's model can take."""
+
+    context: int
+    """Most tokens of one sequence, prompt and response together."""
+    vocabulary: int
+    """Token ids are 0 to this minus 1."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +42,11 @@ class Request:
 
     prompt_tokens: Sequence[int]
     max_new_tokens: int
+    """At least 1; less where the context ends."""
     seed: int = 0
     """Decides the response together with the prompt, whatever it is batched with."""
     greedy: bool = False
-    """Take the likeliest token each time; seed, top_p and top_k are ignored."""
+    """Take the likeliest token each time; seed, temperature, top_p and top_k are ignored."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +55,12 @@ class Response:
 
     tokens: list[int]
     log_probs: list[float]
-    """Of each token, temperature included, top_p and top_k not; also of a greedy response's."""
+    """Of each token, temperature included, top_p and top_k not; at temperature 1 in a greedy response."""
     finish_reason: FinishReason
+
+
+REFUSED = Response([], [], FinishReason.REFUSED)
+"""The answer to a request that no engine may see."""
 
 
 def never() -> bool:
@@ -49,15 +68,91 @@ def never() -> bool:
     return False
 
 
-class Generator(Protocol):
-    """Writes responses. An implementation derives from this and inherits :meth:`generate`."""
+class Stopped(Exception):
+    """``should_stop`` holds: what is not finished is thrown away."""
 
-    def plan(self, requests: Sequence[Request]) -> Sequence[Sequence[int]]:
-        """Indices of the requests whose responses depend on each other's company, group by group.
 
-        Padding changes float sums, so what is left of a call gives the same bytes only if it is computed in
-        the same groups. An engine whose responses do not show what they were batched with has groups of one.
+class Turns(Protocol):
+    """What follows a response in the conversation that it belongs to."""
+
+    def ended(self, index: int, response: Response) -> None:
+        """A response of the conversation of request ``index`` is finished. What follows may take a while."""
+
+    def due(self, wait: bool) -> Mapping[int, Request | None]:
+        """What follows responses that ended: the conversation's next request, or None when it is over.
+
+        Each ended response is answered once, by one of the calls after it.
+
+        Args:
+            wait: do not return with nothing while there are ended responses without an answer.
+
+        Raises:
+            Stopped: there is nothing yet, and ``should_stop`` holds; for :meth:`Generator.stream` to catch.
         """
+
+
+class SingleTurn:
+    """Conversations that are over after one response."""
+
+    def __init__(self) -> None:
+        self._over: dict[int, None] = {}
+
+    def ended(self, index: int, response: Response) -> None:
+        self._over[index] = None
+
+    def due(self, wait: bool) -> Mapping[int, Request | None]:
+        over, self._over = self._over, {}
+        return over
+
+
+def problem_of(tokens: Sequence[int], limits: Limits, new_tokens: int) -> str | None:
+    """Why a model cannot take a sequence and write ``new_tokens`` more; None when it can."""
+    if not tokens:
+        return "it has no token"
+    if len(tokens) + new_tokens > limits.context:
+        room = f" and leaves no room for {new_tokens}" if new_tokens else ""
+        return f"it has {len(tokens)} tokens{room} in a context of {limits.context}"
+    if min(tokens) < 0 or max(tokens) >= limits.vocabulary:
+        wrong = next(t for t in tokens if not 0 <= t < limits.vocabulary)
+        return f"token id {wrong} is outside the model's vocabulary of {limits.vocabulary}"
+    return None
+
+
+class BadSequence(ValueError):
+    """A sequence that a reward model cannot take."""
+
+    def __init__(self, index: int, problem: str) -> None:
+        super().__init__(f"sequence {index} cannot be scored: {problem}")
+        self.index = index
+        self.problem = problem
+
+
+class BadAnswer(RuntimeError):
+    """An engine's answer is not what was asked for."""
+
+
+def answered(index: int, response: Response, limits: Limits, engine: str) -> Response:
+    """The response, if it is whole. Raises BadAnswer naming the engine and the request."""
+    problem = None
+    if not isinstance(response, Response):
+        problem = f"gave {response!r}"
+    elif len(response.tokens) != len(response.log_probs):
+        problem = f"gave {len(response.tokens)} tokens and {len(response.log_probs)} log-probabilities"
+    elif not response.tokens and response.finish_reason is not FinishReason.REFUSED:
+        problem = "gave no token"
+    elif any(not isinstance(x, int) or not 0 <= x < limits.vocabulary for x in response.tokens):
+        problem = "gave token ids outside the vocabulary"
+    elif any(not isinstance(x, float) for x in response.log_probs):
+        problem = "gave log-probabilities that are not numbers"
+    if problem:
+        raise BadAnswer(f"{engine} {problem} for request {index}")
+    return response
+
+
+class Generator(ABC):
+    """Writes responses."""
+
+    limits: Limits
 
     def stream(
         self,
@@ -65,16 +160,39 @@ class Generator(Protocol):
         sampling: Sampling,
         done: Collection[int] = (),
         should_stop: Callable[[], bool] = never,
+        turns: Turns | None = None,
     ) -> Iterator[Mapping[int, Response]]:
         """Responses by the index of their request, as they finish, in any order.
 
+        A request that the model cannot take is answered with :data:`REFUSED`; the others go on.
+
         Args:
-            requests: all of them, also those that are done: the plan is made of all. Every prompt must leave
-                room for max_new_tokens.
+            requests: all of them, also those that are done: the plan is made of all.
             done: indices that need no response; those of a group that is not wholly done may come again.
             should_stop: asked between token steps. Once it holds, what is not finished is thrown away and
                 the iterator ends.
+            turns: says what follows each response; an index is yielded when its conversation is over, with
+                the last response. Default: every conversation is one response.
+
+        Raises:
+            BadAnswer: the engine left a request without an answer, or gave one that is not whole.
         """
+        refused = {i: REFUSED for i, request in enumerate(requests) if not self._takes(request)}
+        if new := {i: response for i, response in refused.items() if i not in done}:
+            yield new
+        unwanted, engine = {*done, *refused}, type(self).__name__
+        missing = set(range(len(requests))) - unwanted
+        try:
+            for part in self._stream(requests, sampling, unwanted, should_stop, turns or SingleTurn()):
+                missing -= part.keys()
+                yield {i: answered(i, response, self.limits, engine) for i, response in part.items()}
+        except Stopped:
+            return
+        if missing and not should_stop():
+            raise BadAnswer(
+                f"{engine} ended without an answer to {len(missing)} of {len(requests)} requests, the first "
+                f"of them request {min(missing)}"
+            )
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Response]:
         """One response per request, in order."""
@@ -83,9 +201,67 @@ class Generator(Protocol):
             responses |= finished
         return [responses[i] for i in range(len(requests))]
 
+    def plan(self, requests: Sequence[Request]) -> Sequence[Sequence[int]]:
+        """Indices of the requests whose responses depend on each other's company, group by group.
 
-class Scorer(Protocol):
+        Padding changes float sums, so what is left of a call gives the same bytes only if it is computed in
+        the same groups. An engine whose responses do not show what they were batched with has groups of one.
+        Requests that are refused are in no group.
+        """
+        return [[i] for i, request in enumerate(requests) if self._takes(request)]
+
+    def problem_with(self, request: Request) -> str | None:
+        """Why the model cannot take a request; None when it can."""
+        return problem_of(request.prompt_tokens, self.limits, new_tokens=1)
+
+    def _takes(self, request: Request) -> bool:
+        return self.problem_with(request) is None
+
+    def room(self, request: Request) -> int:
+        """Tokens that the response may have, at least 1."""
+        return max(1, min(request.max_new_tokens, self.limits.context - len(request.prompt_tokens)))
+
+    @abstractmethod
+    def _stream(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        done: Collection[int],
+        should_stop: Callable[[], bool],
+        turns: Turns,
+    ) -> Iterator[Mapping[int, Response]]:
+        """As :meth:`stream`, of requests that the model can take; all others are in ``done``."""
+
+    def close(self) -> None:  # noqa: B027  most engines hold nothing but memory of their own
+        """Give back what the process holds for the engine: GPU memory, worker processes."""
+
+
+class Scorer(ABC):
     """Scores token sequences with a reward model."""
 
+    limits: Limits
+
     def score(self, sequences: Sequence[Sequence[int]]) -> list[float]:
-        """One raw score per sequence of the reward model's own token ids, in order."""
+        """One raw score per sequence of the reward model's own token ids, in order.
+
+        Raises:
+            BadSequence: the model cannot take a sequence. Nothing was scored then.
+            BadAnswer: the engine gave something else than a number for each.
+        """
+        for index, sequence in enumerate(sequences):
+            if problem := problem_of(sequence, self.limits, new_tokens=0):
+                raise BadSequence(index, problem)
+        scores = list(self._score(sequences))
+        if len(scores) != len(sequences):
+            raise BadAnswer(f"the engine gave {len(scores)} scores for {len(sequences)} sequences")
+        for index, score in enumerate(scores):
+            if not isinstance(score, float):
+                raise BadAnswer(f"the engine gave {score!r} for sequence {index}, not a number")
+        return scores
+
+    @abstractmethod
+    def _score(self, sequences: Sequence[Sequence[int]]) -> list[float]:
+        """As :meth:`score`, of sequences that the model can take."""
+
+    def close(self) -> None:  # noqa: B027  as of generators
+        """Give back what the process holds for the engine."""

@@ -1,6 +1,7 @@
 """Generation and scoring with transformers: the engines that run anywhere torch does."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,60 +9,116 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    PreTrainedConfig,
     PreTrainedModel,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
+from pipeline.config import Config
 from pipeline.schemas import FinishReason
-from stages.engines.base import Generator, Request, Response, Sampling, never
+from stages.engines.base import Generator, Limits, Request, Response, Sampling, Scorer, Stopped, Turns
+from stages.models import load_causal_lm, load_reward_model
 from stages.ppo.batching import budgeted
+
+
+def make_generator(config: Config, directory: str) -> Generator:
+    """The policy of ``directory``."""
+    rollout, model = config.rollout, config.model
+    loaded = load_causal_lm(directory, rollout.precision, model.trust_remote_code, rollout.device_map)
+    return TransformersGenerator(loaded, rollout.tokens_per_batch, model.context_length)
+
+
+def make_scorer(config: Config, directory: str) -> Scorer:
+    """The reward model of ``directory``."""
+    reward, trust = config.reward, config.model.trust_remote_code
+    loaded = load_reward_model(directory, reward.precision, trust, reward.device_map)
+    return TransformersScorer(loaded, reward.tokens_per_batch)
+
+
+def limits_of(described: PreTrainedConfig, context: int | None = None) -> Limits:
+    """Of a model; a given context is taken instead of its own."""
+    settings = described.get_text_config()
+    own = getattr(settings, "max_position_embeddings", None)
+    return Limits(context or own or NO_LIMIT, settings.vocab_size)
+
+
+NO_LIMIT = 1 << 30
 
 
 class TransformersGenerator(Generator):
     """Batched generation with a KV cache; requests are sorted by length and batched under a token budget."""
 
-    def __init__(self, model: PreTrainedModel, token_budget: int) -> None:
+    def __init__(self, model: PreTrainedModel, token_budget: int, context: int | None = None) -> None:
         self._model = model
         self._token_budget = token_budget
-        self._own_stop_ids = _end_of_sequence_ids(model)
+        self._own_stop_ids = end_of_sequence_ids(model.config, getattr(model, "generation_config", None))
+        self.limits = limits_of(model.config, context)
         # generate() fills what a request leaves open from the model's own settings, which may penalise,
         # suppress or force tokens: a blank one leaves the distribution alone.
         model.generation_config = GenerationConfig()
 
     def plan(self, requests: Sequence[Request]) -> list[list[int]]:
         """The batches, in the order in which they are generated."""
-        lengths = [(len(request.prompt_tokens), request.max_new_tokens) for request in requests]
-        return budgeted(lengths, range(len(requests)), self._token_budget)
+        return self._batches(dict(enumerate(requests)))
 
-    def stream(
+    def _batches(self, requests: Mapping[int, Request]) -> list[list[int]]:
+        fit = [i for i, request in requests.items() if self._takes(request)]
+        lengths = [(len(requests[i].prompt_tokens), self.room(requests[i])) for i in fit]
+        batches = budgeted(lengths, range(len(fit)), self._token_budget)
+        return [[fit[place] for place in batch] for batch in batches]
+
+    def _stream(
         self,
         requests: Sequence[Request],
         sampling: Sampling,
-        done: Collection[int] = (),
-        should_stop: Callable[[], bool] = never,
+        done: Collection[int],
+        should_stop: Callable[[], bool],
+        turns: Turns,
     ) -> Iterator[Mapping[int, Response]]:
         """One item per batch that is not done."""
         for batch in self.plan(requests):
             if all(i in done for i in batch):
                 continue
-            try:
-                responses = self._generate_batch([requests[i] for i in batch], sampling, should_stop)
-            except _Stopped:
-                return
-            yield dict(zip(batch, responses, strict=True))
+            yield self._converse({i: requests[i] for i in batch}, sampling, should_stop, turns)
+
+    def _converse(
+        self,
+        requests: Mapping[int, Request],
+        sampling: Sampling,
+        should_stop: Callable[[], bool],
+        turns: Turns,
+    ) -> dict[int, Response]:
+        """The last response of each conversation of a group. All that go on wait for each other after each
+        turn, so that what is computed together follows from the group alone."""
+        last: dict[int, Response] = {}
+        while requests:
+            assert all(map(self._takes, requests.values())), "a request that nothing would answer"
+            for batch in self._batches(requests):
+                asked = [requests[i] for i in batch]
+                for i, response in zip(
+                    batch, self._generate_batch(asked, sampling, should_stop), strict=True
+                ):
+                    last[i] = response
+                    turns.ended(i, response)
+            following: dict[int, Request | None] = {}
+            while len(following) < len(requests):
+                _check(should_stop)
+                following |= turns.due(wait=True)
+            requests = {i: request for i in requests if (request := following[i]) is not None}
+        return last
 
     @torch.inference_mode()
     def _generate_batch(
         self, requests: Sequence[Request], sampling: Sampling, should_stop: Callable[[], bool]
     ) -> list[Response]:
-        """Raises _Stopped as soon as ``should_stop`` holds before a token."""
+        """Raises Stopped as soon as ``should_stop`` holds before a token."""
         _check(should_stop)
         device = self._model.device
         input_ids, attention_mask = _pad_left([request.prompt_tokens for request in requests])
         stop_ids = sorted({*self._own_stop_ids, *sampling.stop_token_ids})
         sampler = SeededSampler(requests, sampling, device)
-        longest = max(request.max_new_tokens for request in requests)
+        longest = max(map(self.room, requests))
         output = self._model.generate(
             input_ids=input_ids.to(device),
             attention_mask=attention_mask.to(device),
@@ -76,16 +133,12 @@ class TransformersGenerator(Generator):
         tokens = output[:, input_ids.shape[1] :].tolist()
         log_probs = torch.stack(sampler.log_probs, dim=1).tolist()
         rows = zip(requests, tokens, log_probs, strict=True)
-        return [_cut(request, row, scores, stop_ids) for request, row, scores in rows]
-
-
-class _Stopped(Exception):
-    """The batch was abandoned."""
+        return [_cut(self.room(request), row, scores, stop_ids) for request, row, scores in rows]
 
 
 def _check(should_stop: Callable[[], bool]) -> None:
     if should_stop():
-        raise _Stopped
+        raise Stopped
 
 
 class StopCheck(LogitsProcessor):
@@ -119,7 +172,8 @@ class SeededSampler(LogitsProcessor):
         """Per step: [B] log-probabilities of the chosen tokens."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        logits = scores.float() / self._sampling.temperature
+        temperature = torch.where(self._is_greedy, 1.0, self._sampling.temperature)
+        logits = scores.float() / temperature.unsqueeze(-1)
         choice = self._choose(input_ids, scores, logits)
         chosen = torch.log_softmax(logits, dim=-1).gather(-1, choice.unsqueeze(-1))
         self.log_probs.append(chosen.squeeze(-1))
@@ -127,7 +181,7 @@ class SeededSampler(LogitsProcessor):
         return only.scatter(-1, choice.unsqueeze(-1), 0.0)
 
     def _choose(self, input_ids: Tensor, scores: Tensor, logits: Tensor) -> Tensor:
-        """[B] the likeliest token of greedy rows, before dividing could make ties; a sample of the others."""
+        """[B] the likeliest token of greedy rows, a sample of the others."""
         if self._num_greedy == 0:
             return self._sample(input_ids, logits)
         if self._num_greedy == len(logits):
@@ -146,19 +200,20 @@ class SeededSampler(LogitsProcessor):
         return choice.clamp(max=logits.shape[-1] - 1)
 
 
-class TransformersScorer:
+class TransformersScorer(Scorer):
     """A sequence-classification model over length-sorted batches under a token budget."""
 
     def __init__(self, model: PreTrainedModel, token_budget: int) -> None:
         self._model = model
         self._token_budget = token_budget
-        self._pad = model.config.pad_token_id
+        self.limits = limits_of(model.config)
+        self._pad = setting_of(model.config, "pad_token_id")
         if self._pad is None:
             # The head reads the last token that is not padding; without an id only single rows are safe.
             self._token_budget = 1
 
     @torch.inference_mode()
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[float]:
+    def _score(self, sequences: Sequence[Sequence[int]]) -> list[float]:
         scores: dict[int, float] = {}
         lengths = [(0, len(sequence)) for sequence in sequences]
         for batch in budgeted(lengths, range(len(sequences)), self._token_budget):
@@ -169,10 +224,16 @@ class TransformersScorer:
         return [scores[i] for i in range(len(sequences))]
 
 
-def _end_of_sequence_ids(model: PreTrainedModel) -> set[int]:
-    generation = getattr(model, "generation_config", None)
+def setting_of(described: PreTrainedConfig, name: str) -> Any:
+    """Of a model; descriptions of several models in one have it in that of the text."""
+    own = getattr(described, name, None)
+    return own if own is not None else getattr(described.get_text_config(), name, None)
+
+
+def end_of_sequence_ids(described: PreTrainedConfig, settings: GenerationConfig | None) -> set[int]:
+    """Of a model's description and of its generation settings."""
     found: set[int] = set()
-    for ids in (model.config.eos_token_id, generation.eos_token_id if generation else None):
+    for ids in (setting_of(described, "eos_token_id"), settings.eos_token_id if settings else None):
         found.update([ids] if isinstance(ids, int) else ids or [])
     return found
 
@@ -187,9 +248,8 @@ def _uniform_numbers(requests: Sequence[Request]) -> Tensor:
     return torch.stack(rows)
 
 
-def _cut(request: Request, tokens: list[int], log_probs: list[float], stop_ids: list[int]) -> Response:
+def _cut(limit: int, tokens: list[int], log_probs: list[float], stop_ids: list[int]) -> Response:
     """End a row at its first stop token or at its own length."""
-    limit = request.max_new_tokens
     stop = next((i for i, token in enumerate(tokens[:limit]) if token in stop_ids), None)
     end = limit if stop is None else stop + 1
     reason = FinishReason.LENGTH if stop is None else FinishReason.STOP

@@ -14,7 +14,15 @@ from stages.ppo.experience import Experience
 from stages.ppo.forward import check_packing, response_log_probs, response_values, scatter_rows
 from stages.ppo.shaping import RunningMoments, flat_groups
 from stages.ppo.targets import Scores, Targets, make_targets, shape
-from stages.ppo.training import Learner, MiniBatch, Steps, is_packed, split_epoch, train
+from stages.ppo.training import (
+    Learner,
+    MiniBatch,
+    Steps,
+    is_packed,
+    rows_to_learn_from,
+    split_epoch,
+    train,
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,8 @@ def update(
     # 2. mini-batches of the first epoch, over which old log-probabilities and values are computed
     first_epoch = split_epoch(config, experience, iteration, epoch=0)
     if is_packed(config.update):
-        shortest = sorted(experience.rows, key=lambda row: row.length)[:2]
+        rows = [experience.rows[i] for i in rows_to_learn_from(experience).tolist()]
+        shortest = sorted(rows, key=lambda row: row.length)[:2]
         check_packing(learner.policy.engine, (shortest[0], shortest[-1]), device())
     with stopwatch.timing("old_log_probs"):
         old_log_probs, old_values = old_log_probs_and_values(learner, experience, first_epoch)

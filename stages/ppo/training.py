@@ -140,12 +140,24 @@ class Steps:
 
 
 def split_epoch(config: Config, experience: Experience, iteration: int, epoch: int) -> list[MiniBatch]:
-    """A fresh permutation of the rows in mini-batches of equal size, give or take one row, each dealt over
-    the ranks, and this rank's share in micro-batches."""
+    """A fresh permutation of the rows that the policy wrote something in, in mini-batches of equal size, give
+    or take one row, each dealt over the ranks, and this rank's share in micro-batches.
+
+    Raises:
+        NoValidTokens: there is no such row.
+    """
+    written = rows_to_learn_from(experience)
     seed = derive_seed(config.seed, iteration, "update", "epoch", epoch)
-    order = torch.randperm(len(experience), generator=torch.Generator().manual_seed(seed))
-    number = min(config.update.minibatches, len(experience))
-    return [minibatch(config, experience, rows.tolist()) for rows in order.tensor_split(number)]
+    order = torch.randperm(len(written), generator=torch.Generator().manual_seed(seed))
+    number = min(config.update.minibatches, len(written))
+    return [minibatch(config, experience, rows.tolist()) for rows in written[order].tensor_split(number)]
+
+
+def rows_to_learn_from(experience: Experience) -> Tensor:
+    """Indices of the rows with a token that the policy wrote. Others, of prompts that the engine refused, go
+    through no model: their tokens may be what it cannot take. Raises NoValidTokens when there is none."""
+    Counts.of(experience.mask, scale=1.0)
+    return experience.mask.any(dim=1).nonzero().flatten()
 
 
 def minibatch(config: Config, experience: Experience, rows: Sequence[int]) -> MiniBatch:
@@ -168,7 +180,6 @@ def train(
 
     Raises:
         NumericalError: more steps had to be skipped than update.max_skipped_steps, or all of them.
-        NoValidTokens: a mini-batch has no token that the policy wrote.
     """
     config, steps = learner.config, Steps()
     per_token = targets.to(device())

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,24 +10,32 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from transformers import PreTrainedTokenizerBase
 
-from pipeline.config import NormalizationConfig, RewardModelConfig
 from pipeline.data import Message, read_prompts, summarize
-from pipeline.modeldirs import position_limit
+from pipeline.rewardconfig import Component, NormalizationConfig, RewardModelConfig, RuleConfig
 from pipeline.schemas import RESERVED_COLUMNS
 from pipeline.tasks import PREPARE, Stage
 from stages.chat import prompt_text
 from stages.context import Context, NumericalError, UserError
-from stages.engines import engine
-from stages.engines.base import Scorer
-from stages.models import load_reward_model, load_tokenizer
+from stages.engines import engine, make_scorer
+from stages.engines.base import Scorer, problem_of
+from stages.models import load_tokenizer
+from stages.rewards.remote import remote_scores
+from stages.rewards.rows import conversation_ids, conversation_texts, name_of, token_ids
 from stages.rewards.rules import rule_scores
 
 
-def component_scores(context: Context, rows: pa.Table) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Per component: one score per row of a rollout table. And metrics of the scoring itself."""
+def component_scores(
+    context: Context, rows: pa.Table, components: Mapping[str, Component] | None = None
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Per component: one score per row of a rollout table. And metrics of the scoring itself.
+
+    Args:
+        components: by name, those to score with. Default: all of the run.
+    """
     scores: dict[str, list[float]] = {}
     metrics: dict[str, float] = {}
-    for name, component in context.config.reward.components.items():
+    chosen = context.config.reward.components if components is None else components
+    for name, component in chosen.items():
         if isinstance(component, RewardModelConfig):
             model = RewardModel(context, component)
             with context.computing():
@@ -34,9 +43,15 @@ def component_scores(context: Context, rows: pa.Table) -> tuple[dict[str, list[f
             mean, std = normalization_of(context, name, component.normalization)
             scores[name] = [(score - mean) / std for score in raw]
             metrics[f"truncated/{name}"] = float(model.num_truncated)
-        else:
+            metrics[f"unscored/{name}"] = float(model.num_unscored)
+            del model  # the next component's may need its memory
+        elif isinstance(component, RuleConfig):
             with context.computing():
-                scores[name] = rule_scores(name, component, rows)
+                scores[name], counted = rule_scores(name, component, rows)
+            metrics |= counted
+        else:
+            scores[name], counted = remote_scores(context, name, component, rows)
+            metrics |= counted
         check_finite(name, scores[name], rows)
     return scores, metrics
 
@@ -45,11 +60,7 @@ def check_finite(name: str, scores: list[float], rows: pa.Table) -> None:
     """Raises NumericalError naming the first row whose score is not a number."""
     for index, score in enumerate(scores):
         if not math.isfinite(score):
-            where = f"prompt_id {rows['prompt_id'][index]}, sample {rows['sample_index'][index]}"
-            raise NumericalError(f"reward component {name!r} gives {score} for {where}")
-
-
-_NO_LIMIT = 1 << 30
+            raise NumericalError(f"reward component {name!r} gives {score} for {name_of(rows, index)}")
 
 
 class RewardModel:
@@ -63,24 +74,39 @@ class RewardModel:
         self._policy_tokenizer = load_tokenizer(context.config.model.policy, trust)
         self._shares_tokens = same_tokenizer(self._tokenizer, self._policy_tokenizer)
         reward = context.config.reward
-        key = (config.path, reward.precision, reward.device_map, reward.tokens_per_batch)
-        self._scorer: Scorer = engine("scorer", key, lambda: make_scorer(context, config))
-        self._limit = position_limit(Path(config.path)) or _NO_LIMIT
+        name = config.engine or reward.engine
+        key = (config.path, name, reward)
+        self._scorer: Scorer = engine(
+            "scorer", key, lambda: make_scorer(context.config, name, config.path), name
+        )
+        self._limit = self._scorer.limits.context
         self.num_truncated = 0
         """Sequences that were cut on the left to fit the reward model's context."""
+        self.num_unscored = 0
+        """Rows that have no score of the model's."""
 
     def score(self, rows: pa.Table) -> list[float]:
-        """Raw scores, one per row of a rollout table."""
+        """Raw scores, one per row of a rollout table. 0 for a row without a response and for one that this
+        model cannot take; both are counted."""
+        has_response = pc.greater(pc.list_value_length(rows["response_tokens"]), 0)
+        scored = rows.filter(has_response)
+        sequences = self._cut(self._sequences(scored))
+        problems = [problem_of(sequence, self._scorer.limits, new_tokens=0) for sequence in sequences]
+        self.num_unscored = rows.num_rows - problems.count(None)
+        if unfit := [i for i, problem in enumerate(problems) if problem]:
+            print(f"{self._config.path} cannot score {len(unfit)} rows, the first of them ", end="")
+            print(f"{name_of(scored, unfit[0])}: {problems[unfit[0]]}", flush=True)
+        fitting = [sequence for sequence, problem in zip(sequences, problems, strict=True) if not problem]
+        found = iter(self._scorer.score(fitting))
+        scores = iter([0.0 if problem else next(found) for problem in problems])
+        return [next(scores) if is_scored else 0.0 for is_scored in has_response.to_pylist()]
+
+    def _sequences(self, rows: pa.Table) -> list[list[int]]:
+        """This model's ids of each row."""
         if self._shares_tokens:
             columns = rows["prompt_tokens"].to_pylist(), rows["response_tokens"].to_pylist()
-            return self._score_tokens([p + r for p, r in zip(*columns, strict=True)])
-        texts = zip(
-            rows["prompt_text"].to_pylist(),
-            rows["prompt_messages"].to_pylist(),
-            rows["response_text"].to_pylist(),
-            strict=True,
-        )
-        return self._score_tokens([self._tokenize(*text) for text in texts])
+            return [p + r for p, r in zip(*columns, strict=True)]
+        return [conversation_ids(self._tokenizer, *texts) for texts in conversation_texts(rows)]
 
     def score_texts(self, prompts: list[str | tuple[Message, ...]], responses: list[str]) -> list[float]:
         """Raw scores of prompts and responses given as text, over the tokens that a rollout of them has."""
@@ -89,46 +115,28 @@ class RewardModel:
             if self._shares_tokens:
                 tokens.append(self._as_rolled_out(prompt, response))
             elif isinstance(prompt, str):
-                tokens.append(self._tokenize(prompt, None, response))
+                tokens.append(conversation_ids(self._tokenizer, prompt, None, response))
             else:
                 messages = json.dumps([{"role": m.role, "content": m.content} for m in prompt])
-                tokens.append(self._tokenize("", messages, response))
+                tokens.append(conversation_ids(self._tokenizer, "", messages, response))
         return self._score_tokens(tokens)
 
     def _as_rolled_out(self, prompt: str | tuple[Message, ...], response: str) -> list[int]:
         """The policy's own ids: prompt, response and the token that ends it."""
         text = prompt_text(prompt, self._tokenizer)
         end = self._tokenizer.eos_token_id
-        ids = self._ids(text, special=isinstance(prompt, str)) + self._ids(response, special=False)
+        ids = token_ids(self._tokenizer, text, special=isinstance(prompt, str))
+        ids += token_ids(self._tokenizer, response, special=False)
         return ids if end is None else [*ids, end]
 
-    def _tokenize(self, prompt: str, messages: str | None, response: str) -> list[int]:
-        """The conversation in the reward model's own words: its template, its ids."""
-        if messages is None:
-            return self._ids(prompt + response, special=True)
-        conversation = [*json.loads(messages), {"role": "assistant", "content": response}]
-        if self._tokenizer.chat_template:
-            text = self._tokenizer.apply_chat_template(conversation, tokenize=False)
-            return self._ids(str(text), special=False)
-        return self._ids("\n".join(message["content"] for message in conversation), special=True)
-
-    def _ids(self, text: str, special: bool) -> list[int]:
-        ids: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
-        return ids
-
     def _score_tokens(self, sequences: list[list[int]]) -> list[float]:
-        self.num_truncated = sum(len(sequence) > self._limit for sequence in sequences)
         if any(not sequence for sequence in sequences):
             raise UserError(f"the tokenizer of {self._config.path} gives no token for a response")
-        return self._scorer.score([sequence[-self._limit :] for sequence in sequences])
+        return self._scorer.score(self._cut(sequences))
 
-
-def make_scorer(context: Context, config: RewardModelConfig) -> Scorer:
-    from stages.engines.transformers import TransformersScorer
-
-    reward, trust = context.config.reward, context.config.model.trust_remote_code
-    model = load_reward_model(config.path, reward.precision, trust, reward.device_map)
-    return TransformersScorer(model, reward.tokens_per_batch)
+    def _cut(self, sequences: list[list[int]]) -> list[list[int]]:
+        self.num_truncated = sum(len(sequence) > self._limit for sequence in sequences)
+        return [sequence[-self._limit :] for sequence in sequences]
 
 
 def same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:

@@ -1,65 +1,96 @@
-"""Rules: the user's Python functions ``module:function``, called as
+"""Rules: Python functions of the user's, or ready ones, called in processes of their own as
 
-    f(*, prompts: list[str], responses: list[str], **columns: list) -> Sequence[float]
+    f(*, prompts: list[str], responses: list[str], **columns: list, **arguments) -> Sequence[float]
 
-with one entry per response; ``columns`` are the user's own columns of the prompt file. A rule must give the
-same scores for the same responses, or a repeated task would not repeat its result.
+with one entry per response; ``columns`` are the user's own columns of the prompt file, and of conversations
+of several turns ``response_messages``, a list of {role, content} messages each. A rule must give the same
+scores for the same responses, or a repeated task would not repeat its result.
 """
 
-import math
-import traceback
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
 
-from pipeline.config import RuleConfig
-from pipeline.plugins import load_plugin
-from pipeline.schemas import extra_columns
+from pipeline.plugincalls import Calls, Trouble, misfit, open_calls, score
+from pipeline.plugincheck import plugin_of
+from pipeline.rewardconfig import RowsPerCall, RuleConfig
 from stages.context import UserError
+from stages.rewards.rows import name_of, rule_inputs
 
 
 class RuleFailed(RuntimeError):
-    """The user's function raised an error of its own; perhaps not the next time."""
-
-    def __init__(self, name: str, config: RuleConfig, error: Exception) -> None:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        super().__init__(
-            f"reward component {name!r} ({config.function}) raised {type(error).__name__}: {error} "
-            f"at {last.filename}:{last.lineno}"
-        )
+    """The user's function raised an error of its own, ended its process or took too long; perhaps not the
+    next time."""
 
 
-def rule_scores(name: str, config: RuleConfig, rows: pa.Table) -> list[float]:
-    """One number per row of a rollout table. Raises UserError when the rule gives anything else."""
-    columns = {column: rows[column].to_pylist() for column in extra_columns(rows).column_names}
-    rule = load_plugin(f"reward.components.{name}.function", config.function)
-    prompts, responses = rows["prompt_text"].to_pylist(), rows["response_text"].to_pylist()
-    try:
-        scores = rule(prompts=prompts, responses=responses, **columns)
-    except Exception as error:
-        raise RuleFailed(name, config, error) from error
-    return checked(name, config, scores, rows)
+def rule_scores(name: str, config: RuleConfig, rows: pa.Table) -> tuple[list[float], dict[str, float]]:
+    """One number per row of a rollout table; and how many rows took too long, where that is no error.
+
+    The scores do not depend on the number of workers, nor does which row an error names.
+
+    Raises:
+        PluginError: the rule cannot be imported.
+        UserError: it cannot be called with these columns, or returned something else than numbers.
+        RuleFailed: it gave no answer.
+    """
+    slices = list(call_slices(rows, config.rows_per_call))
+    if not slices:
+        return [], {}
+    inputs = rule_inputs(rows)
+    scores: list[float] = []
+    num_late = 0
+    with open_calls(plugin_of(name, config), min(config.workers, len(slices))) as calls:
+        check_fits(calls, [*inputs, *config.arguments], config.time_limit)
+        futures = []
+        for part in slices:
+            arguments = {key: values[part] for key, values in inputs.items()}
+            length, seconds = part.stop - part.start, config.time_limit * (part.stop - part.start)
+            asked = calls.ask(seconds, score, {**arguments, **config.arguments}, length)
+            futures.append((part, seconds, asked))
+        for part, seconds, future in futures:
+            answer = calls.answer(future, seconds)
+            if isinstance(answer, Trouble):
+                length = part.stop - part.start
+                answer = [substitute(name, config, answer, rows.slice(part.start, length))] * length
+                num_late += length
+            scores += answer
+    return scores, {} if config.timeout_score is None else {f"late/{name}": float(num_late)}
 
 
-def checked(name: str, config: RuleConfig, scores: Any, rows: pa.Table) -> list[float]:
-    """The rule's answer, if it is one finite number per row."""
-    who = f"reward component {name!r} ({config.function})"
-    try:
-        answer = list(scores)
-    except TypeError:
-        raise UserError(f"{who} returned {type(scores).__name__} instead of a list of numbers") from None
-    if len(answer) != rows.num_rows:
-        raise UserError(f"{who} returned {len(answer)} scores for {rows.num_rows} responses")
-    for index, score in enumerate(answer):
-        if not is_finite_number(score):
-            where = f"prompt_id {rows['prompt_id'][index]}, sample {rows['sample_index'][index]}"
-            raise UserError(f"{who} returned {score!r} for {where}; a finite number is wanted")
-    return [float(score) for score in answer]
+def call_slices(rows: pa.Table, rows_per_call: RowsPerCall) -> Iterator[slice]:
+    """The rows of each call. Responses of a prompt lie side by side."""
+    keys: Sequence[Any] = range(rows.num_rows)
+    if rows_per_call is RowsPerCall.PROMPT:
+        keys = rows["prompt_id"].to_pylist()
+    elif rows_per_call is RowsPerCall.SHARD:
+        keys = [None] * rows.num_rows
+    start = 0
+    for _, group in groupby(keys):
+        stop = start + len(list(group))
+        yield slice(start, stop)
+        start = stop
 
 
-def is_finite_number(score: Any) -> bool:
-    """Python's, NumPy's and torch's scalars count; text and arrays do not."""
-    try:
-        return not isinstance(score, str | bytes) and math.isfinite(float(score))
-    except (TypeError, ValueError, RuntimeError):
-        return False
+def check_fits(calls: Calls, names: Sequence[str], seconds: float) -> None:
+    """Raises UserError when the rule cannot be called with these arguments, PluginError without a rule."""
+    trouble = calls.answer(calls.ask(seconds, misfit, names, 0), seconds)
+    if trouble:
+        raise UserError(trouble.text)
+
+
+def substitute(name: str, config: RuleConfig, trouble: Trouble, rows: pa.Table) -> float:
+    """The score of a call that took too long, where one is configured; else raises what went wrong."""
+    if trouble.is_late and config.timeout_score is not None:
+        return config.timeout_score
+    where = name_of(rows, 0 if trouble.index is None else trouble.index)
+    if trouble.index is None and rows.num_rows > 1:
+        where += f" to {name_of(rows, rows.num_rows - 1)}"
+    text = f"reward component {name!r} ({config.function}) {trouble.text} for {where}"
+    if trouble.is_users:
+        raise UserError(text)
+    error = RuleFailed(text)
+    if trouble.trace:
+        error.add_note(f"In its process: {trouble.trace}")
+    raise error

@@ -92,7 +92,7 @@ def always_raising(cluster, inputs, environment, tmp_path_factory) -> SlurmRun:
     """A rule of the user's is wrong."""
     folder = tmp_path_factory.mktemp("always_raising")
     (folder / "my_wrong_rules.py").write_text("def score(**columns):\n    raise KeyError('my own mistake')\n")
-    rule = "+reward.components.mine={kind: rule, function: 'my_wrong_rules:score'}"
+    rule = "+reward.components.mine={kind: rule, function: 'my_wrong_rules:score', trial: false}"
     words = ["iterations=1", "rollout.num_shards=1", "scheduler.max_attempts=2", rule, *CPU_ONLY]
     run = prepare(cluster, inputs, folder / "run", environment, *words, folder=folder)
     run.submit()
@@ -124,7 +124,10 @@ def test_jobs_are_preempted_cancelled_requeued_and_killed(
     kill(run, at_random_moment(run, "reward", chance))
     kill(run, run.wait_for_job("driver"))
     run.wait_for(lambda: failed(run), "the guard, which finds the killed task")
-    assert "FAILED" in {job.state for job in run.jobs_ever() if job.stage == "driver"}
+    run.wait_for(
+        lambda: "FAILED" in {job.state for job in run.jobs_ever() if job.stage == "driver"},
+        "the killed driver",
+    )
 
     requeued = at_random_moment(run, "rollout", chance)
     run.cluster.call("scontrol", "requeue", requeued.id)

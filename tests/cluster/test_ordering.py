@@ -19,6 +19,12 @@ from pipeline.submissions import begin_call
 from pipeline.tasks import PREPARE, Stage, Task
 
 ITERATIONS = 3
+POOLS = [
+    "+reward.components.rule={kind: rule, function: 'stages.rewards.ready:repetition_penalty', pool: small}",
+    "reward.components.rm.pool=big",
+    "scheduler.pools.small.partition=cpu",
+    "scheduler.pools.big.partition=update",
+]
 
 
 def test_a_run_goes_on_by_itself_and_leaves_nothing_behind(cluster, inputs, environment, tmp_path):
@@ -52,6 +58,7 @@ def test_whatever_happens_to_jobs_the_run_ends(cluster, inputs, environment, tmp
         f"iterations={ITERATIONS}",
         "rollout.num_shards=4",
         "scheduler.max_attempts=20",
+        *(POOLS if seed == 0 else ()),
         seconds=0.5,
     )
     run.submit()

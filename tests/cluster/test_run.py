@@ -37,7 +37,8 @@ def of_three_iterations(run_dir: Path) -> list[str]:
         f"run_dir={run_dir}",
         f"iterations={ITERATIONS}",
         f"rollout.num_shards={SHARDS}",
-        "+reward.components.brevity={kind: rule, function: 'my_rules:brevity', weight: 0.5}",
+        "+reward.components.brevity={kind: rule, function: 'my_rules:brevity', weight: 0.5, "
+        "rows_per_call: shard, trial: false}",
     ]
 
 

@@ -1,0 +1,111 @@
+"""The plug-ins of a configuration, tried before anything runs: in processes of their own, so that none can
+hang or crash what asks, and so that what they import (torch, vLLM) stays out of it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.config import Config
+from pipeline.plugincalls import Calls, Plugin, Trouble, misfit, open_calls, score
+from pipeline.plugins import RULES, PluginError
+from pipeline.rewardconfig import RewardModelConfig, RowsPerCall, RuleConfig
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The first usable row of a prompt file."""
+
+    source: str
+    """The file, as KEY=PATH."""
+    prompt_id: str
+    prompt: str
+    columns: Mapping[str, Any]
+    """The user's own columns."""
+
+
+def plugin_of(name: str, rule: RuleConfig) -> Plugin:
+    """The function of a rule component."""
+    return Plugin(f"reward.components.{name}.function", rule.function, RULES, rule.import_limit)
+
+
+def check_rules(config: Config, samples: Sequence[Sample]) -> None:
+    """Call every rule on an empty response to each sample's prompt: any policy may write one.
+
+    Raises:
+        PluginError: a rule cannot be imported, does not take its arguments, or gives no number.
+    """
+    for name, component in config.reward.components.items():
+        if isinstance(component, RuleConfig):
+            with open_calls(plugin_of(name, component), 1) as calls:
+                for sample in samples:
+                    _check_signature(calls, component, config, sample)
+                    if component.trial:
+                        _try_rule(calls, name, component, config, sample)
+
+
+def _check_signature(calls: Calls, rule: RuleConfig, config: Config, sample: Sample) -> None:
+    """A module that is missing here is no error of a rule that has no trial: its own jobs may have it."""
+    names = [*_trial_row(config, sample), *rule.arguments]
+    trouble: Trouble | None = calls.answer(calls.ask(rule.time_limit, misfit, names, 0), rule.time_limit)
+    if trouble and (rule.trial or not trouble.is_elsewhere):
+        raise PluginError(trouble.text)
+
+
+def _trial_row(config: Config, sample: Sample) -> dict[str, Any]:
+    """What a rule gets of an empty response."""
+    row = {**sample.columns, "prompts": sample.prompt, "responses": ""}
+    if config.rollout.multi_turn:
+        row["response_messages"] = [{"role": "assistant", "content": ""}]
+    return row
+
+
+def _try_rule(calls: Calls, name: str, rule: RuleConfig, config: Config, sample: Sample) -> None:
+    is_group = rule.rows_per_call is RowsPerCall.PROMPT
+    num_rows = config.rollout.samples_per_prompt if is_group else 1
+    row, seconds = _trial_row(config, sample), rule.time_limit * num_rows
+    arguments = {key: [value] * num_rows for key, value in row.items()} | rule.arguments
+    answer = calls.answer(calls.ask(seconds, score, arguments, num_rows), seconds)
+    if isinstance(answer, Trouble) and not (answer.is_late and rule.timeout_score is not None):
+        raise PluginError(
+            f"reward.components.{name}.function={rule.function}: {answer.text} for an empty response to "
+            f"prompt_id {sample.prompt_id} of {sample.source}; if it needs what only its jobs have, set "
+            f"reward.components.{name}.trial=false"
+        )
+
+
+def check_scheduler(config: Config) -> None:
+    """Import the scheduler of conversations. Raises PluginError if it is no function of one argument."""
+    if config.rollout.multi_turn:
+        plugin = Plugin("rollout.multi_turn.scheduler", config.rollout.multi_turn.scheduler)
+        if trouble := tried(plugin, num_arguments=1):
+            raise PluginError(trouble.text)
+
+
+def check_engines(config: Config) -> Iterator[str]:
+    """Import the user's own engines. Yields a line for each that cannot be tried on this machine.
+
+    Raises:
+        PluginError: one is missing, or not a function of configuration and directory.
+    """
+    components = config.reward.components.items()
+    named = {
+        f"reward.components.{n}.engine": c.engine for n, c in components if isinstance(c, RewardModelConfig)
+    }
+    for key, name in {
+        "rollout.engine": config.rollout.engine,
+        "reward.engine": config.reward.engine,
+        **named,
+    }.items():
+        trouble = tried(Plugin(key, name), num_arguments=2) if name and ":" in name else None
+        if trouble and trouble.is_elsewhere:
+            yield f"warning: {trouble.text}; compute nodes may have it"
+        elif trouble:
+            raise PluginError(trouble.text)
+
+
+def tried(plugin: Plugin, num_arguments: int) -> Trouble | None:
+    """Import a function. Returns why it cannot be called with so many positional arguments, if it cannot."""
+    with open_calls(plugin, 1) as calls:
+        found: Trouble | None = calls.answer(calls.ask(plugin.import_limit, misfit, [], num_arguments), 0)
+        return found

@@ -1,0 +1,16 @@
+"""What is wrong with one key of the configuration."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One key that cannot be used as given."""
+
+    key: str
+    value: Any
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value}: {self.why}"

@@ -1,0 +1,127 @@
+"""Calls of a user's function in threads of their own, each with a limit of time.
+
+The threads are daemons: one that is stuck keeps no process from ending. Code that never lets go of the
+interpreter lock (a regular expression that backtracks without end) stops every thread of Python's, the one
+that watches the time too; for that one the C library's watchdog ends the process.
+"""
+
+import faulthandler
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from stages.engines.base import Stopped
+
+_POLL_SECONDS = 0.1
+"""How soon a wait notices that a call is late, or that the process is to stop."""
+_STANDARD_ERROR = 2
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a call came to: what it returned, or what it raised."""
+
+    returned: Any = None
+    raised: BaseException | None = None
+
+
+class Late(TimeoutError):
+    """A call is not back after its time."""
+
+    def __init__(self, key: int) -> None:
+        super().__init__(f"call {key} is late")
+        self.key = key
+
+
+class Calls:
+    """Calls by a key of the caller's."""
+
+    def __init__(self, function: Callable[[Any], Any], workers: int, seconds: float) -> None:
+        """``workers`` calls run at once; each may take ``seconds``, the time in the queue not counted."""
+        self._function = function
+        self._workers = workers
+        self._seconds = seconds
+        self._asked: SimpleQueue[tuple[int, Any] | None] = SimpleQueue()
+        self._answered: SimpleQueue[tuple[int, Answer]] = SimpleQueue()
+        self._num_open = 0
+        self._num_threads = 0
+        self._lock = threading.Lock()
+        self._began: dict[int, float] = {}
+        self._is_closed = False
+
+    def start(self, key: int, argument: Any) -> None:
+        """Call the function as soon as a thread is free."""
+        if self._num_threads < min(self._workers, self._num_open + 1):
+            self._num_threads += 1
+            threading.Thread(target=self._work, daemon=True).start()
+        self._num_open += 1
+        self._asked.put((key, argument))
+
+    def answers(self, wait: bool, should_stop: Callable[[], bool]) -> dict[int, Answer]:
+        """Of the calls that are back and were not given before.
+
+        Args:
+            wait: for one at least, if there are open calls.
+
+        Raises:
+            Late: a call has taken longer than it may.
+            Stopped: there is none yet, and ``should_stop`` holds.
+        """
+        found: dict[int, Answer] = {}
+        while self._num_open:
+            self._check_time()
+            try:
+                is_waiting = wait and not found
+                key, answer = self._answered.get(is_waiting, _POLL_SECONDS)
+            except Empty:
+                if not is_waiting:
+                    break
+                if should_stop():
+                    raise Stopped from None
+                continue
+            found[key] = answer
+            self._num_open -= 1
+        return found
+
+    def close(self) -> None:
+        """Let the threads go; what still runs is not waited for."""
+        for _ in range(self._num_threads):
+            self._asked.put(None)
+        with self._lock:
+            self._is_closed = True
+            faulthandler.cancel_dump_traceback_later()
+
+    def _work(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            key, argument = asked
+            self._note(key, time.monotonic())
+            try:
+                answer = Answer(returned=self._function(argument))
+            except BaseException as error:  # also SystemExit: the caller would wait for a thread that is gone
+                answer = Answer(raised=error)
+            self._note(key, None)
+            self._answered.put((key, answer))
+
+    def _note(self, key: int, began: float | None) -> None:
+        """A call begins or ends. The watchdog is set to twice the time of the oldest one that runs."""
+        with self._lock:
+            if began is None:
+                del self._began[key]
+            else:
+                self._began[key] = began
+            if self._is_closed:
+                return
+            if self._began:
+                left = min(self._began.values()) + 2 * self._seconds - time.monotonic()
+                faulthandler.dump_traceback_later(max(left, 0.001), exit=True, file=_STANDARD_ERROR)
+            else:
+                faulthandler.cancel_dump_traceback_later()
+
+    def _check_time(self) -> None:
+        with self._lock:
+            oldest = min(self._began, key=self._began.__getitem__, default=None)
+            if oldest is not None and time.monotonic() - self._began[oldest] > self._seconds:
+                raise Late(oldest)

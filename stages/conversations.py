@@ -1,0 +1,297 @@
+"""Conversations of several turns: after each turn of the policy's, the user's scheduler says what comes next.
+
+    def step(conversation: Conversation) -> list[dict[str, str]] | None
+
+It returns the messages to continue with, ``{"role": ..., "content": ...}`` each, or None to stop. It must say
+the same for the same conversation, or a repeated task would not repeat its result: a task that goes on after
+a warning may ask again. Calls come from several threads at once.
+"""
+
+import copy
+import json
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import cycle
+from typing import Any
+
+import pyarrow as pa
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from pipeline.config import Config
+from pipeline.data import Message
+from pipeline.plugins import load_plugin
+from pipeline.rolloutconfig import MultiTurnConfig
+from pipeline.schemas import FinishReason, extra_columns
+from pipeline.seeds import derive_seed
+from pipeline.sources import shown
+from stages.calls import Answer, Calls, Late
+from stages.chat import as_dicts, continuation_text
+from stages.context import UserError
+from stages.engines.base import Generator, Request, Response, Turns
+from stages.episodes import BEFORE_THE_FIRST_TURN, Episode
+
+SCHEDULER_KEY = "rollout.multi_turn.scheduler"
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What a scheduler is given after a turn of the policy's: copies, which it may change as it likes."""
+
+    prompt_id: str
+    sample_index: int
+    """0 to n - 1 among the samples of a prompt; -1 is a greedy one, of an evaluation or for ReMax."""
+    prompt_text: str
+    """What the policy was given, rendered by the chat template if there is one."""
+    prompt_messages: list[dict[str, str]] | None
+    """The prompt's chat messages; None if it is plain text."""
+    response_messages: list[dict[str, str]]
+    """What followed the prompt: the policy's turns (role assistant) and what the scheduler said to them. The
+    last one is the turn that the policy has just ended."""
+    num_turns: int
+    """Turns of the policy so far, at least 1."""
+    columns: Mapping[str, Any]
+    """The user's own columns of the prompt's row."""
+
+    @property
+    def last_turn(self) -> str:
+        """What the policy has just written, without special tokens."""
+        return self.response_messages[-1]["content"]
+
+
+class SchedulerFailed(RuntimeError):
+    """The user's scheduler raised an error of its own, or took too long; perhaps not the next time."""
+
+
+@contextmanager
+def open_conversations(
+    config: Config,
+    prompts: pa.Table,
+    samples: Sequence[int],
+    requests: Sequence[Request],
+    tokenizer: PreTrainedTokenizerBase,
+    generator: Generator,
+    should_stop: Callable[[], bool],
+) -> "Iterator[Conversations | None]":
+    """The conversations of a task's requests; None where they have one turn.
+
+    Args:
+        prompts: a row per request.
+        samples: ``sample_index`` of each request of a prompt, as in :func:`stages.responding.respond`.
+        generator: that the requests are for.
+        should_stop: waiting for the scheduler ends once it holds.
+
+    Raises:
+        PluginError: there is no such scheduler.
+    """
+    settings = config.rollout.multi_turn
+    if settings is None:
+        yield None
+        return
+    calls = Calls(load_plugin(SCHEDULER_KEY, settings.scheduler), settings.workers, settings.step_seconds)
+    openings = openings_of(prompts, samples)
+    room = Room(config.rollout.max_new_tokens, settings.max_turn_tokens, generator.limits.context)
+    problem_with = generator.problem_with
+    try:
+        yield Conversations(settings, openings, requests, tokenizer, room, problem_with, calls, should_stop)
+    finally:
+        calls.close()
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a conversation begins with."""
+
+    prompt_id: str
+    sample_index: int
+    prompt_text: str
+    prompt_messages: list[dict[str, str]] | None
+    columns: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"prompt_id {self.prompt_id}, sample {self.sample_index}"
+
+
+def openings_of(prompts: pa.Table, samples: Sequence[int]) -> list[Opening]:
+    """One per row of ``prompts``, which has each prompt once per sample."""
+    extra = extra_columns(prompts).to_pylist() if extra_columns(prompts).num_columns else cycle([{}])
+    named = prompts.select(["prompt_id", "prompt_text", "prompt_messages"]).to_pylist()
+    return [
+        Opening(row["prompt_id"], sample, row["prompt_text"], _parsed(row["prompt_messages"]), columns)
+        for row, columns, sample in zip(named, extra, cycle(samples), strict=False)
+    ]
+
+
+def _parsed(messages: str | None) -> list[dict[str, str]] | None:
+    return None if messages is None else json.loads(messages)
+
+
+@dataclass(frozen=True)
+class Room:
+    """How much a conversation may hold."""
+
+    response_tokens: int
+    """rollout.max_new_tokens: of all turns and of what comes between them."""
+    turn_tokens: int | None
+    context: int
+
+    def of_turn(self, num_prompt: int, num_response: int) -> int:
+        """Most tokens of the next turn; less than 1 where there is no room for one."""
+        left = min(self.response_tokens - num_response, self.context - num_prompt - num_response)
+        return left if self.turn_tokens is None else min(left, self.turn_tokens)
+
+
+class Conversations(Turns):
+    """All conversations of a task, by the index of their first request: the engine's turns, as seen by the
+    user's scheduler."""
+
+    def __init__(
+        self,
+        settings: MultiTurnConfig,
+        openings: Sequence[Opening],
+        requests: Sequence[Request],
+        tokenizer: PreTrainedTokenizerBase,
+        room: Room,
+        problem_with: Callable[[Request], str | None],
+        calls: Calls,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self._settings = settings
+        self._openings = openings
+        self._requests = requests
+        self._tokenizer = tokenizer
+        self._room = room
+        self._problem_with = problem_with
+        self._calls = calls
+        self._should_stop = should_stop
+        self._episodes: dict[int, Episode] = {}
+        self._over: dict[int, None] = {}
+
+    def ended(self, index: int, response: Response) -> None:
+        text = str(self._tokenizer.decode(response.tokens, skip_special_tokens=True))
+        episode = self._episodes.get(index, BEFORE_THE_FIRST_TURN).with_turn(response, text)
+        self._episodes[index] = episode
+        if response.finish_reason is FinishReason.STOP and episode.num_turns < self._settings.max_turns:
+            self._calls.start(index, self._conversation(index))
+        else:
+            self._over[index] = None
+
+    def due(self, wait: bool) -> Mapping[int, Request | None]:
+        """As any engine's turns.
+
+        Raises:
+            Stopped: nothing has come back yet, and the process is to stop.
+            SchedulerFailed: the scheduler raised an error, or is late.
+            UserError: it returned what it may not, or the chat template refuses its messages.
+        """
+        answers: dict[int, Request | None] = dict(self._over)
+        self._over.clear()
+        try:
+            back = self._calls.answers(wait and not answers, self._should_stop)
+        except Late as late:
+            raise SchedulerFailed(
+                f"{self._who} was not back after rollout.multi_turn.step_seconds="
+                f"{self._settings.step_seconds:g} for {self._openings[late.key]}"
+            ) from None
+        return answers | {index: self._next_request(index, answer) for index, answer in back.items()}
+
+    def episode(self, index: int, response: Response) -> Episode:
+        """What a conversation that is over came to; ``response`` is its last."""
+        if index in self._episodes:
+            return self._episodes[index]
+        return replace(BEFORE_THE_FIRST_TURN, finish_reason=response.finish_reason)
+
+    @property
+    def _who(self) -> str:
+        return f"{SCHEDULER_KEY}={self._settings.scheduler}"
+
+    def _conversation(self, index: int) -> Conversation:
+        opening, episode = self._openings[index], self._episodes[index]
+        return Conversation(
+            prompt_id=opening.prompt_id,
+            sample_index=opening.sample_index,
+            prompt_text=opening.prompt_text,
+            prompt_messages=copy.deepcopy(opening.prompt_messages),
+            response_messages=as_dicts(episode.messages or ()),
+            num_turns=episode.num_turns,
+            columns=copy.deepcopy(opening.columns),
+        )
+
+    def _next_request(self, index: int, answer: Answer) -> Request | None:
+        """None when the conversation is over: the scheduler ends it, or there is no room for what it says and
+        one token more, or the model cannot take what it says. In the latter two it is left out whole."""
+        opening, first, episode = self._openings[index], self._requests[index], self._episodes[index]
+        messages = self._messages(opening, answer)
+        if messages is None:
+            return None
+        said = self._tokens(opening, episode, messages)
+        room = self._room.of_turn(len(first.prompt_tokens), len(episode.tokens) + len(said))
+        tokens = [*first.prompt_tokens, *episode.tokens, *said]
+        if room < 1:
+            self._episodes[index] = replace(episode, finish_reason=FinishReason.LENGTH)
+            return None
+        seed = derive_seed(first.seed, "turn", episode.num_turns)
+        following = replace(first, prompt_tokens=tokens, max_new_tokens=room, seed=seed)
+        if problem := self._problem_with(following):
+            print(f"{opening}: the conversation ends after turn {episode.num_turns}: {problem}", flush=True)
+            self._episodes[index] = replace(episode, finish_reason=FinishReason.REFUSED)
+            return None
+        self._episodes[index] = episode.with_answer(said, messages)
+        return following
+
+    def _messages(self, opening: Opening, answer: Answer) -> tuple[Message, ...] | None:
+        if error := answer.raised:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{last.filename}:{last.lineno}"
+            raise SchedulerFailed(
+                f"{self._who} raised {type(error).__name__}: {error} for {opening}, at {where}"
+            ) from error
+        if problem := problem_with(answer.returned):
+            raise UserError(
+                f"{self._who} returned {problem} for {opening}; wanted is a list of messages, "
+                '{"role": ..., "content": ...} each, or None to stop'
+            )
+        if answer.returned is None:
+            return None
+        return tuple(Message(message["role"], message["content"]) for message in answer.returned)
+
+    def _tokens(self, opening: Opening, episode: Episode, messages: Sequence[Message]) -> list[int]:
+        """Ids of what is new: after a chat prompt by the chat template, else the contents as they are."""
+        text = "".join(message.content for message in messages)
+        if opening.prompt_messages is not None:
+            end = str(self._tokenizer.decode(episode.tokens[-1:], skip_special_tokens=False))
+            try:
+                text = continuation_text(messages, end, self._tokenizer)
+            except TemplateError as error:
+                raise UserError(
+                    f"the policy's chat template refuses what {self._who} returned for {opening}: {error}"
+                ) from error
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
+
+
+def problem_with(returned: Any) -> str | None:
+    """Why that is not what a scheduler returns, in words; None when it is."""
+    if returned is None:
+        return None
+    if not isinstance(returned, list | tuple):
+        return shown(returned)
+    if not returned:
+        return "an empty list"
+    for place, message in enumerate(returned):
+        if not isinstance(message, Mapping) or message.keys() != {"role", "content"}:
+            return f"{shown(message)} as message {place}"
+        for key in ("role", "content"):
+            if not is_text(message[key]):
+                return f"{shown(message[key])} as {key} of message {place}"
+    return None
+
+
+def is_text(value: Any) -> bool:
+    """Whether it is text that can be written as UTF-8: no half of a surrogate pair."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False

@@ -1,0 +1,97 @@
+"""What engines compile, kept from task to task under the run directory.
+
+Compilers write to their caches at any time, and array elements share the run directory. So each process
+works in a folder of its own on the node, which begins as a copy of what the run has; the first that has
+something to keep publishes its folder as a whole, by one rename, and what was published is never changed.
+
+Such caches hold code and pickles. One is used only where nobody but its owner, who is the user of this task,
+can have written it.
+"""
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from xxhash import xxh3_128_hexdigest
+
+from pipeline.paths import RunPaths
+
+
+@dataclass(frozen=True)
+class KeptCache:
+    """The folder of one process, and where it is published."""
+
+    folder: Path
+    published: Path | None
+    """None: it is not to be kept."""
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """For vLLM, torch's compiler and Triton."""
+        return {
+            "VLLM_CACHE_ROOT": str(self.folder / "vllm"),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),
+            "TRITON_CACHE_DIR": str(self.folder / "triton"),
+        }
+
+    def publish(self) -> None:
+        """Keep what is in the folder, unless another process was first; then remove the folder."""
+        if self.published is not None and not self.published.exists() and any(self.folder.glob("*")):
+            _publish(self.folder, self.published)
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def private_cache(run_dir: Path, key: str, is_kept: bool) -> KeptCache:
+    """A folder for this process, with what the run has for ``key``.
+
+    Args:
+        key: everything that compiled code depends on.
+        is_kept: whether to take what was kept, and to keep what comes new.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="slurm-ppo-engine-"))
+    if not is_kept or not run_dir.is_dir():
+        return KeptCache(folder, None)
+    published = RunPaths(run_dir).compiled / xxh3_128_hexdigest(key.encode())
+    try:
+        problem = distrust(published) if published.is_dir() else None
+        if published.is_dir() and not problem:
+            shutil.copytree(published, folder, dirs_exist_ok=True)
+    except OSError as error:  # nothing is lost but time
+        problem = str(error)
+    if problem:
+        print(f"{published} is not used: {problem}", flush=True)
+    return KeptCache(folder, None if problem else published)
+
+
+def distrust(folder: Path) -> str | None:
+    """Why another than this user may have written to a folder; None if nobody can."""
+    for path in (folder, *folder.rglob("*")):
+        found = path.lstat()
+        if stat.S_ISLNK(found.st_mode):
+            return f"{path} is a link"
+        if found.st_uid != os.getuid():
+            return f"{path} belongs to another user"
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"others may write to {path}"
+    return None
+
+
+def _publish(folder: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    own = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
+    try:
+        shutil.copytree(folder, own, symlinks=False)
+        for path in (own, *own.rglob("*")):
+            path.chmod(path.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))
+        own.rename(target)
+    except OSError as error:  # another was first, or the disk is full: the next task compiles again
+        print(f"what was compiled is not kept: {error}", flush=True)
+        shutil.rmtree(own, ignore_errors=True)

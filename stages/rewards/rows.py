@@ -1,0 +1,59 @@
+"""What reward models, rules and services are given of a rollout table."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from transformers import PreTrainedTokenizerBase
+
+from pipeline.schemas import extra_columns
+
+
+def rule_inputs(rows: pa.Table) -> dict[str, list[Any]]:
+    """``prompts``, ``responses`` and the user's columns, an entry per row; of conversations of several turns
+    also ``response_messages``."""
+    inputs = {column: rows[column].to_pylist() for column in extra_columns(rows).column_names}
+    if not rows["response_messages"].null_count:  # all rows have them, or none
+        inputs["response_messages"] = list(map(json.loads, rows["response_messages"].to_pylist()))
+    texts = {"prompts": rows["prompt_text"].to_pylist(), "responses": rows["response_text"].to_pylist()}
+    return {**inputs, **texts}
+
+
+def name_of(rows: pa.Table, index: int) -> str:
+    """A row as errors name it."""
+    return f"prompt_id {rows['prompt_id'][index]}, sample {rows['sample_index'][index]}"
+
+
+def conversation_texts(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
+    """Per row what :func:`conversation_ids` takes."""
+    names = ("prompt_text", "prompt_messages", "response_text", "response_messages")
+    return zip(*(rows[name].to_pylist() for name in names), strict=True)
+
+
+def conversation_ids(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    messages: str | None,
+    response: str,
+    following: str | None = None,
+) -> list[int]:
+    """The conversation in a reward model's own words: its template, its ids.
+
+    Args:
+        messages: of the prompt, as JSON; None if it is plain text.
+        following: what followed them, as JSON. Default: the response.
+    """
+    if messages is None:
+        return token_ids(tokenizer, prompt + response, special=True)
+    answer = json.loads(following) if following else [{"role": "assistant", "content": response}]
+    conversation = [*json.loads(messages), *answer]
+    if tokenizer.chat_template:
+        text = tokenizer.apply_chat_template(conversation, tokenize=False)
+        return token_ids(tokenizer, str(text), special=False)
+    return token_ids(tokenizer, "\n".join(message["content"] for message in conversation), special=True)
+
+
+def token_ids(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> list[int]:
+    ids: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
+    return ids

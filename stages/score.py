@@ -1,0 +1,29 @@
+"""Score: one rollout shard, by the components of one pool. Its reward task sums these with the rest."""
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.schemas import ROLLOUT, SCORE, component_column, conform, is_sampled, version_of
+from pipeline.shards import write_shard
+from pipeline.tasks import PREPARE, Stage, Task
+from stages.context import Context, Result
+from stages.responding import num_tokens
+from stages.rewards.components import component_scores
+
+
+def run(task: Task, context: Context) -> Result:
+    context.read(PREPARE)
+    source = context.read(Task(task.iteration, Stage.ROLLOUT, task.shard))
+    rows = context.table(source.task, ROLLOUT)
+    scores, metrics = component_scores(context, rows, context.config.reward.components_of(task.pool))
+    output = write_shard(context.paths, context.files.data(context.attempt), score_table(rows, scores))
+    metrics["responses"] = float(pc.sum(is_sampled(rows)).as_py())
+    metrics["response_tokens"] = num_tokens(rows)
+    return Result((output,), rows.num_rows, version_of(SCORE), source.policy_version, metrics)
+
+
+def score_table(rows: pa.Table, scores: dict[str, list[float]]) -> pa.Table:
+    """Each component's scores beside the names of the responses, row by row."""
+    columns = {component_column(name): pa.array(values, pa.float64()) for name, values in scores.items()}
+    names = {column: rows[column].combine_chunks() for column in ("prompt_id", "sample_index")}
+    return conform(names, SCORE, extra=pa.table(columns))

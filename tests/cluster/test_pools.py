@@ -1,0 +1,91 @@
+"""Pools on a real Slurm: components scored by arrays of their own, each in the partition it was given."""
+
+import json
+
+from cluster.scenario import kill_job, policy_of, prepare, prepare_noops
+
+RULES = """
+import os
+
+def noted(*, responses, **columns):
+    if notes := os.environ.get("NOTES"):  # validate tries rules too
+        with open(notes, "a") as file:
+            file.write(os.environ["SLURM_JOB_PARTITION"] + "\\n")
+    return [float(len(response)) for response in responses]
+"""
+COMPONENTS = [
+    # A rule of weight 0, so that the policy is that of the reward model alone.
+    "+reward.components.noted={kind: rule, function: 'pool_rules:noted', weight: 0.0, pool: rules}",
+    "reward.components.rm.pool=models",
+    "scheduler.pools.rules.partition=cpu",
+    "scheduler.pools.models.partition=update",
+    "scheduler.pools.models.gpus_per_node=1",
+]
+
+
+def test_pools_score_in_arrays_and_partitions_of_their_own(
+    cluster, inputs, complete_run, environment, tmp_path
+):
+    (tmp_path / "pool_rules.py").write_text(RULES)
+    notes = f"scheduler.environment={{NOTES: '{tmp_path / 'notes'}'}}"
+    words = ["iterations=1", notes, *COMPONENTS]
+    run = prepare(cluster, inputs, tmp_path / "run", environment, *words, folder=tmp_path)
+    run.submit()
+    score = run.wait_for_job("score-models")
+    status = run.command("status", run.root).stdout
+    assert f"job {score.id.partition('_')[0]} on update" in status, status
+    assert max(map(len, status.splitlines()[1:-1])) <= 80, "all but the lines with the run's path"
+    run.wait_until_complete()
+    assert not run.events("failed")
+    assert run.policy() == policy_of(complete_run, 1)
+
+    partitions = {job.stage: job.partition for job in run.jobs_ever()}
+    wanted = {"rollout": "rollout", "score-models": "update", "score-rules": "cpu", "reward": "reward"}
+    assert {stage: partitions[stage] for stage in wanted} == wanted
+    assert set((tmp_path / "notes").read_text().split()) == {"cpu"}, "where the rule was called"
+
+    arrays = {event["array"].split(".")[-3]: event for event in run.events("submitted")}
+    ids = {purpose: event["job"] for purpose, event in arrays.items()}
+    for purpose in ("score-models", "score-rules"):
+        assert arrays[purpose]["elements"] == 2
+        assert arrays[purpose]["waits_for"] == f"aftercorr:{ids['rollout']}"
+    both = f"{ids['score-models']}:{ids['score-rules']}"
+    assert arrays["reward"]["waits_for"] in {
+        f"aftercorr:{both}",
+        "aftercorr:" + ":".join(both.split(":")[::-1]),
+    }
+    for shard in (0, 1):
+        scores = [run.record(1, purpose, shard) for purpose in ("score-models", "score-rules")]
+        assert run.record(1, "reward", shard)["started"] >= max(score["ended"] for score in scores)
+    (row,) = run.rows()
+    assert {"seconds/score-models", "seconds/score-rules"} <= row.keys(), json.dumps(row)
+
+
+NOOPS = [
+    "+reward.components.rule={kind: rule, function: 'stages.rewards.ready:repetition_penalty', pool: late}",
+    "reward.components.rm.pool=big",
+    "scheduler.pools.big.partition=cpu",
+    "scheduler.pools.late.partition=cpu",
+    "scheduler.pools.late.options={begin: now+1hour}",
+]
+
+
+def test_after_a_killed_score_its_reward_waits_for_the_new_one_and_still_for_the_other_pool(
+    cluster, inputs, environment, tmp_path
+):
+    run = prepare_noops(cluster, inputs, tmp_path / "run", environment, "iterations=1", *NOOPS, seconds=1)
+    run.submit()
+    run.wait_for(lambda: any(map(kill_job, score_jobs(run))), "a score that is killed")
+    (rewired,) = run.wait_for(lambda: run.events("rewired"), "a reward that is told to wait for another")
+    arrays = {job.id.partition("_")[0]: job.stage for job in run.jobs_ever()}
+    kind, *waits_for = rewired["waits_for"].split(":")
+    assert (kind, sorted(arrays[job] for job in waits_for)) == ("aftercorr", ["score-big", "score-late"])
+    late = next(job for job, stage in arrays.items() if stage == "score-late")
+    assert cluster.call("scontrol", "update", f"jobid={late}", "StartTime=now").returncode == 0
+    run.wait_until_complete()
+    (failed,) = run.events("failed")
+    assert failed["task"].startswith("1/score-big/")
+
+
+def score_jobs(run) -> list:
+    return [job for job in run.jobs("RUNNING") if job.stage == "score-big"]
