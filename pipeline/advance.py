@@ -11,7 +11,15 @@ from pipeline import journal
 from pipeline.bookkeeping import Books
 from pipeline.costs import Accountant
 from pipeline.driver import Driver, Outcome, Watcher, advance, interruptible
-from pipeline.lease import Lease, LeaseHeld, hold, hold_patiently
+from pipeline.lease import Lease, hold_patiently
+from pipeline.notify import (
+    completion,
+    failure,
+    newest_commit,
+    newest_commit_on_disk,
+    tell,
+    tell_if_stalled,
+)
 from pipeline.reconcile import Actions, GiveUp
 from pipeline.runs import Run
 from pipeline.schedulerconfig import SlurmConfig
@@ -19,8 +27,9 @@ from pipeline.slurmjobs import SlurmJobs
 from pipeline.submissions import read_control, read_limits_of, write_control
 from pipeline.submitting import Submitter
 from pipeline.tracking import NoTracker, is_behind, open_tracker
-from slurm.commands import SlurmTimeout
+from slurm.commands import SlurmError, SlurmTimeout
 from slurm.limits import read_partitions
+from slurm.submission import Refused
 
 LEASE_PATIENCE = 300.0
 """Seconds to wait for another driver's pass; longer than a lost driver's lease lasts."""
@@ -40,6 +49,8 @@ class Pass:
     given_up: tuple[GiveUp, ...] = ()
     is_watched: bool = True
     """Whether a driver job waits in the queue; not where the queue is full."""
+    newest: float = 0.0
+    """When the newest commit at hand was made, unix time; 0 for none."""
 
 
 def advance_run(run: Run, watcher: Watcher) -> Pass:
@@ -51,19 +62,42 @@ def advance_run(run: Run, watcher: Watcher) -> Pass:
         SlurmTimeout: Slurm has not answered for ten minutes.
         SlurmError: Slurm answers nonsense.
     """
+    try:
+        done = pass_patiently(run, watcher)
+    except (SlurmError, Refused, OSError) as error:  # the guards try again, for as long as it takes
+        tell_if_stalled(run, newest_commit_on_disk(run), call_begun(run), watcher.note, str(error))
+        raise
+    tell_of_pass(run, done, watcher)
+    mirror(run, watcher)
+    return done
+
+
+def pass_patiently(run: Run, watcher: Watcher) -> Pass:
+    """A pass, asking again where Slurm does not answer."""
     until = time.monotonic() + SLURM_PATIENCE
     while True:
         try:
             with hold_patiently(run.paths.locks, LEASE_PATIENCE) as lease:
-                done = one_pass(run, watcher, lease)
-            break
+                return one_pass(run, watcher, lease)
         except SlurmTimeout as error:
             if time.monotonic() > until:
                 raise
             watcher.note(f"{error}; asking again in {_RETRY_SECONDS:g} s")
             time.sleep(_RETRY_SECONDS)
-    mirror(run, watcher)
-    return done
+
+
+def tell_of_pass(run: Run, done: Pass, watcher: Watcher) -> None:
+    """Tell people what they want to hear of, outside the lease: their command may be slow."""
+    if done.outcome is Outcome.COMPLETE:
+        tell(run, completion(run), watcher.note)
+    elif done.outcome is Outcome.FAILED:
+        tell(run, failure(run, done.given_up, read_control(run.paths).call), watcher.note)
+    elif done.outcome is None:
+        tell_if_stalled(run, done.newest, call_begun(run), watcher.note)
+
+
+def call_begun(run: Run) -> float:
+    return read_control(run.paths).begun
 
 
 def one_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
@@ -75,7 +109,7 @@ def one_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
     jobs = SlurmJobs(
         run, config, read_limits_of(run.paths), Submitter(run, config, longest_time, lease.beat), watcher.note
     )
-    books = Books.open(run, NoTracker(), Accountant(run, watcher.note).row_of)
+    books = Books.open(run, NoTracker(), Accountant(run, watcher.note).facts_of)
     driver = Driver.of(run, jobs, watcher, books)
     if not driver.is_complete:
         jobs.arm()
@@ -92,7 +126,7 @@ def one_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
         return Pass(Outcome.FAILED, actions.give_up)
     if jobs.refusal:
         raise jobs.refusal
-    return Pass(None, is_watched=jobs.is_watched)
+    return Pass(None, is_watched=jobs.is_watched, newest=newest_commit(driver.records))
 
 
 def must_look_again(jobs: SlurmJobs, actions: Actions) -> bool:
@@ -118,17 +152,9 @@ def longest_time(partitions: Sequence[str]) -> float | None:
 
 
 def mirror(run: Run, watcher: Watcher) -> None:
-    """Bring W&B up to date, outside the lease: it may be slow. One writer at a time."""
-    rows = journal.read(run.paths.metrics)
-    if not is_behind(run, rows):
-        return
-    try:
-        with hold(run.paths.locks / "tracking"):
-            tracker = open_tracker(run, watcher.note)
-            tracker.replay(rows)
-            tracker.finish(0)
-    except LeaseHeld:
-        return  # whoever writes now, or the next pass, sends these rows too
+    """Bring W&B up to date, outside the lease: it may be slow."""
+    if is_behind(run, journal.read(run.paths.metrics)):
+        open_tracker(run, watcher.note).close(exit_code=0)
 
 
 def follow(run: Run, watcher: Watcher, poll_seconds: float) -> Pass:

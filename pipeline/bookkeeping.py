@@ -2,10 +2,12 @@
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline import journal
+from pipeline.attempts import Facts, attempts_of, last_written
 from pipeline.commits import (
     CorruptData,
     NotCommitted,
@@ -14,10 +16,12 @@ from pipeline.commits import (
     require_record,
     thinned_folders,
 )
+from pipeline.costs import cost_metrics
 from pipeline.metrics import Clock, iteration_row
 from pipeline.observe import Frontier, Records, sweep
 from pipeline.plan import policy_maker
 from pipeline.runs import Run
+from pipeline.spans import iteration_spans, share_metrics, to_line
 from pipeline.tasks import PREPARE, Task
 from pipeline.thinning import thin
 from pipeline.tracking import Tracker
@@ -35,13 +39,15 @@ class Books:
     run: Run
     rows: list[Row]
     tracker: Tracker
-    extra: Callable[[int], Row] = lambda iteration: {}
-    """More numbers for the row of an iteration, from elsewhere."""
+    facts: Callable[[int], Facts] = lambda iteration: Facts()
+    """What the scheduler knows of the jobs of an iteration."""
     _thinned: tuple[int, int] | None = None
     """The newest iteration and the number of evaluations when thinning was done last."""
 
     @staticmethod
-    def open(run: Run, tracker: Tracker, extra: Callable[[int], Row] = lambda iteration: {}) -> "Books":
+    def open(
+        run: Run, tracker: Tracker, facts: Callable[[int], Facts] = lambda iteration: Facts()
+    ) -> "Books":
         """Take up metrics.jsonl where it ends; rows of iterations that were taken back are gone from it."""
         rows = journal.read(run.paths.metrics)
         first = run.plan.start + 1
@@ -49,12 +55,12 @@ class Books:
         if len(kept) != len(rows) or not _ends_in_newline(run):
             journal.rewrite(run.paths.metrics, kept)
         keep_best(run, kept)  # the driver before may have been killed between the row and this
-        tracker.replay(kept)
-        return Books(run, kept, tracker, extra)
+        tracker.update()
+        return Books(run, kept, tracker, facts)
 
     def close(self, is_complete: bool) -> None:
         keep_best(self.run, self.rows)
-        self.tracker.finish(0 if is_complete else 1)
+        self.tracker.close(0 if is_complete else 1)
 
     @property
     def newest(self) -> int:
@@ -81,13 +87,22 @@ class Books:
             if any(records.readable(task) is None for task in (*tasks, policy_maker(iteration - 1))):
                 return  # its evaluation is still running, or something is being made again
             row = iteration_row(iteration, group_by_purpose(records, tasks), self._clock(records, iteration))
-            row |= self.extra(iteration)
+            row |= self._note_spans(records, iteration)
             journal.append(self.run.paths.metrics, row)
             self.rows.append(row)
-            self.tracker.log(row)
+            self.tracker.update()
             keep_best(self.run, self.rows)
             sweep(self.run.paths, [record for task in tasks if (record := records.readable(task))])
             yield row
+
+    def _note_spans(self, records: Records, iteration: int) -> Row:
+        """Write the line of spans, before the row, which says that it is there. Returns its numbers."""
+        facts = self.facts(iteration)
+        found = attempts_of(self.run, iteration, records.readable, facts, last_written(self.run, iteration))
+        spans = iteration_spans(iteration, found, time.time())
+        journal.append(self.run.paths.spans, to_line(spans))
+        costs = cost_metrics(facts, iteration)
+        return costs | share_metrics(spans.stages) if costs else {}
 
     def thin(self, frontier: Frontier) -> Iterator[str]:
         """Remove old policies and trainer states that are not to be kept. Yields what went wrong.

@@ -17,7 +17,9 @@ _STAGES = (Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE, Stage.EVALUATE)
 _FEW = 12
 """Up to so many iterations each has a marker and a tick."""
 _MANY = 200
-"""From so many points on, lines and diamonds are drawn finer."""
+"""From so many points on, lines and diamonds are drawn finer, and stacked bars as areas."""
+_MOST_POINTS = 1500
+"""Of a curve; of longer ones the lowest and highest of each part are drawn."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Chart:
 _LOW, _HIGH = "reward/mean-std", "reward/mean+std"
 """Edges of the reward's band, computed here."""
 
-_O, _H, _R = Section.OBJECTIVE, Section.HEALTH, Section.ROLLOUT
+_O, _S, _H, _R = Section.OBJECTIVE, Section.REWARDS, Section.HEALTH, Section.ROLLOUT
 _E, _P = Section.EVALUATION, Section.PIPELINE
 _REWARD = "mean total reward and a band of one standard deviation; diamonds: greedy on held-out prompts"
 _KL = "KL per response, summed over its tokens (k1); below: its coefficient"
@@ -51,8 +53,10 @@ _LENGTHS = "response_length/mean response_length/min response_length/max"
 
 CHARTS: tuple[Chart, ...] = (
     Chart(_O, "Reward", f"reward/mean {_LOW} {_HIGH} evaluate/reward", "", _REWARD, "band"),
-    Chart(_O, "Reward components", "reward/*/mean"),
+    Chart(_O, "Prompts without spread", "reward/frac_zero_std", from_zero=True),
     Chart(_O, "KL to the reference", "objective/kl", "objective/kl_coef", _KL),
+    Chart(_S, "Reward components", "reward/*/mean"),
+    Chart(_S, "Spread of reward components", "reward/*/std", from_zero=True),
     Chart(_H, "Entropy", "policy/entropy"),
     Chart(_H, "Clipping", _CLIPPED, "", _CLIPPING, from_zero=True),
     Chart(_H, "Losses", "policy/loss", "value/loss", _LOSSES),
@@ -67,6 +71,10 @@ CHARTS: tuple[Chart, ...] = (
     Chart(_P, "Seconds per stage", "seconds/*", kind="bars"),
     Chart(_P, "Tokens per second", "tokens_per_second/*", from_zero=True),
     Chart(_P, "GPU hours", "slurm/gpu_hours/*", kind="bars"),
+    Chart(_P, "Seconds in the queue", "slurm/queue_seconds/*", kind="bars"),
+    Chart(_P, "Idle share", "slurm/idle_share/*", from_zero=True),
+    Chart(_P, "Start-up share", "slurm/startup_share/*", from_zero=True),
+    Chart(_P, "Wasted share", "slurm/wasted_share", from_zero=True),
     Chart(_P, "Memory (GiB)", "memory_gib/*", from_zero=True),
     Chart(_P, "GPU memory (GiB)", "gpu_memory_gib/*", from_zero=True),
 )
@@ -81,10 +89,8 @@ def figure(chart: Chart, rows: Sequence[Row], names: Sequence[str]) -> dict[str,
     if chart.kind == "band":
         upper = _band(chart.names.split(), rows)
     else:
-        upper = [
-            _bars(rows, *found) if chart.kind == "bars" else _line(rows, *found)
-            for found in _series(chart.names.split(), names)
-        ]
+        draw = _line if chart.kind == "lines" else _bars if len(rows) <= _MANY else _area
+        upper = [draw(rows, *found) for found in _series(chart.names.split(), names)]
     if not upper:
         return None
     lower = [_line(rows, name, label, 1 + i, "y2") for name, label, i in _series(chart.lower.split(), names)]
@@ -121,9 +127,26 @@ def _is_pool(label: str) -> bool:
 
 def _points(rows: Sequence[Row], name: str) -> dict[str, list[float | None]]:
     """x and y; six digits are enough to look at, and what is not finite leaves a gap."""
-    found = [(row["iteration"], row[name]) for row in rows if name in row]
+    found = thinned([(row["iteration"], row[name]) for row in rows if name in row])
     y = [float(f"{value:.6g}") if math.isfinite(value) else None for _, value in found]
     return {"x": [iteration for iteration, _ in found], "y": y}
+
+
+def thinned(points: Sequence[tuple[float, float]], most: int = _MOST_POINTS) -> Sequence[tuple[float, float]]:
+    """At most about ``most`` points: of each part of a longer curve the lowest, the highest and one gap.
+
+    So peaks stay, and what is drawn are values of the curve. Pure.
+    """
+    if len(points) <= most:
+        return points
+    size = math.ceil(2 * len(points) / (most - 2))
+    kept = [0, len(points) - 1]
+    for start in range(0, len(points), size):
+        part = range(start, min(start + size, len(points)))
+        finite = [i for i in part if math.isfinite(points[i][1])]
+        kept += [pick(finite, key=lambda i: points[i][1]) for pick in (min, max) if finite]
+        kept += [i for i in part if i not in finite][:1] if len(finite) < len(part) else []
+    return [points[i] for i in sorted(set(kept))]
 
 
 def _line(rows: Sequence[Row], name: str, label: str, colour: int, axis: str = "y") -> dict[str, Any]:
@@ -139,6 +162,21 @@ def _line(rows: Sequence[Row], name: str, label: str, colour: int, axis: str = "
 def _bars(rows: Sequence[Row], name: str, label: str, colour: int) -> dict[str, Any]:
     marker = {"color": f"var(--c{colour % _COLOURS})", "line": {"width": 0}}
     return {"type": "bar", "name": escape(label), **_points(rows, name), "marker": marker}
+
+
+def _area(rows: Sequence[Row], name: str, label: str, colour: int) -> dict[str, Any]:
+    """One of many stacked bars, as an area; of very many iterations every second, third, ..."""
+    step = math.ceil(len(rows) / _MOST_POINTS)
+    line = {"color": f"var(--c{colour % _COLOURS})", "width": 0}
+    points = _points([{name: 0.0, **row} for row in rows[::step]], name)
+    return {
+        "type": "scatter",
+        "name": escape(label),
+        **points,
+        "mode": "lines",
+        "line": line,
+        "stackgroup": "1",
+    }
 
 
 def _band(names: Sequence[str], rows: Sequence[Row]) -> list[dict[str, Any]]:

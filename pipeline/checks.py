@@ -8,6 +8,7 @@ from pipeline.compose import ConfigError
 from pipeline.config import Config
 from pipeline.contradictions import contradictions
 from pipeline.modeldirs import num_labels, position_limit, read_json
+from pipeline.notifychecks import absolute, missing_means
 from pipeline.problem import Problem
 from pipeline.rewardconfig import Component, RemoteConfig, RewardModelConfig, RuleConfig
 
@@ -37,6 +38,7 @@ def missing_paths(config: Config) -> Iterator[Problem]:
     for key, path in _data_paths(config):
         if not Path(path).exists():
             yield Problem(key, path, "no such file or directory")
+    yield from missing_means(config.notify)
 
 
 def _label_problems(config: Config) -> Iterator[Problem]:
@@ -127,6 +129,7 @@ def _absolute(config: Config) -> Config:
             config.reward,
             components={name: _absolute_component(c) for name, c in config.reward.components.items()},
         ),
+        notify=absolute(config.notify),
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline import devcluster_cli
+from pipeline import dashboard_cli, devcluster_cli
 
 if TYPE_CHECKING:
     from pipeline.config import Config
@@ -26,6 +26,7 @@ app = typer.Typer(
 )
 
 app.add_typer(devcluster_cli.app, name="devcluster")
+app.add_typer(dashboard_cli.app, name="dashboard")
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INCOMPLETE = 1, 2, 3
 
@@ -144,6 +145,21 @@ def status(
 
 
 @app.command()
+def watch(
+    run_dir: RunDir,
+    interval: Annotated[
+        float, typer.Option("--interval", min=1, help="Seconds between two questions to Slurm.")
+    ] = 5.0,
+) -> None:
+    """Look at a run while it goes on, until it has ended or you press q. Exit codes as of status."""
+    from pipeline.runs import load_run
+    from pipeline.watch.command import watch as look_on
+
+    state = look_on(load_run(run_dir), interval)
+    raise typer.Exit({"complete": 0, "failed": EXIT_FAILED}.get(state, EXIT_INCOMPLETE))
+
+
+@app.command()
 def logs(
     run_dir: RunDir,
     stage: Annotated[
@@ -218,12 +234,44 @@ def validate(
 
 
 @app.command()
+def notify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
+    """Send a test event to notify.command and notify.webhook, and say whether it arrived.
+
+    Takes overrides, or one run directory. Exit code 1 if it did not arrive everywhere.
+    """
+    from pipeline.dryrun import imagined_run
+    from pipeline.notify import send_trial
+
+    existing = _existing_run(overrides)
+    lines, has_arrived = send_trial(existing or imagined_run(_config(overrides, config_dir)))
+    typer.echo("\n".join(lines))
+    raise typer.Exit(0 if has_arrived else EXIT_FAILED)
+
+
+@app.command()
 def report(run_dir: RunDir) -> None:
     """Write the run's report, one HTML file with the curves, and print its path."""
     from pipeline.report import write_report
     from pipeline.runs import load_run
 
     typer.echo(write_report(load_run(run_dir)))
+
+
+@app.command()
+def sync(
+    run_dir: RunDir,
+    anew: Annotated[
+        bool, typer.Option("--anew", help="Send every row to a new W&B run, as rows cannot be taken back.")
+    ] = False,
+    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds after which to give up.")] = 600,
+) -> None:
+    """Bring W&B to exactly one row per iteration, after a crash, an outage or days offline."""
+    from pipeline.runs import load_run
+    from pipeline.sync import sync as bring_up_to_date
+
+    typer.echo(
+        bring_up_to_date(load_run(run_dir), timeout, anew, say=lambda text: typer.echo(text, err=True))
+    )
 
 
 @app.command()
@@ -271,7 +319,7 @@ def _config(overrides: list[str] | None, config_dir: Path | None) -> "Config":
 
 def main() -> None:
     """Entry point: errors of the user's are one readable message and exit code 2."""
-    from pipeline.errors import scheduler_errors, user_errors
+    from pipeline.errors import service_errors, user_errors
 
     try:
         app()
@@ -279,7 +327,7 @@ def main() -> None:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
-    except scheduler_errors() as error:
+    except service_errors() as error:
         print(f"error: {error}; nothing is lost, ask again later", file=sys.stderr)
         sys.exit(EXIT_FAILED)
     except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`

@@ -15,8 +15,11 @@ from pipeline.schedulerconfig import ResourcesConfig, SlurmConfig
 from slurm.probe import Answer, Probe, Silent, run_probes
 
 PROBE_SECONDS = 120.0
-_LEFT_OUT = ("time", "mem", "cpus-per-task", "nodes", "ntasks-per-node", "signal")
-"""What a probe does not need, and would have to wait for."""
+_LEFT_OUT = (
+    *("time", "mem", "cpus-per-task", "nodes", "ntasks-per-node", "signal"),
+    *("mail-type", "mail-user"),
+)
+"""What a probe does not need, and would have to wait for; and nobody wants a mail of it."""
 _PACKAGES = ("slurm", "pipeline", "stages")
 _LIBRARIES = ("?torch", "?transformers", "?deepspeed")
 _DRIVER_PROGRAMS = ("sbatch --version", "squeue --version", "scontrol ping")

@@ -264,6 +264,9 @@ def _leaves(data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 _WORDING = {
     "function": "module:function, or the name of a ready rule such as exact_match",
     "url": "an address such as http://gpu07:8000/classify, without user name and password",
+    "mail_user": "an address such as me@example.org, or a user's name",
+    "webhook": "an address such as http://relay:8080/notify, without user name and password",
+    "webhook_env": "the name of an environment variable; the address itself belongs into no file",
     "api_key_env": "the name of an environment variable; the key itself belongs into no file",
     "scheduler": "module:function",
     "engine": "transformers, vllm, or module:function of an engine of yours",

@@ -17,6 +17,7 @@ from pipeline.configtypes import (
     PositiveInt,
     Text,
 )
+from pipeline.notifyconfig import NotifyConfig
 from pipeline.rewardconfig import RewardConfig
 from pipeline.rolloutconfig import RolloutConfig
 from pipeline.schedulerconfig import LocalConfig, SchedulerConfig
@@ -114,12 +115,14 @@ class WandbConfig:
 
     mode: WandbMode = WandbMode.AUTO
     """auto, online, offline or disabled."""
-    project: Name = "slurm-ppo"
-    """W&B project."""
+    project: Name | None = None
+    """W&B project. Default: WANDB_PROJECT, else slurm-ppo."""
     entity: str | None = None
-    """W&B user or team. Default: the key's own."""
+    """W&B user or team. Default: WANDB_ENTITY, else the key's own."""
     tags: tuple[str, ...] = ()
     """W&B tags."""
+    samples_every: NonNegativeInt = 10
+    """Show responses of the first iteration, every this many, and the last one as a table. 0: never."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -160,6 +163,8 @@ class Config:
     """Where tasks run."""
     tracking: TrackingConfig = TrackingConfig()
     """Metrics' mirrors."""
+    notify: NotifyConfig = NotifyConfig()
+    """Whom to tell when the run fails, completes or stands still."""
 
     @property
     def responses_per_iteration(self) -> int:

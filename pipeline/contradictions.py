@@ -13,10 +13,11 @@ from pipeline.algorithmconfig import (
 )
 from pipeline.config import Config
 from pipeline.enginechecks import engine_problems
+from pipeline.notifychecks import notify_problems
 from pipeline.problem import Problem
 from pipeline.rewardchecks import component_problems
 from pipeline.rewardconfig import NormalizationConfig, RewardModelConfig
-from pipeline.schedulerconfig import LocalConfig, ResourcesConfig, SlurmConfig
+from pipeline.schedulerconfig import LocalConfig, MailType, ResourcesConfig, SlurmConfig
 from pipeline.updateconfig import Precision
 from slurm.limits import parse_duration, parse_memory
 
@@ -45,6 +46,7 @@ def contradictions(config: Config) -> Iterator[Problem]:
     yield from _keeping_problems(config)
     yield from _slurm_problems(config.scheduler)
     yield from _pool_problems(config)
+    yield from notify_problems(config.notify)
     if config.data.heldout and not config.evaluate.every:
         yield Problem("data.heldout", config.data.heldout, "needs evaluate.every=N; or leave it out")
     if config.evaluate.every and not config.data.heldout:
@@ -208,6 +210,19 @@ def _slurm_problems(given: LocalConfig | SlurmConfig) -> Iterator[Problem]:
             yield from _resource_problems(stage, getattr(given, stage))
         for name, resources in given.pools.items():
             yield from _resource_problems(f"pools.{name}", resources)
+        yield from _mail_problems(given)
+
+
+def _mail_problems(given: SlurmConfig) -> Iterator[Problem]:
+    """An address that nothing is sent to; events that exclude each other."""
+    stages = {stage: getattr(given, stage) for stage in SLURM_STAGES} | dict(given.pools)
+    listed = {"scheduler": given.mail_type} | {f"scheduler.{name}": s.mail_type for name, s in stages.items()}
+    if given.mail_user and not any(listed.values()):
+        why = "nothing is sent there without scheduler.mail_type, e.g. scheduler.mail_type=[FAIL]"
+        yield Problem("scheduler.mail_user", given.mail_user, why)
+    for key, types in listed.items():
+        if types and MailType.NONE in types and len(types) > 1:
+            yield Problem(f"{key}.mail_type", ",".join(types), "NONE goes with no other")
 
 
 def _pool_problems(config: Config) -> Iterator[Problem]:

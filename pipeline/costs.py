@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pipeline.attempts import Facts
 from pipeline.runs import Run
 from pipeline.submissions import DRIVER, Ledger, Submission
 from pipeline.tasks import Stage
@@ -94,7 +95,7 @@ def wasted_share(usage: Usage) -> float:
 
 
 def metrics_of(stages: Mapping[str, Usage]) -> Row:
-    """The part of an iteration's row that comes from accounting. Pure."""
+    """The numbers of an iteration's row from what its stages cost. Pure."""
     row: Row = {}
     for stage, usage in stages.items():
         row |= {
@@ -111,21 +112,30 @@ def metrics_of(stages: Mapping[str, Usage]) -> Row:
 
 @dataclass
 class Accountant:
-    """Numbers for the rows that a pass writes; none where accounting does not answer, which is asked once."""
+    """What is known of the jobs of the iterations that a pass writes rows of. Accounting is asked for each,
+    until it does not answer."""
 
     run: Run
     note: Callable[[str], None]
     is_away: bool = field(default=False, init=False)
 
-    def row_of(self, iteration: int) -> Row:
+    def facts_of(self, iteration: int) -> Facts:
+        """Jobs of the iteration, driver jobs of the one before, and guards."""
+        submissions = Ledger(self.run.paths).load({0, max(0, iteration - 1), iteration})
+        ours = [s for s in submissions if s.iteration == iteration or not s.is_of_stage]
         if self.is_away:
-            return {}
+            return Facts(ours)
         try:
-            return metrics_of(read_costs(self.run, [iteration], _PASS_PATIENCE).of_iteration(iteration))
+            return Facts(ours, read_records({s.state.job for s in ours if s.state.job}, _PASS_PATIENCE))
         except (NoAccounting, SlurmError) as error:
             self.is_away = True
             self.note(f"rows are written without slurm/* numbers: {error}")
-            return {}
+            return Facts(ours)
+
+
+def cost_metrics(facts: Facts, iteration: int) -> Row:
+    """The part of an iteration's row that comes from accounting. Pure."""
+    return metrics_of(costs_of(facts.submissions, facts.jobs).of_iteration(iteration))
 
 
 _TITLES = ("stage", "attempts", "GPU hours", "CPU hours", "waited", "ran", "wasted")

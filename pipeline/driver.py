@@ -13,6 +13,7 @@ from pipeline import journal
 from pipeline.bookkeeping import Books
 from pipeline.jobs import Ended, Jobs, LocalJobs
 from pipeline.lease import HEARTBEAT_SECONDS, Lease, hold
+from pipeline.notify import newest_commit, tell_if_stalled
 from pipeline.observe import Frontier, Records, find_frontier, move_aside
 from pipeline.plan import policy_maker, unique
 from pipeline.reconcile import Actions, Failure, FailureKind, GiveUp, Observation, Retract, reconcile
@@ -98,6 +99,9 @@ def loop(driver: Driver, scheduler: Scheduler, lease: Lease) -> Outcome:
         lease.beat()
         started = time.monotonic()
         actions = advance(driver)
+        if not driver.is_complete and not actions.give_up:
+            newest = newest_commit(driver.records)
+            tell_if_stalled(driver.run, newest, lease.holder.acquired, driver.watcher.note)
         # A pass looks at every shard of the iteration: with thousands, not one pass per ended job.
         if (seconds := time.monotonic() - started) > _LONG_PASS_SECONDS:
             time.sleep(min(_REST_FACTOR * seconds, HEARTBEAT_SECONDS))

@@ -12,6 +12,8 @@ def user_errors() -> tuple[type[Exception], ...]:
         ("pipeline.lease", "LeaseLost"),
         ("pipeline.data", "PromptError"),
         ("pipeline.plugins", "PluginError"),
+        ("pipeline.sync", "NoKey"),
+        ("pipeline.dashboardpush", "NoProject"),
         ("slurm.submission", "Refused"),
         ("slurm.commands", "SlurmMissing"),
         ("slurm.devcluster", "DevclusterError"),
@@ -19,9 +21,15 @@ def user_errors() -> tuple[type[Exception], ...]:
     return _imported(names)
 
 
-def scheduler_errors() -> tuple[type[Exception], ...]:
-    """Slurm's own troubles: nothing is lost, and later it may answer."""
-    return _imported((("slurm.commands", "SlurmError"), ("slurm.states", "UnknownState")))
+def service_errors() -> tuple[type[Exception], ...]:
+    """Slurm's or W&B's own troubles: nothing is lost, and later they may answer."""
+    names = (
+        ("slurm.commands", "SlurmError"),
+        ("slurm.states", "UnknownState"),
+        ("pipeline.sync", "SyncFailed"),
+        ("pipeline.dashboardpush", "PushFailed"),
+    )
+    return _imported(names)
 
 
 def _imported(names: tuple[tuple[str, str], ...]) -> tuple[type[Exception], ...]:

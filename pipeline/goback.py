@@ -8,12 +8,12 @@ from pipeline import journal
 from pipeline.bookkeeping import keep_best
 from pipeline.commits import require_record
 from pipeline.lease import hold
+from pipeline.mirrorstate import rewind
 from pipeline.observe import find_frontier, fresh_folder, move_into
 from pipeline.plan import Plan, policy_maker
 from pipeline.runs import Run, RunError
 from pipeline.tasks import Stage, Task, task_key
 from pipeline.thinning import Thinned, check_is_kept, in_words, kept_versions
-from pipeline.tracking import rewind
 
 _ORDER = (Stage.ROLLOUT, Stage.SCORE, Stage.REWARD, Stage.UPDATE, Stage.EVALUATE)
 
@@ -123,6 +123,14 @@ def superseded(plan: Plan, point: Point, at_hand: int) -> list[Task]:
     return [task for task in tasks if task.iteration > point.iteration or task.pool not in others]
 
 
+def trim_spans(run: Run, iteration: int, folder: Path) -> None:
+    """Take the spans of the iterations that have no row any more out of spans.jsonl."""
+    if run.paths.spans.exists():
+        lines = journal.read(run.paths.spans)
+        journal.rewrite(folder / run.paths.spans.name, lines)
+        journal.rewrite(run.paths.spans, (line for line in lines if line.get("iteration", 0) < iteration))
+
+
 def trim_rows(run: Run, iteration: int, folder: Path) -> None:
     """Take the rows from ``iteration`` on out of metrics.jsonl, and the best policy if it was one of them."""
     rows = journal.read(run.paths.metrics)
@@ -131,6 +139,7 @@ def trim_rows(run: Run, iteration: int, folder: Path) -> None:
         return
     journal.rewrite(folder / run.paths.metrics.name, rows)
     journal.rewrite(run.paths.metrics, kept)
+    trim_spans(run, iteration, folder)
     rewind(run.paths, int(kept[-1]["iteration"]) if kept else run.plan.start)
     best = json.loads(run.paths.best.read_text()) if run.paths.best.exists() else None
     if best and best["iteration"] >= iteration:

@@ -36,6 +36,17 @@ def read_tail(path: Path, num_bytes: int = 1 << 18) -> list[dict[str, Any]]:
         return _parse(file.read())
 
 
+def read_since(path: Path, moment: float) -> list[dict[str, Any]]:
+    """Events from ``moment`` (unix time) on, and some before: only the end of the journal is read."""
+    size = path.stat().st_size if path.exists() else 0
+    num_bytes = 1 << 16
+    while True:
+        rows = read_tail(path, num_bytes)
+        if num_bytes >= size or (rows and rows[0].get("time", moment) < moment):
+            return rows
+        num_bytes *= 4
+
+
 def _parse(text: bytes) -> list[dict[str, Any]]:
     rows = []
     for line in text.splitlines():

@@ -19,6 +19,8 @@ class Section(StrEnum):
 
     OBJECTIVE = "objective"
     """What is being optimised."""
+    REWARDS = "reward components"
+    """What the reward is made of."""
     HEALTH = "PPO health"
     """Whether the update behaves."""
     ROLLOUT = "rollout"
@@ -31,6 +33,10 @@ class Section(StrEnum):
     """Counters."""
 
 
+SAMPLE_TABLE = "sample_responses"
+"""Under which W&B's rows hold a table of responses; no number of the row is called so."""
+
+
 @dataclass(frozen=True)
 class Metric:
     """A number of the row. ``name`` may end in or contain ``*`` for one number per component or stage."""
@@ -40,8 +46,9 @@ class Metric:
     meaning: str
 
 
-_O, _H, _R, _E, _P, _C = (
+_O, _S, _H, _R, _E, _P, _C = (
     Section.OBJECTIVE,
+    Section.REWARDS,
     Section.HEALTH,
     Section.ROLLOUT,
     Section.EVALUATION,
@@ -62,12 +69,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("reward/discarded", _O, "responses left out because their prompt's samples all score the same"),
     Metric("reward/shaped/mean", _O, "mean score after shaping, of the responses trained on"),
     Metric("reward/greedy/mean", _O, "mean reward of the greedy responses that ReMax compares with"),
-    Metric("reward/*/mean", _O, "mean of one reward component"),
-    Metric("reward/*/std", _O, "standard deviation of one reward component"),
-    Metric("reward/*/truncated", _O, "responses cut to fit the reward model's context"),
-    Metric("reward/*/unscored", _O, "responses that the reward model could not take, or that were refused"),
-    Metric("reward/*/late", _O, "responses that took longer than the rule's time_limit"),
-    Metric("reward/*/unreadable", _O, "responses whose judge's reply held no score"),
+    Metric("reward/*/mean", _S, "mean of one reward component"),
+    Metric("reward/*/std", _S, "standard deviation of one reward component"),
+    Metric("reward/*/truncated", _S, "responses cut to fit the reward model's context"),
+    Metric("reward/*/unscored", _S, "responses that the reward model could not take, or that were refused"),
+    Metric("reward/*/late", _S, "responses that took longer than the rule's time_limit"),
+    Metric("reward/*/unreadable", _S, "responses whose judge's reply held no score"),
     Metric("reward/*/retries", _P, "requests to the remote service that were sent again"),
     Metric("objective/kl", _O, "KL to the reference per response, summed over its tokens (k1)"),
     Metric("objective/kl_per_token", _O, "KL to the reference per token (k1)"),
@@ -135,16 +142,29 @@ METRICS: tuple[Metric, ...] = (
     Metric("tokens_per_second/*", _P, "response tokens per wall second of a stage"),
     Metric("memory_gib/*", _P, "largest peak memory of a stage's tasks"),
     Metric("gpu_memory_gib/*", _P, "largest peak GPU memory of a stage's tasks"),
+    Metric("slurm/job_id/*", _C, "job whose task was the last of its stage to be committed"),
     Metric("slurm/gpu_hours/*", _P, "GPU-hours of all attempts of a stage, as Slurm accounts for them"),
     Metric("slurm/cpu_hours/*", _P, "CPU-hours of all attempts of a stage"),
     Metric("slurm/queue_seconds/*", _P, "seconds that a stage's jobs could have started but waited, summed"),
     Metric("slurm/run_seconds/*", _P, "seconds that a stage's jobs ran, summed over all attempts"),
     Metric("slurm/attempts/*", _P, "jobs of a stage that started, requeued ones once for every start"),
+    Metric(
+        "slurm/startup_share/*",
+        _P,
+        "share of a stage's job time before the first model compute, of attempts that committed",
+    ),
+    Metric(
+        "slurm/idle_share/*",
+        _P,
+        "share of a stage's job time in which its resources were held, but no model computed or started up",
+    ),
     Metric("slurm/wasted_share", _P, "share of GPU-hours (else CPU-hours) of attempts without a result"),
 )
 
 _SCORING = (Stage.SCORE, Stage.REWARD)
-_OWN_OF_RECORD = frozenset({"compute_seconds", "peak_memory_gib", "peak_gpu_memory_gib", "response_tokens"})
+_OWN_OF_RECORD = frozenset(
+    {"compute_seconds", "startup_seconds", "peak_memory_gib", "peak_gpu_memory_gib", "response_tokens"}
+)
 
 
 def describe(name: str) -> Metric | None:
@@ -202,6 +222,9 @@ def stage_metrics(stage: str, records: Sequence[Record]) -> dict[str, float]:
         f"seconds/compute/{stage}": sum(r.metrics["compute_seconds"] for r in records),
         f"memory_gib/{stage}": max(r.metrics["peak_memory_gib"] for r in records),
     }
+    last = max(records, key=lambda r: r.ended).job_id
+    if last.isdecimal():
+        metrics[f"slurm/job_id/{stage}"] = int(last)
     tokens = sum(r.metrics.get("response_tokens", 0.0) for r in records)
     if tokens:
         metrics[f"tokens_per_second/{stage}"] = tokens / wall

@@ -40,6 +40,11 @@ class RunPaths:
         return self.root / "metrics.jsonl"
 
     @property
+    def spans(self) -> Path:
+        """When and where every attempt waited and ran."""
+        return self.root / "spans.jsonl"
+
+    @property
     def report(self) -> Path:
         return self.root / "report.html"
 
@@ -54,6 +59,16 @@ class RunPaths:
     @property
     def wandb(self) -> Path:
         return self.root / "wandb"
+
+    @property
+    def wandb_offline(self) -> Path:
+        """Which of W&B's offline segments count."""
+        return self.wandb / "offline.json"
+
+    @property
+    def wandb_online(self) -> Path:
+        """What W&B's server was sent."""
+        return self.wandb / "online.json"
 
     @property
     def data(self) -> Path:

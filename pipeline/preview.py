@@ -8,6 +8,7 @@ from pathlib import Path
 from pipeline.config import Config
 from pipeline.data import PromptError, Prompts, read_prompts, summarize
 from pipeline.modeldirs import has_chat_template
+from pipeline.notifychecks import notify_warnings
 from pipeline.observe import Records
 from pipeline.paths import RunPaths
 from pipeline.plan import Plan
@@ -94,6 +95,7 @@ def validate_inputs(config: Config, folder: Path | None = None) -> Iterator[str]
         yield from remote_warnings(name, component, samples)
     if config.model.trust_remote_code:
         yield "warning: model.trust_remote_code is on, Python code in the model directories will be run"
+    yield from notify_warnings(config.notify)
     yield "ok so far; token lengths are checked by the run's first task"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeline.reconcile import Failure, FailureKind
-from pipeline.schedulerconfig import ResourcesConfig, SlurmConfig
+from pipeline.schedulerconfig import MailType, ResourcesConfig, SlurmConfig
 from slurm.limits import format_duration, parse_duration, parse_memory
 
 DRIVER = "driver"
@@ -72,7 +72,15 @@ def resources_of(config: SlurmConfig, purpose: str) -> ResourcesConfig:
         container=given.container or container,
         python=given.python or config.python or sys.executable,
         environment={**config.environment, **given.environment},
+        mail_user=given.mail_user or config.mail_user,
+        mail_type=_mail_types(config, given, purpose),
     )
+
+
+def _mail_types(config: SlurmConfig, given: ResourcesConfig, purpose: str) -> tuple[MailType, ...]:
+    if given.mail_type is not None:
+        return given.mail_type
+    return () if purpose == DRIVER else config.mail_type
 
 
 def sbatch_options(
@@ -99,6 +107,8 @@ def sbatch_options(
         "reservation": given.reservation,
         "signal": f"B:USR2@{given.signal}",
         "requeue" if given.requeue else "no-requeue": True,
+        "mail-type": ",".join(given.mail_type or ()) or None,
+        "mail-user": given.mail_user if given.mail_type else None,
     }
     return {name: value for name, value in (options | dict(given.options)).items() if value is not None}
 

@@ -70,7 +70,7 @@ class RowsPerCall(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class RuleConfig:
-    """A Python function that scores responses, called in processes of its own. See docs/rewards.md."""
+    """A Python function that scores responses, in processes of its own. See docs/howto/own_reward.md."""
 
     kind: Literal["rule"] = "rule"
     """Marks this component as a rule."""
@@ -111,7 +111,7 @@ class RemoteApi(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class RemoteConfig:
-    """A service that scores responses over HTTP. See docs/rewards.md."""
+    """A service that scores responses over HTTP. See docs/howto/reward_service.md."""
 
     kind: Literal["remote"] = "remote"
     """Marks this component as a remote service."""

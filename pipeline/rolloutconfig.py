@@ -20,7 +20,7 @@ class MultiTurnConfig:
 
     scheduler: PluginName
     """``module:function``, called as step(conversation) after each turn of the policy; it returns messages to
-    continue with, or None to stop. See docs/multi_turn.md."""
+    continue with, or None to stop. See docs/howto/multi_turn.md."""
     max_turns: PositiveInt = 8
     """Most turns of the policy in one conversation."""
     max_turn_tokens: PositiveInt | None = None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from pipeline.lease import holder_of
 from pipeline.paths import RunPaths
 from pipeline.plan import Plan
 from pipeline.tasks import PREPARE
+
+_GIT_SECONDS = 10.0
 
 
 class RunError(ValueError):
@@ -51,6 +54,8 @@ class Identity:
     """Folder the run was started in, where rules are imported from."""
     parent: Parent | None = None
     """None unless the run is a fork."""
+    git_commit: str = ""
+    """Of ``folder`` when the run was made, with ``+`` behind it if files differed; empty without git."""
 
 
 _IDENTITY: TypeAdapter[Identity] = TypeAdapter(Identity)
@@ -92,7 +97,16 @@ def write_run(paths: RunPaths, config: Config, folder: str, parent: Parent | Non
     """Write a new run's configuration and identity. Raises RunError where another call has just done so."""
     text = to_yaml(config)
     replace_durably(paths.config_yaml, text)
-    identity = Identity(os.urandom(6).hex(), config.name, time.time(), _hash(text), version(), folder, parent)
+    identity = Identity(
+        id=os.urandom(6).hex(),
+        name=config.name,
+        created=time.time(),
+        config_hash=_hash(text),
+        version=version(),
+        folder=folder,
+        parent=parent,
+        git_commit=git_commit(folder),
+    )
     if not link_once(paths.run_json, json.dumps(asdict(identity), indent=1) + "\n"):
         raise RunError(f"another call is making a run in {paths.root} just now; choose another run_dir=...")
     return Run(paths, config, identity)
@@ -158,6 +172,21 @@ def load_run(root: Path) -> Run:
         return Run(paths, from_mapping(yaml.safe_load(text)), identity)
     except ConfigError as error:
         raise RunError(f"{paths.config_yaml} is of another version of slurm-ppo: {error}") from None
+
+
+def git_commit(folder: str) -> str:
+    """The commit that is checked out there, with ``+`` if tracked files differ; empty without one."""
+    ask = ["git", "-C", folder]
+    try:
+        head = _output([*ask, "rev-parse", "HEAD"])
+        return head + ("+" if _output([*ask, "status", "--porcelain", "--untracked-files=no"]) else "")
+    except (OSError, subprocess.SubprocessError):  # no git, no repository, or one that takes too long
+        return ""
+
+
+def _output(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
+    return done.stdout.strip()
 
 
 def _hash(text: str) -> str:

@@ -72,6 +72,42 @@ Names = Annotated[tuple[SbatchWord, ...], BeforeValidator(_split_at_commas)]
 """Several names: a YAML list, or text with commas between them."""
 
 
+class MailType(StrEnum):
+    """Of what Slurm writes a mail, as sbatch --mail-type has it. Of an array it writes once."""
+
+    NONE = "NONE"
+    """Of nothing, in a stage where others are written of."""
+    BEGIN = "BEGIN"
+    END = "END"
+    FAIL = "FAIL"
+    REQUEUE = "REQUEUE"
+    ALL = "ALL"
+    """BEGIN, END, FAIL, INVALID_DEPEND, REQUEUE and STAGE_OUT."""
+    INVALID_DEPEND = "INVALID_DEPEND"
+    """What it waits for can never happen."""
+    STAGE_OUT = "STAGE_OUT"
+    """Its burst buffer has been written back."""
+    TIME_LIMIT = "TIME_LIMIT"
+    TIME_LIMIT_90 = "TIME_LIMIT_90"
+    """It has used 90 percent of its time."""
+    TIME_LIMIT_80 = "TIME_LIMIT_80"
+    TIME_LIMIT_50 = "TIME_LIMIT_50"
+    ARRAY_TASKS = "ARRAY_TASKS"
+    """Of every element on its own, and not of the array: as many mails as shards."""
+
+
+def _in_capitals(value: object) -> object:
+    """As sbatch takes them: in any case, and with commas between them."""
+    words = _split_at_commas(value)
+    if not isinstance(words, list | tuple):
+        return words
+    return [word.strip().upper() if isinstance(word, str) else word for word in words]
+
+
+MailTypes = Annotated[tuple[MailType, ...], BeforeValidator(_in_capitals)]
+"""A YAML list, or text with commas between them."""
+
+
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ResourcesConfig:
     """What the jobs of one stage ask Slurm for. What is null is left to the cluster's defaults."""
@@ -119,8 +155,13 @@ class ResourcesConfig:
     """Python interpreter of the task. Default: scheduler.python."""
     environment: dict[EnvironmentName, Line] = Field(default_factory=dict)
     """Environment variables, over those of scheduler.environment."""
+    mail_user: SbatchWord | None = None
+    """Address that Slurm writes to. Default: scheduler.mail_user."""
+    mail_type: MailTypes | None = None
+    """Of what Slurm writes. Default: scheduler.mail_type; of driver jobs, of which there is one every few
+    minutes: nothing."""
     options: dict[OptionName, Line | int | bool] = Field(default_factory=dict)
-    """Any other sbatch option, without its dashes: {mail-type: FAIL, exclusive: true}."""
+    """Any other sbatch option, without its dashes: {comment: ppo, exclusive: true}."""
 
 
 class StreamingDependency(StrEnum):
@@ -165,6 +206,11 @@ class SlurmConfig:
     """Python interpreter of every job. Default: the one that submits."""
     environment: dict[EnvironmentName, Line] = Field(default_factory=dict)
     """Environment variables of every job."""
+    mail_user: SbatchWord | None = None
+    """Address that Slurm writes to. Default: the account that submits."""
+    mail_type: MailTypes = ()
+    """Of what Slurm writes a mail, once for each array of every stage, e.g. [FAIL, TIME_LIMIT_80]. Default:
+    of nothing. Driver jobs are left out, unless driver.mail_type says otherwise."""
     horizon: PositiveInt = 2
     """Iterations that wait in the queue at once, each behind the one before."""
     dependency: StreamingDependency = StreamingDependency.AFTERCORR

@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,8 @@ from pipeline.enginechecks import uses_vllm
 from pipeline.environment import TASK_ENVIRONMENT
 from pipeline.failureblock import failure_block, resume_command
 from pipeline.goback import go_back, parse_point
-from pipeline.lease import hold_patiently
+from pipeline.lease import LeaseHeld, LeaseLost, hold_patiently
+from pipeline.notify import breakdown, completion, failure, tell
 from pipeline.progress import Bars, Lines, watcher_for
 from pipeline.reconcile import FailureKind, GiveUp
 from pipeline.rewardconfig import RewardModelConfig
@@ -108,11 +110,28 @@ def carry_on(run: Run, scheduler: Scheduler) -> int:
     """Drive the run on this machine until it ends. Returns the exit code."""
     print(f"run directory: {run.paths.root}", file=sys.stderr, flush=True)
     watcher = watcher_for(sys.stderr, run.plan)
+    begun = time.time()
     try:
         outcome, given_up = drive(run, scheduler, watcher)
+        tell_how_it_ended(run, outcome, given_up, begun, watcher.note)
+    except (LeaseHeld, LeaseLost):
+        raise  # another driver goes on
+    except Exception as error:  # whatever it is, somebody wants to know that nothing goes on
+        tell(run, breakdown(run, error, begun), watcher.note)
+        raise
     finally:
         watcher.close()
     return say_how_it_ended(run, outcome, given_up, f"interrupted; to continue: {resume_command(run)}")
+
+
+def tell_how_it_ended(
+    run: Run, outcome: Outcome, given_up: Sequence[GiveUp], begun: float, note: Callable[[str], None]
+) -> None:
+    """Tell those who are to be told. A run that was interrupted was so by somebody who knows."""
+    if outcome is Outcome.COMPLETE:
+        tell(run, completion(run), note)
+    elif outcome is Outcome.FAILED:
+        tell(run, failure(run, given_up, begun), note)
 
 
 def submit_run(run: Run) -> int:
@@ -189,6 +208,7 @@ def next_commands(run: Run) -> str:
         (
             "submitted; the run goes on by itself, you may log out",
             f"  where it stands:  slurm-ppo status {root}",
+            f"  look on:          slurm-ppo watch {root}",
             f"  logs:             slurm-ppo logs {root} --follow",
             f"  stop its jobs:    slurm-ppo cancel {root}",
             f"  continue:         {resume_command(run)}",

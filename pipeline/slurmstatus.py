@@ -199,11 +199,19 @@ def tasks_at_hand(run: Run, frontier: Frontier) -> list[Task]:
 
 
 def gather(
-    run: Run, tasks: Sequence[Task], submissions: Sequence[Submission], queue: Queue
+    run: Run,
+    tasks: Sequence[Task],
+    submissions: Sequence[Submission],
+    queue: Queue,
+    records: Records | None = None,
 ) -> list[TaskFacts]:
-    """Match tasks with commits, submissions and elements of the queue."""
+    """Match tasks with commits, submissions and elements of the queue.
+
+    Args:
+        records: those that an earlier look has read; new ones are added.
+    """
     inputs = {task: run.plan.inputs(task) for task in tasks}
-    records = Records(run.paths)
+    records = Records(run.paths) if records is None else records
     records.refresh([*tasks, *(source for sources in inputs.values() for source in sources)])
     of_task: dict[Task, list[Submission]] = {}
     for submission in submissions:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline import journal
+from pipeline.advice import Advice, Evidence, advise, worst
 from pipeline.costs import Costs, describe_costs, read_costs
 from pipeline.lease import holder_of
 from pipeline.observe import Frontier, Records, find_frontier
@@ -18,6 +19,10 @@ from pipeline.tasks import parse_task
 from pipeline.thinning import in_words, kept_versions
 from pipeline.views import duration
 from slurm.query import NoAccounting
+
+
+ROWS_BYTES = 1 << 20
+"""Of the end of metrics.jsonl: as many rows as advice looks at, and more."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,8 @@ class Status:
     """Like ``/runs/first@7``, if the run is a fork."""
     kept: tuple[int, ...] | None = None
     """Iterations whose policy, critic and trainer state are kept; None where all are."""
+    advice: tuple[Advice, ...] = ()
+    """What to look at, worst first."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"cost": self.cost.to_json() if self.cost else None}
@@ -76,7 +83,7 @@ def read_status(run: Run, with_cost: bool = False) -> Status:
     holder = holder_of(paths.locks)
     total_evaluations = len(plan.evaluations())
     is_complete = frontier.updated == plan.iterations and frontier.evaluated == total_evaluations
-    rows = journal.read_tail(paths.metrics)
+    rows = journal.read_tail(paths.metrics, ROWS_BYTES)
     events = journal.read_tail(paths.events)
     failures = [e for e in events if e.get("event") == "failed"]
     state = "complete" if is_complete else "running" if holder else "incomplete"
@@ -85,7 +92,7 @@ def read_status(run: Run, with_cost: bool = False) -> Status:
         slurm = read_slurm_status(run, frontier, rows[-1] if rows else None)
         state = read_state(run, is_complete, slurm)
     return Status(
-        schema=2,
+        schema=3,
         run=str(paths.root),
         state=state,
         iterations_done=max(frontier.updated, plan.start),
@@ -101,6 +108,7 @@ def read_status(run: Run, with_cost: bool = False) -> Status:
         kept=tuple(kept_versions(paths)) if run.config.update.keep_last else None,
         slurm=slurm,
         cost=_all_costs(run) if with_cost else None,
+        advice=tuple(advise(Evidence(rows, run.config))),
     )
 
 
@@ -155,6 +163,7 @@ def describe(status: Status) -> str:
     if status.kept:
         lines.append(f"kept: iteration {in_words(status.kept)}, and the best policy")
     lines += _last_lines(status)
+    lines += [f"{advice.severity}: {advice.title} ({advice.rule})" for advice in worst(status.advice)]
     if status.cost:
         lines += ["", describe_costs(status.cost)]
     return "\n".join([*lines, *_next_commands(status)])

@@ -77,6 +77,13 @@ def _row(cells: Sequence[str]) -> str:
 def _details(stage: StageProgress) -> list[str]:
     """Its whole name if it was cut; which jobs, where, and why they wait; how often it was tried again."""
     parts = [stage.stage] if len(stage.stage) >= _WIDTHS[1] else []
+    parts += job_details(stage)
+    return wrapped("; ".join(parts), _INDENT) if parts else []
+
+
+def job_details(stage: StageProgress) -> list[str]:
+    """Which jobs, where, why they wait, how often it was tried again; nothing where nothing is known."""
+    parts = []
     if stage.jobs:
         parts.append(f"job {_some(stage.jobs)}" + (f" on {_some(stage.nodes)}" if stage.nodes else ""))
     if stage.reason:
@@ -85,7 +92,7 @@ def _details(stage: StageProgress) -> list[str]:
         told = ((stage.resubmitted, "submitted again"), (stage.requeued, "requeued by Slurm"))
         again = " and ".join(f"{number} {words}" for number, words in told if number)
         parts.append(f"{stage.attempts} attempts, {again}")
-    return wrapped("; ".join(parts), _INDENT) if parts else []
+    return parts
 
 
 def _some(names: Sequence[str]) -> str:

@@ -180,6 +180,8 @@ class Control:
     """A task was given up in this call."""
     retracted: tuple[tuple[str, str], ...] = ()
     """(task key, reason) of commits that were taken back in this call."""
+    begun: float = field(default=0.0, compare=False)
+    """When the call began, unix time."""
 
     def as_failed(self) -> "Control":
         return replace(self, has_failed=True)
@@ -201,7 +203,7 @@ def write_control(paths: RunPaths, control: Control) -> None:
 
 def begin_call(paths: RunPaths) -> Control:
     """A person asks for the run to go on: a new budget of attempts."""
-    control = Control(read_control(paths).call + 1)
+    control = Control(read_control(paths).call + 1, begun=time.time())
     write_control(paths, control)
     return control
 

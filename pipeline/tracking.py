@@ -1,175 +1,208 @@
-"""W&B as a mirror of metrics.jsonl: one run per pipeline, one writer, the driver.
+"""The driver's end of the mirror on W&B: a process of its own that is told of new rows, and never waited for.
 
-metrics.jsonl is the truth. W&B being absent, slow, refused or broken is said once and never stops training.
+metrics.jsonl is the truth. W&B being absent, slow, refused or broken is said once and never stops training;
+what did not arrive is sent by the next driver, or by ``slurm-ppo sync``.
 """
 
-import math
+import json
 import os
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
-from pipeline.commits import replace_durably
-from pipeline.compose import to_mapping
 from pipeline.config import WandbMode
-from pipeline.metrics import METRICS
-from pipeline.paths import RunPaths
+from pipeline.mirrorstate import read_offline, read_online
 from pipeline.runs import Run
 
-_INIT_SECONDS = 30.0
-"""How long an unreachable server may hold the driver up before the rows go to files instead."""
-_FLUSH_SECONDS = 1.0
-_WRITTEN_AFTER_SECONDS = 20.0
-"""A row that was logged this long ago outlives the driver being killed."""
+_CLOSE_SECONDS = 60.0
+"""How long a driver that is about to end waits for the last rows to arrive."""
+_KILL_SECONDS = 10.0
 
-Row = dict[str, float | int]
 Note = Callable[[str], None]
 
 
 class Tracker(Protocol):
-    """Takes rows in order of their iterations."""
+    """Is told when metrics.jsonl has grown."""
 
-    def replay(self, rows: Sequence[Row]) -> None:
-        """Rows of earlier drivers, of which some may not have arrived."""
+    def update(self) -> None: ...
 
-    def log(self, row: Row) -> None: ...
-
-    def finish(self, exit_code: int) -> None: ...
+    def close(self, exit_code: int) -> None: ...
 
 
 class NoTracker:
     """Takes rows nowhere."""
 
-    def replay(self, rows: Sequence[Row]) -> None:
+    def update(self) -> None:
         pass
 
-    def log(self, row: Row) -> None:
+    def close(self, exit_code: int) -> None:
         pass
 
-    def finish(self, exit_code: int) -> None:
-        pass
+
+class MirrorFailed(RuntimeError):
+    """The mirror process ended without having done its work; the message is its last line."""
+
+
+@dataclass
+class MirrorProcess:
+    """One ``python -m pipeline.mirror``."""
+
+    process: "subprocess.Popen[bytes]"
+    output: IO[bytes]
+    errors: IO[bytes]
+    _read: int = 0
+
+    @staticmethod
+    def start(run: Run, mode: WandbMode, *options: str) -> "MirrorProcess":
+        """In a session of its own: Ctrl-C is for the driver, which then closes this in order."""
+        output, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
+        command = [sys.executable, "-P", "-m", "pipeline.mirror", str(run.paths.root), str(mode), *options]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=output, stderr=errors, start_new_session=True
+        )
+        assert process.stdin
+        os.set_blocking(process.stdin.fileno(), False)
+        return MirrorProcess(process, output, errors)
+
+    def tell(self, line: str) -> None:
+        """A line that is lost because the process is gone, or has thousands to read, does no harm."""
+        assert self.process.stdin
+        with suppress(BrokenPipeError, BlockingIOError):
+            os.write(self.process.stdin.fileno(), f"{line}\n".encode())
+
+    def said(self) -> list[dict[str, Any]]:
+        """What it has said since the last call."""
+        self.output.seek(self._read)
+        lines = self.output.read().splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith(b"\n")]
+        self._read += sum(map(len, whole))
+        return [json.loads(line) for line in whole]
+
+    @property
+    def has_failed(self) -> bool:
+        return self.process.poll() not in (None, 0)
+
+    def last_line(self) -> str:
+        """Of its standard error, for a person."""
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        name, colon, text = (lines[-1] if lines else "no word").partition(": ")
+        return " ".join((name.rpartition(".")[2] + colon + text).split())[:240]
+
+    def wait(self, seconds: float) -> bool:
+        """Close its input and wait for its end; false where it had to be killed."""
+        assert self.process.stdin
+        self.process.stdin.close()
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return False
+        return True
+
+    def kill(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(_KILL_SECONDS)
+                return
 
 
 @dataclass
 class WandbTracker:
-    """Rows on W&B, each as one ``log`` call with our own ``iteration`` as x-axis.
-
-    Duplicates at the same x are harmless, gaps are not. So the cursor follows a row only when W&B has surely
-    written it, and after a row that W&B refused no other is sent: the next driver goes on from the cursor.
-    """
+    """A mirror process for as long as the driver lives; offline where online fails."""
 
     run: Run
-    wandb_run: Any
+    mode: WandbMode
     note: Note
-    _unwritten: deque[tuple[float, int]] = field(default_factory=deque)
-    """Rows that W&B may still hold in memory: when they were logged, and their iterations."""
-    _is_broken: bool = False
+    mirror: MirrorProcess | None = field(init=False)
 
-    def replay(self, rows: Sequence[Row]) -> None:
-        done = logged_iterations(self.run.paths)
-        for row in rows:
-            if row["iteration"] > done:
-                self.log(row)
+    def __post_init__(self) -> None:
+        self.mirror = MirrorProcess.start(self.run, self.mode)
 
-    def log(self, row: Row) -> None:
-        if self._safely(lambda: self.wandb_run.log(row)):
-            self._unwritten.append((time.monotonic(), int(row["iteration"])))
-            self._move_cursor(logged_before=time.monotonic() - _WRITTEN_AFTER_SECONDS)
+    def update(self) -> None:
+        if self.mirror:
+            self.mirror.tell("row")
+            self._listen()
 
-    def finish(self, exit_code: int) -> None:
-        if self._safely(lambda: self.wandb_run.finish(exit_code=exit_code)):
-            self._move_cursor(logged_before=math.inf)
+    def close(self, exit_code: int) -> None:
+        while self.mirror:
+            closing = self.mirror
+            closing.tell(f"end {exit_code}")
+            if not closing.wait(_CLOSE_SECONDS):
+                self._say_notes()
+                self.note(
+                    f"W&B did not take every row within {_CLOSE_SECONDS:g} s; the rest follows with the "
+                    f"next driver, or by: slurm-ppo sync {self.run.paths.root}"
+                )
+                return
+            self._listen()
+            if self.mirror is closing:
+                return
 
-    def _move_cursor(self, logged_before: float) -> None:
-        done = None
-        while self._unwritten and self._unwritten[0][0] <= logged_before:
-            _, done = self._unwritten.popleft()
-        if done is not None:
-            replace_durably(_cursor(self.run.paths), f"{done}\n")
+    def _listen(self) -> None:
+        """Pass on what it says; where online failed go on offline, and where that failed, without."""
+        assert self.mirror
+        self._say_notes()
+        if not self.mirror.has_failed:
+            return
+        why = self.mirror.last_line()
+        self.mirror = None
+        if self.mode is WandbMode.ONLINE:
+            self.note(f"W&B could not be reached ({why}); writing its files under {self.run.paths.wandb}")
+            self.mode = WandbMode.OFFLINE
+            self.mirror = MirrorProcess.start(self.run, self.mode)
+        else:
+            self.note(f"W&B is off, it does not work here ({why}); metrics.jsonl has every row")
 
-    def _safely(self, call: Callable[[], Any]) -> bool:
-        if self._is_broken:
-            return False
-        try:
-            call()
-        except Exception as error:  # whatever W&B does, training goes on
-            self._is_broken = True
-            self.note(f"W&B stopped taking rows ({_first_line(error)}); metrics.jsonl has them all")
-        return not self._is_broken
+    def _say_notes(self) -> None:
+        assert self.mirror
+        for said in self.mirror.said():
+            if "note" in said:
+                self.note(said["note"])
+            elif missing := said["done"]["missing"]:
+                self.note(f"W&B has not confirmed {len(missing)} rows yet; the next driver looks again")
 
 
 def open_tracker(run: Run, note: Note) -> Tracker:
     """The tracker that the configuration and the environment ask for. ``note`` is told what goes wrong."""
     mode = wandb_mode(run.config.tracking.wandb.mode, os.environ)
-    if mode is WandbMode.DISABLED:
-        return NoTracker()
-    try:
-        return open_wandb(run, mode, note)
-    except Exception as error:  # refused, unreachable, misconfigured or not even importable
-        if mode is WandbMode.ONLINE:
-            note(
-                f"W&B could not be reached ({_first_line(error)}); writing its files under {run.paths.wandb}"
-            )
-            return _open_offline(run, note)
-        return _without(error, note)
+    return NoTracker() if mode is WandbMode.DISABLED else WandbTracker(run, mode, note)
 
 
-def _open_offline(run: Run, note: Note) -> Tracker:
-    import wandb
-
-    try:
-        wandb.teardown()  # else the run's id stays in use by the start that failed
-        return open_wandb(run, WandbMode.OFFLINE, note)
-    except Exception as error:
-        return _without(error, note)
-
-
-def _without(error: Exception, note: Note) -> NoTracker:
-    note(f"W&B is off, it could not start ({_first_line(error)}); metrics.jsonl has every row")
-    return NoTracker()
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
-def _cursor(paths: RunPaths) -> Path:
-    """Holds the last iteration that W&B has written."""
-    return paths.wandb / "logged_iterations"
-
-
-def logged_iterations(paths: RunPaths) -> int:
-    try:
-        return int(_cursor(paths).read_text())
-    except (FileNotFoundError, ValueError):
-        return 0
-
-
-def is_behind(run: Run, rows: Sequence[Row]) -> bool:
+def is_behind(run: Run, rows: Sequence[Mapping[str, float]]) -> bool:
     """Whether there are rows that W&B should have and has not."""
     mode = wandb_mode(run.config.tracking.wandb.mode, os.environ)
     newest = rows[-1]["iteration"] if rows else 0
-    return mode is not WandbMode.DISABLED and logged_iterations(run.paths) < newest
+    arrived = read_online(run.paths).arrived
+    if mode is WandbMode.DISABLED or arrived >= newest:
+        return False
+    if mode is WandbMode.ONLINE:
+        return True
+    wanted = {row["iteration"] for row in rows if row["iteration"] > arrived}
+    return not read_offline(run.paths).iterations >= wanted
 
 
-def rewind(paths: RunPaths, iteration: int) -> None:
-    """Let the next driver log again what comes after ``iteration``."""
-    if logged_iterations(paths) > iteration:
-        replace_durably(_cursor(paths), f"{iteration}\n")
-
-
-def wandb_mode(asked: WandbMode, environment: "os._Environ[str] | dict[str, str]") -> WandbMode:
+def wandb_mode(asked: WandbMode, environment: Mapping[str, str]) -> WandbMode:
     """The configuration decides; when it says auto, WANDB_MODE does; without it, whether there is a key."""
     if asked is not WandbMode.AUTO:
         return asked
     named = environment.get("WANDB_MODE", "")
     if named in tuple(WandbMode) and named != WandbMode.AUTO:
         return WandbMode(named)
-    has_key = bool(environment.get("WANDB_API_KEY")) or _has_netrc_key()
-    return WandbMode.ONLINE if has_key else WandbMode.OFFLINE
+    return WandbMode.ONLINE if has_key(environment) else WandbMode.OFFLINE
+
+
+def has_key(environment: Mapping[str, str]) -> bool:
+    """Whether an API key is in the environment or in ~/.netrc."""
+    return bool(environment.get("WANDB_API_KEY")) or _has_netrc_key()
 
 
 def _has_netrc_key() -> bool:
@@ -178,43 +211,3 @@ def _has_netrc_key() -> bool:
         return "wandb" in netrc.read_text(errors="replace")
     except OSError:
         return False
-
-
-def open_wandb(run: Run, mode: WandbMode, note: Note) -> WandbTracker:
-    """Open the pipeline's W&B run, the same id every time, and define every metric anew."""
-    run.paths.wandb.mkdir(exist_ok=True)
-    # Its caches belong to the run, not to a home directory that compute nodes may not have.
-    os.environ["WANDB_CACHE_DIR"] = str(run.paths.wandb / "cache")
-    os.environ["WANDB_DATA_DIR"] = str(run.paths.wandb / "data")
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    import wandb
-
-    given = run.config.tracking.wandb
-    wandb_run = wandb.init(
-        project=given.project,
-        entity=given.entity,
-        id=run.identity.id,
-        name=run.identity.name,
-        tags=list(given.tags),
-        dir=str(run.paths.root),
-        config={**to_mapping(run.config), "run_dir": str(run.paths.root)},
-        resume="allow",
-        reinit="create_new",
-        settings=wandb.Settings(
-            mode=str(mode),
-            console="off",
-            silent=True,
-            x_disable_stats=True,
-            x_disable_meta=True,
-            x_save_requirements=False,
-            disable_git=True,
-            disable_code=True,
-            x_transaction_log_flush_interval=_FLUSH_SECONDS,
-            init_timeout=_INIT_SECONDS,
-            finish_timeout=60,
-        ),
-    )
-    wandb_run.define_metric("iteration")
-    for section in sorted({metric.name.split("/")[0] for metric in METRICS} - {"iteration"}):
-        wandb_run.define_metric(f"{section}*", step_metric="iteration")
-    return WandbTracker(run, wandb_run, note)

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from slurm.query import ask_accounting, in_batches, split_accounting, unix_time
 from slurm.states import Phase, SlurmState, parse_state, phase_of
 
-_FIELDS = ("JobID", "State", "Submit", "Eligible", "Start", "ElapsedRaw", "AllocTRES", "NodeList", "JobName")
+_FIELDS = (
+    *("JobID", "State", "Submit", "Eligible", "Start", "ElapsedRaw", "AllocTRES", "NodeList", "Partition"),
+    "JobName",
+)
 _SECONDS_PER_HOUR = 3600.0
 
 
@@ -29,6 +32,8 @@ class Record:
     gpus: int
     """0 too where the cluster does not account for GPUs (AccountingStorageTRES)."""
     nodes: str
+    partition: str = ""
+    """Several, with commas between, of a job that waits for any of them."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ def parse_records(text: str) -> list[Record]:
 
 
 def _record(row: list[str]) -> Record:
-    job_id, state, submitted, eligible, started, elapsed, resources, nodes, name = row
+    job_id, state, submitted, eligible, started, elapsed, resources, nodes, partition, name = row
     return Record(
         job_id=job_id,
         name=name,
@@ -76,6 +81,7 @@ def _record(row: list[str]) -> Record:
         cpus=_count(resources, r"cpu"),
         gpus=_count(resources, r"gres/gpu") or _count(resources, r"gres/gpu:[^=]+"),
         nodes="" if nodes == "None assigned" else nodes,
+        partition=partition,
     )
 
 
@@ -87,10 +93,10 @@ def _count(resources: str, name: str) -> int:
 def summarize(records: Iterable[Record]) -> Usage:
     """Add up; what runs now counts up to now and is not wasted."""
     started = [record for record in records if record.started is not None and record.cpus]
-    wasted = [record for record in started if _is_wasted(record)]
+    wasted = [record for record in started if is_wasted(record)]
     return Usage(
         attempts=len(started),
-        queue_seconds=sum(_queued(record) for record in started),
+        queue_seconds=sum(queued(record) for record in started),
         run_seconds=sum(record.elapsed for record in started),
         cpu_hours=_cpu_hours(started),
         gpu_hours=_gpu_hours(started),
@@ -99,12 +105,13 @@ def summarize(records: Iterable[Record]) -> Usage:
     )
 
 
-def _is_wasted(record: Record) -> bool:
+def is_wasted(record: Record) -> bool:
+    """Whether this run of a job is over and left nothing."""
     # REQUEUED is no end of the job, but it is the end of this run of it.
     return record.state != SlurmState.COMPLETED and phase_of(record.state) != Phase.RUNNING
 
 
-def _queued(record: Record) -> float:
+def queued(record: Record) -> float:
     """Seconds since it could have started: waits for other jobs and requeue delays are left out."""
     since = record.eligible or record.submitted
     return max(0.0, record.started - since) if record.started and since else 0.0

@@ -85,6 +85,8 @@ class Context:
     lineage: dict[str, str] = field(default_factory=dict)
     """Filled by reading: task key -> fingerprint. Becomes the record's inputs."""
     compute_seconds: float = 0.0
+    first_compute: float | None = None
+    """When a model began to compute, unix time; None before, and in tasks without a model."""
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     verifies: bool = True
     """Whether to hash directories that are read. Of several ranks one does, for all."""
@@ -96,6 +98,7 @@ class Context:
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
         """Count the time in this block as model compute."""
+        self.first_compute = self.first_compute or time.time()
         start = time.perf_counter()
         try:
             yield

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.commits import (
     CorruptData,
@@ -37,6 +38,9 @@ from pipeline.schemas import SchemaError
 from pipeline.seeds import derive_seed
 from pipeline.tasks import Stage, Task, task_key
 from stages.warning import StoppedOnWarning, listen
+
+if TYPE_CHECKING:
+    from stages.context import Context
 
 EXIT_CODES = {
     FailureKind.ERROR: 1,
@@ -65,6 +69,7 @@ class Arguments:
 def main(argv: Sequence[str]) -> int:
     """Run one attempt at a task; returns the exit code."""
     arguments = parse(argv)
+    started = time.time()
     listen(can_save=arguments.task.stage in CAN_SAVE)  # before anything that takes time
     prepare_environment(os.environ)
     if arguments.failure_file and os.environ.get("RANK", "0") == "0":
@@ -73,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
         execute(arguments)
         return 0
     except Exception as error:  # the process ends here: whatever happened is reported, none is swallowed
-        return report(error, arguments)
+        return report(error, arguments, started)
 
 
 def parse(argv: Sequence[str]) -> Arguments:
@@ -141,7 +146,7 @@ def compute_and_commit(run: Run, arguments: Arguments, started: float) -> None:
         host=socket.gethostname(),
         pid=os.getpid(),
         job_id=os.environ.get("SLURM_JOB_ID", ""),
-        metrics={**result.metrics, "compute_seconds": context.compute_seconds, **memory_metrics()},
+        metrics={**result.metrics, **time_metrics(context, started), **memory_metrics()},
     )
     won = publish(run.paths, record)
     print(
@@ -190,6 +195,14 @@ def set_up_torch(config: Config, task: Task) -> int:
     return seed
 
 
+def time_metrics(context: "Context", started: float) -> dict[str, float]:
+    """Seconds of model compute, and from the task's start to the first of them."""
+    metrics = {"compute_seconds": context.compute_seconds}
+    if context.first_compute is not None:
+        metrics["startup_seconds"] = context.first_compute - started
+    return metrics
+
+
 def memory_metrics() -> dict[str, float]:
     """Peak memory of this process, in GiB."""
     import torch
@@ -200,8 +213,8 @@ def memory_metrics() -> dict[str, float]:
     return metrics
 
 
-def report(error: Exception, arguments: Arguments) -> int:
-    """Explain the failure in the log and, for the driver, in the failure file."""
+def report(error: Exception, arguments: Arguments, started: float) -> int:
+    """Explain the failure in the log and, for the driver and the report's timeline, in the failure file."""
     kind, suspect = classify(error)
     is_explained = kind not in (FailureKind.ERROR, FailureKind.NUMERICS, FailureKind.MEMORY)
     if not is_explained:
@@ -211,8 +224,9 @@ def report(error: Exception, arguments: Arguments) -> int:
     print(f"{arguments.task} {outcome}: {message}", file=sys.stderr, flush=True)
     if arguments.failure_file:
         arguments.failure_file.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"kind": kind, "message": message, "suspect": suspect and task_key(suspect)})
-        link_once(arguments.failure_file, text + "\n")  # of several ranks the first knows why
+        said = {"kind": kind, "message": message, "suspect": suspect and task_key(suspect)}
+        said |= {"started": started, "ended": time.time(), "host": socket.gethostname()}
+        link_once(arguments.failure_file, json.dumps(said) + "\n")  # of several ranks the first knows why
     return EXIT_CODES[kind]
 
 

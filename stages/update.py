@@ -60,7 +60,7 @@ def learn(iteration: int, context: Context, experience: Experience) -> Result | 
     """Policy, critic and what learning needs to go on, from an iteration's experience."""
     config, stopwatch = context.config, context.stopwatch
     # 2. the reference's log-probabilities, unless the reward stage has computed them
-    with context.computing(), stopwatch.timing("reference"):
+    with stopwatch.timing("reference"):
         experience = with_reference(context, experience, iteration)
     # 3. policy, critic and their optimizers where the previous iteration left them
     with stopwatch.timing("load"):

@@ -24,6 +24,7 @@ SURFACE = {
     "cancel": ["RUN"],
     "advance": ["RUN"],
     "status": ["RUN", "--json", "--cost"],
+    "watch": ["RUN", "--interval"],
     "logs": ["RUN", "[STAGE[@ITERATION]]", "--failed", "--follow", "--lines"],
     "plan": ["OVERRIDES", "--config-dir"],
     "config": ["OVERRIDES", "--config-dir"],
@@ -51,6 +52,7 @@ STATUS_KEYS = [
     "cost",
     "forked_from",
     "kept",
+    "advice",
 ]
 
 
@@ -170,7 +172,7 @@ def test_status_as_json_has_stable_keys(incomplete_run, slurm_ppo):
     assert done.returncode == 3
     found = json.loads(done.stdout)
     assert list(found) == STATUS_KEYS
-    assert (found["schema"], found["state"], found["iterations_done"]) == (2, "incomplete", 1)
+    assert (found["schema"], found["state"], found["iterations_done"]) == (3, "incomplete", 1)
     assert {"stage": "reward", "done": 1, "total": 2} in found["current"]
 
 
@@ -278,7 +280,7 @@ def test_resuming_a_complete_run_changes_no_result(copied_run, slurm_ppo):
     assert not (copied_run / "superseded").exists()
 
 
-@pytest.mark.parametrize("command", ["resume", "status", "report", "cancel", "logs", "advance"])
+@pytest.mark.parametrize("command", ["resume", "status", "report", "cancel", "logs", "advance", "watch"])
 @pytest.mark.parametrize("kind", ["absent", "file", "folder"])
 def test_what_is_no_run_is_refused_with_the_way_to_make_one(tmp_path, slurm_ppo, command, kind):
     path = tmp_path / "thing"

@@ -1,9 +1,20 @@
 """What a run cost: from Slurm's records to numbers of a row and a table."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from pipeline import costs
-from pipeline.costs import Accountant, Costs, costs_of, describe_costs, metrics_of, total, wasted_share
+from pipeline.costs import (
+    Accountant,
+    Costs,
+    cost_metrics,
+    costs_of,
+    describe_costs,
+    metrics_of,
+    total,
+    wasted_share,
+)
 from pipeline.metrics import describe
 from pipeline.submissions import State, Submission
 from slurm.accounting import Record
@@ -121,12 +132,15 @@ def test_the_table():
 def test_accounting_that_is_away_costs_a_pass_one_question_and_no_row(monkeypatch, error):
     asked, notes = [], []
 
-    def away(run, iterations, timeout):
-        asked.append((iterations, timeout))
+    def away(jobs, timeout):
+        asked.append((jobs, timeout))
         raise error
 
-    monkeypatch.setattr(costs, "read_costs", away)
-    accountant = Accountant(None, notes.append)
-    assert [accountant.row_of(1), accountant.row_of(2)] == [{}, {}]
-    assert asked == [([1], 10.0)]
+    monkeypatch.setattr(costs, "read_records", away)
+    monkeypatch.setattr(costs.Ledger, "load", lambda ledger, iterations: SUBMISSIONS)
+    accountant = Accountant(SimpleNamespace(paths=None), notes.append)
+    found = [accountant.facts_of(1), accountant.facts_of(2)]
+    assert [cost_metrics(facts, 1) for facts in found] == [{}, {}]
+    assert found[0].submissions == SUBMISSIONS
+    assert asked == [({"7"}, 10.0)]
     assert len(notes) == 1

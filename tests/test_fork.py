@@ -373,8 +373,7 @@ def test_a_fork_cannot_go_back_to_before_it_began(parent, tmp_path):
 def test_rows_of_a_fork_are_behind_when_the_last_one_is(parent, tmp_path):
     run = make_fork(parent, tmp_path / "fork", "iterations=5", "tracking.wandb.mode=offline")
     assert not is_behind(run, [])
-    run.paths.wandb.mkdir()
-    (run.paths.wandb / "logged_iterations").write_text("2\n")
+    write_state(run.paths, Offline({"offline-run-1": (2,)}))
     assert not is_behind(run, [{"iteration": 2}])
     assert is_behind(run, [{"iteration": 2}, {"iteration": 3}])
 

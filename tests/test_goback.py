@@ -39,7 +39,7 @@ def data_files(root: Path) -> dict[str, bytes]:
         parts = path.relative_to(root).parts
         if path.is_file() and not path.is_symlink() and "locks" not in parts:
             parts = parts[2:] if parts[0] == "superseded" else parts
-            if parts[-1] not in ("metrics.jsonl", "events.jsonl", "best.json"):
+            if parts[-1] not in ("metrics.jsonl", "spans.jsonl", "events.jsonl", "best.json"):
                 found["/".join(parts)] = path.read_bytes()
     return found
 

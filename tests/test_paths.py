@@ -76,6 +76,7 @@ policy/00002.ATTEMPT/tokenizer_config.json
 policy/best -> 0000N.ATTEMPT
 report.html
 run.json
+spans.jsonl
 trainer/00001 -> 00001.ATTEMPT
 trainer/00001.ATTEMPT/critic.safetensors
 trainer/00001.ATTEMPT/policy.safetensors

@@ -41,7 +41,7 @@ KINDS = {
 }
 CASES = [("gae", 0), ("gae", 3), ("grpo", 2)]
 """Of the command; tests/test_invariance.py has all ZeRO stages."""
-TIMING = ("compute_seconds", "peak_memory_gib", "seconds/")
+TIMING = ("compute_seconds", "startup_seconds", "peak_memory_gib", "seconds/")
 
 
 # processes

@@ -538,7 +538,7 @@ def test_usage_of_recorded_jobs():
     assert usage.wasted_cpu_hours == pytest.approx(noderq[0].elapsed / 3600)
     assert 0 < usage.queue_seconds < 20
     gpu = next(record for record in records if record.name == "sppo-gpu" and record.started)
-    assert (gpu.gpus, gpu.cpus, gpu.nodes) == (2, 1, "q0")
+    assert (gpu.gpus, gpu.cpus, gpu.nodes, gpu.partition) == (2, 1, "q0", "gpu")
     assert accounting.summarize([gpu]).gpu_hours == pytest.approx(2 * gpu.elapsed / 3600)
 
 
@@ -563,7 +563,7 @@ def test_what_runs_is_not_wasted_yet_and_what_never_ran_costs_nothing():
 
 
 def test_gpus_of_several_types():
-    line = "1|COMPLETED|5|5|6|10|billing=1,cpu=4,gres/gpu:a100=2,gres/gpu:l40=1,mem=5G,node=1|q0|x\n"
+    line = "1|COMPLETED|5|5|6|10|billing=1,cpu=4,gres/gpu:a100=2,gres/gpu:l40=1,mem=5G,node=1|q0|gpu|x\n"
     both = line.replace("gres/gpu:a100", "gres/gpu=3,gres/gpu:a100")
     assert [one.gpus for one in accounting.parse_records(line + both)] == [3, 3]
 

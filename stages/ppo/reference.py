@@ -34,7 +34,8 @@ def with_reference(context: Context, experience: Experience, iteration: int) -> 
     # KL of exactly 0.
     batches = split_epoch(config, experience, iteration, epoch=0)
     temperature = config.rollout.temperature
-    found = per_token(experience, batches, lambda batch: response_log_probs(model, batch, temperature))
+    with context.computing():
+        found = per_token(experience, batches, lambda batch: response_log_probs(model, batch, temperature))
     forget(model)
     return replace(experience, reference_log_probs=found)
 

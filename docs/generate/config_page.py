@@ -1,0 +1,227 @@
+"""docs/reference/config.md: every key, from the dataclasses of the configuration."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import yaml
+from pydantic.fields import FieldInfo
+
+from docs.generate.docstrings import member_docs
+from docs.generate.markdown import code, page, prose, slug, table
+from pipeline import configtypes, engineconfig, schedulerconfig
+from pipeline.compose import known_groups
+from pipeline.config import Config
+from pipeline.paths import packaged_configs
+
+WORDS: dict[int, str] = {
+    id(found): words
+    for found, words in [
+        (configtypes.PositiveInt, "integer > 0"),
+        (configtypes.NonNegativeInt, "integer >= 0"),
+        (configtypes.PositiveFloat, "number > 0"),
+        (configtypes.NonNegativeFloat, "number >= 0"),
+        (configtypes.FiniteFloat, "number"),
+        (configtypes.Fraction, "number from 0 to 1"),
+        (configtypes.OpenFraction, "number > 0, up to 1"),
+        (configtypes.DecayRate, "number from 0, below 1"),
+        (configtypes.Name, "name: letters, digits, `_`, `.`, `-`"),
+        (configtypes.Text, "text"),
+        (configtypes.Line, "text of one line"),
+        (configtypes.SbatchWord, "one word, as sbatch takes it"),
+        (configtypes.Memory, "memory such as `64G`"),
+        (configtypes.Gpus, "`COUNT` or `TYPE:COUNT`"),
+        (configtypes.TimeLimit, "`D-HH:MM:SS` or `HH:MM:SS`"),
+        (configtypes.PluginName, "`module:function`"),
+        (configtypes.RuleName, "`module:function` or a rule's name"),
+        (configtypes.HttpUrl, "address `http://...` or `https://...`"),
+        (configtypes.EnvironmentName, "name of a variable"),
+        (configtypes.OptionName, "name of an sbatch option"),
+        (configtypes.ArgumentName, "name of an argument"),
+        (configtypes.PoolName, "name of a pool: lower case letters, digits, `_`"),
+        (engineconfig.EngineName, "`transformers`, `vllm` or `module:function`"),
+        (schedulerconfig.Names, "one word, or several"),
+    ]
+}
+"""How the types of configtypes are called. By identity: these aliases have no name at run time."""
+
+PLACEHOLDERS = {"components": "NAME", "pools": "POOL"}
+"""What stands for the user's own name in keys of a mapping, by the mapping's key."""
+
+GROUPS = """\
+Options of each group, and what they set. `GROUP=OPTION` on the command line chooses one; `scheduler=local`,
+`rollout=transformers`, `algorithm=ppo` and `tracking=wandb` are chosen if you say nothing. Your own are
+described in [Change settings](../howto/settings.md#groups-of-your-own)."""
+
+
+def config_page() -> str:
+    sections = _sections()
+    links = "\n".join(f"- [{title}](#{slug(title)})" for title in [*sections, "Groups"])
+    texts = [_section(title, owner, sections) for title, owner in sections.items()]
+    about = (
+        "Every key of the configuration, with type, default and meaning. A key is given as `section.key=value`, "
+        "or nested in a YAML file. A key without default must be given."
+    )
+    return page("Configuration", about, links, *texts, "## Groups", GROUPS, *_groups())
+
+
+def _sections() -> dict[str, type]:
+    """Heading -> dataclass, each dataclass once, in the order of the configuration."""
+    paths: dict[type, list[str]] = {}
+    for path, owner in _walk("", Config):
+        paths.setdefault(owner, []).append(path)
+    return {_title(owner, found): owner for owner, found in paths.items()}
+
+
+def _walk(path: str, owner: type) -> Iterator[tuple[str, type]]:
+    yield path, owner
+    for name, hint in typing.get_type_hints(owner, include_extras=True).items():
+        inner = f"{path}.{name}" if path else name
+        for nested, in_mapping in _dataclasses_in(hint):
+            yield from _walk(f"{inner}.{PLACEHOLDERS.get(name, 'NAME')}" if in_mapping else inner, nested)
+
+
+def _dataclasses_in(hint: Any, in_mapping: bool = False) -> Iterator[tuple[type, bool]]:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        yield hint, in_mapping
+    for argument in get_args(hint):
+        if not isinstance(argument, FieldInfo):
+            yield from _dataclasses_in(argument, in_mapping or get_origin(hint) is dict)
+
+
+def _title(owner: type, paths: list[str]) -> str:
+    distinct = list(dict.fromkeys(paths))
+    if distinct == [""]:
+        return "The run"
+    parents = {path.rpartition(".")[0] for path in distinct}
+    if len(distinct) > 2 and all(parent.split(".")[0] == "scheduler" for parent in parents):
+        return f"scheduler.STAGE: {_kind_of(owner)}"
+    kind = _kind(owner) or (_kind_of(owner) if distinct[0].startswith("scheduler.") else "")
+    return ", ".join(distinct) + (f": {kind}" if kind else "")
+
+
+def _kind_of(owner: type) -> str:
+    return "local" if owner.__name__.startswith("Local") else "slurm"
+
+
+def _kind(owner: type) -> str:
+    fields = {field.name: field for field in dataclasses.fields(owner)}
+    return str(_default(fields["kind"])) if "kind" in fields else ""
+
+
+def _section(title: str, owner: type, sections: dict[str, type]) -> str:
+    headings = {nested: heading for heading, nested in sections.items()}
+    hints = typing.get_type_hints(owner, include_extras=True)
+    rows = [
+        (code(field.name), _type(hints[field.name], headings), _shown(field), _meaning(owner, field, hints))
+        for field in dataclasses.fields(owner)
+    ]
+    about = prose(owner.__doc__)
+    return f"## {title}\n\n{about}\n\n" + table(("key", "type", "default", "meaning"), rows)
+
+
+def _meaning(owner: type, field: dataclasses.Field[Any], hints: dict[str, Any]) -> str:
+    described: FieldInfo = owner.__pydantic_fields__[field.name]  # type: ignore[attr-defined]
+    values = [
+        f"`{value}`: {_as_clause(doc)}"
+        for enumeration in _enums_in(hints[field.name])
+        for value, doc in member_docs(enumeration).items()
+        if doc
+    ]
+    return prose(described.description) + (" " + "; ".join(values) + "." if values else "")
+
+
+def _as_clause(doc: str) -> str:
+    return prose(doc)[0].lower() + prose(doc)[1:].rstrip(".")
+
+
+def _enums_in(hint: Any) -> list[type[Enum]]:
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return [hint]
+    return [enumeration for argument in get_args(hint) for enumeration in _enums_in(argument)]
+
+
+def _type(hint: Any, headings: dict[type, str]) -> str:
+    if words := WORDS.get(id(hint)):
+        return words
+    if hint in headings:
+        return f"[{headings[hint]}](#{slug(headings[hint])})"
+    if isinstance(hint, type):
+        return _plain(hint)
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _type(arguments[0], headings)
+    if origin is Literal:
+        return " or ".join(code(str(value)) for value in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_type(a, headings) for a in arguments if a is not type(None))
+    if origin is tuple:
+        return f"list of: {_type(arguments[0], headings)}"
+    if origin is dict:
+        return f"mapping to: {_type(arguments[1], headings)}"
+    return "any value"
+
+
+def _plain(hint: type) -> str:
+    if issubclass(hint, Enum):
+        return " or ".join(code(str(member.value)) for member in hint)
+    return {bool: "`true` or `false`", int: "integer", float: "number", str: "text"}.get(hint, "any value")
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    default = field.default
+    if isinstance(default, FieldInfo):
+        return default.default_factory() if default.default_factory else default.default  # type: ignore[call-arg]
+    return default
+
+
+def _shown(field: dataclasses.Field[Any]) -> str:
+    default = _default(field)
+    if default is dataclasses.MISSING:
+        return "must be given"
+    if dataclasses.is_dataclass(default):
+        return ", ".join(code(f"{key}: {_yaml(value)}") for key, value in _differences(default))
+    return "none" if default in (None, (), {}) else code(_yaml(default))
+
+
+def _differences(value: Any) -> Iterator[tuple[str, Any]]:
+    for field in dataclasses.fields(value):
+        if (found := getattr(value, field.name)) != _default(field) and not dataclasses.is_dataclass(found):
+            yield field.name, found
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value.value if isinstance(value, Enum) else value)
+
+
+def _groups() -> Iterator[str]:
+    for group, options in known_groups(None).items():
+        rows = [(code(f"{group}={option}"), *_option(packaged_configs() / group, option)) for option in options]
+        if rows:
+            yield f"### {group}\n\n" + table(("option", "what", "sets"), rows)
+
+
+def _option(folder: Path, name: str) -> tuple[str, str]:
+    """What an option's leading comment says, and its settings in one line."""
+    path = folder / f"{name}.yaml"
+    if not path.is_file():
+        return "", "the defaults"
+    lines = path.read_text().splitlines()
+    comments = [line.lstrip("# ") for line in lines if line.startswith("#") and "@package" not in line]
+    settings = yaml.safe_load(path.read_text()) or {}
+    shown = " ".join(code(f"{key}: {value}") for key, value in _leaves("", settings) if key != "defaults")
+    return " ".join(comments), shown or "nothing"
+
+
+def _leaves(prefix: str, settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(f"{prefix}{key}.", value)
+        else:
+            yield f"{prefix}{key}", "(yours)" if value == "???" else _yaml(value)

@@ -1,0 +1,97 @@
+"""docs/reference/files.md: every file of a run directory, named by the code that joins its paths."""
+
+import re
+from pathlib import Path
+
+from docs.generate.markdown import code, page, table
+from pipeline.paths import RunPaths
+from pipeline.tasks import PREPARE, Stage, Task
+
+_RUN = RunPaths(Path("RUN"))
+_TASK = _RUN.task(Task(7, Stage.ROLLOUT, 3))
+_PREPARE = _RUN.task(PREPARE)
+_EVALUATE = _RUN.task(Task(7, Stage.EVALUATE))
+_UPDATE = _RUN.task(Task(7, Stage.UPDATE))
+
+SECTIONS: dict[str, list[tuple[Path, str]]] = {
+    "The run": [
+        (_RUN.run_json, "identity: id, name, when and from what it was made, hash of the configuration, parent"),
+        (_RUN.config_yaml, "the resolved configuration, frozen"),
+        (_RUN.metrics, "one flat row per iteration: see [Metrics](metrics.md)"),
+        (_RUN.events, "every launch, failure and repair, with the reason"),
+        (_RUN.best, "the best evaluated policy, and its reward"),
+        (_RUN.report, "the report"),
+        (_RUN.locks / "000004.json", "the driver's lease: the highest number holds"),
+        (_RUN.wandb / "ANY", "W&B's own files"),
+        (_RUN.compiled / "ANY", "what vLLM compiled"),
+        (_RUN.superseded / "ANY", "what going back has moved aside; nothing needs it"),
+    ],
+    "Prompts": [
+        (_PREPARE.record, "commit record of prepare"),
+        (_PREPARE.data("ATTEMPT"), "usable prompts, tokenised"),
+        (_PREPARE.data("ATTEMPT", "heldout"), "usable held-out prompts"),
+        (_PREPARE.data("ATTEMPT", "rejected", "jsonl"), "rows that cannot be used, with the reason"),
+        (_PREPARE.data("ATTEMPT", "normalization", "json"), "mean and deviation of reward models' raw scores"),
+    ],
+    "A task": [
+        (_TASK.record, "commit record: names the attempt that won, its files and their hashes"),
+        (_TASK.data("ATTEMPT"), "its data: see [Shards](shards.md); one file per attempt, never overwritten"),
+        (_TASK.partial_record("ATTEMPT"), "what an unfinished attempt saved"),
+        (_TASK.partial("ATTEMPT", "SAVE"), "its data; nobody must believe it"),
+        (_UPDATE.thinned, "which folders of this commit were removed to save space"),
+        (_TASK.log(1), "what the first attempt printed"),
+        (_TASK.failure(1), "why it failed"),
+    ],
+    "What an update commits": [
+        (_TASK.policy("ATTEMPT") / "ANY", "the policy, a Hugging Face directory; with LoRA the adapter in `adapter/`"),
+        (_TASK.critic("ATTEMPT") / "ANY", "the critic, with `algorithm=ppo`"),
+        (_TASK.trainer("ATTEMPT") / "ANY", "optimizer's moments, fp32 weights (`*.safetensors`), counters (`state.json`)"),
+        (_RUN.policies / "00007", "a link to the winning attempt's, for people; `critic/00007` likewise"),
+        (_RUN.policies / "best", "a link to the best evaluated policy"),
+    ],
+    "On Slurm": [
+        (_RUN.control, "what people asked for"),
+        (_RUN.slurm / "cluster.json", "what the cluster allows"),
+        (_RUN.submissions(7) / "rollout-1-0.json", "a submission: its task list"),
+        (_RUN.submissions(7) / "rollout-1-0.sh", "its batch script"),
+        (_RUN.submissions(7) / "rollout-1-0.state.json", "what became of it: job id, failures"),
+        (_RUN.log_root / "00007-driver" / "attempt-1" / "driver.log", "what a driver job printed"),
+    ],
+}
+
+ABOUT = """\
+Everything that a run has is in its directory. Numbers stand for any: iteration 7, shard 3; `rollout` for any stage, or
+`score-POOL`. `ATTEMPT` is one try's id, such as `1-7c85d2e6`. [Architecture](../explanation/architecture.md#run-directory)
+says why it lies so."""
+
+
+def file_page() -> str:
+    return page("Files of a run", ABOUT, *(_section(title, rows) for title, rows in SECTIONS.items()))
+
+
+def patterns() -> list[re.Pattern[str]]:
+    """What the page says, as expressions that match paths relative to a run directory."""
+    return [_pattern(path) for rows in SECTIONS.values() for path, _ in rows]
+
+
+def _section(title: str, rows: list[tuple[Path, str]]) -> str:
+    shown = ((code(path.as_posix().replace("/ANY", "/")), meaning) for path, meaning in rows)
+    return f"## {title}\n\n{table(('file', 'what it is'), shown)}"
+
+
+def _pattern(path: Path) -> re.Pattern[str]:
+    text = re.escape(path.relative_to("RUN").as_posix())
+    for word, expression in (
+        ("ATTEMPT", "[^/.]+"),
+        ("SAVE", "[^/.]+"),
+        ("ANY", ".+"),
+        ("rollout", "[a-z]+(-[a-z0-9_]+)?"),
+        ("update", "[a-z]+"),
+    ):
+        text = text.replace(word, expression)
+    return re.compile(re.sub(r"\d+", r"\\d+", text) if "[" not in text else _digits(text))
+
+
+def _digits(text: str) -> str:
+    """Numbers of the path, not those inside character classes, become any number."""
+    return re.sub(r"(\[[^\]]*\])|\d+", lambda m: m[1] or r"\d+", text)

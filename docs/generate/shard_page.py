@@ -1,0 +1,51 @@
+"""docs/reference/shards.md: the columns of every Arrow file."""
+
+import pyarrow as pa
+
+from docs.generate.docstrings import attribute_docs, member_docs
+from docs.generate.markdown import code, page, prose, table
+from pipeline import schemas
+
+COLUMNS = {
+    "prompt_id": "the row's own id, or a hash of the prompt",
+    "prompt_text": "the prompt as the policy reads it, chat template included",
+    "prompt_messages": "the chat messages as JSON; null for plain text",
+    "prompt_tokens": "its token ids",
+    "sample_index": "0 to n - 1 among the samples of a prompt; -1 for a greedy response",
+    "response_tokens": "token ids after the prompt; in conversations also what was said to the policy",
+    "response_mask": "true where the policy wrote the token, false where a tool or an environment did",
+    "rollout_logprobs": "the engine's log-probability of each token; 0 where the mask is false",
+    "finish_reason": "why the response ended: see below",
+    "num_turns": "turns of the policy",
+    "response_text": "all of the response as text",
+    "response_messages": "with `rollout.multi_turn` what followed the prompt, as JSON; else null",
+    "reward": "the weighted sum of the components",
+    "reference_logprobs": "the reference's log-probability of each response token; null for greedy responses, "
+    "when KL is off and when the update computes them",
+}
+"""Meaning of each column, the same in every schema."""
+
+ABOUT = """\
+Shards are Arrow IPC files. Each carries its schema's name and version under the key `slurm_ppo_schema` of the metadata,
+and readers refuse versions that they do not know. `pipeline.shards.read_shard` verifies a shard before it reads it."""
+
+
+def shard_page() -> str:
+    found = {name: value for name, value in vars(schemas).items() if isinstance(value, pa.Schema)}
+    docs = attribute_docs(schemas)
+    reasons = table(("value", "means"), ((code(v), d) for v, d in member_docs(schemas.FinishReason).items()))
+    return page(
+        "Shards",
+        ABOUT,
+        *(_schema(schema, docs[name]) for name, schema in found.items()),
+        f"## finish_reason\n\n{reasons}",
+    )
+
+
+def _schema(schema: pa.Schema, doc: str) -> str:
+    rows = [
+        (code(field.name), str(field.type), "yes" if field.nullable else "no", COLUMNS[field.name])
+        for field in schema
+    ]
+    heading = f"## {schemas.version_of(schema)}\n\n{prose(doc)}"
+    return f"{heading}\n\n{table(('column', 'type', 'may be null', 'meaning'), rows)}"

@@ -1,0 +1,28 @@
+"""What to look at in a run: rules that read its numbers and say what is wrong, how it shows, what to change.
+
+Pure. Every rule is a function of its own in :mod:`pipeline.learningadvice` (what the policy learns) or
+:mod:`pipeline.speedadvice` (where the time goes), with its thresholds and their reasons beside it. A rule
+that lacks a number is silent, and so are all rules on short runs.
+"""
+
+from collections.abc import Sequence
+
+from pipeline.evidence import Advice, Evidence, Rule, Severity, TaskTime
+from pipeline.learningadvice import LEARNING_RULES
+from pipeline.speedadvice import SPEED_RULES
+
+__all__ = ["Advice", "Evidence", "Rule", "Severity", "TaskTime", "advise", "worst"]
+
+RULES = (*LEARNING_RULES, *SPEED_RULES)
+
+
+def advise(evidence: Evidence) -> list[Advice]:
+    """Everything that was noticed, worst first; of equally bad ones in the order of :class:`Rule`."""
+    found = [advice for rule in RULES for advice in rule(evidence)]
+    severities, rules = list(Severity), list(Rule)
+    return sorted(found, key=lambda a: (-severities.index(a.severity), rules.index(a.rule)))
+
+
+def worst(found: Sequence[Advice], count: int = 2) -> tuple[Advice, ...]:
+    """The first few that are more than notes."""
+    return tuple(advice for advice in found if advice.severity is not Severity.NOTE)[:count]

@@ -1,0 +1,119 @@
+"""A command or an address that is told something: within a limit of time, and whatever it does is a line."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http.client import HTTPException, HTTPMessage
+from pathlib import Path
+from typing import IO
+
+_LAST_BYTES = 4096
+"""Of what a command says, to find its last line in."""
+_LONGEST_LINE = 200
+_AFTER_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What came of telling one of them."""
+
+    to: str
+    """command or webhook."""
+    trouble: str = ""
+    """Empty: it was told."""
+
+
+def run_words(
+    words: Sequence[str], body: bytes, environment: Mapping[str, str], folder: Path, limit: float
+) -> str:
+    """Run a command without a shell, ``body`` on its standard input. Returns what went wrong, in a line."""
+    try:
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        return f"{words[0]} cannot be started: {error}"
+    assert process.stdin is not None
+    assert process.stderr is not None
+    last = bytearray()
+    listener = threading.Thread(target=_listen, args=(process.stderr, last), daemon=True)
+    listener.start()
+    try:
+        with contextlib.suppress(BrokenPipeError):  # it need not read
+            process.stdin.write(body)  # far less than a pipe holds
+            process.stdin.close()
+        code = process.wait(limit)
+    except subprocess.TimeoutExpired:
+        return f"{words[0]} was stopped, it took more than {limit:g} s"
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in a dead filesystem
+                process.wait(_AFTER_SECONDS)
+    listener.join(_AFTER_SECONDS)  # a child that it left behind may hold the pipe open
+    return "" if code == 0 else _in_words(words[0], code, bytes(last))
+
+
+def _listen(stream: IO[bytes], last: bytearray) -> None:
+    """Keep the end of what is said, however much that is."""
+    with stream:
+        while chunk := os.read(stream.fileno(), 1 << 16):
+            last += chunk
+            del last[:-_LAST_BYTES]
+
+
+def _in_words(program: str, code: int, said: bytes) -> str:
+    how = f"ended with exit code {code}" if code > 0 else f"was killed by signal {-code}"
+    lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
+    return f"{program} {how}" + (f": {lines[-1].strip()[:_LONGEST_LINE]}" if lines else "")
+
+
+def post(address: str, body: bytes, limit: float) -> str:
+    """POST JSON. Returns what went wrong, in a line.
+
+    In a thread, because neither names that cannot be looked up nor answers that trickle in have a limit.
+    """
+    trouble = [f"no answer in {limit:g} s"]
+
+    def send() -> None:
+        trouble[0] = _post(address, body, limit)
+
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
+    sender.join(limit)
+    return trouble[0]
+
+
+def _post(address: str, body: bytes, limit: float) -> str:
+    from urllib.error import HTTPError, URLError
+    from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+    class Staying(HTTPRedirectHandler):
+        """The address may be a secret, and is for the server that it names."""
+
+        def redirect_request(
+            self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+        ) -> None:
+            return None
+
+    headers = {"Content-Type": "application/json", "User-Agent": "slurm-ppo"}
+    try:
+        with build_opener(Staying).open(Request(address, body, headers), timeout=limit) as answer:
+            answer.read(1)
+        return ""
+    except HTTPError as error:
+        return f"the server answered {error.code} {error.reason}"
+    except URLError as error:
+        return f"the server cannot be reached: {error.reason}"
+    except (OSError, HTTPException, ValueError) as error:
+        return f"{type(error).__name__}: {error}"

@@ -1,0 +1,45 @@
+"""Reports: one self-contained HTML file about a run, or about several beside each other."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.commits import replace_durably
+from pipeline.report.data import read_report, read_rows
+from pipeline.runs import Run
+
+__all__ = ["COMPARISON", "read_rows", "write_comparison", "write_report"]
+
+COMPARISON = "report-compare.html"
+"""What a comparison is called unless somebody says otherwise; it is written into the current folder."""
+
+
+def write_report(run: Run, out: Path | None = None) -> Path:
+    """Write ``report.html`` of the run, or ``out``, in one step, also while the run goes on. Returns its path.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    from pipeline.report.page import page
+
+    return _write(page(read_report(run)), out or run.paths.report)
+
+
+def write_comparison(runs: Sequence[Run], out: Path | None = None) -> Path:
+    """Write one page about several runs. Returns its path.
+
+    Raises:
+        RunError: a run is given twice, or the page cannot be written.
+    """
+    from pipeline.report.comparison import comparison, read_compared
+
+    return _write(comparison(read_compared(runs)), out or Path(COMPARISON))
+
+
+def _write(text: str, path: Path) -> Path:
+    from pipeline.runs import RunError
+
+    try:
+        replace_durably(path, text)
+    except OSError as error:
+        raise RunError(f"the report cannot be written: {error}; give another place with --out FILE") from None
+    return path

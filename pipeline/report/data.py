@@ -1,0 +1,191 @@
+"""What a report is made from: rows, spans, samples, advice. Reads the run directory and nothing else."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pipeline import journal
+from pipeline.advice import Advice, Evidence, TaskTime, advise
+from pipeline.attempts import Facts, attempts_of
+from pipeline.commits import CorruptData, read_record
+from pipeline.metrics import evaluation_metrics
+from pipeline.observe import Records
+from pipeline.runs import Run
+from pipeline.samples import Choice, Sample, choose, read_samples, sample_seed
+from pipeline.schedulerconfig import SlurmConfig
+from pipeline.spans import DRIVER, IterationSpans, Span, SpanEnd, iteration_spans, read_lines
+from pipeline.submissions import Ledger
+from pipeline.tasks import Stage, Task
+from pipeline.views import Row
+
+_MOST_ITERATIONS = 20
+_MOST_ATTEMPTS = 6000
+"""Iterations, and attempts, that the timeline shows one by one."""
+_WITHOUT_LINES = 10
+"""Newest iterations whose spans are read from their records where spans.jsonl has none."""
+_SAMPLED_ITERATIONS = 8
+_BEST, _WORST, _RANDOM = 8, 8, 24
+_SAMPLE_BYTES = 16 << 20
+"""Of rollout data that is read for the samples of one iteration."""
+_TEXT_BUDGET = 2_000_000
+"""Letters of prompts and responses that a report holds."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """The policy with the highest reward on held-out prompts."""
+
+    iteration: int
+    reward: float
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """Of one run."""
+
+    run: Run
+    rows: Sequence[Row]
+    """Ascending; before the first iteration's, if there is one, that of the first policy's evaluation."""
+    best: Best | None
+    spans: Mapping[int, IterationSpans]
+    """Ascending; the newest with their attempts."""
+    samples: Sequence[tuple[Choice, Sample]]
+    advice: Sequence[Advice]
+    now: float
+    """When it was read, unix time."""
+
+    @property
+    def trained(self) -> Sequence[Row]:
+        """Rows of iterations."""
+        return [row for row in self.rows if row["iteration"] > self.run.plan.start]
+
+    @property
+    def done(self) -> int:
+        """The newest iteration that has a row."""
+        return int(self.rows[-1]["iteration"]) if self.rows else self.run.plan.start
+
+
+def read_report(run: Run) -> ReportData:
+    """Everything that a page about the run shows."""
+    rows, now = read_rows(run), time.time()
+    spans = read_spans(run, int(rows[-1]["iteration"]) if rows else run.plan.start)
+    found = Evidence(rows, run.config, task_times(spans))
+    samples = read_some_samples(run, [int(row["iteration"]) for row in rows])
+    return ReportData(run, rows, read_best(run), spans, samples, advise(found), now)
+
+
+def read_rows(run: Run) -> list[Row]:
+    """Rows of ``metrics.jsonl``, ascending, the last line of an iteration being the one that counts.
+
+    Before them, if the policy that the run begins with was evaluated, a row with that evaluation alone.
+    """
+    rows: dict[int, Row] = {}
+    first = run.plan.start
+    try:
+        start = read_record(run.paths, Task(first, Stage.EVALUATE))
+    except CorruptData:
+        start = None
+    if start is not None:
+        rows[first] = {"iteration": first, **evaluation_metrics(start)}
+    rows |= {row["iteration"]: row for row in journal.read(run.paths.metrics) if "iteration" in row}
+    return [rows[iteration] for iteration in sorted(rows)]
+
+
+def read_best(run: Run) -> Best | None:
+    if not run.paths.best.exists():
+        return None
+    best = json.loads(run.paths.best.read_text())
+    return Best(int(best["iteration"]), float(best["reward"]))
+
+
+# --- spans -----------------------------------------------------------------------------------------------
+
+
+def read_spans(run: Run, newest: int) -> dict[int, IterationSpans]:
+    """Of every iteration that has a line, of the first and the one at hand, and of the newest without a line.
+
+    Args:
+        newest: the newest iteration that has a row.
+    """
+    found = read_lines(journal.read(run.paths.spans), newest, _MOST_ITERATIONS)
+    at_hand = min(newest + 1, run.plan.iterations)
+    lacking = {run.plan.start, at_hand, *range(max(newest - _WITHOUT_LINES, run.plan.start) + 1, newest + 1)}
+    for iteration in lacking - found.keys():
+        if spans := read_live(run, iteration):
+            found[iteration] = iteration_spans(iteration, spans)
+    return _with_few_attempts({iteration: found[iteration] for iteration in sorted(found)})
+
+
+def read_live(run: Run, iteration: int) -> list[Span]:
+    """Attempts at the tasks of one iteration as its records, submissions and failures tell of them."""
+    records = Records(run.paths)
+    records.refresh(run.plan.tasks(iteration))
+    is_on_slurm = isinstance(run.config.scheduler, SlurmConfig)
+    facts = Facts(Ledger(run.paths).load([iteration])) if is_on_slurm else Facts()
+    return attempts_of(run, iteration, records.readable, facts, time.time())
+
+
+def _with_few_attempts(found: Mapping[int, IterationSpans]) -> dict[int, IterationSpans]:
+    """The newest iterations keep their attempts, as many as a page can draw, the newest one in any case."""
+    kept: dict[int, IterationSpans] = {}
+    room = _MOST_ATTEMPTS
+    for count, iteration in enumerate(sorted(found, reverse=True)):
+        spans = found[iteration]
+        is_kept = count == 0 or (count < _MOST_ITERATIONS and len(spans.attempts) <= room)
+        room -= len(spans.attempts) if is_kept else room
+        kept[iteration] = spans if is_kept else replace(spans, attempts=())
+    return dict(sorted(kept.items()))
+
+
+def task_times(spans: Mapping[int, IterationSpans]) -> list[TaskTime]:
+    """What advice on nodes and shards is made from."""
+    return [
+        TaskTime(
+            iteration,
+            span.purpose,
+            span.shard,
+            span.node,
+            span.ended - span.started,
+            span.end is SpanEnd.COMMITTED,
+        )
+        for iteration, of_iteration in spans.items()
+        for span in of_iteration.attempts
+        if span.started is not None and span.ended is not None and span.purpose != DRIVER
+    ]
+
+
+# --- samples ---------------------------------------------------------------------------------------------
+
+
+def sampled_iterations(iterations: Sequence[int], count: int = _SAMPLED_ITERATIONS) -> list[int]:
+    """Up to ``count`` iterations, ascending: the newest three, the first, and others evenly between. Pure."""
+    if len(iterations) <= count:
+        return sorted(iterations)
+    newest, before = list(iterations[-3:]), list(iterations[:-3])
+    others = count - len(newest)
+    evenly = {before[i * (len(before) - 1) // max(1, others - 1)] for i in range(others)}
+    return sorted({*newest, *evenly})
+
+
+def read_some_samples(run: Run, iterations: Sequence[int]) -> list[tuple[Choice, Sample]]:
+    """Best, worst and random responses of some iterations, newest first, with texts that fit the page."""
+    of_training = [iteration for iteration in iterations if iteration > run.plan.start]
+    chosen: list[tuple[Choice, Sample]] = []
+    for iteration in reversed(sampled_iterations(of_training)):
+        samples = read_samples(run, iteration, _SAMPLE_BYTES)
+        chosen += choose(samples, _BEST, _WORST, _RANDOM, sample_seed(run, iteration))
+    longest = _TEXT_BUDGET // (2 * max(1, len(chosen)))
+    return [(choice, shortened(sample, longest)) for choice, sample in chosen]
+
+
+def shortened(sample: Sample, letters: int) -> Sample:
+    """With prompt and response of at most so many letters: of a prompt its end, of a response both ends."""
+    prompt, response = sample.prompt, sample.response
+    if len(prompt) > letters:
+        prompt = f"[{len(prompt) - letters} letters left out] … {prompt[-letters:]}"
+    if len(response) > letters:
+        cut = len(response) - letters
+        middle = f" … [{cut} letters left out] … "
+        response = response[: letters // 2] + middle + response[-(letters // 2) :]
+    return replace(sample, prompt=prompt, response=response)

@@ -1,0 +1,74 @@
+"""What of a configuration was set: the values that are not the defaults, by their keys. Pure."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from pipeline.config import Config
+
+_NOTHING = object()
+"""The default of what has none."""
+
+
+def settings_apart(config: Config) -> dict[str, Any]:
+    """Key -> plain value, of the keys whose value is not the default, and of those that have none."""
+    return dict(_apart("", config, _NOTHING))
+
+
+def differences(configs: Sequence[Config]) -> dict[str, tuple[Any, ...]]:
+    """Key -> the value of each configuration, of the keys that are not the same in all.
+
+    None where a configuration lacks the key. Names and folders, which always differ, are left out.
+    """
+    leaves = [dict(_leaves("", config)) for config in configs]
+    keys = dict.fromkeys(key for found in leaves for key in found)
+    table = {key: tuple(found.get(key) for found in leaves) for key in keys if key not in ("name", "run_dir")}
+    return {key: values for key, values in table.items() if any(value != values[0] for value in values)}
+
+
+def _apart(key: str, given: Any, default: Any) -> Iterator[tuple[str, Any]]:
+    if dataclasses.is_dataclass(given):
+        is_same_kind = type(default) is type(given)
+        for field in dataclasses.fields(given):
+            usual = getattr(default, field.name) if is_same_kind else _default(field)
+            yield from _apart(_below(key, field.name), getattr(given, field.name), usual)
+    elif isinstance(given, Mapping) and given:
+        usual_values = default if isinstance(default, Mapping) else {}
+        for name, value in given.items():
+            yield from _apart(_below(key, name), value, usual_values.get(name, _NOTHING))
+    elif given != default:
+        yield key, _plain(given)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    found: Any = field.default
+    if found is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
+        found = field.default_factory()
+    if isinstance(found, FieldInfo):
+        found = found.get_default(call_default_factory=True)
+    return _NOTHING if found in (dataclasses.MISSING, PydanticUndefined) else found
+
+
+def _leaves(key: str, given: Any) -> Iterator[tuple[str, Any]]:
+    if dataclasses.is_dataclass(given):
+        for field in dataclasses.fields(given):
+            yield from _leaves(_below(key, field.name), getattr(given, field.name))
+    elif isinstance(given, Mapping) and given:
+        for name, value in given.items():
+            yield from _leaves(_below(key, name), value)
+    else:
+        yield key, _plain(given)
+
+
+def _below(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value

@@ -1,0 +1,169 @@
+"""The timeline: when and where every attempt waited and ran. Rows for the script that draws them.
+
+Newest iterations attempt by attempt, all of them as one bar for each stage; the reader chooses the window.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.report.data import ReportData
+from pipeline.report.html import caption, embedded, section, words
+from pipeline.runs import Run
+from pipeline.spans import DRIVER, IterationSpans, Span, SpanEnd
+from pipeline.submissions import GUARD
+from pipeline.tasks import Stage, task_of
+
+_WINDOW = 100
+"""Iterations that a window of stages shows."""
+_NEWEST = 3
+_MOST_AT_ONCE = 1500
+"""Attempts that the first window shows: as many of the newest iterations."""
+_ABOUT = (
+    "Solid: it ran. Hatched: it waited although its inputs were there. Red with a cross: the attempt ended "
+    "without a result. Drag over a part to enlarge it, double-click for the whole."
+)
+
+
+def timeline(data: ReportData) -> str:
+    """The section, or nothing where nothing was ever tried."""
+    if not data.spans:
+        return ""
+    windows = _windows(data.spans)
+    return section(
+        "timeline",
+        "Timeline",
+        caption(_ABOUT),
+        f'<div class="card wide">{_chooser(windows)}'
+        '<div class="plot" id="timeline-plot" role="img" aria-label="Timeline"></div></div>',
+        embedded("timeline-data", timeline_data(data)),
+    )
+
+
+def _windows(spans: Mapping[int, IterationSpans]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Groups of (value, words). A value says what is drawn, and from which iteration to which."""
+    detailed = [iteration for iteration, of_iteration in spans.items() if of_iteration.attempts]
+    groups: list[tuple[str, list[tuple[str, str]]]] = []
+    if detailed:
+        newest = _newest(spans, detailed)
+        several = [(f"attempts:{newest[0]}:{newest[-1]}", f"newest, {newest[0]} to {newest[-1]}")]
+        single = [(f"attempts:{i}:{i}", f"iteration {i}") for i in reversed(detailed)]
+        groups.append(("Every attempt", [*(several if len(newest) > 1 else []), *single]))
+    first, last = min(spans), max(spans)
+    starts = range(first, last + 1, _WINDOW)
+    parts = [(start, min(start + _WINDOW - 1, last)) for start in reversed(starts)]
+    groups.append(("Stages", [(f"stages:{a}:{b}", f"iterations {a} to {b}") for a, b in parts]))
+    return groups
+
+
+def _newest(spans: Mapping[int, IterationSpans], detailed: Sequence[int]) -> list[int]:
+    """The newest iterations that can be drawn together."""
+    kept: list[int] = []
+    count = 0
+    for iteration in reversed(detailed[-_NEWEST:]):
+        count += len(spans[iteration].attempts)
+        if kept and count > _MOST_AT_ONCE:
+            break
+        kept.append(iteration)
+    return kept[::-1]
+
+
+def _chooser(windows: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> str:
+    groups = (
+        f'<optgroup label="{words(title)}">'
+        + "".join(f'<option value="{words(value)}">{words(text)}</option>' for value, text in options)
+        + "</optgroup>"
+        for title, options in windows
+    )
+    return (
+        '<div class="controls"><label>Show <select id="window">' + "".join(groups) + "</select></label>"
+        '<button type="button" id="earlier">Earlier</button>'
+        '<button type="button" id="later">Later</button></div>'
+    )
+
+
+def timeline_data(data: ReportData) -> dict[str, Any]:
+    """For the script: times are seconds since ``base``, names are places in ``names``."""
+    spans = data.spans
+    stages = [stage for of_iteration in spans.values() for stage in of_iteration.stages.values()]
+    times = [time for stage in stages for time in (stage.ready, stage.started) if time is not None]
+    base = min(times, default=data.run.identity.created)
+    purposes = purposes_of(data)
+    names = list(dict.fromkeys(_names(spans)))
+    place = {name: index for index, name in enumerate(names)}
+    return {
+        "base": base,
+        "now": round(data.now - base, 2),
+        "names": names,
+        "purposes": purposes,
+        "colours": [colour_of(purpose, purposes) for purpose in purposes],
+        "attempts": [
+            _attempt(data.run, iteration, span, base, place, purposes)
+            for iteration, of_iteration in spans.items()
+            for span in of_iteration.attempts
+        ],
+        "stages": [
+            [iteration, purposes.index(purpose), place[stage.lane]]
+            + [_since(time, base) for time in (stage.ready, stage.started, stage.ended)]
+            + [stage.attempts, stage.failed]
+            for iteration, of_iteration in spans.items()
+            for purpose, stage in of_iteration.stages.items()
+        ],
+    }
+
+
+def _names(spans: Mapping[int, IterationSpans]) -> Sequence[str]:
+    lanes = [stage.lane for of_iteration in spans.values() for stage in of_iteration.stages.values()]
+    attempts = [span for of_iteration in spans.values() for span in of_iteration.attempts]
+    return [*lanes, *(name for span in attempts for name in (span.lane, span.node))]
+
+
+def purposes_of(data: ReportData) -> list[str]:
+    """Of what ran, in the order of the pipeline."""
+    found = {purpose for of_iteration in data.spans.values() for purpose in of_iteration.stages}
+    order = (Stage.PREPARE, *data.run.plan.purposes, Stage.EVALUATE, DRIVER)
+    known = [str(purpose) for purpose in order if purpose in found]
+    return [*known, *sorted(found - set(known))]
+
+
+def colour_of(purpose: str, purposes: Sequence[str]) -> int:
+    """Of the style sheet: a stage has the same one in every chart, and pools follow."""
+    usual: dict[str, int] = {Stage.ROLLOUT: 0, Stage.REWARD: 1, Stage.UPDATE: 2, Stage.EVALUATE: 3}
+    if purpose in usual:
+        return usual[purpose]
+    pools = [other for other in purposes if other.startswith(f"{Stage.SCORE}-")]
+    return 4 + pools.index(purpose) % 2 if purpose in pools else 5
+
+
+def _attempt(
+    run: Run, iteration: int, span: Span, base: float, place: Mapping[str, int], purposes: Sequence[str]
+) -> list[Any]:
+    times = (span.ready, span.started, span.ended)
+    return [
+        iteration,
+        purposes.index(span.purpose),
+        place[span.lane],
+        span.shard,
+        span.attempt,
+        *(_since(time, base) for time in times),
+        place[span.node],
+        span.job,
+        list(SpanEnd).index(span.end),
+        span.note[:300],
+        log_of(run, iteration, span),
+    ]
+
+
+def _since(time: float | None, base: float) -> float | None:
+    return None if time is None else round(time - base, 2)
+
+
+def log_of(run: Run, iteration: int, span: Span) -> str:
+    """Of an attempt, relative to the run directory."""
+    if span.purpose == DRIVER:
+        kind, of_iteration, number = span.attempt.split("-")
+        folder = run.paths.log_root / f"{int(of_iteration):05d}-{kind}" / f"attempt-{number}"
+        path = (run.paths.log_root / GUARD if kind == GUARD else folder) / f"{kind}.log"
+    else:
+        task = task_of(iteration, span.purpose, span.shard)
+        path = run.paths.task(task).log(span.number)
+    return run.paths.relative(path)

@@ -1,0 +1,26 @@
+"""Keep secrets out of what is written: values of variables that look like keys, addresses of webhooks."""
+
+import re
+from collections.abc import Collection, Mapping
+from urllib.parse import urlsplit
+
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|WEBHOOK|HOOK|AUTH|COOKIE", re.IGNORECASE)
+_SHORTEST = 6
+"""Shorter values would be found in everything."""
+_HIDDEN = "[hidden]"
+
+
+def secrets_of(environment: Mapping[str, str], *addresses: str) -> set[str]:
+    """What must not be shown: values of variables named like secrets, and addresses with their parts."""
+    found = {value for name, value in environment.items() if _SECRET_NAME.search(name)}
+    for address in addresses:
+        parts = urlsplit(address)
+        found |= {address, parts.path, parts.path.lstrip("/"), parts.query, parts.netloc.rpartition("@")[0]}
+    return {value.strip() for value in found if len(value.strip()) >= _SHORTEST}
+
+
+def without_secrets(text: str, secrets: Collection[str]) -> str:
+    """``text`` with every secret hidden, longer ones first."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, _HIDDEN)
+    return text

@@ -1,0 +1,76 @@
+"""What ``slurm-ppo watch`` does."""
+
+import os
+import sys
+
+from pipeline.driver import interruptible
+from pipeline.runs import Run
+from pipeline.status import describe, read_status
+from pipeline.watch.look import Look
+from pipeline.watch.plain import changes
+from pipeline.watch.reading import SILENT_SECONDS, Reading
+
+
+def watch(run: Run, interval: float) -> str:
+    """Show the run until it has ended, or the person has seen enough. Changes nothing in the run directory.
+
+    Args:
+        interval: seconds between two questions to Slurm.
+
+    Returns:
+        The run's state, as :attr:`pipeline.status.Status.state`.
+    """
+    reading = Reading(run, interval)
+    reading.start()
+    has_ended = False
+    try:
+        with interruptible():
+            has_ended = _show(reading)
+    except KeyboardInterrupt:
+        pass  # a way to stop looking like any other
+    finally:
+        reading.stop()
+    if has_ended:
+        status = read_status(run)
+        print(describe(status))
+        return status.state
+    return _say_where_it_stands(reading.seen.look)
+
+
+def _show(reading: Reading) -> bool:
+    if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+        from pipeline.watch.terminal import show
+
+        return show(reading)
+    return _tell(reading)
+
+
+def _tell(reading: Reading) -> bool:
+    """Lines, until the run has ended."""
+    last: Look | None = None
+    trouble: str | None = None
+    while True:
+        reading.arrived.wait(SILENT_SECONDS)
+        reading.arrived.clear()
+        reading.check()
+        seen = reading.seen
+        if seen.trouble != trouble:
+            trouble = seen.trouble
+            print(trouble or "the run can be read again", flush=True)
+        if seen.look and seen.look is not last:
+            for line in changes(last, seen.look):
+                print(line, flush=True)
+            last = seen.look
+        if seen.is_settled:
+            return True
+
+
+def _say_where_it_stands(look: Look | None) -> str:
+    if look is None:
+        return "unknown"
+    is_working = look.state == "running"
+    print(
+        f"{look.run}: {look.state}, {look.iterations_done}/{look.iterations} iterations"
+        f"{'; it goes on without this view' if is_working else ''}"
+    )
+    return look.state

@@ -1,0 +1,74 @@
+"""The log that a person wants to see of a lane: the one that failed last, else the newest."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.failureblock import tail
+from pipeline.logs import Log
+from pipeline.paths import RunPaths
+from pipeline.tasks import parse_task, task_of
+from pipeline.watch.screen import LogEnd
+
+_LINES = 200
+
+
+def read_log_end(
+    paths: RunPaths, iteration: int, purpose: str, events: Sequence[Mapping[str, Any]], has_failed: bool
+) -> LogEnd:
+    """Lists the folders of this lane's attempts, and reads the end of one file.
+
+    Args:
+        has_failed: whether the lane has a shard whose last attempt failed.
+    """
+    log = failed_log(paths, iteration, purpose, events) if has_failed else None
+    log = log or newest_log(paths, iteration, purpose)
+    if log is None:
+        folder = paths.logs(task_of(iteration, purpose))
+        return LogEnd(f"{purpose} of iteration {iteration} has no log yet", str(folder), ())
+    return LogEnd(log.name, str(log.path), tuple(tail(log.path, _LINES)) or ("(empty)",))
+
+
+def failed_log(
+    paths: RunPaths, iteration: int, purpose: str, events: Sequence[Mapping[str, Any]]
+) -> Log | None:
+    """Of the last failed attempt that left one."""
+    for event in reversed(events):
+        if event.get("event") == "failed":
+            task = parse_task(event["task"])
+            path = paths.task(task).log(int(event["attempt"]))
+            if (task.iteration, task.purpose) == (iteration, purpose) and path.is_file():
+                return Log(path, iteration, purpose, int(event["attempt"]))
+    return None
+
+
+def newest_log(paths: RunPaths, iteration: int, purpose: str) -> Log | None:
+    """The one that was written to last, of the attempt that began last."""
+    folder = paths.logs(task_of(iteration, purpose))
+    attempts = {_number(path): path for path in _listing(folder) if _number(path)}
+    for number in sorted(attempts, reverse=True):
+        logs = [path for path in _listing(attempts[number]) if path.suffix == ".log"]
+        if logs:
+            return Log(max(logs, key=_modified), iteration, purpose, number)
+    return None
+
+
+def _number(path: Path) -> int:
+    """Of an attempt's folder; 0 for anything else."""
+    number = path.name.removeprefix("attempt-")
+    return int(number) if number.isdigit() else 0
+
+
+def _listing(folder: Path) -> list[Path]:
+    try:
+        return [Path(entry.path) for entry in os.scandir(folder)]
+    except FileNotFoundError:
+        return []
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

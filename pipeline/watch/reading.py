@@ -1,0 +1,156 @@
+"""Reading beside the keys: a thread for the run directory, one for Slurm. Neither holds up a person."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from pipeline.runs import Run
+from pipeline.schedulerconfig import SlurmConfig
+from pipeline.slurmstatus import Queue, look_at_queue
+from pipeline.watch.logends import read_log_end
+from pipeline.watch.look import Look, Looker, ShardState
+from pipeline.watch.screen import LogEnd
+
+_DISK_SECONDS = 2.0
+"""Between looks at the run directory, where the interval for Slurm is longer."""
+_REST_FACTOR = 4.0
+"""A look at thousands of shards takes a while: at least four times as long nothing is read."""
+SILENT_SECONDS = 10.0
+"""Without a look for this long, somebody should be told that the file system does not answer."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a person wants to be read besides the run."""
+
+    log_of: tuple[int, str] | None = None
+    """:attr:`pipeline.watch.look.Lane.key`."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The newest of everything that was read."""
+
+    look: Look | None = None
+    log: LogEnd | None = None
+    log_of: tuple[int, str] | None = None
+    """Whose log it is."""
+    trouble: str | None = None
+    """Why the last try to read failed."""
+    since: float = field(default_factory=time.monotonic)
+    """When the last look ended, or the first began: monotonic."""
+    is_settled: bool = False
+    """Whether two looks in a row, with Slurm asked in between, say that the run has ended."""
+
+
+@dataclass
+class Answer:
+    """The newest of Slurm's."""
+
+    queue: Queue | None = None
+    answered: float | None = None
+    count: int = 0
+
+    def take(self, queue: Queue) -> None:
+        """Without an answer what was shown last stays."""
+        if queue.unanswered is None:
+            self.queue, self.answered = queue, time.time()
+        else:
+            elements = self.queue.elements if self.queue else ()
+            self.queue = Queue(elements, queue.unanswered)
+        self.count += 1
+
+
+class Reading:
+    """Two threads that read; :attr:`seen` may be looked at at any time."""
+
+    def __init__(self, run: Run, interval: float, ask: Callable[[Run], Queue] = look_at_queue) -> None:
+        self.run, self.interval = run, interval
+        self.seen, self.wish = Seen(), Wish()
+        self.error: BaseException | None = None
+        self.is_paused = False
+        self.arrived = threading.Event()
+        """Set whenever there is something new in :attr:`seen`."""
+        self._ask = ask
+        self._answer = Answer()
+        self._is_on_slurm = isinstance(run.config.scheduler, SlurmConfig)
+        self._stop, self._hurry = threading.Event(), threading.Event()
+        self._looker = Looker(run)
+        self._looks = 0
+        self._ended_at: tuple[str, int] | None = None
+        """The state, and how many looks or answers there were when it showed first."""
+
+    def start(self) -> None:
+        """Daemons: a file system that hangs must not keep the program from ending."""
+        targets = [self._read_on, *([self._ask_on] if self._is_on_slurm else [])]
+        for target in targets:
+            threading.Thread(target=self._guarded, args=(target,), daemon=True).start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._hurry.set()
+
+    def want(self, wish: Wish) -> None:
+        """Read this now, and from now on."""
+        if wish != self.wish:
+            self.wish = wish
+            self._hurry.set()
+
+    def check(self) -> None:
+        """Raise in the caller's thread what ended one of ours."""
+        if self.error:
+            raise self.error
+
+    def _guarded(self, target: Callable[[], None]) -> None:
+        """An error that nobody expected ends the view, not just its thread."""
+        try:
+            target()
+        except BaseException as error:
+            self.error = error
+            self.arrived.set()
+
+    def _ask_on(self) -> None:
+        while not self._stop.is_set():
+            if not self.is_paused:
+                self._answer.take(self._ask(self.run))
+                self._hurry.set()
+            self._stop.wait(self.interval)
+
+    def _read_on(self) -> None:
+        while not self._stop.is_set():
+            started = time.monotonic()
+            self._hurry.clear()
+            if not self.is_paused:
+                self.seen = self._read()
+                self.arrived.set()
+            took = time.monotonic() - started
+            self._stop.wait(min(_REST_FACTOR * took, self.interval))
+            self._hurry.wait(max(0.0, min(_DISK_SECONDS, self.interval) - took))
+
+    def _read(self) -> Seen:
+        """One look; what the file system refuses for now is told, and tried again."""
+        try:
+            look = self._looker.look(self._answer.queue, self._answer.answered)
+            wanted = self.wish.log_of
+            log = self._read_log(look, wanted) if wanted else None
+        except OSError as error:
+            return replace(self.seen, trouble=f"cannot read the run now: {error}")
+        return Seen(look, log, wanted, is_settled=self._settle(look))
+
+    def _settle(self, look: Look) -> bool:
+        """Between two drivers nobody is at work for a moment, and the last row comes after the last commit."""
+        self._looks += 1
+        if not look.has_ended:
+            self._ended_at = None
+            return False
+        is_slurms_word = self._is_on_slurm and look.state != "complete"
+        count = self._answer.count if is_slurms_word else self._looks
+        if self._ended_at is None or self._ended_at[0] != look.state:
+            self._ended_at = look.state, count
+        return count > self._ended_at[1]
+
+    def _read_log(self, look: Look, key: tuple[int, str]) -> LogEnd:
+        lane = next((lane for lane in look.lanes if lane.key == key), None)
+        has_failed = lane is not None and bool({ShardState.FAILED, ShardState.AGAIN} & set(lane.shards))
+        return read_log_end(self.run.paths, *key, look.events, has_failed)

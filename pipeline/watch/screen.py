@@ -1,0 +1,381 @@
+"""What the live view shows, line by line. Pure: a look and what the person chose in, lines out."""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rich.text import Text
+
+from pipeline.advice import Severity, worst
+from pipeline.statustext import job_details
+from pipeline.views import Column, duration, number, shortened, sparkline
+from pipeline.watch.happenings import Happening, happenings, printable
+from pipeline.watch.look import Lane, Look, ShardState
+
+LEAST_WIDTH, LEAST_HEIGHT = 40, 8
+
+
+class Page(StrEnum):
+    """What fills the screen."""
+
+    RUN = "run"
+    LOG = "log"
+    HELP = "help"
+
+
+@dataclass(frozen=True)
+class LogEnd:
+    """The end of one log."""
+
+    title: str
+    path: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class View:
+    """What the person chose, and how the reading goes."""
+
+    page: Page = Page.RUN
+    selected: tuple[int, str] | None = None
+    """:attr:`Lane.key`; None: the first."""
+    is_paused: bool = False
+    log: LogEnd | None = None
+    """Of the selected lane; None: not read yet."""
+    trouble: str | None = None
+    """Why what is shown is old."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How a shard's state is drawn: the shape alone is enough, colours may be off."""
+
+    sign: str
+    style: str
+
+
+MARKS = {
+    ShardState.DONE: Mark("■", "green"),
+    ShardState.RUNNING: Mark("▸", "cyan"),
+    ShardState.AGAIN: Mark("↻", "yellow"),
+    ShardState.WAITING: Mark("·", ""),
+    ShardState.FAILED: Mark("✗", "bold red"),
+    ShardState.IDLE: Mark("-", "dim"),
+}
+_COMPRESSED = (
+    ShardState.DONE,
+    ShardState.RUNNING,
+    ShardState.AGAIN,
+    ShardState.FAILED,
+    ShardState.WAITING,
+    ShardState.IDLE,
+)
+
+METRICS: tuple[Column, ...] = (
+    Column("reward", ("reward/mean",)),
+    Column("held-out", ("evaluate/reward",)),
+    Column("KL", ("objective/kl",), 2),
+    Column("length", ("response_length/mean",), 1),
+    Column("entropy", ("policy/entropy",), 3),
+    Column("loss", ("policy/loss",), 4),
+    Column("s/iter", ("seconds/iteration",), 1),
+    Column("clipped %", ("policy/clip_fraction_low", "policy/clip_fraction_high"), 1, scale=100),
+    Column("cut %", ("response_length/clip_ratio",), 1, scale=100),
+    Column("grad norm", ("policy/grad_norm",), 3),
+    Column("expl. var", ("value/explained_variance",), 3),
+    Column("tokens/s", ("tokens_per_second/rollout",), 0),
+)
+"""Most wanted first: a low screen does without the last."""
+SPARK_ROWS = 60
+"""Iterations that sparklines show."""
+
+HELP = """\
+marks, one for each shard        keys
+  ■ done                           up, down   choose a lane
+  ▸ running                        r s w u e  the lane of rollout, score,
+  ↻ tried again                               reward, update, evaluate
+  · waiting in the queue           l          end of its failed or newest log
+  ✗ failed, and not tried again    p          pause: the screen stays as it is
+  - not submitted yet              q          quit; the run goes on
+More shards than fit are drawn in    ?        this page
+proportion; the counts are exact.
+
+Metrics: the newest value, and the last 60 iterations from low to high.
+Nothing that you do here changes the run. Why jobs wait is in Slurm's words,
+said plainly. More: slurm-ppo status RUN, slurm-ppo logs RUN."""
+
+Lines = list[Text]
+
+
+def screen(look: Look | None, view: View, width: int, height: int) -> Lines:
+    """Exactly ``height`` lines of at most ``width`` columns."""
+    width, height = max(width, LEAST_WIDTH), max(height, LEAST_HEIGHT)
+    if view.page is Page.HELP:
+        body = [Text(line) for line in HELP.splitlines()]
+        return _filled([Text("slurm-ppo watch", "bold"), Text(), *body], _footer(view), width, height)
+    if view.page is Page.LOG:
+        return _filled(_log_page(view, width, height - 1), _footer(view), width, height)
+    if look is None:
+        return _filled([Text("reading the run directory ...")], _footer(view), width, height)
+    return _filled(_run_page(look, view, width, height - 1), _footer(view), width, height)
+
+
+def _filled(lines: Lines, footer: Text, width: int, height: int) -> Lines:
+    shown = lines[: height - 1]
+    blank = [Text() for _ in range(height - 1 - len(shown))]
+    return [_cut(line, width) for line in (*shown, *blank, footer)]
+
+
+def _cut(line: Text, width: int) -> Text:
+    line = line.copy()
+    line.truncate(width, overflow="ellipsis")
+    return line
+
+
+def _footer(view: View) -> Text:
+    keys = {
+        Page.RUN: "q quit   l log   up/down lane   p pause   ? help",
+        Page.LOG: "l back   up/down other lane   p pause   q quit",
+        Page.HELP: "? back   q quit",
+    }[view.page]
+    paused = Text(" PAUSED ", "reverse").append(" ") if view.is_paused else Text()
+    return paused + Text(keys, "dim")
+
+
+# --- the run ---
+
+
+def _run_page(look: Look, view: View, width: int, height: int) -> Lines:
+    """The header, then lanes, metrics and what happened share the height; findings come last."""
+    head, findings = _header(look, view, width), _findings(look)
+    room = height - len(head) - len(findings)
+    metrics = _metrics(look, width)
+    lanes = _lanes(look, view, width, max(3, room - 1 - min(len(metrics), 3) - 1 - 2))
+    room -= len(lanes) + 1
+    metrics = metrics[: max(2, room - 1 - 3)] if metrics else []
+    room -= len(metrics) + 1
+    said = [Text(str(one), "red" if one.is_bad else "") for one in _happened(look)]
+    blocks = [head, lanes, metrics, said[-room:] if room > 0 else []]
+    lines = _joined(block for block in blocks if block)[: height - len(findings)]
+    return [*lines, *(Text() for _ in range(height - len(findings) - len(lines))), *findings]
+
+
+def _joined(blocks: Iterable[Lines]) -> Lines:
+    """With an empty line between them, but for the first, which has its own end."""
+    lines: Lines = []
+    for block in blocks:
+        lines += [*([Text()] if lines else []), *block]
+    return lines
+
+
+_STATE_STYLES = {"running": "green", "complete": "green", "failed": "bold red", "unknown": "yellow"}
+
+
+def _header(look: Look, view: View, width: int) -> Lines:
+    clock = time.strftime("%H:%M:%S", time.localtime(look.time))
+    right = Text.assemble((look.state, _STATE_STYLES.get(look.state, "bold")), f"  {clock}")
+    room = width - len(right) - 2
+    path = look.run if len(look.run) <= room else f"…{look.run[1 - room :]}"
+    first = Text(path, "bold") + Text(" " * (room + 2 - len(path))) + right
+    lines = [first, Text(_progress(look))]
+    if left := _estimate(look):
+        lines.append(Text(left))
+    if trouble := view.trouble or _silence(look):
+        lines.append(Text(trouble, "yellow"))
+    return lines
+
+
+def _progress(look: Look) -> str:
+    parts = [f"{look.iterations_done}/{look.iterations} iterations"]
+    if look.evaluations:
+        parts.append(f"{look.evaluations_done}/{look.evaluations} evaluations")
+    if look.slurm and look.slurm.answered:
+        parts.append(f"in the queue: {look.slurm.jobs_running} running, {look.slurm.jobs_waiting} waiting")
+    elif look.slurm and not look.slurm.unanswered:
+        parts.append("asking Slurm ...")
+    return ", ".join(parts)
+
+
+def _estimate(look: Look) -> str:
+    parts = []
+    if look.finish is not None:
+        left = duration(max(0.0, look.finish - look.time))
+        parts.append(
+            f"expected finish {time.strftime('%a %d %b %H:%M', time.localtime(look.finish))}, in {left}"
+        )
+    if look.slurm and look.state == "running":
+        parts.append(_drivers(look))
+    return "; ".join(parts)
+
+
+def _drivers(look: Look) -> str:
+    assert look.slurm is not None
+    if not look.slurm.drivers:
+        return "no driver job is in the queue"
+    said = []
+    for driver in look.slurm.drivers:
+        after = f"after {driver.iteration}" if driver.iteration else "by the clock"
+        said.append(f"{driver.job} {'at work' if driver.is_running else after}")
+    return f"driver jobs: {', '.join(said)}"
+
+
+def _silence(look: Look) -> str | None:
+    if not look.slurm or not look.slurm.unanswered:
+        return None
+    since = look.slurm.answered
+    last = f"since {time.strftime('%H:%M:%S', time.localtime(since))}" if since else "yet"
+    return f"Slurm has not answered {last}: {' '.join(look.slurm.unanswered.split())}"
+
+
+def _findings(look: Look) -> Lines:
+    styles = {Severity.PROBLEM: "bold red", Severity.WARNING: "yellow"}
+    return [
+        Text.assemble((f"{one.severity}: ", styles.get(one.severity, "")), f"{one.title} ({one.rule})")
+        for one in worst(look.advice)
+    ]
+
+
+def _happened(look: Look) -> list[Happening]:
+    return happenings(look.events[-500:], look.rows[-30:], look.created, look.iterations)
+
+
+# --- lanes ---
+
+_COUNTS = (("done", 11), ("run", 6), ("wait", 6), ("fail", 6))
+_NAME = 13
+_NARROW, _WIDE = 66, 100
+_TIMES = (("waited", 13), ("ran", 13))
+_DEPENDENCY = "waiting for the jobs it depends on"
+
+
+def chosen(look: Look | None, view: View) -> Lane | None:
+    """The selected lane; where that is gone its stage's next; else the first that has something to do."""
+    if look is None or not look.lanes:
+        return None
+    stage = view.selected[1] if view.selected else None
+    same = [lane for lane in look.lanes if lane.key == view.selected]
+    similar = [lane for lane in look.lanes if lane.progress.stage == stage]
+    busy = [lane for lane in look.lanes if lane.progress.done < lane.progress.total]
+    return next(iter([*same, *similar, *busy, *look.lanes]))
+
+
+def _lanes(look: Look, view: View, width: int, height: int) -> Lines:
+    """A title, and as many lanes as fit around the selected one."""
+    if not look.lanes:
+        return []
+    selected = chosen(look, view)
+    blocks = [_lane(lane, lane is selected, width) for lane in look.lanes]
+    title = _row(" ", "iter stage", Text("shards"), [name for name, _ in _columns(width)], width)
+    title.stylize("bold")
+    first = 0
+    index = look.lanes.index(selected) if selected else 0
+    while first < index and sum(map(len, blocks[first : index + 1])) > height - 1:
+        first += 1
+    lines = [line for block in blocks[first:] for line in block]
+    return [title, *lines[: max(1, height - 1)]]
+
+
+def _columns(width: int) -> tuple[tuple[str, int], ...]:
+    return (*_COUNTS, *_TIMES) if width >= _WIDE else _COUNTS if width >= _NARROW else _COUNTS[:1]
+
+
+def _row(pointer: str, name: str, marks: Text, cells: Sequence[str], width: int) -> Text:
+    widths = [size for _, size in _columns(width)]
+    right = "".join(cell.rjust(size) for cell, size in zip(cells, widths, strict=True))
+    room = width - 1 - _NAME - len(right) - 1
+    padded = marks + Text(" " * max(0, room - len(marks)))
+    return Text.assemble((pointer, "bold"), shortened(name, _NAME).ljust(_NAME + 1)) + padded + Text(right)
+
+
+def _lane(lane: Lane, is_selected: bool, width: int) -> Lines:
+    progress = lane.progress
+    room = width - 2 - _NAME - sum(size for _, size in _columns(width)) - 1
+    counts = (progress.running, progress.waiting, progress.failed)
+    cells = [f"{progress.done}/{progress.total}", *(str(count) if count else "-" for count in counts)]
+    cells += [_seconds(progress.queue_seconds), _seconds(progress.run_seconds)]
+    cells = cells[: len(_columns(width))]
+    name = f"{progress.iteration:4d} {progress.stage}"
+    lines = [_row(">" if is_selected else " ", name, marks_of(lane.shards, room), cells, width)]
+    return lines + [Text(f"      {said}", "dim") for said in _details(lane, is_selected, width)]
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else duration(seconds)
+
+
+def _details(lane: Lane, is_selected: bool, width: int) -> list[str]:
+    """Of the selected lane everything; of others why they wait, unless that is for one another."""
+    progress = lane.progress
+    if not is_selected:
+        is_said = progress.waiting and progress.reason and progress.reason != _DEPENDENCY
+        return [progress.reason] if is_said and progress.reason else []
+    parts = [progress.stage] if len(f"{progress.iteration:4d} {progress.stage}") > _NAME else []
+    parts += job_details(progress)
+    if width < _WIDE:
+        times = (("waited", progress.queue_seconds), ("ran", progress.run_seconds))
+        parts += [f"{word} {duration(seconds)}" for word, seconds in times if seconds]
+    return ["; ".join(parts)] if parts else []
+
+
+def marks_of(shards: Sequence[ShardState], width: int) -> Text:
+    """A mark for each shard; more than fit in proportion, sorted by state, none of them lost."""
+    states = list(shards) if len(shards) <= width else _compressed(shards, width)
+    text = Text()
+    for state in states:
+        text.append(MARKS[state].sign, MARKS[state].style)
+    return text
+
+
+def _compressed(shards: Sequence[ShardState], width: int) -> list[ShardState]:
+    counts = {state: shards.count(state) for state in _COMPRESSED}
+    present = [state for state in _COMPRESSED if counts[state]]
+    sizes = {state: max(1, counts[state] * width // len(shards)) for state in present}
+    most = max(present, key=lambda state: counts[state])
+    sizes[most] += width - sum(sizes.values())
+    return [state for state in present for _ in range(sizes[state])]
+
+
+# --- metrics ---
+
+_CELL = 38
+
+
+def _metrics(look: Look, width: int) -> Lines:
+    """Name, newest value and sparkline, in as many columns as fit, read along the rows."""
+    rows = look.rows[-SPARK_ROWS:]
+    shown = [column for column in METRICS if any(column.value(row) is not None for row in rows)]
+    per_line = max(1, width // _CELL)
+    size = width // per_line
+    cells = [_metric(column, [column.value(row) for row in rows], size) for column in shown]
+    lines = [cells[i : i + per_line] for i in range(0, len(cells), per_line)]
+    return [Text().join(line) for line in lines]
+
+
+def _metric(column: Column, values: Sequence[float | None], width: int) -> Text:
+    known = [value for value in values if value is not None]
+    spark = sparkline(known, width - 23)
+    head = f"{column.title.ljust(10)}{number(known[-1], column.digits).rjust(9)}  "
+    return Text(head) + Text(spark.ljust(width - len(head)), "cyan")
+
+
+# --- a log ---
+
+
+def _log_page(view: View, width: int, height: int) -> Lines:
+    """Title and path in full, so that it can be copied, and as many last lines as fit."""
+    if view.log is None:
+        return [Text("reading the log ...")]
+    path = [view.log.path[i : i + width] for i in range(0, len(view.log.path), width)]
+    head = [Text(view.log.title, "bold"), *(Text(part, "dim") for part in path), Text()]
+    room = height - len(head)
+    return [*head, *(Text(printable(line)) for line in view.log.lines[-room:])] if room > 0 else head
+
+
+_ASCII = str.maketrans("■▸↻·✗…▁▂▃▄▅▆▇█±●─", "#>~.x~_.-=+*%@+o-")
+
+
+def to_ascii(line: Text) -> Text:
+    """For terminals that show nothing else."""
+    plain = line.plain.translate(_ASCII).encode("ascii", "replace").decode()
+    return Text(plain, spans=list(line.spans), style=line.style)
