@@ -2,6 +2,7 @@
 # make quickstart_vllm   the same demo with vLLM
 # make test         everything the tests need, then the whole suite
 # make check        format, lint, types
+# make docs         the documentation as a site in site/, its reference made anew from the code
 # PYTHON=python3.12 make ...   another interpreter
 
 VENV := .venv
@@ -13,7 +14,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
 	&& echo $$python && break; done)
 
-.PHONY: quickstart quickstart_vllm test check format clean
+.PHONY: quickstart quickstart_vllm test check docs format clean
 
 quickstart: $(VENV)/train
 	@$(BIN)/python examples/quickstart/make_demo.py --out $(DEMO)
@@ -35,12 +36,17 @@ check: $(VENV)/dev
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy pipeline slurm
 
+docs: $(VENV)/dev
+	@$(BIN)/python -m docs.generate
+	@$(BIN)/python -m sphinx -W --keep-going -q -d .cache/site docs site
+	@echo "open site/index.html"
+
 format: $(VENV)/dev
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(DEMO) build dist
+	rm -rf $(VENV) $(DEMO) .cache/site site build dist
 
 # Debian's python3 comes without ensurepip: install python3-venv where we may, else say so.
 $(BIN)/python:

@@ -1,13 +1,10 @@
-"""Sphinx configuration: ``make docs`` builds docs/ into site/, with warnings as errors and without a network."""
+"""Sphinx configuration: ``make docs`` builds docs/ into site/, warnings being errors, with no network."""
 
-import sys
 from pathlib import Path
 
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
 
 project = "slurm-ppo"
 extensions = ["myst_parser"]
@@ -18,10 +15,8 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
-pygments_style = "default"
-pygments_dark_style = "monokai"
+html_show_copyright = False
 myst_heading_anchors = 3
-templates_path: list[str] = []
 
 
 class InlineDrawings(SphinxPostTransform):

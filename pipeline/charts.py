@@ -97,6 +97,56 @@ def figure(chart: Chart, rows: Sequence[Row], names: Sequence[str]) -> dict[str,
     return {"data": [*upper, *lower], "layout": _layout(chart, rows, len(upper) + len(lower), bool(lower))}
 
 
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+
+
+def overlay(
+    chart: Chart, runs: Sequence[tuple[str, str, Sequence[Row]]]
+) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
+    """One chart of several runs over each other, and which dash is which number where there are several.
+
+    Args:
+        runs: (label, colour, rows) of each; a run has the same colour in every chart.
+
+    Returns:
+        None when no run has the chart's numbers.
+    """
+    names = list(dict.fromkeys(name for _, _, rows in runs for row in rows for name in row))
+    upper = _series([name for name in chart.names.split() if name not in (_LOW, _HIGH)], names)
+    if chart.kind == "band" and not chart.names.startswith("reward/"):
+        upper = upper[:1]  # shortest and longest of every run would hide each other
+    lower = _series(chart.lower.split(), names)
+    traces = [
+        _overlaid(run, name, label, number, "y" if (name, label, number) in upper else "y2")
+        for kind in (upper, lower)
+        for number, (name, label, _) in enumerate(kind)
+        for run in runs
+    ]
+    traces = [trace for trace in traces if trace["x"]]
+    if not upper or not traces:
+        return None
+    seen: set[str] = set()
+    for trace in traces:
+        trace["showlegend"] = trace["legendgroup"] not in seen
+        seen.add(trace["legendgroup"])
+    rows = sorted((row for _, _, of_run in runs for row in of_run), key=lambda row: row["iteration"])
+    kinds = [(_DASHES[i % len(_DASHES)], label) for i, (_, label, _) in enumerate(upper)]
+    return {"data": traces, "layout": _layout(chart, rows, len(runs), bool(lower))}, kinds
+
+
+def _overlaid(
+    run: tuple[str, str, Sequence[Row]], name: str, label: str, number: int, axis: str
+) -> dict[str, Any]:
+    title, colour, rows = run
+    line = _line(rows, name, title, 0, axis)
+    line["line"] |= {"color": colour, "dash": _DASHES[number % len(_DASHES)]}
+    line |= {
+        "legendgroup": escape(title),
+        "hovertemplate": f"%{{y}} {escape(title)} {escape(label)}<extra></extra>",
+    }
+    return line
+
+
 def _series(patterns: Iterable[str], names: Sequence[str]) -> list[tuple[str, str, int]]:
     """(name, label, colour) of the numbers that the patterns mean."""
     found: list[tuple[str, str, int]] = []

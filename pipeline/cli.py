@@ -234,6 +234,33 @@ def validate(
 
 
 @app.command()
+def doctor(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN|OVERRIDES]...", help="A run directory, or settings. Default: here."),
+    ] = None,
+    config_dir: ConfigDir = None,
+    probe: Annotated[
+        bool, typer.Option(help="On Slurm: look at compute nodes by a tiny job each, two minutes at most.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys.")] = False,
+) -> None:
+    """Check what a run needs, by trying it: packages, disk, filesystem, Slurm, W&B, the run itself.
+
+    Leaves nothing behind. Exit code 1 if there is a problem; warnings do not count.
+    """
+    from pipeline.doctor.examine import doctor as examine
+    from pipeline.doctor.examine import patient_of
+    from pipeline.dryrun import imagined_run
+
+    words = overrides or []
+    is_folder = len(words) == 1 and "=" not in Path(words[0]).name
+    run = None if is_folder or not words else imagined_run(_config(words, config_dir))
+    patient = patient_of(Path(words[0]) if is_folder else None, run)
+    raise typer.Exit(0 if examine(patient, probe, as_json) else EXIT_FAILED)
+
+
+@app.command()
 def notify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
     """Send a test event to notify.command and notify.webhook, and say whether it arrived.
 
@@ -249,12 +276,22 @@ def notify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
 
 
 @app.command()
-def report(run_dir: RunDir) -> None:
-    """Write the run's report, one HTML file with the curves, and print its path."""
-    from pipeline.report import write_report
+def report(
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where to write it. Default: report.html in RUN; of several report-compare.html."),
+    ] = None,
+) -> None:
+    """Write a page about a run, one HTML file that needs no network, and print its path.
+
+    Of several runs: one page that compares them.
+    """
+    from pipeline.report import write_comparison, write_report
     from pipeline.runs import load_run
 
-    typer.echo(write_report(load_run(run_dir)))
+    runs = [load_run(run_dir) for run_dir in run_dirs]
+    typer.echo(write_report(runs[0], out) if len(runs) == 1 else write_comparison(runs, out))
 
 
 @app.command()

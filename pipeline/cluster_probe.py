@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.cluster_checks import check_cluster, existing_parent, needs_of, purposes_used
@@ -37,6 +37,20 @@ class Aim:
         return "-".join(self.stages)
 
 
+def ask_nodes(
+    config: Config, note: Callable[[str], None], seconds: float = PROBE_SECONDS, measures_delay: bool = False
+) -> list[tuple[Aim, Answer]]:
+    """Send a tiny job to every place that stages go to, and wait for what they say.
+
+    Args:
+        note: told what is being waited for.
+    """
+    aims = aims_of(config)
+    probes = [replace(probe_of(config, aim), measures_delay=measures_delay) for aim in aims]
+    answers = run_probes(probes, existing_parent(Path(config.run_dir)), Path.cwd(), seconds, note)
+    return [(aim, answers[aim.name]) for aim in aims]
+
+
 def probe_cluster(
     config: Config, note: Callable[[str], None], tell: Callable[[str], None], seconds: float = PROBE_SECONDS
 ) -> list[Problem]:
@@ -46,13 +60,8 @@ def probe_cluster(
         note: told what is being waited for.
         tell: told of every probe that found nothing wrong.
     """
-    aims = aims_of(config)
-    parent = existing_parent(Path(config.run_dir))
-    probes = [probe_of(config, aim) for aim in aims]
-    answers = run_probes(probes, parent, Path.cwd(), seconds, note)
     problems = []
-    for aim in aims:
-        answer = answers[aim.name]
+    for aim, answer in ask_nodes(config, note, seconds):
         found = list(judge(aim, answer))
         problems += found
         if not found:

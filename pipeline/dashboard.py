@@ -1,7 +1,7 @@
 """The W&B workspace of a project, built from the tables that the report and the rows are made of.
 
-A panel for every chart of :data:`pipeline.charts.CHARTS` comes first in its section, then one for every other
-metric of :data:`pipeline.metrics.METRICS`. All of it is pure; :mod:`pipeline.dashboardpush` carries it to W&B.
+The charts of :data:`pipeline.charts.CHARTS` come first in each section, then a panel for every other metric
+of :data:`pipeline.metrics.METRICS`. All of it is pure; :mod:`pipeline.dashboardpush` carries it to W&B.
 """
 
 import hashlib
@@ -19,8 +19,8 @@ NAME = "slurm-ppo"
 SAMPLES = "samples"
 """Section of the responses; it has no numbers."""
 X_AXIS = "iteration"
-NOT_SHOWN = frozenset({X_AXIS, "policy_version"})
-"""Numbers that are worth no panel: the x-axis, and what follows from it."""
+NOT_SHOWN = frozenset({X_AXIS, "policy_version", "slurm/job_id/*"})
+"""Numbers that are worth no panel: the x-axis, what follows from it, and names that happen to be numbers."""
 
 Spec = dict[str, Any]
 """A workspace as W&B stores it."""
@@ -32,7 +32,7 @@ _COLUMNS = ("summary:iteration", "summary:reward/mean", "summary:evaluate/reward
 """Of the list of runs."""
 _MOST_PINNED = 20
 """Runs that W&B keeps in view at once."""
-_PURPOSES = f"(?:{'|'.join(s for s in Stage if s is not Stage.SCORE)}|{Stage.SCORE}-[^/]+)"
+_PURPOSES = f"({'|'.join(s for s in Stage if s is not Stage.SCORE)}|{Stage.SCORE}-[^/]+)"
 _STANDS_FOR = {"seconds/*": _PURPOSES}
 """What ``*`` means where other metrics would match, too; elsewhere it is anything without a slash."""
 
@@ -55,12 +55,8 @@ class Panel:
         """
         if not any("*" in name for name in self.names):
             return None
-        return f"^(?:{'|'.join(map(_pattern, self.names))})$"
-
-    @property
-    def id(self) -> str:
-        """Stays the same as long as section and title do, so that what people set on a panel stays, too."""
-        return _MARK + hashlib.sha256(f"{self.section}/{self.title}".encode()).hexdigest()[:8]
+        patterns = [_pattern(name) for name in self.names]
+        return f"^{patterns[0]}$" if len(patterns) == 1 else f"^({'|'.join(patterns)})$"
 
 
 def _pattern(name: str) -> str:
@@ -117,14 +113,14 @@ def build(charts: Sequence[Chart] = CHARTS, metrics: Sequence[Metric] = METRICS)
 
 
 def _section(section: Section, held: Sequence[Panel], metrics: Sequence[Metric]) -> Any:
-    import wandb_workspaces.reports.v2 as wr
     import wandb_workspaces.workspaces as ws
+    from wandb_workspaces.reports.v2.interface import MarkdownPanel
 
     curves = [_line_plot(panel) for panel in held]
     return ws.Section(
         name=str(section),
         is_open=section in _OPEN,
-        panels=[*curves, wr.MarkdownPanel(markdown=meanings(section, metrics))],
+        panels=[*curves, MarkdownPanel(markdown=meanings(section, metrics))],
         layout_settings=ws.SectionLayoutSettings(columns=3, rows=2),
         panel_settings=ws.SectionPanelSettings(x_axis=X_AXIS),
     )
@@ -132,28 +128,29 @@ def _section(section: Section, held: Sequence[Panel], metrics: Sequence[Metric])
 
 def _line_plot(panel: Panel) -> Any:
     """Its x-axis is said each time: a panel does not take that of its section."""
-    import wandb_workspaces.reports.v2 as wr
+    from wandb_workspaces.reports.v2.interface import LinePlot
 
     curves = {"metric_regex": panel.regex} if panel.regex else {"y": list(panel.names)}
     range_y = (0.0 if panel.from_zero else None, None)
-    return wr.LinePlot(title=panel.title, x=X_AXIS, range_y=range_y, **curves)
+    return LinePlot(title=panel.title, x=X_AXIS, range_y=range_y, **curves)
 
 
 def _samples() -> Any:
     """The newest table of every run that is shown."""
-    import wandb_workspaces.reports.v2 as wr
     import wandb_workspaces.workspaces as ws
+    from wandb_workspaces.reports.v2.interface import WeavePanelSummaryTable
 
     return ws.Section(
         name=SAMPLES,
-        panels=[wr.WeavePanelSummaryTable(table_name=SAMPLE_TABLE)],
+        panels=[WeavePanelSummaryTable(table_name=SAMPLE_TABLE)],
         layout_settings=ws.SectionLayoutSettings(columns=1, rows=1),
     )
 
 
 def _id(section: str, panel: Mapping[str, Any]) -> str:
+    """Stays the same as long as section and title do, so that what people set on a panel stays, too."""
     title = panel["config"].get("chartTitle") or panel["viewType"]
-    return Panel(section, title, ()).id  # type: ignore[arg-type]
+    return _MARK + hashlib.sha256(f"{section}/{title}".encode()).hexdigest()[:8]
 
 
 def sections_of(spec: Spec) -> list[dict[str, Any]]:

@@ -14,9 +14,7 @@ app = typer.Typer(
 
 RunDir = Annotated[
     Path | None,
-    typer.Argument(
-        metavar="[RUN]", help="Its project, with the run and those it was forked from kept in view."
-    ),
+    typer.Argument(metavar="RUN", help="Its project, with it and what it was forked from kept in view."),
 ]
 Project = Annotated[str | None, typer.Option(help="Default: the run's, else WANDB_PROJECT, else slurm-ppo.")]
 Entity = Annotated[
@@ -25,7 +23,12 @@ Entity = Annotated[
 
 
 @app.command()
-def push(run_dir: RunDir = None, project: Project = None, entity: Entity = None) -> None:
+def push(
+    run_dir: RunDir = None,
+    project: Project = None,
+    entity: Entity = None,
+    timeout: Annotated[int, typer.Option("--timeout", min=1, help="Seconds for each answer.")] = 15,
+) -> None:
     """Create the workspace, or bring it up to date, and print its address. Needs an API key.
 
     What people have added to it or set in it stays.
@@ -34,7 +37,9 @@ def push(run_dir: RunDir = None, project: Project = None, entity: Entity = None)
     from pipeline.dashboardpush import target_of
     from pipeline.runs import load_run
 
-    typer.echo(carry(target_of(load_run(run_dir) if run_dir else None, project, entity)))
+    done = carry(target_of(load_run(run_dir) if run_dir else None, project, entity), timeout)
+    typer.echo(done, err=True)
+    typer.echo(done.url)
 
 
 @app.command("print")

@@ -1,6 +1,5 @@
 """Carry the workspace to W&B: made once for a project, brought up to date ever after."""
 
-import base64
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -17,8 +16,7 @@ from pipeline.sync import NoKey
 from pipeline.tracking import has_key
 from pipeline.wandbrun import project_of
 
-_SECONDS = 15
-"""How long each answer of the server may take."""
+_NO_KEY = "there is no API key for W&B: type `wandb login`, or set WANDB_API_KEY"
 _SLUG = "slurmppo001"
 """Of the workspace's address. It stays when people rename the workspace, so we find it again by this."""
 _VIEW = f"nw-{_SLUG}-v"
@@ -30,6 +28,11 @@ query View($entityName: String, $name: String, $viewName: String) {
       edges { node { id displayName spec } }
     }
   }
+}
+"""
+_FIND_RUN = """
+query Run($entity: String, $project: String, $name: String!) {
+  project(name: $project, entityName: $entity) { run(name: $name) { id } }
 }
 """
 _SAVE = """
@@ -104,14 +107,20 @@ class Pushed:
     url: str
     is_new: bool
     has_changed: bool
+    absent: tuple[str, ...] = ()
+    """Runs that W&B does not have."""
 
     def __str__(self) -> str:
-        done = "created" if self.is_new else "updated" if self.has_changed else "is up to date"
-        return f"{self.url}\n{NAME} workspace {done}"
+        done = "is new" if self.is_new else "was brought up to date" if self.has_changed else "was up to date"
+        absent = f"; not on W&B yet, so not kept in view: {', '.join(self.absent)}" if self.absent else ""
+        return f"the workspace {done}{absent}"
 
 
-def push(target: Target) -> Pushed:
+def push(target: Target, seconds: int) -> Pushed:
     """Create the project's workspace, or bring it up to date.
+
+    Args:
+        seconds: how long each answer of the server may take.
 
     Raises:
         NoKey: naming the ways to give one.
@@ -119,36 +128,42 @@ def push(target: Target) -> Pushed:
         PushFailed: the server cannot be reached, or refuses.
     """
     if not has_key(os.environ):
-        raise NoKey("there is no API key for W&B: type `wandb login`, or set WANDB_API_KEY")
+        raise NoKey(_NO_KEY)
     os.environ["WANDB_SILENT"] = "true"
     import wandb
-    from wandb.errors import Error
+    from wandb.sdk.lib.service.service_connection import WandbApiFailedError
 
     try:
-        return _push(wandb.Api(timeout=_SECONDS), target)
-    except wandb.errors.UsageError as error:
-        raise NoKey(_first_line(error)) from None
-    except Error as error:
-        raise PushFailed(f"W&B at {_server()} {_what_went_wrong(error)}") from None
+        return _push(wandb.Api(timeout=seconds), target)
+    except wandb.errors.UsageError:  # e.g. one for another server in ~/.netrc
+        raise NoKey(_NO_KEY) from None
+    except (wandb.errors.Error, WandbApiFailedError) as error:
+        server = wandb.setup().settings.base_url
+        raise PushFailed(f"W&B at {server} {_what_went_wrong(error, seconds)}") from None
 
 
 def _push(api: Any, target: Target) -> Pushed:
     from wandb_workspaces._graphql import execute_graphql, get_app_url
 
+    def ask(query: str, given: Mapping[str, Any]) -> Any:
+        return execute_graphql(api, query, given)
+
     entity = target.entity or api.default_entity
-    place = {"entityName": entity, "viewName": _VIEW}
-    project = execute_graphql(api, _FIND, place | {"name": target.project}).get("project")
+    place = {"entityName": entity, "name": target.project, "viewName": _VIEW}
+    project = ask(_FIND, place).get("project")
     if project is None:
         raise NoProject(
-            f"W&B has no project {entity}/{target.project} that your key may see. It begins with the first row: "
-            "start a run with tracking=wandb, or send one's rows with `slurm-ppo sync RUN`"
+            f"W&B has no project {entity}/{target.project} that your key may see; it begins with its first "
+            "run: start one with tracking=wandb and a key, or send one's rows by `slurm-ppo sync RUN`"
         )
     found = next((edge["node"] for edge in project["allViews"]["edges"]), None)
-    spec, has_changed = _updated(found, [_run_key(run, target.project, entity) for run in target.runs])
+    where = {"entity": entity, "project": target.project}
+    runs = {name: ask(_FIND_RUN, where | {"name": name})["project"]["run"] for name in target.runs}
+    spec, has_changed = _updated(found, [run["id"] for run in runs.values() if run])
     if has_changed:
-        execute_graphql(api, _SAVE, _saved_as(found, entity, target.project, spec))
+        ask(_SAVE, _saved_as(found, entity, target.project, spec))
     url = f"{get_app_url(api)}{quote(entity)}/{quote(target.project)}?nw={_SLUG}"
-    return Pushed(url, is_new=found is None, has_changed=has_changed)
+    return Pushed(url, found is None, has_changed, tuple(name for name, run in runs.items() if not run))
 
 
 def _updated(found: Mapping[str, Any] | None, runs: Sequence[str]) -> tuple[Spec, bool]:
@@ -173,20 +188,7 @@ def _saved_as(found: Mapping[str, Any] | None, entity: str, project: str, spec: 
     return given | ({"id": found["id"]} if found else {})
 
 
-def _run_key(run_id: str, project: str, entity: str) -> str:
-    """A run's id in W&B's database."""
-    return base64.b64encode(f"Run:v1:{run_id}:{project}:{entity}".encode()).decode()
-
-
-def _server() -> str:
-    return os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
-
-
-def _what_went_wrong(error: Exception) -> str:
+def _what_went_wrong(error: Exception, seconds: int) -> str:
     """The client calls it a busy process when the server says nothing."""
-    text = _first_line(error)
-    return f"did not answer within {_SECONDS} s" if "did not respond in time" in text else f"refused: {text}"
-
-
-def _first_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    text = " ".join(str(error).split())[:300].rstrip(".")
+    return f"did not answer within {seconds} s" if "did not respond in time" in text else f"refused: {text}"

@@ -5,6 +5,7 @@ report take names and sections from there.
 """
 
 import fnmatch
+import functools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -167,6 +168,7 @@ _OWN_OF_RECORD = frozenset(
 )
 
 
+@functools.cache
 def describe(name: str) -> Metric | None:
     """The entry that describes a number, or None for one that nobody described."""
     exact = [metric for metric in METRICS if metric.name == name]

@@ -237,8 +237,10 @@ def mirror(run: Run, mode: WandbMode, feed: Feed, note: Callable[[str], None]) -
     """
     kind: type[ToServer | ToSegment] = ToServer if mode is WandbMode.ONLINE else ToSegment
     with kind.open(run) as (target, beat):
-        if taken_back := [i for i in target.held if i > newest(read_rows(run), run.plan.start)]:
-            target.close(read_rows(run), 0)
+        rows = read_rows(run)
+        last = int(rows[-1]["iteration"]) if rows else run.plan.start
+        if taken_back := [i for i in target.held if i > last]:
+            target.close(rows, 0)
         else:
             return follow(run, target, feed, beat)
     note(f"W&B has rows that were taken back (from iteration {min(taken_back)} on): a new W&B run has all")
@@ -271,10 +273,6 @@ def read_rows(run: Run) -> list[Row]:
     """metrics.jsonl, where of an iteration the last line counts."""
     rows = {int(row["iteration"]): row for row in journal.read(run.paths.metrics) if "iteration" in row}
     return [rows[iteration] for iteration in sorted(rows)]
-
-
-def newest(rows: list[Row], default: int) -> int:
-    return int(rows[-1]["iteration"]) if rows else default
 
 
 def closed_by_sigterm() -> int:

@@ -26,13 +26,13 @@ class Records:
 
     def refresh(self, tasks: Iterable[Task]) -> None:
         """Look for the records of ``tasks`` that are not known yet: one listing per folder."""
-        unknown: dict[Path, list[Task]] = {}
-        for task in tasks:
+        unknown: dict[tuple[int, str], list[Task]] = {}
+        for task in dict.fromkeys(tasks):
             if task not in self.known and task not in self.corrupt:
-                unknown.setdefault(self.paths.task(task).folder, []).append(task)
-        for folder, wanted in unknown.items():
-            names = _names_in(folder)
-            for task in wanted:
+                unknown.setdefault((task.iteration, task.purpose), []).append(task)
+        for wanted in unknown.values():
+            names = _names_in(self.paths.task(wanted[0]).folder)
+            for task in wanted if names else ():
                 if self.paths.task(task).record.name in names:
                     self._read(task)
 

@@ -210,7 +210,8 @@ def gather(
     Args:
         records: those that an earlier look has read; new ones are added.
     """
-    inputs = {task: run.plan.inputs(task) for task in tasks}
+    plan = run.plan
+    inputs = {task: plan.inputs(task) for task in tasks}
     records = Records(run.paths) if records is None else records
     records.refresh([*tasks, *(source for sources in inputs.values() for source in sources)])
     of_task: dict[Task, list[Submission]] = {}

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 
 from pipeline.config import WandbMode
+from pipeline.lease import holder_of
 from pipeline.mirror import Mirrored
-from pipeline.mirrorstate import begin_anew
+from pipeline.mirrorstate import begin_anew, online_lease
 from pipeline.runs import Run
 from pipeline.tracking import MirrorProcess, has_key
 
@@ -37,6 +38,8 @@ def sync(run: Run, seconds: float, anew: bool, say: Callable[[str], None]) -> st
     """
     if not has_key(os.environ):
         raise NoKey("there is no API key for W&B: type `wandb login`, or set WANDB_API_KEY")
+    if holder := holder_of(online_lease(run.paths)):
+        say(f"waiting for another process that sends rows: {holder}")
     if anew:
         begin_anew(run.paths)
     done = _carried_out(run, seconds, say)

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from slurm.submission import Array, Option, Refused, cancel, literal, render, su
 
 _TIME_LIMIT = "0:05:00"
 _POLL_SECONDS = 2.0
+_GREET_SECONDS = 0.1
 _FIRST_NOTE_SECONDS = 5.0
 _NOTE_SECONDS = 15.0
 _GRACE_SECONDS = 10.0
@@ -43,6 +44,21 @@ class Probe:
     """Commands that must succeed."""
     setup: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    measures_delay: bool = False
+    """Exchange files with the job, to see how long each side takes to see the other's."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Files that a job and this machine wrote for each other. Seconds."""
+
+    round_trip: float | None
+    """From the job's file to the job seeing the answer, on its clock, without the time between the job's file
+    being seen here and the answer being written. None: the answer was not seen there in time."""
+    seen_here: float
+    """From the job's file to its being seen here, by two clocks."""
+    node_skew: float
+    """By which the file server's clock is ahead of the node's."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +72,9 @@ class Sighting:
     unreachable: Mapping[str, str]
     gpus: int | None
     """None where the node does not say."""
+    delay: Mapping[str, float | None] | None = None
+    """What the node measured, where it was asked to."""
+    exchange: Exchange | None = None
 
 
 @dataclass(frozen=True)
@@ -117,9 +136,17 @@ class _Sent:
     """Probe -> job id."""
     _ended: dict[str, float] = field(default_factory=dict)
     """Probe -> when its job was first seen to have ended."""
+    _expected: set[str] = field(default_factory=set)
+    """Probes that will write a greeting."""
+    _greeted: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Probe -> when its greeting was seen, and when it was answered; unix time."""
 
     def send(self, probe: Probe) -> None:
-        request = {"modules": probe.modules, "paths": probe.paths, "programs": probe.programs}
+        request: dict[str, object] = {"modules": probe.modules, "paths": probe.paths}
+        request["programs"] = probe.programs
+        if probe.measures_delay:
+            request["exchange"] = str(self.place / probe.name)
+            self._expected.add(probe.name)
         (self.place / f"{probe.name}.request").write_text(json.dumps(request))
         array = Array(
             name=self._job_name(probe.name),
@@ -158,15 +185,39 @@ class _Sent:
                 note(f"waiting for {len(missing)} probe jobs, {until - now:.0f} s more at most:")
                 for name in missing:
                     note(f"  {name}, job {self._jobs[name]}: {_waiting(seen.get(self._jobs[name]))}")
-            time.sleep(_POLL_SECONDS)
+            self._greet_until(time.monotonic() + _POLL_SECONDS)
+
+    def _greet_until(self, until: float) -> None:
+        """Answer greetings at once: what is measured is the filesystem, and not our patience."""
+        while (left := until - time.monotonic()) > 0:
+            silent = self._expected - self._greeted.keys()
+            names = {path.name for path in self.place.iterdir()} if silent else set()
+            for name in silent:
+                if f"{name}.hello" in names:
+                    seen = time.time()
+                    reply = self.place / f"{name}.reply"
+                    reply.with_suffix(".reply.tmp").write_text("")
+                    reply.with_suffix(".reply.tmp").replace(reply)
+                    self._greeted[name] = (seen, time.time())
+            time.sleep(_GREET_SECONDS if silent else left)
 
     def _look(self) -> list[str]:
         """Take up answers that have come. Returns the names of those that have not."""
         for name in self._jobs.keys() - self.answers.keys():
             with contextlib.suppress(FileNotFoundError):
                 content: dict[str, Any] = json.loads((self.place / f"{name}.answer").read_text())
-                self.answers[name] = Sighting(**content)
+                self.answers[name] = self._with_exchange(name, Sighting(**content))
         return [name for name in self._jobs if name not in self.answers]
+
+    def _with_exchange(self, name: str, sighting: Sighting) -> Sighting:
+        measured = sighting.delay
+        if measured is None or name not in self._greeted:
+            return sighting
+        (seen, answered), written = self._greeted[name], measured["written"]
+        assert written is not None
+        total = measured["round_trip"]
+        trip = None if total is None else max(0.0, total - (answered - seen))
+        return replace(sighting, exchange=Exchange(trip, seen - written, measured["skew"] or 0.0))
 
     def _queue(self) -> dict[str, Element]:
         return {e.array_id: e for e in read_queue(lambda name: name.startswith(f"{self.place.name}."))}

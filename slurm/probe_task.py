@@ -10,15 +10,17 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 _ASK_SECONDS = 20
+_REPLY_SECONDS = 60
 
 
 def main(request_path: str, answer_path: str) -> None:
     """Answer a request, in one step so that nobody reads half of it."""
     request = json.loads(Path(request_path).read_text())
-    answer = {
+    answer: dict[str, object] = {
         "node": os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
         "python": ".".join(map(str, sys.version_info[:3])),
         "missing_modules": {name: why for name in request["modules"] if (why := import_error(name))},
@@ -26,6 +28,8 @@ def main(request_path: str, answer_path: str) -> None:
         "unreachable": {name: why for name in request["programs"] if (why := program_error(name))},
         "gpus": visible_gpus(),
     }
+    if "exchange" in request:
+        answer["delay"] = exchange(Path(request["exchange"]))
     private = Path(answer_path + ".tmp")
     private.write_text(json.dumps(answer))
     private.replace(answer_path)
@@ -53,6 +57,23 @@ def program_error(command: str) -> str:
     except subprocess.TimeoutExpired:
         return "no answer"
     return "" if done.returncode == 0 else " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+
+
+def exchange(stem: Path) -> "dict[str, float | None]":
+    """Write a greeting, and wait for its answer as tasks look for files: by listing the folder."""
+    private, hello = stem.with_suffix(".hello.tmp"), stem.with_suffix(".hello")
+    private.write_text("")
+    before = time.time()
+    os.utime(private)
+    touched = private.stat().st_mtime
+    skew = touched - min(max(touched, before), time.time())
+    written, started = time.time(), time.monotonic()
+    private.replace(hello)
+    while time.monotonic() - started < _REPLY_SECONDS:
+        if stem.name + ".reply" in os.listdir(stem.parent):  # noqa: PTH208 - names are all that is asked for
+            return {"written": written, "round_trip": time.monotonic() - started, "skew": skew}
+        time.sleep(0.05)
+    return {"written": written, "round_trip": None, "skew": skew}
 
 
 def visible_gpus() -> "int | None":

@@ -1,8 +1,8 @@
 """The commands of docs/ and README.md: found, and made to run in a folder with tiny models.
 
-A fenced block is ``bash`` (run here), ``bash slurm`` (run on a practice cluster), ``bash check`` (needs what tests
-do not have: composed and planned), or ``bash elsewhere`` (run by CI in another place). ``file=NAME`` makes a block
-of any language a file of the sandbox.
+A fenced block is ``bash`` (run here), ``bash slurm`` (run on a practice cluster), ``bash check`` (needs what
+tests do not have: composed and planned), or ``bash elsewhere`` (run by CI in another place). ``file=NAME``
+makes a block of any language a file of the sandbox.
 """
 
 import json
@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -32,19 +32,16 @@ class Kind(StrEnum):
 
 ELSEWHERE = {
     "make quickstart": "tests/test_quickstart.py",
+    "make quickstart RUN_DIR=runs/quickstart": "tests/test_quickstart.py",
     "make test": ".ci/run",
     "make docs": "tests/test_docs.py",
     "make quickstart_vllm": "tests/test_quickstart.py",
+    "slurm-ppo sync RUN": "tests/test_sync.py",
     "source .venv/bin/activate": "Makefile",
     "pip install -c constraints.txt -e '.[train]'": "Makefile",
     "pip install -c constraints.txt -e '.[vllm]'": "pyproject.toml",
 }
 """Commands that take minutes, or change the environment of the tests -> what covers them."""
-
-REPLACED = {
-    "make quickstart RUN_DIR=runs/quickstart": "slurm-ppo run experiment=quickstart run_dir=runs/quickstart",
-}
-"""Commands that would first install everything -> what they come to."""
 
 PLACES = {
     "/models/": "models/",
@@ -70,8 +67,11 @@ SMALL = {
 """Settings of every run that a page starts, unless it says otherwise."""
 
 COMPOSING = frozenset({"run", "submit", "validate", "plan", "config"})
-RECORD = "DOCS_RECORD"
-"""Variable that names a file: the shim then notes how it was called and does nothing."""
+SMALLER = "DOCS_SMALLER"
+"""Variable with more of them, as JSON."""
+
+RECORD, NUMBER = "DOCS_RECORD", "DOCS_NUMBER"
+"""Variables that name a file and a command: the shim then notes how it was called and does nothing."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def inline_commands() -> Iterator[tuple[str, str]]:
 
 
 def make_sandbox(folder: Path, inputs: Path) -> Path:
-    """A folder that has what the pages say a reader has, made of tiny models."""
+    """A folder that has what the pages say a reader has, made of tiny models; but no run."""
     for name, place in (("my-sft", "policy"), ("my-rm", "reward_model")):
         shutil.copytree(inputs / place, folder / "models" / name)
         shutil.copytree(inputs / place, folder / ".cache" / "quickstart" / place)
@@ -181,7 +181,6 @@ def make_sandbox(folder: Path, inputs: Path) -> Path:
 
 def adapted(text: str, sandbox: Path) -> str:
     """With folders and partitions that exist here."""
-    text = REPLACED.get(text, text)
     for pretended, place in PLACES.items():
         text = re.sub(rf"(?<![\w.]){re.escape(pretended)}", f"{sandbox}/{place}", text)
     for pretended, partition in PARTITIONS.items():
@@ -197,7 +196,7 @@ from documented import enlarge
 arguments = enlarge(sys.argv[1:])
 if record := os.environ.get({variable!r}):
     with open(record, "a") as file:
-        file.write(json.dumps(arguments) + "\\n")
+        file.write(json.dumps([os.environ[{number!r}], arguments]) + "\\n")
 else:
     os.execv(sys.executable, [sys.executable, "-m", "pipeline", *arguments])
 """
@@ -206,7 +205,12 @@ else:
 def _write_shim(folder: Path) -> None:
     folder.mkdir()
     shim = folder / "slurm-ppo"
-    settings = {"python": sys.executable, "tests": str(Path(__file__).parent), "variable": RECORD}
+    settings = {
+        "python": sys.executable,
+        "tests": str(Path(__file__).parent),
+        "variable": RECORD,
+        "number": NUMBER,
+    }
     shim.write_text(_SHIM.format(**settings))
     shim.chmod(0o755)
 
@@ -216,7 +220,7 @@ def enlarge(arguments: list[str]) -> list[str]:
     if not arguments or arguments[0] not in COMPOSING or not any("=" in word for word in arguments):
         return arguments
     given = {word.partition("=")[0] for word in arguments}
-    small = SMALL | json.loads(os.environ.get("DOCS_SMALL", "{}"))
+    small = SMALL | json.loads(os.environ.get(SMALLER, "{}"))
     return [*arguments, *(f"{key}={value}" for key, value in small.items() if key not in given)]
 
 
@@ -237,7 +241,8 @@ def tell(story: list[Command], sandbox: Path, env: dict[str, str], timeout: floa
         lines += [
             f"printf '%s\\n' {shlex.quote('$ ' + command.text)}",
             adapted(command.text, sandbox),
-            f'code=$?; case " {legal} " in *" $code "*) ;; *) echo "exit code $code at {command.where}"; exit 1;; esac',
+            f'code=$?; case " {legal} " in *" $code "*) ;; '
+            f'*) echo "exit code $code at {command.where}"; exit 1;; esac',
         ]
     done = subprocess.run(
         ["bash", "-c", "\n".join(lines)],
@@ -253,9 +258,19 @@ def tell(story: list[Command], sandbox: Path, env: dict[str, str], timeout: floa
     return done.stdout
 
 
-def recorded(command: Command, sandbox: Path, env: dict[str, str]) -> list[list[str]]:
-    """How the shell would call slurm-ppo, its quotes undone by the shell itself."""
+def once(story: list[Command]) -> list[Command]:
+    """Without commands that the same words have run before, on another page."""
+    first = {command.text: command for command in reversed(story)}
+    return [command for command in story if first[command.text] is command]
+
+
+def recorded(story: list[Command], sandbox: Path, env: dict[str, str]) -> dict[Command, list[list[str]]]:
+    """How the shell would call slurm-ppo for each command, its quotes undone by the shell itself."""
     record = sandbox / "recorded.jsonl"
-    record.unlink(missing_ok=True)
-    tell([command], sandbox, env | {RECORD: str(record)}, timeout=60)
-    return [json.loads(line) for line in record.read_text().splitlines()]
+    numbered = [replace(c, text=f"export {NUMBER}={i}; {c.text}") for i, c in enumerate(story)]
+    tell(numbered, sandbox, env | {RECORD: str(record)}, timeout=120)
+    calls: dict[Command, list[list[str]]] = {command: [] for command in story}
+    for line in record.read_text().splitlines():
+        number, words = json.loads(line)
+        calls[story[int(number)]].append(words)
+    return calls

@@ -47,7 +47,9 @@ STAGE = {
     "container": "apptainer exec --nv '/images/our ppo.sif'",
     "python": "/opt/our env/bin/python",
     "environment": {"PLAIN": "1", "NASTY": f"{NASTY} \\n", "EMPTY": ""},
-    "options": {"exclusive": True, "mail-type": "FAIL", "nice": 3, "overcommit": False, "comment": "a # b"},
+    "mail_user": "me+ppo@example.org",
+    "mail_type": "FAIL,TIME_LIMIT_80",
+    "options": {"exclusive": True, "nice": 3, "overcommit": False, "comment": "a # b"},
 }
 EVERYTHING = dict.fromkeys(("prepare", "rollout", "reward", "evaluate", "driver"), STAGE) | {
     "rollout": STAGE | {"array_parallelism": 2},

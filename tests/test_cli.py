@@ -29,10 +29,13 @@ SURFACE = {
     "plan": ["OVERRIDES", "--config-dir"],
     "config": ["OVERRIDES", "--config-dir"],
     "validate": ["OVERRIDES", "--config-dir", "--probe"],
-    "report": ["RUN"],
+    "doctor": ["[RUN|OVERRIDES]...", "--config-dir", "--probe", "--json"],
+    "notify": ["OVERRIDES", "--config-dir"],
+    "report": ["RUN...", "--out"],
     "export": ["RUN[@ITERATION]", "DIR", "--adapter"],
     "fork": ["RUN[@ITERATION]", "NEW_RUN", "OVERRIDES", "--config-dir"],
     "devcluster": [],
+    "dashboard": [],
 }
 
 STATUS_KEYS = [
@@ -97,6 +100,13 @@ def test_commands_arguments_and_options_are_an_interface():
 def test_the_commands_of_a_cluster_of_ones_own():
     group = typer.main.get_command(app).commands["devcluster"]
     assert sorted(group.commands) == ["down", "env", "status", "up"]
+
+
+def test_the_commands_of_dashboards():
+    group = typer.main.get_command(app).commands["dashboard"]
+    found = {name: [p.opts[0] for p in command.params] for name, command in group.commands.items()}
+    where = ["run_dir", "--project", "--entity"]
+    assert found == {"push": [*where, "--timeout"], "print": where}
 
 
 def test_this_machine_has_no_queue(inputs, tmp_path, slurm_ppo):

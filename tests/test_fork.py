@@ -21,6 +21,7 @@ from pipeline.commits import publish, require_record
 from pipeline.compose import ConfigError
 from pipeline.forking import find_parent, fork, fork_config
 from pipeline.goback import go_back, parse_point
+from pipeline.mirrorstate import Offline, write_state
 from pipeline.observe import Frontier, find_frontier
 from pipeline.plan import Plan, policy_maker
 from pipeline.reconcile import Committed, FailureKind, Observation, reconcile

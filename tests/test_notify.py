@@ -331,9 +331,9 @@ def test_on_slurm_each_standstill_is_told_once_by_whichever_driver_comes(world, 
     while not world.run.paths.data.joinpath("prompts.json").exists():
         assert world.happen()
     assert guard_comes() == ["stalled"]
-    clock[0] += 7 * hours
+    clock[0] += 7.1 * hours
     assert guard_comes() == ["stalled", "stalled"]
-    assert hook.bodies[-1]["message"] == "nothing was committed for 7h 00m"
+    assert hook.bodies[-1]["message"] == "nothing was committed for 7 h 05 min"
     begin_call(world.run.paths)  # a person looked after it
     assert guard_comes() == ["stalled", "stalled"]
 

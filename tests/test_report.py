@@ -1,98 +1,64 @@
-"""The report: self-contained, escaped, complete for whatever a run has; and it draws in a real browser."""
+"""The report: self-contained, escaped, complete for whatever a run has, and true to the run's rows."""
 
-import dataclasses
 import json
 import math
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reportrun import (
+    SLURM,
+    STAGES,
+    commit_shard,
+    make_row,
+    make_run,
+    make_spans,
+    record,
+    slurm_row,
+    write_spans,
+)
 
 from pipeline import journal
-from pipeline.charts import CHARTS, figure
-from pipeline.commits import Record, publish
-from pipeline.config import Config, DataConfig, ModelConfig
+from pipeline.advice import Advice, Rule, Severity
+from pipeline.charts import CHARTS, figure, thinned
+from pipeline.commits import publish
+from pipeline.config import DataConfig
 from pipeline.metrics import describe
-from pipeline.paths import RunPaths
-from pipeline.report import Sample, choose_samples, page, read_rows, write_report
-from pipeline.rewardconfig import RewardConfig, RewardModelConfig, RuleConfig
-from pipeline.runs import Identity, Run
-from pipeline.schemas import REWARD, ROLLOUT, conform
-from pipeline.shards import write_shard
+from pipeline.report import read_rows, write_report
+from pipeline.report.data import read_report, sampled_iterations
+from pipeline.report.findings import findings
+from pipeline.report.html import embedded, visible, words
+from pipeline.report.page import chart_id, page
+from pipeline.report.settings import differences, settings_apart
+from pipeline.runs import Parent, Run
+from pipeline.spans import DRIVER, stage_totals
 from pipeline.tasks import Stage, Task
+from pipeline.views import COLUMNS, cells
 
-CHROMIUM = shutil.which("chromium")
 EVIL = "<img src=http://evil.example/x onerror=alert(1)> & </script><script>alert(2)</script>"
-VOID = {"meta", "link", "img", "br"}
-STAGES = {"rollout": 41.0, "reward": 12.0, "update": 33.0}
+BIDI = "user\u202etxt.exe\u2066 \x1b[31m\x07\u200b"
+VOID = {"meta", "link", "img", "br", "input"}
+SHARDS = 2
 
 
-def make_row(i: int) -> dict[str, float]:
-    """A row like those of a run with critic, KL, two components and an evaluation every other iteration."""
-    p = 1 - math.exp(-i / 10)
-    row: dict[str, float] = {"iteration": i, "policy_version": i, "epoch": 0, "samples": 64 * i}
-    row |= {"reward/mean": p - 0.5, "reward/std": 0.6 - 0.2 * p, "reward/min": -2.0, "reward/max": 2.0}
-    row |= {"reward/rm/mean": p - 0.4, "reward/brevity/mean": -0.1, "reward/rm/truncated": 0.0}
-    row |= {"objective/kl": 6 * p, "objective/kl_per_token": 0.1 * p, "objective/kl_coef": 0.05}
-    row |= {"policy/loss": -0.01 * p, "policy/entropy": 2.4 - p, "policy/approx_kl": 0.01 * p}
-    row |= {"policy/clip_fraction_low": 0.04, "policy/clip_fraction_high": 0.06, "policy/grad_norm": 0.8}
-    row |= {"value/loss": 0.3 - 0.2 * p, "value/explained_variance": 0.8 * p, "value/grad_norm": 2.0}
-    row |= {"response_length/mean": 90 - 30 * p, "response_length/min": 3, "response_length/max": 128}
-    row |= {
-        "response_length/clip_ratio": 0.4 - 0.3 * p,
-        "finish_reason/stop": 0.7,
-        "finish_reason/length": 0.3,
-    }
-    for stage, seconds in STAGES.items():
-        row |= {f"seconds/{stage}": seconds, f"seconds/compute/{stage}": 2 * seconds}
-        row |= {f"memory_gib/{stage}": 3.0, f"tokens_per_second/{stage}": 570.0}
-    row |= {"seconds/iteration": 86.0, "seconds/elapsed": 86.0 * i, "seconds/remaining": 86.0 * (20 - i)}
-    if i % 2 == 0:
-        row |= {"evaluate/reward": p - 0.4, "evaluate/reward/rm": p, "evaluate/response_length": 60.0}
-    return row
-
-
-def make_run(root: Path, rows: list[dict[str, float]]) -> Run:
-    root.mkdir(parents=True, exist_ok=True)
-    components = {"rm": RewardModelConfig(path="models/rm"), "brevity": RuleConfig(function="mine:brevity")}
-    config = Config(
-        name="demo",
-        run_dir=str(root),
-        iterations=20,
-        model=ModelConfig(policy="models/policy"),
-        data=DataConfig(prompts="prompts.jsonl", prompt_column=EVIL),
-        reward=RewardConfig(components=components),
-    )
-    run = Run(RunPaths(root), config, Identity("0a1b2c", "demo", 1_760_000_000.0, "hash", "0.1.0"))
+@pytest.fixture
+def run(tmp_path) -> Run:
+    """On Slurm, 12 of 20 iterations; the newest has samples."""
+    data = DataConfig(prompts="prompts.jsonl", prompt_column=EVIL)
+    run = make_run(tmp_path / "run", SHARDS, scheduler=SLURM, data=data)
+    rows = [make_row(i) | slurm_row(i, make_spans(i, SHARDS)) for i in range(1, 13)]
     journal.rewrite(run.paths.metrics, rows)
+    write_spans(run, range(1, 13), SHARDS)
+    for shard in range(SHARDS):
+        responses = [f"Antwort {i} äöü 好 {EVIL} {BIDI}" for i in range(30)]
+        rewards = [shard + i / 2 for i in range(30)]
+        commit_shard(
+            run, 12, shard, responses=responses, rewards=rewards, prompts=[f"{EVIL} {i}" for i in range(30)]
+        )
+    run.paths.best.write_text(json.dumps({"iteration": 10, "reward": 0.232, "policy": "policy/00010.one"}))
     return run
-
-
-def commit_samples(run: Run, iteration: int, count: int = 9) -> None:
-    """Rollout and reward shard 0 of an iteration; rewards ascend with the row."""
-    common = {"prompt_id": [f"p{i}" for i in range(count)], "sample_index": [0] * count}
-    rollout = common | {name: [[1]] * count for name in ("prompt_tokens", "response_tokens")}
-    rollout |= {"response_mask": [[True]] * count, "rollout_logprobs": [[0.0]] * count}
-    rollout |= {
-        "finish_reason": ["stop"] * count,
-        "num_turns": [1] * count,
-        "prompt_messages": [None] * count,
-        "response_messages": [None] * count,
-    }
-    rollout |= {"prompt_text": [f"{EVIL} {i}" for i in range(count)]}
-    rollout |= {"response_text": [f"Antwort {i} äöü 好 {EVIL}" for i in range(count)]}
-    reward = common | {"reward": [i / 2 for i in range(count)], "reference_logprobs": [None] * count}
-    for stage, columns, schema in ((Stage.ROLLOUT, rollout, ROLLOUT), (Stage.REWARD, reward, REWARD)):
-        task = Task(iteration, stage)
-        entry = write_shard(run.paths, run.paths.task(task).data("one"), conform(columns, schema))
-        assert publish(run.paths, record(task, (entry,)))
-
-
-def record(task: Task, outputs=(), **metrics: float) -> Record:
-    return Record(task, "one", outputs, {}, 0, 0, 9, "rollout/1", 0.0, 1.0, "host", 1, "", metrics)
 
 
 class Page(HTMLParser):
@@ -104,6 +70,8 @@ class Page(HTMLParser):
         self.loads: list[str] = []
         self.text = ""
         self.plots: list[str] = []
+        self.ids: list[str] = []
+        self.cells: list[str] = []
         self.feed(text)
         self.close()
         assert self.open == []
@@ -113,8 +81,11 @@ class Page(HTMLParser):
             self.open.append(tag)
         values = dict(attrs)
         assert not any(name.startswith("on") for name in values)
-        self.loads += [values[name] for name in ("src", "href", "srcset", "data", "action") if name in values]
+        names = ("src", "href", "srcset", "data", "action")
+        self.loads += [values[n] for n in names if n in values and not values[n].startswith("#")]
         self.plots += [values["id"]] if values.get("class") == "plot" else []
+        self.ids += [values["id"]] if "id" in values else []
+        self.cells += [""] if tag == "td" else []
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
@@ -122,10 +93,12 @@ class Page(HTMLParser):
     def handle_data(self, data):
         if self.open and self.open[-1] not in ("script", "style"):
             self.text += data + "\n"
+        if self.open and self.open[-1] == "td":
+            self.cells[-1] += data
 
 
-def figures(text: str) -> dict:
-    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
+def data_of(text: str, key: str):
+    found = re.search(rf'<script type="application/json" id="{key}">(.*?)</script>', text, re.DOTALL)
     return json.loads(found[1])
 
 
@@ -133,25 +106,25 @@ def without_plotly(text: str) -> str:
     return re.sub(r"<script>/\*\*.*?</script>", "", text, flags=re.DOTALL)
 
 
-@pytest.fixture
-def run(tmp_path) -> Run:
-    run = make_run(tmp_path / "run", [make_row(i) for i in range(1, 13)])
-    commit_samples(run, 12)
-    run.paths.best.write_text(json.dumps({"iteration": 10, "reward": 0.232, "policy": "policy/00010.one"}))
-    return run
+def written(run: Run) -> str:
+    return write_report(run).read_text(encoding="utf-8")
+
+
+# --- the page --------------------------------------------------------------------------------------------
 
 
 def test_the_report_loads_nothing_from_elsewhere(run):
-    text = write_report(run).read_text(encoding="utf-8")
+    text = written(run)
     assert Page(text).loads == ["data:,"]
     own = without_plotly(text)
     assert "url(" not in own
     assert "@import" not in own
     assert "default-src 'none'" in own
+    assert "unsafe-eval" not in own
 
 
 def test_the_report_says_how_the_run_went(run):
-    text = Page(write_report(run).read_text(encoding="utf-8")).text
+    text = Page(written(run)).text
     for part in ("demo", "12 of 20", "-0.405 → 0.199", "0.232 (policy 10)", "17 min", "About 11 min"):
         assert part in text
     assert f"slurm-ppo resume {run.paths.root}" in text
@@ -159,95 +132,148 @@ def test_the_report_says_how_the_run_went(run):
 
 
 def test_every_chart_has_a_place_a_figure_and_a_caption(run):
-    text = write_report(run).read_text(encoding="utf-8")
-    assert Page(text).plots == list(figures(text))
-    shown = Page(text).text
-    missing = {chart.title for chart in CHARTS if chart.title not in shown}
-    assert missing == {"GPU hours", "GPU memory (GiB)", "Rollout engine against trainer"}
-    assert "entropy of the next-token distribution, nats per token" in shown
+    text = written(run)
+    parsed = Page(text)
+    assert set(parsed.plots) - {"timeline-plot"} == set(data_of(text, "figures"))
+    assert len(parsed.ids) == len(set(parsed.ids))
+    missing = {chart.title for chart in CHARTS if chart.title not in parsed.text}
+    assert missing == {
+        *("Prompts without spread", "Spread of reward components", "Rollout engine against trainer"),
+        *("Seconds in the queue", "Start-up share", "Wasted share", "GPU memory (GiB)"),
+    }
+    assert "entropy of the next-token distribution, nats per token" in parsed.text
 
 
-def test_text_of_the_user_is_escaped(run):
-    text = write_report(run).read_text(encoding="utf-8")
+def test_links_of_the_page_lead_somewhere(run):
+    text = written(run)
+    targets = re.findall(r'href="#([^"]+)"', text)
+    assert targets
+    assert set(targets) <= set(Page(text).ids)
+
+
+def test_text_of_the_user_is_escaped_and_visible(run):
+    text = written(run)
     assert EVIL not in text
     assert EVIL in Page(text).text  # parsed back, it is text
     assert "<img" not in without_plotly(text)
+    (first, *_) = data_of(text, "samples-data")
+    assert EVIL in first["response"]
+    assert "⟨U+202E⟩txt.exe⟨U+2066⟩ ⟨U+001B⟩[31m⟨U+0007⟩⟨U+200B⟩" in first["response"]
+    assert "\u202e" not in text
+
+
+@given(st.text())
+def test_no_text_ends_its_script_or_hides_what_it_is(text):
+    inside = embedded("x", {text: visible(text)})
+    assert inside.count("<") == 2
+    assert list(json.loads(re.search(r">(.*)<", inside, re.DOTALL)[1])) == [text]
+    assert not set(words(text)) & {"<", "\x1b", "\u202e", "\u2066", "\x00"}
 
 
 def test_names_of_numbers_are_escaped(run):
     timing = {"seconds/elapsed": 1.0, "seconds/remaining": 1.0}
     rows = [{"iteration": 1, f"finish_reason/{EVIL}": 0.5, "reward/mean": 1.0, **timing}]
-    text = page(run, rows, [])
-    made = figures(text)
-    assert "&lt;img" in json.dumps(made)
+    journal.rewrite(run.paths.metrics, rows)
+    text = written(run)
+    assert "&lt;img" in json.dumps(data_of(text, "figures"))
     assert "<img" not in without_plotly(text)
 
 
-def test_samples_are_the_lowest_the_median_and_the_highest(run):
-    text = Page(write_report(run).read_text(encoding="utf-8")).text
-    assert [int(i) for i in re.findall(r"Antwort (\d+) äöü 好", text)] == [0, 1, 3, 4, 7, 8]
-    few = [Sample("p", "r", reward) for reward in (2.0, 1.0)]
-    assert choose_samples(few) == [("", few[1]), ("", few[0])]
-    assert choose_samples([]) == []
+def test_writing_again_replaces_the_file(run):
+    before = write_report(run).stat().st_ino
+    assert write_report(run).stat().st_ino != before
+    assert [path.name for path in run.paths.root.glob("*report*")] == ["report.html"]
 
 
-@pytest.mark.parametrize("damage", ["record", "gone", "changed"])
-def test_samples_that_cannot_be_read_are_said_to_be_so(run, damage):
-    task = run.paths.task(Task(12, Stage.REWARD))
-    if damage == "record":
-        task.record.write_text("{")
-    elif damage == "gone":
-        task.data("one").unlink()
-    else:
-        task.data("one").write_bytes(task.data("one").read_bytes()[::-1])
-    text = Page(write_report(run).read_text(encoding="utf-8")).text
-    assert "The responses of iteration 12 are no longer" in text
-    assert "Antwort" not in text
+def test_settings_that_were_made_are_on_top_and_all_are_folded(run):
+    apart = settings_apart(run.config)
+    assert apart["data.prompt_column"] == EVIL
+    assert apart["scheduler.rollout.partition"] == ["gpu"]
+    assert apart["reward.components.rm.path"] == "models/rm"
+    assert not {"seed", "update.epochs", "name"} & apart.keys() - {"name"}
+    text = Page(written(run)).text
+    assert f"Set apart from the defaults: {len(apart)} keys" in text
+    assert text.index("reward.components.rm.path") < text.index("All settings")
 
 
-def test_a_run_without_rows_says_what_to_do(tmp_path):
-    run = make_run(tmp_path / "my run", [])
-    text = write_report(run).read_text(encoding="utf-8")
-    assert "No iteration is committed yet" in text
-    assert f"slurm-ppo resume '{run.paths.root}'" in Page(text).text
-    assert Page(text).plots == []
+# --- numbers ---------------------------------------------------------------------------------------------
 
 
-def test_the_evaluation_of_policy_0_is_the_first_point(tmp_path):
-    run = make_run(tmp_path / "run", [])
-    metrics = {"evaluate/reward": -0.7, "response_tokens": 90.0, "responses": 9.0}
-    assert publish(run.paths, record(Task(0, Stage.EVALUATE), **metrics))
-    assert read_rows(run) == [{"iteration": 0, "evaluate/reward": -0.7, "evaluate/response_length": 10.0}]
-    text = write_report(run).read_text(encoding="utf-8")
-    assert "No iteration is committed yet" in text
-    assert Page(text).plots == ["chart-0", "chart-13"]
-    assert figures(text)["chart-0"]["data"][0]["y"] == [-0.7]
+def test_every_number_is_that_of_the_rows(run):
+    text, rows = written(run), journal.read(run.paths.metrics)
+    figures = data_of(text, "figures")
+    compared = 0
+    for chart in CHARTS:
+        for trace in figures.get(chart_id(chart), {}).get("data", []):
+            names = [name for name in rows[-1] if name == trace["name"] or name.endswith(f"/{trace['name']}")]
+            patterns = {*chart.names.split(), *chart.lower.split()}
+            names = [n for n in names if n in patterns or (describe(n) and describe(n).name in patterns)]
+            for name in names:
+                points = {row["iteration"]: float(f"{row[name]:.6g}") for row in rows if name in row}
+                assert dict(zip(trace["x"], trace["y"], strict=True)) == points, name
+                compared += 1
+    assert compared > 25
+    shown = Page(text).cells
+    for row in rows:
+        wanted = cells(row, COLUMNS)
+        starts = [i for i, cell in enumerate(shown) if cell == wanted[0] and shown[i : i + 10] == wanted]
+        assert starts, row["iteration"]
+
+
+def test_hours_of_the_table_are_those_of_the_rows(run):
+    rows, totals = journal.read(run.paths.metrics), stage_totals(read_report(run).spans.values())
+    for purpose in ("rollout", "reward", "update"):
+        hours = sum(row[f"slurm/gpu_hours/{purpose}"] for row in rows)
+        assert totals[purpose].gpu_hours == pytest.approx(hours, abs=1e-3)
+    shown = Page(written(run)).cells
+    place = shown.index("rollout")
+    assert shown[place + 1 : place + 4] == ["gpu", "36", "12"]
+    assert shown[place + 11] == f"{totals['rollout'].gpu_hours:.2f}"
+
+
+def test_shares_of_a_stage_add_up(run):
+    for purpose, stage in stage_totals(read_report(run).spans.values()).items():
+        if purpose != DRIVER:
+            parts = (stage.startup, stage.compute, stage.idle, stage.retry)
+            assert sum(parts) == pytest.approx(stage.run, rel=1e-3)
+
+
+def test_a_row_that_is_not_made_of_numbers_is_said_to_be_so(run, slurm_ppo):
+    rows = journal.read(run.paths.metrics)
+    journal.rewrite(run.paths.metrics, [*rows[:3], rows[3] | {"reward/mean": "high"}])
+    done = slurm_ppo("report", run.paths.root)
+    assert done.returncode == 2
+    assert "row 4 cannot be read: reward/mean is no number, but 'high'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_numbers_that_a_run_lacks_leave_no_empty_chart(tmp_path):
-    rows = [make_row(i) for i in range(1, 4)]
     lacking = ("value/", "objective/", "evaluate/", "reward/std")
-    rows = [{name: row[name] for name in row if not name.startswith(lacking)} for row in rows]
-    text = write_report(make_run(tmp_path / "run", rows)).read_text(encoding="utf-8")
-    shown = Page(text).text
+    rows = [{n: v for n, v in make_row(i).items() if not n.startswith(lacking)} for i in range(1, 4)]
+    run = make_run(tmp_path / "run")
+    journal.rewrite(run.paths.metrics, rows)
+    text = written(run)
     for title in ("KL to the reference", "Explained variance", "Held-out response length"):
-        assert title not in shown
-    losses = next(made for made in figures(text).values() if made["data"][0]["name"] == "policy/loss")
-    assert "yaxis2" not in losses["layout"]
-    assert all(made["data"] for made in figures(text).values())
+        assert title not in Page(text).text
+    figures = data_of(text, "figures")
+    assert "yaxis2" not in figures["chart-losses"]["layout"]
+    assert all(made["data"] for made in figures.values())
 
 
-def test_numbers_that_are_not_finite_are_gaps(run):
-    rows = [make_row(1), make_row(2) | {"policy/entropy": math.nan}, make_row(3)]
-    (entropy,) = [made for made in figures(page(run, rows, [])).values() if "policy/entropy" in str(made)]
-    assert entropy["data"][0]["y"][1] is None
-    assert "nan" in Page(page(run, rows, [])).text
+def test_numbers_that_are_not_finite_are_gaps(tmp_path):
+    run = make_run(tmp_path / "run")
+    journal.rewrite(run.paths.metrics, [make_row(1), make_row(2) | {"policy/entropy": math.nan}, make_row(3)])
+    text = written(run)
+    assert data_of(text, "figures")["chart-entropy"]["data"][0]["y"][1] is None
+    assert "nan" in Page(text).text
 
 
 @pytest.mark.parametrize("count", [1, 12, 300])
 def test_figures_are_what_plotly_takes(count):
     graph_objects = pytest.importorskip("plotly.graph_objects")
     more = {"mismatch/kl": 0.0, "gpu_memory_gib/update": 1.0, "slurm/gpu_hours/update": 1.0}
+    more |= {"reward/frac_zero_std": 0.1, "reward/rm/std": 0.2, "slurm/queue_seconds/update": 3.0}
+    more |= {"slurm/idle_share/update": 0.1, "slurm/startup_share/update": 0.1, "slurm/wasted_share": 0.0}
     rows = [make_row(i) | more for i in range(1, count + 1)]
     names = list(rows[-1] | make_row(2))
     for chart in CHARTS:
@@ -268,67 +294,119 @@ def test_seconds_are_of_stages_only():
     assert [trace["name"] for trace in made["data"]] == list(STAGES)
 
 
-def test_writing_again_replaces_the_file(run):
-    before = write_report(run).stat().st_ino
-    assert write_report(dataclasses.replace(run)).stat().st_ino != before
-    assert [path.name for path in run.paths.root.glob("*report*")] == ["report.html"]
+values = st.floats(allow_nan=True, allow_infinity=False, width=32)
 
 
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs the program chromium")
+@given(st.lists(values, max_size=400), st.integers(8, 100))
+def test_thinning_a_curve_keeps_its_ends_and_extremes(curve, most):
+    points = list(enumerate(curve))
+    kept = thinned(points, most)
+    assert len(kept) <= max(most, 3) * 1.6 + 4
+    assert [x for x, _ in kept] == sorted({x for x, _ in kept})
+    assert {str(point) for point in kept} <= {str(point) for point in points}
+    finite = [value for value in curve if math.isfinite(value)]
+    shown = [value for _, value in kept if math.isfinite(value)]
+    assert (min(finite, default=0), max(finite, default=0)) == (min(shown, default=0), max(shown, default=0))
 
 
-def browse(tmp_path: Path, html: Path, *flags: str) -> tuple[str, list[str]]:
-    """The page's document after its scripts ran, and what it wrote to the console."""
-    quiet = "disable-quic no-first-run disable-background-networking disable-component-update disable-sync"
-    command = [
-        str(CHROMIUM),
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        *(f"--{q}" for q in quiet.split()),
-    ]
-    command += [f"--user-data-dir={tmp_path / 'chromium'}", "--enable-logging=stderr", "--v=0", *flags]
-    command += ["--virtual-time-budget=10000", "--dump-dom", html.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+# --- runs that have less ---------------------------------------------------------------------------------
 
 
-@needs_chromium
-def test_console_errors_would_be_noticed(tmp_path):
-    html = tmp_path / "broken.html"
-    html.write_text("<script>absent()</script>")
-    assert browse(tmp_path, html)[1]
+@pytest.mark.parametrize("damage", ["record", "gone", "changed"])
+def test_samples_that_cannot_be_read_are_said_to_be_so(run, damage):
+    for shard in range(SHARDS):
+        task = run.paths.task(Task(12, Stage.REWARD, shard))
+        if damage == "record":
+            task.record.write_text("{")
+        elif damage == "gone":
+            task.data("one").unlink()
+        else:
+            task.data("one").write_bytes(task.data("one").read_bytes()[::-1])
+    text = written(run)
+    assert "The responses of iteration 12 are no longer" in Page(text).text
+    assert "Antwort" not in text
 
 
-@needs_chromium
-@pytest.mark.parametrize(("scheme", "blue"), [("1", "rgb(0, 114, 178)"), ("0", "rgb(86, 180, 233)")])
-def test_all_charts_are_drawn_in_light_and_dark(tmp_path, run, scheme, blue):
-    html = write_report(run)
-    dom, console = browse(tmp_path, html, f"--blink-settings=preferredColorScheme={scheme}")
-    assert console == []
-    plots = Page(html.read_text(encoding="utf-8")).plots
-    assert len(re.findall('class="plot js-plotly-plot"', dom)) == len(plots)
-    assert blue in dom
-    assert "var(--c0)" not in dom.rsplit('<div class="plot', 1)[0].split("<section>", 1)[1]
+def test_a_run_without_rows_says_what_to_do(tmp_path):
+    run = make_run(tmp_path / "my run")
+    text = written(run)
+    assert "No iteration is committed yet" in text
+    assert f"slurm-ppo resume '{run.paths.root}'" in Page(text).text
+    assert Page(text).plots == []
+    assert len(text) < 200_000, "plotly is there for nothing"
 
 
-@needs_chromium
-@pytest.mark.parametrize("count", [0, 1])
-def test_short_runs_draw_without_errors(tmp_path, count):
-    html = write_report(make_run(tmp_path / "run", [make_row(i + 1) for i in range(count)]))
-    assert browse(tmp_path, html)[1] == []
+def test_the_evaluation_of_policy_0_is_the_first_point(tmp_path):
+    run = make_run(tmp_path / "run", data=DataConfig(prompts="a.jsonl", heldout="b.jsonl"))
+    metrics = {"evaluate/reward": -0.7, "response_tokens": 90.0, "responses": 9.0}
+    assert publish(run.paths, record(Task(0, Stage.EVALUATE), **metrics))
+    assert read_rows(run) == [{"iteration": 0, "evaluate/reward": -0.7, "evaluate/response_length": 10.0}]
+    text = written(run)
+    assert "No iteration is committed yet" in text
+    assert data_of(text, "figures")["chart-reward"]["data"][0]["y"] == [-0.7]
 
 
-@needs_chromium
-@pytest.mark.parametrize("width", [390, 1440])
-def test_only_the_table_is_wider_than_the_page(tmp_path, run, width):
-    frame = tmp_path / "frame.html"
-    source = (
-        f"<iframe src='{write_report(run).as_uri()}' style='border:0;width:{width}px;height:900px'></iframe>"
+def test_a_run_of_an_older_version_shows_the_attempts_of_its_newest_iterations(tmp_path):
+    run = make_run(tmp_path / "run")
+    journal.rewrite(run.paths.metrics, [make_row(i) for i in range(1, 16)])
+    for i in range(1, 16):
+        for stage in (Stage.ROLLOUT, Stage.UPDATE):
+            assert publish(run.paths, record(Task(i, stage), started=10.0 * i, ended=10.0 * i + 5))
+    spans = read_report(run).spans
+    assert list(spans) == list(range(6, 16))
+    assert [span.purpose for span in spans[15].attempts] == ["rollout", "update"]
+
+
+def test_the_iteration_at_hand_is_on_the_timeline(run):
+    assert publish(run.paths, record(Task(13, Stage.ROLLOUT), started=50.0, ended=60.0))
+    spans = read_report(run).spans
+    assert [span.purpose for span in spans[13].attempts] == ["rollout"]
+
+
+def test_a_fork_names_its_parent(tmp_path):
+    run = make_run(tmp_path / "fork", parent=Parent("0a1b", "/runs/first", 7))
+    assert "Forked from run 0a1b after iteration 7." in Page(written(run)).text
+
+
+# --- parts -----------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 60), st.integers(4, 12))
+def test_iterations_with_samples_are_the_first_the_newest_and_some_between(length, count):
+    iterations = list(range(1, length + 1))
+    chosen = sampled_iterations(iterations, count)
+    assert chosen == sorted(set(chosen))
+    assert set(chosen) <= set(iterations)
+    assert len(chosen) == min(length, count)
+    assert set(iterations[-3:]) | set(iterations[:1]) <= set(chosen)
+
+
+def test_advice_is_listed_with_links_to_its_charts(run):
+    found = Advice(
+        Severity.WARNING,
+        Rule.KL_JUMP,
+        "KL <jumped>",
+        "from 1 to 9",
+        "lower it & see",
+        ("objective/kl", "mismatch/kl"),
     )
-    page = "document.querySelector('iframe').contentDocument.documentElement"
-    look = f"document.title = {page}.scrollWidth - {page}.clientWidth + ' too wide'"
-    frame.write_text(f"{source}<script>onload = () => setTimeout(() => {{ {look} }}, 1000)</script>")
-    dom, console = browse(tmp_path, frame, "--allow-file-access-from-files")
-    assert console == []
-    assert "<title>0 too wide</title>" in dom
+    chart = next(chart for chart in CHARTS if chart.title == "KL to the reference")
+    text = findings([found], {chart_id(chart): chart}, True)
+    assert '<a href="#chart-kl-to-the-reference">KL to the reference</a>' in text
+    assert "KL &lt;jumped&gt;" in text
+    assert "lower it &amp; see" in text
+    assert text.count("<a ") == 1
+    assert "Nothing was noticed" in findings([], {}, True)
+    assert "Too few iterations" in findings([], {}, False)
+
+
+def test_settings_that_differ_are_listed_by_key(tmp_path):
+    one, other = make_run(tmp_path / "one"), make_run(tmp_path / "other", 4, seed=3, scheduler=SLURM)
+    found = differences([one.config, other.config])
+    assert found["seed"] == (0, 3)
+    assert found["rollout.num_shards"] == (1, 4)
+    assert found["scheduler.kind"] == ("local", "slurm")
+    assert found["scheduler.rollout.partition"] == (None, ["gpu"])
+    assert "name" not in found
+    assert "run_dir" not in found
+    assert page(read_report(one))

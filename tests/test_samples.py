@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from samplerun import commit_shard, make_run
+from reportrun import commit_shard, make_run
 
 from pipeline.samples import Choice, Sample, choose, read_samples, sample_seed
 from pipeline.tasks import Stage, Task

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 from urllib.parse import unquote
@@ -152,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
         owner.requests.append(what)
         try:
             status = owner.fault(what) or self._unauthorized(path)
-            refusal = {"errors": [{"message": f"refused with {status}"}]}
+            refusal = {"errors": [{"message": HTTPStatus(status or 200).phrase}]}
             self._send(status or 200, refusal if status else owner.answer(path, body))
         except Disconnect:
             self.close_connection = True

@@ -16,8 +16,8 @@ EXIT_CODES = (
 )
 
 ABOUT = """\
-Where a command takes `OVERRIDES`, they are [settings](config.md): `key=value`, or `group=option`. `RUN` is a run
-directory; `RUN@7` means its iteration 7, `RUN@best` the best that was evaluated."""
+Where a command takes `OVERRIDES`, they are [settings](config.md): `key=value`, or `group=option`. `RUN` is a
+run directory; `RUN@7` means its iteration 7, `RUN@best` the best that was evaluated."""
 
 
 def command_page() -> str:

@@ -60,11 +60,11 @@ described in [Change settings](../howto/settings.md#groups-of-your-own)."""
 
 def config_page() -> str:
     sections = _sections()
-    links = "\n".join(f"- [{title}](#{slug(title)})" for title in [*sections, "Groups"])
+    links = " · ".join(f"[{title}](#{slug(title)})" for title in [*sections, "Groups"])
     texts = [_section(title, owner, sections) for title, owner in sections.items()]
     about = (
-        "Every key of the configuration, with type, default and meaning. A key is given as `section.key=value`, "
-        "or nested in a YAML file. A key without default must be given."
+        "Every key of the configuration, with type, default and meaning. A key is given as "
+        "`section.key=value`, or nested in a YAML file. A key without default must be given."
     )
     return page("Configuration", about, links, *texts, "## Groups", GROUPS, *_groups())
 
@@ -202,7 +202,9 @@ def _yaml(value: Any) -> str:
 
 def _groups() -> Iterator[str]:
     for group, options in known_groups(None).items():
-        rows = [(code(f"{group}={option}"), *_option(packaged_configs() / group, option)) for option in options]
+        rows = [
+            (code(f"{group}={option}"), *_option(packaged_configs() / group, option)) for option in options
+        ]
         if rows:
             yield f"### {group}\n\n" + table(("option", "what", "sets"), rows)
 

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import itertools
 import textwrap
 from enum import Enum
 from types import ModuleType
@@ -12,7 +13,7 @@ def attribute_docs(owner: type | ModuleType) -> dict[str, str]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
     body = tree.body[0].body if isinstance(owner, type) else tree.body  # type: ignore[attr-defined]
     found = {}
-    for statement, after in zip(body, body[1:], strict=False):
+    for statement, after in itertools.pairwise(body):
         names = _assigned(statement)
         if names and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
             found[names[0]] = inspect.cleandoc(str(after.value.value))

@@ -1,12 +1,13 @@
 """docs/reference/metrics.md: every number of metrics.jsonl."""
 
-from docs.generate.markdown import code, page, prose, table
 from docs.generate.docstrings import member_docs
+from docs.generate.markdown import code, page, prose, table
 from pipeline.metrics import METRICS, Section
 
 ABOUT = """\
-`metrics.jsonl` has one flat row per iteration; these are its numbers, and the metrics of the report and of W&B. `*` stands
-for a component of the reward, a stage or a reason. A number is absent where what it measures is not in the run."""
+`metrics.jsonl` has one flat row per iteration; these are its numbers, and the metrics of the report and of
+W&B. `*` stands for a component of the reward, a stage or a reason. A number is absent where what it measures
+is not in the run."""
 
 
 def metric_page() -> str:

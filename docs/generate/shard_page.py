@@ -20,14 +20,15 @@ COLUMNS = {
     "response_text": "all of the response as text",
     "response_messages": "with `rollout.multi_turn` what followed the prompt, as JSON; else null",
     "reward": "the weighted sum of the components",
-    "reference_logprobs": "the reference's log-probability of each response token; null for greedy responses, "
-    "when KL is off and when the update computes them",
+    "reference_logprobs": "the reference's log-probability of each response token; null for greedy "
+    "responses, when KL is off and when the update computes them",
 }
 """Meaning of each column, the same in every schema."""
 
 ABOUT = """\
-Shards are Arrow IPC files. Each carries its schema's name and version under the key `slurm_ppo_schema` of the metadata,
-and readers refuse versions that they do not know. `pipeline.shards.read_shard` verifies a shard before it reads it."""
+Shards are Arrow IPC files. Each carries its schema's name and version under the key `slurm_ppo_schema` of the
+metadata, and readers refuse versions that they do not know. `pipeline.shards.read_shard` verifies a shard
+before it reads it."""
 
 
 def shard_page() -> str:

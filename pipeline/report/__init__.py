@@ -14,7 +14,7 @@ COMPARISON = "report-compare.html"
 
 
 def write_report(run: Run, out: Path | None = None) -> Path:
-    """Write ``report.html`` of the run, or ``out``, in one step, also while the run goes on. Returns its path.
+    """Write ``report.html`` of the run, or ``out``, in one step, while the run goes on too. Returns its path.
 
     Raises:
         RunError: it cannot be written.

@@ -47,9 +47,9 @@ def _about(samples: Sequence[tuple[Choice, Sample]]) -> str:
     counts = {choice: sum(other is choice for other, _ in samples) for choice in Choice}
     kinds = ", ".join(f"{count} {choice}" for choice, count in counts.items() if count)
     return (
-        f"{len(samples)} responses of {len(iterations)} iteration{'s' * (len(iterations) > 1)} ({kinds}), chosen by "
-        "total reward among those of the shards that were read. KL: rollout minus reference log-probability, "
-        "summed over the response's own tokens; length in tokens."
+        f"{len(samples)} responses of {len(iterations)} iteration{'s' * (len(iterations) > 1)} ({kinds}), "
+        "chosen by total reward among those of the shards that were read. KL: rollout minus reference "
+        "log-probability, summed over the response's own tokens; length in tokens."
     )
 
 
@@ -60,7 +60,8 @@ def _filters(samples: Sequence[tuple[Choice, Sample]]) -> str:
     low, high = (f"{min(rewards):.3g}", f"{max(rewards):.3g}") if rewards else ("", "")
     return (
         '<form class="controls card" id="filters" autocomplete="off">'
-        '<label class="wide">Text <input type="search" id="f-text" placeholder="in prompt or response"></label>'
+        '<label class="wide">Text '
+        '<input type="search" id="f-text" placeholder="in prompt or response"></label>'
         f"{_select('f-iteration', 'Iteration', [('', 'all'), *((str(i), str(i)) for i in iterations)])}"
         f"{_select('f-choice', 'Chosen as', [('', 'any'), *((str(c), str(c)) for c in Choice)])}"
         f"{_select('f-reason', 'Finish', [('', 'any'), *((reason, reason) for reason in reasons)])}"

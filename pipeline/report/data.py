@@ -11,7 +11,7 @@ from pipeline.attempts import Facts, attempts_of
 from pipeline.commits import CorruptData, read_record
 from pipeline.metrics import evaluation_metrics
 from pipeline.observe import Records
-from pipeline.runs import Run
+from pipeline.runs import Run, RunError
 from pipeline.samples import Choice, Sample, choose, read_samples, sample_seed
 from pipeline.schedulerconfig import SlurmConfig
 from pipeline.spans import DRIVER, IterationSpans, Span, SpanEnd, iteration_spans, read_lines
@@ -26,7 +26,7 @@ _WITHOUT_LINES = 10
 """Newest iterations whose spans are read from their records where spans.jsonl has none."""
 _SAMPLED_ITERATIONS = 8
 _BEST, _WORST, _RANDOM = 8, 8, 24
-_SAMPLE_BYTES = 16 << 20
+_SAMPLE_BYTES = 4 << 20
 """Of rollout data that is read for the samples of one iteration."""
 _TEXT_BUDGET = 2_000_000
 """Letters of prompts and responses that a report holds."""
@@ -79,6 +79,9 @@ def read_rows(run: Run) -> list[Row]:
     """Rows of ``metrics.jsonl``, ascending, the last line of an iteration being the one that counts.
 
     Before them, if the policy that the run begins with was evaluated, a row with that evaluation alone.
+
+    Raises:
+        RunError: a row is not made of numbers.
     """
     rows: dict[int, Row] = {}
     first = run.plan.start
@@ -88,8 +91,22 @@ def read_rows(run: Run) -> list[Row]:
         start = None
     if start is not None:
         rows[first] = {"iteration": first, **evaluation_metrics(start)}
-    rows |= {row["iteration"]: row for row in journal.read(run.paths.metrics) if "iteration" in row}
+    found = journal.read(run.paths.metrics)
+    check_rows(run, found)
+    rows |= {row["iteration"]: row for row in found}
     return [rows[iteration] for iteration in sorted(rows)]
+
+
+def check_rows(run: Run, rows: Sequence[Mapping[str, object]]) -> None:
+    """Raises RunError where a row holds something else than numbers, or no iteration."""
+    for count, row in enumerate(rows, 1):
+        wrong = next((name for name, value in row.items() if not isinstance(value, int | float)), None)
+        wrong = wrong or ("iteration" if not isinstance(row.get("iteration"), int) else None)
+        if wrong is not None:
+            raise RunError(
+                f"{run.paths.metrics}: row {count} cannot be read: {wrong} is no number, but "
+                f"{row.get(wrong)!r}; take the line out, and slurm-ppo resume writes it anew"
+            )
 
 
 def read_best(run: Run) -> Best | None:

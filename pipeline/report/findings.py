@@ -32,15 +32,12 @@ def _item(found: Advice, places: Mapping[str, Chart]) -> str:
     return (
         f'<li class="card {found.severity}"><h3><span class="badge">{words(_WORDS[found.severity])}</span> '
         f"{words(found.title)}</h3><p>{words(found.what)}</p>"
-        f'<p><b>What to change:</b> {words(found.remedy)}</p><p class="caption">{words(_names(found))}{links}</p></li>'
+        f"<p><b>What to change:</b> {words(found.remedy)}</p>"
+        f'<p class="caption">{words(", ".join(found.metrics))}{links}</p></li>'
     )
 
 
 _WORDS = {Severity.NOTE: "note", Severity.WARNING: "warning", Severity.PROBLEM: "problem"}
-
-
-def _names(found: Advice) -> str:
-    return ", ".join(found.metrics)
 
 
 def _charts_of(found: Advice, places: Mapping[str, Chart]) -> dict[str, Chart]:

@@ -44,13 +44,33 @@ def caption(text: str) -> str:
     return f'<p class="caption">{words(text)}</p>'
 
 
-def table(label: str, heads: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    """A table in a box that scrolls by itself. ``heads``: titles and what they mean."""
-    titles = "".join(f'<th scope="col" title="{words(tip)}">{words(title)}</th>' for title, tip in heads)
+def table(
+    label: str,
+    heads: Sequence[tuple[str, str]],
+    rows: Iterable[Sequence[str]],
+    kind: str = "",
+    colours: Sequence[str | None] = (),
+) -> str:
+    """A table in a box that scrolls by itself.
+
+    Args:
+        heads: titles and what they mean.
+        kind: a class of the style sheet.
+        colours: of a swatch before each title.
+    """
+    swatches = [_swatch(colour) for colour in colours] or [""] * len(heads)
+    titles = "".join(
+        f'<th scope="col" title="{words(tip)}">{swatch}{words(title)}</th>'
+        for swatch, (title, tip) in zip(swatches, heads, strict=True)
+    )
     lines = "".join(f"<tr>{''.join(f'<td>{words(cell)}</td>' for cell in row)}</tr>" for row in rows)
     inside = f"<table><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table>"
     box = f'class="card scroll {kind}"' if kind else 'class="card scroll"'
     return f'<div {box} tabindex="0" role="region" aria-label="{words(label)}">{inside}</div>'
+
+
+def _swatch(colour: str | None) -> str:
+    return f'<span class="swatch" style="background: {words(colour)}"></span>' if colour else ""
 
 
 def facts(pairs: Iterable[tuple[str, str]], kind: str = "facts") -> str:

@@ -17,10 +17,10 @@ from pipeline.compose import to_yaml
 from pipeline.evidence import MIN_ROWS
 from pipeline.metrics import Section
 from pipeline.report.browser import sample_browser, samples_data
-from pipeline.report.data import ReportData
+from pipeline.report.data import Best, ReportData
 from pipeline.report.findings import findings
-from pipeline.report.html import caption, embedded, facts, folded, section, table, words
-from pipeline.report.settings import settings_apart
+from pipeline.report.html import embedded, facts, folded, section, table, words
+from pipeline.report.settings import plain_text, settings_apart
 from pipeline.report.timeline import timeline
 from pipeline.report.usage import usage
 from pipeline.runs import Run
@@ -28,8 +28,6 @@ from pipeline.views import COLUMNS, Column, Row, cells, duration, number
 
 _TABLE_ROWS = 500
 """Iterations that the table holds."""
-_FEW_SETTINGS = 12
-"""So many are shown unfolded."""
 
 _MORE_COLUMNS = (
     Column("KL coef", ("objective/kl_coef",)),
@@ -57,6 +55,7 @@ def page(data: ReportData) -> str:
     places = {key: shown.chart for key, shown in charts.items()}
     is_old_enough = len(data.trained) >= MIN_ROWS
     sections = {
+        "Configuration": settings(data.run),
         "What to look at": findings(data.advice, places, is_old_enough) if data.trained else "",
         "Curves": curves(charts),
         "Timeline": timeline(data),
@@ -64,7 +63,7 @@ def page(data: ReportData) -> str:
         "Samples": sample_browser(data),
         "Iterations": iteration_table(data.rows),
     }
-    parts = [header(data), contents(sections), settings(data.run), *sections.values(), footer(data)]
+    parts = [header(data), contents(sections), *sections.values(), footer(data)]
     data_parts = [embedded("figures", figures), samples_data(data.samples)]
     return document(data.run.identity.name, parts, data_parts, has_charts=bool(figures or data.spans))
 
@@ -104,21 +103,27 @@ def header(data: ReportData) -> str:
     if done == run.plan.start:
         note = f"No iteration is committed yet. To start or continue the run: <code>{command}</code>"
     elif done < run.config.iterations:
-        left = duration(data.rows[-1]["seconds/remaining"])
-        note = f"About {left} remain at the recent pace. If the run has stopped: <code>{command}</code>"
+        note = f"{remaining(data.rows[-1])}If the run has stopped: <code>{command}</code>"
     else:
         note = "The run is complete."
-    return f"<header><h1>{words(run.identity.name)}</h1>{facts(outcome(data).items())}<p>{note}</p></header>"
+    outcome = facts(outcome_of(run, data.rows, data.best).items())
+    return f"<header><h1>{words(run.identity.name)}</h1>{outcome}<p>{note}</p></header>"
 
 
-def outcome(data: ReportData) -> dict[str, str]:
-    """How far the run came, and what with."""
-    rows = data.trained
-    found = {"iterations": f"{data.done} of {data.run.config.iterations}"}
+def remaining(row: Row) -> str:
+    left = row.get("seconds/remaining")
+    return "" if left is None else f"About {duration(left)} remain at the recent pace. "
+
+
+def outcome_of(run: Run, rows: Sequence[Row], best: Best | None) -> dict[str, str]:
+    """How far a run came, and what with. ``rows`` as :func:`read_rows` gives them."""
+    rows = [row for row in rows if row["iteration"] > run.plan.start]
+    done = int(rows[-1]["iteration"]) if rows else run.plan.start
+    found = {"iterations": f"{done} of {run.config.iterations}"}
     if means := [row["reward/mean"] for row in rows if "reward/mean" in row]:
         found["mean reward, first → last"] = f"{number(means[0])} → {number(means[-1])}"
-    if data.best:
-        found["best on held-out prompts"] = f"{number(data.best.reward)} (policy {data.best.iteration})"
+    if best:
+        found["best on held-out prompts"] = f"{number(best.reward)} (policy {best.iteration})"
     for name, title in (("objective/kl", "KL"), ("response_length/mean", "response length")):
         if rows and name in rows[-1]:
             found[title] = number(rows[-1][name])
@@ -144,20 +149,16 @@ def contents(sections: Mapping[str, str]) -> str:
 def settings(run: Run) -> str:
     """What was set, and all of the configuration, folded."""
     apart = settings_apart(run.config)
-    rows = [(key, _value(value)) for key, value in apart.items()]
+    rows = [(key, plain_text(value)) for key, value in apart.items()]
     given = table("Settings", (("key", ""), ("value", "")), rows, "settings")
-    title = f"{len(rows)} settings apart from the defaults"
+    title = f"Set apart from the defaults: {len(rows)} keys"
     whole = f'<div class="card scroll"><pre>{words(to_yaml(run.config))}</pre></div>'
     return section(
         "configuration",
         "Configuration",
-        folded(title, given, len(rows) <= _FEW_SETTINGS),
+        folded(title, given, is_open=True),
         folded("All settings", whole),
     )
-
-
-def _value(value: object) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def footer(data: ReportData) -> str:
@@ -223,6 +224,3 @@ def iteration_table(rows: Sequence[Row]) -> str:
     lines = (cells(row, columns) for row in reversed(rows[-_TABLE_ROWS:]))
     title = "Iterations" if len(rows) <= _TABLE_ROWS else f"Newest {_TABLE_ROWS} iterations"
     return section("iterations", title, table(title, heads, lines))
-
-
-__all__ = ["caption", "document", "page"]

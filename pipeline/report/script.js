@@ -14,6 +14,7 @@ function paint(text) {
 function draw(id, figure) {
   const painted = JSON.parse(paint(JSON.stringify(figure)));
   if (isCoarse()) painted.layout.dragmode = false; // leave swipes to the page
+  byId(id).style.minHeight = `${painted.layout.height}px`;
   return Plotly.react(id, painted.data, painted.layout, options);
 }
 

@@ -44,9 +44,9 @@ def _apart(key: str, given: Any, default: Any) -> Iterator[tuple[str, Any]]:
         yield key, _plain(given)
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
+def _default(field: "dataclasses.Field[Any]") -> Any:
     found: Any = field.default
-    if found is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
+    if found is dataclasses.MISSING and callable(field.default_factory):
         found = field.default_factory()
     if isinstance(found, FieldInfo):
         found = found.get_default(call_default_factory=True)
@@ -72,3 +72,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def plain_text(value: object) -> str:
+    """A value as YAML writes it, where that is one line."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

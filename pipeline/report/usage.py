@@ -26,14 +26,15 @@ _COLOURS = {
     "retry": "var(--bad)",
 }
 _MEANINGS: Mapping[str, str] = {
-    "waited": "from when nothing but the scheduler kept an attempt from starting (its inputs were committed and "
-    "it was submitted; where Slurm's accounting answers, its job was eligible) until it started. It holds "
-    "nothing meanwhile.",
-    "ran": "from a job's start to its end, while it holds what it asked for. The four shares are of this time.",
-    "start-up": "of attempts that committed, from the job's start to the first model compute: imports, models.",
+    "waited": "from when nothing but the scheduler kept an attempt from starting (its inputs were committed "
+    "and it was submitted; where Slurm's accounting answers, its job was eligible) until it started. It "
+    "holds nothing meanwhile.",
+    "ran": "from a job's start to its end, while it holds what it asked for. The four shares are of this.",
+    "start-up": "of attempts that committed, from the job's start to the first model compute: imports, "
+    "loading models.",
     "compute": "of attempts that committed, the seconds in which a model computed.",
-    "idle": "of attempts that committed, the rest, in which reserved GPUs compute nothing: reading, hashing, "
-    "rules, writing, leaving.",
+    "idle": "of attempts that committed, the rest, in which reserved GPUs compute nothing: reading, "
+    "hashing, rules, writing, leaving.",
     "no result": "all of the attempts that failed, were preempted, killed or requeued, or came second.",
 }
 """What the table's words mean exactly. Everything is a sum over attempts."""
@@ -74,30 +75,35 @@ _HOURS = (("GPU hours", "as Slurm accounts for them"), ("CPU hours", "as Slurm a
 
 
 def _table(stages: Mapping[str, StageTime]) -> str:
-    has_hours = any(stage.cpu_hours for stage in stages.values())
-    heads = [*_HEADS, *(_HOURS if has_hours else ())]
-    whole = total(stages.values())
-    rows = [_cells(purpose, stage, has_hours) for purpose, stage in stages.items()]
-    rows.append(_cells("all", whole, has_hours))
-    return table("Time by stage", heads, rows, "sums")
+    """With hours and partitions where there are any."""
+    hidden = {title for title, _ in _HOURS if not any(stage.cpu_hours for stage in stages.values())}
+    hidden |= {"partition"} if all(stage.lane == purpose for purpose, stage in stages.items()) else set()
+    heads = [head for head in (*_HEADS, *_HOURS) if head[0] not in hidden]
+    rows = [_cells(*item) for item in (*stages.items(), ("all", total(stages.values())))]
+    return table("Time by stage", heads, [[row[title] for title, _ in heads] for row in rows], "sums")
 
 
-def _cells(purpose: str, stage: StageTime, has_hours: bool) -> list[str]:
-    shares = [_percent(getattr(stage, part), stage.run) for part in ("startup", "compute", "idle", "retry")]
-    if purpose == DRIVER:
-        shares = [MISSING] * 4
-    hours = [f"{stage.gpu_hours:.2f}", f"{stage.cpu_hours:.2f}"] if has_hours else []
-    return [
-        purpose,
-        stage.lane,
-        str(stage.attempts),
-        str(stage.failed),
-        duration(stage.queue),
-        duration(stage.run),
-        *shares,
-        f"{stage.queue / stage.run:.2f}" if stage.run else MISSING,
-        *hours,
-    ]
+def _cells(purpose: str, stage: StageTime) -> dict[str, str]:
+    """By column."""
+    shares = {
+        "start-up": stage.startup,
+        "compute": stage.compute,
+        "idle": stage.idle,
+        "no result": stage.retry,
+    }
+    is_task = purpose != DRIVER
+    return {
+        "stage": purpose,
+        "partition": stage.lane,
+        "attempts": str(stage.attempts),
+        "failed": str(stage.failed),
+        "waited": duration(stage.queue),
+        "ran": duration(stage.run),
+        **{title: _percent(part, stage.run) if is_task else MISSING for title, part in shares.items()},
+        "waited/ran": f"{stage.queue / stage.run:.2f}" if stage.run else MISSING,
+        "GPU hours": f"{stage.gpu_hours:.2f}",
+        "CPU hours": f"{stage.cpu_hours:.2f}",
+    }
 
 
 def _percent(part: float, whole: float) -> str:

@@ -140,6 +140,7 @@ class Looker:
     _events: Tail = field(init=False)
     _advice: tuple[Advice, ...] = ()
     _taken_back: float = 0.0
+    _frontier: Frontier | None = None
 
     def __post_init__(self) -> None:
         self._records = Records(self.run.paths)
@@ -157,6 +158,7 @@ class Looker:
         self._refresh()
         frontier = find_frontier(run.plan, run.paths)
         tasks = tasks_at_hand(run, frontier)
+        self._forget_what_is_over(frontier, tasks)
         blank = self._blank(frontier, now)
         if isinstance(run.config.scheduler, SlurmConfig):
             return self._on_slurm(blank, tasks, queue, answered)
@@ -199,7 +201,6 @@ class Looker:
         run, shown = self.run, queue or Queue()
         submissions = Ledger(run.paths).load({task.iteration for task in tasks} | {0})
         facts = gather(run, tasks, submissions, shown, self._records)
-        self._forget_all_but(tasks)
         running = sum(phase_of(element.state) is Phase.RUNNING for element in shown.live)
         waiting, drivers = len(shown.live) - running, tuple(drivers_of(submissions, shown))
         unasked = "not asked yet" if queue is None else None
@@ -217,7 +218,6 @@ class Looker:
         holder = holder_of(self.run.paths.locks)
         self._records.refresh(tasks)
         found = local_tasks(self.run.paths, tasks, self._records.known, self._events.rows, holder is not None)
-        self._forget_all_but(tasks)
         state = blank.state if blank.state == "complete" else "running" if holder else "incomplete"
         finish = self._finish(blank.time) if state == "running" else None
         lanes = tuple(local_lanes(found, blank.time))
@@ -227,10 +227,11 @@ class Looker:
         last = next((row for row in reversed(self._rows.rows) if "seconds/remaining" in row), None)
         return finish_of(self.run.identity.created, last, now)
 
-    def _forget_all_but(self, tasks: Sequence[Task]) -> None:
-        self._records.keep_only(
-            [*tasks, *(source for task in tasks for source in self.run.plan.inputs(task))]
-        )
+    def _forget_what_is_over(self, frontier: Frontier, tasks: Sequence[Task]) -> None:
+        if frontier != self._frontier:
+            plan = self.run.plan
+            self._records.keep_only({*tasks, *(source for task in tasks for source in plan.inputs(task))})
+            self._frontier = frontier
 
 
 def shard_state(fact: TaskFacts) -> ShardState:

@@ -37,17 +37,11 @@ def _news(before: Look | None, after: Look) -> Iterator[object]:
     """Events and rows since the look before; at first none, for the past is in the run directory."""
     if before is None:
         return
-    events = after.events[_number_shared(before.events, after.events) :]
+    last = max((event.get("time", 0.0) for event in before.events), default=0.0)
+    events = [event for event in after.events if event.get("time", 0.0) > last]
     known = max((row.get("iteration", 0) for row in before.rows), default=0)
     rows = [row for row in after.rows if row.get("iteration", 0) > known]
     yield from happenings(events, rows, after.created, after.iterations)
-
-
-def _number_shared(before: tuple[object, ...], after: tuple[object, ...]) -> int:
-    """How many of the later events were there before; the first ones may have left the journal's end."""
-    if not before or before[-1] not in after:
-        return 0
-    return len(after) - after[::-1].index(before[-1])
 
 
 def _lanes(before: Look | None, after: Look) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from pipeline.runs import Run
 from pipeline.schedulerconfig import SlurmConfig
@@ -13,11 +13,12 @@ from pipeline.watch.look import Look, Looker, ShardState
 from pipeline.watch.screen import LogEnd
 
 _DISK_SECONDS = 2.0
-"""Between looks at the run directory, where the interval for Slurm is longer."""
+"""Between looks at the run directory, or the interval for Slurm where that is shorter."""
 _REST_FACTOR = 4.0
 """A look at thousands of shards takes a while: at least four times as long nothing is read."""
+_LONGEST_REST = 60.0
 SILENT_SECONDS = 10.0
-"""Without a look for this long, somebody should be told that the file system does not answer."""
+"""A look that takes longer is told: the file system does not answer."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,6 @@ class Seen:
     """Whose log it is."""
     trouble: str | None = None
     """Why the last try to read failed."""
-    since: float = field(default_factory=time.monotonic)
-    """When the last look ended, or the first began: monotonic."""
     is_settled: bool = False
     """Whether two looks in a row, with Slurm asked in between, say that the run has ended."""
 
@@ -70,6 +69,8 @@ class Reading:
         self.seen, self.wish = Seen(), Wish()
         self.error: BaseException | None = None
         self.is_paused = False
+        self.began: float | None = None
+        """When the look that goes on now began: monotonic."""
         self.arrived = threading.Event()
         """Set whenever there is something new in :attr:`seen`."""
         self._ask = ask
@@ -114,34 +115,52 @@ class Reading:
         while not self._stop.is_set():
             if not self.is_paused:
                 self._answer.take(self._ask(self.run))
-                self._hurry.set()
             self._stop.wait(self.interval)
 
     def _read_on(self) -> None:
         while not self._stop.is_set():
-            started = time.monotonic()
-            self._hurry.clear()
+            started = self.began = time.monotonic()
             if not self.is_paused:
                 self.seen = self._read()
                 self.arrived.set()
-            took = time.monotonic() - started
-            self._stop.wait(min(_REST_FACTOR * took, self.interval))
-            self._hurry.wait(max(0.0, min(_DISK_SECONDS, self.interval) - took))
+            self.began, ended = None, time.monotonic()
+            rest = max(min(_DISK_SECONDS, self.interval), _REST_FACTOR * (ended - started))
+            self._rest_until(ended + min(rest, _LONGEST_REST))
+
+    def _rest_until(self, end: float) -> None:
+        """But a log that somebody asks for is read at once."""
+        while (left := end - time.monotonic()) > 0 and not self._stop.is_set():
+            if self._hurry.wait(left):
+                self._hurry.clear()
+                self.seen = self._with_log()
+                self.arrived.set()
 
     def _read(self) -> Seen:
         """One look; what the file system refuses for now is told, and tried again."""
         try:
             look = self._looker.look(self._answer.queue, self._answer.answered)
-            wanted = self.wish.log_of
-            log = self._read_log(look, wanted) if wanted else None
         except OSError as error:
             return replace(self.seen, trouble=f"cannot read the run now: {error}")
-        return Seen(look, log, wanted, is_settled=self._settle(look))
+        self.seen = replace(self.seen, look=look, trouble=None, is_settled=self._settle(look))
+        return self._with_log()
+
+    def _with_log(self) -> Seen:
+        """What was seen last, with the log that is wanted now."""
+        key, look = self.wish.log_of, self.seen.look
+        if key is None or look is None:
+            return replace(self.seen, log=None, log_of=None)
+        lane = next((lane for lane in look.lanes if lane.key == key), None)
+        has_failed = lane is not None and bool({ShardState.FAILED, ShardState.AGAIN} & set(lane.shards))
+        try:
+            log = read_log_end(self.run.paths, *key, look.events, has_failed)
+        except OSError as error:
+            return replace(self.seen, trouble=f"cannot read the log now: {error}")
+        return replace(self.seen, log=log, log_of=key)
 
     def _settle(self, look: Look) -> bool:
-        """Between two drivers nobody is at work for a moment, and the last row comes after the last commit."""
+        """Between two drivers nobody is at work for a moment, and the last row follows the last commit."""
         self._looks += 1
-        if not look.has_ended:
+        if not look.has_ended or look.driver:  # a driver that has nothing left to do still writes
             self._ended_at = None
             return False
         is_slurms_word = self._is_on_slurm and look.state != "complete"
@@ -149,8 +168,3 @@ class Reading:
         if self._ended_at is None or self._ended_at[0] != look.state:
             self._ended_at = look.state, count
         return count > self._ended_at[1]
-
-    def _read_log(self, look: Look, key: tuple[int, str]) -> LogEnd:
-        lane = next((lane for lane in look.lanes if lane.key == key), None)
-        has_failed = lane is not None and bool({ShardState.FAILED, ShardState.AGAIN} & set(lane.shards))
-        return read_log_end(self.run.paths, *key, look.events, has_failed)

@@ -1,5 +1,6 @@
 """What the live view shows, line by line. Pure: a look and what the person chose in, lines out."""
 
+import textwrap
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -154,7 +155,7 @@ def _run_page(look: Look, view: View, width: int, height: int) -> Lines:
     lanes = _lanes(look, view, width, max(3, room - 1 - min(len(metrics), 3) - 1 - 2))
     room -= len(lanes) + 1
     metrics = metrics[: max(2, room - 1 - 3)] if metrics else []
-    room -= len(metrics) + 1
+    room -= len(metrics) + 2
     said = [Text(str(one), "red" if one.is_bad else "") for one in _happened(look)]
     blocks = [head, lanes, metrics, said[-room:] if room > 0 else []]
     lines = _joined(block for block in blocks if block)[: height - len(findings)]
@@ -179,8 +180,7 @@ def _header(look: Look, view: View, width: int) -> Lines:
     path = look.run if len(look.run) <= room else f"…{look.run[1 - room :]}"
     first = Text(path, "bold") + Text(" " * (room + 2 - len(path))) + right
     lines = [first, Text(_progress(look))]
-    if left := _estimate(look):
-        lines.append(Text(left))
+    lines += [Text(line) for line in _outlook(look, width)]
     if trouble := view.trouble or _silence(look):
         lines.append(Text(trouble, "yellow"))
     return lines
@@ -197,7 +197,8 @@ def _progress(look: Look) -> str:
     return ", ".join(parts)
 
 
-def _estimate(look: Look) -> str:
+def _outlook(look: Look, width: int) -> list[str]:
+    """When it will end, and which jobs see to that; on one line where there is room."""
     parts = []
     if look.finish is not None:
         left = duration(max(0.0, look.finish - look.time))
@@ -206,7 +207,8 @@ def _estimate(look: Look) -> str:
         )
     if look.slurm and look.state == "running":
         parts.append(_drivers(look))
-    return "; ".join(parts)
+    together = "; ".join(parts)
+    return parts if len(together) > width else [together] * bool(parts)
 
 
 def _drivers(look: Look) -> str:
@@ -315,7 +317,7 @@ def _details(lane: Lane, is_selected: bool, width: int) -> list[str]:
     if width < _WIDE:
         times = (("waited", progress.queue_seconds), ("ran", progress.run_seconds))
         parts += [f"{word} {duration(seconds)}" for word, seconds in times if seconds]
-    return ["; ".join(parts)] if parts else []
+    return textwrap.wrap("; ".join(parts), width - 6, max_lines=2, placeholder=" …") if parts else []
 
 
 def marks_of(shards: Sequence[ShardState], width: int) -> Text:
@@ -366,10 +368,16 @@ def _log_page(view: View, width: int, height: int) -> Lines:
     """Title and path in full, so that it can be copied, and as many last lines as fit."""
     if view.log is None:
         return [Text("reading the log ...")]
-    path = [view.log.path[i : i + width] for i in range(0, len(view.log.path), width)]
-    head = [Text(view.log.title, "bold"), *(Text(part, "dim") for part in path), Text()]
-    room = height - len(head)
-    return [*head, *(Text(printable(line)) for line in view.log.lines[-room:])] if room > 0 else head
+    path = [Text(part, "dim") for part in _folded(view.log.path, width)]
+    head = [Text(view.log.title, "bold"), *path, Text()]
+    room = max(1, height - len(head))
+    ends = [Text(part) for line in view.log.lines[-room:] for part in _folded(printable(line), width)]
+    return [*head, *ends[-room:]]
+
+
+def _folded(text: str, width: int) -> list[str]:
+    """Broken anywhere, so that nothing is added or lost."""
+    return [text[i : i + width] for i in range(0, len(text), width)] or [""]
 
 
 _ASCII = str.maketrans("■▸↻·✗…▁▂▃▄▅▆▇█±●─", "#>~.x~_.-=+*%@+o-")

@@ -99,10 +99,9 @@ class Window:
 
     def _view(self) -> View:
         seen = self.reading.seen
-        silent = time.monotonic() - seen.since
-        trouble = seen.trouble
-        if silent > SILENT_SECONDS and not self.view.is_paused:
-            trouble = trouble or f"the file system has not answered for {10 * int(silent // 10)} s"
+        trouble, began = seen.trouble, self.reading.began
+        if began and (silent := time.monotonic() - began) > SILENT_SECONDS:
+            trouble = f"the file system has not answered for {10 * int(silent // 10)} s"
         log = self.view.log if self.view.is_paused else seen.log
         return replace(self.view, log=log if self._wanted() == seen.log_of else None, trouble=trouble)
 

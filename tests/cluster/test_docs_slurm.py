@@ -7,10 +7,11 @@ from documented import Kind
 
 
 def test_the_practice_run_of_the_tutorial(inputs, tmp_path_factory, environment, cluster):
-    """``cluster`` is not used: it says whether Slurm is there, and keeps two clusters from starting at once."""
+    """``cluster`` is not used: it says whether Slurm is there."""
     sandbox = documented.make_sandbox(tmp_path_factory.mktemp("docs"), inputs)
     env = documented.environment(sandbox, environment | {"WANDB_MODE": "disabled"})
-    env["DOCS_SMALL"] = json.dumps({"iterations": "1", "rollout.num_shards": "1", "evaluate.every": "0"})
+    smaller = {"iterations": "1", "rollout.num_shards": "1", "evaluate.every": "0", "data.heldout": "null"}
+    env[documented.SMALLER] = json.dumps(smaller)
     story = [command for command in documented.all_commands() if command.kind is Kind.SLURM]
     told = documented.tell(story, sandbox, env, timeout=400)
     assert "complete" in told

@@ -55,9 +55,17 @@ def runs(
         )
 
     good, bad = folder / "good", folder / "bad"
+    (folder / "told").write_text('#!/bin/sh\n{ cat; echo; } >>"$0.$SLURM_PPO_NAME.$SLURM_PPO_EVENT"\n')
+    (folder / "told").chmod(0o755)
     for run, *more in (
-        (good,),
-        (bad, "scheduler.max_attempts=1", 'scheduler.reward.setup=["echo no luck; exit 7"]'),
+        (good, f"notify.command={folder / 'told'}", "name=good"),
+        (
+            bad,
+            f"notify.command={folder / 'told'}",
+            "name=bad",
+            "scheduler.max_attempts=1",
+            'scheduler.reward.setup=["echo no luck; exit 7"]',
+        ),
     ):
         done = ask("submit", *small(inputs, run, *more))
         assert done.returncode == 0, done.stderr
@@ -121,6 +129,43 @@ def test_a_run_that_failed_says_what_where_and_how_to_continue(runs):
     )
     assert re.search(r"job \d+_\d on node reward0: FAILED, exit code 7\n", block), block
     assert f"to continue: slurm-ppo resume {runs.bad}" in block
+
+
+def test_driver_jobs_tell_people_once_how_it_ended(runs):
+    runs.wait_until(runs.good, "complete")
+    runs.wait_until(runs.bad, "failed")
+    for name, event, ends in (("good", "complete", "report"), ("bad", "failed", "resume")):
+        events = runs.good.parent / name / "events.jsonl"
+        until = time.monotonic() + PATIENCE
+        while '"notified"' not in events.read_text():
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        (line,) = (runs.good.parent / f"told.{name}.{event}").read_text().splitlines()
+        told = json.loads(line)
+        assert (told["event"], told["run"]) == (event, str(runs.good.parent / name))
+        assert told["next"] == f"slurm-ppo {ends} {runs.good.parent / name}"
+
+
+def test_the_doctor_looks_at_a_run_its_cluster_and_its_nodes(runs):
+    runs.wait_until(runs.good, "complete")
+    before = sorted(runs.good.rglob("*"))
+    done = runs.ask("doctor", runs.good)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(runs.good.rglob("*")) == before
+    for said in (
+        r"ok +controller: slurm-wlm [\d.]+, squeue answers in ",
+        r"ok +limits: MaxArraySize \d+, MaxJobCount \d+",
+        r"ok +accounting: sacct answers in ",
+        r"ok +jobs of rollout: rollout takes them: ",
+        r"ok +node for rollout: rollout0, Python 3",
+        r"ok +files of update\d: \d\.\d\d s to be seen here, \d\.\d\d s to be seen there",
+        r"ok +commits at hand: 1 of 1 iterations are done",
+    ):
+        assert re.search(rf"^  {said}", done.stdout, re.MULTILINE), done.stdout
+    assert done.stdout.splitlines()[-2:] == [
+        "0 problems, 0 warnings",
+        f"next: slurm-ppo status {runs.good}",
+    ]
 
 
 def test_a_cluster_that_does_not_answer_is_told_and_the_disk_shown(runs, slurm_ppo, environment, tmp_path):

@@ -134,6 +134,7 @@ def test_ctrl_c_leaves_a_run_to_itself_and_resume_watches_it_again(
     assert watching.returncode == 3, said
     assert re.search(rf"the jobs go on .* slurm-ppo cancel {run.root}", said)
     assert not scenario.outside_slurm(str(run.root))
+    looking = run.begin("watch", run.root, "--interval", 1)
     run.wait_for(lambda: run.has_committed(1, "reward"), "a shard that was scored while nobody watched")
 
     resumed = run.command("resume", run.root)
@@ -143,3 +144,8 @@ def test_ctrl_c_leaves_a_run_to_itself_and_resume_watches_it_again(
     run.wait_for(lambda: not run.jobs(), "an empty queue")
     assert run.logs("*driver/*/*"), "driver jobs ran beside the command"
     assert {job.partition for job in run.jobs_ever() if job.stage == "update"} <= {"rollout", "reward"}
+    seen, trouble = looking.communicate(timeout=60)
+    assert looking.returncode == 0, trouble
+    assert re.search(r"iteration 1 rollout: .*\d running", seen)
+    assert re.search(r"iteration 1 update: .*waiting", seen)
+    assert seen.splitlines()[-1] == f"next: slurm-ppo report {run.root}"

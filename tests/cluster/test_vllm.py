@@ -9,10 +9,10 @@ UNEVALUATED = ("data.heldout=null", "evaluate.every=0")
 """Every task on Slurm imports vLLM anew, which is most of what this test spends."""
 
 
-def settings() -> list[str]:
+def settings(iterations: int) -> list[str]:
     """The experiment, with models of a few thousand weights instead of the demo's."""
     small = ("model.context_length=64", "data.max_prompt_tokens=null", "seed=0")
-    return ["experiment=quickstart_vllm", "iterations=3", *small]
+    return ["experiment=quickstart_vllm", f"iterations={iterations}", *small]
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def local(inputs, slurm_ppo, tmp_path_factory):
     """The experiment on the local scheduler."""
     run_dir = tmp_path_factory.mktemp("local") / "run"
     heldout = f"data.heldout={inputs / 'heldout.jsonl'}"
-    done = slurm_ppo("run", *tiny.overrides(inputs, run_dir), *settings(), heldout)
+    done = slurm_ppo("run", *tiny.overrides(inputs, run_dir), *settings(3), heldout)
     assert done.returncode == 0, done.stderr
     assert "iteration 3/3" in done.stderr
     return run_dir
@@ -38,10 +38,10 @@ def test_three_iterations_on_this_machine(local):
 
 @pytest.mark.timeout(900)
 def test_and_as_array_jobs_of_which_one_is_killed(cluster, inputs, local, environment, tmp_path):
-    run = prepare(cluster, inputs, tmp_path / "run", environment, *settings(), *UNEVALUATED)
+    run = prepare(cluster, inputs, tmp_path / "run", environment, *settings(1), *UNEVALUATED)
     run.submit()
     assert kill_job(run.wait_for_job("rollout"))
     run.wait_until_complete(limit=800)
-    assert run.policy() == policy_of(local)
+    assert run.policy() == policy_of(local, 1)
     assert {job.stage for job in run.jobs_ever()} >= {"rollout", "reward", "update"}
     assert max(event["elements"] for event in run.events("submitted")) == 2

@@ -12,7 +12,8 @@
 #SBATCH --exclusive
 #SBATCH --gres=gpu:a100:2
 #SBATCH --job-name=r1.0123456789ab.0.evaldriver.1.0
-#SBATCH --mail-type=FAIL
+#SBATCH --mail-type=FAIL,TIME_LIMIT_80
+#SBATCH --mail-user=me+ppo@example.org
 #SBATCH --mem=64G
 #SBATCH --nice=3
 #SBATCH --no-requeue

@@ -1,0 +1,1 @@
+"""``slurm-ppo doctor``: is everything here that a run needs, measured rather than assumed."""

@@ -1,0 +1,269 @@
+"""Slurm as this user meets it: its commands, limits, partitions, and files as compute nodes see them."""
+
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from pipeline.cluster_checks import (
+    PROGRAMS,
+    Cluster,
+    limit_problems,
+    purposes_used,
+    refusals,
+    stage_problems,
+)
+from pipeline.cluster_probe import Aim, ask_nodes, judge
+from pipeline.config import Config
+from pipeline.doctor.findings import Check, Finding, Group, milliseconds, ok, problem, skipped, warning
+from pipeline.lease import EXPIRY_SECONDS
+from pipeline.problem import Problem
+from pipeline.resources import key_of, resources_of
+from pipeline.schedulerconfig import ResourcesConfig, SlurmConfig
+from slurm.associations import read_associations
+from slurm.commands import SlurmError, SlurmMissing, run_command
+from slurm.limits import Partition, format_duration, parse_limits, read_limits, read_partitions
+from slurm.probe import Answer, Exchange, Probe, Silent, run_probes
+
+_OPTIONAL = {"sinfo": "partitions are", "sacct": "costs are", "sacctmgr": "limits are"}
+_SLOW_SECONDS = 5.0
+_LATE_SECONDS = 5.0
+_TOO_LATE_SECONDS = 60.0
+_NODE_SECONDS = 120.0
+_CALL_SECONDS = 20.0
+_PLACE = "Slurm"
+_CONTROLLER = "Slurm's controller"
+_ASK = "wait, and ask the administrators if it lasts; nothing of a run is lost meanwhile"
+
+
+def slurm_checks(config: Config | None, folder: Path, with_probe: bool) -> list[Check]:
+    """None where there is no Slurm here and none is needed.
+
+    Args:
+        config: of a run on Slurm, or None: then what the cluster is like.
+        folder: where probe jobs meet this machine.
+    """
+    if config is None and not any(map(shutil.which, PROGRAMS)):
+        return [Check(Group.SLURM, "commands", lambda: [skipped("commands", "there is no Slurm here")])]
+    checks = [
+        Check(Group.SLURM, "commands", look_at_commands),
+        _asking("controller", look_at_controller, gate=_CONTROLLER, is_needed=config is not None),
+        _asking("limits", lambda: look_at_limits(config)),
+        _asking("accounting", look_at_accounting),
+        _asking("partitions", look_at_partitions),
+    ]
+    if config is not None:
+        checks.append(_asking("stages", lambda: look_at_stages(config), 90.0))
+    if with_probe:
+        look: Callable[[], Iterable[Finding]] = lambda: look_at_nodes(config, folder)  # noqa: E731
+        checks.append(_asking("compute nodes", look, _NODE_SECONDS + 60))
+    else:
+        none = skipped("compute nodes", "--no-probe: no job was sent to look")
+        checks.append(Check(Group.SLURM, "compute nodes", lambda: [none]))
+    return checks
+
+
+def _asking(
+    title: str,
+    look: Callable[[], Iterable[Finding]],
+    limit: float = 3 * _CALL_SECONDS,
+    gate: str = "",
+    is_needed: bool = True,
+) -> Check:
+    """A check that asks Slurm, which may be missing or silent."""
+
+    def carefully() -> Iterator[Finding]:
+        try:
+            yield from look()
+        except SlurmMissing as error:
+            yield skipped(title, str(error))
+        except SlurmError as error:
+            yield (problem if is_needed else warning)(title, f"Slurm does not answer: {error}", _ASK)
+
+    needs = "" if gate else _CONTROLLER
+    return Check(Group.SLURM, title, carefully, limit, place=_PLACE, gate=gate, needs=needs)
+
+
+def look_at_commands() -> Iterator[Finding]:
+    yield judge_commands({name: shutil.which(name) for name in (*PROGRAMS, *_OPTIONAL)})
+
+
+def judge_commands(paths: Mapping[str, str | None]) -> Finding:
+    """Pure."""
+    missing = [name for name in PROGRAMS if paths[name] is None]
+    without = [name for name in _OPTIONAL if paths[name] is None]
+    if missing:
+        advice = "type this on a login node, or put Slurm's bin folder on PATH (module load slurm)"
+        return problem("commands", f"not found: {', '.join([*missing, *without])}", advice)
+    if without:
+        lost = "; ".join(f"without {name} {_OPTIONAL[name]} not known" for name in without)
+        return warning("commands", lost, "install the rest of Slurm's client commands")
+    folders = sorted({str(Path(path).parent) for path in paths.values() if path})
+    return ok("commands", f"{len(paths)} found in {', '.join(folders)}")
+
+
+def look_at_controller() -> Iterator[Finding]:
+    """How long it takes to answer what is asked in every pass."""
+    started = time.perf_counter()
+    version = run_command(["sbatch", "--version"], timeout=_CALL_SECONDS).strip()
+    run_command(["squeue", "--me", "-h", "-o", "%i"], timeout=_CALL_SECONDS)
+    seconds = time.perf_counter() - started
+    told = f"{version}, squeue answers in {milliseconds(seconds)}"
+    busy = " (that is long: it is busy, raise scheduler.check_minutes)" if seconds > _SLOW_SECONDS else ""
+    yield ok("controller", told + busy, seconds=seconds)
+
+
+def look_at_limits(config: Config | None) -> Iterator[Finding]:
+    text = run_command(["scontrol", "show", "config"], timeout=_CALL_SECONDS)
+    yield judge_settings(text)
+    limits = read_limits()
+    mine = "without a limit" if limits.max_submit is None else f"{limits.max_submit} at most"
+    told = f"you may have jobs in the queue {mine}"
+    needed = list(limit_problems(config.scheduler, limits)) if config and _is_slurm(config) else []  # type: ignore[arg-type]
+    if needed:
+        yield problem("your limits", str(needed[0]), "ask for a higher MaxSubmitJobs, or use another QOS")
+    else:
+        yield ok("your limits", told)
+
+
+def _is_slurm(config: Config) -> bool:
+    return isinstance(config.scheduler, SlurmConfig)
+
+
+def judge_settings(text: str) -> Finding:
+    """What matters in ``scontrol show config``. Pure."""
+    limits = parse_limits(text)
+    settings = dict(re.findall(r"^(\w+)\s+=\s*(.*?)\s*$", text, re.MULTILINE))
+    dependency = settings.get("DependencyParameters", "(null)")
+    told = (
+        f"MaxArraySize {limits.max_array_size}, MaxJobCount {limits.max_jobs}, MinJobAge "
+        f"{limits.min_job_age:g} s, DependencyParameters {dependency}"
+    )
+    numbers = {"max_array_size": limits.max_array_size, "max_jobs": limits.max_jobs}
+    if "kill_invalid_depend" in dependency:
+        advice = "jobs that wait for one that failed are cancelled and submitted anew, at the queue's end"
+        return warning("limits", told, advice, **numbers)
+    if limits.min_job_age < 60:
+        advice = "ended jobs are forgotten at once: how they ended is known from accounting alone"
+        return warning("limits", told, advice, **numbers)
+    return ok("limits", told, **numbers)
+
+
+def look_at_accounting() -> Iterator[Finding]:
+    started = time.perf_counter()
+    try:
+        run_command(["sacct", "-X", "-n", "-P", "--format=JobID"], timeout=_CALL_SECONDS)
+    except SlurmError as error:
+        told = f"sacct does not answer: {' '.join(error.stderr.split())[:120] or error}"
+        advice = "runs work without; how ended jobs ended is known for MinJobAge only, and costs are not"
+        yield warning("accounting", told, advice)
+        return
+    seconds = time.perf_counter() - started
+    known = read_associations()
+    mine = f"accounts: {', '.join(sorted(known.accounts)) or 'none'}" if known else "accounts are not known"
+    rules = ", enforced" if known and known.enforced else ""
+    yield ok("accounting", f"sacct answers in {milliseconds(seconds)}; {mine}{rules}", seconds=seconds)
+
+
+def look_at_partitions() -> Iterator[Finding]:
+    yield judge_partitions(read_partitions())
+
+
+_MOST_SHOWN = 6
+
+
+def judge_partitions(partitions: Mapping[str, Partition]) -> Finding:
+    """Pure."""
+    up = [partition for partition in partitions.values() if partition.state == "UP" and partition.nodes]
+    shown = "; ".join(map(_in_words, up[:_MOST_SHOWN]))
+    more = f"; and {len(up) - _MOST_SHOWN} more" if len(up) > _MOST_SHOWN else ""
+    if not up:
+        return problem("partitions", f"none of {len(partitions)} takes jobs", "wait until one is UP: sinfo")
+    return ok("partitions", f"{shown}{more}", partitions=len(up))
+
+
+def _in_words(partition: Partition) -> str:
+    limit = "no limit" if partition.max_time is None else format_duration(partition.max_time)
+    gpus = partition.most("gpu")
+    star = "*" if partition.default else ""
+    return f"{partition.name}{star} {partition.nodes} nodes{f' of {gpus} GPUs' if gpus else ''}, {limit}"
+
+
+def look_at_stages(config: Config) -> Iterator[Finding]:
+    """What each stage asks for against what its partitions have, and what sbatch says of the very script."""
+    given = config.scheduler
+    assert isinstance(given, SlurmConfig)
+    cluster = Cluster(read_limits(), read_partitions(), read_associations())
+    for purpose in purposes_used(config):
+        resources = resources_of(given, purpose)
+        found = list(stage_problems(purpose, resources, cluster)) or list(refusals(config, given, purpose))
+        yield judge_stage(purpose, resources, found)
+
+
+def judge_stage(purpose: str, given: ResourcesConfig, problems: Sequence[Problem]) -> Finding:
+    """Pure."""
+    title = f"jobs of {purpose}"
+    if problems:
+        told = "; ".join(map(str, problems))
+        return problem(title, told, f"start with another {key_of(purpose)}; a run's own settings are frozen")
+    where = ", ".join(given.partition) or "the default partition"
+    gpus = f", GPUs {given.gpus_per_node or given.gres}" if given.gpus_per_node or given.gres else ""
+    return ok(title, f"{where} takes them: {given.time}, {given.cpus_per_task} CPUs{gpus}")
+
+
+def look_at_nodes(config: Config | None, folder: Path) -> Iterator[Finding]:
+    """Tiny jobs, one for each place that stages go to; or one to the default partition."""
+
+    def note(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    if config is not None:
+        for aim, answer in ask_nodes(config, note, _NODE_SECONDS, measures_delay=True):
+            yield from judge_node(", ".join(aim.stages), list(judge(aim, answer)), answer)
+        return
+    probe = Probe("default", {}, (sys.executable,), ("slurm", "pipeline"), measures_delay=True)
+    answer = run_probes([probe], folder, Path.cwd(), _NODE_SECONDS, note)["default"]
+    aim = Aim(("driver",), ResourcesConfig(python=sys.executable))
+    yield from judge_node("the default partition", list(judge(aim, answer)), answer)
+
+
+def judge_node(name: str, problems: Sequence[Problem], answer: Answer) -> Iterator[Finding]:
+    """Pure."""
+    title = f"node for {name}"
+    if isinstance(answer, Silent):
+        advice = "type slurm-ppo doctor again when the queue is shorter"
+        if answer.is_late:
+            yield warning(title, f"its job had to wait too long ({answer.why})", advice)
+        else:
+            yield problem(title, answer.why, "see what the job said, and mend scheduler.setup or the paths")
+        return
+    told = f"{answer.node}, Python {answer.python}, {answer.gpus or 0} GPUs"
+    if problems:
+        advice = "install there what is missing, or use a shared filesystem"
+        yield problem(title, f"{told}: {'; '.join(each.why for each in problems)}", advice)
+    else:
+        yield ok(title, f"{told}; what the stage needs is there")
+    if answer.exchange is not None:
+        yield judge_exchange(f"files of {answer.node}", answer.exchange)
+
+
+def judge_exchange(title: str, seen: Exchange) -> Finding:
+    """How long files take between a node and this machine. Pure."""
+    clock = f"its clock is {abs(seen.node_skew):.2f} s {'behind' if seen.node_skew > 0 else 'ahead of'} the "
+    clock = f"; {clock}file server's" if abs(seen.node_skew) >= 0.1 else ""
+    numbers = {"node_skew_seconds": seen.node_skew}
+    if seen.round_trip is None:
+        told = f"what this machine wrote was not seen there in {_TOO_LATE_SECONDS:g} s{clock}"
+        return problem(title, told, "mount it without long caches (acdirmax), or choose another run_dir")
+    numbers["round_trip_seconds"] = seen.round_trip
+    here = f"{max(0.0, seen.seen_here):.2f} s to be seen here"
+    there = f"{max(0.0, seen.round_trip - max(0.0, seen.seen_here)):.2f} s to be seen there"
+    told = f"{here}, {there}{clock}"
+    if abs(seen.node_skew) > EXPIRY_SECONDS / 2:
+        return problem(title, told, "let the administrators synchronise clocks (NTP)", **numbers)
+    if seen.round_trip > _LATE_SECONDS:
+        advice = "a run works, each stage waits for as long; shorter caches (acdirmax) would help"
+        return warning(title, told, advice, **numbers)
+    return ok(title, told, **numbers)

@@ -1,0 +1,111 @@
+"""Room and inodes where a run writes, against what it still needs."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.doctor.estimate import Estimate, Footprint, estimate
+from pipeline.doctor.findings import Check, Finding, Group, ok, problem, size, skipped, warning
+from pipeline.doctor.place import scratch
+from pipeline.runs import Run
+
+WRITING = "room to write"
+"""A gate: files are tried out only where any can be made."""
+_WRITTEN_BYTES = 8 << 20
+_LITTLE_BYTES = 1 << 30
+_LITTLE_FILES = 10_000
+_NOTHING_BYTES = 64 << 20
+_NOTHING_FILES = 100
+_TIGHT_SHARE = 0.8
+
+
+def space_checks(folder: Path, run: Run | None, exists: bool) -> list[Check]:
+    """Of the run directory's folder, and of those that libraries write to."""
+    writing = Check(
+        Group.SPACE, "writing", lambda: look_at_writing(folder), limit=30, place=str(folder), gate=WRITING
+    )
+    checks = [_space_check("run directory", folder), writing]
+    if run is not None:
+        checks.append(
+            Check(Group.SPACE, "need", lambda: look_at_need(folder, run, exists), place=str(folder))
+        )
+    return [
+        *checks,
+        _space_check("TMPDIR", Path(os.environ.get("TMPDIR") or "/tmp")),
+        _space_check("HOME", Path.home()),
+    ]
+
+
+def _space_check(title: str, folder: Path) -> Check:
+    return Check(Group.SPACE, title, lambda: look_at_space(title, folder), place=str(folder))
+
+
+def room(folder: Path) -> tuple[int, int | None]:
+    """Bytes and inodes that are free for this user; None where the filesystem counts no inodes."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
+
+
+def look_at_space(title: str, folder: Path) -> Iterator[Finding]:
+    free, inodes = room(folder)
+    yield judge_space(title, str(folder), free, inodes)
+
+
+def judge_space(title: str, folder: str, free: int, inodes: int | None) -> Finding:
+    """Whether anything can be written at all. Pure."""
+    files = "inodes not counted" if inodes is None else f"{inodes} inodes free"
+    told = f"{folder}: {size(free)} free, {files}"
+    numbers = {"free_bytes": float(free)} | ({} if inodes is None else {"free_inodes": float(inodes)})
+    advice = "make room there, or choose another folder"
+    if free < _NOTHING_BYTES or (inodes is not None and inodes < _NOTHING_FILES):
+        return problem(title, told, advice, **numbers)
+    if free < _LITTLE_BYTES or (inodes is not None and inodes < _LITTLE_FILES):
+        return warning(title, told, advice, **numbers)
+    return ok(title, told, **numbers)
+
+
+def look_at_writing(folder: Path) -> Iterator[Finding]:
+    """A quota shows only here: what is free is of the whole filesystem."""
+    try:
+        with scratch(folder) as place:
+            started = time.perf_counter()
+            with (place / "file").open("wb") as file:
+                file.write(os.urandom(_WRITTEN_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+            seconds = time.perf_counter() - started
+    except OSError as error:
+        advice = "make room, ask for more quota, or choose a folder that you may write to"
+        yield problem("writing", f"{size(_WRITTEN_BYTES)} in {folder}: {error.strerror}", advice)
+        return
+    rate = _WRITTEN_BYTES / seconds
+    yield ok("writing", f"{size(_WRITTEN_BYTES)} in {seconds:.2f} s ({size(rate)}/s)", bytes_per_second=rate)
+
+
+def look_at_need(folder: Path, run: Run, exists: bool) -> Iterator[Finding]:
+    free, inodes = room(folder)
+    yield judge_need(estimate(run, exists), free, inodes)
+
+
+def judge_need(given: Estimate, free: int, inodes: int | None) -> Finding:
+    """Pure."""
+    if not given.iterations_left:
+        return skipped("need", "no iteration is left")
+    need: Footprint = given.needed
+    how = "as the last iteration was" if given.is_measured else "estimated from the models"
+    told = (
+        f"{size(need.num_bytes)} and {need.files} files for {given.iterations_left} iterations "
+        f"({size(given.state.num_bytes)} of policy, critic and trainer state, {given.states_more} more at "
+        f"once; {size(given.shards.num_bytes)} of shards each; {how})"
+    )
+    numbers = {"need_bytes": float(need.num_bytes), "need_files": float(need.files)}
+    is_over = need.num_bytes > free or (inodes is not None and need.files > inodes)
+    is_tight = need.num_bytes > _TIGHT_SHARE * free
+    is_tight |= inodes is not None and need.files > _TIGHT_SHARE * inodes
+    keep = "keep fewer states (update.keep_last=N), or choose another filesystem"
+    if is_over:
+        return problem("need", f"{told}; only {size(free)} are free", keep, **numbers)
+    if is_tight:
+        return warning("need", f"{told}; {size(free)} are free", keep, **numbers)
+    return ok("need", told, **numbers)

@@ -1,0 +1,176 @@
+"""All checks of a run, of settings, or of this folder; and their printing."""
+
+import contextlib
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+from pipeline.config import WandbMode
+from pipeline.doctor.cluster import slurm_checks
+from pipeline.doctor.disk import space_checks
+from pipeline.doctor.findings import (
+    Check,
+    Group,
+    Grouped,
+    Verdict,
+    conclusion,
+    count,
+    describe,
+    in_colour,
+    plain,
+    problem,
+    to_json,
+)
+from pipeline.doctor.health import health_checks
+from pipeline.doctor.machine import machine_checks
+from pipeline.doctor.place import remove_leftovers
+from pipeline.doctor.running import run_check, run_checks
+from pipeline.doctor.semantics import file_checks
+from pipeline.doctor.wandbchecks import wandb_checks
+from pipeline.runs import Run
+from pipeline.schedulerconfig import LocalConfig, SlurmConfig
+
+
+@dataclass(frozen=True)
+class Patient:
+    """What is looked at."""
+
+    folder: Path
+    """Where files are tried out: the run directory, or where it would be made."""
+    run: Run | None = None
+    """A run, on disk or of the settings at hand; None: this machine and folder."""
+    exists: bool = False
+    """Whether the run is on disk."""
+    trouble: str = ""
+    """Why the run on disk cannot be opened."""
+
+    @property
+    def subject(self) -> str:
+        return str(self.run.paths.root if self.run else self.folder)
+
+
+def patient_of(root: Path | None, imagined: Run | None) -> Patient:
+    """A run directory, settings, or nothing: the current folder.
+
+    Raises:
+        RunError: ``root`` holds no run.
+    """
+    from pipeline.cluster_checks import existing_parent
+    from pipeline.runs import RunError, is_run, load_run
+
+    if imagined is not None:
+        target = imagined.paths.root
+        return Patient(target if target.is_dir() else existing_parent(target), imagined)
+    if root is None:
+        return Patient(Path.cwd())
+    if not is_run(root):
+        load_run(root)  # says what is missing
+    try:
+        return Patient(root.absolute(), load_run(root), exists=True)
+    except RunError as error:
+        return Patient(root.absolute(), trouble=str(error))
+
+
+def checks_of(patient: Patient, with_probe: bool) -> list[Check]:
+    """In the order in which they are made and shown."""
+    run = patient.run
+    config = run.config if run else None
+    is_local = config is not None and isinstance(config.scheduler, LocalConfig)
+    on_slurm = config if config and isinstance(config.scheduler, SlurmConfig) else None
+    asked = config.tracking.wandb.mode if config else WandbMode.AUTO
+    checks = machine_checks(trains_here=is_local)
+    checks += space_checks(patient.folder, run, patient.exists)
+    checks += file_checks(patient.folder, is_shared=on_slurm is not None)
+    if not is_local:
+        checks += slurm_checks(on_slurm, patient.folder, with_probe)
+    checks += wandb_checks(asked)
+    if patient.trouble:
+        advice = "restore the file from a backup, or start a new run"
+        checks.append(Check(Group.RUN, "run", lambda: [problem("run", patient.trouble, advice)]))
+    elif run and patient.exists:
+        checks += health_checks(run)
+    return checks
+
+
+def examine(patient: Patient, with_probe: bool, tell: Callable[[Grouped], None]) -> list[Grouped]:
+    """Make every check, telling of each finding as it comes. Leaves nothing behind, also when interrupted."""
+    found = []
+    with interruptible():
+        try:
+            for grouped in run_checks(checks_of(patient, with_probe)):
+                found.append(grouped)
+                tell(grouped)
+        finally:
+            clean_up(patient.folder)
+    return found
+
+
+def clean_up(folder: Path) -> None:
+    """In a process with a limit too: the folder may be what hangs."""
+    own = os.getpid()
+
+    def remove() -> Iterator[None]:
+        remove_leftovers(folder, own)
+        return iter(())
+
+    run_check(Check(Group.FILES, "cleaning up", remove))  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Let a closed terminal or SIGTERM end it as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    previous = [signal.signal(number, interrupt) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, previous, strict=True):
+            signal.signal(number, handler)
+
+
+def next_command(patient: Patient, found: list[Grouped]) -> str:
+    """What to type once everything is read."""
+    root = shlex.quote(patient.subject)
+    if count(found, Verdict.PROBLEM):
+        return f"mend the problems, then slurm-ppo doctor {root}" if patient.exists else "mend the problems"
+    if patient.exists:
+        return f"slurm-ppo status {root}"
+    return "slurm-ppo validate ..., then submit or run" if patient.run else "slurm-ppo run experiment=..."
+
+
+def show(patient: Patient, with_probe: bool, stream: TextIO) -> list[Grouped]:
+    """Print findings as they come, under their groups."""
+    shown = in_colour if stream.isatty() and "NO_COLOR" not in os.environ else plain
+    last: list[Group] = []
+
+    def tell(grouped: Grouped) -> None:
+        group, finding = grouped
+        print(describe(None if last[-1:] == [group] else group, finding, shown), file=stream, flush=True)
+        last.append(group)
+
+    print(f"slurm-ppo doctor: {patient.subject}", file=stream, flush=True)
+    found = examine(patient, with_probe, tell)
+    print(conclusion(found, next_command(patient, found)), file=stream)
+    return found
+
+
+def doctor(patient: Patient, with_probe: bool, as_json: bool) -> bool:
+    """Print what was found. Returns whether there was no problem."""
+    import json
+
+    if as_json:
+        found = examine(patient, with_probe, lambda grouped: None)
+        print(json.dumps(to_json(patient.subject, found), indent=1))
+    else:
+        found = show(patient, with_probe, sys.stdout)
+    return not count(found, Verdict.PROBLEM)

@@ -1,0 +1,157 @@
+"""What a check found: a verdict, what was measured, and what to do; and how a person reads that."""
+
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+WIDTH = 80
+_INDENT = 11
+SCHEMA = 1
+
+
+class Verdict(StrEnum):
+    """How a check came out."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """A run works; somebody should know."""
+    PROBLEM = "problem"
+    """A run would fail, or be wrong."""
+    SKIPPED = "skipped"
+    """Nothing was measured."""
+
+
+class Group(StrEnum):
+    """What a check is about; the order of the output."""
+
+    MACHINE = "Machine"
+    SPACE = "Space"
+    FILES = "Files"
+    SLURM = "Slurm"
+    WANDB = "W&B"
+    RUN = "Run"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    title: str
+    verdict: Verdict
+    measured: str
+    """What was found, with its numbers."""
+    advice: str = ""
+    """What to do, in a line; empty where nothing is."""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """What was measured, for scripts; units are in the names."""
+
+
+def ok(title: str, measured: str, **numbers: float) -> Finding:
+    return Finding(title, Verdict.OK, measured, numbers=numbers)
+
+
+def warning(title: str, measured: str, advice: str, **numbers: float) -> Finding:
+    return Finding(title, Verdict.WARNING, measured, advice, numbers)
+
+
+def problem(title: str, measured: str, advice: str, **numbers: float) -> Finding:
+    return Finding(title, Verdict.PROBLEM, measured, advice, numbers)
+
+
+def skipped(title: str, why: str, advice: str = "") -> Finding:
+    return Finding(title, Verdict.SKIPPED, why, advice)
+
+
+Look = Callable[[], Iterable[Finding]]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One look at one thing, which may hang."""
+
+    group: Group
+    title: str
+    """Used where the check itself finds no words: it hung or broke down."""
+    look: Look
+    limit: float = 10.0
+    """Seconds."""
+    place: str = ""
+    """The folder or service that it asks: once one check of it hung, the others are not tried."""
+    gate: str = ""
+    """What is not there if this check finds a problem."""
+    needs: str = ""
+    """A gate: if it is closed, the check would only say the same again."""
+
+
+Grouped = tuple[Group, Finding]
+
+
+def count(found: Sequence[Grouped], verdict: Verdict) -> int:
+    return sum(finding.verdict is verdict for _, finding in found)
+
+
+def to_json(subject: str, found: Sequence[Grouped]) -> dict[str, Any]:
+    """Stable keys."""
+    return {
+        "schema": SCHEMA,
+        "subject": subject,
+        "problems": count(found, Verdict.PROBLEM),
+        "warnings": count(found, Verdict.WARNING),
+        "findings": [{"group": str(group), **asdict(finding)} for group, finding in found],
+    }
+
+
+_COLOURS = {Verdict.OK: 32, Verdict.WARNING: 33, Verdict.PROBLEM: 31, Verdict.SKIPPED: 2}
+
+
+def in_colour(verdict: Verdict) -> str:
+    return f"\x1b[{_COLOURS[verdict]}m{verdict}\x1b[0m" + " " * (_INDENT - 2 - len(verdict))
+
+
+def plain(verdict: Verdict) -> str:
+    return str(verdict).ljust(_INDENT - 2)
+
+
+def describe(group: Group | None, finding: Finding, shown: Callable[[Verdict], str] = plain) -> str:
+    """A few lines of at most 80 characters, under the group's name where that is new."""
+    lines = _wrapped(f"{finding.title}: {finding.measured}", " " * _INDENT)
+    if finding.advice:
+        lines += _wrapped(f"-> {finding.advice}", " " * (_INDENT + 3), " " * _INDENT)
+    head = f"\n{group}\n" if group else ""
+    return f"{head}  {shown(finding.verdict)}{lines[0].strip()}" + "".join(f"\n{line}" for line in lines[1:])
+
+
+def _wrapped(text: str, indent: str, first: str | None = None) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=indent if first is None else first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def conclusion(found: Sequence[Grouped], next_command: str) -> str:
+    """The last lines."""
+    problems, warnings = count(found, Verdict.PROBLEM), count(found, Verdict.WARNING)
+    counted = ", ".join(
+        f"{number} {word}{'' if number == 1 else 's'}"
+        for number, word in ((problems, "problem"), (warnings, "warning"))
+    )
+    return f"\n{counted}\nnext: {next_command}"
+
+
+def size(num_bytes: float) -> str:
+    """Like 12.3 GiB."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} bytes" if unit == "bytes" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"

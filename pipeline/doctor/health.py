@@ -1,0 +1,204 @@
+"""The run itself: who is at work on it, what crashes left behind, whether its commits stand."""
+
+import functools
+import json
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from pipeline import journal
+from pipeline.checks import missing_paths
+from pipeline.doctor.findings import Check, Finding, Group, ok, problem, size, skipped, warning
+from pipeline.lease import holder_of
+from pipeline.mirrorstate import offline_lease, read_offline, segment_folders
+from pipeline.observe import Frontier, Records, find_frontier
+from pipeline.paths import RunPaths
+from pipeline.plan import unique
+from pipeline.runs import Run, version
+from pipeline.schedulerconfig import SlurmConfig
+from pipeline.status import how_it_stopped
+from pipeline.submissions import DRIVERS, is_job_of, purpose_of, read_control
+from pipeline.tasks import PREPARE, Task
+from slurm.commands import SlurmError, SlurmMissing
+from slurm.query import Element, read_queue
+from slurm.states import Phase, UnknownState, phase_of
+
+_PRIVATE = re.compile(r"\..+\.(\d+)(\.[0-9a-f]{8})?")
+"""Names under which files are written before they are published; see commits.private_copy."""
+_ORPHAN_SECONDS = 3600.0
+"""A writer needs moments: what is older has lost its writer."""
+_MOST_NAMED = 3
+_READ_SECONDS = 60.0
+
+
+def health_checks(run: Run) -> list[Check]:
+    """Of a run on disk."""
+    place = str(run.paths.root)
+    looks: dict[str, Callable[[Run], Iterator[Finding]]] = {
+        "version": look_at_version,
+        "inputs": look_at_inputs,
+        "driver": look_at_driver,
+        "journals": look_at_journals,
+        "commits at hand": look_at_commits,
+        "left-overs": look_at_leftovers,
+        "W&B segments": look_at_segments,
+    }
+    checks = [
+        Check(Group.RUN, title, functools.partial(look, run), _READ_SECONDS, place)
+        for title, look in looks.items()
+    ]
+    if isinstance(run.config.scheduler, SlurmConfig):
+        checks.append(Check(Group.RUN, "jobs", lambda: look_at_jobs(run), _READ_SECONDS, "Slurm"))
+    return checks
+
+
+def look_at_version(run: Run) -> Iterator[Finding]:
+    began, here = run.identity.version, version()
+    if began == here:
+        yield ok("version", f"{here}, as when the run began")
+    else:
+        advice = "go on with the version that it began with, or compare the rows before and after"
+        yield warning("version", f"{here} here, the run began with {began}", advice)
+
+
+def look_at_inputs(run: Run) -> Iterator[Finding]:
+    missing = list(missing_paths(run.config))
+    if missing:
+        told = "; ".join(f"{p.key}={p.value} {p.why}" for p in missing[:_MOST_NAMED])
+        yield problem("inputs", told, "put them back where they were: settings of a run are frozen")
+    else:
+        yield ok("inputs", "models, prompts and whatever else the settings name are there")
+
+
+def look_at_driver(run: Run) -> Iterator[Finding]:
+    holder = holder_of(run.paths.locks)
+    control = read_control(run.paths)
+    events = journal.read_tail(run.paths.events)
+    asked = "; cancelled by a person" if control.cancelled else "; failed" if control.has_failed else ""
+    if holder and "cannot be read" in holder:
+        yield problem("driver", holder, "remove that file if no driver is at work")
+    elif holder:
+        yield ok("driver", holder.partition(" (")[0] + asked)
+    else:
+        last = how_it_stopped(events)
+        yield ok("driver", "none is at work" + (f"; the last one: {last}" if last else "") + asked)
+
+
+def look_at_journals(run: Run) -> Iterator[Finding]:
+    for path, rewrites in ((run.paths.events, False), (run.paths.metrics, True)):
+        if path.exists():
+            yield judge_journal(path.name, path.read_bytes(), rewrites)
+
+
+def judge_journal(name: str, content: bytes, is_rewritten: bool) -> Finding:
+    """Lines that a crash has cut. Pure."""
+    lines = content.split(b"\n")
+    open_end = bool(lines.pop())
+    cut = sum(not _is_row(line) for line in lines if line) + open_end
+    told = f"{len(lines)} lines, {size(len(content))}"
+    if not cut:
+        return ok(name, told, lines=len(lines), cut=0)
+    how = "the next driver writes it anew without them" if is_rewritten else "readers pass over them"
+    return warning(name, f"{told}, {cut} cut by a crash", f"nothing to do: {how}", lines=len(lines), cut=cut)
+
+
+def _is_row(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def look_at_commits(run: Run) -> Iterator[Finding]:
+    """Records of the iterations at hand, and the sizes of what they name; contents are hashed when read."""
+    frontier = find_frontier(run.plan, run.paths)
+    tasks = tasks_around(run, frontier)
+    records = Records(run.paths)
+    records.refresh(tasks)
+    done = max(frontier.updated, run.plan.start)
+    told = f"{done} of {run.plan.iterations} iterations are done; {len(records.known)} records looked at"
+    if records.corrupt:
+        first = "; ".join(list(records.corrupt.values())[:_MOST_NAMED])
+        advice = (
+            f"slurm-ppo resume {shlex.quote(str(run.paths.root))}: they are moved aside and computed again"
+        )
+        yield problem("commits at hand", f"{len(records.corrupt)} do not stand: {first}", advice)
+    else:
+        yield ok("commits at hand", f"{told}, all stand", records=len(records.known))
+
+
+def tasks_around(run: Run, frontier: Frontier) -> tuple[Task, ...]:
+    """The tasks at hand, what they read, and the last iteration that is done."""
+    plan = run.plan
+    window = plan.window(frontier.updated, frontier.evaluated)
+    last = plan.tasks(max(frontier.updated, plan.start)) if frontier.updated > plan.start else ()
+    return unique(PREPARE, *last, *window, *(source for task in window for source in plan.inputs(task)))
+
+
+def look_at_leftovers(run: Run) -> Iterator[Finding]:
+    frontier = find_frontier(run.plan, run.paths)
+    folders = {run.paths.task(task).folder for task in tasks_around(run, frontier)}
+    folders |= {run.paths.root, run.paths.locks, run.paths.slurm, run.paths.policies}
+    folders |= {run.paths.submissions(i) for i in (0, frontier.updated, frontier.updated + 1)}
+    yield judge_leftovers(run.paths, list(orphans(folders, time.time())))
+
+
+def orphans(folders: Iterable[Path], now: float) -> Iterator[Path]:
+    """Private files whose writers are gone."""
+    for folder in sorted(folders):
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if _PRIVATE.fullmatch(path.name) and now - path.lstat().st_mtime > _ORPHAN_SECONDS:
+                yield path
+
+
+def judge_leftovers(paths: RunPaths, found: Sequence[Path]) -> Finding:
+    if not found:
+        return ok("left-overs", "no private file of a writer that was killed")
+    names = ", ".join(paths.relative(path) for path in found[:_MOST_NAMED])
+    told = f"{len(found)} private files of writers that were killed: {names}"
+    total = sum(path.lstat().st_size for path in found)
+    advice = "nobody reads them; they may be removed"
+    return warning("left-overs", f"{told} ({size(total)})", advice, files=len(found))
+
+
+def look_at_segments(run: Run) -> Iterator[Finding]:
+    listed = read_offline(run.paths).segments
+    folders = segment_folders(run.paths)
+    loose = [folder.name for folder in folders if folder.name not in listed]
+    if loose and not holder_of(offline_lease(run.paths)):
+        advice = f"slurm-ppo sync {shlex.quote(str(run.paths.root))} writes their rows anew"
+        yield warning("W&B segments", f"{len(loose)} of {len(folders)} were cut by a crash", advice)
+    elif folders:
+        yield ok("W&B segments", f"{len(folders)}, all whole")
+    else:
+        yield skipped("W&B segments", "none were written")
+
+
+def look_at_jobs(run: Run) -> Iterator[Finding]:
+    try:
+        elements = read_queue(lambda name: is_job_of(run.identity.id, name), timeout=20)
+    except SlurmMissing as error:
+        yield skipped("jobs", str(error))
+        return
+    except (SlurmError, UnknownState) as error:
+        yield problem("jobs", f"Slurm does not answer: {error}", "ask again later; nothing is lost")
+        return
+    control, frontier = read_control(run.paths), find_frontier(run.plan, run.paths)
+    is_over = control.cancelled or control.has_failed or frontier.updated >= run.plan.iterations
+    yield judge_jobs(elements, is_over, shlex.quote(str(run.paths.root)))
+
+
+def judge_jobs(elements: Sequence[Element], is_over: bool, root: str) -> Finding:
+    """Pure."""
+    live = [element for element in elements if phase_of(element.state) is not Phase.ENDED]
+    running = sum(phase_of(element.state) is Phase.RUNNING for element in live)
+    drivers = sum(purpose_of(element.name) in DRIVERS for element in live)
+    told = f"{running} running, {len(live) - running} waiting, {drivers} of them driver jobs"
+    if is_over and running < len(live):
+        return warning("jobs", f"{told}, and the run is over", f"slurm-ppo cancel {root}")
+    if not is_over and not drivers:
+        why = f"{told}: nothing will advance the run"
+        return problem("jobs", why, f"slurm-ppo submit {root}")
+    return ok("jobs", told, running=running, waiting=len(live) - running)

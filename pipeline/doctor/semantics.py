@@ -1,0 +1,302 @@
+"""What the commit protocol needs of a filesystem, tried out in the very folder.
+
+``commits.py`` publishes by ``link``, replaces by ``rename`` and flushes files and folders; ``lease.py``
+compares the file server's clock with this machine's.
+"""
+
+import mmap
+import multiprocessing
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+
+from pipeline.doctor.disk import WRITING
+from pipeline.doctor.findings import Check, Finding, Group, milliseconds, ok, problem, warning
+from pipeline.doctor.place import filesystem_of, scratch
+from pipeline.lease import EXPIRY_SECONDS
+
+_ROUNDS = 50
+_RACE_SECONDS = 8.0
+_REPLACEMENTS = 200
+_FLUSHES = 5
+_SLOW_FLUSH_SECONDS = 1.0
+_NOTICED_SKEW_SECONDS = 5.0
+_NAME_BYTES = 200
+"""The longest names of ours: a hidden copy of a save of an attempt."""
+_ELSEWHERE = "choose a run_dir on another filesystem, such as your project's NFS, Lustre, GPFS or BeeGFS"
+
+
+def file_checks(folder: Path, is_shared: bool) -> list[Check]:
+    """One for each thing that is needed.
+
+    Args:
+        is_shared: whether compute nodes have to see the folder.
+    """
+    looks: Sequence[tuple[str, Callable[[Path], Iterator[Finding]]]] = (
+        ("hard links", look_at_links),
+        ("renaming", look_at_rename),
+        ("flushing", look_at_flush),
+        ("exclusive creation", look_at_exclusive),
+        ("clock of the file server", look_at_clock),
+        ("symbolic links", look_at_symlinks),
+        ("permissions", look_at_modes),
+        ("long names", look_at_names),
+        ("memory maps", look_at_mmap),
+    )
+    return [
+        Check(Group.FILES, "filesystem", lambda: look_at_kind(folder, is_shared), place=str(folder)),
+        *(
+            Check(Group.FILES, title, _in_scratch(folder, look), place=str(folder), needs=WRITING)
+            for title, look in looks
+        ),
+    ]
+
+
+def _in_scratch(folder: Path, look: Callable[[Path], Iterator[Finding]]) -> Callable[[], Iterator[Finding]]:
+    def within() -> Iterator[Finding]:
+        with scratch(folder) as place:
+            yield from look(place)
+
+    return within
+
+
+def look_at_kind(folder: Path, is_shared: bool) -> Iterator[Finding]:
+    mount, kind = filesystem_of(folder)
+    found = f"{folder} is on {kind}, mounted at {mount}"
+    if is_shared and kind in ("tmpfs", "ramfs", "overlay"):
+        yield problem("filesystem", f"{found}: only this machine has it", _ELSEWHERE)
+    else:
+        yield ok("filesystem", found)
+
+
+def look_at_links(place: Path) -> Iterator[Finding]:
+    """Of two processes that link the same name at once exactly one must win, every time."""
+    file, name = place / "private", place / "published"
+    file.write_text("x")
+    try:
+        os.link(file, name)
+    except OSError as error:
+        yield problem("hard links", f"link fails: {error.strerror}", _ELSEWHERE)
+        return
+    try:
+        os.link(file, name)
+        yield problem("hard links", "link replaced a name that was taken", _ELSEWHERE)
+        return
+    except FileExistsError:
+        pass
+    if file.stat().st_nlink != 2:
+        yield problem("hard links", f"a linked file shows {file.stat().st_nlink} links, not 2", _ELSEWHERE)
+        return
+    wins = race(place, _ROUNDS)
+    bad = sum(winners != 1 for winners in wins)
+    seen = f"of two processes that raced for {len(wins)} names, one got each"
+    if bad or len(wins) < _ROUNDS:
+        told = f"of {len(wins)} names that two processes raced for, {bad} were got by both or by none"
+        yield problem("hard links", told, _ELSEWHERE, rounds=len(wins), bad=bad)
+    else:
+        yield ok("hard links", seen, rounds=len(wins), bad=0)
+
+
+def race(place: Path, rounds: int) -> list[int]:
+    """How many of two processes got each name."""
+    shared = mmap.mmap(-1, 4096)
+    context = multiprocessing.get_context("fork")
+    racers = [context.Process(target=_race, args=(place, me, rounds, shared)) for me in (0, 1)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join(_RACE_SECONDS + 1)
+    done = min(shared[0], shared[1])
+    return [shared[1000 + turn] + shared[2000 + turn] for turn in range(done)]
+
+
+def _race(place: Path, me: int, rounds: int, shared: mmap.mmap) -> None:
+    until = time.monotonic() + _RACE_SECONDS
+    for turn in range(rounds):
+        mine = place / f"{me}-{turn}"
+        mine.write_text(str(me))
+        shared[10 + me] = turn + 1
+        while shared[10 + 1 - me] <= turn:
+            if time.monotonic() > until:
+                return
+            time.sleep(0)
+        try:
+            os.link(mine, place / f"name-{turn}")
+            shared[1000 * (1 + me) + turn] = 1
+        except FileExistsError:
+            pass
+        shared[me] = turn + 1
+
+
+def look_at_rename(place: Path) -> Iterator[Finding]:
+    """Whoever reads a name while it is replaced must see the old file or the new one, whole."""
+    target, size = place / "target", 4096
+    target.write_bytes(b"0" * size)
+    writer = multiprocessing.get_context("fork").Process(target=_replace, args=(target, size))
+    writer.start()
+    reads = bad = 0
+    until = time.monotonic() + _RACE_SECONDS
+    while writer.is_alive() and time.monotonic() < until:
+        try:
+            content = target.read_bytes()
+            bad += content != content[:1] * size
+        except FileNotFoundError:
+            bad += 1
+        reads += 1
+    writer.join(1)
+    if bad or writer.exitcode != 0:
+        told = f"of {reads} reads during {_REPLACEMENTS} replacements {bad} saw no file or a part of one"
+        yield problem("renaming", told, _ELSEWHERE, reads=reads, bad=bad)
+    else:
+        told = f"{reads} reads during {_REPLACEMENTS} replacements saw whole files"
+        yield ok("renaming", told, reads=reads, bad=0)
+
+
+def _replace(target: Path, size: int) -> None:
+    for turn in range(_REPLACEMENTS):
+        private = target.with_name(f".private-{turn}")
+        private.write_bytes(b"%d" % (turn % 10) * size)
+        private.replace(target)
+
+
+def look_at_flush(place: Path) -> Iterator[Finding]:
+    files, folders = [], []
+    for turn in range(_FLUSHES):
+        with (place / f"file-{turn}").open("wb") as file:
+            file.write(b"x" * 4096)
+            file.flush()
+            files.append(_timed(file.fileno()))
+        descriptor = os.open(place, os.O_RDONLY)
+        try:
+            folders.append(_timed(descriptor))
+        except OSError as error:
+            yield problem("flushing", f"a folder cannot be flushed: {error.strerror}", _ELSEWHERE)
+            return
+        finally:
+            os.close(descriptor)
+    of_file, of_folder = median(files), median(folders)
+    told = f"{milliseconds(of_file)} for a small file, {milliseconds(of_folder)} for its folder"
+    numbers = {"file_seconds": of_file, "folder_seconds": of_folder}
+    if max(of_file, of_folder) > _SLOW_FLUSH_SECONDS:
+        advice = "the file server is slow now; every commit waits for two flushes of each"
+        yield warning("flushing", told, advice, **numbers)
+    else:
+        yield ok("flushing", told, **numbers)
+
+
+def _timed(descriptor: int) -> float:
+    started = time.perf_counter()
+    os.fsync(descriptor)
+    return time.perf_counter() - started
+
+
+def look_at_exclusive(place: Path) -> Iterator[Finding]:
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+    os.close(os.open(place / "file", flags))
+    try:
+        os.close(os.open(place / "file", flags))
+    except FileExistsError:
+        yield ok("exclusive creation", "a name that is taken is refused")
+        return
+    yield problem("exclusive creation", "a name that was taken was created again", _ELSEWHERE)
+
+
+def look_at_clock(place: Path) -> Iterator[Finding]:
+    file = place / "file"
+    file.touch()
+    before = time.time()
+    os.utime(file)
+    skew = clock_skew(file, before, time.time())
+    yield judge_skew(skew)
+
+
+def clock_skew(file: Path, before: float, after: float) -> float:
+    """Seconds by which the file server's clock is ahead of this machine's, by a file touched in between.
+
+    0 where the difference is within what touching took.
+    """
+    touched = file.stat().st_mtime
+    nearest = min(max(touched, before), after)
+    return touched - nearest
+
+
+def judge_skew(skew: float) -> Finding:
+    """Drivers on other hosts take a lease to be lost after EXPIRY_SECONDS without a heartbeat. Pure."""
+    title = "clock of the file server"
+    how = "ahead of" if skew > 0 else "behind"
+    told = f"{abs(skew):.2f} s {how} this machine's" if abs(skew) >= 0.005 else "agrees with this machine's"
+    if abs(skew) > EXPIRY_SECONDS / 2:
+        more = f"; a driver's lease expires after {EXPIRY_SECONDS:g} s"
+        return problem(
+            title, told + more, "let the administrators synchronise clocks (NTP)", skew_seconds=skew
+        )
+    if abs(skew) > _NOTICED_SKEW_SECONDS:
+        return warning(
+            title, told, "times in reports are off by as much; NTP is not in order", skew_seconds=skew
+        )
+    return ok(title, told, skew_seconds=skew)
+
+
+def look_at_symlinks(place: Path) -> Iterator[Finding]:
+    (place / "target").write_text("x")
+    private, link = place / ".link", place / "link"
+    try:
+        private.symlink_to("target")
+        private.replace(link)
+        private.symlink_to("target")
+        private.replace(link)
+    except OSError as error:
+        yield problem("symbolic links", f"they fail: {error.strerror}", _ELSEWHERE)
+        return
+    yield ok("symbolic links", f"made and replaced; {link.name} leads to {link.readlink()}")
+
+
+def look_at_modes(place: Path) -> Iterator[Finding]:
+    mask = os.umask(0)
+    os.umask(mask)
+    file = place / "file"
+    file.touch()
+    expected, found = 0o666 & ~mask, stat.S_IMODE(file.stat().st_mode)
+    file.chmod(0o600)
+    changed = stat.S_IMODE(file.stat().st_mode)
+    told = f"a new file is {found:03o} with umask {mask:03o}"
+    if found == expected and changed == 0o600:
+        yield ok("permissions", told)
+    else:
+        why = f"{told}, {changed:03o} after chmod 600"
+        yield warning(
+            "permissions", why, "others may or may not read the run; an ACL or mount option decides"
+        )
+
+
+def look_at_names(place: Path) -> Iterator[Finding]:
+    most = os.pathconf(place, "PC_NAME_MAX")
+    try:
+        (place / ("." + "n" * (_NAME_BYTES - 1))).touch()
+    except OSError as error:
+        told = f"a hidden name of {_NAME_BYTES} bytes fails: {error.strerror} (the limit is {most})"
+        yield problem("long names", told, _ELSEWHERE, limit_bytes=most)
+        return
+    yield ok("long names", f"hidden names of {_NAME_BYTES} bytes are taken, {most} at most", limit_bytes=most)
+
+
+def look_at_mmap(place: Path) -> Iterator[Finding]:
+    file, content = place / "file", os.urandom(1 << 20)
+    file.write_bytes(content)
+    try:
+        with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            is_same = mapped[:] == content
+    except OSError as error:
+        yield problem("memory maps", f"they fail: {error.strerror}; weights are read by them", _ELSEWHERE)
+        return
+    if is_same:
+        yield ok("memory maps", f"{size_of_map(content)} read back")
+    else:
+        yield problem("memory maps", "what was written is not what is read", _ELSEWHERE)
+
+
+def size_of_map(content: bytes) -> str:
+    return f"{len(content) >> 20} MiB"

@@ -1,0 +1,82 @@
+"""Whether W&B can be reached, and whether that matters: rows that cannot be sent are kept in files."""
+
+import importlib.util
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.config import WandbMode
+from pipeline.doctor.findings import Check, Finding, Group, milliseconds, ok, problem, warning
+from pipeline.tracking import has_key, wandb_mode
+
+_REACH_SECONDS = 5.0
+_DEFAULT_URL = "https://api.wandb.ai"
+
+
+def wandb_checks(asked: WandbMode) -> list[Check]:
+    """Args: asked: what the configuration says."""
+    mode = wandb_mode(asked, os.environ)
+    checks = [Check(Group.WANDB, "mode", lambda: [judge_mode(asked, mode)])]
+    if mode is not WandbMode.DISABLED:
+        checks.append(Check(Group.WANDB, "client", look_at_client, limit=20))
+    if mode is WandbMode.ONLINE:
+        url = os.environ.get("WANDB_BASE_URL", _DEFAULT_URL)
+        checks.append(Check(Group.WANDB, "server", lambda: look_at_server(url), limit=_REACH_SECONDS + 1))
+    return checks
+
+
+def judge_mode(asked: WandbMode, mode: WandbMode) -> Finding:
+    """Which, and why. The key itself is never shown."""
+    why = f"tracking.wandb.mode={asked}"
+    if asked is WandbMode.AUTO and os.environ.get("WANDB_MODE"):
+        why += f", WANDB_MODE={os.environ['WANDB_MODE']}"
+    elif asked is WandbMode.AUTO:
+        why += ", an API key is present" if has_key(os.environ) else ", no API key"
+    if mode is WandbMode.ONLINE and not has_key(os.environ):
+        advice = "wandb login, or set WANDB_API_KEY; until then rows go to files"
+        return warning("mode", f"{mode} ({why}), but there is no API key", advice)
+    ends = {
+        WandbMode.OFFLINE: "; that is fine: rows are kept in files, slurm-ppo sync RUN sends them",
+        WandbMode.DISABLED: "; metrics.jsonl and the report have everything",
+    }
+    return ok("mode", f"{mode} ({why}){ends.get(mode, '')}")
+
+
+def look_at_client() -> Iterator[Finding]:
+    """It starts a program of its own, which a noexec mount or another processor refuses."""
+    found = importlib.util.find_spec("wandb")
+    if found is None or found.origin is None:
+        yield problem("client", "wandb is not installed", "pip install slurm-ppo, or tracking=none")
+        return
+    program = Path(found.origin).parent / "bin" / "wandb-core"
+    try:
+        done = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=15)
+    except OSError as error:
+        told = f"{program} cannot be started: {error.strerror}"
+        yield problem("client", told, "install where programs may be run (no noexec mount), or tracking=none")
+        return
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("Version")]
+    yield ok("client", f"wandb-core runs{', ' + lines[0].lower() if lines else ''}")
+
+
+def look_at_server(url: str) -> Iterator[Finding]:
+    from urllib.error import HTTPError, URLError
+    from urllib.request import urlopen
+
+    if not url.startswith(("https://", "http://")):
+        yield problem("server", f"WANDB_BASE_URL={url} is not an address", "unset WANDB_BASE_URL")
+        return
+    started = time.perf_counter()
+    try:
+        urlopen(f"{url.rstrip('/')}/healthz", timeout=_REACH_SECONDS).close()
+    except HTTPError:
+        pass  # any answer is one
+    except (URLError, OSError) as error:
+        why = getattr(error, "reason", error)
+        advice = "rows go to files until it can be reached; slurm-ppo sync RUN sends them from where it can"
+        yield warning("server", f"{url} cannot be reached: {why}", advice)
+        return
+    seconds = time.perf_counter() - started
+    yield ok("server", f"{url} answers in {milliseconds(seconds)}", seconds=seconds)
