@@ -1,9 +1,18 @@
-"""Carry the workspace to W&B: made once for a project, brought up to date ever after."""
+"""Carry the workspace to W&B: made once for a project, brought up to date ever after.
 
+The client does so in a process of its own, ``python -m pipeline.dashboardpush TARGET SECONDS``, which is
+ended when it has answered or takes too long: at its exit the client waits for its service without a limit.
+"""
+
+import contextlib
 import json
 import os
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,6 +30,8 @@ _SLUG = "slurmppo001"
 """Of the workspace's address. It stays when people rename the workspace, so we find it again by this."""
 _VIEW = f"nw-{_SLUG}-v"
 
+_START_SECONDS = 60
+"""For the client to be imported, on a slow filesystem."""
 _FIND = """
 query View($entityName: String, $name: String, $viewName: String) {
   project(name: $name, entityName: $entityName) {
@@ -129,7 +140,46 @@ def push(target: Target, seconds: int) -> Pushed:
     """
     if not has_key(os.environ):
         raise NoKey(_NO_KEY)
-    os.environ["WANDB_SILENT"] = "true"
+    limit = _START_SECONDS + seconds * (len(target.runs) + 4)
+    command = [sys.executable, "-m", "pipeline.dashboardpush", json.dumps(asdict(target)), str(seconds)]
+    environment = os.environ | {"WANDB_SILENT": "true"}
+    with tempfile.TemporaryFile("w+") as answer:
+        client = subprocess.Popen(command, stdout=answer, env=environment, start_new_session=True)
+        try:
+            client.wait(limit)
+        except subprocess.TimeoutExpired:
+            raise PushFailed(f"W&B's client was not done after {limit} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(client.pid, signal.SIGKILL)  # with its service
+            client.wait()
+        answer.seek(0)
+        return _understood(answer.read())
+
+
+def _understood(answer: str) -> Pushed:
+    """What the client's process said on its standard output."""
+    if not answer:
+        raise PushFailed("W&B's client broke, as it says above")
+    said = json.loads(answer)
+    errors = {error.__name__: error for error in (NoKey, NoProject, PushFailed)}
+    if "error" in said:
+        raise errors[said["error"]](said["text"])
+    return Pushed(**said["done"])
+
+
+def main(given: Sequence[str]) -> None:
+    """Push, and say in JSON what came of it: ``done``, or ``error`` and ``text``."""
+    target, seconds = Target(**json.loads(given[0])), int(given[1])
+    try:
+        said: dict[str, Any] = {"done": asdict(_pushed(target, seconds))}
+    except (NoKey, NoProject, PushFailed) as error:
+        said = {"error": type(error).__name__, "text": str(error)}
+    print(json.dumps(said), flush=True)
+    os._exit(0)
+
+
+def _pushed(target: Target, seconds: int) -> Pushed:
     import wandb
     from wandb.sdk.lib.service.service_connection import WandbApiFailedError
 
@@ -192,3 +242,7 @@ def _what_went_wrong(error: Exception, seconds: int) -> str:
     """The client calls it a busy process when the server says nothing."""
     text = " ".join(str(error).split())[:300].rstrip(".")
     return f"did not answer within {seconds} s" if "did not respond in time" in text else f"refused: {text}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -162,14 +162,14 @@ def tell(run: Run, event: Event, note: Note) -> None:
     Never raises for what the command, the server or the disk does: a full disk is worth hearing of.
     """
     given = run.config.notify
-    if event.event not in given.on or not given.tells_anybody:
+    if event.event not in given.on or not given.tells_anybody or _was_told(run, event.key):
         return
     try:
         lease = _alone(run)
     except LeaseHeld:
         return  # the driver that holds it tells
     try:
-        if not _was_told(run, event.key):
+        if not _was_told(run, event.key):  # by the driver that held the lease before
             _record(run, event, deliver(given, event, _folder(run)), note)
     finally:
         with contextlib.suppress(OSError):  # it expires by itself
@@ -184,6 +184,8 @@ def tell_if_stalled(run: Run, newest: float, begun: float, note: Note, why: str 
         newest: unix time of the newest commit, 0 for none.
         begun: unix time of the person's call.
     """
+    if not run.config.notify.tells_anybody:
+        return
     since, now = max(newest, begun, run.identity.created), time.time()
     if has_stalled(since, now, run.config.notify.stall_after, is_over=False):
         tell(run, standstill(run, since, now, why), note)

@@ -188,7 +188,8 @@ def _in_words(partition: Partition) -> str:
     limit = "no limit" if partition.max_time is None else format_duration(partition.max_time)
     gpus = partition.most("gpu")
     star = "*" if partition.default else ""
-    return f"{partition.name}{star} {partition.nodes} nodes{f' of {gpus} GPUs' if gpus else ''}, {limit}"
+    nodes = f"{partition.nodes} node{'' if partition.nodes == 1 else 's'}"
+    return f"{partition.name}{star} {nodes}{f' of {gpus} GPUs' if gpus else ''}, {limit}"
 
 
 def look_at_stages(config: Config) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from pipeline.doctor.cluster import slurm_checks
 from pipeline.doctor.disk import space_checks
 from pipeline.doctor.findings import (
     Check,
+    Finding,
     Group,
     Grouped,
     Verdict,
@@ -23,6 +24,7 @@ from pipeline.doctor.findings import (
     count,
     describe,
     in_colour,
+    ok,
     plain,
     problem,
     to_json,
@@ -69,12 +71,19 @@ def patient_of(root: Path | None, imagined: Run | None) -> Patient:
         return Patient(target if target.is_dir() else existing_parent(target), imagined)
     if root is None:
         return Patient(Path.cwd())
+    if run_check(Check(Group.RUN, "run", lambda: _reach(root))) is None:
+        return Patient(root.absolute(), trouble=f"{root} does not answer")
     if not is_run(root):
         load_run(root)  # says what is missing
     try:
         return Patient(root.absolute(), load_run(root), exists=True)
     except RunError as error:
         return Patient(root.absolute(), trouble=str(error))
+
+
+def _reach(root: Path) -> list[Finding]:
+    """In a process of its own, because a dead file server never answers."""
+    return [ok("run", f"{root} exists: {root.exists()}")]
 
 
 def checks_of(patient: Patient, with_probe: bool) -> list[Check]:

@@ -173,12 +173,17 @@ def judge_gpus(text: str) -> Finding:
     if not rows:
         return ok("GPUs", "nvidia-smi shows none")
     names = ", ".join(dict.fromkeys(row[1] for row in rows))
-    told = f"{len(rows)} x {names}, {int(float(rows[0][2])) / 1024:.0f} GiB each, driver {rows[0][4]}"
-    busy = [row[0] for row in rows if float(row[3]) > _BUSY_SHARE * float(row[2])]
+    told = f"{len(rows)} x {names}, {_mebibytes(rows[0][2]) / 1024:.0f} GiB each, driver {rows[0][4]}"
+    busy = [row[0] for row in rows if _mebibytes(row[3]) > _BUSY_SHARE * _mebibytes(row[2])]
     if busy:
         used = f"{told}; more than half of the memory of GPU {', '.join(busy)} is taken"
         return warning("GPUs", used, "somebody computes there: nvidia-smi shows who", gpus=len(rows))
     return ok("GPUs", told, gpus=len(rows))
+
+
+def _mebibytes(cell: str) -> float:
+    """0 where nvidia-smi writes [N/A], as for GPUs that share the machine's memory."""
+    return float(cell) if cell.replace(".", "", 1).isdigit() else 0.0
 
 
 def look_at_torch(trains_here: bool) -> Iterator[Finding]:

@@ -111,20 +111,29 @@ function itemsOf(timeline, choice) {
     .filter((item) => known(item.ready, item.started, item.ended) !== undefined);
 }
 
+const PLOT_PIXELS = 620;
+const LABEL_PIXELS = 18;
+const rowPixels = (rows) => Math.max(2, Math.min(22, PLOT_PIXELS / rows));
+
+// Lanes below each other in the order of the pipeline, none too low for its name.
 function layOut(timeline, items) {
+  const inside = new Map();
+  for (const item of [...items].sort((one, other) => one.purpose - other.purpose)) {
+    if (!inside.has(item.lane)) inside.set(item.lane, []);
+    inside.get(item.lane).push(item);
+  }
+  const heights = [...inside.values()].map((found) => stack(found, timeline.now));
+  const least = LABEL_PIXELS / rowPixels(heights.reduce((sum, height) => sum + height + 0.8, 0));
   const lanes = [];
   let top = 0;
-  for (const lane of [...new Set(items.map((item) => item.lane))].sort((a, b) => first(items, a) - first(items, b))) {
-    const inside = items.filter((item) => item.lane === lane);
-    const height = stack(inside, timeline.now);
-    for (const item of inside) item.y = top + item.place;
+  for (const [index, [lane, found]] of [...inside].entries()) {
+    const height = Math.max(heights[index], least);
+    for (const item of found) item.y = top + (height - heights[index]) / 2 + item.place;
     lanes.push({ name: timeline.names[lane], top, height });
     top += height + 0.8;
   }
   return { lanes, rows: top };
 }
-
-const first = (items, lane) => Math.min(...items.filter((item) => item.lane === lane).map((item) => item.purpose));
 
 function bars(timeline, items, from, to, style) {
   const moment = (time) => Math.round((timeline.base + time) * 1000);
@@ -181,7 +190,7 @@ function timelineLayout(lanes, rows) {
   }));
   const shown = (name) => escaped(name.length > 14 ? `${name.slice(0, 13)}…` : name);
   return {
-    height: Math.round(Math.max(2, Math.min(22, 620 / rows)) * rows + 110), barmode: "overlay",
+    height: Math.round(rowPixels(rows) * rows + 110), barmode: "overlay",
     margin: { l: 60, r: 12, t: 12, b: 44 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 12, color: "var(--soft)" }, shapes: separators,
     xaxis: { ...lines, type: "date", title: { text: "time (UTC)", font: { size: 12 } } },

@@ -49,8 +49,7 @@ def _windows(spans: Mapping[int, IterationSpans]) -> list[tuple[str, list[tuple[
         single = [(f"attempts:{i}:{i}", f"iteration {i}") for i in reversed(detailed)]
         groups.append(("Every attempt", [*(several if len(newest) > 1 else []), *single]))
     first, last = min(spans), max(spans)
-    starts = range(first, last + 1, _WINDOW)
-    parts = [(start, min(start + _WINDOW - 1, last)) for start in reversed(starts)]
+    parts = [(max(end - _WINDOW + 1, first), end) for end in range(last, first - 1, -_WINDOW)]
     groups.append(("Stages", [(f"stages:{a}:{b}", f"iterations {a} to {b}") for a, b in parts]))
     return groups
 
