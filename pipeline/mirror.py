@@ -295,6 +295,7 @@ def main() -> None:
     run, mode = load_run(Path(sys.argv[1])), WandbMode(sys.argv[2])
     feed = Once() if "--once" in sys.argv else DriverFeed(sys.stdin.fileno(), closed_by_sigterm())
     say(done=asdict(mirror(run, mode, feed, lambda text: say(note=text))))
+    os._exit(0)  # everything is closed; the client's own exit waits for its service without a limit
 
 
 if __name__ == "__main__":

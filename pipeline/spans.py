@@ -270,8 +270,11 @@ def _attempt_line(span: Span, base: float, place: Mapping[str, int]) -> list[Any
     return line
 
 
+_NO_LINE = (KeyError, TypeError, ValueError, IndexError, AttributeError)
+
+
 def from_line(line: Mapping[str, Any], with_attempts: bool = True) -> IterationSpans:
-    """Inverse of :func:`to_line`. Raises KeyError, TypeError, ValueError, IndexError or AttributeError on anything else."""
+    """Inverse of :func:`to_line`. On anything else raises one of the errors of :data:`_NO_LINE`."""
     stages = {purpose: StageTime(**stage) for purpose, stage in line["stages"].items()}
     names, base = line["names"], line["base"]
     attempts = (_span(attempt, names, base) for attempt in (line["attempts"] if with_attempts else ()))
@@ -324,6 +327,6 @@ def read_lines(lines: Iterable[Mapping[str, Any]], newest: int, detailed: int) -
     for iteration in sorted(by_iteration):
         try:
             found[iteration] = from_line(by_iteration[iteration], iteration > newest - detailed)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+        except _NO_LINE:
             continue
     return found

@@ -1,6 +1,6 @@
 """Rules about where the time goes. Pure; a rule without its numbers is silent."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
 from pipeline.evidence import (
@@ -236,11 +236,10 @@ def _arrays(evidence: Evidence) -> Iterator[tuple[tuple[int, str], Sequence[Task
     return ((key, tasks) for key, tasks in sorted(arrays.items()) if len(tasks) > 1)
 
 
-def _slowness(node: str, tasks: Iterable[TaskTime]) -> float | None:
+def _slowness(node: str, tasks: Sequence[TaskTime]) -> float | None:
     """Its median over that of the others; None where there are no others, or all are too short to tell."""
-    own, others = [], []
-    for task in tasks:
-        (own if task.node == node else others).append(task.seconds)
+    own = [task.seconds for task in tasks if task.node == node]
+    others = [task.seconds for task in tasks if task.node != node]
     if not node or not own or not others or median(others) < _LEAST_SECONDS:
         return None
     return median(own) / median(others)

@@ -20,7 +20,6 @@ from pipeline.thinning import in_words, kept_versions
 from pipeline.views import duration
 from slurm.query import NoAccounting
 
-
 ROWS_BYTES = 1 << 20
 """Of the end of metrics.jsonl: as many rows as advice looks at, and more."""
 

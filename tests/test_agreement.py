@@ -1,22 +1,22 @@
-"""A number is the same wherever one looks: metrics.jsonl, the report, status, W&B's files and W&B's server."""
+"""A number is the same wherever one looks: metrics.jsonl, report, status, W&B's files, W&B's server."""
 
 import json
-import os
+import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
-from test_report import embedded
-from test_tracking import iterations_by_segment, segments
+from test_report import data_of
+from test_tracking import segments
 from wandb_server import WandbServer
 
 from pipeline import journal
-from pipeline.charts import CHARTS, figure
 from pipeline.metrics import SAMPLE_TABLE
+from pipeline.report.page import _MORE_COLUMNS
 from pipeline.runs import Run, load_run
 from pipeline.samples import choose, read_samples, sample_seed
+from pipeline.views import COLUMNS, cells
 
 ITERATIONS = 3
 
@@ -50,6 +50,28 @@ def numbers(item: Mapping[str, Any]) -> dict[str, float]:
     return {k: v for k, v in item.items() if not k.startswith(("_", SAMPLE_TABLE))}
 
 
+@pytest.fixture(scope="module")
+def report(run, slurm_ppo) -> str:
+    done = slurm_ppo("report", run.paths.root)
+    assert done.returncode == 0, done.stderr
+    return run.paths.report.read_text()
+
+
+def curves(report: str) -> Iterator[tuple[str, dict[int, float]]]:
+    """Names and points of what the report's charts draw of single numbers."""
+    for figure in data_of(report, "figures").values():
+        for trace in figure["data"]:
+            if "/" in trace.get("name", ""):
+                yield trace["name"], dict(zip(trace["x"], trace["y"], strict=True))
+
+
+def table_of(run: Run, item: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The table of a row of W&B's, from its files."""
+    (path,) = run.paths.wandb.glob(f"offline-run-*/files/{item[f'{SAMPLE_TABLE}.path']}")
+    table = json.loads(path.read_text())
+    return [dict(zip(table["columns"], cells, strict=True)) for cells in table["data"]]
+
+
 def test_wandbs_files(items, rows):
     assert [numbers(item) for item in items] == rows
 
@@ -64,3 +86,30 @@ def test_wandbs_server(run, rows, slurm_ppo, environment):
 def test_status(run, rows, slurm_ppo):
     assert json.loads(slurm_ppo("status", run.paths.root, "--json").stdout)["last_row"] == rows[-1]
     assert f"reward {rows[-1]['reward/mean']:+.4f}" in slurm_ppo("status", run.paths.root).stdout
+
+
+def test_the_reports_figures(run, rows, report):
+    """They draw the numbers of metrics.jsonl, to six significant digits."""
+    drawn = dict(curves(report))
+    for name in set(drawn) & rows[0].keys():
+        assert drawn[name] == {row["iteration"]: float(f"{row[name]:.6g}") for row in rows}
+    assert {"objective/kl", "policy/entropy", "policy/grad_norm", "response_length/mean"} <= drawn.keys()
+
+
+def test_the_reports_table(rows, report):
+    columns = [c for c in (*COLUMNS, *_MORE_COLUMNS) if any(c.value(row) is not None for row in rows)]
+    wanted = [cells(row, columns) for row in reversed(rows)]
+    shown = re.findall(r"<tr>((?:<td[^>]*>[^<]*</td>)+)</tr>", report)
+    read = [re.findall(r"<td[^>]*>([^<]*)</td>", line) for line in shown]
+    assert [line for line in read if len(line) == len(columns)][: len(rows)] == wanted
+
+
+def test_wandbs_table_of_responses(run, items):
+    """Of the first and the last iteration: the responses that the report's browser may choose from."""
+    tables = {item["iteration"]: table_of(run, item) for item in items if f"{SAMPLE_TABLE}._type" in item}
+    assert sorted(tables) == [1, ITERATIONS]
+    for iteration, table in tables.items():
+        chosen = choose(read_samples(run, iteration), seed=sample_seed(run, iteration))
+        wanted = [(str(choice), s.response, s.reward, s.components["rm"], s.kl) for choice, s in chosen]
+        names = ("chosen", "response", "reward", "reward/rm", "kl")
+        assert [tuple(row[name] for name in names) for row in table] == wanted

@@ -15,7 +15,7 @@ import pytest
 from documented import DOCS, ROOT
 
 from docs.generate import PAGES, stale_pages
-from docs.generate.file_page import patterns
+from docs.generate.file_page import undescribed
 from docs.generate.markdown import slug
 
 LOADING = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src", "video": "src"}
@@ -121,11 +121,7 @@ def test_the_reference_has_no_page_that_nothing_makes():
 
 
 def test_every_file_of_a_run_is_described(complete_run):
-    described = patterns()
-    found = [path for path in complete_run.rglob("*") if not path.is_dir()]
-    files = [path.relative_to(complete_run).as_posix() for path in found]
-    assert files
-    assert not [name for name in files if not any(pattern.fullmatch(name) for pattern in described)]
+    assert not undescribed(complete_run)
 
 
 def repository_links() -> Iterator[tuple[str, Path, str]]:

@@ -217,10 +217,11 @@ def test_a_command_is_a_list_of_words_or_one_text_and_no_shell_sees_it(words):
 def test_a_run_that_fails_tells_once_in_each_call(inputs, tmp_path, slurm_ppo, environment, command, hook):
     file = tmp_path / "hook"
     file.write_text(secret_address(hook) + "\n")
-    prompts = tiny.write_jsonl(tmp_path / "prompts.jsonl", [{"id": "a", "prompt": "x" * 200}] * 8)
+    rows: list[dict[str, object]] = [{"id": str(i), "prompt": "x" * 200} for i in range(8)]
+    prompts = tiny.write_jsonl(tmp_path / "prompts.jsonl", rows)
     root = tmp_path / "run"
     words = [f"notify.command={command}", f"notify.webhook_file={file}", f"data.prompts={prompts}"]
-    words += ["data.bad_rows=fatal", "data.id_column=null"]
+    words.append("data.bad_rows=fatal")
     done = slurm_ppo("run", *tiny.overrides(inputs, root, *words))
     assert done.returncode == 2, done.stderr
     (told,) = told_by(command)
@@ -333,7 +334,7 @@ def test_on_slurm_each_standstill_is_told_once_by_whichever_driver_comes(world, 
     assert guard_comes() == ["stalled"]
     clock[0] += 7.1 * hours
     assert guard_comes() == ["stalled", "stalled"]
-    assert hook.bodies[-1]["message"] == "nothing was committed for 7 h 05 min"
+    assert hook.bodies[-1]["message"] == "nothing was committed for 7 h 5 min"
     begin_call(world.run.paths)  # a person looked after it
     assert guard_comes() == ["stalled", "stalled"]
 

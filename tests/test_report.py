@@ -403,10 +403,40 @@ def test_advice_is_listed_with_links_to_its_charts(run):
 def test_settings_that_differ_are_listed_by_key(tmp_path):
     one, other = make_run(tmp_path / "one"), make_run(tmp_path / "other", 4, seed=3, scheduler=SLURM)
     found = differences([one.config, other.config])
-    assert found["seed"] == (0, 3)
-    assert found["rollout.num_shards"] == (1, 4)
+    assert found["seed"] == ("0", "3")
+    assert found["rollout.num_shards"] == ("1", "4")
     assert found["scheduler.kind"] == ("local", "slurm")
-    assert found["scheduler.rollout.partition"] == (None, ["gpu"])
+    assert found["scheduler.rollout.partition"] == ("-", "[gpu]")
     assert "name" not in found
     assert "run_dir" not in found
     assert page(read_report(one))
+
+
+# --- the command -----------------------------------------------------------------------------------------
+
+
+def test_reports_are_written_where_they_are_wanted(run, slurm_ppo, tmp_path):
+    other = make_run(tmp_path / "other", seed=3)
+    done = slurm_ppo("report", run.paths.root, "--out", tmp_path / "mine.html")
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'mine.html'}\n")
+    assert not run.paths.report.exists()
+    done = slurm_ppo("report", run.paths.root, other.paths.root, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "report-compare.html\n")
+    text = Page((tmp_path / "report-compare.html").read_text()).text
+    for part in ("12 of 20", "0 of 20", "seed", str(other.paths.root), "-0.405 → 0.199"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["run", "nowhere"], "nowhere is not a run directory"),
+        (["run", "run/../run"], "is given twice"),
+        (["run", "--out", "no/such/folder.html"], "the report cannot be written"),
+    ],
+)
+def test_what_cannot_be_reported_is_said_in_one_line(run, slurm_ppo, names, message):
+    done = slurm_ppo("report", *names, cwd=run.paths.root.parent)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1

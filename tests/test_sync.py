@@ -140,14 +140,14 @@ def test_days_offline_then_sync(run, server, sync, monkeypatch):
     assert on_server(server, run) == [1, 2, 3]
 
 
-def test_wandbs_own_sync_and_ours_do_not_add_up(run, server, sync, monkeypatch):
+def test_wandbs_own_sync_and_ours_do_not_add_up(run, server, sync, monkeypatch, tmp_path):
     offline(run, monkeypatch, 1, 2)
     command = [WANDB, "sync", *mirrorstate.segment_folders(run.paths)]
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
     assert on_server(server, run) == [1, 2]
     offline(run, monkeypatch, 3)
     assert "2 were there, 1 sent" in sync().stdout
-    said = subprocess.run([WANDB, "sync", run.paths.wandb], capture_output=True, text=True)
+    said = subprocess.run([WANDB, "sync", run.paths.wandb], capture_output=True, text=True, cwd=tmp_path)
     assert "Skipped" in said.stdout + said.stderr
     assert on_server(server, run) == [1, 2, 3]
 

@@ -21,16 +21,24 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         ),
         (_RUN.config_yaml, "the resolved configuration, frozen"),
         (_RUN.metrics, "one flat row per iteration: see [Metrics](metrics.md)"),
+        (_RUN.spans, "when and where every attempt waited and ran, a line per iteration"),
         (_RUN.events, "every launch, failure and repair, with the reason"),
         (_RUN.best, "the best evaluated policy, and its reward"),
         (_RUN.report, "the report"),
         (_RUN.locks / "000004.json", "the driver's lease: the highest number holds"),
+        (
+            _RUN.locks / "notify" / "000004.json",
+            "likewise of who notifies; `wandb-offline`, `wandb-online`: who writes",
+        ),
+        (_RUN.wandb_offline, "which of W&B's offline segments count"),
+        (_RUN.wandb_online, "what W&B's server was sent"),
         (_RUN.wandb / "ANY", "W&B's own files"),
         (_RUN.compiled / "ANY", "what vLLM compiled"),
         (_RUN.superseded / "ANY", "what going back has moved aside; nothing needs it"),
     ],
     "Prompts": [
         (_PREPARE.record, "commit record of prepare"),
+        (_PREPARE.log(1), "what its first attempt printed"),
         (_PREPARE.data("ATTEMPT"), "usable prompts, tokenised"),
         (_PREPARE.data("ATTEMPT", "heldout"), "usable held-out prompts"),
         (_PREPARE.data("ATTEMPT", "rejected", "jsonl"), "rows that cannot be used, with the reason"),
@@ -86,6 +94,13 @@ def patterns() -> list[re.Pattern[str]]:
     return [_pattern(path) for rows in SECTIONS.values() for path, _ in rows]
 
 
+def undescribed(run_dir: Path) -> list[str]:
+    """Files of a run directory that the page does not mention."""
+    files = [path.relative_to(run_dir).as_posix() for path in run_dir.rglob("*") if not path.is_dir()]
+    described = patterns()
+    return [name for name in files if not any(pattern.fullmatch(name) for pattern in described)]
+
+
 def _section(title: str, rows: list[tuple[Path, str]]) -> str:
     shown = ((code(path.as_posix().replace("/ANY", "/")), meaning) for path, meaning in rows)
     return f"## {title}\n\n{table(('file', 'what it is'), shown)}"
@@ -97,11 +112,12 @@ def _pattern(path: Path) -> re.Pattern[str]:
         ("ATTEMPT", "[^/.]+"),
         ("SAVE", "[^/.]+"),
         ("ANY", ".+"),
+        ("notify", "[a-z-]+"),
         ("rollout", "[a-z]+(-[a-z0-9_]+)?"),
         ("update", "[a-z]+"),
     ):
         text = text.replace(word, expression)
-    return re.compile(re.sub(r"\d+", r"\\d+", text) if "[" not in text else _digits(text))
+    return re.compile(_digits(text))
 
 
 def _digits(text: str) -> str:

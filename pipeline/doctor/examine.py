@@ -32,7 +32,7 @@ from pipeline.doctor.findings import (
 from pipeline.doctor.health import health_checks
 from pipeline.doctor.machine import machine_checks
 from pipeline.doctor.place import remove_leftovers
-from pipeline.doctor.running import run_check, run_checks
+from pipeline.doctor.running import run_check, run_checks, uninterrupted
 from pipeline.doctor.semantics import file_checks
 from pipeline.doctor.wandbchecks import wandb_checks
 from pipeline.runs import Run
@@ -116,7 +116,8 @@ def examine(patient: Patient, with_probe: bool, tell: Callable[[Grouped], None])
                 found.append(grouped)
                 tell(grouped)
         finally:
-            clean_up(patient.folder)
+            with uninterrupted():
+                clean_up(patient.folder)
     return found
 
 

@@ -16,6 +16,7 @@ from pipeline.doctor.findings import Check, Finding, Grouped, Verdict, problem, 
 _CLEANING_SECONDS = 15.0
 """For a check that is stopped: to cancel its jobs and remove its files."""
 _KILL_SECONDS = 1.0
+_STOPPING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
 
 def run_checks(checks: Sequence[Check]) -> Iterator[Grouped]:
@@ -40,9 +41,11 @@ def run_check(check: Check) -> list[Finding] | None:
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_look, args=(check, there), daemon=False)
-    process.start()
-    there.close()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # a child that is begun is also stopped
     try:
+        process.start()
+        there.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if not here.poll(check.limit):
             return None
         rows = json.loads(here.recv_bytes())
@@ -52,8 +55,19 @@ def run_check(check: Check) -> list[Finding] | None:
         process.join(_KILL_SECONDS)
         return [problem(check.title, f"its process ended with code {process.exitcode}", "try it again")]
     finally:
-        _stop(process)
-        here.close()
+        with uninterrupted():
+            _stop(process)
+            here.close()
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C wait until the block is done: cleaning up takes seconds at most."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _look(check: Check, answer: Connection) -> None:
@@ -61,6 +75,7 @@ def _look(check: Check, answer: Connection) -> None:
     os.setsid()
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
     with contextlib.suppress(KeyboardInterrupt):  # we are stopped, and have cleaned up
         found = _findings(check)
         answer.send_bytes(json.dumps([asdict(finding) for finding in found]).encode())

@@ -10,7 +10,7 @@ from pipeline.metrics import Section
 from pipeline.report.data import Best, read_best, read_rows
 from pipeline.report.html import caption, embedded, section, table, words
 from pipeline.report.page import chart_id, contents, document, outcome_of
-from pipeline.report.settings import differences, plain_text
+from pipeline.report.settings import differences
 from pipeline.runs import Run, RunError
 from pipeline.views import MISSING, Row
 
@@ -96,7 +96,7 @@ def settings(compared: Sequence[Compared]) -> str:
     found = differences([one.run.config for one in compared])
     if not found:
         return section("settings", "Settings that differ", caption("None but name and run_dir."))
-    rows = [[key, *map(plain_text, values)] for key, values in found.items()]
+    rows = [[key, *values] for key, values in found.items()]
     return section("settings", "Settings that differ", _table("Settings that differ", compared, rows))
 
 

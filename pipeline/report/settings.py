@@ -9,6 +9,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from pipeline.config import Config
+from pipeline.views import MISSING
 
 _NOTHING = object()
 """The default of what has none."""
@@ -19,14 +20,14 @@ def settings_apart(config: Config) -> dict[str, Any]:
     return dict(_apart("", config, _NOTHING))
 
 
-def differences(configs: Sequence[Config]) -> dict[str, tuple[Any, ...]]:
-    """Key -> the value of each configuration, of the keys that are not the same in all.
+def differences(configs: Sequence[Config]) -> dict[str, tuple[str, ...]]:
+    """Key -> the value in each configuration in words, of the keys that are not the same in all.
 
-    None where a configuration lacks the key. Names and folders, which always differ, are left out.
+    A dash where a configuration lacks the key. Names and folders, which always differ, are left out.
     """
-    leaves = [dict(_leaves("", config)) for config in configs]
-    keys = dict.fromkeys(key for found in leaves for key in found)
-    table = {key: tuple(found.get(key) for found in leaves) for key in keys if key not in ("name", "run_dir")}
+    leaves = [{key: plain_text(value) for key, value in _leaves("", config)} for config in configs]
+    keys = dict.fromkeys(key for found in leaves for key in found if key not in ("name", "run_dir"))
+    table = {key: tuple(found.get(key, MISSING) for found in leaves) for key in keys}
     return {key: values for key, values in table.items() if any(value != values[0] for value in values)}
 
 
@@ -76,4 +77,6 @@ def _plain(value: Any) -> Any:
 
 def plain_text(value: object) -> str:
     """A value as YAML writes it, where that is one line."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(plain_text, value))}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -160,11 +160,23 @@ class Reading:
     def _settle(self, look: Look) -> bool:
         """Between two drivers nobody is at work for a moment, and the last row follows the last commit."""
         self._looks += 1
-        if not look.has_ended or look.driver:  # a driver that has nothing left to do still writes
+        if not look.has_ended or _is_winding_up(look):
             self._ended_at = None
             return False
-        is_slurms_word = self._is_on_slurm and look.state != "complete"
-        count = self._answer.count if is_slurms_word else self._looks
+        if look.state == "complete" and _has_last_row(look):
+            return True
+        count = self._answer.count if self._is_on_slurm else self._looks
         if self._ended_at is None or self._ended_at[0] != look.state:
             self._ended_at = look.state, count
         return count > self._ended_at[1]
+
+
+def _is_winding_up(look: Look) -> bool:
+    """Whether somebody may still write about a run that has ended."""
+    slurm = look.slurm
+    has_jobs = slurm is not None and slurm.jobs_running + slurm.jobs_waiting > 0
+    return look.driver is not None or (look.state == "complete" and has_jobs and not _has_last_row(look))
+
+
+def _has_last_row(look: Look) -> bool:
+    return bool(look.rows) and look.rows[-1].get("iteration") == look.iterations

@@ -5,6 +5,8 @@ import json
 import documented
 from documented import Kind
 
+from docs.generate.file_page import undescribed
+
 
 def test_the_practice_run_of_the_tutorial(inputs, tmp_path_factory, environment, cluster):
     """``cluster`` is not used: it says whether Slurm is there."""
@@ -16,3 +18,4 @@ def test_the_practice_run_of_the_tutorial(inputs, tmp_path_factory, environment,
     told = documented.tell(story, sandbox, env, timeout=400)
     assert "complete" in told
     assert not (sandbox / ".slurm-ppo-devcluster").exists()
+    assert not undescribed(sandbox / "runs/on-slurm")
