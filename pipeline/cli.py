@@ -237,7 +237,7 @@ def validate(
 def doctor(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN|OVERRIDES]...", help="A run directory, or settings. Default: here."),
+        typer.Argument(metavar="RUN|OVERRIDES", help="A run directory, or settings. Default: here."),
     ] = None,
     config_dir: ConfigDir = None,
     probe: Annotated[

@@ -25,6 +25,8 @@ SLOW_FILES = (
     "cluster/test_pools.py",
     "cluster/test_devcluster.py",
     "cluster/test_people.py",
+    "test_docs_commands.py",
+    "cluster/test_docs_slurm.py",
     "test_calculator.py",
     "test_wheel.py",
     "test_pools.py",

@@ -37,6 +37,7 @@ ELSEWHERE = {
     "make docs": "tests/test_docs.py",
     "make quickstart_vllm": "tests/test_quickstart.py",
     "slurm-ppo sync RUN": "tests/test_sync.py",
+    "slurm-ppo dashboard push runs/first": "tests/test_dashboard.py",
     "source .venv/bin/activate": "Makefile",
     "pip install -c constraints.txt -e '.[train]'": "Makefile",
     "pip install -c constraints.txt -e '.[vllm]'": "pyproject.toml",

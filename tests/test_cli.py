@@ -29,7 +29,7 @@ SURFACE = {
     "plan": ["OVERRIDES", "--config-dir"],
     "config": ["OVERRIDES", "--config-dir"],
     "validate": ["OVERRIDES", "--config-dir", "--probe"],
-    "doctor": ["[RUN|OVERRIDES]...", "--config-dir", "--probe", "--json"],
+    "doctor": ["RUN|OVERRIDES", "--config-dir", "--probe", "--json"],
     "notify": ["OVERRIDES", "--config-dir"],
     "report": ["RUN...", "--out"],
     "export": ["RUN[@ITERATION]", "DIR", "--adapter"],

@@ -10,7 +10,7 @@ from pipeline.cli import app
 
 EXIT_CODES = (
     ("0", "complete, or the command did what it says"),
-    ("1", "failed: a task was given up, or Slurm does not answer"),
+    ("1", "failed: a task was given up, Slurm does not answer, or doctor found a problem"),
     ("2", "usage or configuration: one line says what, where, and the way out"),
     ("3", "incomplete: interrupted, or `status` of a run that is not done"),
 )

@@ -11,7 +11,7 @@ from rich.text import Text
 from pipeline.advice import Severity, worst
 from pipeline.statustext import job_details
 from pipeline.views import Column, duration, number, shortened, sparkline
-from pipeline.watch.happenings import Happening, happenings, printable
+from pipeline.watch.happenings import happenings, printable
 from pipeline.watch.look import Lane, Look, ShardState
 
 LEAST_WIDTH, LEAST_HEIGHT = 40, 8
@@ -156,8 +156,7 @@ def _run_page(look: Look, view: View, width: int, height: int) -> Lines:
     room -= len(lanes) + 1
     metrics = metrics[: max(2, room - 1 - 3)] if metrics else []
     room -= len(metrics) + 2
-    said = [Text(str(one), "red" if one.is_bad else "") for one in _happened(look)]
-    blocks = [head, lanes, metrics, said[-room:] if room > 0 else []]
+    blocks = [head, lanes, metrics, _latest(look, width, room)]
     lines = _joined(block for block in blocks if block)[: height - len(findings)]
     return [*lines, *(Text() for _ in range(height - len(findings) - len(lines))), *findings]
 
@@ -238,8 +237,17 @@ def _findings(look: Look) -> Lines:
     ]
 
 
-def _happened(look: Look) -> list[Happening]:
-    return happenings(look.events[-500:], look.rows[-30:], look.created, look.iterations)
+def _latest(look: Look, width: int, room: int) -> Lines:
+    """What happened last; a failure on several lines where they fit, for its reason comes last."""
+    lines: Lines = []
+    for one in reversed(happenings(look.events[-500:], look.rows[-30:], look.created, look.iterations)):
+        if len(lines) >= room:
+            break
+        folded = textwrap.wrap(str(one), width, subsequent_indent=" " * 9, max_lines=3, placeholder=" …")
+        is_folded = one.is_bad and len(lines) + len(folded) <= room
+        told = folded if is_folded else [str(one)]
+        lines = [*(Text(line, "red" if one.is_bad else "") for line in told), *lines]
+    return lines
 
 
 # --- lanes ---
