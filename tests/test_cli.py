@@ -32,6 +32,7 @@ SURFACE = {
     "doctor": ["RUN|OVERRIDES", "--config-dir", "--probe", "--json"],
     "notify": ["OVERRIDES", "--config-dir"],
     "report": ["RUN...", "--out"],
+    "sync": ["RUN", "--anew", "--timeout"],
     "export": ["RUN[@ITERATION]", "DIR", "--adapter"],
     "fork": ["RUN[@ITERATION]", "NEW_RUN", "OVERRIDES", "--config-dir"],
     "devcluster": [],
