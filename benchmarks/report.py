@@ -75,9 +75,8 @@ def make_long_run(root: Path, iterations: int, shards: int) -> None:
 
 
 def commit(run: Run, task: Task) -> None:
-    record = reportrun.record(
-        task, ended=reportrun.START + reportrun.ITERATION_SECONDS * (task.iteration + 1)
-    )
+    end = reportrun.START + reportrun.ITERATION_SECONDS * (task.iteration + 1)
+    record = reportrun.record(task, started=end - 30, ended=end)
     assert publish(run.paths, replace(record, policy_version=task.iteration))
 
 

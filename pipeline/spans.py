@@ -249,8 +249,10 @@ def to_line(spans: IterationSpans) -> dict[str, Any]:
 
 
 def _stage_line(stage: StageTime) -> dict[str, Any]:
+    """Hours with more digits than seconds: a run has a thousand of them to add up."""
     return {
-        name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(stage).items()
+        name: round(value, 8 if name.endswith("_hours") else 4) if isinstance(value, float) else value
+        for name, value in asdict(stage).items()
     }
 
 

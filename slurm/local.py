@@ -62,12 +62,12 @@ class LocalScheduler:
         self._limits = limits
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(preload))
-        forkserver.ensure_running()  # imports go on while the driver reads its configuration
         self._queue: list[Job] = []
         self._running: dict[str, _Running] = {}
         self._ended: dict[str, JobStatus] = {}
 
     def submit(self, jobs: Sequence[Job]) -> None:
+        forkserver.ensure_running()  # its imports go on while the driver does; a run that is done needs none
         self._queue = sorted([*self._queue, *jobs], key=lambda job: job.priority)
 
     def query(self) -> Mapping[str, JobStatus]:

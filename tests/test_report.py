@@ -224,7 +224,7 @@ def test_hours_of_the_table_are_those_of_the_rows(run):
     rows, totals = journal.read(run.paths.metrics), stage_totals(read_report(run).spans.values())
     for purpose in ("rollout", "reward", "update"):
         hours = sum(row[f"slurm/gpu_hours/{purpose}"] for row in rows)
-        assert totals[purpose].gpu_hours == pytest.approx(hours, abs=1e-3)
+        assert totals[purpose].gpu_hours == pytest.approx(hours, abs=1e-6)
     shown = Page(written(run)).cells
     place = shown.index("rollout")
     assert shown[place + 1 : place + 4] == ["gpu", "36", "12"]
