@@ -13,7 +13,7 @@ from wandb_server import WandbServer
 
 from pipeline import journal
 from pipeline.metrics import SAMPLE_TABLE
-from pipeline.report.page import _MORE_COLUMNS
+from pipeline.report.page import MORE_COLUMNS
 from pipeline.runs import Run, load_run
 from pipeline.samples import choose, read_samples, sample_seed
 from pipeline.views import COLUMNS, cells
@@ -97,7 +97,7 @@ def test_the_reports_figures(run, rows, report):
 
 
 def test_the_reports_table(rows, report):
-    columns = [c for c in (*COLUMNS, *_MORE_COLUMNS) if any(c.value(row) is not None for row in rows)]
+    columns = [c for c in (*COLUMNS, *MORE_COLUMNS) if any(c.value(row) is not None for row in rows)]
     wanted = [cells(row, columns) for row in reversed(rows)]
     shown = re.findall(r"<tr>((?:<td[^>]*>[^<]*</td>)+)</tr>", report)
     read = [re.findall(r"<td[^>]*>([^<]*)</td>", line) for line in shown]

@@ -38,6 +38,8 @@ def write_comparison(runs: Sequence[Run], out: Path | None = None) -> Path:
 def _write(text: str, path: Path) -> Path:
     from pipeline.runs import RunError
 
+    if not path.parent.is_dir():
+        raise RunError(f"the report cannot be written: the folder {path.parent} does not exist")
     try:
         replace_durably(path, text)
     except OSError as error:

@@ -29,7 +29,7 @@ from pipeline.views import COLUMNS, Column, Row, cells, duration, number
 _TABLE_ROWS = 500
 """Iterations that the table holds."""
 
-_MORE_COLUMNS = (
+MORE_COLUMNS = (
     Column("KL coef", ("objective/kl_coef",)),
     Column("cut %", ("response_length/clip_ratio",), 1, scale=100),
     Column("grad norm", ("policy/grad_norm",)),
@@ -218,7 +218,7 @@ def iteration_table(rows: Sequence[Row]) -> str:
     if not rows:
         return ""
     columns = [
-        column for column in (*COLUMNS, *_MORE_COLUMNS) if any(column.value(row) is not None for row in rows)
+        column for column in (*COLUMNS, *MORE_COLUMNS) if any(column.value(row) is not None for row in rows)
     ]
     heads = [(column.title, "; ".join(map(meaning, column.names))) for column in columns]
     lines = (cells(row, columns) for row in reversed(rows[-_TABLE_ROWS:]))
