@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 import tiny
+from test_tracking import family, kill_all, segments
+
+from pipeline.runs import load_run
 
 HOOKS = Path(__file__).parent / "hooks"
 ROOT = Path(__file__).parent.parent
@@ -109,22 +112,26 @@ def test_a_driver_killed_at_any_write_can_be_resumed(
 def test_everything_killed_again_and_again_at_any_time(
     inputs, complete_run, slurm_ppo, environment, tmp_path
 ):
-    """The whole process group, driver and tasks, as when a node goes down."""
+    """Driver, tasks and what writes to W&B, as when a node goes down; W&B has one row per iteration then."""
     run_dir = tmp_path / "run"
     command = [sys.executable, "-m", "pipeline"]
-    word = ["run", *arguments(inputs, run_dir)]
-    for delay in (3.5, 4.5, 5.0, 4.0):
+    word = ["run", *arguments(inputs, run_dir), "tracking=wandb", "tracking.wandb.mode=offline"]
+    for delay in (3.5, 4.5, 5.0, 4.0, 5.5):
         process = subprocess.Popen(
             [*command, *word], env=environment, cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
         time.sleep(delay)
-        process.kill()
+        kill_all(family(process.pid), signal.SIGKILL)
         process.wait()
         if (run_dir / "run.json").exists():
             word = ["resume", str(run_dir)]
     done = slurm_ppo(*word)
     assert done.returncode == 0, done.stderr
     assert_same_end(run_dir, complete_run)
+    run = load_run(run_dir)
+    records = [record for segment in segments(run) for record in segment]
+    assert [r["history"]["item"]["iteration"] for r in records if r["type"] == "history"] == [1, 2]
+    assert {r["run"]["run_id"] for r in records if r["type"] == "run"} == {run.identity.id}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -117,7 +117,11 @@ def mirror_of(process: subprocess.Popen[str]) -> int:
 
 
 def children(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """None of a process that has gone meanwhile."""
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def family(pid: int) -> list[int]:
