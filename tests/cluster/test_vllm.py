@@ -40,7 +40,8 @@ def test_three_iterations_on_this_machine(local):
 def test_and_as_array_jobs_of_which_one_is_killed(cluster, inputs, local, environment, tmp_path):
     run = prepare(cluster, inputs, tmp_path / "run", environment, *settings(1), *UNEVALUATED)
     run.submit()
-    assert kill_job(run.wait_for_job("rollout"))
+    job = run.wait_for_job("rollout")
+    run.wait_for(lambda: kill_job(job), f"processes of {job}", 30)
     run.wait_until_complete(limit=800)
     assert run.policy() == policy_of(local, 1)
     assert {job.stage for job in run.jobs_ever()} >= {"rollout", "reward", "update"}
