@@ -269,7 +269,7 @@ def recorded(story: list[Command], sandbox: Path, env: dict[str, str]) -> dict[C
     """How the shell would call slurm-ppo for each command, its quotes undone by the shell itself."""
     record = sandbox / "recorded.jsonl"
     numbered = [replace(c, text=f"export {NUMBER}={i}; {c.text}") for i, c in enumerate(story)]
-    tell(numbered, sandbox, env | {RECORD: str(record)}, timeout=120)
+    tell(numbered, sandbox, env | {RECORD: str(record)}, timeout=300)
     calls: dict[Command, list[list[str]]] = {command: [] for command in story}
     for line in record.read_text().splitlines():
         number, words = json.loads(line)

@@ -172,7 +172,7 @@ def test_a_server_that_refuses_or_does_not_answer_is_one_line(server, shell, slu
     make_project(server)
     for name, value in fault.items():
         setattr(server.faults, name, value)
-    done = slurm_ppo("dashboard", "push", "--timeout", 1, **shell, timeout=60)
+    done = slurm_ppo("dashboard", "push", "--timeout", 1, **shell, timeout=120)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: W&B at {server.url} {said}")

@@ -46,7 +46,7 @@ def env(sandbox, environment) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def tutorial(sandbox, env) -> str:
     """The tutorial, told once: the other pages use the run that it makes."""
-    return documented.tell(of_pages(*TUTORIAL), sandbox, env, timeout=300)
+    return documented.tell(of_pages(*TUTORIAL), sandbox, env, timeout=600)
 
 
 def of_pages(*pages: str) -> list[documented.Command]:
@@ -64,7 +64,7 @@ def test_the_tutorial_from_quickstart_to_the_result(tutorial, sandbox):
 
 @pytest.mark.parametrize("page", RUN_PAGES)
 def test_the_commands_of_a_page(page, tutorial, sandbox, env):
-    documented.tell(of_pages(page), sandbox, env, timeout=180)
+    documented.tell(of_pages(page), sandbox, env, timeout=400)
 
 
 @pytest.fixture(scope="module")

@@ -63,7 +63,7 @@ def found_in(folder: Path, checks: str = FILES, setup: str = "", **options: obje
 def report_of(folder: Path, checks: str, setup: str = "", **options: object) -> dict:
     """In a process without torch."""
     command = [sys.executable, "-c", script(checks, setup), str(folder)]
-    how: dict = {"cwd": ROOT, "timeout": 60} | options
+    how: dict = {"cwd": ROOT, "timeout": 180} | options
     done = subprocess.run(command, capture_output=True, text=True, **how)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

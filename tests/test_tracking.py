@@ -129,7 +129,7 @@ def family(pid: int) -> list[int]:
     return [pid, *(grandchild for child in children(pid) for grandchild in family(child))]
 
 
-def wait_for(look: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+def wait_for(look: Callable[[], Any], what: str, seconds: float = 180) -> Any:
     until = time.monotonic() + seconds
     while not (found := look()):
         assert time.monotonic() < until, f"{what} did not come within {seconds:g} s"

@@ -576,7 +576,7 @@ def running(inputs: Path, tmp_path: Path, environment: dict[str, str]) -> Iterat
     yield run_dir
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
 
 
 def test_a_person_looks_at_a_run_presses_keys_and_resizes(running, environment, tmp_path):

@@ -107,21 +107,21 @@ class SlurmRun:
         lines = [Job(*line.split("|"), name) for line in shown.stdout.splitlines()]
         return [job for job in lines if job.name.split(".")[1:2] == [self.id]]
 
-    def wait_for(self, found: Callable, what: str, limit: float = 120):
+    def wait_for(self, found: Callable, what: str, limit: float = 300):
         """The first true value of ``found``; on a time-out, everything that explains it is shown."""
         try:
             return wait_for(found, what, limit)
         except TimeoutError as error:
             raise AssertionError(f"{error}\n{self.story()}") from None
 
-    def wait_for_job(self, stage: str, state: str = "RUNNING", limit: float = 120) -> Job:
+    def wait_for_job(self, stage: str, state: str = "RUNNING", limit: float = 300) -> Job:
         return self.wait_for(
             lambda: next((job for job in self.jobs(state) if job.stage == stage), None),
             f"a {stage} job that is {state}",
             limit,
         )
 
-    def wait_until_complete(self, limit: float = 240) -> None:
+    def wait_until_complete(self, limit: float = 600) -> None:
         """No process of ours helps."""
         total = int([w for w in self.words if w.startswith("iterations=")][-1].split("=")[1])
         self.wait_for(lambda: len(self.rows()) == total and not self.jobs(), "the run's end", limit)

@@ -15,7 +15,7 @@ def test_the_practice_run_of_the_tutorial(inputs, tmp_path_factory, environment,
     smaller = {"iterations": "1", "rollout.num_shards": "1", "evaluate.every": "0", "data.heldout": "null"}
     env[documented.SMALLER] = json.dumps(smaller)
     story = [command for command in documented.all_commands() if command.kind is Kind.SLURM]
-    told = documented.tell(story, sandbox, env, timeout=400)
+    told = documented.tell(story, sandbox, env, timeout=700)
     assert "complete" in told
     assert not (sandbox / ".slurm-ppo-devcluster").exists()
     assert not undescribed(sandbox / "runs/on-slurm")

@@ -69,7 +69,7 @@ def test_whatever_happens_to_jobs_the_run_ends(cluster, inputs, environment, tmp
             did.append(disturb(run, chance.choice(running), chance))
         time.sleep(chance.uniform(0.3, 1.5))
     print(did)
-    run.wait_until_complete(limit=300)
+    run.wait_until_complete(limit=600)
     assert [row["iteration"] for row in run.rows()] == list(range(1, ITERATIONS + 1))
 
 

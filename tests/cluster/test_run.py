@@ -130,7 +130,7 @@ def test_ctrl_c_leaves_a_run_to_itself_and_resume_watches_it_again(
     watching = run.begin("run", *run.words)
     run.wait_for_job("rollout")
     watching.send_signal(signal.SIGINT)
-    _, said = watching.communicate(timeout=60)
+    _, said = watching.communicate(timeout=120)
     assert watching.returncode == 3, said
     assert re.search(rf"the jobs go on .* slurm-ppo cancel {run.root}", said)
     assert not scenario.outside_slurm(str(run.root))
@@ -144,7 +144,7 @@ def test_ctrl_c_leaves_a_run_to_itself_and_resume_watches_it_again(
     run.wait_for(lambda: not run.jobs(), "an empty queue")
     assert run.logs("*driver/*/*"), "driver jobs ran beside the command"
     assert {job.partition for job in run.jobs_ever() if job.stage == "update"} <= {"rollout", "reward"}
-    seen, trouble = looking.communicate(timeout=60)
+    seen, trouble = looking.communicate(timeout=120)
     assert looking.returncode == 0, trouble
     assert re.search(r"iteration 1 rollout: .*\d running", seen)
     assert re.search(r"iteration 1 update: .*waiting", seen)
