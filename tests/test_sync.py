@@ -1,5 +1,6 @@
 """W&B online: one run and one row per iteration on the server, whatever was killed, down or offline."""
 
+import json
 import os
 import signal
 import subprocess
@@ -191,8 +192,8 @@ def test_an_outage_in_the_middle(run, server, sync):
 def test_rows_that_another_program_sent_twice(run, server, sync):
     append(run, 1, 2)
     follow(run)
-    history = stored(server, run).history
-    history.append({**history[-1], "_step": history[-1]["_step"] + 1})
+    lines = stored(server, run).streams["wandb-history.jsonl"]
+    lines[2] = json.dumps({**json.loads(lines[1]), "_step": 2})
     done = sync()
     assert done.returncode == 1
     assert "W&B has iteration 2 more than once" in done.stderr
