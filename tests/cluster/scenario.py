@@ -151,8 +151,12 @@ class SlurmRun:
         return {str(file.relative_to(self.root / "logs")): file.read_text() for file in files}
 
     def story(self) -> str:
-        """Queue, events, logs of drivers and of whatever wrote last."""
+        """Queue, events, logs of drivers, of failed attempts and of whatever wrote last."""
         logs = self.logs("*driver/*/*") | self.logs("*guard/*/*")
+        for event in self.events("failed"):
+            iteration, stage, shard = event["task"].split("/")
+            folder = f"{int(iteration):05d}-{stage}/attempt-{event['attempt']}"
+            logs |= self.logs(f"{folder}/*-{int(shard):05d}")
         latest = sorted((self.root / "logs").glob("*/*/*.log"), key=lambda file: file.stat().st_mtime)[-4:]
         logs |= {str(file): file.read_text() for file in latest}
         parts = [self.cluster.call("squeue", "-o", "%i %j %T %r %E").stdout]

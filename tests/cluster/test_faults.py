@@ -139,7 +139,7 @@ def test_jobs_are_preempted_cancelled_requeued_and_killed(
 
     run.wait_until_complete()
     assert_same_policy(run, undisturbed)
-    assert [kind for _, kind in failed(run)] == ["killed", "killed"]
+    assert [kind for _, kind in failed(run)] == ["killed", "killed"], run.story()
     assert failed(run)[1][0] == f"{cancelled.iteration}/update/0"
     assert len([e for e in run.events("submitted") if ".guard." in e["array"]]) > 1
 
