@@ -21,11 +21,10 @@ from pipeline.config import WandbConfig
 from pipeline.dashboard import NAME, Spec, build, merged, pinned
 from pipeline.mirrorstate import wandb_id
 from pipeline.runs import Run, is_run, load_run
-from pipeline.sync import NoKey
+from pipeline.sync import NO_KEY, NoKey
 from pipeline.tracking import has_key
 from pipeline.wandbrun import project_of
 
-_NO_KEY = "there is no API key for W&B: type `wandb login`, or set WANDB_API_KEY"
 _SLUG = "slurmppo001"
 """Of the workspace's address. It stays when people rename the workspace, so we find it again by this."""
 _VIEW = f"nw-{_SLUG}-v"
@@ -139,7 +138,7 @@ def push(target: Target, seconds: int) -> Pushed:
         PushFailed: the server cannot be reached, or refuses.
     """
     if not has_key(os.environ):
-        raise NoKey(_NO_KEY)
+        raise NoKey(NO_KEY)
     limit = _START_SECONDS + seconds * (len(target.runs) + 4)
     command = [sys.executable, "-m", "pipeline.dashboardpush", json.dumps(asdict(target)), str(seconds)]
     environment = os.environ | {"WANDB_SILENT": "true"}
@@ -186,7 +185,7 @@ def _pushed(target: Target, seconds: int) -> Pushed:
     try:
         return _push(wandb.Api(timeout=seconds), target)
     except wandb.errors.UsageError:  # e.g. one for another server in ~/.netrc
-        raise NoKey(_NO_KEY) from None
+        raise NoKey(NO_KEY) from None
     except (wandb.errors.Error, WandbApiFailedError) as error:
         server = wandb.setup().settings.base_url
         raise PushFailed(f"W&B at {server} {_what_went_wrong(error, seconds)}") from None

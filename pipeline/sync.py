@@ -15,6 +15,9 @@ from pipeline.tracking import MirrorProcess, has_key
 _LOOK_SECONDS = 0.2
 
 
+NO_KEY = "there is no API key for W&B: type `wandb login`, or set WANDB_API_KEY"
+
+
 class NoKey(ValueError):
     """There is no API key for W&B."""
 
@@ -37,7 +40,7 @@ def sync(run: Run, seconds: float, anew: bool, say: Callable[[str], None]) -> st
         LeaseHeld: another process has been sending rows for minutes.
     """
     if not has_key(os.environ):
-        raise NoKey("there is no API key for W&B: type `wandb login`, or set WANDB_API_KEY")
+        raise NoKey(NO_KEY)
     if holder := holder_of(online_lease(run.paths)):
         say(f"waiting for another process that sends rows: {holder}")
     if anew:
