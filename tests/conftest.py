@@ -43,9 +43,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Real models of a few thousand weights, and prompts, that no test changes."""
+    return tiny.make_inputs(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def inputs(models: Path) -> Path:
     """Models and prompts that no test changes."""
-    return tiny.make_inputs(tmp_path_factory.mktemp("inputs"))
+    return models
 
 
 @pytest.fixture(scope="session")
