@@ -96,11 +96,11 @@ def process_group() -> Iterator[None]:
 
 
 @pytest.fixture
-def make(inputs: Path, tmp_path: Path, process_group: None) -> "Callable[..., Learner]":
+def make(models: Path, tmp_path: Path, process_group: None) -> "Callable[..., Learner]":
     """A learner of the given settings, from the same policy each time."""
     import learning
 
-    return lambda *more: learning.make_learner(inputs, tmp_path / "run", *more)
+    return lambda *more: learning.make_learner(models, tmp_path / "run", *more)
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def chatty(tmp_path_factory) -> Path:
-    """As ``inputs``, of a policy with a chat template and a longer context, and prompts of both kinds."""
+    """As ``models``, of a policy with a chat template and a longer context, and prompts of both kinds."""
     folder = tiny.make_inputs(tmp_path_factory.mktemp("chatty"))
     shutil.rmtree(folder / "policy")
     torch.manual_seed(0)
@@ -567,8 +567,8 @@ SETTINGS = (
 )
 
 
-def run_of(inputs: Path, run_dir: Path, scheduler: str, *more: str) -> Run:
-    return make_run(inputs, run_dir, *SETTINGS, f"rollout.multi_turn.scheduler=schedulers:{scheduler}", *more)
+def run_of(models: Path, run_dir: Path, scheduler: str, *more: str) -> Run:
+    return make_run(models, run_dir, *SETTINGS, f"rollout.multi_turn.scheduler=schedulers:{scheduler}", *more)
 
 
 @pytest.fixture(scope="module")

@@ -82,22 +82,22 @@ ON_SLURM = ("scheduler=slurm", "scheduler.update.cpus_per_task=1")
         ),
     ],
 )
-def test_keys_that_do_not_go_together_are_refused(inputs, tmp_path, given, said):
-    words = [word.replace("INPUTS", str(inputs)) for word in given]
+def test_keys_that_do_not_go_together_are_refused(models, tmp_path, given, said):
+    words = [word.replace("INPUTS", str(models)) for word in given]
     with pytest.raises(ConfigError) as refusal:
-        resolve(compose(tiny.overrides(inputs, tmp_path / "run", *words)))
+        resolve(compose(tiny.overrides(models, tmp_path / "run", *words)))
     (line,) = str(refusal.value).splitlines()
     assert line.startswith(said), line
 
 
-def test_what_goes_together_is_not_refused(inputs, tmp_path):
+def test_what_goes_together_is_not_refused(models, tmp_path):
     large_reference = [*ON_SLURM, "reward.engine=vllm", "scheduler.reward.gpus_per_node=2"]
     for given in (
         ["rollout.top_p=0.9", "rollout.temperature=0.7"],
         ["rollout=vllm", "rollout.top_k=5"],
         [*large_reference, "reward.device_map=auto"],
     ):
-        resolve(compose(tiny.overrides(inputs, tmp_path / "run", *given)))
+        resolve(compose(tiny.overrides(models, tmp_path / "run", *given)))
 
 
 # GPUs
@@ -117,10 +117,10 @@ def test_no_gpus_given_are_none_missed(given):
 
 
 @pytest.mark.parametrize("where", ["rollout", "reward"])
-def test_more_gpus_than_the_task_has_are_one_error_and_not_a_hang(inputs, tmp_path, where, monkeypatch):
+def test_more_gpus_than_the_task_has_are_one_error_and_not_a_hang(models, tmp_path, where, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     run = make_run(
-        inputs,
+        models,
         tmp_path / "run",
         f"{where}.engine=vllm",
         f"{where}.vllm.tensor_parallel_size=2",
@@ -142,13 +142,13 @@ def test_more_gpus_than_the_task_has_are_one_error_and_not_a_hang(inputs, tmp_pa
 
 
 @pytest.fixture(scope="module")
-def unknown_model(inputs, tmp_path_factory) -> Path:
+def unknown_model(models, tmp_path_factory) -> Path:
     """A reward model that transformers knows and vLLM does not."""
     import torch
     from transformers import OpenAIGPTConfig, OpenAIGPTForSequenceClassification
 
     folder = tmp_path_factory.mktemp("unknown") / "reward_model"
-    shutil.copytree(inputs / "reward_model", folder)
+    shutil.copytree(models / "reward_model", folder)
     torch.manual_seed(3)
     config = OpenAIGPTConfig(
         vocab_size=300, n_positions=tiny.CONTEXT, n_embd=32, n_layer=1, n_head=1, num_labels=1, pad_token_id=2
@@ -158,19 +158,19 @@ def unknown_model(inputs, tmp_path_factory) -> Path:
 
 
 def test_a_model_that_vllm_does_not_know_is_scored_with_transformers_if_that_is_asked_for(
-    inputs, unknown_model, tmp_path
+    models, unknown_model, tmp_path
 ):
     common = (
         "reward.engine=vllm",
         f"reward.components.rm.path={unknown_model}",
         "reward.vllm.enforce_eager=true",
     )
-    run = make_run(inputs, tmp_path / "run", *common, "reward.fall_back=true")
+    run = make_run(models, tmp_path / "run", *common, "reward.fall_back=true")
     for name, iteration in (("prepare", 0), ("rollout", 1), ("reward", 1)):
         done = stage(run, name, iteration)
         assert done.code == 0, done.log
     assert f"{unknown_model} is scored with transformers" in done.log
-    strict = make_run(inputs, tmp_path / "strict", *common)
+    strict = make_run(models, tmp_path / "strict", *common)
     shutil.rmtree(run.paths.iteration(1) / "reward")
     for name in ("data", "iterations"):
         shutil.copytree(run.paths.root / name, strict.paths.root / name)
@@ -308,14 +308,14 @@ def test_so_is_a_score(answers, said):
         CarelessScorer(answers).score([[5], [6]])
 
 
-def rolled_out(inputs, tmp_path, engine):
-    run = make_run(inputs, tmp_path / "run", f"rollout.engine=broken_engines:{engine}")
+def rolled_out(models, tmp_path, engine):
+    run = make_run(models, tmp_path / "run", f"rollout.engine=broken_engines:{engine}")
     assert stage(run, "prepare").code == 0
     return run, stage(run, "rollout", 1)
 
 
-def test_what_was_finished_before_an_engine_broke_is_kept(inputs, tmp_path):
-    run, broken = rolled_out(inputs, tmp_path, "breaks_once")
+def test_what_was_finished_before_an_engine_broke_is_kept(models, tmp_path):
+    run, broken = rolled_out(models, tmp_path, "breaks_once")
     assert broken.code == 1
     assert "RuntimeError: the engine's worker process is gone" in broken.log
     again = stage(run, "rollout", 1)
@@ -323,15 +323,15 @@ def test_what_was_finished_before_an_engine_broke_is_kept(inputs, tmp_path):
     assert "continues from 3 of 4 responses" in again.log
 
 
-def test_an_engine_that_cannot_be_closed_takes_nothing_back(inputs, tmp_path):
-    run, done = rolled_out(inputs, tmp_path, "cannot_be_closed")
+def test_an_engine_that_cannot_be_closed_takes_nothing_back(models, tmp_path):
+    run, done = rolled_out(models, tmp_path, "cannot_be_closed")
     assert done.code == 0, done.log
     assert "closing the generator failed; what the task has done stands" in done.log
     assert read_record(run.paths, Task(1, Stage.ROLLOUT)).rows == 4
 
 
-def test_a_function_that_makes_no_engine_is_one_error(inputs, tmp_path):
-    _, done = rolled_out(inputs, tmp_path, "no_engine")
+def test_a_function_that_makes_no_engine_is_one_error(models, tmp_path):
+    _, done = rolled_out(models, tmp_path, "no_engine")
     assert done.code == 2
     assert "broken_engines:no_engine made NoneType, not a stages.engines.base.Generator" in done.log
     assert "Traceback" not in done.log

@@ -28,8 +28,8 @@ def one_thread():
 
 
 @pytest.fixture(scope="module")
-def model(inputs):
-    return load_causal_lm(inputs / "policy", Precision.FP32, trust_remote_code=False)
+def model(models):
+    return load_causal_lm(models / "policy", Precision.FP32, trust_remote_code=False)
 
 
 @pytest.fixture(scope="module")
@@ -212,15 +212,15 @@ def test_a_stop_token_at_the_very_limit_counts_as_a_stop(generator):
     assert cut.finish_reason is FinishReason.STOP
 
 
-def test_a_model_without_any_stop_token_runs_to_the_limit(inputs):
-    model = load_causal_lm(inputs / "policy", Precision.FP32, trust_remote_code=False)
+def test_a_model_without_any_stop_token_runs_to_the_limit(models):
+    model = load_causal_lm(models / "policy", Precision.FP32, trust_remote_code=False)
     model.config.eos_token_id = model.generation_config.eos_token_id = None
     for response in TransformersGenerator(model, 300).generate(requests(8), Sampling()):
         assert response.finish_reason is FinishReason.LENGTH
 
 
-def test_generation_settings_of_the_model_directory_do_not_leak_in(generator, inputs, tmp_path):
-    model = AutoModelForCausalLM.from_pretrained(inputs / "policy")
+def test_generation_settings_of_the_model_directory_do_not_leak_in(generator, models, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(models / "policy")
     model.save_pretrained(tmp_path)
     settings = {
         "do_sample": True,
@@ -244,8 +244,8 @@ def test_generation_settings_of_the_model_directory_do_not_leak_in(generator, in
         assert found == generator.generate(asked, Sampling())
 
 
-def test_end_of_sequence_ids_of_the_model_directory_do_count(inputs, generator):
-    model = load_causal_lm(inputs / "policy", Precision.FP32, trust_remote_code=False)
+def test_end_of_sequence_ids_of_the_model_directory_do_count(models, generator):
+    model = load_causal_lm(models / "policy", Precision.FP32, trust_remote_code=False)
     asked = requests(20)
     usual = Counter(t for r in generator.generate(asked, Sampling()) for t in r.tokens[:-1]).most_common(1)[
         0
@@ -264,8 +264,8 @@ def test_a_prompt_may_fill_the_context_but_for_one_token(generator):
     assert len(response.tokens) == 1
 
 
-def test_bf16_samples_and_notes_its_own_log_probabilities(inputs):
-    model = load_causal_lm(inputs / "policy", Precision.BF16, trust_remote_code=False)
+def test_bf16_samples_and_notes_its_own_log_probabilities(models):
+    model = load_causal_lm(models / "policy", Precision.BF16, trust_remote_code=False)
     assert model.dtype is torch.bfloat16
     asked = requests(8)
     for request, response in zip(
@@ -299,16 +299,16 @@ def by_hand(model, sequence: list[int]) -> float:
         return float(model.score(hidden[0, -1]))
 
 
-def test_scores_are_the_models_logit_at_the_last_token(inputs):
-    model = load_reward_model(inputs / "reward_model", Precision.FP32, trust_remote_code=False)
+def test_scores_are_the_models_logit_at_the_last_token(models):
+    model = load_reward_model(models / "reward_model", Precision.FP32, trust_remote_code=False)
     sequences = prompts(20)
     for budget in (1, 60, 10_000):
         found = TransformersScorer(model, budget).score(sequences)
         assert found == pytest.approx([by_hand(model, s) for s in sequences], abs=1e-5)
 
 
-def test_scores_without_a_padding_id_are_the_same(inputs):
-    model = load_reward_model(inputs / "reward_model", Precision.FP32, trust_remote_code=False)
+def test_scores_without_a_padding_id_are_the_same(models):
+    model = load_reward_model(models / "reward_model", Precision.FP32, trust_remote_code=False)
     sequences = prompts(12)
     expected = [by_hand(model, s) for s in sequences]
     model.config.pad_token_id = None

@@ -49,7 +49,7 @@ def remember_gradients(trainer: Trainer, seen: dict[str, torch.Tensor]) -> None:
     trainer.step = remember
 
 
-def learn(inputs: Path, folder: Path, rank: int) -> None:
+def learn(models: Path, folder: Path, rank: int) -> None:
     """Every way to divide the same update, of two epochs, among these ranks."""
     ranks.start_distributed()
     given = experience(rows=16, holes=True)
@@ -63,7 +63,7 @@ def learn(inputs: Path, folder: Path, rank: int) -> None:
             "data.prompts_per_iteration=16",
             "algorithm.entropy_coef=0.01",
         )
-        learner = make_learner(inputs, folder / f"run-{rank}", *settings)
+        learner = make_learner(models, folder / f"run-{rank}", *settings)
         seen: dict[str, torch.Tensor] = {}
         for trainer in learner.trainers:
             remember_gradients(trainer, seen)
@@ -85,10 +85,10 @@ def learn(inputs: Path, folder: Path, rank: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def learned(inputs, tmp_path_factory) -> Path:
+def learned(models, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("learned")
     for size in SIZES:
-        assert ended(start_ranks(size, folder / "meeting", learn, inputs, folder)) == [0] * size
+        assert ended(start_ranks(size, folder / "meeting", learn, models, folder)) == [0] * size
     return folder
 
 

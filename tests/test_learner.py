@@ -239,21 +239,21 @@ def test_a_learning_rate_never_leaves_its_schedule_whatever_a_fork_changes(make)
 # the stage
 
 
-def scored_run(inputs, folder, *more):
+def scored_run(models, folder, *more):
     """A run up to its first update."""
-    run = make_run(inputs, folder, *more)
+    run = make_run(models, folder, *more)
     for task in (("prepare",), ("rollout", 1, 0), ("rollout", 1, 1), ("reward", 1, 0), ("reward", 1, 1)):
         done = stage(run, *task)
         assert done.code == 0, done.log
     return run
 
 
-def test_a_critic_with_a_nan_weight_commits_nothing(inputs, tmp_path):
+def test_a_critic_with_a_nan_weight_commits_nothing(models, tmp_path):
     critic = tiny.make_policy(tmp_path / "critic")
     loaded = load_file(critic / "model.safetensors")
     loaded["model.layers.1.mlp.up_proj.weight"][0, 0] = torch.nan
     save_file(loaded, critic / "model.safetensors", metadata={"format": "pt"})
-    run = scored_run(inputs, tmp_path / "run", f"model.critic={critic}")
+    run = scored_run(models, tmp_path / "run", f"model.critic={critic}")
     done = stage(run, "update", 1)
     assert done.code == 1
     assert "step skipped: the policy loss is nan in iteration 1, epoch 1, mini-batch 1; rows" in done.log
@@ -262,12 +262,12 @@ def test_a_critic_with_a_nan_weight_commits_nothing(inputs, tmp_path):
     assert not run.paths.policies.exists()
 
 
-def test_generation_settings_that_transformers_would_not_save_do_not_lose_an_update(inputs, tmp_path):
+def test_generation_settings_that_transformers_would_not_save_do_not_lose_an_update(models, tmp_path):
     """Models in the wild have a temperature without do_sample; saving must not fail after the training."""
     policy = tiny.make_policy(tmp_path / "policy")
     settings = '{"do_sample": false, "temperature": 0.9, "top_p": 0.6, "eos_token_id": 1}'
     (policy / "generation_config.json").write_text(settings)
-    run = scored_run(inputs, tmp_path / "run", f"model.policy={policy}")
+    run = scored_run(models, tmp_path / "run", f"model.policy={policy}")
     done = stage(run, "update", 1)
     assert done.code == 0, done.log
     (saved,) = run.paths.policies.glob("00001.*/generation_config.json")
@@ -275,9 +275,9 @@ def test_generation_settings_that_transformers_would_not_save_do_not_lose_an_upd
 
 
 @pytest.mark.parametrize("precision_and_stage", [("fp32", 2), ("bf16", 3)])
-def test_updates_with_zero_go_on_over_iterations(inputs, tmp_path, precision_and_stage):
+def test_updates_with_zero_go_on_over_iterations(models, tmp_path, precision_and_stage):
     precision, zero = precision_and_stage
-    run = scored_run(inputs, tmp_path / "run", f"update.precision={precision}", f"update.zero_stage={zero}")
+    run = scored_run(models, tmp_path / "run", f"update.precision={precision}", f"update.zero_stage={zero}")
     for task in (
         ("update", 1),
         *((name, 2, i) for name in ("rollout", "reward") for i in (0, 1)),

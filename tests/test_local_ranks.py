@@ -29,10 +29,10 @@ SETTINGS = ("iterations=1", "update.zero_stage=2", "scheduler.update.ranks=2")
 
 
 @pytest.fixture(scope="module")
-def undisturbed(inputs, slurm_ppo, tmp_path_factory) -> Path:
+def undisturbed(models, slurm_ppo, tmp_path_factory) -> Path:
     """A complete run whose update was done by two ranks. Tests must not change it."""
     run_dir = tmp_path_factory.mktemp("ranks") / "run"
-    done = slurm_ppo("run", *tiny.overrides(inputs, run_dir, *SETTINGS))
+    done = slurm_ppo("run", *tiny.overrides(models, run_dir, *SETTINGS))
     assert done.returncode == 0, done.stderr
     return run_dir
 
@@ -74,7 +74,7 @@ def test_both_ranks_take_part_and_have_logs_of_their_own(undisturbed):
 
 
 def test_any_rank_that_is_killed_costs_an_attempt_and_changes_nothing(
-    undisturbed, inputs, environment, tmp_path
+    undisturbed, models, environment, tmp_path
 ):
     run_dir, marker = tmp_path / "run", tmp_path / "killed"
     # of the first attempt rank 1 as soon as it is there, of the second rank 0 while it saves
@@ -83,7 +83,7 @@ def test_any_rank_that_is_killed_costs_an_attempt_and_changes_nothing(
         "KILL_AT": "before-fsync:trainer/00001.",
         "KILL_MARKER": str(marker),
     }
-    command = [sys.executable, "-m", "pipeline", "run", *tiny.overrides(inputs, run_dir, *SETTINGS)]
+    command = [sys.executable, "-m", "pipeline", "run", *tiny.overrides(models, run_dir, *SETTINGS)]
     with (tmp_path / "said").open("w") as said:
         process = subprocess.Popen(command, env=hooked, cwd=ROOT, stdout=said, stderr=said)
     try:
@@ -129,8 +129,8 @@ def said_and_killed(arguments: list[str]) -> int:
     raise AssertionError("is alive")
 
 
-def test_what_a_rank_says_whose_peer_was_killed_is_not_the_reason(inputs, tmp_path):
-    run = make_run(inputs, tmp_path / "run", *SETTINGS)
+def test_what_a_rank_says_whose_peer_was_killed_is_not_the_reason(models, tmp_path):
+    run = make_run(models, tmp_path / "run", *SETTINGS)
     scheduler = LocalScheduler("test_local_ranks:said_and_killed", [], LocalLimits(1, {"update": 1}, 60))
     jobs, task = LocalJobs(run, scheduler), Task(1, Stage.UPDATE)
     jobs.launch([Launch(task, "")], Observation((), {}, {}, (), {}))
@@ -159,9 +159,9 @@ def test_ranks_that_find_an_input_spoilt_say_so_and_it_is_made_again(undisturbed
     assert fingerprint(run_dir) == fingerprint(undisturbed)
 
 
-def test_only_the_update_has_ranks(inputs, tmp_path):
+def test_only_the_update_has_ranks(models, tmp_path):
     for stage in ("rollout", "reward", "evaluate"):
         with pytest.raises(ConfigError, match=rf"scheduler.{stage}.ranks.*unknown key 'ranks'.*slots"):
-            compose(tiny.overrides(inputs, tmp_path / "run", f"scheduler.{stage}.ranks=2"))
+            compose(tiny.overrides(models, tmp_path / "run", f"scheduler.{stage}.ranks=2"))
     with pytest.raises(ConfigError, match=r"scheduler.update.ranks"):
-        compose(tiny.overrides(inputs, tmp_path / "run", "scheduler.update.ranks=0"))
+        compose(tiny.overrides(models, tmp_path / "run", "scheduler.update.ranks=0"))

@@ -37,8 +37,8 @@ CASES = ["fp32-zero0", "fp32-zero0-checkpointing", "bf16-zero2", "fp32-zero3", "
 IDS = torch.arange(2, 32).view(2, 15)
 
 
-def config_of(inputs: Path, case: str = "fp32-zero0", **lora: object) -> Config:
-    config = compose(tiny.overrides(inputs, inputs / "no-run"))
+def config_of(models: Path, case: str = "fp32-zero0", **lora: object) -> Config:
+    config = compose(tiny.overrides(models, models / "no-run"))
     update = dataclasses.replace(settings(case), lora=LoraConfig(rank=4, alpha=8.0, **lora))
     return dataclasses.replace(config, update=update)
 
@@ -75,18 +75,18 @@ def life_with_adapters(case: str, policy: Path, folder: Path) -> dict:
 
 
 @pytest.fixture(scope="module")
-def lives(processes, inputs, tmp_path_factory):  # noqa: F811 - the fixture
+def lives(processes, models, tmp_path_factory):  # noqa: F811 - the fixture
     folders = {case: tmp_path_factory.mktemp(case) for case in CASES}
     return {
-        case: (folder, processes.submit(into_file, life_with_adapters, case, inputs / "policy", folder))
+        case: (folder, processes.submit(into_file, life_with_adapters, case, models / "policy", folder))
         for case, folder in folders.items()
     }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_new_adapters_change_nothing(lives, inputs, case):
+def test_new_adapters_change_nothing(lives, models, case):
     seen = seen_in(lives[case][1])
-    base = load_causal_lm(inputs / "policy", precision_of(case), trust_remote_code=False)
+    base = load_causal_lm(models / "policy", precision_of(case), trust_remote_code=False)
     assert torch.equal(seen["first"], logits(base))
     assert not torch.equal(seen["first"], seen["last"])
 
@@ -123,13 +123,13 @@ def test_the_state_holds_the_adapters_in_fp32(lives, case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_policy_is_a_plain_model_that_equals_the_adapter_on_the_base(lives, inputs, case):
+def test_the_policy_is_a_plain_model_that_equals_the_adapter_on_the_base(lives, models, case):
     folder, life = lives[case]
     seen = seen_in(life)
     plain, loading = AutoModelForCausalLM.from_pretrained(folder / "model", output_loading_info=True)
     assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert plain.dtype == DTYPES[precision_of(case)]
-    base = AutoModelForCausalLM.from_pretrained(inputs / "policy", dtype=plain.dtype).float()
+    base = AutoModelForCausalLM.from_pretrained(models / "policy", dtype=plain.dtype).float()
     adapted = PeftModel.from_pretrained(base, folder / "model" / "adapter")
     half = precision_of(case) is not Precision.FP32
     assert torch.allclose(seen["last"], logits(adapted), atol=0.2 if half else 1e-5)
@@ -147,47 +147,47 @@ def test_checkpointing_gives_adapters_the_same_gradients(lives):
     assert same_bytes(plain[0] / "state", checkpointed[0] / "state")
 
 
-def test_the_adapter_says_what_it_is_for(lives, inputs):
+def test_the_adapter_says_what_it_is_for(lives, models):
     folder, life = lives["fp32-zero0"]
     life.result(timeout=500)
     told = json.loads((folder / "model" / "adapter" / "adapter_config.json").read_text())
-    assert told["base_model_name_or_path"] == str(inputs / "policy")
+    assert told["base_model_name_or_path"] == str(models / "policy")
     assert (told["r"], told["lora_alpha"], told["lora_dropout"]) == (4, 8.0, 0.0)
     assert told["target_modules"] == sorted(told["target_modules"])
     assert (told["task_type"], told["inference_mode"]) == ("CAUSAL_LM", True)
 
 
-def test_adapters_follow_from_the_seed_alone(inputs):
-    config = config_of(inputs)
+def test_adapters_follow_from_the_seed_alone(models):
+    config = config_of(models)
     torch.manual_seed(5)
-    one, state = load_policy(inputs / "policy", config), torch.get_rng_state()
+    one, state = load_policy(models / "policy", config), torch.get_rng_state()
     torch.manual_seed(5)
     assert torch.equal(torch.get_rng_state(), state), "the caller's generator was used"
     torch.manual_seed(6)
-    two = load_policy(inputs / "policy", config)
-    other = load_policy(inputs / "policy", dataclasses.replace(config, seed=config.seed + 1))
+    two = load_policy(models / "policy", config)
+    other = load_policy(models / "policy", dataclasses.replace(config, seed=config.seed + 1))
     weights_of = [dict(model.named_parameters()) for model in (one, two, other)]
     assert largest_difference(weights_of[0], weights_of[1]) == 0
     assert largest_difference(weights_of[0], weights_of[2]) > 0
 
 
-def test_only_the_layers_that_were_named_get_adapters(inputs):
-    model = load_policy(inputs / "policy", config_of(inputs, target_modules=("q_proj", "mlp.up_proj")))
+def test_only_the_layers_that_were_named_get_adapters(models):
+    model = load_policy(models / "policy", config_of(models, target_modules=("q_proj", "mlp.up_proj")))
     assert {name.rsplit(".", 3)[-3] for name in adapted_layers(model)} == {"q_proj", "up_proj"}
 
 
 @pytest.mark.parametrize("target", ["nonsense", "embed_tokens", "lm_head"])
-def test_a_layer_that_cannot_have_an_adapter_is_named(inputs, target):
+def test_a_layer_that_cannot_have_an_adapter_is_named(models, target):
     with pytest.raises(
         UserError, match=rf"lora\.target_modules: .*'{target}'; it has .*down_proj, gate_proj"
     ):
-        load_policy(inputs / "policy", config_of(inputs, target_modules=("q_proj", target)))
+        load_policy(models / "policy", config_of(models, target_modules=("q_proj", target)))
 
 
-def test_without_peft_the_error_says_what_to_install(inputs, monkeypatch):
+def test_without_peft_the_error_says_what_to_install(models, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(UserError, match=r"update\.lora needs peft: pip install \"slurm-ppo\[lora\]\""):
-        load_policy(inputs / "policy", config_of(inputs))
+        load_policy(models / "policy", config_of(models))
 
 
 def gpt2() -> PreTrainedModel:

@@ -42,16 +42,16 @@ NUM_RESPONSES = 64
 
 
 @pytest.fixture(scope="module")
-def undisturbed(inputs, tmp_path_factory) -> Run:
+def undisturbed(models, tmp_path_factory) -> Run:
     """One rollout, never disturbed, and what it was made from. Tests must not change it."""
     run = make_run(
-        inputs,
+        models,
         tmp_path_factory.mktemp("undisturbed") / "run",
         "rollout.num_shards=1",
         "rollout.samples_per_prompt=8",
         "rollout.max_new_tokens=40",
         "rollout.tokens_per_batch=100",
-        f"data.heldout={inputs / 'heldout.jsonl'}",
+        f"data.heldout={models / 'heldout.jsonl'}",
         "evaluate.every=1",
     )
     for task in (("prepare", 0), ("rollout", 1), ("evaluate", 0)):
@@ -505,10 +505,10 @@ def test_how_a_warned_task_says_what_it_has(counts, has_progress, said):
 
 
 @pytest.fixture(scope="module")
-def generator(inputs):
+def generator(models):
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    model = load_causal_lm(inputs / "policy", Precision.FP32, trust_remote_code=False)
+    model = load_causal_lm(models / "policy", Precision.FP32, trust_remote_code=False)
     yield TransformersGenerator(model, token_budget=40)
     torch.set_num_threads(before)
 

@@ -155,7 +155,7 @@ def group():
 
 @pytest.mark.parametrize("estimator", ["k1", "k2"])
 def test_nan_at_observations_in_what_other_stages_computed_never_reaches_the_weights(
-    inputs, tmp_path, group, estimator
+    models, tmp_path, group, estimator
 ):
     clean = experience(holes=True)
     names = ("rollout_log_probs", "reference_log_probs")
@@ -163,7 +163,7 @@ def test_nan_at_observations_in_what_other_stages_computed_never_reaches_the_wei
     settings = ("algorithm.kl.placement=loss", f"algorithm.kl.estimator={estimator}", "algorithm.kl.coef=1.0")
     learned = []
     for given in (clean, dataclasses.replace(clean, **dirty)):
-        learner = make_learner(inputs, tmp_path / "run", *settings, "algorithm.correction.level=token")
+        learner = make_learner(models, tmp_path / "run", *settings, "algorithm.correction.level=token")
         updated(learner, given, kl_coef=1.0)
         learned.append(weights(learner))
     assert difference(*learned) == 0

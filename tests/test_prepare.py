@@ -25,11 +25,11 @@ CHAT = (
 )
 
 
-def prepared(inputs: Path, folder: Path, rows: list[dict], *more: str) -> tuple[Run, Done]:
+def prepared(models: Path, folder: Path, rows: list[dict], *more: str) -> tuple[Run, Done]:
     """A run on these rows plus eight good ones."""
     good = [{"id": f"good{i}", "prompt": f"good {i}"} for i in range(8)]
     path = tiny.write_jsonl(folder / "mine.jsonl", [*rows, *good])
-    run = make_run(inputs, folder / "run", f"data.prompts={path}", *more)
+    run = make_run(models, folder / "run", f"data.prompts={path}", *more)
     return run, stage(run, "prepare")
 
 
@@ -43,7 +43,7 @@ def listed(run: Run) -> dict[str | None, str]:
     return {row["prompt_id"]: row["reason"] for row in rows}
 
 
-def policy_with(inputs: Path, folder: Path, **changes: object) -> Path:
+def policy_with(models: Path, folder: Path, **changes: object) -> Path:
     """The policy with another tokenizer configuration."""
     tiny.make_policy(folder, chat_template=changes.pop("chat_template", None))
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -65,8 +65,8 @@ BAD = [
 ]
 
 
-def test_unusable_rows_are_left_out_counted_and_listed(inputs, tmp_path):
-    run, done = prepared(inputs, tmp_path, BAD)
+def test_unusable_rows_are_left_out_counted_and_listed(models, tmp_path):
+    run, done = prepared(models, tmp_path, BAD)
     assert done.code == 0, done.log
     assert table(run)["prompt_id"].to_pylist() == ["just", "twice", *(f"good{i}" for i in range(8))]
     assert listed(run) == {"empty": "empty", "long": "too_long", "twice": "duplicate_id", "null": "null"}
@@ -74,8 +74,8 @@ def test_unusable_rows_are_left_out_counted_and_listed(inputs, tmp_path):
     assert read_record(run.paths, PREPARE).metrics["rejected"] == 4
 
 
-def test_unusable_rows_can_be_fatal(inputs, tmp_path):
-    run, done = prepared(inputs, tmp_path, BAD, "data.bad_rows=fatal")
+def test_unusable_rows_can_be_fatal(models, tmp_path):
+    run, done = prepared(models, tmp_path, BAD, "data.bad_rows=fatal")
     assert done.code == 2
     assert "Traceback" not in done.log
     assert "4 rows cannot be used" in done.log
@@ -84,35 +84,35 @@ def test_unusable_rows_can_be_fatal(inputs, tmp_path):
     assert read_record(run.paths, PREPARE) is None
 
 
-def test_a_prompt_of_no_tokens_cannot_be_used(inputs, tmp_path):
-    policy = policy_with(inputs, tmp_path / "policy", normalizer=normalizers.Replace("~", ""))
-    run, done = prepared(inputs, tmp_path, [{"id": "tilde", "prompt": "~~"}], f"model.policy={policy}")
+def test_a_prompt_of_no_tokens_cannot_be_used(models, tmp_path):
+    policy = policy_with(models, tmp_path / "policy", normalizer=normalizers.Replace("~", ""))
+    run, done = prepared(models, tmp_path, [{"id": "tilde", "prompt": "~~"}], f"model.policy={policy}")
     assert done.code == 0, done.log
     assert listed(run) == {"tilde": "no_tokens"}
 
 
-def test_too_few_usable_rows_stop_the_run(inputs, tmp_path):
-    _, done = prepared(inputs, tmp_path, BAD[:1], "data.prompts_per_iteration=10")
+def test_too_few_usable_rows_stop_the_run(models, tmp_path):
+    _, done = prepared(models, tmp_path, BAD[:1], "data.prompts_per_iteration=10")
     assert done.code == 2
     assert "has 8 usable rows, fewer than data.prompts_per_iteration=10" in done.log
     assert "unusable rows are listed in" in done.log
 
 
-def test_the_users_own_columns_are_kept(inputs, tmp_path):
-    run, done = prepared(inputs, tmp_path, [{"id": "a", "prompt": "hello", "answer": 42, "tags": ["x", "y"]}])
+def test_the_users_own_columns_are_kept(models, tmp_path):
+    run, done = prepared(models, tmp_path, [{"id": "a", "prompt": "hello", "answer": 42, "tags": ["x", "y"]}])
     assert done.code == 0, done.log
     row = table(run).slice(0, 1).to_pylist()[0]
     assert (row["answer"], row["tags"]) == (42, ["x", "y"])
-    assert row["prompt_tokens"] == AutoTokenizer.from_pretrained(inputs / "policy")("hello")["input_ids"]
+    assert row["prompt_tokens"] == AutoTokenizer.from_pretrained(models / "policy")("hello")["input_ids"]
 
 
-def test_chat_messages_go_through_the_policys_template(inputs, tmp_path):
-    policy = policy_with(inputs, tmp_path / "policy", chat_template=CHAT)
+def test_chat_messages_go_through_the_policys_template(models, tmp_path):
+    policy = policy_with(models, tmp_path / "policy", chat_template=CHAT)
     messages = [{"role": "user", "content": "hi"}]
     rows = [{"id": "chat", "prompt": messages}]
     path = tiny.write_jsonl(tmp_path / "mine.jsonl", rows * 1)
     run = make_run(
-        inputs,
+        models,
         tmp_path / "run",
         f"data.prompts={path}",
         f"model.policy={policy}",
@@ -128,12 +128,12 @@ def test_chat_messages_go_through_the_policys_template(inputs, tmp_path):
     assert row["prompt_tokens"] == AutoTokenizer.from_pretrained(policy)("<user>hi<assistant>")["input_ids"]
 
 
-def test_messages_that_the_template_refuses_are_unusable_rows(inputs, tmp_path):
-    policy = policy_with(inputs, tmp_path / "policy", chat_template=CHAT)
+def test_messages_that_the_template_refuses_are_unusable_rows(models, tmp_path):
+    policy = policy_with(models, tmp_path / "policy", chat_template=CHAT)
     turns = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
     good = [{"id": f"c{i}", "prompt": [{"role": "user", "content": str(i)}]} for i in range(8)]
     path = tiny.write_jsonl(tmp_path / "mine.jsonl", [{"id": "system", "prompt": turns}, *good])
-    run = make_run(inputs, tmp_path / "run", f"data.prompts={path}", f"model.policy={policy}")
+    run = make_run(models, tmp_path / "run", f"data.prompts={path}", f"model.policy={policy}")
     done = stage(run, "prepare")
     assert done.code == 0, done.log
     assert listed(run) == {"system": "bad_message"}
@@ -141,55 +141,55 @@ def test_messages_that_the_template_refuses_are_unusable_rows(inputs, tmp_path):
     assert "no system here" in path.read_text()
 
 
-def test_chat_messages_without_a_template_stop_the_run(inputs, tmp_path):
+def test_chat_messages_without_a_template_stop_the_run(models, tmp_path):
     path = tiny.write_jsonl(
         tmp_path / "mine.jsonl", [{"id": "c", "prompt": [{"role": "user", "content": "hi"}]}]
     )
-    run = make_run(inputs, tmp_path / "run", f"data.prompts={path}")
+    run = make_run(models, tmp_path / "run", f"data.prompts={path}")
     done = stage(run, "prepare")
     assert done.code == 2
     assert "tokenizer has no chat template" in done.log
 
 
-def test_a_prompt_with_an_id_beyond_the_models_vocabulary_is_left_out(inputs, tmp_path):
-    policy = policy_with(inputs, tmp_path / "policy", added="<extra>")
+def test_a_prompt_with_an_id_beyond_the_models_vocabulary_is_left_out(models, tmp_path):
+    policy = policy_with(models, tmp_path / "policy", added="<extra>")
     run, done = prepared(
-        inputs, tmp_path, [{"id": "a", "prompt": "an <extra> word"}], f"model.policy={policy}"
+        models, tmp_path, [{"id": "a", "prompt": "an <extra> word"}], f"model.policy={policy}"
     )
     assert done.code == 0, done.log
     assert listed(run) == {"a": "unknown_token"}
 
 
-def test_a_tokenizer_that_is_not_the_models_own_stops_the_run(inputs, tmp_path):
-    policy = policy_with(inputs, tmp_path / "policy", added="<extra>")
+def test_a_tokenizer_that_is_not_the_models_own_stops_the_run(models, tmp_path):
+    policy = policy_with(models, tmp_path / "policy", added="<extra>")
     rows = [{"id": f"a{i}", "prompt": f"an <extra> word {i}"} for i in range(9)]
-    _, done = prepared(inputs, tmp_path, rows, f"model.policy={policy}")
+    _, done = prepared(models, tmp_path, rows, f"model.policy={policy}")
     assert done.code == 2
     assert "in 9 prompts its tokenizer gives ids that the model has no embedding for" in done.log
 
 
-def test_heldout_prompts_are_prepared_too(inputs, tmp_path):
+def test_heldout_prompts_are_prepared_too(models, tmp_path):
     heldout = tiny.write_jsonl(
         tmp_path / "heldout.jsonl", [{"id": f"h{i}", "prompt": f"h {i}"} for i in range(5)]
     )
     run, done = prepared(
-        inputs, tmp_path, [], f"data.heldout={heldout}", "evaluate.every=1", "evaluate.num_prompts=3"
+        models, tmp_path, [], f"data.heldout={heldout}", "evaluate.every=1", "evaluate.num_prompts=3"
     )
     assert done.code == 0, done.log
     assert table(run, index=1)["prompt_id"].to_pylist() == ["h0", "h1", "h2"]
 
 
-def test_heldout_prompts_of_which_none_can_be_used_stop_the_run(inputs, tmp_path):
+def test_heldout_prompts_of_which_none_can_be_used_stop_the_run(models, tmp_path):
     heldout = tiny.write_jsonl(tmp_path / "heldout.jsonl", [{"id": "h", "prompt": " "}])
-    _, done = prepared(inputs, tmp_path, [], f"data.heldout={heldout}", "evaluate.every=1")
+    _, done = prepared(models, tmp_path, [], f"data.heldout={heldout}", "evaluate.every=1")
     assert done.code == 2
     assert f"data.heldout={heldout} has no usable row" in done.log
 
 
 @pytest.mark.parametrize("name", ["prompts", "responses"])
-def test_a_column_that_would_clash_with_a_rules_arguments_is_refused(inputs, tmp_path, name):
+def test_a_column_that_would_clash_with_a_rules_arguments_is_refused(models, tmp_path, name):
     rule = ("+reward.components.r={kind: rule, function: 'operator:add'}",)
-    _, done = prepared(inputs, tmp_path, [{"id": "a", "prompt": "a", name: "x"}], *rule)
+    _, done = prepared(models, tmp_path, [{"id": "a", "prompt": "a", name: "x"}], *rule)
     assert done.code == 2
     assert f"reserved names: {name!r}" in done.log or f"reserved names: {name}" in done.log
 
@@ -203,57 +203,57 @@ def test_a_column_that_would_clash_with_a_rules_arguments_is_refused(inputs, tmp
     ],
 )
 def test_a_rule_that_cannot_be_imported_stops_the_run_before_the_first_rollout(
-    inputs, tmp_path, function, why
+    models, tmp_path, function, why
 ):
-    _, done = prepared(inputs, tmp_path, [], f"+reward.components.r={{kind: rule, function: '{function}'}}")
+    _, done = prepared(models, tmp_path, [], f"+reward.components.r={{kind: rule, function: '{function}'}}")
     assert done.code == 2
     assert f"reward.components.r.function={function}" in done.log
     assert why in done.log
     assert "Traceback" not in done.log
 
 
-def test_lora_of_layers_that_the_policy_lacks_stops_the_run_before_the_first_rollout(inputs, tmp_path):
-    _, done = prepared(inputs, tmp_path, [], "+update.lora={target_modules: [q_proj, c_attn]}")
+def test_lora_of_layers_that_the_policy_lacks_stops_the_run_before_the_first_rollout(models, tmp_path):
+    _, done = prepared(models, tmp_path, [], "+update.lora={target_modules: [q_proj, c_attn]}")
     assert done.code == 2
     assert "update.lora.target_modules: the policy has no linear layer 'c_attn'; it has down_proj" in done.log
     assert "Traceback" not in done.log
 
 
 @pytest.mark.parametrize("targets", ["all-linear", "[q_proj, mlp.up_proj]"])
-def test_lora_that_fits_the_policy_is_found_good_without_its_weights(inputs, tmp_path, targets):
-    policy = Path(shutil.copytree(inputs / "policy", tmp_path / "policy"))
+def test_lora_that_fits_the_policy_is_found_good_without_its_weights(models, tmp_path, targets):
+    policy = Path(shutil.copytree(models / "policy", tmp_path / "policy"))
     (policy / "model.safetensors").write_bytes(b"no weights")
     words = [f"model.policy={policy}", f"+update.lora={{target_modules: {targets}}}"]
-    run, done = prepared(inputs, tmp_path, [], *words)
+    run, done = prepared(models, tmp_path, [], *words)
     assert done.code == 0, done.log
     assert read_record(run.paths, PREPARE) is not None
 
 
-def test_without_peft_a_run_with_lora_stops_before_the_first_rollout(inputs, tmp_path, monkeypatch):
+def test_without_peft_a_run_with_lora_stops_before_the_first_rollout(models, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    run = make_run(inputs, tmp_path / "run", "+update.lora={rank: 4}")
+    run = make_run(models, tmp_path / "run", "+update.lora={rank: 4}")
     with pytest.raises(UserError, match=r"update\.lora needs peft: pip install \"slurm-ppo\[lora\]\""):
         prepare.run(PREPARE, Context(run.paths, run.config, PREPARE, "1-ab"))
 
 
-def test_what_the_run_was_made_from_is_recorded_with_its_hash(inputs, tmp_path):
-    run, done = prepared(inputs, tmp_path, [])
+def test_what_the_run_was_made_from_is_recorded_with_its_hash(models, tmp_path):
+    run, done = prepared(models, tmp_path, [])
     assert done.code == 0, done.log
     recorded = read_record(run.paths, PREPARE).inputs
     for path in (
         tmp_path / "mine.jsonl",
-        inputs / "policy/model.safetensors",
-        inputs / "reward_model/config.json",
+        models / "policy/model.safetensors",
+        models / "reward_model/config.json",
     ):
         digest, size, _ = recorded[f"file:{path}"].split(":")
         assert (len(digest), int(size)) == (32, path.stat().st_size)
 
 
-def test_preparing_twice_gives_the_same_prompts(inputs, tmp_path):
+def test_preparing_twice_gives_the_same_prompts(models, tmp_path):
     tables = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        run, done = prepared(inputs, tmp_path / name, BAD)
+        run, done = prepared(models, tmp_path / name, BAD)
         assert done.code == 0, done.log
         record = read_record(run.paths, PREPARE)
         tables.append([(entry.bytes, entry.xxh3_128) for entry in record.outputs if ".arrow" in entry.path])
@@ -263,9 +263,9 @@ def test_preparing_twice_gives_the_same_prompts(inputs, tmp_path):
 LONG = [{"id": "long", "prompt": "-" * 40 + "the end of a long one"}, {"id": "empty", "prompt": ""}]
 
 
-def test_a_prompt_that_is_too_long_can_be_truncated_on_the_left(inputs, tmp_path):
+def test_a_prompt_that_is_too_long_can_be_truncated_on_the_left(models, tmp_path):
     more = ("data.max_prompt_tokens=21", "data.long_prompts=truncate")
-    run, done = prepared(inputs, tmp_path, LONG, *more)
+    run, done = prepared(models, tmp_path, LONG, *more)
     assert done.code == 0, done.log
     rows = {row["prompt_id"]: row for row in table(run).to_pylist()}
     assert rows["long"]["prompt_text"] == "the end of a long one"
@@ -284,8 +284,8 @@ def test_a_prompt_that_is_too_long_can_be_truncated_on_the_left(inputs, tmp_path
         (("data.bad_rows=fatal",), 2),
     ],
 )
-def test_or_dropped_or_fatal(inputs, tmp_path, overrides, code):
-    run, done = prepared(inputs, tmp_path, LONG[:1], "data.max_prompt_tokens=21", *overrides)
+def test_or_dropped_or_fatal(models, tmp_path, overrides, code):
+    run, done = prepared(models, tmp_path, LONG[:1], "data.max_prompt_tokens=21", *overrides)
     assert done.code == code, done.log
     assert listed(run) == {"long": "too_long"}
     assert code == 0 or f"1 row cannot be used: 1 too_long ({overrides[0]}); listed in" in done.log

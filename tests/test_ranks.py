@@ -107,13 +107,13 @@ def updated(run: Run, size: int, iteration: int = 1) -> Record:
 
 
 @pytest.fixture(scope="module")
-def new_run(inputs, tmp_path_factory) -> Callable[..., Run]:
+def new_run(models, tmp_path_factory) -> Callable[..., Run]:
     """Make a run with the given settings, and all that another run has committed so far."""
 
     def call(kind: str, *settings: str, like: Run | None = None) -> Run:
         # The smaller AdamW's epsilon, the more it makes of the rounding of gradients that are almost zero.
         given = ["update.epsilon=1e-3", *KINDS[kind], *settings]
-        run = make_run(inputs, tmp_path_factory.mktemp(kind) / "run", *given)
+        run = make_run(models, tmp_path_factory.mktemp(kind) / "run", *given)
         for part in ("data", "iterations", "policy", "critic", "trainer"):
             if like and (like.paths.root / part).exists():
                 shutil.copytree(
@@ -404,9 +404,9 @@ def spoil_one_gradient(policy: Path, folder: Path, rank: int) -> None:
 
 
 def test_a_gradient_that_is_not_finite_on_one_rank_makes_all_skip_the_step_at_any_zero_stage(
-    inputs, tmp_path
+    models, tmp_path
 ):
-    given = (inputs / "policy", tmp_path)
+    given = (models / "policy", tmp_path)
     assert ended(start_ranks(2, tmp_path / "meeting", spoil_one_gradient, *given)) == [0, 0]
     for rank in range(2):
         seen = json.loads((tmp_path / f"seen-{rank}").read_text())
@@ -428,8 +428,8 @@ def spoil_one_score(policy: Path, folder: Path, rank: int) -> None:
         (folder / f"error-{rank}").write_text(str(error))
 
 
-def test_a_loss_that_is_not_finite_on_one_rank_stops_all_with_the_same_words(inputs, tmp_path):
-    given = (inputs / "policy", tmp_path)
+def test_a_loss_that_is_not_finite_on_one_rank_stops_all_with_the_same_words(models, tmp_path):
+    given = (models / "policy", tmp_path)
     assert ended(start_ranks(2, tmp_path / "meeting", spoil_one_score, *given)) == [0, 0]
     first, second = ((tmp_path / f"error-{rank}").read_text() for rank in range(2))
     assert first == second

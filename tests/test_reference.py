@@ -8,8 +8,8 @@ from pipeline.runs import Run
 from pipeline.tasks import Stage, Task
 
 
-def two_iterations(inputs, folder, *more: str) -> Run:
-    run = make_run(inputs, folder, "update.epsilon=1e-3", *more)
+def two_iterations(models, folder, *more: str) -> Run:
+    run = make_run(models, folder, "update.epsilon=1e-3", *more)
     tasks = [("prepare",)]
     for iteration in (1, 2):
         tasks += [(name, iteration, shard) for name in ("rollout", "reward") for shard in (0, 1)]
@@ -27,16 +27,16 @@ def metrics_of(run: Run, iteration: int) -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def in_reward(inputs, tmp_path_factory) -> Run:
-    return two_iterations(inputs, tmp_path_factory.mktemp("reward") / "run")
+def in_reward(models, tmp_path_factory) -> Run:
+    return two_iterations(models, tmp_path_factory.mktemp("reward") / "run")
 
 
 @pytest.mark.parametrize("zero_stage", [0, 3])
 def test_a_reference_in_the_update_penalises_as_one_in_the_reward_stage(
-    inputs, tmp_path, in_reward, zero_stage
+    models, tmp_path, in_reward, zero_stage
 ):
     settings = ("algorithm.kl.reference_in=update", f"update.zero_stage={zero_stage}")
-    run = two_iterations(inputs, tmp_path / "run", *settings)
+    run = two_iterations(models, tmp_path / "run", *settings)
     assert metrics_of(run, 1)["objective/kl"] == 0, "the same weights over the same micro-batches"
     ours, theirs = metrics_of(run, 2), metrics_of(in_reward, 2)
     assert theirs["objective/kl"] != 0

@@ -50,9 +50,9 @@ def do(run: Run, *task: object) -> None:
 
 
 @pytest.fixture(scope="module")
-def remax(inputs, tmp_path_factory) -> Run:
+def remax(models, tmp_path_factory) -> Run:
     """Two shards of four prompts, generated and scored. Tests must not change it."""
-    run = make_run(inputs, tmp_path_factory.mktemp("remax") / "run", *SETTINGS)
+    run = make_run(models, tmp_path_factory.mktemp("remax") / "run", *SETTINGS)
     do(run, "prepare")
     for shard in SHARDS:
         do(run, "rollout", 1, shard)
@@ -68,8 +68,8 @@ def test_every_prompt_has_its_samples_and_then_a_greedy_one(remax):
         assert ids == [prompt for prompt in dict.fromkeys(ids) for _ in range(3)]
 
 
-def test_the_greedy_ones_are_transformers_own_and_the_others_are_not(remax, inputs):
-    model = AutoModelForCausalLM.from_pretrained(inputs / "policy").eval()
+def test_the_greedy_ones_are_transformers_own_and_the_others_are_not(remax, models):
+    model = AutoModelForCausalLM.from_pretrained(models / "policy").eval()
     others = 0
     for row in rollout(remax).to_pylist():
         prompt = torch.tensor([row["prompt_tokens"]])
@@ -81,8 +81,8 @@ def test_the_greedy_ones_are_transformers_own_and_the_others_are_not(remax, inpu
     assert others == 8
 
 
-def test_log_probabilities_are_the_tempered_distributions_and_of_greedy_rows_the_models_own(remax, inputs):
-    model = AutoModelForCausalLM.from_pretrained(inputs / "policy").eval()
+def test_log_probabilities_are_the_tempered_distributions_and_of_greedy_rows_the_models_own(remax, models):
+    model = AutoModelForCausalLM.from_pretrained(models / "policy").eval()
     for row in rollout(remax).to_pylist():
         prompt, response = row["prompt_tokens"], row["response_tokens"]
         with torch.no_grad():
@@ -94,9 +94,9 @@ def test_log_probabilities_are_the_tempered_distributions_and_of_greedy_rows_the
         torch.testing.assert_close(torch.tensor(row["rollout_logprobs"]), expected, atol=1e-4, rtol=0)
 
 
-def test_samples_are_those_of_a_run_without_baselines(remax, inputs, tmp_path):
+def test_samples_are_those_of_a_run_without_baselines(remax, models, tmp_path):
     """Their seeds are their own; only what they are batched with differs."""
-    plain = make_run(inputs, tmp_path / "run", *SETTINGS, "algorithm.estimator=rloo")
+    plain = make_run(models, tmp_path / "run", *SETTINGS, "algorithm.estimator=rloo")
     do(plain, "prepare")
     do(plain, "rollout", 1)
     sampled = rollout(remax).filter(is_sampled(rollout(remax)))

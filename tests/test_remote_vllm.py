@@ -86,8 +86,8 @@ def wait_until_healthy(server: subprocess.Popen[bytes], port: int, log: Path) ->
 
 
 @pytest.fixture
-def context(inputs, tmp_path) -> Context:
-    run = make_run(inputs, tmp_path / "run")
+def context(models, tmp_path) -> Context:
+    run = make_run(models, tmp_path / "run")
     return Context(run.paths, run.config, PREPARE, "test")
 
 

@@ -36,7 +36,7 @@ def one_thread():
 
 
 def responses(
-    inputs: Path,
+    models: Path,
     texts: list[tuple[str, str]],
     messages: list[str | None] | None = None,
     following: list[str] | None = None,
@@ -47,7 +47,7 @@ def responses(
     are refused have none, and a token in the prompt that no model has."""
     import pyarrow as pa
 
-    tokenizer = AutoTokenizer.from_pretrained(inputs / "policy")
+    tokenizer = AutoTokenizer.from_pretrained(models / "policy")
     ids = [[*tokenizer(response)["input_ids"], tokenizer.eos_token_id] for _, response in texts]
     prompts = [tokenizer(prompt)["input_ids"] for prompt, _ in texts]
     for i in refused:
@@ -72,9 +72,9 @@ def responses(
 TEXTS = [("say a", "xyz"), ("tell me", "a longer answer"), ("q", "ü")]
 
 
-def context(inputs: Path, folder: Path, *more: str) -> Context:
+def context(models: Path, folder: Path, *more: str) -> Context:
     """As prepare has it, before there is a record of the models' files to compare with."""
-    run = make_run(inputs, folder / "run", *more)
+    run = make_run(models, folder / "run", *more)
     return Context(run.paths, run.config, PREPARE, "test")
 
 
@@ -91,17 +91,17 @@ def score_of_text(directory: Path, text: str) -> float:
 # reward models
 
 
-def test_a_reward_model_with_another_tokenizer_reads_the_text_in_its_own_ids(inputs, tmp_path):
-    scores, _ = component_scores(context(inputs, tmp_path), responses(inputs, TEXTS))
-    expected = [score_of_text(inputs / "reward_model", prompt + response) for prompt, response in TEXTS]
+def test_a_reward_model_with_another_tokenizer_reads_the_text_in_its_own_ids(models, tmp_path):
+    scores, _ = component_scores(context(models, tmp_path), responses(models, TEXTS))
+    expected = [score_of_text(models / "reward_model", prompt + response) for prompt, response in TEXTS]
     assert scores["rm"] == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_reward_model_with_the_policys_tokenizer_reads_the_ids_as_they_are(inputs, tmp_path):
+def test_a_reward_model_with_the_policys_tokenizer_reads_the_ids_as_they_are(models, tmp_path):
     """With the end-of-sequence id, which the text does not have."""
     twin = tiny.make_reward_model(tmp_path / "twin", specials=("<pad>", "<eos>"))
-    rows = responses(inputs, TEXTS)
-    scores, _ = component_scores(context(inputs, tmp_path, f"reward.components.rm.path={twin}"), rows)
+    rows = responses(models, TEXTS)
+    scores, _ = component_scores(context(models, tmp_path, f"reward.components.rm.path={twin}"), rows)
     ids = [
         p + r
         for p, r in zip(rows["prompt_tokens"].to_pylist(), rows["response_tokens"].to_pylist(), strict=True)
@@ -114,20 +114,20 @@ def test_a_reward_model_with_the_policys_tokenizer_reads_the_ids_as_they_are(inp
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
-def test_messages_go_through_the_reward_models_own_template(inputs, tmp_path):
+def test_messages_go_through_the_reward_models_own_template(models, tmp_path):
     judge = tiny.make_reward_model(tmp_path / "judge")
     tokenizer = AutoTokenizer.from_pretrained(judge)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(judge)
-    rows = responses(inputs, [("<user>hello<assistant>", "hi")], [json.dumps(MESSAGES)])
-    scores, _ = component_scores(context(inputs, tmp_path, f"reward.components.rm.path={judge}"), rows)
+    rows = responses(models, [("<user>hello<assistant>", "hi")], [json.dumps(MESSAGES)])
+    scores, _ = component_scores(context(models, tmp_path, f"reward.components.rm.path={judge}"), rows)
     assert scores["rm"] == pytest.approx([score_of_text(judge, "[user]hello[assistant]hi")], abs=1e-5)
 
 
-def test_messages_are_joined_as_lines_for_a_reward_model_without_a_template(inputs, tmp_path):
-    rows = responses(inputs, [("<user>hello<assistant>", "hi")], [json.dumps(MESSAGES)])
-    scores, _ = component_scores(context(inputs, tmp_path), rows)
-    assert scores["rm"] == pytest.approx([score_of_text(inputs / "reward_model", "hello\nhi")], abs=1e-5)
+def test_messages_are_joined_as_lines_for_a_reward_model_without_a_template(models, tmp_path):
+    rows = responses(models, [("<user>hello<assistant>", "hi")], [json.dumps(MESSAGES)])
+    scores, _ = component_scores(context(models, tmp_path), rows)
+    assert scores["rm"] == pytest.approx([score_of_text(models / "reward_model", "hello\nhi")], abs=1e-5)
 
 
 TURNS = [
@@ -137,58 +137,58 @@ TURNS = [
 ]
 
 
-def test_a_conversation_goes_through_the_reward_models_own_template_turn_by_turn(inputs, tmp_path):
+def test_a_conversation_goes_through_the_reward_models_own_template_turn_by_turn(models, tmp_path):
     judge = tiny.make_reward_model(tmp_path / "judge")
     tokenizer = AutoTokenizer.from_pretrained(judge)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(judge)
     texts = [("<user>hello<assistant>", "hi<tool>42<assistant>bye")]
-    rows = responses(inputs, texts, [json.dumps(MESSAGES)], [json.dumps(TURNS)])
-    scores, _ = component_scores(context(inputs, tmp_path, f"reward.components.rm.path={judge}"), rows)
+    rows = responses(models, texts, [json.dumps(MESSAGES)], [json.dumps(TURNS)])
+    scores, _ = component_scores(context(models, tmp_path, f"reward.components.rm.path={judge}"), rows)
     expected = score_of_text(judge, "[user]hello[assistant]hi[tool]42[assistant]bye")
     assert scores["rm"] == pytest.approx([expected], abs=1e-5)
 
 
 @pytest.mark.parametrize("specials", [("<pad>", "<eos>"), ("<eos>", "<x>", "<pad>")], ids=["ids", "text"])
-def test_a_row_that_the_engine_refused_is_scored_0_and_spoils_no_other(inputs, tmp_path, specials):
+def test_a_row_that_the_engine_refused_is_scored_0_and_spoils_no_other(models, tmp_path, specials):
     """Its prompt's tokens may be none that the reward model has."""
     judge = tiny.make_reward_model(tmp_path / "judge", specials=specials)
-    settings = context(inputs, tmp_path, f"reward.components.rm.path={judge}")
-    rows = responses(inputs, TEXTS)
+    settings = context(models, tmp_path, f"reward.components.rm.path={judge}")
+    rows = responses(models, TEXTS)
     expected, _ = component_scores(settings, rows)
-    refused = responses(inputs, TEXTS, refused=[1])
+    refused = responses(models, TEXTS, refused=[1])
     scores, _ = component_scores(settings, refused)
     assert scores["rm"][1] == 0.0
     assert scores["rm"][::2] == pytest.approx(expected["rm"][::2], abs=1e-5)
 
 
-def test_what_does_not_fit_the_reward_models_context_is_cut_on_the_left_and_counted(inputs, tmp_path):
+def test_what_does_not_fit_the_reward_models_context_is_cut_on_the_left_and_counted(models, tmp_path):
     texts = [("p" * 60, "an answer"), ("short", "one")]
-    scores, metrics = component_scores(context(inputs, tmp_path), responses(inputs, texts))
+    scores, metrics = component_scores(context(models, tmp_path), responses(models, texts))
     kept = ("p" * 60 + "an answer")[-tiny.CONTEXT :]
-    assert scores["rm"][0] == pytest.approx(score_of_text(inputs / "reward_model", kept), abs=1e-5)
+    assert scores["rm"][0] == pytest.approx(score_of_text(models / "reward_model", kept), abs=1e-5)
     assert metrics == {"truncated/rm": 1.0, "unscored/rm": 0.0}
 
 
-def test_normalisation_that_is_given(inputs, tmp_path):
-    rows = responses(inputs, TEXTS)
+def test_normalisation_that_is_given(models, tmp_path):
+    rows = responses(models, TEXTS)
     (tmp_path / "a").mkdir()
-    raw, _ = component_scores(context(inputs, tmp_path / "a"), rows)
-    given = context(inputs, tmp_path, "+reward.components.rm.normalization={mean: 0.5, std: 2.0}")
+    raw, _ = component_scores(context(models, tmp_path / "a"), rows)
+    given = context(models, tmp_path, "+reward.components.rm.normalization={mean: 0.5, std: 2.0}")
     scores, _ = component_scores(given, rows)
     assert scores["rm"] == pytest.approx([(score - 0.5) / 2 for score in raw["rm"]], abs=1e-6)
 
 
-def test_normalisation_that_is_measured_gives_reference_samples_mean_0_and_variance_1(inputs, tmp_path):
+def test_normalisation_that_is_measured_gives_reference_samples_mean_0_and_variance_1(models, tmp_path):
     samples = tiny.write_jsonl(
         tmp_path / "samples.jsonl", [{"prompt": p, "response": r} for p, r in [*TEXTS, ("more", "of it")]]
     )
     run = make_run(
-        inputs, tmp_path / "run", f"+reward.components.rm.normalization={{reference_samples: '{samples}'}}"
+        models, tmp_path / "run", f"+reward.components.rm.normalization={{reference_samples: '{samples}'}}"
     )
     done = stage(run, "prepare")
     assert done.code == 0, done.log
-    rows = responses(inputs, [*TEXTS, ("more", "of it")])
+    rows = responses(models, [*TEXTS, ("more", "of it")])
     scores, _ = component_scores(Context(run.paths, run.config, Task(1, Stage.REWARD, 0), "t"), rows)
     assert statistics.fmean(scores["rm"]) == pytest.approx(0, abs=1e-5)
     assert statistics.pstdev(scores["rm"]) == pytest.approx(1, rel=1e-5)
@@ -204,10 +204,10 @@ def test_normalisation_that_is_measured_gives_reference_samples_mean_0_and_varia
         ([{"prompt": " ", "response": "b"}], "no usable row"),
     ],
 )
-def test_reference_samples_that_give_no_scale_stop_the_run(inputs, tmp_path, rows, why):
+def test_reference_samples_that_give_no_scale_stop_the_run(models, tmp_path, rows, why):
     samples = tiny.write_jsonl(tmp_path / "samples.jsonl", rows)
     run = make_run(
-        inputs, tmp_path / "run", f"+reward.components.rm.normalization={{reference_samples: '{samples}'}}"
+        models, tmp_path / "run", f"+reward.components.rm.normalization={{reference_samples: '{samples}'}}"
     )
     done = stage(run, "prepare")
     assert done.code == 2, done.log
@@ -215,14 +215,14 @@ def test_reference_samples_that_give_no_scale_stop_the_run(inputs, tmp_path, row
     assert why in done.log
 
 
-def test_a_reward_model_that_gives_nan_names_component_and_row(inputs, tmp_path):
+def test_a_reward_model_that_gives_nan_names_component_and_row(models, tmp_path):
     broken = tiny.make_reward_model(tmp_path / "broken")
     weights = load_file(broken / "model.safetensors")
     weights["score.weight"][:] = torch.nan
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(NumericalError, match=r"reward component 'rm' gives nan for prompt_id p0, sample 0"):
         component_scores(
-            context(inputs, tmp_path, f"reward.components.rm.path={broken}"), responses(inputs, TEXTS)
+            context(models, tmp_path, f"reward.components.rm.path={broken}"), responses(models, TEXTS)
         )
 
 
@@ -247,10 +247,10 @@ def project(tmp_path, monkeypatch) -> Path:
     return folder
 
 
-def test_the_reward_is_the_weighted_sum_and_every_component_is_kept(inputs, tmp_path, project):
+def test_the_reward_is_the_weighted_sum_and_every_component_is_kept(models, tmp_path, project):
     module = next(project.glob("*_rules.py")).stem
     mine = f"+reward.components.mine={{kind: rule, function: '{module}:answer', weight: 2.0}}"
-    run = make_run(inputs, tmp_path / "run", mine)
+    run = make_run(models, tmp_path / "run", mine)
     for task in (("prepare",), ("rollout", 1, 0), ("reward", 1, 0)):
         done = stage(run, *task, cwd=project)
         assert done.code == 0, done.log
@@ -259,17 +259,17 @@ def test_the_reward_is_the_weighted_sum_and_every_component_is_kept(inputs, tmp_
     for row, source in zip(rewards.to_pylist(), rollout.to_pylist(), strict=True):
         assert row["reward/mine"] == source["answer"] + 0.5
         text = source["prompt_text"] + source["response_text"]
-        assert row["reward/rm"] == pytest.approx(score_of_text(inputs / "reward_model", text), abs=1e-5)
+        assert row["reward/rm"] == pytest.approx(score_of_text(models / "reward_model", text), abs=1e-5)
         assert row["reward"] == pytest.approx(row["reward/rm"] + 2 * row["reward/mine"], abs=1e-5)
 
 
 # the reference
 
 
-def rule_only(inputs: Path, folder: Path, project: Path, *more: str) -> Run:
+def rule_only(models: Path, folder: Path, project: Path, *more: str) -> Run:
     """A rollout scored by a rule only, with a policy of its own, which is also the reference."""
-    policy = shutil.copytree(inputs / "policy", folder / "policy")
-    given = [word for word in tiny.overrides(inputs, folder / "run") if not word.startswith("reward")]
+    policy = shutil.copytree(models / "policy", folder / "policy")
+    given = [word for word in tiny.overrides(models, folder / "run") if not word.startswith("reward")]
     module = next(project.glob("*_rules.py")).stem
     given += ["reward=rule", f"reward.components.rule.function={module}:length", f"model.policy={policy}"]
     run = create_run(resolve(compose([*given, *more])))
@@ -284,16 +284,16 @@ def references(run: Run) -> list[list[float] | None]:
     return table["reference_logprobs"].to_pylist()
 
 
-def test_where_the_update_scores_the_reference_rules_need_no_model(inputs, tmp_path, project):
-    run = rule_only(inputs, tmp_path, project, "algorithm.kl.reference_in=update")
+def test_where_the_update_scores_the_reference_rules_need_no_model(models, tmp_path, project):
+    run = rule_only(models, tmp_path, project, "algorithm.kl.reference_in=update")
     (tmp_path / "policy" / "model.safetensors").unlink()
     done = stage(run, "reward", 1, 0, cwd=project)
     assert done.code == 0, done.log
     assert set(references(run)) == {None}
 
 
-def test_otherwise_the_reference_is_scored_here_and_must_be_there(inputs, tmp_path, project):
-    run = rule_only(inputs, tmp_path, project)
+def test_otherwise_the_reference_is_scored_here_and_must_be_there(models, tmp_path, project):
+    run = rule_only(models, tmp_path, project)
     weights = tmp_path / "policy" / "model.safetensors"
     weights.rename(tmp_path / "aside")
     failed = stage(run, "reward", 1, 0, cwd=project)

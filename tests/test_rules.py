@@ -304,11 +304,11 @@ def test_a_rule_that_cannot_be_imported_is_one_error_and_never_a_hang(project, f
 
 
 @pytest.fixture
-def validate(inputs, tmp_path, project, environment) -> Callable[..., Done]:
+def validate(models, tmp_path, project, environment) -> Callable[..., Done]:
     """``slurm-ppo validate`` of a run with one rule, in the user's folder."""
 
     def call(function: str, *more: str) -> Done:
-        words = [word for word in tiny.overrides(inputs, tmp_path / "run") if not word.startswith("reward")]
+        words = [word for word in tiny.overrides(models, tmp_path / "run") if not word.startswith("reward")]
         words += ["reward=rule", f"reward.components.rule.function={function}", *more]
         root = Path(__file__).parent.parent
         done = subprocess.run(
@@ -429,17 +429,17 @@ def test_an_engine_of_the_users_own_is_imported_too_and_may_lack_what_login_node
     assert "warning: rollout.engine=lacks_at_import:f: no module 'no_such_library'" in done.log
 
 
-def scored(inputs: Path, tmp_path: Path, project: Path, name: str) -> tuple[Run, Done]:
+def scored(models: Path, tmp_path: Path, project: Path, name: str) -> tuple[Run, Done]:
     given = f"+reward.components.mine={{kind: rule, function: '{module(project)}:{name}'}}"
-    run = make_run(inputs, tmp_path / "run", given)
+    run = make_run(models, tmp_path / "run", given)
     for task in (("prepare",), ("rollout", 1, 0)):
         done = stage(run, *task, cwd=project)
         assert done.code == 0, done.log
     return run, stage(run, "reward", 1, 0, cwd=project)
 
 
-def test_a_rule_with_a_wrong_answer_ends_in_exit_code_2(inputs, tmp_path, project):
-    run, done = scored(inputs, tmp_path, project, "none")
+def test_a_rule_with_a_wrong_answer_ends_in_exit_code_2(models, tmp_path, project):
+    run, done = scored(models, tmp_path, project, "none")
     assert done.code == 2, done.log
     assert "returned None instead of a finite number for prompt_id " in done.log
     assert "Traceback" not in done.log
@@ -447,9 +447,9 @@ def test_a_rule_with_a_wrong_answer_ends_in_exit_code_2(inputs, tmp_path, projec
 
 
 def test_an_exception_of_the_rule_itself_leaves_its_traceback_and_one_that_vanished_is_the_users(
-    inputs, tmp_path, project
+    models, tmp_path, project
 ):
-    run, done = scored(inputs, tmp_path, project, "raises")
+    run, done = scored(models, tmp_path, project, "raises")
     assert done.code == 1, done.log
     assert "my own mistake" in done.log
     assert "in raises" in done.log
@@ -460,9 +460,9 @@ def test_an_exception_of_the_rule_itself_leaves_its_traceback_and_one_that_vanis
     assert "no module" in done.log
 
 
-def test_prepare_stops_a_run_whose_rule_cannot_work(inputs, tmp_path, project):
+def test_prepare_stops_a_run_whose_rule_cannot_work(models, tmp_path, project):
     given = "+reward.components.mine={kind: rule, function: dies_at_import:f}"
-    done = stage(make_run(inputs, tmp_path / "run", given), "prepare", cwd=project)
+    done = stage(make_run(models, tmp_path / "run", given), "prepare", cwd=project)
     assert done.code == 2
     assert "reward.components.mine.function=dies_at_import:f: its import ended the process" in done.log
 

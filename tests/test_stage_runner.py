@@ -47,9 +47,9 @@ def run_in_one_process(run_dir: str, tasks: list[tuple]) -> None:
 
 
 @pytest.fixture(scope="module")
-def first(inputs, tmp_path_factory) -> Run:
+def first(models, tmp_path_factory) -> Run:
     """One iteration, each task in a process of its own. Tests must not change it."""
-    run = make_run(inputs, tmp_path_factory.mktemp("first") / "run")
+    run = make_run(models, tmp_path_factory.mktemp("first") / "run")
     for task in ITERATION:
         done = stage(run, *task)
         assert done.code == 0, done.log
@@ -74,8 +74,8 @@ def uncommit(run: Run, *task: object) -> None:
     run.paths.task(Task(iteration, Stage(name), shard)).record.unlink()
 
 
-def test_the_command_commits_and_says_so_and_a_second_time_does_nothing(inputs, environment, tmp_path):
-    run = make_run(inputs, tmp_path / "run")
+def test_the_command_commits_and_says_so_and_a_second_time_does_nothing(models, environment, tmp_path):
+    run = make_run(models, tmp_path / "run")
     arguments = stage_arguments(run, "prepare")
     done = python_m_stages(arguments, environment, cwd=tmp_path)
     assert done.code == 0, done.log
@@ -87,8 +87,8 @@ def test_the_command_commits_and_says_so_and_a_second_time_does_nothing(inputs, 
     assert read_record(run.paths, PREPARE) == record
 
 
-def test_the_same_task_in_another_run_directory_writes_the_same_bytes(inputs, environment, first, tmp_path):
-    other = make_run(inputs, tmp_path / "other")
+def test_the_same_task_in_another_run_directory_writes_the_same_bytes(models, environment, first, tmp_path):
+    other = make_run(models, tmp_path / "other")
     for task in ITERATION:
         if task == ("rollout", 1, 1):
             done = python_m_stages(stage_arguments(other, *task), environment)
@@ -99,17 +99,17 @@ def test_the_same_task_in_another_run_directory_writes_the_same_bytes(inputs, en
         assert digests(first, *task) == digests(other, *task), task
 
 
-def test_many_tasks_in_one_process_write_the_same_bytes_as_each_in_its_own(inputs, first, tmp_path):
-    warm = make_run(inputs, tmp_path / "warm")
+def test_many_tasks_in_one_process_write_the_same_bytes_as_each_in_its_own(models, first, tmp_path):
+    warm = make_run(models, tmp_path / "warm")
     assert in_process_of_its_own(run_in_one_process, str(warm.paths.root), ITERATION) == 0
     for task in ITERATION:
         assert digests(first, *task) == digests(warm, *task), task
 
 
-def test_one_process_goes_on_with_the_next_iterations_policy(inputs, tmp_path):
+def test_one_process_goes_on_with_the_next_iterations_policy(models, tmp_path):
     """An engine that is kept must not keep the weights of the policy before."""
     both = [*ITERATION, *((name, 2, shard) for name, iteration, shard in ITERATION if iteration)]
-    warm, cold = make_run(inputs, tmp_path / "warm"), make_run(inputs, tmp_path / "cold")
+    warm, cold = make_run(models, tmp_path / "warm"), make_run(models, tmp_path / "cold")
     assert in_process_of_its_own(run_in_one_process, str(warm.paths.root), both) == 0
     for task in both:
         assert stage(cold, *task).code == 0
@@ -187,9 +187,9 @@ def test_a_damaged_policy_is_never_rolled_out(copy):
     assert "model.safetensors" in why["message"]
 
 
-def test_scores_of_responses_that_were_since_computed_anew_are_stale(inputs, copy, tmp_path):
+def test_scores_of_responses_that_were_since_computed_anew_are_stale(models, copy, tmp_path):
     """A rollout shard with another result than the reward shard was computed from."""
-    other = make_run(inputs, tmp_path / "other", "seed=7")
+    other = make_run(models, tmp_path / "other", "seed=7")
     for task in (("prepare", 0, 0), ("rollout", 1, 0)):
         assert stage(other, *task).code == 0
     source, target = (run.paths.task(Task(1, Stage.ROLLOUT, 0)) for run in (other, copy))
@@ -239,12 +239,12 @@ def test_an_error_of_the_program_leaves_its_traceback_and_exit_code_1(copy):
     assert "iteration 1 update failed" in log
 
 
-def test_a_policy_that_writes_nan_is_never_committed_as_a_rollout(inputs, tmp_path):
+def test_a_policy_that_writes_nan_is_never_committed_as_a_rollout(models, tmp_path):
     policy = tiny.make_policy(tmp_path / "policy")
     weights = load_file(policy / "model.safetensors")
     weights["model.layers.0.mlp.up_proj.weight"][0, 0] = torch.nan
     save_file(weights, policy / "model.safetensors", metadata={"format": "pt"})
-    run = make_run(inputs, tmp_path / "run", f"model.policy={policy}")
+    run = make_run(models, tmp_path / "run", f"model.policy={policy}")
     assert stage(run, "prepare").code == 0
     code, log, why = failed(run, "rollout", 1, 0)
     assert (code, why["kind"]) == (1, "numerics")

@@ -219,20 +219,20 @@ def seen_in(future: Future) -> dict:
 
 
 @pytest.fixture(scope="module")
-def lives(processes, inputs, tmp_path_factory) -> dict[str, tuple[Path, Future]]:
+def lives(processes, models, tmp_path_factory) -> dict[str, tuple[Path, Future]]:
     """All cases, started at once; each test waits for its own."""
     folders = {case: tmp_path_factory.mktemp(case) for case in CASES}
     return {
-        case: (folder, processes.submit(into_file, life_of_a_trainer, case, inputs / "policy", folder))
+        case: (folder, processes.submit(into_file, life_of_a_trainer, case, models / "policy", folder))
         for case, folder in folders.items()
     }
 
 
 @pytest.fixture(scope="module")
-def by_hand(inputs) -> tuple[dict[str, torch.Tensor], list[float]]:
+def by_hand(models) -> tuple[dict[str, torch.Tensor], list[float]]:
     """Weights after three steps of a plain torch loop, and its gradient norms."""
     torch.set_num_threads(1)
-    model = load_causal_lm(inputs / "policy", Precision.FP32, trust_remote_code=False)
+    model = load_causal_lm(models / "policy", Precision.FP32, trust_remote_code=False)
     config = settings("fp32-zero0")
     optimizer = torch.optim.AdamW(
         model.parameters(), RATE, config.betas, config.epsilon, weight_decay=config.weight_decay
@@ -274,10 +274,10 @@ def test_every_zero_stage_is_plain_adamw_with_clipping(lives, by_hand, case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_training_moves_the_weights_and_making_a_trainer_does_not(lives, inputs, case):
+def test_training_moves_the_weights_and_making_a_trainer_does_not(lives, models, case):
     seen = seen_in(lives[case][1])
     precision = precision_of(case)
-    model = load_causal_lm(inputs / "policy", precision, trust_remote_code=False)
+    model = load_causal_lm(models / "policy", precision, trust_remote_code=False)
     assert largest_difference(seen["start"], dict(model.named_parameters())) == 0
     assert largest_difference(seen["start"], seen["after_three"]) > 1e-3
 
@@ -359,9 +359,9 @@ def test_tied_embeddings_stay_tied(processes, tmp_path, case):
 
 
 @pytest.mark.parametrize("case", ["fp32-zero0", "fp32-zero3", "bf16-zero1"])
-def test_a_poisoned_weight_is_never_written(processes, inputs, tmp_path, case):
+def test_a_poisoned_weight_is_never_written(processes, models, tmp_path, case):
     folder = tmp_path / "model"
-    message = processes.submit(save_poisoned, case, inputs / "policy", folder).result()
+    message = processes.submit(save_poisoned, case, models / "policy", folder).result()
     assert "layers.1.mlp.up_proj.weight" in message
     assert not folder.exists()
 
@@ -377,8 +377,8 @@ def test_committed_files_are_readable_as_the_umask_says(lives, tmp_path):
 
 
 @pytest.mark.parametrize("setting", ["precision=bf16", "precision=fp16", "offload_optimizer=true"])
-def test_what_needs_zero_is_refused_without(inputs, tmp_path, setting):
-    given = tiny.overrides(inputs, tmp_path / "run", f"update.{setting}", "update.zero_stage=0")
+def test_what_needs_zero_is_refused_without(models, tmp_path, setting):
+    given = tiny.overrides(models, tmp_path / "run", f"update.{setting}", "update.zero_stage=0")
     with pytest.raises(ConfigError, match=rf"(?i)update\.{setting}.*zero_stage.*1, 2 or 3"):
         resolve(compose(given))
     resolve(compose([*given[:-1], "update.zero_stage=1"]))
@@ -425,10 +425,10 @@ def norm_of_many_micro_batches(case: str, policy: Path, folder: Path) -> list[fl
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_a_bf16_gradient_does_not_depend_on_how_many_micro_batches_it_is_the_sum_of(
-    processes, inputs, tmp_path, stage
+    processes, models, tmp_path, stage
 ):
     few, many = processes.submit(
-        norm_of_many_micro_batches, f"bf16-zero{stage}", inputs / "policy", tmp_path
+        norm_of_many_micro_batches, f"bf16-zero{stage}", models / "policy", tmp_path
     ).result()
     assert many == pytest.approx(few, rel=0.02)
 
@@ -448,9 +448,9 @@ def two_steps_with_and_without_checkpointing(case: str, policy: Path, folder: Pa
 
 
 @pytest.mark.parametrize("case", ["fp32-zero0", "bf16-zero1", "fp16-zero2", "fp32-zero3", "bf16-zero3"])
-def test_activation_checkpointing_computes_twice_and_changes_nothing(processes, inputs, tmp_path, case):
+def test_activation_checkpointing_computes_twice_and_changes_nothing(processes, models, tmp_path, case):
     life = processes.submit(
-        into_file, two_steps_with_and_without_checkpointing, case, inputs / "policy", tmp_path
+        into_file, two_steps_with_and_without_checkpointing, case, models / "policy", tmp_path
     )
     (once, *one), (twice, *other) = seen_in(life).values()
     assert twice == 2 * once
@@ -470,14 +470,14 @@ def offload_without_a_compiler(case: str, policy: Path, folder: Path) -> str:
     return ""
 
 
-def test_without_a_compiler_offload_says_what_is_missing(processes, inputs, tmp_path):
-    life = processes.submit(offload_without_a_compiler, OFFLOADED[0], inputs / "policy", tmp_path)
+def test_without_a_compiler_offload_says_what_is_missing(processes, models, tmp_path):
+    life = processes.submit(offload_without_a_compiler, OFFLOADED[0], models / "policy", tmp_path)
     assert "update.offload_optimizer=true needs" in life.result(timeout=120)
     assert "compiler" in life.result()
 
 
-def test_attention_is_the_one_that_was_asked_for(inputs, tmp_path):
-    directory, precision = inputs / "policy", Precision.FP32
+def test_attention_is_the_one_that_was_asked_for(models, tmp_path):
+    directory, precision = models / "policy", Precision.FP32
     for attention in ("eager", "sdpa"):
         for model in (
             load_causal_lm(directory, precision, False, attention=attention),
@@ -490,7 +490,7 @@ def test_attention_is_the_one_that_was_asked_for(inputs, tmp_path):
 
 
 @pytest.mark.parametrize("attention", ["nonsense", "flash_attention_2"])
-def test_attention_that_cannot_be_had_is_named(inputs, attention):
+def test_attention_that_cannot_be_had_is_named(models, attention):
     for load in (load_causal_lm, load_critic):
         with pytest.raises(UserError, match=rf"update\.attention={attention}: .*policy cannot be loaded"):
-            load(inputs / "policy", Precision.FP32, False, attention=attention)
+            load(models / "policy", Precision.FP32, False, attention=attention)
