@@ -14,6 +14,7 @@ from pipeline.configtypes import (
     STRICT,
     Name,
     NonNegativeInt,
+    PluginName,
     PositiveInt,
     Text,
 )
@@ -67,6 +68,8 @@ class ModelConfig:
     backbone with a value head of zeros."""
     context_length: PositiveInt | None = None
     """Most tokens of prompt and response together. Default: the policy's max_position_embeddings."""
+    tokenizer: PluginName | None = None
+    """``module:function`` that makes a model directory's tokenizer. Default: transformers' AutoTokenizer."""
     trust_remote_code: bool = False
     """Run Python code that lies in a model directory. Leave off unless you wrote that code."""
 

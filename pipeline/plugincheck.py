@@ -83,21 +83,24 @@ def check_scheduler(config: Config) -> None:
 
 
 def check_engines(config: Config) -> Iterator[str]:
-    """Import the user's own engines. Yields a line for each that cannot be tried on this machine.
+    """Import the user's own engines, trainer and tokenizer. Yields a line for each that cannot be tried here.
 
     Raises:
-        PluginError: one is missing, or not a function of configuration and directory.
+        PluginError: one is missing, or not a function of so many arguments.
     """
     components = config.reward.components.items()
     named = {
         f"reward.components.{n}.engine": c.engine for n, c in components if isinstance(c, RewardModelConfig)
     }
-    for key, name in {
-        "rollout.engine": config.rollout.engine,
-        "reward.engine": config.reward.engine,
-        **named,
-    }.items():
-        trouble = tried(Plugin(key, name), num_arguments=2) if name and ":" in name else None
+    given: dict[str, tuple[str | None, int]] = {
+        "rollout.engine": (config.rollout.engine, 2),
+        "reward.engine": (config.reward.engine, 2),
+        **{key: (name, 2) for key, name in named.items()},
+        "update.engine": (config.update.engine, 1),
+        "model.tokenizer": (config.model.tokenizer, 1),
+    }
+    for key, (name, num_arguments) in given.items():
+        trouble = tried(Plugin(key, name), num_arguments) if name and ":" in name else None
         if trouble and trouble.is_elsewhere:
             yield f"warning: {trouble.text}; compute nodes may have it"
         elif trouble:

@@ -16,7 +16,7 @@ from pipeline.advance import LEASE_PATIENCE, Pass, advance_run, follow
 from pipeline.compose import ConfigError
 from pipeline.config import Config
 from pipeline.driver import Outcome, drive
-from pipeline.enginechecks import uses_vllm
+from pipeline.enginechecks import uses_torch, uses_vllm
 from pipeline.environment import TASK_ENVIRONMENT
 from pipeline.failureblock import failure_block, resume_command
 from pipeline.goback import go_back, parse_point
@@ -222,7 +222,8 @@ def local_scheduler(config: Config) -> LocalScheduler:
     Raises:
         ConfigError: the training libraries are not installed.
     """
-    needed = ["torch", "transformers", "deepspeed", *["vllm"] * uses_vllm(config)]
+    has_models = uses_torch(config)
+    needed = [*["torch", "transformers", "deepspeed"] * has_models, *["vllm"] * uses_vllm(config)]
     missing = [name for name in needed if not importlib.util.find_spec(name)]
     if missing:
         raise ConfigError(
@@ -242,7 +243,11 @@ def local_scheduler(config: Config) -> LocalScheduler:
     for pool in config.reward.pools:
         pools[Task(0, Stage.SCORE, pool=pool).purpose] = given.pools.get(pool, LocalStageConfig()).slots
     limits = LocalLimits(given.slots, pools, given.time_limit)
-    preload = ["stages.preload", *model_modules(config), *["stages.preload_vllm"] * uses_vllm(config)]
+    preload = ["stages.preload"]
+    if has_models:
+        preload += ["stages.preload_models", *model_modules(config)]
+    if uses_vllm(config):
+        preload.append("stages.preload_vllm")
     return LocalScheduler("stages.runner:main", preload, limits)
 
 

@@ -17,6 +17,17 @@ from pipeline.configtypes import (
 )
 
 
+class TrainingEngine(StrEnum):
+    """The trainers that come with slurm-ppo."""
+
+    DEEPSPEED = "deepspeed"
+    """AdamW with ZeRO, on one rank or many."""
+
+
+TrainerName = Annotated[str, Field(pattern=r"^(deepspeed|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$")]
+"""One of :class:`TrainingEngine`, or ``module:function`` of a trainer of the user's."""
+
+
 class Schedule(StrEnum):
     """Learning-rate schedule over all optimizer steps of the run, after the warm-up."""
 
@@ -48,8 +59,10 @@ class LoraConfig:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class UpdateConfig:
-    """How the policy and the critic are trained, with DeepSpeed."""
+    """How the policy and the critic are trained."""
 
+    engine: TrainerName = TrainingEngine.DEEPSPEED
+    """What trains: deepspeed, or module:function of a trainer of your own; see docs/howto/own_engine.md."""
     epochs: PositiveInt = 1
     """Passes over an iteration's responses."""
     minibatches: PositiveInt = 1

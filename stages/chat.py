@@ -2,15 +2,16 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from pipeline.data import Message
 from stages.context import UserError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-def prompt_text(prompt: str | Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> str:
+
+def prompt_text(prompt: str | Sequence[Message], tokenizer: "PreTrainedTokenizerBase") -> str:
     """The text that the policy continues: plain text as it is, messages through the chat template."""
     if isinstance(prompt, str):
         return prompt
@@ -26,7 +27,7 @@ _ANSWER = "ANSWER"
 _FIXED = [{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": _ANSWER}]
 
 
-def continuation_text(messages: Sequence[Message], end: str, tokenizer: PreTrainedTokenizerBase) -> str:
+def continuation_text(messages: Sequence[Message], end: str, tokenizer: "PreTrainedTokenizerBase") -> str:
     """The text between a turn that the policy has ended and its next one, by the chat template.
 
     The ids of what the policy wrote stay as they are. To render the whole conversation again would give
@@ -53,12 +54,12 @@ def continuation_text(messages: Sequence[Message], end: str, tokenizer: PreTrain
     return whole[len(written) :]
 
 
-def _after_answer(messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase) -> str:
+def _after_answer(messages: list[dict[str, str]], tokenizer: "PreTrainedTokenizerBase") -> str:
     text = _rendered([*_FIXED, *messages], tokenizer, is_answered=not messages)
     return text.partition(_ANSWER)[2]
 
 
-def _rendered(messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, is_answered: bool) -> str:
+def _rendered(messages: list[dict[str, str]], tokenizer: "PreTrainedTokenizerBase", is_answered: bool) -> str:
     text: Any = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=not is_answered)
     return str(text)
 

@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import cycle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
 
 from pipeline.config import Config
 from pipeline.data import Message
@@ -32,6 +31,9 @@ from stages.chat import as_dicts, continuation_text
 from stages.context import UserError
 from stages.engines.base import Generator, Request, Response, Turns
 from stages.episodes import BEFORE_THE_FIRST_TURN, Episode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SCHEDULER_KEY = "rollout.multi_turn.scheduler"
 
@@ -71,7 +73,7 @@ def open_conversations(
     prompts: pa.Table,
     samples: Sequence[int],
     requests: Sequence[Request],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     generator: Generator,
     should_stop: Callable[[], bool],
 ) -> "Iterator[Conversations | None]":
@@ -152,7 +154,7 @@ class Conversations(Turns):
         settings: MultiTurnConfig,
         openings: Sequence[Opening],
         requests: Sequence[Request],
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: "PreTrainedTokenizerBase",
         room: Room,
         problem_with: Callable[[Request], str | None],
         calls: Calls,

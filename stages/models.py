@@ -1,4 +1,4 @@
-"""Loading Hugging Face models and tokenizers from directories: safetensors only, no hub, no dropout."""
+"""Loading Hugging Face models from directories: safetensors only, no hub, no dropout."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,9 +11,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
-    AutoTokenizer,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 
 from pipeline.updateconfig import Precision
@@ -59,12 +57,6 @@ def missing_gpus(given: str, is_for_gpus: bool, is_any_seen: bool) -> str | None
     return (
         f"CUDA_VISIBLE_DEVICES={given}: none of these GPUs can be used on this node; look at nvidia-smi "
         "there, and at what the job asked for (scheduler.STAGE.gpus_per_node)"
-    )
-
-
-def load_tokenizer(directory: str | Path, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(
-        str(directory), local_files_only=True, trust_remote_code=trust_remote_code
     )
 
 

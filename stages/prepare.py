@@ -7,11 +7,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import torch
 from jinja2 import TemplateError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from pipeline.commits import file_state, hash_file, replace_durably
 from pipeline.config import BadRows, Config, LongPrompts
@@ -25,16 +24,18 @@ from pipeline.shards import write_shard
 from pipeline.tasks import Task
 from stages.chat import messages_json, prompt_text
 from stages.context import Context, Result, UserError
-from stages.models import load_tokenizer
-from stages.ppo.lora import attach
 from stages.rewards.components import measure_normalization
 from stages.rewards.posting import api_key
+from stages.tokenizers import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def run(task: Task, context: Context) -> Result:
     config = context.config
     check_lora(config)
-    tokenizer = load_tokenizer(config.model.policy, config.model.trust_remote_code)
+    tokenizer = load_tokenizer(config.model.policy, config.model)
     prompts, rejected, num_cut = tokenized(config.data.prompts, config, tokenizer)
     heldout, rejected_heldout = empty_prompts(), []
     if config.data.heldout:
@@ -92,22 +93,15 @@ def check_remotes(config: Config, *tables: pa.Table) -> None:
 
 
 def check_lora(config: Config) -> None:
-    """That the update can adapt the policy, tried on the model without its weights.
+    """That the update can adapt the policy. Raises UserError."""
+    if config.update.lora is not None:
+        from stages.ppo.lora import check_fits
 
-    Raises:
-        UserError: peft is missing, or ``update.lora.target_modules`` does not fit the model.
-    """
-    if config.update.lora is None:
-        return
-    source, trust = config.model.policy, config.model.trust_remote_code
-    described = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=trust)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(described, trust_remote_code=trust)
-        attach(model, Path(source), config.update.lora, seed=0)
+        check_fits(config.model, config.update.lora)
 
 
 def tokenized(
-    source: str, config: Config, tokenizer: PreTrainedTokenizerBase
+    source: str, config: Config, tokenizer: "PreTrainedTokenizerBase"
 ) -> tuple[pa.Table, list[Rejected], int]:
     """Usable rows as a prompt table, the rows that cannot be used, and how many prompts were truncated.
 
@@ -165,7 +159,7 @@ def decided_by(config: Config, row: Rejected) -> str:
 
 
 def prompt_texts(
-    rows: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
+    rows: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase"
 ) -> tuple[list[str], dict[int, Rejected]]:
     """The text of each row, and by index the rows whose messages the chat template refuses."""
     texts, refused = [], {}
@@ -180,7 +174,7 @@ def prompt_texts(
 
 
 def tokenize(
-    texts: Sequence[str], rows: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
+    texts: Sequence[str], rows: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase"
 ) -> list[list[int]]:
     """Token ids; a chat template has written its own special tokens already."""
     tokens: list[list[int]] = [[] for _ in texts]

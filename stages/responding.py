@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 from itertools import cycle
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from transformers import PreTrainedTokenizerBase
 
 from pipeline.config import Config
 from pipeline.schemas import GREEDY_SAMPLE, ROLLOUT, FinishReason, conform, extra_columns
@@ -16,9 +16,12 @@ from stages.conversations import Conversations, open_conversations
 from stages.engines import engine, make_generator
 from stages.engines.base import Generator, Request, Response, Sampling
 from stages.episodes import Episode
-from stages.models import load_tokenizer
 from stages.progress import SAVE_SECONDS, Progress, origin_of
+from stages.tokenizers import load_tokenizer
 from stages.warning import StoppedOnWarning, warned
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def respond(
@@ -40,7 +43,7 @@ def respond(
     """
     config = context.config
     directory = context.policy_directory(version)
-    tokenizer = load_tokenizer(config.model.policy, config.model.trust_remote_code)
+    tokenizer = load_tokenizer(config.model.policy, config.model)
     repeated = prompts.take([i for i in range(prompts.num_rows) for _ in samples])
     requests = requests_of(context, repeated, samples)
     if warned():  # loading a large model would outlast what is left of the time
@@ -139,7 +142,7 @@ def rollout_table(
     prompts: pa.Table,
     responses: Sequence[Episode],
     samples: Sequence[int],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
 ) -> pa.Table:
     """One row per response, with the prompt's columns. ``prompts`` has a row per response too."""
     texts = tokenizer.batch_decode([r.tokens for r in responses], skip_special_tokens=True)

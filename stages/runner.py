@@ -30,6 +30,7 @@ from pipeline.commits import (
 from pipeline.compose import ConfigError
 from pipeline.config import Config
 from pipeline.data import PromptError
+from pipeline.enginechecks import engines_of
 from pipeline.environment import TASK_ENVIRONMENT
 from pipeline.plugins import PluginError, make_importable
 from pipeline.reconcile import FailureKind
@@ -37,6 +38,7 @@ from pipeline.runs import Run, RunError, load_run
 from pipeline.schemas import SchemaError
 from pipeline.seeds import derive_seed
 from pipeline.tasks import Stage, Task, task_key
+from stages.numerics import peak_gpu_memory, set_up_torch
 from stages.warning import StoppedOnWarning, listen
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
     started = time.time()
     listen(can_save=arguments.task.stage in CAN_SAVE)  # before anything that takes time
-    prepare_environment(os.environ)
+    os.environ.update(TASK_ENVIRONMENT)  # no hub and no telemetry: compute nodes have no network
     if arguments.failure_file and os.environ.get("RANK", "0") == "0":
         arguments.failure_file.unlink(missing_ok=True)  # of an earlier start of this same attempt
     try:
@@ -95,18 +97,6 @@ def parse(argv: Sequence[str]) -> Arguments:
     return Arguments(task, given.run_dir, given.attempt, given.failure_file)
 
 
-def prepare_environment(environment: "os._Environ[str]") -> None:
-    """No hub and no telemetry: compute nodes have no network."""
-    environment.update(TASK_ENVIRONMENT)
-    environment.setdefault("DS_ACCELERATOR", _accelerator())
-
-
-def _accelerator() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def execute(arguments: Arguments) -> None:
     """Compute and commit, unless the task is committed already."""
     started = time.time()
@@ -124,11 +114,15 @@ def execute(arguments: Arguments) -> None:
 
 def compute_and_commit(run: Run, arguments: Arguments, started: float) -> None:
     from stages.context import Context
-    from stages.models import check_gpus_are_seen
+    from stages.engines import needs_torch
 
-    context = Context(run.paths, run.config, arguments.task, arguments.attempt)
-    seed = set_up_torch(run.config, arguments.task)
-    check_gpus_are_seen(os.environ)
+    config, task = run.config, arguments.task
+    context = Context(run.paths, config, task, arguments.attempt)
+    names = (task.stage, task.pool) if task.pool else (task.stage,)
+    seed = derive_seed(config.seed, task.iteration, *names, task.shard)
+    uses_torch = any(needs_torch(key, name) for key, name in engines_of(config, task.stage, task.pool))
+    if uses_torch:
+        set_up_torch(num_threads(config, task.stage), seed)
     result = importlib.import_module(f"stages.{arguments.task.stage}").run(arguments.task, context)
     if result is None:  # another rank has it, and publishes
         return
@@ -146,7 +140,7 @@ def compute_and_commit(run: Run, arguments: Arguments, started: float) -> None:
         host=socket.gethostname(),
         pid=os.getpid(),
         job_id=os.environ.get("SLURM_JOB_ID", ""),
-        metrics={**result.metrics, **time_metrics(context, started), **memory_metrics()},
+        metrics={**result.metrics, **time_metrics(context, started), **memory_metrics(uses_torch)},
     )
     won = publish(run.paths, record)
     print(
@@ -173,12 +167,8 @@ def describe(record: Record) -> str:
     return text + (f", {tokens:.0f} response tokens" if tokens else "")
 
 
-def set_up_torch(config: Config, task: Task) -> int:
-    """Fix threads and seeds, so that the task gives the same bytes again. Returns the task's seed."""
-    import torch
-    import transformers
-
-    transformers.logging.disable_progress_bar()
+def num_threads(config: Config, stage: Stage) -> int:
+    """CPU threads of a task; part of its result."""
     sections: Mapping[Stage, int] = {
         Stage.PREPARE: config.reward.num_threads,
         Stage.ROLLOUT: config.rollout.num_threads,
@@ -187,12 +177,7 @@ def set_up_torch(config: Config, task: Task) -> int:
         Stage.UPDATE: config.update.num_threads,
         Stage.EVALUATE: config.evaluate.num_threads,
     }
-    names = (task.stage, task.pool) if task.pool else (task.stage,)
-    seed = derive_seed(config.seed, task.iteration, *names, task.shard)
-    torch.set_num_threads(sections[task.stage])
-    torch.manual_seed(seed)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    return seed
+    return sections[stage]
 
 
 def time_metrics(context: "Context", started: float) -> dict[str, float]:
@@ -203,14 +188,10 @@ def time_metrics(context: "Context", started: float) -> dict[str, float]:
     return metrics
 
 
-def memory_metrics() -> dict[str, float]:
+def memory_metrics(uses_torch: bool) -> dict[str, float]:
     """Peak memory of this process, in GiB."""
-    import torch
-
-    metrics = {"peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
-    if torch.cuda.is_available():
-        metrics["peak_gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
-    return metrics
+    own = {"peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+    return own | (peak_gpu_memory() if uses_torch else {})
 
 
 def report(error: Exception, arguments: Arguments, started: float) -> int:
@@ -233,7 +214,6 @@ def report(error: Exception, arguments: Arguments, started: float) -> int:
 def classify(error: Exception) -> tuple[FailureKind, Task | None]:
     """Whose fault it was, and the input to look at, if it was an input's."""
     from stages.context import NumericalError, OutOfMemory, UserError
-    from stages.ppo.masked import NoValidTokens
 
     if isinstance(error, NotCommitted | CorruptData | StaleData):
         return FailureKind.INPUTS, error.task
@@ -243,5 +223,4 @@ def classify(error: Exception) -> tuple[FailureKind, Task | None]:
         return (FailureKind.CONFIG if error.on_device else FailureKind.MEMORY), None
     if isinstance(error, ConfigError | RunError | PromptError | PluginError | SchemaError | UserError):
         return FailureKind.CONFIG, None
-    is_final = isinstance(error, NumericalError | NoValidTokens)
-    return (FailureKind.NUMERICS if is_final else FailureKind.ERROR), None
+    return (FailureKind.NUMERICS if isinstance(error, NumericalError) else FailureKind.ERROR), None

@@ -34,7 +34,7 @@ class Done:
 
 def fork_server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["stages.preload"])
+    context.set_forkserver_preload(["stages.preload", "stages.preload_models"])
     return context
 
 

@@ -209,7 +209,7 @@ def into_file(story: Callable, case: str, model: Path, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def processes():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["stages.preload"])
+    context.set_forkserver_preload(["stages.preload", "stages.preload_models"])
     with ProcessPoolExecutor(2, mp_context=context, max_tasks_per_child=1) as pool:
         yield pool
 

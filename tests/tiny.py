@@ -3,20 +3,19 @@
 import json
 from pathlib import Path
 
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlamaForSequenceClassification,
-    PreTrainedTokenizerFast,
-)
+from typing import TYPE_CHECKING
 
-CONTEXT = 64
+from tests.light import CONTEXT, write_jsonl, write_prompts  # noqa: F401
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 
-def byte_tokenizer(specials: tuple[str, ...], chat_template: str | None = None) -> PreTrainedTokenizerFast:
+def byte_tokenizer(specials: tuple[str, ...], chat_template: str | None = None) -> "PreTrainedTokenizerFast":
     """One token per byte after the special tokens; other specials give other ids for the same text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate([*specials, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
@@ -27,7 +26,9 @@ def byte_tokenizer(specials: tuple[str, ...], chat_template: str | None = None) 
     )
 
 
-def llama_config(tokenizer: PreTrainedTokenizerFast, **others: object) -> LlamaConfig:
+def llama_config(tokenizer: "PreTrainedTokenizerFast", **others: object) -> "LlamaConfig":
+    from transformers import LlamaConfig
+
     return LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=32,
@@ -46,6 +47,9 @@ def llama_config(tokenizer: PreTrainedTokenizerFast, **others: object) -> LlamaC
 
 
 def make_policy(folder: Path, seed: int = 0, chat_template: str | None = None) -> Path:
+    import torch
+    from transformers import LlamaForCausalLM
+
     torch.manual_seed(seed)
     tokenizer = byte_tokenizer(("<pad>", "<eos>"), chat_template)
     LlamaForCausalLM(llama_config(tokenizer)).save_pretrained(folder)
@@ -57,6 +61,9 @@ def make_reward_model(
     folder: Path, seed: int = 1, specials: tuple[str, ...] = ("<eos>", "<x>", "<pad>")
 ) -> Path:
     """By default its tokenizer gives other ids than the policy's."""
+    import torch
+    from transformers import LlamaForSequenceClassification
+
     torch.manual_seed(seed)
     tokenizer = byte_tokenizer(specials)
     LlamaForSequenceClassification(llama_config(tokenizer, num_labels=1)).save_pretrained(folder)
@@ -64,26 +71,18 @@ def make_reward_model(
     return folder
 
 
-def write_jsonl(path: Path, rows: list[dict[str, object]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def make_inputs(folder: Path) -> Path:
     """policy/, reward_model/, prompts.jsonl and heldout.jsonl."""
     make_policy(folder / "policy")
     make_reward_model(folder / "reward_model")
-    rows = [
-        {"id": f"p{i}", "prompt": "say " + "ab"[i % 2] * (1 + i % 5) + str(i), "answer": i} for i in range(24)
-    ]
-    write_jsonl(folder / "prompts.jsonl", rows)
-    write_jsonl(folder / "heldout.jsonl", [{"id": f"h{i}", "prompt": f"tell {i}"} for i in range(4)])
-    return folder
+    return write_prompts(folder)
 
 
 def overrides(inputs: Path, run_dir: Path, *more: str) -> list[str]:
-    """A complete run of two small iterations in two shards."""
+    """A complete run of two small iterations in two shards, of real models or light ones."""
+    words = inputs / "words.json"  # what light inputs need
     return [
+        *(json.loads(words.read_text()) if words.exists() else ()),
         "reward=model",
         f"model.policy={inputs / 'policy'}",
         f"reward.components.rm.path={inputs / 'reward_model'}",

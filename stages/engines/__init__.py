@@ -5,17 +5,17 @@ asked for, so that neither start-up nor memory is paid twice.
 import contextlib
 import gc
 import importlib
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from pipeline.config import Config
 from pipeline.engineconfig import Engine
 from pipeline.plugins import PluginError, load_plugin
-from stages.engines.base import Generator, Scorer
+from pipeline.updateconfig import TrainingEngine
+from stages.engines.base import Generator, Scorer, Trainer
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ def release(role: str) -> None:
         kept.engine.close()
     del kept
     gc.collect()
-    if torch.cuda.is_initialized():  # another process may be about to look how much is free
+    torch = sys.modules.get("torch")  # engines that do not use it leave nothing in its cache
+    if torch and torch.cuda.is_initialized():  # another process may be about to look how much is free
         torch.cuda.empty_cache()
 
 
@@ -86,8 +87,27 @@ def make_scorer(config: Config, name: str, directory: str) -> Scorer:
     return _checked(_maker("reward.engine", name, "make_scorer")(config, directory), Scorer, name)
 
 
+def make_trainer(config: Config) -> Trainer:
+    """The trainer of ``update.engine``. Raises as :func:`make_generator`."""
+    name = config.update.engine
+    return _checked(_maker("update.engine", name, "make_trainer")(config), Trainer, name)
+
+
+def needs_torch(key: str, name: str) -> bool:
+    """Whether an engine uses torch: those that come with slurm-ppo do, and a user's unless it says otherwise.
+
+    Args:
+        key: of the configuration, that gave the name.
+    """
+    return _is_ours(name) or getattr(load_plugin(key, name), "needs_torch", True)
+
+
+def _is_ours(name: str) -> bool:
+    return name in (*Engine, *TrainingEngine)
+
+
 def _maker(key: str, name: str, function: str) -> Callable[..., Any]:
-    if name in tuple(Engine):
+    if _is_ours(name):
         found: Callable[..., Any] = getattr(importlib.import_module(f"stages.engines.{name}"), function)
         return found
     return load_plugin(key, name)

@@ -3,15 +3,32 @@
 An engine is one module with ``make_generator(config, directory)`` that returns a :class:`Generator`, or
 ``make_scorer(config, directory)`` that returns a :class:`Scorer`, or both. It is chosen by one line of
 configuration, ``rollout.engine=my_engine:make_generator`` or ``reward.engine=my_engine:make_scorer``. What
-every engine must do is written here and tested by the contract tests, tests/engine_contract.py.
+every engine must do is written here and tested by the contract tests, tests/test_engine_contract.py.
+
+What trains is chosen in the same way: a module with ``make_trainer(config)`` that returns a :class:`Trainer`,
+and ``update.engine=my_trainer:make_trainer``.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pipeline.schemas import FinishReason
+
+if TYPE_CHECKING:
+    from stages.context import Context, Result
+
+_Maker = TypeVar("_Maker", bound=Callable[..., object])
+
+
+def without_torch(maker: _Maker) -> _Maker:
+    """Decorator for a ``make_...`` function of an engine that does not use torch.
+
+    Tasks that use such engines alone start without it, in tenths of a second instead of seconds.
+    """
+    maker.__dict__["needs_torch"] = False
+    return maker
 
 
 @dataclass(frozen=True)
@@ -265,3 +282,21 @@ class Scorer(ABC):
 
     def close(self) -> None:  # noqa: B027  as of generators
         """Give back what the process holds for the engine."""
+
+
+class Trainer(ABC):
+    """Makes the next policy from what the policy before it did and got for it."""
+
+    @abstractmethod
+    def update(self, context: "Context", iteration: int) -> "Result | None":
+        """Learn from an iteration's shards; write policy ``iteration`` and all that learning needs to go on.
+
+        What is read, is read through the context, which verifies it and notes where it came from:
+        :func:`stages.training.read_shards`, ``context.policy_directory(iteration - 1)``, ``critic_directory``
+        and ``trainer_directory``. What is written goes to folders of this attempt's own,
+        ``context.files.policy(context.attempt)``, ``critic`` and ``trainer`` alike; a policy folder stands
+        alone, with the tokenizer. :func:`stages.training.hash_folders` makes them durable.
+
+        Returns:
+            What to commit. None on all ranks but one, if the task has several.
+        """

@@ -10,10 +10,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from pipeline.commits import StaleData
-from pipeline.schemas import REWARD, ROLLOUT, FinishReason, is_sampled
-from pipeline.tasks import Stage, Task
-from stages.context import Context, UserError
+from pipeline.schemas import FinishReason, is_sampled
 from stages.ppo.batching import Row
 from stages.ppo.shaping import Outcome
 
@@ -73,32 +70,6 @@ class Experience:
         named = "; ".join(f"shard {shard}: {', '.join(names)}" for shard, names in sorted(by_shard.items()))
         more = f" and {len(indices) - limit} more" if len(indices) > limit else ""
         return f"rows (prompt_id/sample) of {named}{more}"
-
-
-def read_experience(context: Context, iteration: int, num_shards: int) -> Experience:
-    """All shards of an iteration, verified and joined row by row.
-
-    Raises:
-        NotCommitted, CorruptData, StaleData: naming the shard.
-        UserError: there is no response to learn from.
-    """
-    rollouts, rewards, shards = [], [], []
-    for shard in range(num_shards):
-        rollout, reward = (Task(iteration, stage, shard) for stage in (Stage.ROLLOUT, Stage.REWARD))
-        rollouts.append(context.table(rollout, ROLLOUT))
-        rewards.append(context.table(reward, REWARD))
-        check_same_rows(reward, rollouts[-1], rewards[-1])
-        shards += [shard] * rollouts[-1].num_rows
-    if not shards:
-        raise UserError(f"iteration {iteration} has no response in any of its {num_shards} shards")
-    return build_experience(pa.concat_tables(rollouts), pa.concat_tables(rewards), shards)
-
-
-def check_same_rows(task: Task, rollout: pa.Table, reward: pa.Table) -> None:
-    """The reward shard must have the rollout shard's rows in the same order. Raises StaleData."""
-    key = ["prompt_id", "sample_index"]
-    if not rollout.select(key).equals(reward.select(key)):
-        raise StaleData(task, "its rows are not those of the rollout shard")
 
 
 def build_experience(responses: pa.Table, rewards: pa.Table, shards: Sequence[int]) -> Experience:

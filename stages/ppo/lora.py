@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from pipeline.config import Config
+from pipeline.config import Config, ModelConfig
 from pipeline.seeds import derive_seed
 from pipeline.updateconfig import LoraConfig
 from stages.context import UserError
@@ -37,6 +37,19 @@ def load_policy(base: Path, config: Config) -> PreTrainedModel:
     model = load_causal_lm(base, update.precision, trust, device_map_of(update), update.attention)
     attach(model, base, update.lora, derive_seed(config.seed, "lora"))
     return model
+
+
+def check_fits(model: ModelConfig, config: LoraConfig) -> None:
+    """That adapters can be put into the policy, tried on the model without its weights.
+
+    Raises:
+        UserError: peft is missing, or ``update.lora.target_modules`` does not fit the model.
+    """
+    trust = model.trust_remote_code
+    described = AutoConfig.from_pretrained(model.policy, local_files_only=True, trust_remote_code=trust)
+    with torch.device("meta"):
+        bare = AutoModelForCausalLM.from_config(described, trust_remote_code=trust)
+        attach(bare, Path(model.policy), config, seed=0)
 
 
 def attach(model: PreTrainedModel, base: Path, lora: LoraConfig, seed: int) -> None:

@@ -6,10 +6,12 @@ Values outside the mask never count, not even when they are NaN.
 import torch
 from torch import Tensor
 
+from stages.context import NumericalError
+
 EPSILON = 1e-8
 
 
-class NoValidTokens(ValueError):
+class NoValidTokens(NumericalError):
     """There is nothing to average over."""
 
 

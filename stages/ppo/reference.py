@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from pipeline.algorithmconfig import ReferenceStage
-from pipeline.config import Config
+from pipeline.enginechecks import has_reference_in
 from pipeline.updateconfig import Precision, UpdateConfig
 from stages.context import Context
 from stages.models import DTYPES, load_causal_lm
@@ -24,7 +24,7 @@ def with_reference(context: Context, experience: Experience, iteration: int) -> 
     The model is gone again when this returns, so that it is never in memory beside what is trained.
     """
     config = context.config
-    if not is_computed_here(config):
+    if not has_reference_in(config, ReferenceStage.UPDATE):
         return experience
     directory = context.source(config.model.reference or config.model.policy)
     update, trust = config.update, config.model.trust_remote_code
@@ -38,11 +38,6 @@ def with_reference(context: Context, experience: Experience, iteration: int) -> 
         found = per_token(experience, batches, lambda batch: response_log_probs(model, batch, temperature))
     forget(model)
     return replace(experience, reference_log_probs=found)
-
-
-def is_computed_here(config: Config) -> bool:
-    kl = config.algorithm.kl
-    return kl.coef > 0 and kl.reference_in is ReferenceStage.UPDATE
 
 
 def frozen(model: nn.Module, config: UpdateConfig) -> nn.Module:

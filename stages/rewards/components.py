@@ -4,11 +4,10 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from transformers import PreTrainedTokenizerBase
 
 from pipeline.data import Message, read_prompts, summarize
 from pipeline.rewardconfig import Component, NormalizationConfig, RewardModelConfig, RuleConfig
@@ -18,10 +17,13 @@ from stages.chat import prompt_text
 from stages.context import Context, NumericalError, UserError
 from stages.engines import engine, make_scorer
 from stages.engines.base import Scorer, problem_of
-from stages.models import load_tokenizer
 from stages.rewards.remote import remote_scores
 from stages.rewards.rows import conversation_ids, conversation_texts, name_of, token_ids
 from stages.rewards.rules import rule_scores
+from stages.tokenizers import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def component_scores(
@@ -67,11 +69,10 @@ class RewardModel:
     """A reward model with its own tokenizer and chat template."""
 
     def __init__(self, context: Context, config: RewardModelConfig) -> None:
-        trust = context.config.model.trust_remote_code
         context.source(config.path)
         self._config = config
-        self._tokenizer = load_tokenizer(config.path, trust)
-        self._policy_tokenizer = load_tokenizer(context.config.model.policy, trust)
+        self._tokenizer = load_tokenizer(config.path, context.config.model)
+        self._policy_tokenizer = load_tokenizer(context.config.model.policy, context.config.model)
         self._shares_tokens = same_tokenizer(self._tokenizer, self._policy_tokenizer)
         reward = context.config.reward
         name = config.engine or reward.engine
@@ -139,7 +140,7 @@ class RewardModel:
         return [sequence[-self._limit :] for sequence in sequences]
 
 
-def same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
+def same_tokenizer(one: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBase") -> bool:
     """Whether both give the same ids for the same text, so that ids may be passed on."""
     if one.chat_template != other.chat_template:
         return False

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from pipeline.plugincalls import is_finite_number
 from pipeline.rewardconfig import RemoteApi, RemoteConfig
 from stages.context import Context, UserError
-from stages.models import load_tokenizer
 from stages.rewards.posting import RemoteFailed, Request, Service
 from stages.rewards.rows import conversation_ids, conversation_texts, name_of, rule_inputs
+from stages.tokenizers import load_tokenizer
 
 _ROWS_PER_REQUEST = 32
 
@@ -102,7 +102,7 @@ def classify_question(context: Context, config: RemoteConfig, rows: pa.Table) ->
         pairs = zip(rows["prompt_text"].to_pylist(), rows["response_text"].to_pylist(), strict=True)
         texts = [prompt + response for prompt, response in pairs]
         return Question(lambda part: {"input": texts[part], "use_activation": False})
-    tokenizer = load_tokenizer(context.source(config.tokenizer), context.config.model.trust_remote_code)
+    tokenizer = load_tokenizer(context.source(config.tokenizer), context.config.model)
     ids = [conversation_ids(tokenizer, *texts) for texts in conversation_texts(rows)]
     limit = config.max_model_len
     cut = [row[-limit:] if limit else row for row in ids]

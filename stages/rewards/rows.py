@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from transformers import PreTrainedTokenizerBase
 
 from pipeline.schemas import extra_columns
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def rule_inputs(rows: pa.Table) -> dict[str, list[Any]]:
@@ -32,7 +34,7 @@ def conversation_texts(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
 
 
 def conversation_ids(
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     prompt: str,
     messages: str | None,
     response: str,
@@ -54,6 +56,6 @@ def conversation_ids(
     return token_ids(tokenizer, "\n".join(message["content"] for message in conversation), special=True)
 
 
-def token_ids(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> list[int]:
+def token_ids(tokenizer: "PreTrainedTokenizerBase", text: str, special: bool) -> list[int]:
     ids: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
     return ids

@@ -1,0 +1,17 @@
+"""The trainer that comes with slurm-ppo: PPO and its relatives with DeepSpeed, on one rank or many."""
+
+from pipeline.config import Config
+from stages.context import Context, Result
+from stages.engines.base import Trainer
+from stages.ppo.update import update
+
+
+def make_trainer(config: Config) -> Trainer:
+    return DeepSpeedTrainer()
+
+
+class DeepSpeedTrainer(Trainer):
+    """See :mod:`stages.ppo.update`."""
+
+    def update(self, context: Context, iteration: int) -> Result | None:
+        return update(context, iteration)

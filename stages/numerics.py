@@ -1,0 +1,39 @@
+"""Torch of a task: the same numbers again, on the device that the task was given. Imported when asked for."""
+
+import os
+
+
+def choose_accelerator() -> None:
+    """Tell DeepSpeed what there is, before it is imported; it would look for what is not there."""
+    if "DS_ACCELERATOR" not in os.environ:
+        import torch
+
+        os.environ["DS_ACCELERATOR"] = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def set_up_torch(num_threads: int, seed: int) -> None:
+    """Fix threads and seeds, so that the task gives the same bytes again.
+
+    Raises:
+        UserError: none of the GPUs that the task was given is there.
+    """
+    choose_accelerator()
+    import torch
+    import transformers
+
+    from stages.models import check_gpus_are_seen
+
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(num_threads)
+    torch.manual_seed(seed)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    check_gpus_are_seen(os.environ)
+
+
+def peak_gpu_memory() -> dict[str, float]:
+    """In GiB, where there is a GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    return {"peak_gpu_memory_gib": torch.cuda.max_memory_allocated() / 2**30}

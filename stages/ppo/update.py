@@ -1,0 +1,155 @@
+"""Train policy and critic on an iteration's scored responses.
+
+Runs on any number of ranks: all read everything, each trains on its share, the first one writes.
+"""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from pipeline.algorithmconfig import Estimator, KLController
+from pipeline.commits import FileEntry
+from stages import ranks
+from stages.context import Context, Result
+from stages.models import load_causal_lm, load_critic
+from stages.ppo.experience import Experience, build_experience
+from stages.ppo.kl import next_kl_coef
+from stages.ppo.learner import Update
+from stages.ppo.learner import update as learner_update
+from stages.ppo.lora import load_policy
+from stages.ppo.memory import out_of_memory_explained
+from stages.ppo.metrics import mean_kl, update_metrics
+from stages.ppo.reference import with_reference
+from stages.ppo.shaping import RunningMoments
+from stages.ppo.trainer import Trainer
+from stages.ppo.training import Learner
+from stages.ppo.zero import device_map_of
+from stages.training import hash_folders, read_shards, save_tokenizer
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """What learning needs to go on, besides weights, optimizer moments and loss scales.
+
+    Learning rates and every random choice are functions of counters and of the run's seed, and the iteration
+    says which prompts come next, so there is neither a generator's state nor a position in the data to save.
+    """
+
+    iteration: int
+    kl_coef: float
+    responses: int
+    """Responses rolled out since the run began."""
+    rewards: RunningMoments
+    """Of all rewards since the run began, before shaping."""
+    seed: int
+
+
+def update(context: Context, iteration: int) -> Result | None:
+    """None on every rank but the first, which has the result of all of them."""
+    ranks.start_distributed()
+    context.verifies = ranks.is_first()
+    # 1. every shard of this iteration, verified
+    with context.stopwatch.timing("read"):
+        experience = build_experience(*read_shards(context, iteration))
+    with out_of_memory_explained(context.config, experience):
+        return learn(iteration, context, experience)
+
+
+def learn(iteration: int, context: Context, experience: Experience) -> Result | None:
+    """Policy, critic and what learning needs to go on, from an iteration's experience."""
+    config, stopwatch = context.config, context.stopwatch
+    # 2. the reference's log-probabilities, unless the reward stage has computed them
+    with stopwatch.timing("reference"):
+        experience = with_reference(context, experience, iteration)
+    # 3. policy, critic and their optimizers where the previous iteration left them
+    with stopwatch.timing("load"):
+        learner, state = load_learner(context, iteration - 1)
+    # 4. the update, and the KL coefficient of the next one
+    moments = state.rewards.including(experience.outcome.scores)
+    with context.computing():
+        done = learner_update(learner, experience, iteration, state.kl_coef, moments, stopwatch)
+    following = TrainerState(
+        iteration=iteration,
+        kl_coef=next_coef(context, state.kl_coef, done),
+        responses=state.responses + len(experience),
+        rewards=moments,
+        seed=config.seed,
+    )
+    # 5. everything that learning needs to go on
+    with stopwatch.timing("save"):
+        outputs = save(context, learner, following)
+    if not ranks.is_first():
+        return None
+    metrics = update_metrics(config, experience, done) | {"objective/kl_coef": state.kl_coef}
+    metrics |= {f"seconds/update/{name}": seconds for name, seconds in stopwatch.seconds.items()}
+    metrics["samples"] = float(following.responses)
+    return Result(outputs, len(experience), "trainer/1", iteration, metrics)
+
+
+def next_coef(context: Context, coef: float, done: Update) -> float:
+    """The KL coefficient of the next iteration; the same one where no KL was measured."""
+    kl = mean_kl(done.experience, done.targets)
+    if kl is None:
+        return coef
+    return next_kl_coef(coef, kl, len(done.experience), context.config.algorithm.kl)
+
+
+def load_learner(context: Context, version: int) -> tuple[Learner, TrainerState]:
+    """Models, optimizers and counters as they were committed with policy ``version``."""
+    config, trust = context.config, context.config.model.trust_remote_code
+    attention = config.update.attention
+    if config.update.lora:  # the base never changes; the trainer state has the adapters
+        policy_model = load_policy(context.policy_directory(0), config)
+    else:
+        policy_model = load_causal_lm(
+            context.policy_directory(version),
+            config.update.precision,
+            trust,
+            device_map_of(config.update),
+            attention,
+        )
+    policy = Trainer("policy", policy_model, config.update.learning_rate, config.update)
+    critic = None
+    if config.algorithm.estimator is Estimator.GAE:
+        start = context.critic_directory(version) or context.source(
+            config.model.critic or config.model.policy
+        )
+        model = load_critic(start, config.update.precision, trust, attention)
+        critic = Trainer("critic", model, config.update.critic_learning_rate, config.update)
+    learner = Learner(config, policy, critic)
+    folder = context.trainer_directory(version)
+    if folder is None:
+        return learner, TrainerState(0, config.algorithm.kl.coef, 0, RunningMoments(), config.seed)
+    for trainer in learner.trainers:
+        trainer.load_state(folder / f"{trainer.name}.safetensors")
+    state = read_state(folder)
+    if config.algorithm.kl.controller is KLController.FIXED:  # a fork's may be another than its parent's
+        state = replace(state, kl_coef=config.algorithm.kl.coef)
+    return learner, state
+
+
+def read_state(folder: Path) -> TrainerState:
+    given = json.loads((folder / "state.json").read_text())
+    return TrainerState(**given | {"rewards": RunningMoments(**given["rewards"])})
+
+
+def save(context: Context, learner: Learner, state: TrainerState) -> tuple[FileEntry, ...]:
+    """Write policy, critic and trainer state under this attempt's own names, durably.
+
+    Every rank takes part; the first one writes, and has what it wrote. The others have nothing.
+    """
+    files, attempt = context.files, context.attempt
+    folders = [files.policy(attempt), files.trainer(attempt)]
+    learner.policy.save_model(folders[0])
+    if ranks.is_first():
+        save_tokenizer(context, folders[0])
+        folders[1].mkdir(parents=True)
+        (folders[1] / "state.json").write_text(json.dumps(asdict(state), indent=1) + "\n")
+    for trainer in learner.trainers:
+        trainer.save_state(folders[1] / f"{trainer.name}.safetensors")
+    if learner.critic:
+        folders.append(files.critic(attempt))
+        learner.critic.save_model(folders[2])
+    if not ranks.is_first():
+        return ()
+    return hash_folders(context, folders)

@@ -1,0 +1,29 @@
+"""Like :mod:`stages.preload`, for runs with models of transformers and DeepSpeed."""
+
+import contextlib
+import gc
+import importlib
+import os
+
+from stages.numerics import choose_accelerator
+
+MODULES = (
+    "deepspeed",
+    "transformers",
+    "stages.engines.transformers",
+    "stages.engines.deepspeed",
+    "stages.rewards.reference",
+    # deepspeed imports these at its first use, which is in every update
+    "deepspeed.comm.mori",
+    "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.ops.op_builder.all_ops",
+    "torch.utils.cpp_extension",
+    "setuptools.command.build_ext",
+)
+
+choose_accelerator()
+os.environ.setdefault("DS_LOG_LEVEL", "ERROR")
+for _module in MODULES:
+    with contextlib.suppress(ImportError):  # the task that needs it says so, in its log
+        importlib.import_module(_module)
+gc.freeze()

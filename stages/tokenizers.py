@@ -1,0 +1,32 @@
+"""Tokenizers: transformers' own of a model directory, or what a function of the user's makes of it.
+
+Importing this imports no transformers, which takes seconds.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.config import ModelConfig
+from pipeline.plugins import load_plugin
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_tokenizer(directory: str | Path, model: ModelConfig) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a policy or reward model.
+
+    ``model.tokenizer`` may name a function that makes it from the directory: anything with those methods and
+    attributes of transformers' tokenizers that :mod:`stages` uses.
+
+    Raises:
+        PluginError: the function cannot be imported.
+    """
+    if model.tokenizer:
+        made: PreTrainedTokenizerBase = load_plugin("model.tokenizer", model.tokenizer)(str(directory))
+        return made
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(
+        str(directory), local_files_only=True, trust_remote_code=model.trust_remote_code
+    )

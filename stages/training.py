@@ -1,0 +1,57 @@
+"""What every trainer does around its learning: read an iteration's shards, write folders to be committed."""
+
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from pipeline.commits import FileEntry, StaleData, hash_tree
+from pipeline.schemas import REWARD, ROLLOUT
+from pipeline.tasks import Stage, Task
+from stages.context import Context, UserError
+from stages.tokenizers import load_tokenizer
+
+
+def read_shards(context: Context, iteration: int) -> tuple[pa.Table, pa.Table, Sequence[int]]:
+    """All shards of an iteration, verified and joined row by row.
+
+    Returns:
+        The rollout table, the reward table with the same rows, and [rows] the shard that each came in.
+
+    Raises:
+        NotCommitted, CorruptData, StaleData: naming the shard.
+        UserError: there is no response to learn from.
+    """
+    rollouts, rewards, shards = [], [], []
+    num_shards = context.config.rollout.num_shards
+    for shard in range(num_shards):
+        rollout, reward = (Task(iteration, stage, shard) for stage in (Stage.ROLLOUT, Stage.REWARD))
+        rollouts.append(context.table(rollout, ROLLOUT))
+        rewards.append(context.table(reward, REWARD))
+        check_same_rows(reward, rollouts[-1], rewards[-1])
+        shards += [shard] * rollouts[-1].num_rows
+    if not shards:
+        raise UserError(f"iteration {iteration} has no response in any of its {num_shards} shards")
+    return pa.concat_tables(rollouts), pa.concat_tables(rewards), shards
+
+
+def check_same_rows(task: Task, rollout: pa.Table, reward: pa.Table) -> None:
+    """The reward shard must have the rollout shard's rows in the same order. Raises StaleData."""
+    key = ["prompt_id", "sample_index"]
+    if not rollout.select(key).equals(reward.select(key)):
+        raise StaleData(task, "its rows are not those of the rollout shard")
+
+
+def save_tokenizer(context: Context, folder: Path) -> None:
+    """The policy directory stands alone: it has the tokenizer and the generation settings of version 0."""
+    model = context.config.model
+    load_tokenizer(model.policy, model).save_pretrained(folder)
+    source = Path(model.policy) / "generation_config.json"
+    if source.is_file():
+        shutil.copyfile(source, folder / source.name)
+
+
+def hash_folders(context: Context, folders: Iterable[Path]) -> tuple[FileEntry, ...]:
+    """Every file of the folders, durable and hashed, as a result's outputs."""
+    return tuple(entry for folder in folders for entry in hash_tree(context.paths, folder))
