@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 import tiny
 
+from tests import light, warm
+
 if TYPE_CHECKING:
     from stages.ppo.training import Learner
 
@@ -49,9 +51,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def inputs(models: Path) -> Path:
-    """Models and prompts that no test changes."""
-    return models
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Model directories for light tasks (see tests/light.py), and prompts, that no test changes."""
+    return light.make_inputs(tmp_path_factory.mktemp("inputs"))
 
 
 @pytest.fixture(scope="session")
@@ -59,16 +61,30 @@ def environment() -> dict[str, str]:
     """Of the user's shell, without what would point a test at a network or a scheduler."""
     hidden = ("WANDB_", "SLURM_", "HF_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
-    return kept | {"WANDB_MODE": "offline", "NO_COLOR": "1", "COLUMNS": "80"}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return kept | {"WANDB_MODE": "offline", "NO_COLOR": "1", "COLUMNS": "80", "PYTHONPATH": path}
 
 
 @pytest.fixture(scope="session")
-def slurm_ppo(environment: dict[str, str]) -> Cli:
+def warm_commands(
+    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[warm.WarmCommands]:
+    """A process that has imported the command line."""
+    commands = warm.WarmCommands(environment, tmp_path_factory.mktemp("warm"))
+    yield commands
+    commands.close()
+
+
+@pytest.fixture(scope="session")
+def slurm_ppo(environment: dict[str, str], warm_commands: warm.WarmCommands) -> Cli:
     """Run the command line as a user does: ``slurm_ppo("status", run)``."""
 
     def call(*arguments: object, timeout: float = 300, **options: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pipeline", *map(str, arguments)]
         settings: dict = {"env": environment, "cwd": ROOT} | options
+        words = list(map(str, arguments))
+        if settings.keys() == {"env", "cwd"} and warm_commands.fits(settings["env"]):
+            return warm_commands.run(words, settings["env"], settings["cwd"], timeout)
+        command = [sys.executable, "-m", "pipeline", *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout, **settings)
 
     return call
