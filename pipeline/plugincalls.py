@@ -171,6 +171,10 @@ class Calls:
         self._pool = pool
         self._stuck = stuck
 
+    def of(self, plugin: Plugin) -> "Calls":
+        """The same processes, for another function of the same module."""
+        return Calls(plugin, self._pool, self._stuck)
+
     def ask(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
         """Have ``function(plugin, *arguments)`` called as soon as a process is free. Returns a future.
 

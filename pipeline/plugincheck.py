@@ -78,7 +78,7 @@ def check_scheduler(config: Config) -> None:
     """Import the scheduler of conversations. Raises PluginError if it is no function of one argument."""
     if config.rollout.multi_turn:
         plugin = Plugin("rollout.multi_turn.scheduler", config.rollout.multi_turn.scheduler)
-        if trouble := tried(plugin, num_arguments=1):
+        for trouble in tried({plugin: 1}):
             raise PluginError(trouble.text)
 
 
@@ -99,16 +99,30 @@ def check_engines(config: Config) -> Iterator[str]:
         "update.engine": (config.update.engine, 1),
         "model.tokenizer": (config.model.tokenizer, 1),
     }
-    for key, (name, num_arguments) in given.items():
-        trouble = tried(Plugin(key, name), num_arguments) if name and ":" in name else None
-        if trouble and trouble.is_elsewhere:
+    plugins = {Plugin(key, name): num for key, (name, num) in given.items() if name and ":" in name}
+    for trouble in (trouble for group in by_module(plugins) for trouble in tried(group)):
+        if trouble.is_elsewhere:
             yield f"warning: {trouble.text}; compute nodes may have it"
-        elif trouble:
+        else:
             raise PluginError(trouble.text)
 
 
-def tried(plugin: Plugin, num_arguments: int) -> Trouble | None:
-    """Import a function. Returns why it cannot be called with so many positional arguments, if it cannot."""
-    with open_calls(plugin, 1) as calls:
-        found: Trouble | None = calls.answer(calls.ask(plugin.import_limit, misfit, [], num_arguments), 0)
-        return found
+def by_module(plugins: Mapping[Plugin, int]) -> list[dict[Plugin, int]]:
+    """Those that come from the same module together: they are imported together too."""
+    groups: dict[str, dict[Plugin, int]] = {}
+    for plugin, num_arguments in plugins.items():
+        groups.setdefault(plugin.name.partition(":")[0], {})[plugin] = num_arguments
+    return list(groups.values())
+
+
+def tried(plugins: Mapping[Plugin, int]) -> Iterator[Trouble]:
+    """Import functions of one module, given with the number of their positional arguments.
+
+    Yields:
+        For each that cannot be called with so many, why.
+    """
+    with open_calls(next(iter(plugins)), 1) as calls:
+        for plugin, num_arguments in plugins.items():
+            own = calls.of(plugin)
+            if trouble := own.answer(own.ask(plugin.import_limit, misfit, [], num_arguments), 0):
+                yield trouble
