@@ -11,7 +11,8 @@ import os
 from pipeline.environment import TASK_ENVIRONMENT
 
 MODULES = (
-    "stages.runner",
+    "stages.execution",
+    "stages.failures",
     *(f"stages.{name}" for name in ("prepare", "rollout", "score", "reward", "update", "evaluate")),
     # a forked process imports the driver's main module
     "pipeline.cli",

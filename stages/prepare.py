@@ -25,7 +25,6 @@ from pipeline.tasks import Task
 from stages.chat import messages_json, prompt_text
 from stages.context import Context, Result, UserError
 from stages.rewards.components import measure_normalization
-from stages.rewards.posting import api_key
 from stages.tokenizers import load_tokenizer
 
 if TYPE_CHECKING:
@@ -85,6 +84,8 @@ def check_remotes(config: Config, *tables: pa.Table) -> None:
     """Raises UserError where a service's key is not set, or its template names no column of the prompts."""
     for name, component in config.reward.components.items():
         if isinstance(component, RemoteConfig):
+            from stages.rewards.posting import api_key
+
             api_key(name, component)
             for table in tables:
                 columns = extra_columns(table).column_names

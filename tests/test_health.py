@@ -20,7 +20,7 @@ from pipeline.reconcile import FailureKind
 from stages.context import NumericalError, OutOfMemory
 from stages.ppo.experience import Experience
 from stages.ppo.memory import Shape, needs_of, out_of_memory_explained, suggestions
-from stages.runner import classify
+from stages.failures import classify
 
 GIB = 2**30
 

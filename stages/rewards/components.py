@@ -17,7 +17,6 @@ from stages.chat import prompt_text
 from stages.context import Context, NumericalError, UserError
 from stages.engines import engine, make_scorer
 from stages.engines.base import Scorer, problem_of
-from stages.rewards.remote import remote_scores
 from stages.rewards.rows import conversation_ids, conversation_texts, name_of, token_ids
 from stages.rewards.rules import rule_scores
 from stages.tokenizers import load_tokenizer
@@ -52,6 +51,8 @@ def component_scores(
                 scores[name], counted = rule_scores(name, component, rows)
             metrics |= counted
         else:
+            from stages.rewards.remote import remote_scores  # an HTTP client, which most tasks do not need
+
             scores[name], counted = remote_scores(context, name, component, rows)
             metrics |= counted
         check_finite(name, scores[name], rows)

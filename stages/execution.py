@@ -1,0 +1,112 @@
+"""One attempt at a task: compute, and commit."""
+
+import importlib
+import os
+import resource
+import socket
+import time
+from collections.abc import Mapping
+
+from pipeline.commits import Record, publish
+from pipeline.config import Config
+from pipeline.enginechecks import engines_of
+from pipeline.plugins import make_importable
+from pipeline.runs import Run, RunError, load_run
+from pipeline.seeds import derive_seed
+from pipeline.tasks import Stage, Task
+from stages.context import Context
+from stages.engines import engines_closed, needs_torch
+from stages.numerics import peak_gpu_memory, set_up_torch
+from stages.runner import Arguments
+
+
+def execute(arguments: Arguments, started: float) -> None:
+    """Compute and commit.
+
+    Args:
+        started: when the attempt began, unix time.
+    """
+    run = load_run(arguments.run_dir)
+    check_is_planned(run, arguments.task)
+    make_importable(run.identity.folder)
+    with engines_closed():
+        compute_and_commit(run, arguments, started)
+
+
+def compute_and_commit(run: Run, arguments: Arguments, started: float) -> None:
+    config, task = run.config, arguments.task
+    context = Context(run.paths, config, task, arguments.attempt)
+    names = (task.stage, task.pool) if task.pool else (task.stage,)
+    seed = derive_seed(config.seed, task.iteration, *names, task.shard)
+    uses_torch = any(needs_torch(key, name) for key, name in engines_of(config, task.stage, task.pool))
+    if uses_torch:
+        set_up_torch(num_threads(config, task.stage), seed)
+    result = importlib.import_module(f"stages.{arguments.task.stage}").run(arguments.task, context)
+    if result is None:  # another rank has it, and publishes
+        return
+    record = Record(
+        task=arguments.task,
+        attempt=arguments.attempt,
+        outputs=result.outputs,
+        inputs=context.lineage,
+        policy_version=result.policy_version,
+        seed=seed,
+        rows=result.rows,
+        schema=result.schema,
+        started=started,
+        ended=time.time(),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        job_id=os.environ.get("SLURM_JOB_ID", ""),
+        metrics={**result.metrics, **time_metrics(context, started), **memory_metrics(uses_torch)},
+    )
+    won = publish(run.paths, record)
+    print(
+        f"{arguments.task}: {'committed' if won else 'another attempt was first'}: {describe(record)}",
+        flush=True,
+    )
+
+
+def check_is_planned(run: Run, task: Task) -> None:
+    """Raises RunError when the run has no such task."""
+    plan = run.plan
+    if not 0 <= task.iteration <= plan.iterations or task not in plan.tasks(task.iteration):
+        raise RunError(
+            f"{run.paths.root} has no {task}: it has iterations {plan.start + 1} to {plan.iterations} of "
+            f"shards 0 to {plan.num_shards - 1}, and evaluates iterations {list(plan.evaluations())}; pools: "
+            f"{', '.join(plan.pools) or 'none'}"
+        )
+
+
+def describe(record: Record) -> str:
+    seconds = record.ended - record.started
+    text = f"{record.rows} rows in {seconds:.2f} s, {record.metrics['compute_seconds']:.2f} s of it compute"
+    tokens = record.metrics.get("response_tokens")
+    return text + (f", {tokens:.0f} response tokens" if tokens else "")
+
+
+def num_threads(config: Config, stage: Stage) -> int:
+    """CPU threads of a task; part of its result."""
+    sections: Mapping[Stage, int] = {
+        Stage.PREPARE: config.reward.num_threads,
+        Stage.ROLLOUT: config.rollout.num_threads,
+        Stage.SCORE: config.reward.num_threads,
+        Stage.REWARD: config.reward.num_threads,
+        Stage.UPDATE: config.update.num_threads,
+        Stage.EVALUATE: config.evaluate.num_threads,
+    }
+    return sections[stage]
+
+
+def time_metrics(context: Context, started: float) -> dict[str, float]:
+    """Seconds of model compute, and from the task's start to the first of them."""
+    metrics = {"compute_seconds": context.compute_seconds}
+    if context.first_compute is not None:
+        metrics["startup_seconds"] = context.first_compute - started
+    return metrics
+
+
+def memory_metrics(uses_torch: bool) -> dict[str, float]:
+    """Peak memory of this process, in GiB."""
+    own = {"peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+    return own | (peak_gpu_memory() if uses_torch else {})

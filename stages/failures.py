@@ -1,0 +1,59 @@
+"""Why an attempt failed: in its log, in its exit code, and for the driver in its failure file."""
+
+import json
+import socket
+import sys
+import time
+import traceback
+
+from pipeline.commits import CorruptData, NotCommitted, StaleData, link_once
+from pipeline.compose import ConfigError
+from pipeline.data import PromptError
+from pipeline.plugins import PluginError
+from pipeline.reconcile import FailureKind
+from pipeline.runs import RunError
+from pipeline.schemas import SchemaError
+from pipeline.tasks import Task, task_key
+from stages.context import NumericalError, OutOfMemory, UserError
+from stages.runner import Arguments
+from stages.warning import StoppedOnWarning
+
+EXIT_CODES = {
+    FailureKind.ERROR: 1,
+    FailureKind.NUMERICS: 1,
+    FailureKind.MEMORY: 1,
+    FailureKind.CONFIG: 2,
+    FailureKind.INPUTS: 4,
+    FailureKind.TIMEOUT: 5,
+    FailureKind.PAUSED: 5,
+}
+
+
+def report(error: Exception, arguments: Arguments, started: float) -> int:
+    """Explain the failure in the log and, for the driver and the report's timeline, in the failure file."""
+    kind, suspect = classify(error)
+    is_explained = kind not in (FailureKind.ERROR, FailureKind.NUMERICS, FailureKind.MEMORY)
+    if not is_explained:
+        traceback.print_exception(error)
+    message = str(error) if is_explained else f"{type(error).__name__}: {error}"
+    outcome = "paused" if kind is FailureKind.PAUSED else "failed"
+    print(f"{arguments.task} {outcome}: {message}", file=sys.stderr, flush=True)
+    if arguments.failure_file:
+        arguments.failure_file.parent.mkdir(parents=True, exist_ok=True)
+        said = {"kind": kind, "message": message, "suspect": suspect and task_key(suspect)}
+        said |= {"started": started, "ended": time.time(), "host": socket.gethostname()}
+        link_once(arguments.failure_file, json.dumps(said) + "\n")  # of several ranks the first knows why
+    return EXIT_CODES[kind]
+
+
+def classify(error: Exception) -> tuple[FailureKind, Task | None]:
+    """Whose fault it was, and the input to look at, if it was an input's."""
+    if isinstance(error, NotCommitted | CorruptData | StaleData):
+        return FailureKind.INPUTS, error.task
+    if isinstance(error, StoppedOnWarning):
+        return (FailureKind.PAUSED if error.has_progress else FailureKind.TIMEOUT), None
+    if isinstance(error, OutOfMemory):
+        return (FailureKind.CONFIG if error.on_device else FailureKind.MEMORY), None
+    if isinstance(error, ConfigError | RunError | PromptError | PluginError | SchemaError | UserError):
+        return FailureKind.CONFIG, None
+    return (FailureKind.NUMERICS if isinstance(error, NumericalError) else FailureKind.ERROR), None
