@@ -206,6 +206,7 @@ def _scheduling(identity: Identity, layout: Layout) -> list[str]:
 def _job_control(identity: Identity, layout: Layout) -> list[str]:
     return [
         "ProctrackType=proctrack/linuxproc",
+        "Epilog=/bin/true",  # with one, what waits for a job starts as it ends; without, a second later
         "TaskPlugin=task/none",
         "MpiDefault=none",
         "ReturnToService=2",
