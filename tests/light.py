@@ -136,7 +136,9 @@ class LightTrainer(Trainer):
         config, files, attempt = context.config, context.files, context.attempt
         responses, rewards, shards = read_shards(context, iteration)
         before = context.policy_directory(iteration - 1)
-        critic, state = (found(iteration - 1) for found in (context.critic_directory, context.trainer_directory))
+        critic, state = (
+            found(iteration - 1) for found in (context.critic_directory, context.trainer_directory)
+        )
         with context.computing():
             time.sleep(float(os.environ.get(SECONDS, 0)))
             parts = [weights_digest(folder) for folder in (before, critic, state) if folder]

@@ -61,6 +61,13 @@ def events(run_dir: Path, kind: str) -> list[dict]:
     return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
+def hooked(environment: dict[str, str], folder: Path, point: str) -> dict[str, str]:
+    """The environment in which tests/hooks kills a task, or the driver, once."""
+    path = os.pathsep.join([str(HOOKS), environment["PYTHONPATH"]])
+    marker = folder / f"killed-{point.partition(':')[0]}"
+    return environment | {"PYTHONPATH": path, "KILL_AT": point, "KILL_MARKER": str(marker)}
+
+
 @pytest.mark.parametrize(
     "point",
     [
@@ -78,10 +85,9 @@ def events(run_dir: Path, kind: str) -> list[dict]:
 def test_a_task_killed_in_the_commit_protocol_is_repeated(
     point, inputs, complete_run, slurm_ppo, environment, tmp_path
 ):
-    run_dir, marker = tmp_path / "run", tmp_path / "killed"
-    hooked = environment | {"PYTHONPATH": str(HOOKS), "KILL_AT": point, "KILL_MARKER": str(marker)}
-    done = slurm_ppo("run", *arguments(inputs, run_dir), env=hooked)
-    assert marker.exists(), "the hook never fired"
+    run_dir = tmp_path / "run"
+    done = slurm_ppo("run", *arguments(inputs, run_dir), env=hooked(environment, tmp_path, point))
+    assert list(tmp_path.glob("killed-*")), "the hook never fired"
     assert done.returncode == 0, done.stderr
     assert_same_end(run_dir, complete_run)
     assert leftovers(run_dir) == leftovers(complete_run), "a losing attempt's files are removed"
@@ -90,18 +96,27 @@ def test_a_task_killed_in_the_commit_protocol_is_repeated(
         assert [e["kind"] for e in events(run_dir, "failed")] == ["killed"]
 
 
+def test_real_models_killed_in_an_update_and_with_their_driver_end_in_the_same_weights(
+    models, complete_real_run, slurm_ppo, environment, tmp_path
+):
+    """What an optimizer, a loss scale or a generator kept in memory would be lost here."""
+    run_dir = tmp_path / "run"
+    killed = slurm_ppo("run", *arguments(models, run_dir), env=hooked(environment, tmp_path, "driver:14"))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = slurm_ppo("resume", run_dir, env=hooked(environment, tmp_path, "before-fsync:trainer/00002."))
+    assert resumed.returncode == 0, resumed.stderr
+    assert "killed by signal 9" in resumed.stderr
+    assert_same_end(run_dir, complete_real_run)
+
+
 @pytest.mark.parametrize("fsync", [1, 3, 6, 9, 12, 15, 18])
 def test_a_driver_killed_at_any_write_can_be_resumed(
     fsync, inputs, complete_run, slurm_ppo, environment, tmp_path
 ):
-    run_dir, marker = tmp_path / "run", tmp_path / "killed"
-    hooked = environment | {
-        "PYTHONPATH": str(HOOKS),
-        "KILL_AT": f"driver:{fsync}",
-        "KILL_DRIVER": "yes",
-        "KILL_MARKER": str(marker),
-    }
-    killed = slurm_ppo("run", *arguments(inputs, run_dir), env=hooked)
+    run_dir = tmp_path / "run"
+    killed = slurm_ppo(
+        "run", *arguments(inputs, run_dir), env=hooked(environment, tmp_path, f"driver:{fsync}")
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     word = ["resume", run_dir] if (run_dir / "run.json").exists() else ["run", *arguments(inputs, run_dir)]
     resumed = slurm_ppo(*word)

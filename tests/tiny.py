@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-
 from typing import TYPE_CHECKING
 
 from tests.light import CONTEXT, write_jsonl, write_prompts  # noqa: F401

@@ -38,7 +38,7 @@ def fsync(descriptor):
     global _count
     if _kind == "before-fsync" and _where in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
         _die()
-    if _kind == "driver" and os.getpid() == _driver and os.environ.get("KILL_DRIVER") == "yes":
+    if _kind == "driver" and os.getpid() == _driver:
         _count += 1
         if _count == int(_where):
             _die()
