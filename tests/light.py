@@ -6,10 +6,12 @@ over policy, critic and trainer state before it and every column of every shard.
 that was lost, doubled or taken from elsewhere, shows in the bytes of the last policy, as with real models.
 Runner, commits, lineage, progress and verification are the real ones; torch is not imported.
 
-``LIGHT_SECONDS`` in the environment makes every response take so long.
+``LIGHT_SECONDS`` in the environment makes every response, score or update take so long; of several numbers
+each takes the next one's time, and the last is for all that come later.
 """
 
 import hashlib
+import itertools
 import json
 import os
 import time
@@ -37,6 +39,17 @@ WORDS = (
 )
 """What makes a run's tasks light."""
 SECONDS = "LIGHT_SECONDS"
+
+
+_steps = itertools.count()
+
+
+def take_time(should_stop=lambda: False) -> None:
+    """As long as the environment says, unless told to stop."""
+    seconds = os.environ.get(SECONDS, "0").split()
+    until = time.monotonic() + float(seconds[min(next(_steps), len(seconds) - 1)])
+    while (left := until - time.monotonic()) > 0 and not should_stop():
+        time.sleep(min(left, 0.05))
 
 
 # --- hashes ---
@@ -80,13 +93,12 @@ class LightGenerator(Generator):
 
     def __init__(self, policy: bytes, config) -> None:
         self._policy = policy
-        self._seconds = float(os.environ.get(SECONDS, 0))
         self.limits = Limits(config.model.context_length, len(SPECIALS) + 256)
 
     def _stream(self, requests, sampling, done, should_stop, turns):
         for index, request in enumerate(requests):
             while index not in done and request is not None:
-                time.sleep(self._seconds)
+                take_time(should_stop)
                 if should_stop():
                     return
                 response = self._respond(request, sampling)
@@ -118,7 +130,11 @@ class LightScorer(Scorer):
         self._model = model
 
     def _score(self, sequences):
-        return [2 * fraction(self._model, list(sequence)) - 1 for sequence in sequences]
+        scores = []
+        for sequence in sequences:
+            take_time()
+            scores.append(2 * fraction(self._model, list(sequence)) - 1)
+        return scores
 
 
 # --- training ---
@@ -140,7 +156,7 @@ class LightTrainer(Trainer):
             found(iteration - 1) for found in (context.critic_directory, context.trainer_directory)
         )
         with context.computing():
-            time.sleep(float(os.environ.get(SECONDS, 0)))
+            take_time()
             parts = [weights_digest(folder) for folder in (before, critic, state) if folder]
             chain = digest(iteration, parts, contents(responses), contents(rewards), list(shards))
         count = read_count(state) + responses.filter(is_sampled(responses)).num_rows
