@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
+from pipeline.conversion import converted
 from pipeline.paths import RunPaths
 from pipeline.tasks import Stage, Task, parse_task, task_key
 
@@ -113,7 +114,7 @@ class Record:
             raise ValueError("its content does not have the checksum that it was written with")
         data["task"] = parse_task(str(data["task"]))
         try:
-            return _ADAPTER.validate_python(data)
+            return converted(Record, data)
         except ValidationError as error:
             problems = (f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors())
             raise ValueError("; ".join(problems)) from None
@@ -122,9 +123,6 @@ class Record:
 def _checksum(data: Mapping[str, Any]) -> str:
     """Of the values, not of the text: a record may be laid out anew, but not changed."""
     return xxhash.xxh3_128_hexdigest(json.dumps(data, sort_keys=True).encode())
-
-
-_ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
 
 
 def read_record(paths: RunPaths, task: Task) -> Record | None:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from pipeline.config import Config
+from pipeline.conversion import converted, from_yaml, plain
 from pipeline.paths import packaged_configs
 from pipeline.rewardconfig import KINDS
 from pipeline.schedulerconfig import LocalConfig, SlurmConfig
@@ -25,7 +26,6 @@ from pipeline.schedulerconfig import LocalConfig, SlurmConfig
 _MISSING = "???"
 _TOP = "slurm_ppo"
 _BASE = "base"
-_ADAPTER: TypeAdapter[Config] = TypeAdapter(Config)
 
 
 class ConfigError(ValueError):
@@ -61,15 +61,14 @@ def from_mapping(data: Mapping[str, Any]) -> Config:
     if missing:
         raise ConfigError("\n".join(f"{key}: must be given, e.g. {key}=..." for key in missing))
     try:
-        return _ADAPTER.validate_python(data)
+        return converted(Config, data)
     except ValidationError as error:
         raise ConfigError("\n".join(_describe(problem) for problem in error.errors())) from None
 
 
 def to_mapping(config: Config) -> dict[str, Any]:
     """Plain values only, as YAML holds them."""
-    mapping: dict[str, Any] = _ADAPTER.dump_python(config, mode="json")
-    return mapping
+    return plain(config)
 
 
 def to_yaml(config: Config) -> str:
@@ -181,7 +180,7 @@ def _hydra_compose(
     ConfigStore.instance().store(name="dataclass_defaults", node=_defaults(Config))
     packaged = packaged_configs().absolute()
     # Hydra looks for the top file in the first folder only, which may be the user's and have none.
-    top = yaml.safe_load((packaged / "config.yaml").read_text())
+    top = from_yaml((packaged / "config.yaml").read_text())
     if base is not None:
         chosen = {text.lstrip("+").split("=", 1)[0] for text in overrides} & set(_CHOICES)
         kept = {key: value for key, value in base.items() if key not in chosen}

@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import TypeAdapter, ValidationError
-
 from pipeline.commits import replace_durably
+from pipeline.conversion import converted
 from pipeline.lease import hold_patiently
 from pipeline.paths import RunPaths
 from pipeline.runs import Run
@@ -74,8 +73,8 @@ def write_state(paths: RunPaths, state: Offline | Online) -> None:
 def _read(path: Path, kind: type[State]) -> State:
     """A file that is not there, or cannot be understood, says that nothing is known."""
     try:
-        return TypeAdapter(kind).validate_json(path.read_bytes())
-    except (FileNotFoundError, ValidationError):
+        return converted(kind, json.loads(path.read_bytes()))
+    except (FileNotFoundError, ValueError):
         return kind()
 
 

@@ -1,7 +1,6 @@
-"""What a run would do, and whether it can: plan and validate. Runs nothing."""
+"""Whether a run can do what it is asked to: validate. Runs nothing."""
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -9,49 +8,13 @@ from pipeline.config import Config
 from pipeline.data import PromptError, Prompts, read_prompts, summarize
 from pipeline.modeldirs import has_chat_template
 from pipeline.notifychecks import notify_warnings
-from pipeline.observe import Records
 from pipeline.paths import RunPaths
-from pipeline.plan import Plan
 from pipeline.plugincheck import Sample, check_engines, check_rules, check_scheduler
 from pipeline.plugins import make_importable
-from pipeline.reconcile import stale_because
 from pipeline.rewardchecks import unknown_field
 from pipeline.rewardconfig import Component, RemoteConfig, RewardModelConfig
 from pipeline.runs import check_is_free
 from pipeline.schemas import reserved_columns
-from pipeline.tasks import Task
-
-
-def describe_plan(plan: Plan, paths: RunPaths | None) -> str:
-    """Every task that would run and why, after counts per stage. ``paths`` of an existing run, or None."""
-    reasons = outstanding(plan, paths)
-    counts = Counter(task.purpose for task in reasons)
-    total = Counter(task.purpose for task in plan.all_tasks())
-    lines = [f"{'stage':<10}{'to run':>8}{'done':>8}"]
-    lines += [f"{stage:<10}{counts[stage]:>8}{total[stage] - counts[stage]:>8}" for stage in total]
-    lines += ["", *(f"{task}: {reason}" for task, reason in reasons.items())]
-    if not reasons:
-        lines.append("nothing to do: every task is committed")
-    lines.append("This was a plan: nothing was run.")
-    return "\n".join(lines)
-
-
-def outstanding(plan: Plan, paths: RunPaths | None) -> dict[Task, str]:
-    """Tasks without a commit that stands, with the reason."""
-    if paths is None:
-        return dict.fromkeys(plan.all_tasks(), "not committed")
-    records = Records(paths)
-    records.refresh(plan.all_tasks())
-    committed = records.committed()
-    reasons: dict[Task, str] = {}
-    for task in plan.all_tasks():
-        if task in records.corrupt:
-            reasons[task] = records.corrupt[task]
-        elif task not in committed:
-            reasons[task] = "not committed"
-        elif why := stale_because(task, plan.inputs(task), committed):
-            reasons[task] = why
-    return reasons
 
 
 def validate_inputs(config: Config, folder: Path | None = None) -> Iterator[str]:

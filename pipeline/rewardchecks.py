@@ -7,8 +7,7 @@ from urllib.parse import urlsplit
 
 from pipeline.config import Config
 from pipeline.problem import Problem
-from pipeline.rewardconfig import RemoteApi, RemoteConfig, RowsPerCall, RuleConfig
-from pipeline.schemas import RULE_ARGUMENTS
+from pipeline.rewardconfig import RULE_ARGUMENTS, RemoteApi, RemoteConfig, RowsPerCall, RuleConfig
 
 _OURS = frozenset(
     {"model", "input", "use_activation", "messages", "prompts", "responses", "columns", "n", "stream"}

@@ -98,6 +98,10 @@ class RuleConfig:
     """As of a reward model."""
 
 
+RULE_ARGUMENTS = frozenset({"prompts", "responses"})
+"""Names that the user's columns may not have beside a rule, to which columns are passed by name."""
+
+
 class RemoteApi(StrEnum):
     """What a reward service is asked, and what it answers."""
 

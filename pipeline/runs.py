@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import xxhash
-import yaml
-from pydantic import TypeAdapter
 
 from pipeline.commits import link_once, replace_durably
 from pipeline.compose import ConfigError, from_mapping, to_yaml
 from pipeline.config import Config
+from pipeline.conversion import converted, from_yaml
 from pipeline.lease import holder_of
 from pipeline.paths import RunPaths
 from pipeline.plan import Plan
@@ -56,9 +55,6 @@ class Identity:
     """None unless the run is a fork."""
     git_commit: str = ""
     """Of ``folder`` when the run was made, with ``+`` behind it if files differed; empty without git."""
-
-
-_IDENTITY: TypeAdapter[Identity] = TypeAdapter(Identity)
 
 
 @dataclass(frozen=True)
@@ -154,7 +150,7 @@ def load_run(root: Path) -> Run:
     """
     paths = RunPaths(root.absolute())
     try:
-        identity = _IDENTITY.validate_python(json.loads(paths.run_json.read_text()))
+        identity = converted(Identity, json.loads(paths.run_json.read_text()))
         text = paths.config_yaml.read_text()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RunError(
@@ -169,7 +165,7 @@ def load_run(root: Path) -> Run:
             "Restore it, or start a new run with the new settings."
         )
     try:
-        return Run(paths, from_mapping(yaml.safe_load(text)), identity)
+        return Run(paths, from_mapping(from_yaml(text)), identity)
     except ConfigError as error:
         raise RunError(f"{paths.config_yaml} is of another version of slurm-ppo: {error}") from None
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.config import Config
-from pipeline.rewardconfig import RuleConfig
+from pipeline.rewardconfig import RULE_ARGUMENTS, RuleConfig
 
 VERSION_KEY = b"slurm_ppo_schema"
 
@@ -98,10 +98,6 @@ in double precision, so that the reward's sum is the same wherever a component w
 
 RESERVED_COLUMNS = frozenset(field.name for schema in (PROMPTS, ROLLOUT, REWARD) for field in schema)
 """Names that the user's own columns may not have."""
-
-
-RULE_ARGUMENTS = frozenset({"prompts", "responses"})
-"""Names that the user's columns may not have beside a rule, to which columns are passed by name."""
 
 
 def reserved_columns(config: Config) -> frozenset[str]:

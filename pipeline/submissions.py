@@ -14,9 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from pipeline.commits import link_once, replace_durably
+from pipeline.conversion import converted, plain
 from pipeline.paths import RunPaths
 from pipeline.reconcile import Failure, FailureKind
 from pipeline.tasks import PURPOSE_PATTERN, Task, task_of
@@ -102,10 +101,6 @@ class Submission:
             yield Failure(task, self.number, ending.kind, ending.message, log, ending.node, job)
 
 
-_SUBMISSION: TypeAdapter[Submission] = TypeAdapter(Submission)
-_STATE: TypeAdapter[State] = TypeAdapter(State)
-
-
 @dataclass(frozen=True)
 class Ledger:
     """The submissions of one run."""
@@ -132,13 +127,13 @@ class Ledger:
         """Note what is about to be submitted. False when another driver took the number."""
         path = self.file(submission)
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = _SUBMISSION.dump_python(submission, mode="json")
+        content = plain(submission)
         del content["state"]
         return link_once(path, json.dumps(content) + "\n")
 
     def note(self, submission: Submission, state: State) -> Submission:
         """Write what became of it. Returns the submission as it is now."""
-        text = json.dumps(_STATE.dump_python(state, mode="json")) + "\n"
+        text = json.dumps(plain(state)) + "\n"
         replace_durably(_state_file(self.file(submission)), text)
         return replace(submission, state=state)
 
@@ -165,7 +160,7 @@ def _read(path: Path) -> Submission:
     state = _state_file(path)
     if state.exists():
         content["state"] = json.loads(state.read_text())
-    return _SUBMISSION.validate_python(content)
+    return converted(Submission, content)
 
 
 @dataclass(frozen=True)
@@ -187,13 +182,9 @@ class Control:
         return replace(self, has_failed=True)
 
 
-_LIMITS: TypeAdapter[ClusterLimits] = TypeAdapter(ClusterLimits)
-_CONTROL: TypeAdapter[Control] = TypeAdapter(Control)
-
-
 def read_control(paths: RunPaths) -> Control:
     path = paths.control
-    return _CONTROL.validate_python(json.loads(path.read_text())) if path.exists() else Control()
+    return converted(Control, json.loads(path.read_text())) if path.exists() else Control()
 
 
 def write_control(paths: RunPaths, control: Control) -> None:
@@ -248,7 +239,7 @@ def read_limits_of(paths: RunPaths) -> ClusterLimits:
     if path.exists():
         kept = json.loads(path.read_text())
         if kept["call"] == call:
-            return _LIMITS.validate_python(kept["limits"])
+            return converted(ClusterLimits, kept["limits"])
     limits = read_limits()
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_durably(path, json.dumps({"call": call, "limits": asdict(limits)}) + "\n")

@@ -1,7 +1,8 @@
 """An array job of one plain command: rendered by a pure function, submitted through submitit.
 
 submitit's own jobs are pickled functions, which must not lie in a shared directory; here every element runs
-the same command, :mod:`slurm.element`, and finds what to do in a task list on disk.
+the same command, :mod:`slurm.element`, and finds what to do in a task list on disk. submitit is imported
+where it is needed: that takes longer than most of those who look at a queue take for everything else.
 """
 
 import re
@@ -10,9 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from submitit.core.utils import FailedSubmissionError
-from submitit.slurm.slurm import SlurmExecutor, _make_sbatch_string
 
 from slurm.commands import SlurmError, SlurmMissing, SlurmTimeout, run_command
 from slurm.query import find_by_name
@@ -54,6 +52,8 @@ def render(array: Array) -> str:
     Raises:
         Refused: a value holds what would not come through its #SBATCH line.
     """
+    from submitit.slurm.slurm import _make_sbatch_string
+
     options: dict[str, Option] = {
         **{name: value for name, value in array.options.items() if value is not False},
         "array": array_expression(array.indices, array.parallelism),
@@ -106,12 +106,14 @@ class Unclear(SlurmTimeout):
     """sbatch's answer was lost, or is not understood: there may be a job or not."""
 
 
-class ArrayExecutor(SlurmExecutor):
-    """submitit's executor, for scripts that are on disk already."""
+class ArrayExecutor:
+    """Does as submitit's executor does, with scripts that are on disk already."""
 
     def __init__(self, folder: Path) -> None:
+        from submitit.slurm.slurm import SlurmExecutor
+
         try:
-            super().__init__(folder)
+            SlurmExecutor(folder)
         except RuntimeError:  # it looks for srun
             raise SlurmMissing("srun") from None
 
@@ -122,10 +124,13 @@ class ArrayExecutor(SlurmExecutor):
             Unclear: no answer, or none that says an id; the job may have been accepted all the same.
             SlurmError: refused.
         """
-        command = self._make_submission_command(script)
+        from submitit.core.utils import FailedSubmissionError
+        from submitit.slurm.slurm import SlurmExecutor
+
+        command = ["sbatch", str(script)]
         try:
             answer = run_command(command, timeout=SUBMIT_SECONDS)
-            return self._get_job_id_from_submission_command(answer)
+            return SlurmExecutor._get_job_id_from_submission_command(answer)
         except SlurmTimeout as error:
             raise Unclear(command, error.returncode, error.stderr) from None
         except FailedSubmissionError as error:
