@@ -19,9 +19,9 @@ import pytest
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = """# Where the suite's time goes
 
-Made by `make test-times`{where}. `wall` is what a worker of the test runner spent, `CPU` what its process and its
-descendants computed; what outlives its parent, such as jobs of a practice cluster, is in `wall` only. A file's
-tests are counted without the fixtures that others share; those are in the second table.
+Made by `make test-times`{where}. `wall` is what a worker of the test runner spent, `CPU` what its process and
+its descendants computed; what outlives its parent, such as jobs of a practice cluster, is in `wall` only.
+A file's tests are counted without the fixtures that others share; those are in the second table.
 
 {workers} workers, {wall:.0f} s of wall in all, {cpu:.0f} s of CPU.
 
