@@ -7,7 +7,6 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from http.client import HTTPException, HTTPMessage
 from pathlib import Path
 from typing import IO
 
@@ -95,6 +94,7 @@ def post(address: str, body: bytes, limit: float) -> str:
 
 
 def _post(address: str, body: bytes, limit: float) -> str:
+    from http.client import HTTPException, HTTPMessage
     from urllib.error import HTTPError, URLError
     from urllib.request import HTTPRedirectHandler, Request, build_opener
 

@@ -1,24 +1,28 @@
-"""Where a run stands: from the disk, and for a run on Slurm from one look at its queue."""
+"""Where a run stands: from the disk, and for a run on Slurm from one look at its queue.
+
+What knows of Slurm and of costs is imported for a run on Slurm, and where costs are asked for.
+"""
 
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline import journal
 from pipeline.advice import Advice, Evidence, advise, worst
-from pipeline.costs import Costs, describe_costs, read_costs
 from pipeline.lease import holder_of
 from pipeline.observe import Frontier, Records, find_frontier
 from pipeline.runs import Run, RunError
 from pipeline.schedulerconfig import SlurmConfig
-from pipeline.slurmstatus import SlurmStatus, read_slurm_status, read_state
 from pipeline.statustext import describe_slurm, wrapped
 from pipeline.tasks import parse_task
 from pipeline.thinning import in_words, kept_versions
 from pipeline.views import duration
-from slurm.query import NoAccounting
+
+if TYPE_CHECKING:
+    from pipeline.costs import Costs
+    from pipeline.slurmstatus import SlurmStatus
 
 ROWS_BYTES = 1 << 20
 """Of the end of metrics.jsonl: as many rows as advice looks at, and more."""
@@ -56,9 +60,9 @@ class Status:
     """How the last driver ended, and when; None while one is at work or when none was."""
     last_row: dict[str, Any] | None
     last_failure: dict[str, Any] | None
-    slurm: SlurmStatus | None = None
+    slurm: "SlurmStatus | None" = None
     """None for a run of this machine."""
-    cost: Costs | None = None
+    cost: "Costs | None" = None
     """Where it was asked for."""
     forked_from: str | None = None
     """Like ``/runs/first@7``, if the run is a fork."""
@@ -88,6 +92,8 @@ def read_status(run: Run, with_cost: bool = False) -> Status:
     state = "complete" if is_complete else "running" if holder else "incomplete"
     slurm = None
     if isinstance(run.config.scheduler, SlurmConfig):
+        from pipeline.slurmstatus import read_slurm_status, read_state
+
         slurm = read_slurm_status(run, frontier, rows[-1] if rows else None)
         state = read_state(run, is_complete, slurm)
     return Status(
@@ -111,7 +117,10 @@ def read_status(run: Run, with_cost: bool = False) -> Status:
     )
 
 
-def _all_costs(run: Run) -> Costs:
+def _all_costs(run: Run) -> "Costs":
+    from pipeline.costs import read_costs
+    from slurm.query import NoAccounting
+
     if not isinstance(run.config.scheduler, SlurmConfig):
         raise RunError("costs come from Slurm's accounting, and this run's tasks ran on this machine")
     try:
@@ -164,6 +173,8 @@ def describe(status: Status) -> str:
     lines += _last_lines(status)
     lines += [f"{advice.severity}: {advice.title} ({advice.rule})" for advice in worst(status.advice)]
     if status.cost:
+        from pipeline.costs import describe_costs
+
         lines += ["", describe_costs(status.cost)]
     return "\n".join([*lines, *_next_commands(status)])
 

@@ -3,9 +3,12 @@
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from pipeline.slurmstatus import DriverJob, SlurmStatus, StageProgress
 from pipeline.views import MISSING, duration, shortened
+
+if TYPE_CHECKING:  # a run of this machine needs none of what these know
+    from pipeline.slurmstatus import DriverJob, SlurmStatus, StageProgress
 
 _WIDTH = 80
 _TITLES = ("iter", "stage", "done", "running", "waiting", "failed", "waited", "ran", "again")
@@ -14,7 +17,7 @@ _INDENT = " " * 6
 _MOST_NAMED = 4
 
 
-def describe_slurm(status: SlurmStatus, state: str) -> list[str]:
+def describe_slurm(status: "SlurmStatus", state: str) -> list[str]:
     """Lines on the queue, the iterations at hand, driver jobs and the estimate."""
     lines = list(_queue_lines(status, state))
     if state != "complete" and status.stages:
@@ -26,7 +29,7 @@ def describe_slurm(status: SlurmStatus, state: str) -> list[str]:
     return lines
 
 
-def _queue_lines(status: SlurmStatus, state: str) -> Iterator[str]:
+def _queue_lines(status: "SlurmStatus", state: str) -> Iterator[str]:
     if state == "complete":
         return
     if status.unanswered:
@@ -46,7 +49,7 @@ def _estimate(finish: float | None) -> str:
     return f"estimated finish: {time.strftime('%Y-%m-%d %H:%M', time.localtime(finish))}, in {left}"
 
 
-def _cells(stage: StageProgress) -> tuple[str, ...]:
+def _cells(stage: "StageProgress") -> tuple[str, ...]:
     return (
         str(stage.iteration),
         shortened(stage.stage, _WIDTHS[1] - 1),
@@ -74,14 +77,14 @@ def _row(cells: Sequence[str]) -> str:
     return f"{iteration.rjust(_WIDTHS[0])} {stage.ljust(_WIDTHS[1] - 1)}{''.join(numbers)}"
 
 
-def _details(stage: StageProgress) -> list[str]:
+def _details(stage: "StageProgress") -> list[str]:
     """Its whole name if it was cut; which jobs, where, and why they wait; how often it was tried again."""
     parts = [stage.stage] if len(stage.stage) >= _WIDTHS[1] else []
     parts += job_details(stage)
     return wrapped("; ".join(parts), _INDENT) if parts else []
 
 
-def job_details(stage: StageProgress) -> list[str]:
+def job_details(stage: "StageProgress") -> list[str]:
     """Which jobs, where, why they wait, how often it was tried again; nothing where nothing is known."""
     parts = []
     if stage.jobs:
@@ -100,7 +103,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _driver_lines(status: SlurmStatus, state: str) -> Iterator[str]:
+def _driver_lines(status: "SlurmStatus", state: str) -> Iterator[str]:
     if state != "running":
         return
     if not status.drivers:
@@ -111,7 +114,7 @@ def _driver_lines(status: SlurmStatus, state: str) -> Iterator[str]:
     yield from wrapped(f"driver jobs: {', '.join(map(_driver, status.drivers))}", subsequent=_INDENT)
 
 
-def _driver(driver: DriverJob) -> str:
+def _driver(driver: "DriverJob") -> str:
     if driver.is_running:
         return f"{driver.job} at work"
     return (

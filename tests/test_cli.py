@@ -349,6 +349,46 @@ def test_output_into_a_closed_pipe_is_no_traceback(inputs, tmp_path, environment
 
 # --- who imports whom ---
 
+RUN_AND_PRINT_IMPORTED = """
+import sys
+from pipeline.cli import main
+sys.argv = {words}
+try:
+    main()
+finally:
+    print("IMPORTED", [name for name in {unneeded} if name in sys.modules])
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "needed"),
+    [
+        ("status RUN", set()),
+        ("status RUN --json", set()),
+        ("logs RUN", set()),
+        ("plan RUN", set()),
+        ("config OVERRIDES", {"hydra", "omegaconf"}),
+        ("plan OVERRIDES", {"hydra", "omegaconf"}),
+        ("validate OVERRIDES", {"hydra", "omegaconf", "pyarrow", "numpy"}),
+        ("report RUN", {"plotly", "pyarrow", "numpy"}),
+        ("resume RUN", {"plotly", "plotext", "pyarrow", "numpy"}),
+    ],
+)
+def test_commands_import_nothing_heavy_that_they_do_not_need(
+    copied_run, inputs, tmp_path, environment, command, needed
+):
+    overrides = tiny.overrides(inputs, tmp_path / "new")
+    meant = {"RUN": [str(copied_run)], "OVERRIDES": overrides}
+    words = ["slurm-ppo", *(word for part in command.split() for word in meant.get(part, [part]))]
+    unneeded = {*HEAVY, "omegaconf", "plotext", "rich", "submitit", "vllm"} - needed
+    code = RUN_AND_PRINT_IMPORTED.format(words=words, unneeded=unneeded)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "IMPORTED []"
+
+
 LOADED = """
 import importlib, pkgutil, sys
 for package in {packages}:
