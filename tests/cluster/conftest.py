@@ -1,11 +1,13 @@
 """A real Slurm for the tests in this folder, shared where they leave it as it was."""
 
 import os
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from cluster.scenario import Cli, Runs
 from slurm.devcluster import Cluster, Layout, PackagesMissing, start
 
 OwnCluster = Callable[..., Cluster]
@@ -50,3 +52,17 @@ def own_cluster(tmp_path: Path) -> Iterator[OwnCluster]:
     for running in started:
         if running.folder.exists():
             running.stop()
+
+
+@pytest.fixture(scope="session")
+def make_run(inputs: Path, environment: dict[str, str], slurm_ppo: Cli) -> Runs:
+    """Light runs, or ones of tasks that do nothing: ``make_run.of_noops``."""
+    return Runs(inputs, environment, slurm_ppo)
+
+
+@pytest.fixture(params=range(int(os.environ.get("SOAK_ROUNDS", "1"))), ids="round{}".format)
+def chance(request: pytest.FixtureRequest) -> random.Random:
+    """Moments and victims of disturbances, others in each round. CHANCE_SEED repeats what a round printed."""
+    seed = int(os.environ.get("CHANCE_SEED", random.randrange(10**6)))
+    print(f"CHANCE_SEED={seed}")
+    return random.Random(seed)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,10 +18,17 @@ from benchmarks.noop import write_noops
 from pipeline.checks import resolve
 from pipeline.compose import compose
 from slurm.devcluster import Cluster
+from tests import light
 
+Cli = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).parent.parent.parent
 CPU_ONLY = [f"scheduler.{stage}.gpus_per_node=null" for stage in ("rollout", "reward", "update", "evaluate")]
 """Where what is tested has nothing to do with GPUs, they need not limit how many tasks run at once."""
+
+
+def take(seconds: str, *stages: str) -> list[str]:
+    """Words that give light tasks time to be disturbed in: a step of each of these stages takes so long."""
+    return [f"scheduler.{stage}.environment={{{light.SECONDS}: '{seconds}'}}" for stage in stages]
 
 
 @dataclass(frozen=True)
@@ -55,19 +63,17 @@ class SlurmRun:
     root: Path
     words: list[str]
     environment: dict[str, str]
+    slurm_ppo: Cli
     folder: Path = ROOT
     """Where its commands are typed, and where plug-ins are looked for."""
 
     def command(self, *arguments: object, timeout: float = 200) -> subprocess.CompletedProcess[str]:
         """Wait for a command to end."""
-        process = self.begin(*arguments)
         try:
-            out, error = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            _, error = process.communicate()
-            raise AssertionError(f"{arguments[0]} took {timeout:g} s: {error}\n{self.story()}") from None
-        return subprocess.CompletedProcess(process.args, process.returncode, out, error)
+            return self.slurm_ppo(*arguments, timeout=timeout, env=self.environment, cwd=self.folder)
+        except subprocess.TimeoutExpired as error:
+            said = f"{arguments[0]} took {timeout:g} s: {error.stderr}"
+            raise AssertionError(f"{said}\n{self.story()}") from None
 
     def begin(self, *arguments: object) -> subprocess.Popen[str]:
         """Start a command and go on."""
@@ -111,7 +117,7 @@ class SlurmRun:
         """The first true value of ``found``; on a time-out, everything that explains it is shown."""
         try:
             return wait_for(found, what, limit)
-        except TimeoutError as error:
+        except (TimeoutError, AssertionError) as error:
             raise AssertionError(f"{error}\n{self.story()}") from None
 
     def wait_for_job(self, stage: str, state: str = "RUNNING", limit: float = 300) -> Job:
@@ -151,7 +157,7 @@ class SlurmRun:
         return {str(file.relative_to(self.root / "logs")): file.read_text() for file in files}
 
     def story(self) -> str:
-        """Queue, events, logs of drivers, of failed attempts and of whatever wrote last."""
+        """Everything that explains how it went: queue, events, what failed and why, what Slurm did."""
         logs = self.logs("*driver/*/*") | self.logs("*guard/*/*")
         for event in self.events("failed"):
             iteration, stage, shard = event["task"].split("/")
@@ -159,10 +165,18 @@ class SlurmRun:
             logs |= self.logs(f"{folder}/*-{int(shard):05d}")
         latest = sorted((self.root / "logs").glob("*/*/*.log"), key=lambda file: file.stat().st_mtime)[-4:]
         logs |= {str(file): file.read_text() for file in latest}
-        parts = [self.cluster.call("squeue", "-o", "%i %j %T %r %E").stdout]
-        parts += [json.dumps(event) for event in self.events()[-40:]]
-        parts += [f"--- {name}\n{text[-1500:]}" for name, text in logs.items()]
+        parts = [self.cluster.call("squeue", "--states=all", "-o", "%i %j %T %r %E").stdout]
+        parts += [json.dumps(event) for event in self.events()[-60:]]
+        parts += [f"--- {name}\n{text[-3000:]}" for name, text in logs.items()]
+        told = sorted((self.cluster.folder / "log").glob("slurm*.log"))
+        parts += [f"--- {file.name}\n{notable(file.read_text())}" for file in told]
         return "\n".join(parts)
+
+
+def notable(log: str) -> str:
+    """What a daemon of Slurm says of jobs and of errors, of late."""
+    lines = [line for line in log.splitlines() if re.search("job|error|down|drain", line, re.IGNORECASE)]
+    return "\n".join(lines[-150:])
 
 
 def policy_of(run: Path, iteration: int = 0) -> dict[str, bytes]:
@@ -192,34 +206,29 @@ def read_lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def prepare(
-    cluster: Cluster,
-    inputs: Path,
-    root: Path,
-    environment: dict[str, str],
-    *more: str,
-    folder: Path = ROOT,
-) -> SlurmRun:
-    """A run that is not submitted yet."""
-    words = tiny.overrides(inputs, root, "scheduler=devcluster", *more)
-    return SlurmRun(cluster, root, words, environment | cluster.environment(), folder)
+@dataclass(frozen=True)
+class Runs:
+    """Makes runs that are not submitted yet."""
 
+    inputs: Path
+    environment: dict[str, str]
+    slurm_ppo: Cli
 
-def prepare_noops(
-    cluster: Cluster,
-    inputs: Path,
-    root: Path,
-    environment: dict[str, str],
-    *more: str,
-    seconds: float = 0.3,
-) -> SlurmRun:
-    """A run whose tasks only wait and commit: for what orders them."""
-    words = [*CPU_ONLY, "scheduler.python=PYTHON", f"scheduler.driver.python={sys.executable}", *more]
-    run = prepare(cluster, inputs, root, environment, *words)
-    config = resolve(compose(run.words))
-    script = write_noops(root.parent / f"{root.name}-noops", config, root, seconds)
-    run.words = [word.replace("scheduler.python=PYTHON", f"scheduler.python={script}") for word in run.words]
-    return run
+    def __call__(self, cluster: Cluster, root: Path, *more: str, folder: Path = ROOT) -> SlurmRun:
+        words = tiny.overrides(self.inputs, root, "scheduler=devcluster", *more)
+        return SlurmRun(
+            cluster, root, words, self.environment | cluster.environment(), self.slurm_ppo, folder
+        )
+
+    def of_noops(self, cluster: Cluster, root: Path, *more: str, seconds: float = 0.3) -> SlurmRun:
+        """A run whose tasks only wait and commit: for what orders them."""
+        words = [*CPU_ONLY, "scheduler.python=PYTHON", f"scheduler.driver.python={sys.executable}", *more]
+        run = self(cluster, root, *words)
+        script = write_noops(root.parent / f"{root.name}-noops", resolve(compose(run.words)), root, seconds)
+        run.words = [
+            word.replace("scheduler.python=PYTHON", f"scheduler.python={script}") for word in run.words
+        ]
+        return run
 
 
 def processes_of(job: Job) -> Iterator[int]:

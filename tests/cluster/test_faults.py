@@ -1,63 +1,37 @@
 """Whatever happens to jobs, nodes and daemons, a run on Slurm ends in the policy of an undisturbed one.
 
-Moments are random; FAULT_SEED repeats those of a run, which prints it.
+Tasks are light: each version of the policy is a hash of all that it was made from.
 """
 
 import json
-import os
 import random
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tiny
 
 from cluster import scenario
-from cluster.scenario import (
-    CPU_ONLY,
-    Job,
-    SlurmRun,
-    kill_job,
-    policy_of,
-    prepare,
-    prepare_noops,
-    processes_of,
-)
+from cluster.scenario import CPU_ONLY, Job, SlurmRun, kill_job, policy_of, processes_of, take
 from slurm.devcluster import Cluster, Layout, Partition
 from slurm.devcluster.layout import PARTITIONS
 
 SHIMS = Path(__file__).parent / "shims"
-ONE_BY_ONE = "rollout.tokens_per_batch=1"
-"""Every response is a batch of its own, so that there is something to save when a rollout is stopped."""
+AT_WORK = [*take("0.5", "rollout", "reward"), *take("2", "update")]
+"""Tasks that run for 2 s at least after they have started."""
 
 
-@pytest.fixture(scope="module")
-def undisturbed(inputs, slurm_ppo, tmp_path_factory) -> Path:
-    """Two iterations on this machine."""
-    run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
-    done = slurm_ppo("run", *tiny.overrides(inputs, run_dir, ONE_BY_ONE))
-    assert done.returncode == 0, done.stderr
-    return run_dir
-
-
-@pytest.fixture
-def chance() -> random.Random:
-    seed = int(os.environ.get("FAULT_SEED", random.randrange(10**6)))
-    print(f"FAULT_SEED={seed}")
-    return random.Random(seed)
-
-
-def assert_same_policy(run: SlurmRun, undisturbed: Path) -> None:
+def assert_same_policy(run: SlurmRun, complete_run: Path) -> None:
     """Of as many iterations as the run has."""
-    assert run.policy() == policy_of(undisturbed, len(run.rows())), run.story()
+    assert run.policy() == policy_of(complete_run, len(run.rows())), run.story()
 
 
 def at_random_moment(run: SlurmRun, stage: str, chance: random.Random) -> Job:
-    """A job of a stage that has been running for a while. A task of ours runs for 4 s at least."""
+    """A job of a stage that has been running for a while: starting, at work, or with results saved."""
     job = run.wait_for_job(stage)
-    scenario.time.sleep(chance.uniform(0, 2.5))
+    time.sleep(chance.uniform(0, 2))
     return job
 
 
@@ -76,25 +50,24 @@ def failed(run: SlurmRun) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def too_slow(cluster, inputs, environment, tmp_path_factory) -> SlurmRun:
-    """Its rollout takes longer than it may, and Slurm needs a minute to find that a minute has passed."""
-    path = os.pathsep.join([str(SHIMS / "slow"), environment.get("PYTHONPATH", "")])
-    slow = f"scheduler.rollout.environment={{TOKEN_SECONDS: '4', PYTHONPATH: '{path}'}}"
-    limits = ["scheduler.rollout.time='0:01:00'", "scheduler.rollout.signal=5", ONE_BY_ONE, slow]
+def too_slow(cluster, make_run, tmp_path_factory) -> SlurmRun:
+    """Its first rollouts take longer than they may, which Slurm finds after a minute or two."""
+    slow = 'case $SLURM_JOB_NAME in *.rollout.1.*) export LIGHT_SECONDS="0 0 1000";; esac'
+    limits = ["scheduler.rollout.time='0:01:00'", "scheduler.rollout.signal=5"]
     root = tmp_path_factory.mktemp("too_slow") / "run"
-    run = prepare(cluster, inputs, root, environment, "iterations=1", *limits)
+    run = make_run(cluster, root, "iterations=1", *limits, f"scheduler.rollout.setup=['{slow}']", *CPU_ONLY)
     run.submit()
     return run
 
 
 @pytest.fixture(scope="module", autouse=True)
-def always_raising(cluster, inputs, environment, tmp_path_factory) -> SlurmRun:
+def always_raising(cluster, make_run, tmp_path_factory) -> SlurmRun:
     """A rule of the user's is wrong."""
     folder = tmp_path_factory.mktemp("always_raising")
     (folder / "my_wrong_rules.py").write_text("def score(**columns):\n    raise KeyError('my own mistake')\n")
     rule = "+reward.components.mine={kind: rule, function: 'my_wrong_rules:score', trial: false}"
     words = ["iterations=1", "rollout.num_shards=1", "scheduler.max_attempts=2", rule, *CPU_ONLY]
-    run = prepare(cluster, inputs, folder / "run", environment, *words, folder=folder)
+    run = make_run(cluster, folder / "run", *words, folder=folder)
     run.submit()
     return run
 
@@ -110,12 +83,13 @@ def with_low_priority(own_cluster) -> Cluster:
     return own_cluster(Layout(partitions=partitions))
 
 
+@pytest.mark.soak
 def test_jobs_are_preempted_cancelled_requeued_and_killed(
-    with_low_priority, inputs, environment, undisturbed, chance, tmp_path
+    with_low_priority, make_run, complete_run, chance, tmp_path
 ):
     """Where there is no accounting. A driver job that would repair the first iteration is killed too."""
     low = "scheduler.rollout.partition=rollout-low"
-    run = prepare(with_low_priority, inputs, tmp_path / "run", environment, ONE_BY_ONE, low)
+    run = make_run(with_low_priority, tmp_path / "run", *AT_WORK, low)
     run.submit()
     assert run.cluster.call("sacct").returncode != 0
 
@@ -123,11 +97,12 @@ def test_jobs_are_preempted_cancelled_requeued_and_killed(
     take_the_place_of(run, preempted)
     kill(run, at_random_moment(run, "reward", chance))
     kill(run, run.wait_for_job("driver"))
-    run.wait_for(lambda: failed(run), "the guard, which finds the killed task")
     run.wait_for(
         lambda: "FAILED" in {job.state for job in run.jobs_ever() if job.stage == "driver"},
         "the killed driver",
     )
+    let_a_guard_come(run)
+    run.wait_for(lambda: failed(run), "the guard, which finds the killed task")
 
     requeued = at_random_moment(run, "rollout", chance)
     run.cluster.call("scontrol", "requeue", requeued.id)
@@ -138,7 +113,7 @@ def test_jobs_are_preempted_cancelled_requeued_and_killed(
     run.cluster.call("scancel", cancelled.id)
 
     run.wait_until_complete()
-    assert_same_policy(run, undisturbed)
+    assert_same_policy(run, complete_run)
     assert [kind for _, kind in failed(run)] == ["killed", "killed"], run.story()
     assert failed(run)[1][0] == f"{cancelled.iteration}/update/0"
     assert len([e for e in run.events("submitted") if ".guard." in e["array"]]) > 1
@@ -147,6 +122,12 @@ def test_jobs_are_preempted_cancelled_requeued_and_killed(
 def kill(run: SlurmRun, job: Job) -> None:
     """A job may be running for Slurm before it has a process."""
     run.wait_for(lambda: kill_job(job), f"processes of {job}", 10)
+
+
+def let_a_guard_come(run: SlurmRun) -> None:
+    """At once, and not when its minute has passed."""
+    guard = min(int(job.id.partition("_")[0]) for job in run.jobs("PENDING") if job.stage == "guard")
+    assert run.cluster.call("scontrol", "update", f"jobid={guard}", "StartTime=now").returncode == 0
 
 
 def take_the_place_of(run: SlurmRun, job: Job) -> None:
@@ -158,14 +139,13 @@ def take_the_place_of(run: SlurmRun, job: Job) -> None:
 # --- nodes ---
 
 
-def test_a_node_is_lost_and_another_goes_on_unseen(own_cluster, inputs, environment, undisturbed, tmp_path):
+def test_a_node_is_lost_and_another_goes_on_unseen(own_cluster, make_run, complete_run, tmp_path):
     """Of the second only the daemon dies: its task and the copy elsewhere both run to their ends."""
-    run = prepare(
+    run = make_run(
         own_cluster(Layout(slurmd_timeout=5)),
-        inputs,
         tmp_path / "run",
-        environment,
-        *("iterations=1", ONE_BY_ONE, "scheduler.rollout.partition=all", "scheduler.rollout.gpus_per_node=2"),
+        *("iterations=1", "scheduler.rollout.partition=all", "scheduler.rollout.gpus_per_node=2"),
+        *take("0.5", "rollout"),
         f"scheduler.rollout.setup=['until test -e {tmp_path}/go; do sleep 0.1; done']",
         "scheduler.driver.partition=update",
     )
@@ -184,7 +164,7 @@ def test_a_node_is_lost_and_another_goes_on_unseen(own_cluster, inputs, environm
     for node in (lost.node, unseen.node):
         run.cluster.start_slurmd(node)
     run.wait_until_complete()
-    assert_same_policy(run, undisturbed)
+    assert_same_policy(run, complete_run)
 
 
 def both_rollouts(run: SlurmRun) -> list[Job]:
@@ -211,10 +191,11 @@ def is_python(pid: int) -> bool:
 # --- the controller ---
 
 
-def test_a_controller_that_forgets_the_last_seconds(own_cluster, inputs, environment, chance, tmp_path):
+@pytest.mark.soak
+def test_a_controller_that_forgets_the_last_seconds(own_cluster, make_run, chance, tmp_path):
     """It saves its state every few seconds. What is lost now is everything that would go on by itself."""
     cluster = own_cluster()
-    run = prepare_noops(cluster, inputs, tmp_path / "run", environment)
+    run = make_run.of_noops(cluster, tmp_path / "run")
     state, saved = cluster.folder / "state", tmp_path / "saved"
     shutil.copytree(state, saved)
     run.submit()
@@ -223,7 +204,7 @@ def test_a_controller_that_forgets_the_last_seconds(own_cluster, inputs, environ
     shutil.rmtree(state)
     saved.rename(state)
     submitting = run.begin("submit", run.root)  # the controller is still down
-    scenario.time.sleep(chance.uniform(0, 4))
+    time.sleep(chance.uniform(0, 4))
     cluster.start_controller()
     _, said = submitting.communicate(timeout=120)
     assert submitting.returncode == 0, said
@@ -258,10 +239,11 @@ def assert_one_job_for_each_name(run: SlurmRun) -> None:
     assert len(names) == len(set(names))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("fault", "times"), [("answer-lost", 5), ("request-lost", 1)])
-def test_sbatch_times_out(cluster, inputs, environment, chance, tmp_path, fault, times):
+def test_sbatch_times_out(cluster, make_run, chance, tmp_path, fault, times):
     """Jobs that were accepted all the same are found by their names, the others submitted again."""
-    run = prepare_noops(cluster, inputs, tmp_path / "run", environment)
+    run = make_run.of_noops(cluster, tmp_path / "run")
     run = behind_shim(run, fault, after=chance.randrange(10), times=times)
     run.submit()
     run.wait_until_complete()
@@ -271,11 +253,12 @@ def test_sbatch_times_out(cluster, inputs, environment, chance, tmp_path, fault,
     assert not failed(run)
 
 
-def test_submit_is_killed_beside_sbatch(cluster, inputs, environment, chance, tmp_path):
+@pytest.mark.soak
+def test_submit_is_killed_beside_sbatch(cluster, make_run, chance, tmp_path):
     """Before or after Slurm took the job, whose id is not noted yet in either case."""
     runs = []
     for fault in ("killed-before", "killed-after"):
-        run = prepare_noops(cluster, inputs, tmp_path / fault, environment)
+        run = make_run.of_noops(cluster, tmp_path / fault)
         runs.append(behind_shim(run, fault, after=chance.randrange(8), times=1))
         assert runs[-1].command("submit", *run.words).returncode == -9
     again = [run.begin("submit", run.root) for run in runs]
@@ -299,12 +282,13 @@ def accounting_away(cluster_with_accounting) -> Iterator[Cluster]:
         cluster.start_slurmdbd()
 
 
+@pytest.mark.soak
 def test_a_cancelled_run_goes_on_while_accounting_is_away(
-    accounting_away, inputs, environment, undisturbed, chance, tmp_path
+    accounting_away, make_run, complete_run, chance, tmp_path
 ):
     """The user's other jobs are left alone."""
     cluster = accounting_away
-    run = prepare(cluster, inputs, tmp_path / "run", environment, "iterations=1", ONE_BY_ONE)
+    run = make_run(cluster, tmp_path / "run", "iterations=1", *AT_WORK)
     run.submit()
     assert cluster.call("sacct").returncode != 0
     other = cluster.call("sbatch", "--parsable", "-o/dev/null", "--wrap", "sleep 1000").stdout.strip()
@@ -321,7 +305,7 @@ def test_a_cancelled_run_goes_on_while_accounting_is_away(
     cluster.start_slurmdbd()
     _, said = resuming.communicate(timeout=120)
     assert resuming.returncode == 0, said
-    assert_same_policy(run, undisturbed)
+    assert_same_policy(run, complete_run)
     run.wait_for(lambda: not run.jobs(), "an empty queue")
 
 
@@ -329,11 +313,11 @@ def has_failed(run: SlurmRun) -> bool:
     return json.loads((run.root / "slurm" / "control.json").read_text())["has_failed"]
 
 
-def test_a_model_that_was_changed_stops_the_run_at_once(cluster, inputs, environment, undisturbed, tmp_path):
+def test_a_model_that_was_changed_stops_the_run_at_once(cluster, inputs, make_run, complete_run, tmp_path):
     own = shutil.copytree(inputs / "policy", tmp_path / "policy")
-    words = ["iterations=1", ONE_BY_ONE, f"model.policy={own}"]
+    words = ["iterations=1", f"model.policy={own}"]
     gate = f"scheduler.rollout.setup=['until test -e {tmp_path}/go; do sleep 0.1; done']"
-    run = prepare(cluster, inputs, tmp_path / "run", environment, *words, gate)
+    run = make_run(cluster, tmp_path / "run", *words, gate)
     run.submit()
     run.wait_for_job("rollout")
     weights = own / "model.safetensors"
@@ -349,7 +333,7 @@ def test_a_model_that_was_changed_stops_the_run_at_once(cluster, inputs, environ
     weights.write_bytes(good)
     resumed = run.command("resume", run.root)
     assert resumed.returncode == 0, resumed.stderr
-    assert_same_policy(run, undisturbed)
+    assert_same_policy(run, complete_run)
 
 
 # --- the runs that were submitted first ---
@@ -370,9 +354,9 @@ def test_a_rule_that_always_raises_stops_the_run(always_raising):
     run.wait_for(lambda: not run.jobs(), "an empty queue")
 
 
-def test_a_rollout_that_meets_its_time_limit_continues_from_what_it_saved(too_slow, undisturbed):
+def test_a_rollout_that_meets_its_time_limit_continues_from_what_it_saved(too_slow, complete_run):
     too_slow.wait_until_complete()
-    assert_same_policy(too_slow, undisturbed)
+    assert_same_policy(too_slow, complete_run)
     assert {kind for _, kind in failed(too_slow)} == {"paused"}
     again = too_slow.logs("00001-rollout/attempt-2/*")
     assert again

@@ -1,6 +1,5 @@
 """What orders the tasks, on a real Slurm, with tasks that do nothing: quick, and disturbed at will."""
 
-import random
 import time
 
 import pytest
@@ -9,7 +8,7 @@ import tiny
 from benchmarks.noop import make_record
 from benchmarks.slurm_scale import timed_pass
 from cluster import scenario
-from cluster.scenario import kill_job, prepare_noops
+from cluster.scenario import kill_job
 from pipeline.checks import resolve
 from pipeline.commits import publish
 from pipeline.compose import compose
@@ -27,8 +26,8 @@ POOLS = [
 ]
 
 
-def test_a_run_goes_on_by_itself_and_leaves_nothing_behind(cluster, inputs, environment, tmp_path):
-    run = prepare_noops(cluster, inputs, tmp_path / "run", environment, f"iterations={ITERATIONS}")
+def test_a_run_goes_on_by_itself_and_leaves_nothing_behind(cluster, make_run, tmp_path):
+    run = make_run.of_noops(cluster, tmp_path / "run", f"iterations={ITERATIONS}")
     run.submit()
     run.wait_until_complete()
     assert [row["iteration"] for row in run.rows()] == list(range(1, ITERATIONS + 1))
@@ -46,19 +45,16 @@ def test_a_run_goes_on_by_itself_and_leaves_nothing_behind(cluster, inputs, envi
     assert not run.events("rewired")
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_whatever_happens_to_jobs_the_run_ends(cluster, inputs, environment, tmp_path, seed):
+@pytest.mark.soak
+def test_whatever_happens_to_jobs_the_run_ends(cluster, make_run, chance, tmp_path):
     """Elements are cancelled, killed and requeued at random, driver jobs too."""
-    chance = random.Random(seed)
-    run = prepare_noops(
+    run = make_run.of_noops(
         cluster,
-        inputs,
         tmp_path / "run",
-        environment,
         f"iterations={ITERATIONS}",
         "rollout.num_shards=4",
         "scheduler.max_attempts=20",
-        *(POOLS if seed == 0 else ()),
+        *chance.choice([POOLS, []]),
         seconds=0.5,
     )
     run.submit()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import tiny
 
+from cluster.scenario import take
 from slurm.devcluster import Cluster
 
 Answer = subprocess.CompletedProcess[str]
@@ -36,7 +37,7 @@ class Runs:
             if status["state"] == state:
                 return status
             assert time.monotonic() < until, status
-            time.sleep(2)
+            time.sleep(0.5)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def runs(
     (folder / "told").write_text('#!/bin/sh\n{ cat; echo; } >>"$0.$SLURM_PPO_NAME.$SLURM_PPO_EVENT"\n')
     (folder / "told").chmod(0o755)
     for run, *more in (
-        (good, f"notify.command={folder / 'told'}", "name=good"),
+        (good, f"notify.command={folder / 'told'}", "name=good", *take("2", "update")),
         (
             bad,
             f"notify.command={folder / 'told'}",

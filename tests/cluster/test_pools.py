@@ -2,7 +2,7 @@
 
 import json
 
-from cluster.scenario import kill_job, policy_of, prepare, prepare_noops
+from cluster.scenario import kill_job, policy_of, take
 
 RULES = """
 import os
@@ -23,13 +23,11 @@ COMPONENTS = [
 ]
 
 
-def test_pools_score_in_arrays_and_partitions_of_their_own(
-    cluster, inputs, complete_run, environment, tmp_path
-):
+def test_pools_score_in_arrays_and_partitions_of_their_own(cluster, make_run, complete_run, tmp_path):
     (tmp_path / "pool_rules.py").write_text(RULES)
     notes = f"scheduler.environment={{NOTES: '{tmp_path / 'notes'}'}}"
-    words = ["iterations=1", notes, *COMPONENTS]
-    run = prepare(cluster, inputs, tmp_path / "run", environment, *words, folder=tmp_path)
+    words = ["iterations=1", notes, *COMPONENTS, *take("0.7", "pools.models")]
+    run = make_run(cluster, tmp_path / "run", *words, folder=tmp_path)
     run.submit()
     score = run.wait_for_job("score-models")
     status = run.command("status", run.root).stdout
@@ -71,9 +69,9 @@ NOOPS = [
 
 
 def test_after_a_killed_score_its_reward_waits_for_the_new_one_and_still_for_the_other_pool(
-    cluster, inputs, environment, tmp_path
+    cluster, make_run, tmp_path
 ):
-    run = prepare_noops(cluster, inputs, tmp_path / "run", environment, "iterations=1", *NOOPS, seconds=1)
+    run = make_run.of_noops(cluster, tmp_path / "run", "iterations=1", *NOOPS, seconds=1)
     run.submit()
     run.wait_for(lambda: any(map(kill_job, score_jobs(run))), "a score that is killed")
     (rewired,) = run.wait_for(lambda: run.events("rewired"), "a reward that is told to wait for another")

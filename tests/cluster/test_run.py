@@ -1,15 +1,15 @@
-"""Real stages on a real Slurm: the policy of one machine, made by jobs in the partitions that suit them."""
+"""Runs on a real Slurm: the policy of one machine, made by jobs in the partitions that suit them."""
 
 import re
 import signal
-from pathlib import Path
 
 import pytest
 
 from cluster import scenario
-from cluster.scenario import SlurmRun, policy_of, prepare, processes_of, results_of
+from cluster.scenario import CPU_ONLY, Runs, SlurmRun, policy_of, processes_of, results_of, take
+from tests import light
 
-ITERATIONS, SHARDS = 3, 4
+ITERATIONS, SHARDS = 2, 2
 RULES = """
 import json, os
 
@@ -24,55 +24,44 @@ def brevity(*, responses, **columns):
 """A rule of the user's that also notes where it was called, if the environment says in which file."""
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The user's own folder, in which the commands are typed."""
-    folder = tmp_path_factory.mktemp("project")
-    (folder / "my_rules.py").write_text(RULES)
-    return folder
+@pytest.fixture(scope="session")
+def make_real_run(models, environment, slurm_ppo) -> Runs:
+    return Runs(models, environment, slurm_ppo)
 
 
-def of_three_iterations(run_dir: Path) -> list[str]:
-    return [
-        f"run_dir={run_dir}",
-        f"iterations={ITERATIONS}",
-        f"rollout.num_shards={SHARDS}",
-        "+reward.components.brevity={kind: rule, function: 'my_rules:brevity', weight: 0.5, "
-        "rows_per_call: shard, trial: false}",
-    ]
+# --- real models ---
 
 
 @pytest.fixture(scope="module")
-def undisturbed(inputs, project, slurm_ppo, tmp_path_factory) -> Path:
-    """On this machine, without Slurm."""
-    run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
-    words = [*scenario.tiny.overrides(inputs, run_dir), *of_three_iterations(run_dir)]
-    done = slurm_ppo("run", *words, cwd=project)
-    assert done.returncode == 0, done.stderr
-    return run_dir
-
-
-@pytest.fixture(scope="module")
-def submitted(cluster, inputs, environment, project, tmp_path_factory) -> SlurmRun:
-    """On Slurm, by ``slurm-ppo submit`` alone."""
+def submitted(cluster, make_real_run, tmp_path_factory) -> SlurmRun:
+    """By ``slurm-ppo submit`` alone, typed in the user's own folder. A rollout takes both GPUs there are."""
     folder = tmp_path_factory.mktemp("submitted")
-    notes = f"scheduler.environment={{NOTES: '{folder / 'notes'}'}}"
-    words = [*of_three_iterations(folder / "run"), notes]
-    run = prepare(cluster, inputs, folder / "run", environment, *words, folder=project)
+    (folder / "my_rules.py").write_text(RULES)
+    words = [
+        f"iterations={ITERATIONS}",
+        f"scheduler.environment={{NOTES: '{folder / 'notes'}'}}",
+        "+reward.components.brevity={kind: rule, function: 'my_rules:brevity', weight: 0.0, "
+        "rows_per_call: shard, trial: false}",
+        "scheduler.rollout.gpus_per_node=2",
+    ]
+    run = make_real_run(cluster, folder / "run", *words, folder=folder)
     run.submit()
     assert not scenario.outside_slurm(str(run.root))
     run.wait_until_complete()
     return run
 
 
-def test_submit_alone_gives_the_policy_of_one_machine(submitted, undisturbed):
-    assert submitted.policy() == policy_of(undisturbed)
-    assert results_of(submitted.root) == results_of(undisturbed)
+def test_submit_alone_gives_the_policy_of_one_machine(submitted, complete_real_run):
+    """That run was evaluated, and lacked a rule of weight 0."""
+    assert submitted.policy() == policy_of(complete_real_run)
     assert len(submitted.rows()) == ITERATIONS
     assert not submitted.events("failed")
+    for row, wanted in zip(results_of(submitted.root), results_of(complete_real_run), strict=True):
+        learnt = {name: value for name, value in wanted.items() if not name.startswith("evaluate/")}
+        assert row | learnt == row
 
 
-def test_shards_are_scored_while_others_are_generated(submitted):
+def test_a_shard_is_scored_while_another_is_generated(submitted):
     for iteration in range(1, ITERATIONS + 1):
         rollouts, rewards = (
             [submitted.record(iteration, stage, shard) for shard in range(SHARDS)]
@@ -100,10 +89,11 @@ def ranks_of(job: scenario.Job) -> set[tuple[str, str]]:
     return {(v["SLURMD_NODENAME"], v["SLURM_PROCID"]) for v in found if v.get("SLURM_STEP_ID") == "0"}
 
 
-def test_an_update_on_two_nodes_repeats_its_bytes(cluster, inputs, environment, tmp_path):
-    """One rank on each; they meet over gloo."""
-    words = ["iterations=1", "scheduler.update.nodes=2"]
-    run = prepare(cluster, inputs, tmp_path / "run", environment, *words)
+def test_an_update_on_two_nodes_repeats_its_bytes(cluster, make_real_run, tmp_path):
+    """One rank on each; they meet over gloo. What they learn from is made by light tasks."""
+    words = [word for word in light.WORDS if not word.startswith("update.engine=")]
+    small = ["iterations=1", "rollout.num_shards=1", "update.minibatches=1", "update.epochs=1"]
+    run = make_real_run(cluster, tmp_path / "run", *words, *small, "scheduler.update.nodes=2", *CPU_ONLY)
     run.submit()
     update = run.wait_for_job("update")
     both = {("update0", "0"), ("update1", "1")}
@@ -121,21 +111,22 @@ def test_an_update_on_two_nodes_repeats_its_bytes(cluster, inputs, environment, 
 
 
 def test_ctrl_c_leaves_a_run_to_itself_and_resume_watches_it_again(
-    cluster, inputs, complete_run, environment, tmp_path
+    cluster, inputs, make_run, complete_run, tmp_path
 ):
     """The update asks for two partitions at once, and gets the one that has room."""
     words = ["iterations=1", f"data.heldout={inputs / 'heldout.jsonl'}", "evaluate.every=1"]
     pools = "scheduler.update.partition=[rollout,reward]"
-    run = prepare(cluster, inputs, tmp_path / "run", environment, *words, pools)
+    run = make_run(cluster, tmp_path / "run", *words, pools, *take("1", "rollout"))
     watching = run.begin("run", *run.words)
+    run.wait_for(lambda: run.jobs(), "jobs")
+    looking = run.begin("watch", run.root, "--interval", 1)
     run.wait_for_job("rollout")
     watching.send_signal(signal.SIGINT)
     _, said = watching.communicate(timeout=120)
     assert watching.returncode == 3, said
     assert re.search(rf"the jobs go on .* slurm-ppo cancel {run.root}", said)
-    assert not scenario.outside_slurm(str(run.root))
-    looking = run.begin("watch", run.root, "--interval", 1)
-    run.wait_for(lambda: run.has_committed(1, "reward"), "a shard that was scored while nobody watched")
+    assert not [command for command in scenario.outside_slurm(str(run.root)) if " watch " not in command]
+    run.wait_for(lambda: run.has_committed(1, "reward"), "a shard that was scored while nobody drove")
 
     resumed = run.command("resume", run.root)
     assert resumed.returncode == 0, resumed.stderr
