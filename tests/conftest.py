@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -68,6 +69,11 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="without torch, cluster and browser")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What a shell has started in the background ignores SIGINT, and so would all that tests start and signal."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -159,6 +159,7 @@ class LightTrainer(Trainer):
             take_time()
             parts = [weights_digest(folder) for folder in (before, critic, state) if folder]
             chain = digest(iteration, parts, contents(responses), contents(rewards), list(shards))
+        print(f"epoch 1, mini-batch 1: policy loss {fraction(chain, 'policy/loss'):.4f}", flush=True)
         count = read_count(state) + responses.filter(is_sampled(responses)).num_rows
         folders = [files.policy(attempt), files.trainer(attempt)]
         write_model(folders[0], chain, Path(config.model.policy) / "config.json")
@@ -169,7 +170,7 @@ class LightTrainer(Trainer):
             folders.append(files.critic(attempt))
             write_model(folders[2], digest("critic", chain), Path(config.model.policy) / "config.json")
         metrics = learning_metrics(chain) | reward_metrics(config, responses, rewards)
-        metrics["samples"] = float(count)
+        metrics |= {"samples": float(count), "objective/kl_coef": config.algorithm.kl.coef}
         metrics["seconds/update/steps"] = context.compute_seconds
         return Result(hash_folders(context, folders), responses.num_rows, "trainer/1", iteration, metrics)
 
@@ -205,7 +206,7 @@ def learning_metrics(chain: bytes) -> dict[str, float]:
     metrics = {name: 0.1 * fraction(chain, name) for name in shares}
     metrics |= {name: fraction(chain, name) for name in others}
     metrics |= {"policy/ratio": 1.0, "policy/ratio_error_first": 0.0, "mismatch/kl": 0.0}
-    metrics |= {"policy/learning_rate": 1e-3, "objective/kl_coef": 0.05, "policy/padding_efficiency": 1.0}
+    metrics |= {"policy/learning_rate": 1e-3, "policy/padding_efficiency": 1.0}
     return metrics | {f"policy/{name}": 0.0 for name in ("skipped_steps", "overflow_steps", "stopped_early")}
 
 
@@ -310,6 +311,8 @@ def make_directory(
     }
     if architecture.endswith("SequenceClassification"):
         settings["id2label"] = {"0": "LABEL_0"}
+    else:
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": settings["eos_token_id"]}))
     (folder / "config.json").write_text(json.dumps(settings))
     write_weights(folder / "model.safetensors", digest("version 0", seed))
     tokenizer.save(str(folder / "tokenizer.json"))

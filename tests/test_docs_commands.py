@@ -18,6 +18,7 @@ from documented import ROOT, Kind
 
 from pipeline.cli import app
 from pipeline.compose import known_groups
+from tests import light
 
 COMMANDS = documented.all_commands()
 CLI = typer.main.get_command(app)
@@ -40,13 +41,20 @@ def sandbox(inputs, complete_run, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def env(sandbox, environment) -> dict[str, str]:
+    """For commands that are composed and planned."""
     return documented.environment(sandbox, environment | {"WANDB_MODE": "disabled"})
 
 
 @pytest.fixture(scope="module")
-def tutorial(sandbox, env) -> str:
+def light_env(env) -> dict[str, str]:
+    """For commands that are run: with light tasks, since what pages show is not what models compute."""
+    return env | {documented.SMALLER: json.dumps(dict(word.split("=", 1) for word in light.WORDS))}
+
+
+@pytest.fixture(scope="module")
+def tutorial(sandbox, light_env) -> str:
     """The tutorial, told once: the other pages use the run that it makes."""
-    return documented.tell(of_pages(*TUTORIAL), sandbox, env, timeout=600)
+    return documented.tell(of_pages(*TUTORIAL), sandbox, light_env, timeout=600)
 
 
 def of_pages(*pages: str) -> list[documented.Command]:
@@ -63,8 +71,8 @@ def test_the_tutorial_from_quickstart_to_the_result(tutorial, sandbox):
 
 
 @pytest.mark.parametrize("page", RUN_PAGES)
-def test_the_commands_of_a_page(page, tutorial, sandbox, env):
-    documented.tell(of_pages(page), sandbox, env, timeout=400)
+def test_the_commands_of_a_page(page, tutorial, sandbox, light_env):
+    documented.tell(of_pages(page), sandbox, light_env, timeout=400)
 
 
 @pytest.fixture(scope="module")

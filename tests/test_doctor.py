@@ -198,8 +198,8 @@ def test_states_that_are_kept_at_once(iterations, keep_last, keep_every):
     assert kept == most
 
 
-def test_the_estimate_before_the_first_iteration_is_near_what_it_takes(complete_run):
-    run = load_run(complete_run)
+def test_the_estimate_before_the_first_iteration_is_near_what_it_takes(complete_real_run):
+    run = load_run(complete_real_run)
     state, _ = imagine(run.config)
     measured = measure(run, 2)
     assert measured is not None

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.commits import FileEntry, digest_file, require_record
 from pipeline.export import export
@@ -51,7 +50,10 @@ def add_adapter(run: Path, version: int) -> None:
     paths.task(record.task).record.write_text(json.dumps(changed.to_json()))
 
 
-def test_what_is_exported_is_the_policy_and_loads_without_the_run(copied_run, tmp_path):
+def test_what_is_exported_is_the_policy_and_loads_without_the_run(complete_real_run, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    copied_run = Path(shutil.copytree(complete_real_run, tmp_path / "run", symlinks=True))
     weights = (copied_run / "policy/00002/model.safetensors").read_bytes()
     said = export(str(copied_run), tmp_path / "model", adapter=False, say=quiet)
     shutil.rmtree(copied_run)

@@ -346,7 +346,7 @@ class Cluster(RuleBasedStateMachine):
             missing = {task for task in self.plan.all_tasks() if not self.exists(task)}
             # What rotted and was taken back is not made again once nothing reads it any more.
             assert missing <= self.rotted
-            assert {task.stage for task in missing} <= {Stage.ROLLOUT, Stage.REWARD}
+            assert {task.stage for task in missing} <= {Stage.ROLLOUT, Stage.SCORE, Stage.REWARD}
             assert self.exists(policy_maker(self.plan.iterations))
         else:
             assert all(is_hopeless(self.failures[item.task], MAX_ATTEMPTS) for item in self.given_up)
