@@ -72,7 +72,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What a shell has started in the background ignores SIGINT, and so would all that tests start and signal."""
+    """A program that a shell starts in the background ignores SIGINT, and so would all that tests start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -160,17 +160,17 @@ def test_a_driver_that_had_nothing_to_say_leaves_nothing(run):
     assert len(segments(run)) == 1
 
 
-def test_killed_five_times_is_one_row_per_iteration(run):
+def test_killed_again_and_again_is_one_row_per_iteration(run):
     """By kill -9 of everything at once, while rows are being written."""
-    for iteration in range(1, 6):
+    for iteration in range(1, 4):
         append(run, iteration)
         with driver(run) as process:
             mirror_of(process)
             wait_for(lambda: logged(run), "a row")
             kill_all(family(process.pid), signal.SIGKILL)
-    append(run, 6)
+    append(run, 4)
     assert follow(run) == []
-    assert logged(run) == [1, 2, 3, 4, 5, 6]
+    assert logged(run) == [1, 2, 3, 4]
     assert {r["run"]["run_id"] for rs in segments(run) for r in rs if r["type"] == "run"} == {run.identity.id}
 
 
