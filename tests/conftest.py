@@ -81,15 +81,23 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.getoption("--fast") and is_left_out else None
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """A worker takes a file at a time, but all tests of the cluster: much of their time is waiting."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "cluster" if nodeid.startswith("tests/cluster/") else nodeid.partition("::")[0]
+
+    return ByFile(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A worker takes one file after the other, and all tests of the cluster: much of theirs is waiting."""
     if config.getoption("--fast"):
         items[:] = [item for item in items if not COSTLY.intersection(getattr(item, "fixturenames", ()))]
     ranks = {name: rank for rank, name in enumerate(SLOW_FILES, 1)}
     items.sort(key=lambda item: 0 if is_of_cluster(item) else ranks.get(item.path.name, len(ranks) + 1))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("cluster" if is_of_cluster(item) else item.path.name))
 
 
 def is_of_cluster(item: pytest.Item) -> bool:
