@@ -7,12 +7,10 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pyarrow as pa
-import tiny
 import torch
+from processes import config_of
 
 from pipeline.algorithmconfig import Estimator
-from pipeline.checks import resolve
-from pipeline.compose import compose
 from pipeline.schemas import GREEDY_SAMPLE, REWARD, ROLLOUT, conform
 from stages.context import Stopwatch
 from stages.models import load_causal_lm, load_critic
@@ -42,7 +40,7 @@ def process_group() -> Iterator[None]:
 def make_learner(inputs: Path, run_dir: Path, *more: str) -> Learner:
     """A learner of the given settings, from the same policy each time."""
     common = ("update.epsilon=1e-3", "update.minibatches=2", "update.epochs=2")
-    config = resolve(compose(tiny.overrides(inputs, run_dir, *common, *more)))
+    config = config_of(inputs, run_dir, *common, *more)
     precision = config.update.precision
     policy = load_causal_lm(inputs / "policy", precision, trust_remote_code=False)
     critic = None

@@ -28,7 +28,12 @@ from stages.rewards.remote import remote_scores
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
 START_SECONDS = 300
-CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+CPU = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model in the engine's process
+}
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 
 
@@ -55,8 +60,7 @@ def url(judge, environment, tmp_path_factory) -> Iterator[str]:
         str(tiny.CONTEXT),
         "--enforce-eager",
     ]
-    # what `vllm serve` runs; that command itself asks for the metadata of a package called vllm, not vllm-cpu
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", judge, *settings]
+    command = [sys.executable, Path(__file__).with_name("vllm_server.py"), "--model", judge, *settings]
     log = tmp_path_factory.mktemp("log") / "vllm.log"
     with log.open("w") as file:
         server = subprocess.Popen(
