@@ -142,7 +142,7 @@ def take_the_place_of(run: SlurmRun, job: Job) -> None:
 def test_a_node_is_lost_and_another_goes_on_unseen(own_cluster, make_run, complete_run, tmp_path):
     """Of the second only the daemon dies: its task and the copy elsewhere both run to their ends."""
     run = make_run(
-        own_cluster(Layout(slurmd_timeout=5)),
+        own_cluster(Layout(slurmd_timeout=5, more=("MessageTimeout=5",))),
         tmp_path / "run",
         *("iterations=1", "scheduler.rollout.partition=all", "scheduler.rollout.gpus_per_node=2"),
         *take("0.5", "rollout"),

@@ -58,20 +58,19 @@ def runs(
     good, bad = folder / "good", folder / "bad"
     (folder / "told").write_text('#!/bin/sh\n{ cat; echo; } >>"$0.$SLURM_PPO_NAME.$SLURM_PPO_EVENT"\n')
     (folder / "told").chmod(0o755)
-    for run, *more in (
-        (good, f"notify.command={folder / 'told'}", "name=good", *take("2", "update")),
-        (
-            bad,
-            f"notify.command={folder / 'told'}",
-            "name=bad",
-            "scheduler.max_attempts=1",
-            'scheduler.reward.setup=["echo no luck; exit 7"]',
-        ),
-    ):
-        done = ask("submit", *small(inputs, run, *more))
-        assert done.returncode == 0, done.stderr
+    told = f"notify.command={folder / 'told'}"
+    gate = f'scheduler.prepare.setup=["until test -e {folder}/go; do sleep 0.1; done"]'
+    submit(ask, small(inputs, good, told, "name=good", gate, *take("0.5", "rollout"), *take("2", "update")))
+    unlucky = 'scheduler.reward.setup=["echo no luck; exit 7"]'
+    submit(ask, small(inputs, bad, told, "name=bad", "scheduler.max_attempts=1", unlucky))
     first = json.loads(ask("status", good, "--json").stdout)
+    (folder / "go").touch()
     return Runs(ask, good, bad, inputs, first)
+
+
+def submit(ask: Callable[..., Answer], words: list[str]) -> None:
+    done = ask("submit", *words)
+    assert done.returncode == 0, done.stderr
 
 
 def small(inputs: Path, run: Path, *more: str) -> list[str]:

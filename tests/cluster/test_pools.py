@@ -2,6 +2,8 @@
 
 import json
 
+import tiny
+
 from cluster.scenario import kill_job, policy_of, take
 
 RULES = """
@@ -23,8 +25,10 @@ COMPONENTS = [
 ]
 
 
-def test_pools_score_in_arrays_and_partitions_of_their_own(cluster, make_run, complete_run, tmp_path):
+def test_pools_score_in_arrays_and_partitions_of_their_own(cluster, inputs, make_run, slurm_ppo, tmp_path):
     (tmp_path / "pool_rules.py").write_text(RULES)
+    words = tiny.overrides(inputs, tmp_path / "here", "iterations=1", *COMPONENTS[:2])
+    assert slurm_ppo("run", *words, cwd=tmp_path).returncode == 0
     notes = f"scheduler.environment={{NOTES: '{tmp_path / 'notes'}'}}"
     words = ["iterations=1", notes, *COMPONENTS, *take("0.7", "pools.models")]
     run = make_run(cluster, tmp_path / "run", *words, folder=tmp_path)
@@ -35,7 +39,7 @@ def test_pools_score_in_arrays_and_partitions_of_their_own(cluster, make_run, co
     assert max(map(len, status.splitlines()[1:-1])) <= 80, "all but the lines with the run's path"
     run.wait_until_complete()
     assert not run.events("failed")
-    assert run.policy() == policy_of(complete_run, 1)
+    assert run.policy() == policy_of(tmp_path / "here")
 
     partitions = {job.stage: job.partition for job in run.jobs_ever()}
     wanted = {"rollout": "rollout", "score-models": "update", "score-rules": "cpu", "reward": "reward"}
