@@ -60,6 +60,12 @@ def make_run(inputs: Path, environment: dict[str, str], slurm_ppo: Cli) -> Runs:
     return Runs(inputs, environment, slurm_ppo)
 
 
+@pytest.fixture(scope="session")
+def make_real_run(models: Path, environment: dict[str, str], slurm_ppo: Cli) -> Runs:
+    """Of real models."""
+    return Runs(models, environment, slurm_ppo)
+
+
 @pytest.fixture(params=range(int(os.environ.get("SOAK_ROUNDS", "1"))), ids="round{}".format)
 def chance(request: pytest.FixtureRequest) -> random.Random:
     """Moments and victims of disturbances, others in each round. CHANCE_SEED repeats what a round printed."""

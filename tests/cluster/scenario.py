@@ -143,13 +143,10 @@ class SlurmRun:
 
     def record(self, iteration: int, stage: str, shard: int = 0) -> dict:
         """What a task committed."""
-        return json.loads((self._stage(iteration, stage) / f"shard-{shard:05d}.json").read_text())
+        return read_record(self.root, iteration, stage, shard)
 
     def has_committed(self, iteration: int, stage: str, shard: int = 0) -> bool:
-        return (self._stage(iteration, stage) / f"shard-{shard:05d}.json").exists()
-
-    def _stage(self, iteration: int, stage: str) -> Path:
-        return self.root / "iterations" / f"{iteration:05d}" / stage
+        return record_path(self.root, iteration, stage, shard).exists()
 
     def logs(self, pattern: str) -> dict[str, str]:
         """Logs by their names below logs/, e.g. of ``00001-rollout/*/*``."""
@@ -177,6 +174,14 @@ def notable(log: str) -> str:
     """What a daemon of Slurm says of jobs and of errors, of late."""
     lines = [line for line in log.splitlines() if re.search("job|error|down|drain", line, re.IGNORECASE)]
     return "\n".join(lines[-150:])
+
+
+def read_record(run: Path, iteration: int, stage: str, shard: int = 0) -> dict:
+    return json.loads(record_path(run, iteration, stage, shard).read_text())
+
+
+def record_path(run: Path, iteration: int, stage: str, shard: int) -> Path:
+    return run / "iterations" / f"{iteration:05d}" / stage / f"shard-{shard:05d}.json"
 
 
 def policy_of(run: Path, iteration: int = 0) -> dict[str, bytes]:

@@ -6,6 +6,7 @@ import documented
 from documented import Kind
 
 from docs.generate.file_page import undescribed
+from tests import light
 
 
 def test_the_practice_run_of_the_tutorial(inputs, tmp_path_factory, environment, cluster):
@@ -13,6 +14,7 @@ def test_the_practice_run_of_the_tutorial(inputs, tmp_path_factory, environment,
     sandbox = documented.make_sandbox(tmp_path_factory.mktemp("docs"), inputs)
     env = documented.environment(sandbox, environment | {"WANDB_MODE": "disabled"})
     smaller = {"iterations": "1", "rollout.num_shards": "1", "evaluate.every": "0", "data.heldout": "null"}
+    smaller |= dict(word.split("=", 1) for word in light.WORDS)
     env[documented.SMALLER] = json.dumps(smaller)
     story = [command for command in documented.all_commands() if command.kind is Kind.SLURM]
     told = documented.tell(story, sandbox, env, timeout=700)

@@ -1,48 +1,47 @@
-"""vLLM in rollout and reward: array jobs of a real Slurm end in the policy that this machine alone makes."""
+"""vLLM: an experiment on this machine, and its rollout as a job of a real Slurm."""
 
 import pytest
 import tiny
 
-from cluster.scenario import kill_job, policy_of, prepare
+from cluster.scenario import kill_job, read_record
+from tests import light
 
-UNEVALUATED = ("data.heldout=null", "evaluate.every=0")
-"""Every task on Slurm imports vLLM anew, which is most of what this test spends."""
-
-
-def settings(iterations: int) -> list[str]:
-    """The experiment, with models of a few thousand weights instead of the demo's."""
-    small = ("model.context_length=64", "data.max_prompt_tokens=null", "seed=0")
-    return ["experiment=quickstart_vllm", f"iterations={iterations}", *small]
+EXPERIMENT = [
+    "experiment=quickstart_vllm",
+    *("iterations=1", "rollout.num_shards=1", "data.heldout=null", "evaluate.every=0", "seed=0"),
+    # with models of a few thousand weights instead of the demo's
+    *("model.context_length=64", "data.max_prompt_tokens=null"),
+]
+"""One iteration in one shard: each task starts an engine anew, which is nearly all that these tests spend."""
 
 
 @pytest.fixture(scope="module")
-def local(inputs, slurm_ppo, tmp_path_factory):
-    """The experiment on the local scheduler."""
+def local(models, slurm_ppo, tmp_path_factory):
+    """The experiment on the local scheduler: vLLM in rollout and reward."""
     run_dir = tmp_path_factory.mktemp("local") / "run"
-    heldout = f"data.heldout={inputs / 'heldout.jsonl'}"
-    done = slurm_ppo("run", *tiny.overrides(inputs, run_dir), *settings(3), heldout)
+    done = slurm_ppo("run", *tiny.overrides(models, run_dir), *EXPERIMENT)
     assert done.returncode == 0, done.stderr
-    assert "iteration 3/3" in done.stderr
+    assert "iteration 1/1" in done.stderr
     return run_dir
 
 
-def test_three_iterations_on_this_machine(local):
-    logs = [path.read_text() for path in sorted((local / "logs").rglob("*-rollout/*/*.log"))]
-    assert len(logs) == 6
-    for log in logs:
+def test_an_iteration_on_this_machine(local):
+    for stage in ("rollout", "reward"):
+        (log,) = [path.read_text() for path in (local / "logs").rglob(f"*-{stage}/*/*.log")]
         assert "committed" in log.splitlines()[-1]
         assert "Traceback" not in log
     assert not list((local / "logs").rglob("attempt-2")), "nothing was tried twice"
     assert list((local / "cache" / "compiled").iterdir()), "what starting it needs is kept"
 
 
-@pytest.mark.timeout(900)
-def test_and_as_array_jobs_of_which_one_is_killed(cluster, inputs, local, environment, tmp_path):
-    run = prepare(cluster, inputs, tmp_path / "run", environment, *settings(1), *UNEVALUATED)
+def test_a_rollout_as_a_job_that_is_killed(cluster, make_real_run, local, tmp_path):
+    """Another makes the bytes that this machine alone makes. What comes after it is light."""
+    rest = [word for word in light.WORDS if not word.startswith("rollout.")]
+    run = make_real_run(cluster, tmp_path / "run", *EXPERIMENT, *rest)
     run.submit()
     job = run.wait_for_job("rollout")
     run.wait_for(lambda: kill_job(job), f"processes of {job}", 30)
-    run.wait_until_complete(limit=800)
-    assert run.policy() == policy_of(local, 1)
-    assert {job.stage for job in run.jobs_ever()} >= {"rollout", "reward", "update"}
-    assert max(event["elements"] for event in run.events("submitted")) == 2
+    run.wait_until_complete()
+    assert [event["task"] for event in run.events("failed")] == ["1/rollout/0"]
+    (mine,), (wanted,) = (read_record(root, 1, "rollout")["outputs"] for root in (run.root, local))
+    assert (mine["xxh3_128"], mine["bytes"]) == (wanted["xxh3_128"], wanted["bytes"])
