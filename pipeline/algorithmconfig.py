@@ -1,13 +1,12 @@
 """The configuration of what is learned from a reward: estimators, losses, KL, reward shaping, corrections."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
 from pipeline.configtypes import (
-    STRICT,
     Fraction,
     NonNegativeFloat,
     PositiveFloat,
@@ -103,7 +102,7 @@ class CorrectionMode(StrEnum):
     """It becomes 0, so that the tokens teach nothing (IcePop)."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class KLConfig:
     """Distance to the reference model."""
 
@@ -126,7 +125,7 @@ class KLConfig:
     """Adaptive controller: responses over which the coefficient moves by the proportional error."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class ShapingConfig:
     """What becomes of a response's reward before advantages, in the order of these keys."""
 
@@ -146,7 +145,7 @@ class ShapingConfig:
     2503.14476). For grpo, rloo and reinforce++-baseline, which learn nothing from them."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class CorrectionConfig:
     """Importance weights trainer / rollout engine, for what the two compute differently."""
 
@@ -162,7 +161,7 @@ class CorrectionConfig:
     """Divide the weights by their mean over the iteration."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
     """PPO (arXiv 1707.06347) and its relatives."""
 

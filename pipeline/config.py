@@ -1,17 +1,17 @@
 """The whole configuration as frozen dataclasses: every key, its meaning, unit and default.
 
-Hydra composes, :mod:`pipeline.compose` converts once into :class:`Config`, :mod:`pipeline.checks` refuses
-contradictions; everything inward takes these dataclasses and nothing else. Defaults live here and nowhere
-else: the YAML groups under ``configs/`` only say what differs.
+Hydra composes, :mod:`pipeline.compose` checks types and ranges and converts once into :class:`Config`,
+:mod:`pipeline.checks` refuses contradictions; everything inward takes these dataclasses and nothing else.
+Defaults live here and nowhere else: the YAML groups under ``configs/`` only say what differs.
 """
 
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from pydantic.dataclasses import dataclass
+from pydantic import ConfigDict, with_config
 
 from pipeline.algorithmconfig import AlgorithmConfig
 from pipeline.configtypes import (
-    STRICT,
     Name,
     NonNegativeInt,
     PluginName,
@@ -55,7 +55,7 @@ class WandbMode(StrEnum):
     DISABLED = "disabled"
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The models a run starts from: Hugging Face directories with safetensors weights."""
 
@@ -74,7 +74,7 @@ class ModelConfig:
     """Run Python code that lies in a model directory. Leave off unless you wrote that code."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Where prompts come from and how they are dealt to iterations."""
 
@@ -100,7 +100,7 @@ class DataConfig:
     """Deal prompts in a new order each epoch, derived from the run's seed. Off: the file's order."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
     """Greedy generation on held-out prompts, scored like a rollout; the best policy is kept track of."""
 
@@ -112,7 +112,7 @@ class EvaluateConfig:
     """CPU threads of the task."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class WandbConfig:
     """The mirror of metrics.jsonl on Weights & Biases."""
 
@@ -128,7 +128,7 @@ class WandbConfig:
     """Show responses of the first iteration, every this many, and the last one as a table. 0: never."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
     """Where metrics go besides the run directory."""
 
@@ -136,7 +136,9 @@ class TrackingConfig:
     """Weights & Biases."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+# Unknown keys are errors, in the dataclasses within it too.
+@with_config(ConfigDict(extra="forbid"))
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """One run."""
 
@@ -152,21 +154,21 @@ class Config:
     """Models to start from."""
     data: DataConfig
     """Prompts."""
-    rollout: RolloutConfig = RolloutConfig()
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
     """Sampling."""
     reward: RewardConfig
     """Scoring."""
-    update: UpdateConfig = UpdateConfig()
+    update: UpdateConfig = field(default_factory=UpdateConfig)
     """Training."""
-    algorithm: AlgorithmConfig = AlgorithmConfig()
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     """PPO."""
     evaluate: EvaluateConfig = EvaluateConfig()
     """Evaluation on held-out prompts."""
-    scheduler: SchedulerConfig = LocalConfig()
+    scheduler: SchedulerConfig = field(default_factory=LocalConfig)
     """Where tasks run."""
     tracking: TrackingConfig = TrackingConfig()
     """Metrics' mirrors."""
-    notify: NotifyConfig = NotifyConfig()
+    notify: NotifyConfig = field(default_factory=NotifyConfig)
     """Whom to tell when the run fails, completes or stands still."""
 
     @property

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 
 def _text_of_number(value: object) -> object:
@@ -34,6 +34,3 @@ HttpUrl = Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9._\[\]:-]+(/[^\s@]*
 """Without user name and password, which would be secrets in a file."""
 
 PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
-
-STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-"""Of every dataclass of the configuration: unknown keys are errors."""

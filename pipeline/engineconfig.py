@@ -1,12 +1,12 @@
 """The configuration of generation and scoring engines."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
-from pipeline.configtypes import STRICT, OpenFraction, PositiveFloat, PositiveInt
+from pipeline.configtypes import OpenFraction, PositiveFloat, PositiveInt
 
 
 class Engine(StrEnum):
@@ -22,7 +22,7 @@ EngineName = Annotated[str, Field(pattern=r"^(transformers|vllm|[A-Za-z_][\w.]*:
 """One of :class:`Engine`, or ``module:function`` of an engine of the user's: see :mod:`stages.engines`."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class VllmConfig:
     """How vLLM uses the GPUs that a task was given. Number format and threads are the stage's own."""
 

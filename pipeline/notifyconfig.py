@@ -1,13 +1,13 @@
 """The configuration of notifications: who is told when a run fails, completes or stands still."""
 
 import shlex
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
-from pydantic.dataclasses import dataclass
 
-from pipeline.configtypes import STRICT, EnvironmentName, HttpUrl, PositiveInt, Text
+from pipeline.configtypes import EnvironmentName, HttpUrl, PositiveInt, Text
 
 
 class Occasion(StrEnum):
@@ -30,7 +30,7 @@ Words = Annotated[tuple[Text, ...], Field(min_length=1), BeforeValidator(_split_
 """A command: a YAML list of words, or text that is split as a shell would, without one."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class NotifyConfig:
     """A command or a webhook of the user's that is told how a run fares."""
 

@@ -1,13 +1,12 @@
 """The configuration of the reward: what scores responses."""
 
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
-from pydantic.dataclasses import dataclass
 
 from pipeline.configtypes import (
-    STRICT,
     ArgumentName,
     EnvironmentName,
     FiniteFloat,
@@ -24,7 +23,7 @@ from pipeline.engineconfig import EngineName, VllmConfig
 from pipeline.updateconfig import Precision
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class NormalizationConfig:
     """Linear map of raw scores to mean 0 and standard deviation 1 (arXiv 1909.08593, section 2.1)."""
 
@@ -38,7 +37,7 @@ class NormalizationConfig:
     """Column of reference_samples with the response; data.prompt_column holds its prompt."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class RewardModelConfig:
     """A sequence-classification model with one output, its own tokenizer and chat template."""
 
@@ -68,7 +67,7 @@ class RowsPerCall(StrEnum):
     """All responses of a shard."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class RuleConfig:
     """A Python function that scores responses, in processes of its own. See docs/howto/own_reward.md."""
 
@@ -77,7 +76,7 @@ class RuleConfig:
     function: RuleName
     """``module:function``, or the name of a ready rule such as exact_match; called as
     f(prompts=[...], responses=[...], **columns, **arguments)."""
-    arguments: dict[ArgumentName, JsonValue] = Field(default_factory=dict)
+    arguments: dict[ArgumentName, JsonValue] = field(default_factory=dict)
     """Further keyword arguments of each call."""
     rows_per_call: RowsPerCall = RowsPerCall.RESPONSE
     """What one call gets: response (one), prompt (all of a prompt) or shard (all of a shard)."""
@@ -113,7 +112,7 @@ class RemoteApi(StrEnum):
     """Prompts, responses and columns as JSON; a list of scores comes back."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class RemoteConfig:
     """A service that scores responses over HTTP. See docs/howto/reward_service.md."""
 
@@ -138,7 +137,7 @@ class RemoteConfig:
     reply is the number and nothing else."""
     unreadable_score: FiniteFloat | None = None
     """Of chat: score where the reply holds none. Default: an error that names the response."""
-    parameters: dict[ArgumentName, JsonValue] = Field(default_factory=dict)
+    parameters: dict[ArgumentName, JsonValue] = field(default_factory=dict)
     """Further fields of each request, such as {max_tokens: 256}."""
     batch_size: PositiveInt | None = None
     """Responses per request. Default: 32; chat has 1."""
@@ -170,7 +169,7 @@ KINDS: dict[str, type[RewardModelConfig] | type[RuleConfig] | type[RemoteConfig]
 """Of components."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class RewardConfig:
     """What scores responses."""
 
@@ -178,7 +177,7 @@ class RewardConfig:
     """Named components; the reward is their weighted sum, and each is kept as a column."""
     engine: EngineName = "transformers"
     """Scoring engine of the reward models: transformers, vllm, or ``module:function`` of your own."""
-    vllm: VllmConfig = VllmConfig()
+    vllm: VllmConfig = field(default_factory=VllmConfig)
     """Settings of engine=vllm."""
     fall_back: bool = False
     """Score with transformers a reward model that vLLM does not support."""

@@ -1,9 +1,8 @@
 """The configuration of the rollout: how responses are generated."""
 
-from pydantic.dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pipeline.configtypes import (
-    STRICT,
     NonNegativeInt,
     OpenFraction,
     PluginName,
@@ -14,7 +13,7 @@ from pipeline.engineconfig import EngineName, VllmConfig
 from pipeline.updateconfig import Precision
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class MultiTurnConfig:
     """Conversations of several turns: after each of the policy's, the user's Python says what comes next."""
 
@@ -32,7 +31,7 @@ class MultiTurnConfig:
     """Calls of the scheduler that may run at once, each in a thread of its own."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class RolloutConfig:
     """How responses are sampled."""
 
@@ -61,7 +60,7 @@ class RolloutConfig:
     """transformers' device_map for models too large for one GPU ("auto"). Default: one device."""
     num_threads: PositiveInt = 1
     """CPU threads of a task; part of the result, because float sums depend on it."""
-    vllm: VllmConfig = VllmConfig()
+    vllm: VllmConfig = field(default_factory=VllmConfig)
     """Settings of engine=vllm."""
     multi_turn: MultiTurnConfig | None = None
     """Conversations of several turns, with tools or an environment. Default: one turn."""

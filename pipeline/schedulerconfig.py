@@ -1,13 +1,12 @@
 """The configuration of what runs tasks: this machine, or a Slurm cluster."""
 
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
-from pydantic.dataclasses import dataclass
 
 from pipeline.configtypes import (
-    STRICT,
     EnvironmentName,
     Gpus,
     Line,
@@ -21,7 +20,7 @@ from pipeline.configtypes import (
 )
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class LocalStageConfig:
     """This machine's share for one stage."""
 
@@ -29,7 +28,7 @@ class LocalStageConfig:
     """Tasks of this stage that may run at once."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class LocalUpdateConfig:
     """This machine's share for the update."""
 
@@ -40,7 +39,7 @@ class LocalUpdateConfig:
     Together they take one slot."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class LocalConfig:
     """Tasks as processes of this machine: how many at once, and how often one is tried."""
 
@@ -56,7 +55,7 @@ class LocalConfig:
     """Update pool."""
     evaluate: LocalStageConfig = LocalStageConfig()
     """Evaluate pool."""
-    pools: dict[PoolName, LocalStageConfig] = Field(default_factory=dict)
+    pools: dict[PoolName, LocalStageConfig] = field(default_factory=dict)
     """Of reward components that name a pool of their own. Default: one slot each."""
     max_attempts: PositiveInt = 3
     """Tries per task and per call of run or resume, before the run stops as failed."""
@@ -108,7 +107,7 @@ MailTypes = Annotated[tuple[MailType, ...], BeforeValidator(_in_capitals)]
 """A YAML list, or text with commas between them."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class ResourcesConfig:
     """What the jobs of one stage ask Slurm for. What is null is left to the cluster's defaults."""
 
@@ -153,14 +152,14 @@ class ResourcesConfig:
     scheduler.container. For pyxis use options.container-image."""
     python: Text | None = None
     """Python interpreter of the task. Default: scheduler.python."""
-    environment: dict[EnvironmentName, Line] = Field(default_factory=dict)
+    environment: dict[EnvironmentName, Line] = field(default_factory=dict)
     """Environment variables, over those of scheduler.environment."""
     mail_user: SbatchWord | None = None
     """Address that Slurm writes to. Default: scheduler.mail_user."""
     mail_type: MailTypes | None = None
     """Of what Slurm writes. Default: scheduler.mail_type; of driver jobs, of which there is one every few
     minutes: nothing."""
-    options: dict[OptionName, Line | int | bool] = Field(default_factory=dict)
+    options: dict[OptionName, Line | int | bool] = field(default_factory=dict)
     """Any other sbatch option, without its dashes: {comment: ppo, exclusive: true}."""
 
 
@@ -173,7 +172,7 @@ class StreamingDependency(StrEnum):
     """When all shards of the iteration are generated."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class SlurmConfig:
     """Tasks as elements of Slurm array jobs, submitted ahead of time."""
 
@@ -191,7 +190,7 @@ class SlurmConfig:
     """Evaluate jobs."""
     driver: ResourcesConfig = ResourcesConfig(time="0:15:00")
     """The small jobs that submit what comes next and repair what failed; they need no GPU."""
-    pools: dict[PoolName, ResourcesConfig] = Field(default_factory=dict)
+    pools: dict[PoolName, ResourcesConfig] = field(default_factory=dict)
     """Jobs of the reward components that name a pool, by that name."""
     account: SbatchWord | None = None
     """Account of every job that names none of its own."""
@@ -204,7 +203,7 @@ class SlurmConfig:
     driver.container says otherwise."""
     python: Text | None = None
     """Python interpreter of every job. Default: the one that submits."""
-    environment: dict[EnvironmentName, Line] = Field(default_factory=dict)
+    environment: dict[EnvironmentName, Line] = field(default_factory=dict)
     """Environment variables of every job."""
     mail_user: SbatchWord | None = None
     """Address that Slurm writes to. Default: the account that submits."""

@@ -1,13 +1,12 @@
 """The configuration of training: steps, precision, memory, and what is kept of it."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
 from pipeline.configtypes import (
-    STRICT,
     DecayRate,
     NonNegativeFloat,
     NonNegativeInt,
@@ -45,7 +44,7 @@ class Precision(StrEnum):
     """In training with a dynamic loss scale."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class LoraConfig:
     """Low-rank adapters instead of the policy's own weights (arXiv 2106.09685), through peft."""
 
@@ -57,7 +56,7 @@ class LoraConfig:
     """Names of the linear layers that get one, or all of them but the output layer."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class UpdateConfig:
     """How the policy and the critic are trained."""
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import yaml
 from pydantic.fields import FieldInfo
 
-from docs.generate.docstrings import member_docs
+from docs.generate.docstrings import attribute_docs, member_docs
 from docs.generate.markdown import code, page, prose, slug, table
 from pipeline import configtypes, engineconfig, schedulerconfig
 from pipeline.compose import known_groups
@@ -125,14 +125,13 @@ def _section(title: str, owner: type, sections: dict[str, type]) -> str:
 
 
 def _meaning(owner: type, field: dataclasses.Field[Any], hints: dict[str, Any]) -> str:
-    described: FieldInfo = owner.__pydantic_fields__[field.name]  # type: ignore[attr-defined]
     values = [
         f"`{value}`: {_as_clause(doc)}"
         for enumeration in _enums_in(hints[field.name])
         for value, doc in member_docs(enumeration).items()
         if doc
     ]
-    return prose(described.description) + (" " + "; ".join(values) + "." if values else "")
+    return prose(attribute_docs(owner).get(field.name)) + (" " + "; ".join(values) + "." if values else "")
 
 
 def _as_clause(doc: str) -> str:
@@ -173,10 +172,7 @@ def _plain(hint: type) -> str:
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
-    default = field.default
-    if isinstance(default, FieldInfo):
-        return default.default_factory() if default.default_factory else default.default  # type: ignore[call-arg]
-    return default
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _shown(field: dataclasses.Field[Any]) -> str:
