@@ -66,6 +66,10 @@ NEED_TORCH = frozenset(
 """Files that ``--fast`` does not import: torch, a browser, or an installation is in all of them."""
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
+# Else each of the thousands of processes that tests start would compile every module of ours again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="without torch, cluster and browser")

@@ -169,6 +169,7 @@ class LightTrainer(Trainer):
         if config.algorithm.estimator is Estimator.GAE:
             folders.append(files.critic(attempt))
             write_model(folders[2], digest("critic", chain), Path(config.model.policy) / "config.json")
+            write_weights(folders[1] / "critic.safetensors", digest("critic's moments", chain))
         metrics = learning_metrics(chain) | reward_metrics(config, responses, rewards)
         metrics |= {"samples": float(count), "objective/kl_coef": config.algorithm.kl.coef}
         metrics["seconds/update/steps"] = context.compute_seconds
