@@ -40,7 +40,7 @@ test-fast: $(VENV)/dev
 
 test-times: $(VENV)/dev programs
 	@rm -rf .cache/times
-	@$(PYTEST) -p tests.times --times .cache/times
+	@$(PYTEST) -p tests.times --times=.cache/times
 	@$(BIN)/python -m tests.times .cache/times docs/contributing/test_times.md
 	@echo "written: docs/contributing/test_times.md"
 

@@ -92,7 +92,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "cluster" if nodeid.startswith("tests/cluster/") else nodeid.partition("::")[0]
+            return "cluster" if "cluster/" in nodeid else nodeid.partition("::")[0]
 
     return ByFile(config, log)
 

@@ -1,6 +1,6 @@
 """Where the suite's time goes: seconds of wall and CPU of every test and fixture.
 
-``pytest -p tests.times --times FOLDER`` writes them down, one file per worker; ``python -m tests.times FOLDER
+``pytest -p tests.times --times=FOLDER`` writes them down, one file per worker; ``python -m tests.times FOLDER
 PAGE`` makes a page for contributors of them.
 """
 
