@@ -1,14 +1,13 @@
 """The calculator example: arithmetic that is never evaluated as Python, and a run of real conversations."""
 
 import json
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import script
 
 from examples.calculator.calculator import MAX_LETTERS, answer_to, calculate, right, step
 from stages.conversations import Conversation
@@ -78,26 +77,17 @@ def test_the_last_turn_is_what_counts():
 
 
 def test_the_example_runs_and_its_conversations_have_several_turns(slurm_ppo, environment, tmp_path):
-    python = environment | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, EXAMPLE / "make_calculator.py", "--out", tmp_path / ".cache" / "calculator"]
-    made = subprocess.run(
-        [*command, "--dialogues", "2400"], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert made.returncode == 0, made.stderr
+    folder = tmp_path / ".cache" / "calculator"
+    made = script(EXAMPLE / "make_calculator.py", "--out", folder, "--dialogues", 1200)
+    assert made.code == 0, made.log
     words = ("--config-dir", EXAMPLE, "experiment=calculator", f"run_dir={tmp_path / 'run'}", "iterations=1")
-    small = ("data.prompts_per_iteration=8", "evaluate.every=1", "evaluate.num_prompts=8", "tracking=none")
-    done = slurm_ppo("run", *words, *small, cwd=tmp_path, env=python)
+    small = ("data.prompts_per_iteration=8", "evaluate.every=0", "data.heldout=null", "tracking=none")
+    done = slurm_ppo("run", *words, *small, cwd=tmp_path, env=environment | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
     assert row["num_turns/mean"] > 1.5
-    shown = subprocess.run(
-        [sys.executable, EXAMPLE / "show.py", tmp_path / "run", "--count", "8"],
-        env=python,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert shown.returncode == 0, shown.stderr
-    roles = [line.split(":")[0].strip() for line in shown.stdout.splitlines() if line.startswith("  ")]
+    shown = script(EXAMPLE / "show.py", tmp_path / "run", "--count", 8)
+    assert shown.code == 0, shown.log
+    roles = [line.split(":")[0].strip() for line in shown.log.splitlines() if line.startswith("  ")]
     assert {"user", "assistant", "tool"} == set(roles)
     assert roles.count("user") == 8

@@ -1,66 +1,90 @@
 """`make quickstart`, step by step: the demo is made, the run learns, the judge would say if it did not."""
 
 import re
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import reportrun
+from processes import script
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "quickstart"
 ROOT = EXAMPLE.parent.parent
+LESSON = (
+    "iterations=8",
+    "evaluate.every=8",
+    "data.prompts_per_iteration=96",
+    "update.learning_rate=1e-3",
+    "algorithm.kl.coef=0.02",
+)
+"""Shorter than the quickstart, and faster: it may drift further from where it began."""
+SMALL = ("--reviews", 3000, "--prompts", 1000)
 
 
 @pytest.fixture(scope="session")
-def workshop(environment, tmp_path_factory) -> Path:
+def workshop(tmp_path_factory) -> Path:
     """A folder with the demo where experiment=quickstart looks for it."""
     folder = tmp_path_factory.mktemp("workshop")
-    command = [sys.executable, EXAMPLE / "make_demo.py", "--out", folder / ".cache" / "quickstart"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    made = script(EXAMPLE / "make_demo.py", "--out", folder / ".cache" / "quickstart", *SMALL)
+    assert made.code == 0, made.log
     return folder
 
 
-def judge(run_dir: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, EXAMPLE / "judge.py", run_dir]
+def test_the_run_learns_and_so_does_the_rule_it_never_sees(slurm_ppo, environment, workshop, tmp_path):
     paths = environment | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, env=paths, capture_output=True, text=True, timeout=60)
-
-
-def run_quickstart(slurm_ppo, environment, workshop: Path, run_dir: Path, *overrides: str) -> str:
-    paths = environment | {"PYTHONPATH": str(ROOT)}
-    words = ("run", "experiment=quickstart", f"run_dir={run_dir}", *overrides)
+    words = ("run", "experiment=quickstart", f"run_dir={tmp_path / 'run'}", *LESSON)
     done = slurm_ppo(*words, cwd=workshop, env=paths)
     assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_the_run_learns_and_so_does_the_rule_it_never_sees(slurm_ppo, environment, workshop, tmp_path):
-    printed = run_quickstart(slurm_ppo, environment, workshop, tmp_path / "run")
-    assert len(re.findall(r"^ +\d+ ", printed, re.MULTILINE)) >= 12, "a row per iteration"
-    assert f"run directory: {tmp_path / 'run'}" in printed
-    assert "report.html" in printed
+    assert len(re.findall(r"^ +\d+ ", done.stdout, re.MULTILINE)) >= 8, "a row per iteration"
+    assert f"run directory: {tmp_path / 'run'}" in done.stdout
+    assert "report.html" in done.stdout
     assert (tmp_path / "run" / "report.html").stat().st_size > 1_000_000
-    verdict = judge(tmp_path / "run", environment)
-    assert verdict.returncode == 0, verdict.stdout + verdict.stderr
-    gains = [float(line.split()[-1]) for line in verdict.stdout.splitlines()[1:]]
+    verdict = script(EXAMPLE / "judge.py", tmp_path / "run")
+    assert verdict.code == 0, verdict.log
+    gains = re.findall(r"^(reward-model score|hidden rule) .* (\S+)$", verdict.log, re.MULTILINE)
     assert len(gains) == 2
-    assert min(gains) >= 0.5
+    assert min(float(gain) for _, gain in gains) >= 0.5
 
 
-def test_the_judge_says_so_when_nothing_was_learnt(slurm_ppo, environment, workshop, tmp_path):
-    overrides = ("iterations=6", "update.learning_rate=1e-12", "evaluate.every=0", "data.heldout=null")
-    run_quickstart(slurm_ppo, environment, workshop, tmp_path / "run", *overrides)
-    verdict = judge(tmp_path / "run", environment)
-    assert verdict.returncode == 1
-    assert "has not learnt" in verdict.stderr
+DULL = [" was dull.", " was dull and weak.", " was flat."]
+WARM = [" was warm.", " was warm and bright.", " was lovely."]
 
 
-def test_the_demo_is_made_once(environment, workshop):
+@pytest.mark.parametrize(
+    ("texts", "rewards", "code"),
+    [
+        ((DULL, WARM), ([-1.0, 0.0, 1.0], [1.0, 2.0, 3.0]), 0),
+        ((DULL, DULL), ([-1.0, 0.0, 1.0], [-1.0, 0.0, 1.0]), 1),
+        ((DULL, DULL), ([-1.0, 0.0, 1.0], [1.0, 2.0, 3.0]), 1),
+        ((DULL, WARM), ([-1.0, 0.0, 1.0], [-1.0, 0.0, 1.0]), 1),
+        ((WARM, DULL), ([1.0, 2.0, 3.0], [-1.0, 0.0, 1.0]), 1),
+    ],
+    ids=["learnt", "nothing", "the score alone", "the rule alone", "unlearnt"],
+)
+def test_the_judge_says_so_unless_both_scores_have_risen(
+    tmp_path, texts: Sequence[list[str]], rewards: Sequence[list[float]], code: int
+):
+    run = reportrun.make_run(tmp_path / "run", iterations=6)
+    for iteration in range(1, 7):
+        part = int(iteration > 3)
+        prompts = ["The music"] * 3
+        reportrun.commit_shard(
+            run, iteration, 0, responses=texts[part], rewards=rewards[part], prompts=prompts
+        )
+    verdict = script(EXAMPLE / "judge.py", tmp_path / "run")
+    assert verdict.code == code, verdict.log
+    assert ("has not learnt" in verdict.log) is bool(code)
+
+
+def test_the_demo_is_made_once(workshop, monkeypatch):
     demo = workshop / ".cache" / "quickstart"
+    monkeypatch.syspath_prepend(EXAMPLE)
+    import make_demo
+
+    choices = [make_demo.Choice(*numbers) for numbers in ((0, 3000, 1000), (1, 3000, 1000), (0, 4500, 2000))]
+    assert [make_demo.is_made(demo, choice) for choice in choices] == [True, False, False]
     before = (demo / "policy" / "model.safetensors").stat().st_mtime_ns
-    command = [sys.executable, EXAMPLE / "make_demo.py", "--out", demo]
-    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert again.returncode == 0
-    assert "already" in again.stdout + again.stderr
+    again = script(EXAMPLE / "make_demo.py", "--out", demo, *SMALL)
+    assert again.code == 0
+    assert "already" in again.log
     assert (demo / "policy" / "model.safetensors").stat().st_mtime_ns == before

@@ -1,6 +1,6 @@
 """Make the quickstart's input in the form a user brings it: a policy, a reward model and prompts.
 
-    python examples/quickstart/make_demo.py --out DIR [--seed 0]
+    python examples/quickstart/make_demo.py --out DIR [--seed 0] [--reviews 4500] [--prompts 2000]
 
 Everything is trained here, from random weights and in well under a minute on two CPU cores: a small Llama
 learns to write film reviews of mixed sentiment, and a second one, with a tokenizer of its own, learns from
@@ -30,9 +30,19 @@ if TYPE_CHECKING:
 
 # Raise it when a change makes other files from the same seed: a demo of another version is made again.
 GENERATOR_VERSION = 1
-NUM_REVIEWS, NUM_HELDOUT_REVIEWS = 4500, 256
-NUM_PROMPTS, NUM_HELDOUT_PROMPTS, NUM_HELDOUT_PAIRS = 2000, 64, 400
+NUM_HELDOUT_REVIEWS, NUM_HELDOUT_PROMPTS, NUM_HELDOUT_PAIRS = 256, 64, 400
 NUM_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What another demo follows from."""
+
+    seed: int
+    reviews: int
+    """That the policy learns to write from."""
+    prompts: int
+    """To train on; the reward model learns from a pair of responses to each."""
 
 
 @dataclass(slots=True)
@@ -61,12 +71,15 @@ def prompt_rows(prompts: Sequence[Prompt], name: str) -> list[dict[str, str]]:
     ]
 
 
-def is_made(out: Path, seed: int) -> bool:
-    """True when `out` is this version's demo for this seed; refuses a directory that is not a demo at all."""
+def is_made(out: Path, choice: Choice) -> bool:
+    """True when `out` is this version's demo of this choice; refuses a directory that is no demo at all."""
     summary = out / "demo.json"
     if summary.exists():
         made = json.loads(summary.read_text(encoding="utf-8"))
-        return (made["generator_version"], made["seed"]) == (GENERATOR_VERSION, seed)
+        sizes = made["sizes"]
+        return made["generator_version"] == GENERATOR_VERSION and choice == Choice(
+            made["seed"], sizes["reviews"], sizes["prompts"]
+        )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and holds no demo.json: give --out a new or an empty directory")
     return False
@@ -89,12 +102,12 @@ def published(out: Path) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def make_policy(rng: Random) -> "Policy":
+def make_policy(num_reviews: int, rng: Random) -> "Policy":
     from policy_sft import train_policy
 
-    reviews = write_reviews(rng, NUM_REVIEWS + NUM_HELDOUT_REVIEWS)
+    reviews = write_reviews(rng, num_reviews + NUM_HELDOUT_REVIEWS)
     texts = [review.text for review in reviews]
-    return train_policy(texts[:NUM_REVIEWS], texts[NUM_REVIEWS:], rng)
+    return train_policy(texts[:num_reviews], texts[num_reviews:], rng)
 
 
 def correlation(first: Any, second: Any) -> float:
@@ -153,7 +166,7 @@ def start_torch(seed: int) -> None:
     torch.use_deterministic_algorithms(True)
 
 
-def build(directory: Path, seed: int, timer: Timer) -> dict[str, Any]:
+def build(directory: Path, choice: Choice, timer: Timer) -> dict[str, Any]:
     """Fill `directory`, all but demo.json, whose content is returned."""
     # transformers imports DeepSpeed where it is installed, which looks for a GPU and prints; we need none.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -161,26 +174,27 @@ def build(directory: Path, seed: int, timer: Timer) -> dict[str, Any]:
     with timer.part("import torch and transformers"):
         from tiny_llama import num_parameters, save
 
-        start_torch(seed)
-    rng = Random(seed)
+        start_torch(choice.seed)
+    rng = Random(choice.seed)
     with timer.part("train the policy"):
-        policy = make_policy(rng)
-    prompts = distinct_prompts(rng, NUM_PROMPTS + NUM_HELDOUT_PROMPTS + NUM_HELDOUT_PAIRS)
-    heldout, unseen = prompts[NUM_PROMPTS:-NUM_HELDOUT_PAIRS], prompts[-NUM_HELDOUT_PAIRS:]
+        policy = make_policy(choice.reviews, rng)
+    prompts = distinct_prompts(rng, choice.prompts + NUM_HELDOUT_PROMPTS + NUM_HELDOUT_PAIRS)
+    heldout, unseen = prompts[choice.prompts : -NUM_HELDOUT_PAIRS], prompts[-NUM_HELDOUT_PAIRS:]
+    prompts = prompts[: choice.prompts]
     with timer.part("sample pairs and train the reward model"):
-        reward, reward_quality = make_reward_model(policy, prompts[:NUM_PROMPTS], unseen, rng)
+        reward, reward_quality = make_reward_model(policy, prompts, unseen, rng)
     with timer.part("judge and save"):
         start = judge_policy(policy, reward, unseen)
         save(policy.model, policy.tokenizer, directory / "policy")
         save(reward.model, reward.tokenizer, directory / "reward_model")
-        write_json_lines(directory / "prompts.jsonl", prompt_rows(prompts[:NUM_PROMPTS], "train"))
+        write_json_lines(directory / "prompts.jsonl", prompt_rows(prompts, "train"))
         write_json_lines(directory / "heldout.jsonl", prompt_rows(heldout, "heldout"))
     return {
         "sizes": {
-            "reviews": NUM_REVIEWS,
-            "prompts": NUM_PROMPTS,
+            "reviews": choice.reviews,
+            "prompts": choice.prompts,
             "heldout_prompts": len(heldout),
-            "preference_pairs": NUM_PROMPTS,
+            "preference_pairs": choice.prompts,
             "heldout_preference_pairs": len(unseen),
             "policy_parameters": num_parameters(policy.model),
             "policy_vocabulary": len(policy.tokenizer),
@@ -193,13 +207,14 @@ def build(directory: Path, seed: int, timer: Timer) -> dict[str, Any]:
     }
 
 
-def make_demo(out: Path, seed: int) -> None:
+def make_demo(out: Path, choice: Choice) -> None:
     started, timer = time.perf_counter(), Timer()
     with published(out) as directory:
-        measured = build(directory, seed, timer)
+        measured = build(directory, choice, timer)
         timer.seconds["total"] = round(time.perf_counter() - started, 2)
         timer.seconds["total_cpu"] = round(time.process_time(), 2)
-        summary = {"generator_version": GENERATOR_VERSION, "seed": seed, **measured, "seconds": timer.seconds}
+        begin = {"generator_version": GENERATOR_VERSION, "seed": choice.seed}
+        summary = {**begin, **measured, "seconds": timer.seconds}
         (directory / "demo.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
 
 
@@ -207,14 +222,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make the quickstart's policy, reward model and prompts.")
     parser.add_argument("--out", type=Path, required=True, help="directory to make")
     parser.add_argument("--seed", type=int, default=0, help="another seed, another demo (default: 0)")
+    parser.add_argument("--reviews", type=int, default=4500, help="to learn to write from (default: 4500)")
+    parser.add_argument("--prompts", type=int, default=2000, help="to train on (default: 2000)")
     arguments = parser.parse_args()
     out = Path(os.path.abspath(arguments.out))  # noqa: PTH100 - a link given as DIR keeps its own name
     try:
-        made = is_made(out, arguments.seed)
+        choice = Choice(arguments.seed, arguments.reviews, arguments.prompts)
+        made = is_made(out, choice)
     except ValueError as error:
         parser.error(str(error))
     if not made:
-        make_demo(out, arguments.seed)
+        make_demo(out, choice)
     print(f"{out} {'was already made' if made else 'is ready'} (seed {arguments.seed})")
 
 
