@@ -10,11 +10,13 @@ import pytest
 import tiny
 import torch
 import torch._dynamo
+from processes import config_of
+from transformers import AutoTokenizer, OpenAIGPTConfig, OpenAIGPTForSequenceClassification
 
-from pipeline.checks import resolve
-from pipeline.compose import compose
+from pipeline.config import Config
 from pipeline.schemas import FinishReason
 from pipeline.updateconfig import Precision
+from stages.context import UserError
 from stages.engines import make_generator, make_scorer
 from stages.engines.base import REFUSED, BadSequence, Request, Sampling
 from stages.models import load_causal_lm, load_reward_model
@@ -58,25 +60,34 @@ def config(request, folder):
         if is_ours
         else ("naive_engine:make_generator", "naive_engine:make_scorer")
     )
-    yield resolve(
-        compose(
-            tiny.overrides(
-                folder,
-                folder / "run",
-                f"rollout.engine={engine}",
-                f"reward.engine={scoring}",
-                "rollout.vllm.enforce_eager=true",
-                "rollout.vllm.max_num_seqs=8",
-                "reward.vllm.enforce_eager=true",
-                "rollout.tokens_per_batch=400",
-                "reward.tokens_per_batch=100",
-            )
-        )
+    made = config_of(
+        folder,
+        folder / "run",
+        f"rollout.engine={engine}",
+        f"reward.engine={scoring}",
+        "rollout.vllm.enforce_eager=true",
+        "rollout.vllm.max_num_seqs=8",
+        "reward.vllm.enforce_eager=true",
+        "rollout.tokens_per_batch=400",
+        "reward.tokens_per_batch=100",
     )
+    if request.param == "vllm":
+        look_at_models_here(made)
+    yield made
     torch.set_num_threads(threads)
     torch._dynamo.config.disable = dynamo
     os.environ.clear()
     os.environ.update(before)
+
+
+def look_at_models_here(config: Config) -> None:
+    """To see what a model's class can do, vLLM starts another interpreter, which imports vLLM once more."""
+    from stages.engines.vllm import set_up
+
+    set_up(config.rollout.vllm)
+    from vllm.model_executor.models import registry
+
+    registry._run_in_subprocess = lambda function: function()
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +178,7 @@ def test_samples_of_a_prompt_differ_by_their_seeds(generator):
 
 
 def test_many_seeds_follow_the_models_distribution(generator, model):
-    prompt, count = prompts(4)[3], 1500
+    prompt, count = prompts(4)[3], 600
     found = generator.generate([Request(prompt, 1, seed) for seed in range(count)], Sampling(1.3))
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([prompt])).logits[0, -1]
@@ -206,9 +217,7 @@ def test_an_empty_response_is_a_stop_token_alone(generator):
 
 
 def test_text_of_any_script_goes_in_as_tokens(generator, model, folder):
-    from stages.models import load_tokenizer
-
-    tokenizer = load_tokenizer(folder / "policy", trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "policy")
     texts = ["žluťoučký kůň", "雪が降る", "🦙🦙", "שלום", "\x00\n\t"]
     asked = [Request(tokenizer(text)["input_ids"], 8, seed=3) for text in texts]
     for request, response in zip(asked, generator.generate(asked, Sampling()), strict=True):
@@ -338,4 +347,23 @@ def test_scores_are_the_raw_logits_of_transformers(config, folder, name):
         with pytest.raises(BadSequence, match="sequence 1 cannot be scored"):
             scorer.score([[5], bad, [6]])
     assert scorer.score(sequences[:3]) == pytest.approx(expected[:3], abs=1e-4)
+    scorer.close()
+
+
+@pytest.mark.parametrize("config", ["vllm"], indirect=True)
+def test_a_model_that_vllm_does_not_know_is_scored_with_transformers_if_that_is_asked_for(
+    config, tmp_path, capsys
+):
+    torch.manual_seed(3)
+    described = OpenAIGPTConfig(
+        vocab_size=300, n_positions=tiny.CONTEXT, n_embd=32, n_layer=1, n_head=1, num_labels=1, pad_token_id=2
+    )
+    OpenAIGPTForSequenceClassification(described).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"^reward\.engine=vllm: .*take engine=transformers"):
+        make_scorer(config, config.reward.engine, str(tmp_path))
+    lenient = replace(config, reward=replace(config.reward, fall_back=True))
+    scorer = make_scorer(lenient, config.reward.engine, str(tmp_path))
+    assert f"{tmp_path} is scored with transformers: " in capsys.readouterr().out
+    (score,) = scorer.score([[5, 6]])
+    assert math.isfinite(score)
     scorer.close()

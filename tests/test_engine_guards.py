@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -136,48 +135,6 @@ def test_more_gpus_than_the_task_has_are_one_error_and_not_a_hang(models, tmp_pa
     )
     assert said in done.log.splitlines()[-1]
     assert "Traceback" not in done.log
-
-
-# a model that vLLM does not know
-
-
-@pytest.fixture(scope="module")
-def unknown_model(models, tmp_path_factory) -> Path:
-    """A reward model that transformers knows and vLLM does not."""
-    import torch
-    from transformers import OpenAIGPTConfig, OpenAIGPTForSequenceClassification
-
-    folder = tmp_path_factory.mktemp("unknown") / "reward_model"
-    shutil.copytree(models / "reward_model", folder)
-    torch.manual_seed(3)
-    config = OpenAIGPTConfig(
-        vocab_size=300, n_positions=tiny.CONTEXT, n_embd=32, n_layer=1, n_head=1, num_labels=1, pad_token_id=2
-    )
-    OpenAIGPTForSequenceClassification(config).save_pretrained(folder)
-    return folder
-
-
-def test_a_model_that_vllm_does_not_know_is_scored_with_transformers_if_that_is_asked_for(
-    models, unknown_model, tmp_path
-):
-    common = (
-        "reward.engine=vllm",
-        f"reward.components.rm.path={unknown_model}",
-        "reward.vllm.enforce_eager=true",
-    )
-    run = make_run(models, tmp_path / "run", *common, "reward.fall_back=true")
-    for name, iteration in (("prepare", 0), ("rollout", 1), ("reward", 1)):
-        done = stage(run, name, iteration)
-        assert done.code == 0, done.log
-    assert f"{unknown_model} is scored with transformers" in done.log
-    strict = make_run(models, tmp_path / "strict", *common)
-    shutil.rmtree(run.paths.iteration(1) / "reward")
-    for name in ("data", "iterations"):
-        shutil.copytree(run.paths.root / name, strict.paths.root / name)
-    done = stage(strict, "reward", 1)
-    assert done.code == 2
-    assert "reward.engine=vllm: " in done.log.splitlines()[-1]
-    assert "take engine=transformers" in done.log.splitlines()[-1]
 
 
 # what was compiled
