@@ -23,14 +23,16 @@ from refusing_engine import LONGEST
 from schedulers import RUBBISH
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from pipeline.commits import require_record
+from pipeline.commits import Record, require_record
+from pipeline.compose import ConfigError
 from pipeline.data import Message
+from pipeline.metrics import Clock, iteration_row
 from pipeline.rolloutconfig import MultiTurnConfig
 from pipeline.runs import Run, load_run
 from pipeline.schemas import PROMPTS, ROLLOUT, FinishReason, conform
 from pipeline.seeds import derive_seed
 from pipeline.shards import read_shard
-from pipeline.tasks import Stage, Task
+from pipeline.tasks import PREPARE, Stage, Task
 from pipeline.updateconfig import Precision
 from stages.calls import Calls, Late
 from stages.chat import continuation_text, prompt_text
@@ -697,7 +699,7 @@ def test_an_evaluation_converses_greedily_and_is_scored(chatty, tmp_path):
     assert all(row["sample_index"] == -1 for row in rows)
 
 
-# the whole run
+# a whole iteration
 
 RULES = '''
 def length(*, prompts, responses, response_messages, answer):
@@ -708,46 +710,48 @@ def length(*, prompts, responses, response_messages, answer):
 '''
 
 
-def test_a_run_of_two_iterations_with_rule_and_reward_model(chatty, tmp_path, slurm_ppo, environment):
-    (tmp_path / "my_rules.py").write_text(RULES)
-    words = tiny.overrides(chatty, tmp_path / "run", *SETTINGS, f"data.heldout={chatty / 'heldout.jsonl'}")
-    done = slurm_ppo(
-        "run",
-        *words,
+def first_row(run: Run, cwd: Path = ROOT, more: Sequence[Task] = ()) -> dict[str, float]:
+    """Carry the first iteration out, and what comes from it, and give its row of metrics."""
+    shards = range(run.config.rollout.num_shards)
+    tasks = [Task(1, name, shard) for name in (Stage.ROLLOUT, Stage.REWARD) for shard in shards]
+    records: dict[str, list[Record]] = {}
+    for task in [PREPARE, *tasks, Task(1, Stage.UPDATE), *more]:
+        done = stage(run, task.stage, task.iteration, task.shard, cwd=cwd)
+        assert done.code == 0, done.log
+        records.setdefault(task.stage, []).append(require_record(run.paths, task))
+    return dict(iteration_row(1, records, Clock(0.0, 0.0, 1, [])))
+
+
+def test_an_iteration_with_rule_reward_model_and_evaluation(chatty, tmp_path, monkeypatch):
+    (tmp_path / "rules_of_conversations.py").write_text(RULES)
+    monkeypatch.syspath_prepend(tmp_path)
+    run = run_of(
+        chatty,
+        tmp_path / "run",
+        "until_third",
+        f"data.heldout={chatty / 'heldout.jsonl'}",
         "evaluate.every=1",
         "rollout.num_shards=2",
-        "rollout.multi_turn.scheduler=schedulers:until_third",
         "reward.components.length.kind=rule",
-        "reward.components.length.function=my_rules:length",
+        "reward.components.length.function=rules_of_conversations:length",
         "algorithm.kl.coef=0.05",
-        cwd=tmp_path,
-        env=environment | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
     )
-    assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["iteration"] for row in rows] == [1, 2]
-    for row in rows:
-        assert row["num_turns/mean"] > 1.2
-        assert row["evaluate/num_turns"] >= 1
-        assert row["rollout/refused"] == 0
-        assert row["policy/ratio_error_first"] == 0
-        assert abs(row["mismatch/kl"]) < 1e-4, "nothing but the policy's own tokens is compared"
-        assert row["finish_reason/stop"] + row["finish_reason/length"] == pytest.approx(1)
+    row = first_row(run, tmp_path, [Task(1, Stage.EVALUATE)])
+    assert row["num_turns/mean"] > 1.2
+    assert row["evaluate/num_turns"] >= 1
+    assert row["rollout/refused"] == 0
+    assert row["policy/ratio_error_first"] == 0
+    assert abs(row["mismatch/kl"]) < 1e-4, "nothing but the policy's own tokens is compared"
+    assert row["finish_reason/stop"] + row["finish_reason/length"] == pytest.approx(1)
 
 
 @pytest.mark.parametrize("more", [[], ["rollout.multi_turn.scheduler=schedulers:until_third"]])
-def test_prompts_that_the_engine_refuses_go_through_the_whole_run_as_rows(
-    chatty, tmp_path, slurm_ppo, environment, more
-):
+def test_prompts_that_the_engine_refuses_go_through_a_whole_iteration_as_rows(chatty, tmp_path, more):
     """Through reward model, reference, policy and critic none of their tokens goes."""
     settings = [word for word in SETTINGS if "multi_turn" not in word]
-    words = tiny.overrides(
-        chatty, tmp_path / "run", *settings, "rollout.engine=refusing_engine:make_generator"
-    )
-    paths = environment | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    done = slurm_ppo("run", *words, "algorithm.kl.coef=0.05", "rollout.max_new_tokens=40", *more, env=paths)
-    assert done.returncode == 0, done.stderr
-    run = load_run(tmp_path / "run")
+    settings += ["rollout.engine=refusing_engine:make_generator", "rollout.max_new_tokens=40"]
+    run = make_run(chatty, tmp_path / "run", *settings, "algorithm.kl.coef=0.05", *more)
+    metrics = first_row(run)
     rows = rows_of(run)
     refused = [row for row in rows if row["finish_reason"] == "refused"]
     empty = [row for row in refused if len(row["prompt_tokens"]) > LONGEST]
@@ -758,26 +762,13 @@ def test_prompts_that_the_engine_refuses_go_through_the_whole_run_as_rows(
     grown = [row for row in refused if row not in empty]
     assert bool(grown) is bool(more), "the engine takes no second turn"
     assert all(row["num_turns"] == 1 and all(row["response_mask"]) for row in grown)
-    for metrics in map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()):
-        assert metrics["rollout/refused"] >= len(empty)
-        assert metrics["finish_reason/refused"] == metrics["rollout/refused"] / len(rows)
-        assert all(math.isfinite(value) for value in metrics.values())
+    assert metrics["rollout/refused"] == len(refused)
+    assert metrics["finish_reason/refused"] == metrics["rollout/refused"] / len(rows)
+    assert all(math.isfinite(value) for value in metrics.values())
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("no_such_module:step", "no module 'no_such_module'"),
-        ("schedulers:no_such_function", "has no 'no_such_function'"),
-        ("schedulers", "rollout.multi_turn.scheduler: write module:function (got 'schedulers')"),
-    ],
-)
-def test_a_scheduler_that_is_not_there_is_found_before_the_first_rollout(
-    chatty, tmp_path, slurm_ppo, environment, name, said
-):
-    words = tiny.overrides(chatty, tmp_path / "run", f"rollout.multi_turn.scheduler={name}")
-    paths = environment | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    done = slurm_ppo("validate", *words, env=paths, timeout=60)
-    assert done.returncode == 2
-    assert "rollout.multi_turn.scheduler" in done.stderr
-    assert said in done.stderr
+def test_a_scheduler_is_named_by_module_and_function(chatty, tmp_path):
+    """That there is one of this name is seen by validate: tests/test_rules.py."""
+    said = r"rollout\.multi_turn\.scheduler: write module:function \(got 'schedulers'\)"
+    with pytest.raises(ConfigError, match=said):
+        make_run(chatty, tmp_path / "run", "rollout.multi_turn.scheduler=schedulers")

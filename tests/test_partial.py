@@ -2,6 +2,7 @@
 
 import errno
 import functools
+import itertools
 import json
 import os
 import random
@@ -16,7 +17,7 @@ from typing import Any
 import processes
 import pytest
 import torch
-from processes import ROOT, fork_server, in_process_of_its_own, make_run, stage, stage_arguments, start_stage
+from processes import ROOT, fork_server, in_process_of_its_own, make_run, stage, stage_arguments
 
 from pipeline.commits import read_record
 from pipeline.data import Message
@@ -49,7 +50,7 @@ def undisturbed(models, tmp_path_factory) -> Run:
         tmp_path_factory.mktemp("undisturbed") / "run",
         "rollout.num_shards=1",
         "rollout.samples_per_prompt=8",
-        "rollout.max_new_tokens=40",
+        "rollout.max_new_tokens=20",
         "rollout.tokens_per_batch=100",
         f"data.heldout={models / 'heldout.jsonl'}",
         "evaluate.every=1",
@@ -101,24 +102,6 @@ def wait_for(holds: Callable[[], object], seconds: float = 60) -> None:
         time.sleep(0.005)
 
 
-def start(run: Run, log: Path, target: Callable[..., None] | None = None) -> Any:
-    """Begin the rollout; returns once it listens to signals. ``target``: a function below."""
-    arguments = [*stage_arguments(run, "rollout", 1), *more(run)]
-    if target is None:
-        process = start_stage(arguments, log)
-    else:
-        process = fork_server().Process(target=target, args=(arguments, str(log)))
-        process.start()
-    wait_for(lambda: listens(process.pid))
-    return process
-
-
-def listens(pid: int) -> bool:
-    """Whether a process catches SIGUSR2: until then it would die of it."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return bool(int(re.findall(r"SigCgt:\s*(\w+)", status)[0], 16) >> (signal.SIGUSR2 - 1) & 1)
-
-
 def saving_always(arguments: list[str], log: str) -> None:
     """A rollout that saves after each batch."""
     from stages import rollout
@@ -144,20 +127,32 @@ def stop_after(run: Run, steps: int, name: str = "rollout", iteration: int = 1) 
     return code, log.read_text()
 
 
+def signalled_at(arguments: list[str], log: str, number: int, step: int) -> None:
+    """A rollout that gets a signal before a certain token."""
+    from stages import responding
+
+    warned, steps = responding.warned, itertools.count()
+
+    def get_signal() -> bool:
+        if next(steps) == step:
+            os.kill(os.getpid(), number)
+        return warned()
+
+    responding.warned = get_signal  # type: ignore[assignment]
+    processes._main(arguments, log, str(ROOT))
+
+
 @pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
 def test_warned_again_and_again_at_any_moment_it_ends_in_the_same_bytes(number, run, undisturbed):
     moments = random.Random(int(number))
     codes, saved = [], 0
-    for attempt in range(12):
+    for attempt in range(20):
         log = run.paths.root / f"{attempt}.log"
-        process = start(run, log)
-        process.join(moments.uniform(0.1, 0.3 * (attempt + 1)))  # longer and longer: machines differ
-        if attempt < 10 and process.is_alive():
-            os.kill(process.pid, number)
-        process.join(timeout=60)
-        codes.append(process.exitcode)
+        arguments = [*stage_arguments(run, "rollout", 1), *more(run)]
+        code = in_process_of_its_own(signalled_at, arguments, str(log), int(number), moments.randrange(150))
+        codes.append(code)
         assert continued_from(log.read_text()) == (saved or None)
-        if process.exitcode == 0:
+        if code == 0:
             break
         kind, message = why(run)
         if kind == "paused":
@@ -175,10 +170,12 @@ def test_warned_again_and_again_at_any_moment_it_ends_in_the_same_bytes(number, 
 def test_killed_without_a_warning_it_goes_on_from_the_last_save(run, undisturbed):
     moments = random.Random(5)
     folder = run.paths.task(ROLLOUT).folder
+    arguments = [*stage_arguments(run, "rollout", 1), *more(run)]
     found = []
     for attempt in range(3):
         log = run.paths.root / f"{attempt}.log"
-        process = start(run, log, saving_always)
+        process = fork_server().Process(target=saving_always, args=(arguments, str(log)))
+        process.start()
         wait_for(lambda n=attempt: len(list(folder.glob("*.partial.*.json"))) > n)
         time.sleep(moments.uniform(0, 0.1))
         process.kill()
@@ -205,7 +202,7 @@ def test_a_warning_before_any_response_leaves_nothing(run):
 
 
 def test_a_warning_before_another_response_keeps_what_is_saved(run, undisturbed):
-    assert stop_after(run, steps=100)[0] == 5
+    assert stop_after(run, steps=50)[0] == 5
     kind, message = why(run)
     assert kind == "paused"
     (record,) = run.paths.task(ROLLOUT).partial_records()
@@ -227,7 +224,7 @@ def test_a_warning_after_the_last_token_is_too_late_to_stop(run, undisturbed):
 
 
 def test_an_evaluation_goes_on_too(run, undisturbed):
-    code, log = stop_after(run, 45, "evaluate", 0)
+    code, log = stop_after(run, 25, "evaluate", 0)
     assert code == 5, log
     assert why(run)[0] == "paused"
     done = stage(run, "evaluate", 0)
@@ -278,10 +275,10 @@ def test_a_damaged_save_is_not_used(damage, kind, run):
 
 def test_a_damaged_save_costs_its_own_responses_only(run, undisturbed):
     """And the log says which it was."""
-    assert stop_after(run, steps=100)[0] == 5
+    assert stop_after(run, steps=50)[0] == 5
     (first,) = run.paths.task(ROLLOUT).partial_records()
     count = json.loads(first.read_text())["rows"]
-    assert stop_after(run, steps=100)[0] == 5
+    assert stop_after(run, steps=50)[0] == 5
     (second,) = set(run.paths.task(ROLLOUT).partial_records()) - {first}
     flip_bit(run.paths.root / json.loads(second.read_text())["outputs"][0]["path"])
     done = stage(run, "rollout", 1)

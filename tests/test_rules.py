@@ -1,7 +1,5 @@
 """Rules as a user meets them: validate finds what is wrong; in a run one row is to blame, by name."""
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -304,21 +302,13 @@ def test_a_rule_that_cannot_be_imported_is_one_error_and_never_a_hang(project, f
 
 
 @pytest.fixture
-def validate(models, tmp_path, project, environment) -> Callable[..., Done]:
+def validate(inputs, tmp_path, project, slurm_ppo) -> Callable[..., Done]:
     """``slurm-ppo validate`` of a run with one rule, in the user's folder."""
 
     def call(function: str, *more: str) -> Done:
-        words = [word for word in tiny.overrides(models, tmp_path / "run") if not word.startswith("reward")]
+        words = [word for word in tiny.overrides(inputs, tmp_path / "run") if not word.startswith("reward")]
         words += ["reward=rule", f"reward.components.rule.function={function}", *more]
-        root = Path(__file__).parent.parent
-        done = subprocess.run(
-            [sys.executable, "-m", "pipeline", "validate", *words],
-            env=environment | {"PYTHONPATH": os.pathsep.join([str(root), environment.get("PYTHONPATH", "")])},
-            cwd=project,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = slurm_ppo("validate", *words, cwd=project, timeout=60)
         return Done(done.returncode, done.stdout + done.stderr)
 
     return call
