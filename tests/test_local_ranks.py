@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 import tiny
-from processes import make_run
+from processes import make_run, stage
 from test_kill import HOOKS, ROOT, data_file, flip_bit
 from test_local_scheduler import eventually
+from test_ranks import respond_and_score, updated
 
 from pipeline.commits import read_record
 from pipeline.compose import ConfigError, compose
 from pipeline.jobs import LocalJobs
-from pipeline.logs import Choice, Log, describe_failed, find_logs, parse_choice
+from pipeline.logs import Choice, describe_failed, find_logs, parse_choice
 from pipeline.reconcile import Failure, FailureKind, Launch, Observation
 from pipeline.runs import load_run
 from pipeline.tasks import Stage, Task
@@ -29,11 +30,20 @@ SETTINGS = ("iterations=1", "update.zero_stage=2", "scheduler.update.ranks=2")
 
 
 @pytest.fixture(scope="module")
-def undisturbed(models, slurm_ppo, tmp_path_factory) -> Path:
-    """A complete run whose update was done by two ranks. Tests must not change it."""
-    run_dir = tmp_path_factory.mktemp("ranks") / "run"
-    done = slurm_ppo("run", *tiny.overrides(models, run_dir, *SETTINGS))
-    assert done.returncode == 0, done.stderr
+def undisturbed(models, tmp_path_factory) -> Path:
+    """A run whose update was done by two ranks, without a driver. Tests must not change it."""
+    run = make_run(models, tmp_path_factory.mktemp("ranks") / "run", *SETTINGS)
+    assert stage(run, "prepare").code == 0
+    updated(respond_and_score(run, 1), 2)
+    return run.paths.root
+
+
+@pytest.fixture
+def scored(undisturbed, tmp_path) -> Path:
+    """The same before its update."""
+    run_dir = Path(shutil.copytree(undisturbed, tmp_path / "run", symlinks=True))
+    for folder in (run_dir / "iterations/00001/update", *run_dir.glob("*/00001.*")):
+        shutil.rmtree(folder)
     return run_dir
 
 
@@ -60,30 +70,17 @@ def writers(log: Path) -> list[int]:
     return found
 
 
-def update_logs(run_dir: Path) -> list[Log]:
-    run = load_run(run_dir)
-    return find_logs(run.paths, parse_choice("update", run.plan))
-
-
-def test_both_ranks_take_part_and_have_logs_of_their_own(undisturbed):
-    first, second = update_logs(undisturbed)
-    assert (first.name, second.name) == ("update@1", "update@1 rank 1")
-    assert "committed" in first.path.read_text()
-    assert "committed" not in second.path.read_text()
-    assert list(undisturbed.rglob("*.rendezvous")) == []
-
-
 def test_any_rank_that_is_killed_costs_an_attempt_and_changes_nothing(
-    undisturbed, models, environment, tmp_path
+    undisturbed, scored, environment, tmp_path
 ):
-    run_dir, marker = tmp_path / "run", tmp_path / "killed"
+    run_dir, marker = scored, tmp_path / "killed"
     # of the first attempt rank 1 as soon as it is there, of the second rank 0 while it saves
     hooked = environment | {
         "PYTHONPATH": str(HOOKS),
         "KILL_AT": "before-fsync:trainer/00001.",
         "KILL_MARKER": str(marker),
     }
-    command = [sys.executable, "-m", "pipeline", "run", *tiny.overrides(models, run_dir, *SETTINGS)]
+    command = [sys.executable, "-m", "pipeline", "resume", run_dir]
     with (tmp_path / "said").open("w") as said:
         process = subprocess.Popen(command, env=hooked, cwd=ROOT, stdout=said, stderr=said)
     try:
@@ -99,8 +96,10 @@ def test_any_rank_that_is_killed_costs_an_attempt_and_changes_nothing(
     ]
     assert fingerprint(run_dir) == fingerprint(undisturbed)
     names = ["update@1", "update@1 rank 1", "update@1 #2", "update@1 rank 1 #2"]
-    assert [log.name for log in update_logs(run_dir)] == [*names, "update@1 #3", "update@1 rank 1 #3"]
     run = load_run(run_dir)
+    logs = find_logs(run.paths, parse_choice("update", run.plan))
+    assert [log.name for log in logs] == [*names, "update@1 #3", "update@1 rank 1 #3"]
+    assert ["committed" in log.path.read_text() for log in logs] == [False] * 4 + [True, False]
     events = [json.loads(line) for line in run.paths.events.read_text().splitlines()]
     shown = "\n".join(describe_failed(run.paths, events, Choice("update"), 5))
     assert "00001-update/attempt-1/shard-00000.rank-1.log" in shown
@@ -144,24 +143,20 @@ def test_what_a_rank_says_whose_peer_was_killed_is_not_the_reason(models, tmp_pa
     assert ended.suspect is None
 
 
-def test_ranks_that_find_an_input_spoilt_say_so_and_it_is_made_again(undisturbed, slurm_ppo, tmp_path):
-    run_dir = shutil.copytree(undisturbed, tmp_path / "run", symlinks=True)
-    shutil.rmtree(run_dir / "iterations/00001/update")
-    for folder in run_dir.glob("*/00001.*"):
-        shutil.rmtree(folder)
-    flip_bit(data_file(run_dir, "00001/reward/shard-00001"))
-    done = slurm_ppo("resume", run_dir)
+def test_ranks_that_find_an_input_spoilt_say_so_and_it_is_made_again(undisturbed, scored, slurm_ppo):
+    flip_bit(data_file(scored, "00001/reward/shard-00001"))
+    done = slurm_ppo("resume", scored)
     assert done.returncode == 0, done.stderr
-    ((task, kind, message),) = failures(run_dir)
+    ((task, kind, message),) = failures(scored)
     assert (task, kind) == ("1/update/0", "inputs")
     assert "iteration 1 reward shard 1 is corrupt" in message
     assert "of 2 ended with exit code 4)" in message
-    assert fingerprint(run_dir) == fingerprint(undisturbed)
+    assert fingerprint(scored) == fingerprint(undisturbed)
 
 
 def test_only_the_update_has_ranks(models, tmp_path):
-    for stage in ("rollout", "reward", "evaluate"):
-        with pytest.raises(ConfigError, match=rf"scheduler.{stage}.ranks.*unknown key 'ranks'.*slots"):
-            compose(tiny.overrides(models, tmp_path / "run", f"scheduler.{stage}.ranks=2"))
+    for name in ("rollout", "reward", "evaluate"):
+        with pytest.raises(ConfigError, match=rf"scheduler.{name}.ranks.*unknown key 'ranks'.*slots"):
+            compose(tiny.overrides(models, tmp_path / "run", f"scheduler.{name}.ranks=2"))
     with pytest.raises(ConfigError, match=r"scheduler.update.ranks"):
         compose(tiny.overrides(models, tmp_path / "run", "scheduler.update.ranks=0"))

@@ -13,11 +13,12 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import processes
 import pytest
 import torch
-from processes import Done, fork_server, make_run, python_m_stages, stage_arguments
+from processes import Done, fork_server, make_run, stage_arguments
 from safetensors.torch import load_file
 
 from pipeline.commits import Record, read_record
@@ -39,8 +40,8 @@ KINDS = {
         "update.tokens_per_micro_batch=100",
     ],
 }
-CASES = [("gae", 0), ("gae", 3), ("grpo", 2)]
-"""Of the command; tests/test_invariance.py has all ZeRO stages."""
+CASES = [("gae", 3), ("grpo", 2)]
+"""Of the command; tests/test_invariance.py has all ZeRO stages, by one rank and by two."""
 TIMING = ("compute_seconds", "startup_seconds", "peak_memory_gib", "seconds/")
 
 
@@ -196,17 +197,12 @@ def test_two_ranks_learn_what_one_learns(first_update, kind, zero_stage):
     assert_close(run, record, *first_update(kind, 0, 1))
 
 
-def test_one_rank_of_another_zero_stage_learns_the_same(first_update):
-    """So that the table above is one of world size and stage. The trainer's tests say more."""
-    assert_close(*first_update("gae", 3, 1), *first_update("gae", 0, 1))
-
-
 def test_three_ranks_of_which_one_has_nothing_to_do_in_some_passes(scored, first_update):
     run = scored("grpo", 2)
     assert_close(run, updated(run, 3), *first_update("grpo", 0, 1))
 
 
-@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+@pytest.mark.parametrize("zero_stage", [1, 3])
 def test_bf16_by_two_ranks_is_bf16_by_one(first_update, zero_stage):
     _, one = first_update("gae", 2, 1, "bf16")
     _, two = first_update("gae", zero_stage, 2, "bf16")
@@ -215,9 +211,8 @@ def test_bf16_by_two_ranks_is_bf16_by_one(first_update, zero_stage):
         assert two.metrics[name] == pytest.approx(one.metrics[name], rel=0.02, abs=2e-3), name
 
 
-@pytest.mark.parametrize("zero_stage", [0, 3])
-def test_the_same_two_ranks_give_the_same_bytes(scored, first_update, zero_stage):
-    records = [first_update("gae", zero_stage, 2)[1], updated(scored("gae", zero_stage), 2)]
+def test_the_same_two_ranks_give_the_same_bytes(scored, first_update):
+    records = [first_update("gae", 3, 2)[1], updated(scored("gae", 3), 2)]
     assert records[0].fingerprint == records[1].fingerprint
     first, second = ({k: v for k, v in r.metrics.items() if not k.startswith(TIMING)} for r in records)
     assert first == second
@@ -236,7 +231,7 @@ def second_update(new_run, first_update) -> Callable[[int, int], tuple[Run, Run,
     return call
 
 
-@pytest.mark.parametrize(("before", "after", "zero_stage"), [(1, 2, 0), (1, 2, 2), (1, 2, 3), (2, 1, 1)])
+@pytest.mark.parametrize(("before", "after", "zero_stage"), [(1, 2, 2), (2, 1, 1)])
 def test_a_run_goes_on_with_another_number_of_ranks(new_run, second_update, before, after, zero_stage):
     """And at another ZeRO stage: the first iteration is done without ZeRO by one, and at stage 3 by two."""
     start, other, expected = second_update(0 if before == 1 else 3, before)
@@ -269,7 +264,7 @@ def read_and_write_state(root: Path, rank: int) -> None:
 # failures
 
 
-def test_ranks_of_the_real_command_meet_at_a_given_address(scored, environment):
+def test_ranks_meet_at_a_given_address(scored):
     """The other way to meet, and a rank that comes too late finds the task done."""
     run = scored("gae", 1)
     with socket.socket() as probe:
@@ -277,18 +272,17 @@ def test_ranks_of_the_real_command_meet_at_a_given_address(scored, environment):
         port = probe.getsockname()[1]
     address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     given = stage_arguments(run, "update", 1)
-    started = []
-    for rank in range(2):
+
+    def start_rank(rank: int, log: int) -> Any:
         names = place_of(rank, 2, run.paths.root / "unused") | address
-        started.append(
-            fork_server().Process(target=as_rank, args=(names, run_command, given, run.paths.root, rank))
-        )
-        started[-1].start()
-    assert ended(started) == [0, 0]
+        process = fork_server().Process(target=as_rank, args=(names, run_command, given, run.paths.root, log))
+        process.start()
+        return process
+
+    assert ended([start_rank(rank, rank) for rank in range(2)]) == [0, 0]
     assert not (run.paths.root / "unused").exists()
-    late = python_m_stages(given, environment | place_of(1, 2, run.paths.root / "unused") | address)
-    assert late.code == 0
-    assert "nothing to do" in late.log
+    assert ended([start_rank(1, 2)]) == [0]
+    assert "nothing to do" in (run.paths.root / "rank-2.log").read_text()
 
 
 def test_ranks_that_find_a_corrupt_input_all_say_so_and_commit_nothing(scored):

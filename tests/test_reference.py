@@ -9,12 +9,8 @@ from pipeline.tasks import Stage, Task
 
 
 def two_iterations(models, folder, *more: str) -> Run:
-    run = make_run(models, folder, "update.epsilon=1e-3", *more)
-    tasks = [("prepare",)]
-    for iteration in (1, 2):
-        tasks += [(name, iteration, shard) for name in ("rollout", "reward") for shard in (0, 1)]
-        tasks.append(("update", iteration))
-    for task in tasks:
+    run = make_run(models, folder, "update.epsilon=1e-3", "rollout.num_shards=1", *more)
+    for task in [("prepare",), *((name, i) for i in (1, 2) for name in ("rollout", "reward", "update"))]:
         done = stage(run, *task)
         assert done.code == 0, done.log
     return run

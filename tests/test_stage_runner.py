@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.commits import read_record
 from pipeline.runs import Run, load_run
-from pipeline.tasks import PREPARE, Stage, Task
+from pipeline.tasks import Stage, Task
 
 ITERATION = [
     ("prepare", 0, 0),
@@ -74,47 +74,32 @@ def uncommit(run: Run, *task: object) -> None:
     run.paths.task(Task(iteration, Stage(name), shard)).record.unlink()
 
 
-def test_the_command_commits_and_says_so_and_a_second_time_does_nothing(models, environment, tmp_path):
-    run = make_run(models, tmp_path / "run")
-    arguments = stage_arguments(run, "prepare")
-    done = python_m_stages(arguments, environment, cwd=tmp_path)
+def test_the_command_commits_and_says_so_and_a_second_time_does_nothing(first, copy, environment):
+    """And writes the same bytes as a fork."""
+    task = ("rollout", 1, 1)
+    uncommit(copy, *task)
+    done = python_m_stages(stage_arguments(copy, *task), environment)
     assert done.code == 0, done.log
-    assert "prepare: committed: 24 rows" in done.log
-    record = read_record(run.paths, PREPARE)
-    again = python_m_stages(arguments, environment, cwd=tmp_path)
+    assert "iteration 1 rollout shard 1: committed: 4 rows" in done.log
+    assert digests(first, *task) == digests(copy, *task)
+    record = read_record(copy.paths, Task(1, Stage.ROLLOUT, 1))
+    again = stage(copy, *task)
     assert again.code == 0
-    assert "prepare is committed already; nothing to do" in again.log
-    assert read_record(run.paths, PREPARE) == record
+    assert "iteration 1 rollout shard 1 is committed already; nothing to do" in again.log
+    assert read_record(copy.paths, Task(1, Stage.ROLLOUT, 1)) == record
 
 
-def test_the_same_task_in_another_run_directory_writes_the_same_bytes(models, environment, first, tmp_path):
-    other = make_run(models, tmp_path / "other")
-    for task in ITERATION:
-        if task == ("rollout", 1, 1):
-            done = python_m_stages(stage_arguments(other, *task), environment)
-        else:
-            done = stage(other, *task)
-        assert done.code == 0, done.log
-    for task in ITERATION:
-        assert digests(first, *task) == digests(other, *task), task
-
-
-def test_many_tasks_in_one_process_write_the_same_bytes_as_each_in_its_own(models, first, tmp_path):
+def test_many_tasks_in_one_process_write_the_same_bytes_as_each_in_its_own(models, first, copy, tmp_path):
+    """And in another run directory. An engine that is kept must not keep the weights of the policy before."""
+    following = [(name, 2, shard) for name, iteration, shard in ITERATION if iteration]
     warm = make_run(models, tmp_path / "warm")
-    assert in_process_of_its_own(run_in_one_process, str(warm.paths.root), ITERATION) == 0
+    assert in_process_of_its_own(run_in_one_process, str(warm.paths.root), [*ITERATION, *following]) == 0
     for task in ITERATION:
         assert digests(first, *task) == digests(warm, *task), task
-
-
-def test_one_process_goes_on_with_the_next_iterations_policy(models, tmp_path):
-    """An engine that is kept must not keep the weights of the policy before."""
-    both = [*ITERATION, *((name, 2, shard) for name, iteration, shard in ITERATION if iteration)]
-    warm, cold = make_run(models, tmp_path / "warm"), make_run(models, tmp_path / "cold")
-    assert in_process_of_its_own(run_in_one_process, str(warm.paths.root), both) == 0
-    for task in both:
-        assert stage(cold, *task).code == 0
-    assert digests(warm, "rollout", 2, 0) == digests(cold, "rollout", 2, 0)
-    assert digests(warm, "update", 2, 0) == digests(cold, "update", 2, 0)
+    for task in following:
+        assert stage(copy, *task).code == 0
+    assert digests(warm, "rollout", 2, 0) == digests(copy, "rollout", 2, 0)
+    assert digests(warm, "update", 2, 0) == digests(copy, "update", 2, 0)
     assert digests(warm, "rollout", 2, 0) != digests(warm, "rollout", 1, 0)
 
 
@@ -213,11 +198,13 @@ def test_a_record_that_cannot_be_read_is_corrupt(copy):
     assert (code, why["suspect"]) == (4, "1/rollout/0")
 
 
-def test_a_folder_that_is_no_run_is_the_users_mistake(environment, tmp_path):
-    done = python_m_stages(["rollout", "--run-dir", str(tmp_path), "--iteration", "1"], environment)
-    assert done.code == 2
-    assert "is not a run directory" in done.log
-    assert "Traceback" not in done.log
+def test_a_folder_that_is_no_run_is_the_users_mistake(tmp_path):
+    process = start_stage(stage_arguments(tmp_path, "rollout", 1), tmp_path / "log")
+    process.join(timeout=60)
+    said = (tmp_path / "log").read_text()
+    assert process.exitcode == 2
+    assert "is not a run directory" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(
