@@ -165,15 +165,16 @@ class SlurmRun:
         parts = [self.cluster.call("squeue", "--states=all", "-o", "%i %j %T %r %E").stdout]
         parts += [json.dumps(event) for event in self.events()[-60:]]
         parts += [f"--- {name}\n{text[-3000:]}" for name, text in logs.items()]
-        told = sorted((self.cluster.folder / "log").glob("slurm*.log"))
-        parts += [f"--- {file.name}\n{notable(file.read_text())}" for file in told]
+        parts += [f"{daemon.name} has ended" for daemon in self.cluster.status().daemons if not daemon.alive]
+        told = sorted((self.cluster.folder / "log").glob("*.log"))
+        parts += [f"--- {file.name}\n{notable(file.read_text(errors='replace'))}" for file in told]
         return "\n".join(parts)
 
 
 def notable(log: str) -> str:
-    """What a daemon of Slurm says of jobs and of errors, of late."""
-    lines = [line for line in log.splitlines() if re.search("job|error|down|drain", line, re.IGNORECASE)]
-    return "\n".join(lines[-150:])
+    """What a daemon says of jobs and of errors, of late."""
+    said = [line for line in log.splitlines() if re.search("job|error|exit|down|drain|signal", line, re.I)]
+    return "\n".join([line for line in said if "pmi" not in line][-150:])
 
 
 def read_record(run: Path, iteration: int, stage: str, shard: int = 0) -> dict:

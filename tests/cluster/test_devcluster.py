@@ -268,7 +268,7 @@ def test_sacct_knows_what_ended_also_while_slurmdbd_was_away(cluster_with_accoun
 
 
 def test_a_lost_node_is_down_and_its_job_runs_again(own_cluster, tmp_path):
-    cluster = own_cluster(Layout(slurmd_timeout=5, more=("MessageTimeout=5",)))
+    cluster = own_cluster(Layout(slurmd_timeout=3, more=("MessageTimeout=3",)))
     out = tmp_path / "out"
     script = 'echo $SLURMD_NODENAME; test -n "$SLURM_RESTART_COUNT" || sleep 1000'
     job = submit(cluster, script, "-pupdate", output=out)

@@ -19,8 +19,8 @@ from slurm.devcluster import Cluster, Layout, Partition
 from slurm.devcluster.layout import PARTITIONS
 
 SHIMS = Path(__file__).parent / "shims"
-AT_WORK = [*take("0.5", "rollout", "reward"), *take("2", "update")]
-"""Tasks that run for 2 s at least after they have started."""
+AT_WORK = [*take("0.4", "rollout", "reward"), *take("1.6", "update")]
+"""Tasks that work for 1.6 s, and take one more to start."""
 
 
 def assert_same_policy(run: SlurmRun, complete_run: Path) -> None:
@@ -31,7 +31,7 @@ def assert_same_policy(run: SlurmRun, complete_run: Path) -> None:
 def at_random_moment(run: SlurmRun, stage: str, chance: random.Random) -> Job:
     """A job of a stage that has been running for a while: starting, at work, or with results saved."""
     job = run.wait_for_job(stage)
-    time.sleep(chance.uniform(0, 2))
+    time.sleep(chance.uniform(0, 1.8))
     return job
 
 

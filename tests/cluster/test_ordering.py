@@ -27,7 +27,8 @@ POOLS = [
 
 
 def test_a_run_goes_on_by_itself_and_leaves_nothing_behind(cluster, make_run, tmp_path):
-    run = make_run.of_noops(cluster, tmp_path / "run", f"iterations={ITERATIONS}")
+    # An iteration takes longer than a driver job, which would else have another submitted beside it.
+    run = make_run.of_noops(cluster, tmp_path / "run", f"iterations={ITERATIONS}", seconds=1.5)
     run.submit()
     run.wait_until_complete()
     assert [row["iteration"] for row in run.rows()] == list(range(1, ITERATIONS + 1))
