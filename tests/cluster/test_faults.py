@@ -28,6 +28,11 @@ def assert_same_policy(run: SlurmRun, complete_run: Path) -> None:
     assert run.policy() == policy_of(complete_run, len(run.rows())), run.story()
 
 
+def gate(stage: str, go: Path) -> str:
+    """Tasks of a stage wait for a file before they start."""
+    return f"scheduler.{stage}.setup=['until test -e {go}; do sleep 0.1; done']"
+
+
 def at_random_moment(run: SlurmRun, stage: str, chance: random.Random) -> Job:
     """A job of a stage that has been running for a while: starting, at work, or with results saved."""
     job = run.wait_for_job(stage)
@@ -88,8 +93,9 @@ def test_jobs_are_preempted_cancelled_requeued_and_killed(
     with_low_priority, make_run, complete_run, chance, tmp_path
 ):
     """Where there is no accounting. A driver job that would repair the first iteration is killed too."""
-    low = "scheduler.rollout.partition=rollout-low"
-    run = make_run(with_low_priority, tmp_path / "run", *AT_WORK, low)
+    low, go = "scheduler.rollout.partition=rollout-low", tmp_path / "go"
+    run = make_run(with_low_priority, tmp_path / "run", *AT_WORK, low, gate("update", go))
+    go.touch()
     run.submit()
     assert run.cluster.call("sacct").returncode != 0
 
@@ -107,8 +113,10 @@ def test_jobs_are_preempted_cancelled_requeued_and_killed(
     requeued = at_random_moment(run, "rollout", chance)
     run.cluster.call("scontrol", "requeue", requeued.id)
     run.wait_for(lambda: restarts_of(run, requeued.id) == 1, "a requeued job")
-    run.wait_for(lambda: run.has_committed(2, "rollout", 0), "a rollout")
+    go.unlink()
+    wait_until_saved(run, run.wait_for_job("update"))
     run.cluster.restart_controller()
+    go.touch()
     cancelled = at_random_moment(run, "update", chance)
     run.cluster.call("scancel", cancelled.id)
 
@@ -122,6 +130,14 @@ def test_jobs_are_preempted_cancelled_requeued_and_killed(
 def kill(run: SlurmRun, job: Job) -> None:
     """A job may be running for Slurm before it has a process."""
     run.wait_for(lambda: kill_job(job), f"processes of {job}", 10)
+
+
+def wait_until_saved(run: SlurmRun, job: Job) -> None:
+    """The controller would remember the job. One that it has started and forgotten it starts again; then it
+    takes the job's node away, until an administrator gives it back."""
+    run.cluster.call("scontrol", "update", f"jobid={job.id}", "Comment=saved")
+    state = run.cluster.folder / "state" / "job_state"
+    run.wait_for(lambda: b"saved" in state.read_bytes(), "the controller's state on disk")
 
 
 def let_a_guard_come(run: SlurmRun) -> None:
@@ -146,7 +162,7 @@ def test_a_node_is_lost_and_another_goes_on_unseen(own_cluster, make_run, comple
         tmp_path / "run",
         *("iterations=1", "scheduler.rollout.partition=all", "scheduler.rollout.gpus_per_node=2"),
         *take("0.5", "rollout"),
-        f"scheduler.rollout.setup=['until test -e {tmp_path}/go; do sleep 0.1; done']",
+        gate("rollout", tmp_path / "go"),
         "scheduler.driver.partition=update",
     )
     run.submit()
@@ -316,8 +332,7 @@ def has_failed(run: SlurmRun) -> bool:
 def test_a_model_that_was_changed_stops_the_run_at_once(cluster, inputs, make_run, complete_run, tmp_path):
     own = shutil.copytree(inputs / "policy", tmp_path / "policy")
     words = ["iterations=1", f"model.policy={own}"]
-    gate = f"scheduler.rollout.setup=['until test -e {tmp_path}/go; do sleep 0.1; done']"
-    run = make_run(cluster, tmp_path / "run", *words, gate)
+    run = make_run(cluster, tmp_path / "run", *words, gate("rollout", tmp_path / "go"))
     run.submit()
     run.wait_for_job("rollout")
     weights = own / "model.safetensors"
