@@ -256,7 +256,8 @@ def read_and_write_state(root: Path, rank: int) -> None:
     (policy,), (state,) = (list(root.glob(f"{name}/00001.*")) for name in ("policy", "trainer"))
     for zero_stage in (1, 2, 3):
         model = load_causal_lm(policy, Precision.BF16, trust_remote_code=False)
-        trainer = Trainer("policy", model, 1e-3, UpdateConfig(zero_stage=zero_stage, precision="bf16"))
+        config = UpdateConfig(zero_stage=zero_stage, precision=Precision.BF16)
+        trainer = Trainer("policy", model, 1e-3, config)
         trainer.load_state(state / "policy.safetensors")
         trainer.save_state(root / f"copy-{zero_stage}.safetensors")
 

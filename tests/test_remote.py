@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 from pipeline.commits import read_record
 from pipeline.compose import ConfigError, compose
 from pipeline.contradictions import contradictions
-from pipeline.rewardconfig import RemoteConfig
+from pipeline.rewardconfig import RemoteApi, RemoteConfig
 from pipeline.schemas import REWARD, ROLLOUT, conform
 from pipeline.shards import read_shard
 from pipeline.tasks import PREPARE, Stage, Task
@@ -64,8 +64,11 @@ def context(models, tmp_path) -> Context:
 def ask(context) -> Callable[..., tuple[list[float], dict[str, float]]]:
     """Scores and metrics of rows by a service; retries wait next to nothing."""
 
-    def call(url: str, rows: pa.Table, **settings: Any) -> tuple[list[float], dict[str, float]]:
-        return remote_scores(context, "far", RemoteConfig(url=url, **FAST | settings), rows)
+    def call(
+        url: str, rows: pa.Table, api: str = "classify", **settings: Any
+    ) -> tuple[list[float], dict[str, float]]:
+        config = RemoteConfig(url=url, api=RemoteApi(api), **FAST | settings)
+        return remote_scores(context, "far", config, rows)
 
     return call
 

@@ -13,7 +13,7 @@ from processes import Done, make_run, stage
 
 from pipeline.commits import read_record
 from pipeline.plugins import PluginError
-from pipeline.rewardconfig import RuleConfig
+from pipeline.rewardconfig import RowsPerCall, RuleConfig
 from pipeline.runs import Run
 from pipeline.schemas import ROLLOUT, conform
 from pipeline.tasks import Stage, Task
@@ -166,8 +166,11 @@ def table(texts: Sequence[str] = TEXTS, messages: list[str] | None = None, **ext
 def scores(project) -> Callable[..., list[float]]:
     """Scores of a table by a function of the module."""
 
-    def score(name: str, rows: pa.Table | None = None, **settings: object) -> list[float]:
-        config = RuleConfig(function=f"{module(project)}:{name}", **settings)
+    def score(
+        name: str, rows: pa.Table | None = None, rows_per_call: str = "response", **settings: object
+    ) -> list[float]:
+        calls = RowsPerCall(rows_per_call)
+        config = RuleConfig(function=f"{module(project)}:{name}", rows_per_call=calls, **settings)
         return rule_scores("mine", config, table() if rows is None else rows)[0]
 
     return score

@@ -47,15 +47,15 @@ def precision_of(case: str) -> Precision:
 
 def settings(case: str) -> UpdateConfig:
     """Of a case such as bf16-zero2-offload."""
-    precision, zero, *extras = case.split("-")
+    _, zero, *extras = case.split("-")
     return UpdateConfig(
         learning_rate=RATE,
-        schedule="linear",
+        schedule=Schedule.LINEAR,
         weight_decay=0.1,
         epsilon=1e-3,  # with a tiny one, AdamW blows up the rounding of gradients that are almost zero
         max_grad_norm=0.5,
         zero_stage=int(zero.removeprefix("zero")),
-        precision=precision,
+        precision=precision_of(case),
         offload_optimizer="offload" in extras,
         activation_checkpointing="checkpointing" in extras,
     )
@@ -402,12 +402,12 @@ def test_learning_rate_schedules():
 
     assert rates() == [1.0] * 6
     assert rates(warmup_steps=2) == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]
-    assert rates(schedule="linear") == pytest.approx([1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
-    assert rates(schedule="linear", warmup_steps=2) == pytest.approx([0.5, 1.0, 1.0, 0.75, 0.5, 0.25])
+    assert rates(schedule=Schedule.LINEAR) == pytest.approx([1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
+    assert rates(schedule=Schedule.LINEAR, warmup_steps=2) == pytest.approx([0.5, 1.0, 1.0, 0.75, 0.5, 0.25])
     cosine = [0.5 * (1 + math.cos(math.pi * step / 6)) for step in range(6)]
-    assert rates(schedule="cosine") == pytest.approx(cosine, abs=1e-6)
+    assert rates(schedule=Schedule.COSINE) == pytest.approx(cosine, abs=1e-6)
     # A warm-up longer than the run never ends, and no rate is ever negative or zero.
-    assert rates(schedule="cosine", warmup_steps=10) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    assert rates(schedule=Schedule.COSINE, warmup_steps=10) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
     assert all(rate > 0 for schedule in Schedule for rate in rates(schedule=schedule, warmup_steps=5))
 
 
