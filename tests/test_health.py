@@ -18,9 +18,9 @@ from pipeline.checks import resolve
 from pipeline.compose import compose
 from pipeline.reconcile import FailureKind
 from stages.context import NumericalError, OutOfMemory
+from stages.failures import classify
 from stages.ppo.experience import Experience
 from stages.ppo.memory import Shape, needs_of, out_of_memory_explained, suggestions
-from stages.failures import classify
 
 GIB = 2**30
 
