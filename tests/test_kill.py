@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -109,7 +110,7 @@ def test_real_models_killed_in_an_update_and_with_their_driver_end_in_the_same_w
     assert_same_end(run_dir, complete_real_run)
 
 
-@pytest.mark.parametrize("fsync", [1, 3, 6, 9, 12, 15, 18])
+@pytest.mark.parametrize("fsync", [1, 6, 12, 18])
 def test_a_driver_killed_at_any_write_can_be_resumed(
     fsync, inputs, complete_run, slurm_ppo, environment, tmp_path
 ):
@@ -131,15 +132,16 @@ def test_everything_killed_again_and_again_at_any_time(
     run_dir = tmp_path / "run"
     command = [sys.executable, "-m", "pipeline"]
     word = ["run", *arguments(inputs, run_dir), "tracking=wandb", "tracking.wandb.mode=offline"]
-    for delay in (3.5, 4.5, 5.0, 4.0, 5.5):
+    journal = run_dir / "events.jsonl"
+    for _ in range(3):
+        before = lines_of(journal)
         process = subprocess.Popen(
             [*command, *word], env=environment, cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
-        time.sleep(delay)
+        wait_for(lambda: lines_of(journal) >= before + 4, "tasks of this call")  # noqa: B023
         kill_all(family(process.pid), signal.SIGKILL)
         process.wait()
-        if (run_dir / "run.json").exists():
-            word = ["resume", str(run_dir)]
+        word = ["resume", str(run_dir)]
     done = slurm_ppo(*word)
     assert done.returncode == 0, done.stderr
     assert_same_end(run_dir, complete_run)
@@ -161,7 +163,8 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_continue(
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_for(run_dir / "iterations" / "00001" / "rollout" / "shard-00000.json")
+    record = run_dir / "iterations" / "00001" / "rollout" / "shard-00000.json"
+    wait_for(record.exists, "a commit")
     process.send_signal(number)
     _, error = process.communicate(timeout=30)
     assert process.returncode == 3
@@ -179,7 +182,7 @@ def test_a_second_driver_is_refused_with_host_process_and_age(inputs, slurm_ppo,
         cwd=ROOT,
         stderr=subprocess.DEVNULL,
     )
-    wait_for(run_dir / "locks" / "000001.json")
+    wait_for((run_dir / "locks" / "000001.json").exists, "the driver's lease")
     refused = slurm_ppo("resume", run_dir)
     process.send_signal(signal.SIGINT)
     process.wait(timeout=30)
@@ -255,8 +258,12 @@ def test_going_back_moves_aside_and_ends_the_same(point, complete_run, slurm_ppo
     assert_same_end(run_dir, complete_run)
 
 
-def wait_for(path: Path, seconds: float = 60) -> None:
+def lines_of(path: Path) -> int:
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def wait_for(holds: Callable[[], bool], what: str, seconds: float = 120) -> None:
     until = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < until, f"{path} did not appear within {seconds} s"
+    while not holds():
+        assert time.monotonic() < until, f"waited {seconds:g} s for {what}"
         time.sleep(0.02)
