@@ -274,8 +274,8 @@ def test_submit_is_killed_beside_sbatch(cluster, make_run, chance, tmp_path):
     """Before or after Slurm took the job, whose id is not noted yet in either case."""
     runs = []
     for fault in ("killed-before", "killed-after"):
-        run = make_run.of_noops(cluster, tmp_path / fault)
-        runs.append(behind_shim(run, fault, after=chance.randrange(8), times=1))
+        run = make_run.of_noops(cluster, tmp_path / fault, "iterations=1")
+        runs.append(behind_shim(run, fault, after=chance.randrange(7), times=1))
         assert runs[-1].command("submit", *run.words).returncode == -9
     for run in runs:
         again = run.command("submit", run.root)
