@@ -12,10 +12,13 @@ from test_tracking import segments
 from wandb_server import WandbServer
 
 from pipeline import journal
+from pipeline.commits import require_record
 from pipeline.metrics import SAMPLE_TABLE
+from pipeline.plan import policy_maker
 from pipeline.report.page import MORE_COLUMNS
 from pipeline.runs import Run, load_run
 from pipeline.samples import choose, read_samples, sample_seed
+from pipeline.tasks import PREPARE
 from pipeline.views import COLUMNS, cells
 
 ITERATIONS = 3
@@ -113,3 +116,18 @@ def test_wandbs_table_of_responses(run, items):
         wanted = [(str(choice), s.response, s.reward, s.components["rm"], s.kl) for choice, s in chosen]
         names = ("chosen", "response", "reward", "reward/rm", "kl")
         assert [tuple(row[name] for name in names) for row in table] == wanted
+
+
+def test_the_report_says_that_the_run_is_complete(report):
+    assert "The run is complete." in report
+
+
+def test_an_iteration_lasts_from_the_policy_before_or_its_first_task_to_its_own_policy(run, rows):
+    ended = require_record(run.paths, PREPARE).ended
+    for row in rows:
+        tasks = run.plan.tasks(row["iteration"])
+        started = min(require_record(run.paths, task).started for task in tasks)
+        end = require_record(run.paths, policy_maker(row["iteration"])).ended
+        assert row["seconds/iteration"] == pytest.approx(end - max(ended, started), abs=1e-6)
+        assert started != ended
+        ended = end

@@ -31,7 +31,16 @@ from pipeline.plan import Plan, policy_maker
 from pipeline.runs import Parent, Run, RunError, create_run, load_run, write_run
 from pipeline.status import read_status
 from pipeline.tasks import Stage
-from pipeline.thinning import Thinned, check_is_kept, in_words, is_kept, kept_versions, list_folders, thin
+from pipeline.thinning import (
+    Thinned,
+    check_is_kept,
+    in_words,
+    is_kept,
+    kept_versions,
+    list_folders,
+    thin,
+    thinned_folders,
+)
 from pipeline.tracking import NoTracker
 
 plans = st.builds(
@@ -137,6 +146,8 @@ def test_a_best_policy_that_is_surpassed_goes_at_the_next_look(tmp_path):
     call_best(run, 5)
     list(thin(run, 6))
     assert left(run) == {5: "cpt", 6: "cpt"}
+    names = {folder.partition("/")[0] for folder in thinned_folders(run.paths, policy_maker(2))}
+    assert names == {"critic", "policy", "trainer"}, "what went first is not forgotten"
     assert sum(event["event"] == "thinned" for event in journal.read(run.paths.events)) == 5
 
 
