@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from toyworld import Luck, World, make_world
 
+from pipeline import journal
 from pipeline.driver import Outcome
 from pipeline.runs import Run
 from pipeline.submissions import Ledger, Submission
@@ -87,9 +88,13 @@ def test_where_few_tasks_may_wait_the_run_goes_on_piece_by_piece(worlds, luck, m
 
 
 def test_where_the_queue_is_full_the_run_goes_on_when_it_is_not(worlds):
+    refused = 0
     for world in worlds(8, Luck(mishaps=2, may_need_guard=True)):
         world.slurm.most_queued = 12
         live_to_the_end(world)
+        refused += sum(event["event"] == "refused" for event in journal.read(world.run.paths.events))
+        assert all(s.state.job for s in submissions_of(world.run, 1)), "nothing is left of what was refused"
+    assert refused
 
 
 def test_a_run_that_was_given_up_goes_on_with_a_new_budget_when_a_person_asks(worlds):
