@@ -46,6 +46,10 @@ def test_ratio_of_the_first_minibatch_is_exactly_one(complete_real_run):
     assert [row["policy/ratio_error_first"] for row in rows_of(complete_real_run)] == [0.0, 0.0]
 
 
+def test_samples_are_counted_over_the_whole_run(complete_real_run):
+    assert [row["samples"] for row in rows_of(complete_real_run)] == [8, 16]
+
+
 def test_kl_to_the_reference_starts_at_zero(complete_real_run):
     first, second = rows_of(complete_real_run)
     assert first["objective/kl"] == pytest.approx(0, abs=1e-5)
