@@ -82,7 +82,7 @@ def post(address: str, body: bytes, limit: float) -> str:
 
     In a thread, because neither names that cannot be looked up nor answers that trickle in have a limit.
     """
-    trouble = [f"no answer in {limit:g} s"]
+    trouble = [_unanswered(limit)]
 
     def send() -> None:
         trouble[0] = _post(address, body, limit)
@@ -91,6 +91,10 @@ def post(address: str, body: bytes, limit: float) -> str:
     sender.start()
     sender.join(limit)
     return trouble[0]
+
+
+def _unanswered(limit: float) -> str:
+    return f"no answer in {limit:g} s"
 
 
 def _post(address: str, body: bytes, limit: float) -> str:
@@ -115,5 +119,7 @@ def _post(address: str, body: bytes, limit: float) -> str:
         return f"the server answered {error.code} {error.reason}"
     except URLError as error:
         return f"the server cannot be reached: {error.reason}"
+    except TimeoutError:  # the connection's own limit ran out before the thread's
+        return _unanswered(limit)
     except (OSError, HTTPException, ValueError) as error:
         return f"{type(error).__name__}: {error}"

@@ -35,35 +35,14 @@ COSTLY = frozenset(
     {"models", "complete_real_run", "browser", "cluster", "cluster_with_accounting", "own_cluster"}
 )
 """Fixtures that ``--fast`` does without."""
-NEED_TORCH = frozenset(
-    f"test_{name}.py"
-    for name in (
-        *(
-            "batching",
-            "calculator",
-            "conversations",
-            "docs",
-            "docs_commands",
-            "engine_contract",
-            "engine_guards",
-        ),
-        *(
-            "engines",
-            "forward",
-            "health",
-            "invariance",
-            "learner",
-            "local_ranks",
-            "lora",
-            "partial",
-            "quickstart",
-        ),
-        *("ppo_advantages", "ppo_golden", "ppo_math", "ppo_mismatch", "ppo_shaping", "prepare", "ranks"),
-        *("reference", "remax", "remote", "remote_vllm", "report_browser", "rewards", "rules", "run"),
-        *("shaping_and_kl", "stage_runner", "trainer", "wheel"),
-    )
-)
-"""Files that ``--fast`` does not import: torch, a browser, or an installation is in all of them."""
+_LEFT_OUT = """
+batching calculator conversations docs docs_commands engine_contract engine_guards engines forward health
+invariance learner local_ranks lora partial ppo_advantages ppo_golden ppo_math ppo_mismatch ppo_shaping
+prepare quickstart ranks reference remax remote remote_vllm report_browser rewards rules run shaping_and_kl
+stage_runner trainer wheel dashboard fork kill pools repair sync tracking
+"""
+LEFT_OUT = frozenset(_LEFT_OUT.split())
+"""Files that ``--fast`` leaves out: they need torch, a browser, an installation, W&B or many runs."""
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 # Else each of the thousands of processes that tests start would compile every module of ours again.
@@ -81,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    is_left_out = collection_path.name == "cluster" or collection_path.name in NEED_TORCH
+    is_left_out = collection_path.name == "cluster" or collection_path.stem.removeprefix("test_") in LEFT_OUT
     return True if config.getoption("--fast") and is_left_out else None
 
 
@@ -110,7 +89,9 @@ def is_of_cluster(item: pytest.Item) -> bool:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if session.config.getoption("--fast") and "torch" in sys.modules:
-        raise pytest.UsageError("a test that --fast runs has imported torch; see NEED_TORCH in conftest.py")
+        raise pytest.UsageError(
+            "a test that --fast runs has imported torch; see LEFT_OUT in tests/conftest.py"
+        )
 
 
 @pytest.fixture(scope="session")
