@@ -208,8 +208,8 @@ def refusal(words: list[str]) -> str:
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1))
 def test_a_command_is_a_list_of_words_or_one_text_and_no_shell_sees_it(words):
-    for given in (words, shlex.join(words)):
-        assert converted(NotifyConfig, {"command": given}).command == tuple(words)
+    for command in (words, shlex.join(words)):
+        assert converted(NotifyConfig, {"command": command}).command == tuple(words)
 
 
 # --- runs of this machine ---
