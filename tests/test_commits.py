@@ -341,3 +341,16 @@ from pipeline.commits import {call}
     assert "File too large" in done.stderr
     assert "best.json" in done.stderr.splitlines()[-1]
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+def test_every_file_and_folder_of_a_tree_is_flushed(tmp_path, monkeypatch):
+    """What a power cut may take must not be named by a commit record."""
+    tree = tmp_path / "policy" / "00001.1-aa"
+    (tree / "part").mkdir(parents=True)
+    files = [tree / "weights", tree / "part" / "more"]
+    for file in files:
+        file.write_text("data")
+    flushed = set()
+    monkeypatch.setattr(os, "fsync", lambda fd: flushed.add(Path(f"/proc/self/fd/{fd}").readlink()))
+    hash_tree(RunPaths(tmp_path), tree)
+    assert flushed == {*files, tree, tree / "part", tree.parent}

@@ -17,7 +17,13 @@ from learning import (
 from processes import make_run, stage
 from safetensors.torch import load_file, save_file
 
-from pipeline.algorithmconfig import GROUP_ESTIMATORS, Estimator, LossAggregation
+from pipeline.algorithmconfig import (
+    GROUP_ESTIMATORS,
+    Estimator,
+    KLConfig,
+    KLController,
+    LossAggregation,
+)
 from pipeline.commits import read_record
 from pipeline.tasks import Stage, Task
 from pipeline.updateconfig import Precision
@@ -25,8 +31,10 @@ from stages.context import UserError
 from stages.models import load_critic
 from stages.ppo.masked import NoValidTokens
 from stages.ppo.metrics import mean_kl
+from stages.ppo.shaping import RunningMoments
 from stages.ppo.targets import token_rewards
 from stages.ppo.training import Place, split_epoch
+from stages.ppo.update import TrainerState, resumed
 
 
 @pytest.mark.parametrize(("budget", "holes"), [(64, True), (100, False), (4096, True)])
@@ -248,6 +256,14 @@ def scored_run(models, folder, *more):
         done = stage(run, *task)
         assert done.code == 0, done.log
     return run
+
+
+@pytest.mark.parametrize(("controller", "coef"), [(KLController.FIXED, 0.5), (KLController.ADAPTIVE, 0.05)])
+def test_a_fixed_kl_coefficient_is_a_forks_own_and_an_adapted_one_goes_on(controller, coef):
+    state = TrainerState(3, 0.05, 24, RunningMoments(), 0)
+    assert resumed(state, KLConfig(coef=0.5, controller=controller)) == dataclasses.replace(
+        state, kl_coef=coef
+    )
 
 
 def test_a_critic_with_a_nan_weight_commits_nothing(models, tmp_path):

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from pipeline.algorithmconfig import Estimator, KLController
+from pipeline.algorithmconfig import Estimator, KLConfig, KLController
 from pipeline.commits import FileEntry
 from stages import ranks
 from stages.context import Context, Result
@@ -122,10 +122,12 @@ def load_learner(context: Context, version: int) -> tuple[Learner, TrainerState]
         return learner, TrainerState(0, config.algorithm.kl.coef, 0, RunningMoments(), config.seed)
     for trainer in learner.trainers:
         trainer.load_state(folder / f"{trainer.name}.safetensors")
-    state = read_state(folder)
-    if config.algorithm.kl.controller is KLController.FIXED:  # a fork's may be another than its parent's
-        state = replace(state, kl_coef=config.algorithm.kl.coef)
-    return learner, state
+    return learner, resumed(read_state(folder), config.algorithm.kl)
+
+
+def resumed(state: TrainerState, kl: KLConfig) -> TrainerState:
+    """The state to go on from. A fixed KL coefficient is the configuration's: a fork may have another one."""
+    return replace(state, kl_coef=kl.coef) if kl.controller is KLController.FIXED else state
 
 
 def read_state(folder: Path) -> TrainerState:
