@@ -6,14 +6,16 @@ they wait for happens, and at no other time: one that nobody wakes is found here
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from toyworld import Luck, World, make_world
 
 from pipeline import journal
 from pipeline.driver import Outcome
+from pipeline.runqueue import cancel_all
 from pipeline.runs import Run
-from pipeline.submissions import Ledger, Submission
+from pipeline.submissions import Ledger, Submission, read_control, write_control
 
 
 def live_to_the_end(world: World) -> World:
@@ -95,6 +97,17 @@ def test_where_the_queue_is_full_the_run_goes_on_when_it_is_not(worlds):
         refused += sum(event["event"] == "refused" for event in journal.read(world.run.paths.events))
         assert all(s.state.job for s in submissions_of(world.run, 1)), "nothing is left of what was refused"
     assert refused
+
+
+def test_a_driver_job_that_starts_after_the_run_was_cancelled_does_nothing(worlds):
+    for world in worlds(3, Luck()):
+        world.submit()
+        write_control(world.run.paths, replace(read_control(world.run.paths), cancelled=True))
+        cancel_all(world.run)
+        before = len(world.slurm.jobs)
+        world.advance("a driver job")
+        assert (world.outcome, len(world.slurm.jobs)) == (Outcome.CANCELLED, before)
+        live_to_the_end(world)  # a person asks for it again
 
 
 def test_a_run_that_was_given_up_goes_on_with_a_new_budget_when_a_person_asks(worlds):

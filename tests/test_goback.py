@@ -10,12 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import journal
+from pipeline.bookkeeping import Books
 from pipeline.goback import Point, go_back, parse_point, superseded
 from pipeline.lease import LeaseHeld, hold
+from pipeline.mirrorstate import Offline, read_offline, read_online, write_state
+from pipeline.observe import Records, find_frontier
 from pipeline.plan import Plan
 from pipeline.runs import RunError, load_run
 from pipeline.status import read_status
 from pipeline.tasks import Stage
+from pipeline.tracking import NoTracker
 
 STAGES = [Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE, Stage.EVALUATE]
 plans = st.builds(
@@ -119,6 +123,14 @@ def test_going_back_and_resuming_ends_in_the_same_policy(copied_run, slurm_ppo, 
     assert (again["iteration"], again["reward"]) == (best["iteration"], best["reward"])
 
 
+def test_rows_that_are_taken_back_are_taken_back_from_wandb_too(copied_run):
+    paths = load_run(copied_run).paths
+    write_state(paths, Offline({"offline-run-1": (1, 2)}))
+    go_back(load_run(copied_run), parse_point("update@2"))
+    assert read_offline(paths).iterations == frozenset()
+    assert read_online(paths).generation == 1, "nothing was uploaded, so the W&B run is the same"
+
+
 def test_going_back_twice_finds_nothing_the_second_time(copied_run):
     assert go_back(load_run(copied_run), parse_point("update@2")) is not None
     assert go_back(load_run(copied_run), parse_point("update@2")) is None
@@ -130,6 +142,21 @@ def test_going_back_that_was_cut_short_after_the_rows_heals(copied_run, slurm_pp
     journal.rewrite(copied_run / "metrics.jsonl", rows[:1])
     assert slurm_ppo("resume", copied_run).returncode == 0
     assert [row["iteration"] for row in journal.read(copied_run / "metrics.jsonl")] == [1, 2]
+
+
+def test_who_follows_the_rows_is_told_of_each_as_it_is_written(copied_run):
+    """Else W&B would see a run's rows when its driver ends."""
+    run = load_run(copied_run)
+    journal.rewrite(run.paths.metrics, [])
+    seen = []
+
+    class Tracker(NoTracker):
+        def update(self) -> None:
+            seen.append(len(journal.read(run.paths.metrics)))
+
+    books = Books.open(run, Tracker())
+    assert len(list(books.write_rows(Records(run.paths), find_frontier(run.plan, run.paths)))) == 2
+    assert seen == [0, 1, 2]
 
 
 def test_not_while_a_driver_is_at_work(copied_run):

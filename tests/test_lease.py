@@ -259,6 +259,20 @@ def test_of_many_drivers_racing_for_a_stale_lease_exactly_one_gets_it(tmp_path):
     assert len(winners) > 1  # else they never met
 
 
+def test_a_name_that_became_free_again_is_no_lease(tmp_path, monkeypatch):
+    """Since the look one driver took the next number, and another removed it as older than its own."""
+    linked = leases.link_once
+
+    def later(path: Path, text: str) -> bool:
+        leave_lease(tmp_path).rename(tmp_path / "000002.json")
+        return linked(path, text)
+
+    monkeypatch.setattr(leases, "link_once", later)
+    with pytest.raises(LeaseHeld, match="just now; try again"):
+        acquire(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["000002.json"]
+
+
 COME_AND_GO = """
 import os, sys, time
 from pathlib import Path

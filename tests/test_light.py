@@ -13,10 +13,11 @@ import tiny
 
 from pipeline.commits import read_record
 from pipeline.runs import Run, load_run
-from pipeline.schemas import ROLLOUT
+from pipeline.schemas import PROMPTS, ROLLOUT
 from pipeline.shards import read_shard
-from pipeline.tasks import Stage, Task
+from pipeline.tasks import PREPARE, Stage, Task
 from stages.context import Context
+from stages.responding import requests_of
 from stages.training import read_shards
 from tests import light
 
@@ -119,6 +120,18 @@ def other(run: Run, folder: str) -> Path:
     record = read_record(run.paths, UPDATE)
     assert record
     return next(run.paths.root / e.path for e in record.outputs if e.path.startswith(f"{folder}/")).parent
+
+
+def test_each_response_of_a_run_has_a_seed_of_its_own(run):
+    """Also that to the same prompt in a later epoch."""
+    prompts = read_shard(run.paths, read_record(run.paths, PREPARE), PROMPTS)
+    repeated = prompts.take([i for i in range(prompts.num_rows) for _ in range(2)])
+    seeds = [
+        request.seed
+        for task in (Task(1, Stage.ROLLOUT), Task(2, Stage.ROLLOUT), Task(1, Stage.EVALUATE))
+        for request in requests_of(Context(run.paths, run.config, task, "1-a"), repeated, (0, 1))
+    ]
+    assert len(set(seeds)) == len(seeds) == 3 * 2 * prompts.num_rows
 
 
 def test_responses_follow_from_policy_prompt_and_seed(run):

@@ -14,6 +14,7 @@ from scripted import imagined_run
 from pipeline.arrays import driver_submission, stage_submissions
 from pipeline.config import Config
 from pipeline.reconcile import FailureKind
+from pipeline.resources import Lessons
 from pipeline.runs import Run
 from pipeline.submissions import (
     DRIVER,
@@ -27,8 +28,10 @@ from pipeline.submissions import (
     read_limits_of,
     write_control,
 )
+from pipeline.submitting import Submitter
 from pipeline.tasks import Stage, Task
 from slurm.limits import ClusterLimits
+from slurm.submission import QueueFull, Refused
 
 ROOT = Path(__file__).parent.parent
 
@@ -143,6 +146,36 @@ def test_what_slurm_refused_leaves_nothing(run):
     ledger.forget(made)
     assert list(run.paths.submissions(1).iterdir()) == []
     assert ledger.begin(made)
+
+
+@pytest.mark.parametrize("refusal", [Refused, QueueFull])
+def test_a_submission_that_slurm_refuses_is_forgotten(run, monkeypatch, refusal):
+    """Else every pass would look for its job."""
+
+    def refuse(*_: object) -> str:
+        raise refusal("no")
+
+    monkeypatch.setattr("pipeline.submitting.submit", refuse)
+    submitter = Submitter(run, run.config.scheduler, lambda partitions: None, lambda: None)
+    with pytest.raises(refusal):
+        submitter.submit(submission(run), Lessons(), "", ())
+    assert Ledger(run.paths).load([1]) == []
+
+
+def test_what_earlier_failures_ask_for_is_left_out_where_slurm_refuses_it(run, monkeypatch):
+    scripts = []
+
+    def submit(script: Path, *_: object) -> str:
+        scripts.append(script.read_text())
+        if "--exclude=" in scripts[-1]:
+            raise Refused("no node is left")
+        return "7"
+
+    monkeypatch.setattr("pipeline.submitting.submit", submit)
+    submitter = Submitter(run, run.config.scheduler, lambda partitions: None, lambda: None)
+    noted = submitter.submit(submission(run), Lessons(exclude=("n7",)), "", ())
+    assert (noted.state.job, len(scripts)) == ("7", 2)
+    assert Ledger(run.paths).load([1]) == [noted]
 
 
 def test_a_failure_names_log_job_and_node(run):

@@ -181,6 +181,7 @@ def test_an_outage_in_the_middle(run, server, sync):
     append(run, 3)
     (note,) = follow(run)
     assert note == "W&B has not confirmed 1 rows yet; the next driver looks again"
+    assert is_behind(run, journal.read(run.paths.metrics))
     refused = sync()
     assert refused.returncode == 1
     assert "W&B has not confirmed 1 of 3 rows" in refused.stderr
