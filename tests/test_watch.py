@@ -33,6 +33,7 @@ from pipeline.watch.plain import changes
 from pipeline.watch.reading import Reading
 from pipeline.watch.screen import LogEnd, Page, View, chosen, marks_of, screen, to_ascii
 from pipeline.watch.terminal import pressed, split_keys
+from tests import light
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = ROOT / "tests/golden"
@@ -571,7 +572,8 @@ def running(inputs: Path, tmp_path: Path, environment: dict[str, str]) -> Iterat
     run_dir = tmp_path / "run"
     overrides = tiny.overrides(inputs, run_dir, "iterations=500")
     command = [sys.executable, "-m", "pipeline", "run", *overrides]
-    process = subprocess.Popen(command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    slowly = environment | {light.SECONDS: "0.2"}
+    process = subprocess.Popen(command, env=slowly, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     until((run_dir / "events.jsonl").exists, 60)
     yield run_dir
     if process.poll() is None:
