@@ -5,7 +5,8 @@
 The responses are random tokens of ragged length, 8 to 512 with their prompt. Policy and critic have half a
 million parameters each and fresh weights. The loop is plain_loop.py. Each measurement is a process of its
 own, in turn. Prints tokens/s of old log-probabilities, values and steps together (each token once per epoch),
-peak memory beyond that of the imports, the share of real tokens, and how the update stage spends its time.
+peak memory beyond that of the imports, the share of real tokens, how the update stage spends its time, and
+what more threads gain (by the fastest round of each).
 """
 
 import argparse
@@ -151,12 +152,11 @@ def save_models(folder: Path) -> None:
 
 def run_stage(root: Path, threads: int) -> Measured:
     """The update stage, to the point where its result would be published."""
-    import torch
-
     from stages import preload, update  # noqa: F401
     from stages.context import Context
+    from stages.numerics import set_up_torch
 
-    torch.set_num_threads(threads)
+    set_up_torch(threads, seed=0)
     run, imports = load_run(root), peak_mib()
     context = Context(run.paths, run.config, UPDATE, f"{os.getpid()}")
     result = update.run(UPDATE, context)
@@ -257,19 +257,24 @@ def main() -> None:
         epochs = load_run(root).config.update.epochs
         tokens = epochs * sum(map(len, chain(*token_columns(given.rows))))
         print(f"{given.rows} rows, {tokens} tokens in {epochs} epochs, {given.rounds} rounds", flush=True)
-        for threads in given.threads:
-            compare(root, threads, given.rounds, given.loop_rows or [DEFAULT_LOOP_ROWS], tokens)
+        loop_rows = given.loop_rows or [DEFAULT_LOOP_ROWS]
+        compare(root, given.threads, given.rounds, loop_rows, tokens)
 
 
-def compare(root: Path, threads: int, rounds: int, loop_rows: Sequence[int], tokens: int) -> None:
-    """The update stage and the loop, in turn."""
-    ours: list[Measured] = []
-    loops: dict[int, list[Measured]] = {number: [] for number in loop_rows}
+def compare(root: Path, threads: Sequence[int], rounds: int, loop_rows: Sequence[int], tokens: int) -> None:
+    """The update stage and the loop with each number of threads, in turn."""
+    contestants = [None, *loop_rows]
+    found: dict[tuple[int, int | None], list[Measured]] = {(t, n): [] for t in threads for n in contestants}
     for _ in range(rounds):
-        ours.append(measure(root, threads, None))
-        for number in loop_rows:
-            loops[number].append(measure(root, threads, number))
-    report(threads, tokens, ours, loops)
+        for (number, rows), measured in found.items():
+            measured.append(measure(root, number, rows))
+    for number in threads:
+        report(number, tokens, found[number, None], {rows: found[number, rows] for rows in loop_rows})
+    for number in threads[1:]:
+        for rows in contestants:
+            once, more = (min(m.seconds for m in found[t, rows]) for t in (threads[0], number))
+            name = "update stage" if rows is None else f"loop, {rows} rows"
+            print(f"{name:<14} with {number} threads is {once / more:.2f} times as fast as with {threads[0]}")
 
 
 def token_columns(rows: int) -> list[list[list[int]]]:

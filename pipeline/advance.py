@@ -10,23 +10,33 @@ from dataclasses import dataclass
 from pipeline import journal
 from pipeline.bookkeeping import Books
 from pipeline.costs import Accountant
-from pipeline.driver import Driver, Outcome, Watcher, advance, interruptible
-from pipeline.lease import Lease, hold_patiently
+from pipeline.driver import (
+    Driver,
+    Outcome,
+    Watcher,
+    advance,
+    has_whole_chain,
+    interruptible,
+    never_in_the_way,
+)
+from pipeline.lease import Lease, LeaseHeld, LeaseLost, hold_patiently
 from pipeline.notify import (
     completion,
     failure,
     newest_commit,
     newest_commit_on_disk,
+    pass_failed,
+    rows_unwritten,
     tell,
     tell_if_stalled,
 )
 from pipeline.reconcile import Actions, GiveUp
-from pipeline.runs import Run
-from pipeline.schedulerconfig import SlurmConfig
+from pipeline.runs import Run, slurm_settings
 from pipeline.slurmjobs import SlurmJobs
 from pipeline.submissions import read_control, read_limits_of, write_control
 from pipeline.submitting import Submitter
 from pipeline.tracking import NoTracker, is_behind, open_tracker
+from pipeline.troubles import Trouble, described, note_recovery, note_trouble
 from slurm.commands import SlurmError, SlurmTimeout
 from slurm.limits import read_partitions
 from slurm.submission import Refused
@@ -51,6 +61,8 @@ class Pass:
     """Whether a driver job waits in the queue; not where the queue is full."""
     newest: float = 0.0
     """When the newest commit at hand was made, unix time; 0 for none."""
+    trouble: str = ""
+    """Why rows could not be written."""
 
 
 def advance_run(run: Run, watcher: Watcher) -> Pass:
@@ -64,9 +76,12 @@ def advance_run(run: Run, watcher: Watcher) -> Pass:
     """
     try:
         done = pass_patiently(run, watcher)
-    except (SlurmError, Refused, OSError) as error:  # the guards try again, for as long as it takes
-        tell_if_stalled(run, newest_commit_on_disk(run), call_begun(run), watcher.note, str(error))
+    except (LeaseHeld, LeaseLost):
+        raise  # another driver is at it
+    except Exception as error:  # whatever it is: the guards try again, and somebody should know
+        tell_of_failed_pass(run, error, watcher)
         raise
+    note_recovery(run.paths, Trouble.PASS)
     tell_of_pass(run, done, watcher)
     mirror(run, watcher)
     return done
@@ -86,6 +101,20 @@ def pass_patiently(run: Run, watcher: Watcher) -> Pass:
             time.sleep(_RETRY_SECONDS)
 
 
+def tell_of_failed_pass(run: Run, error: Exception, watcher: Watcher) -> None:
+    """Note it where status and doctor look, and tell people: of what may pass by itself if it lasts."""
+    why = described(error)
+    note_trouble(run.paths, Trouble.PASS, why)
+    try:
+        call = call_begun(run)
+        if isinstance(error, SlurmError | Refused):
+            tell_if_stalled(run, newest_commit_on_disk(run), call, watcher.note, why)
+        else:
+            tell(run, pass_failed(run, why, call), watcher.note)
+    except (OSError, ValueError) as second:  # what spoilt the pass may spoil this too
+        watcher.note(f"nobody could be told: {described(second)}")
+
+
 def tell_of_pass(run: Run, done: Pass, watcher: Watcher) -> None:
     """Tell people what they want to hear of, outside the lease: their command may be slow."""
     if done.outcome is Outcome.COMPLETE:
@@ -94,6 +123,8 @@ def tell_of_pass(run: Run, done: Pass, watcher: Watcher) -> None:
         tell(run, failure(run, done.given_up, read_control(run.paths).call), watcher.note)
     elif done.outcome is None:
         tell_if_stalled(run, done.newest, call_begun(run), watcher.note)
+    if done.trouble:
+        tell(run, rows_unwritten(run, done.trouble, call_begun(run)), watcher.note)
 
 
 def call_begun(run: Run) -> float:
@@ -102,22 +133,25 @@ def call_begun(run: Run) -> float:
 
 def one_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
     """A pass, by the holder of the lease."""
-    config = run.config.scheduler
-    assert isinstance(config, SlurmConfig)
+    config = slurm_settings(run)
     if read_control(run.paths).cancelled:
         return Pass(Outcome.CANCELLED)
     jobs = SlurmJobs(
         run, config, read_limits_of(run.paths), Submitter(run, config, longest_time, lease.beat), watcher.note
     )
-    books = Books.open(run, NoTracker(), Accountant(run, watcher.note).facts_of)
+    books = Books(run, NoTracker(), Accountant(run, watcher.note).facts_of)
     driver = Driver.of(run, jobs, watcher, books)
     if not driver.is_complete:
         jobs.arm()
     while must_look_again(jobs, actions := advance(driver)):
         time.sleep(_AGAIN_SECONDS)
         lease.beat()
-    driver.books.close(driver.is_complete)
-    if driver.is_complete:
+    if driver.is_complete and not has_whole_chain(driver):
+        actions = advance(driver)
+    is_complete = driver.is_complete
+    with never_in_the_way(driver):
+        books.close(is_complete)
+    if is_complete:
         jobs.withdraw()
         return Pass(Outcome.COMPLETE)
     if actions.give_up:
@@ -126,7 +160,8 @@ def one_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
         return Pass(Outcome.FAILED, actions.give_up)
     if jobs.refusal:
         raise jobs.refusal
-    return Pass(None, is_watched=jobs.is_watched, newest=newest_commit(driver.records))
+    newest = newest_commit(driver.records)
+    return Pass(None, is_watched=jobs.is_watched, newest=newest, trouble=driver.trouble)
 
 
 def must_look_again(jobs: SlurmJobs, actions: Actions) -> bool:

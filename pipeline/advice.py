@@ -6,12 +6,23 @@ that lacks a number is silent, and so are all rules on short runs.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from pipeline.evidence import Advice, Evidence, Rule, Severity, TaskTime
+from pipeline.evidence import LOOK_BACK, Advice, Evidence, Rule, Severity, TaskTime
 from pipeline.learningadvice import LEARNING_RULES
 from pipeline.speedadvice import SPEED_RULES
 
-__all__ = ["Advice", "Evidence", "Rule", "Severity", "TaskTime", "advise", "worst"]
+__all__ = [
+    "Advice",
+    "Evidence",
+    "Rule",
+    "Severity",
+    "TaskTime",
+    "advise",
+    "first_shown",
+    "in_a_line",
+    "worst",
+]
 
 RULES = (*LEARNING_RULES, *SPEED_RULES)
 
@@ -21,6 +32,18 @@ def advise(evidence: Evidence) -> list[Advice]:
     found = [advice for rule in RULES for advice in rule(evidence)]
     severities, rules = list(Severity), list(Rule)
     return sorted(found, key=lambda a: (-severities.index(a.severity), rules.index(a.rule)))
+
+
+def first_shown(evidence: Evidence) -> list[Advice]:
+    """Findings, more than notes, that the newest row is the first to show."""
+    now = replace(evidence, rows=evidence.rows[-LOOK_BACK - 1 :])
+    before = {advice.rule for advice in advise(replace(now, rows=now.rows[:-1]))}
+    return [a for a in advise(now) if a.severity is not Severity.NOTE and a.rule not in before]
+
+
+def in_a_line(advice: Advice) -> str:
+    """What was noticed, with its numbers, and what to do."""
+    return f"{advice.severity}: {advice.title} ({advice.rule}): {advice.what}; {advice.remedy}"
 
 
 def worst(found: Sequence[Advice], count: int = 2) -> tuple[Advice, ...]:

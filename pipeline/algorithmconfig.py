@@ -110,9 +110,9 @@ class KLConfig:
     """KL coefficient (the first one, when adaptive). 0 turns the reference model off."""
     placement: KLPlacement = KLPlacement.REWARD
     """Whether the KL is a penalty in the reward or a term of the policy loss."""
-    estimator: KLEstimator = KLEstimator.K1
-    """Per-token estimator of the penalty. In the loss k1 has a gradient of zero on average, and abs a biased
-    one; see straight_through."""
+    estimator: KLEstimator | None = None
+    """Per-token estimator. In the loss k1 is refused without straight_through, as its gradient is zero on
+    average, and abs has a biased one. Default: k1 in the reward, k3 in the loss."""
     straight_through: bool = False
     """In the loss: the estimator's value with the gradient of k2, which is the gradient of the KL."""
     reference_in: ReferenceStage = ReferenceStage.REWARD
@@ -123,6 +123,12 @@ class KLConfig:
     """Adaptive controller: KL per sequence to steer to."""
     horizon: PositiveInt = 10000
     """Adaptive controller: responses over which the coefficient moves by the proportional error."""
+
+    @property
+    def per_token(self) -> KLEstimator:
+        """Estimator that is computed."""
+        by_placement = {KLPlacement.REWARD: KLEstimator.K1, KLPlacement.LOSS: KLEstimator.K3}
+        return self.estimator or by_placement[self.placement]
 
 
 @dataclass(frozen=True, kw_only=True)

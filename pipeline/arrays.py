@@ -1,5 +1,7 @@
 """From tasks to array jobs: names, task lists, log patterns, sbatch options. Pure but for the time."""
 
+import os
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +31,7 @@ def stage_submissions(
     """One array for tasks of one purpose and iteration; several where the cluster's arrays are too short."""
     made = []
     for chunk, indices in chunks_of([task.shard for task in tasks], chunk_size).items():
-        mine = [replace(tasks[0], shard=index + chunk * chunk_size) for index in indices]
+        mine = [tasks[0]._replace(shard=index + chunk * chunk_size) for index in indices]
         elements = {
             str(index): own_arguments(run, task, number) for index, task in zip(indices, mine, strict=True)
         }
@@ -97,15 +99,27 @@ def array_of(
         name=submission.name,
         indices=submission.indices,
         command=command_words(given, str(Ledger(run.paths).file(submission))),
-        output=output_pattern(run, submission),
+        output=output_pattern(run, submission) if submission.is_of_stage else os.devnull,
         folder=Path(run.identity.folder or run.paths.root),
         options=sbatch_options(given, lessons, longest),
         parallelism=given.array_parallelism,
-        setup=given.setup or (),
+        setup=(*into_log(run, submission), *(given.setup or ())),
         environment=given.environment,
         dependency=dependency,
         begin=begin,
     )
+
+
+def into_log(run: Run, submission: Submission) -> list[str]:
+    """Shell lines that send a driver job's output to its log.
+
+    Not Slurm: it does not start a job whose log it cannot open, on a full disk say, and a run must not end
+    for want of a log.
+    """
+    if submission.is_of_stage:
+        return []
+    log = shlex.quote(str(log_folder(run, submission) / f"{submission.purpose}.log"))
+    return [f"if {{ : >>{log}; }} 2>/dev/null; then exec >>{log} 2>&1; fi"]
 
 
 def log_folder(run: Run, submission: Submission) -> Path:
@@ -121,8 +135,6 @@ def output_pattern(run: Run, submission: Submission) -> str:
     The chunk's size is a power of ten, so that a shard's number is the chunk's digits and the padded index.
     """
     folder = literal(log_folder(run, submission))
-    if not submission.is_of_stage:
-        return f"{folder}/{submission.purpose}.log"
     if submission.purpose == Stage.PREPARE:
         return f"{folder}/{submission.task(0).file_stem}.log"
     padding = len(str(submission.chunk_size)) - 1

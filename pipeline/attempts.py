@@ -18,6 +18,7 @@ from pipeline.spans import DRIVER, Span, SpanEnd
 from pipeline.submissions import Submission
 from pipeline.tasks import Task, parse_task
 from slurm import accounting
+from slurm.sharedfiles import read_shared
 from slurm.states import Phase, SlurmState, phase_of
 
 _ATTEMPT = re.compile(r"(\d+)-(\d+)r(\d+)")
@@ -118,7 +119,7 @@ def _said(run: Run, task: Task, number: int) -> dict[str, Any]:
     """What the attempt itself left; nothing if it was killed."""
     path = run.paths.task(task).failure(number)
     try:
-        said = json.loads(path.read_bytes())
+        said = json.loads(read_shared(path))
     except (FileNotFoundError, ValueError):
         return {}
     return said if isinstance(said, dict) else {}

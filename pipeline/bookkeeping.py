@@ -8,28 +8,24 @@ from dataclasses import dataclass
 
 from pipeline import journal
 from pipeline.attempts import Facts, attempts_of, last_written
-from pipeline.commits import (
-    CorruptData,
-    NotCommitted,
-    Record,
-    replace_durably,
-    require_record,
-    thinned_folders,
-)
+from pipeline.commits import CorruptData, NotCommitted, Record, require_record, thinned_folders
 from pipeline.costs import cost_metrics
+from pipeline.durable import replace_durably
 from pipeline.metrics import Clock, iteration_row
 from pipeline.observe import Frontier, Records, sweep
+from pipeline.packing import pack_old
 from pipeline.plan import policy_maker
+from pipeline.rowbook import Row, RowBook
 from pipeline.runs import Run
 from pipeline.spans import iteration_spans, share_metrics, to_line
-from pipeline.tasks import PREPARE, Task
+from pipeline.tasks import PREPARE, Task, task_key
 from pipeline.thinning import thin
 from pipeline.tracking import Tracker
+from pipeline.troubles import Trouble, described, note_recovery, note_trouble
+from slurm.sharedfiles import is_there, read_newest
 
 _PACE = 5
 """Iterations whose mean duration predicts the rest."""
-
-Row = dict[str, float | int]
 
 
 @dataclass
@@ -37,63 +33,97 @@ class Books:
     """Rows written so far, and where else they go."""
 
     run: Run
-    rows: list[Row]
     tracker: Tracker
     facts: Callable[[int], Facts] = lambda iteration: Facts()
     """What the scheduler knows of the jobs of an iteration."""
+    _book: RowBook | None = None
+    """None until it was opened: a disk that does not let it stops no training."""
+    _packed: int | None = None
+    """The newest iteration when packing was done last."""
     _thinned: tuple[int, int] | None = None
     """The newest iteration and the number of evaluations when thinning was done last."""
 
-    @staticmethod
-    def open(
-        run: Run, tracker: Tracker, facts: Callable[[int], Facts] = lambda iteration: Facts()
-    ) -> "Books":
-        """Take up metrics.jsonl where it ends; rows of iterations that were taken back are gone from it."""
-        rows = journal.read(run.paths.metrics)
-        first = run.plan.start + 1
-        kept = [row for number, row in enumerate(rows, first) if row.get("iteration") == number]
-        if len(kept) != len(rows) or not _ends_in_newline(run):
-            journal.rewrite(run.paths.metrics, kept)
-        keep_best(run, kept)  # the driver before may have been killed between the row and this
-        tracker.update()
-        return Books(run, kept, tracker, facts)
+    def open(self) -> None:
+        """Take up metrics.jsonl where it ends, unless that was done."""
+        if self._book is None:
+            self._book = RowBook.open(self.run.paths, self.run.plan.start + 1)
+            note_mended(self.run, self._book.mended)
+            keep_best(self.run, self.rows)  # the driver before may have been killed between the row and this
+            self.tracker.update()
 
     def close(self, is_complete: bool) -> None:
-        keep_best(self.run, self.rows)
-        self.tracker.close(0 if is_complete else 1)
+        try:
+            if self._book is not None:
+                keep_best(self.run, self.rows)
+                self.close_rows()
+        finally:
+            self.tracker.close(0 if is_complete else 1)
+
+    def close_rows(self) -> None:
+        """Let go of metrics.jsonl, to be taken up anew."""
+        if self._book is not None:
+            self._book.close()
+            self._book = None
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        return self._book.rows if self._book else ()
 
     @property
     def newest(self) -> int:
         """The newest iteration that has a row; before the first the one that the run begins after."""
-        return self.run.plan.start + len(self.rows)
+        return self._book.newest if self._book else self.run.plan.start
 
     def wanted(self, frontier: Frontier) -> tuple[Task, ...]:
         """Tasks whose records a row still to be written is made from."""
         first = self.newest + 1
         plan = self.run.plan
-        if first > plan.iterations or first > frontier.updated + 1:
+        if self._book is None or first > plan.iterations or first > frontier.updated + 1:
             return (PREPARE,)
         before = (policy_maker(first - 1),)
         tasks = [task for i in range(first, frontier.updated + 1) for task in plan.tasks(i)]
         return (PREPARE, *before, *tasks)
 
-    def write_rows(self, records: Records, frontier: Frontier) -> Iterator[Row]:
-        """Rows of every iteration that is complete, its evaluation included. Yields each new one."""
-        plan = self.run.plan
+    def write_rows(self, records: Records, frontier: Frontier, note: Callable[[str], None]) -> Iterator[Row]:
+        """Rows of every iteration that is complete, its evaluation included. Yields each new one.
+
+        A record that is lost once its iteration is over is made by nothing again: the row is written without
+        it, and says so.
+        """
+        self.open()
+        assert self._book
         records.refresh(self.wanted(frontier))
         self.link_policies(records, frontier)
         while (iteration := self.newest + 1) <= frontier.updated:
-            tasks = plan.tasks(iteration)
-            if any(records.readable(task) is None for task in (*tasks, policy_maker(iteration - 1))):
-                return  # its evaluation is still running, or something is being made again
-            row = iteration_row(iteration, group_by_purpose(records, tasks), self._clock(records, iteration))
-            row |= self._note_spans(records, iteration)
-            journal.append(self.run.paths.metrics, row)
-            self.rows.append(row)
+            tasks = self.run.plan.tasks(iteration)
+            lost = [task for task in tasks if records.readable(task) is None]
+            if any(self._may_come(task, frontier) for task in lost):
+                return
+            row = self._row(records, iteration, lost) | self._note_spans(records, iteration)
+            if lost:
+                note(self._note_lost(records, iteration, lost))
+            row = self._book.add(row)
             self.tracker.update()
             keep_best(self.run, self.rows)
-            sweep(self.run.paths, [record for task in tasks if (record := records.readable(task))])
+            sweep(self.run.paths, [r for task in tasks if (r := records.readable(task))], spared=lost)
             yield row
+
+    def _may_come(self, task: Task, frontier: Frontier) -> bool:
+        """Whether a task may still be committed: once the update is, only the evaluation may."""
+        return task in self.run.plan.evaluation_tasks()[frontier.evaluated :]
+
+    def _row(self, records: Records, iteration: int, lost: Sequence[Task]) -> Row:
+        tasks = [task for task in self.run.plan.tasks(iteration) if task not in lost]
+        row = iteration_row(iteration, group_by_purpose(records, tasks), self._clock(records, iteration))
+        return row | ({"records_lost": len(lost)} if lost else {})
+
+    def _note_lost(self, records: Records, iteration: int, lost: Sequence[Task]) -> str:
+        """Write down what a row lacks. Returns it in words."""
+        why = records.corrupt.get(lost[0], f"{lost[0]} has no commit record any more")
+        names = [task_key(task) for task in lost]
+        journal.event(self.run.paths.events, "row_without", iteration=iteration, tasks=names, message=why)
+        more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
+        return f"row {iteration} is written without what a lost record knew: {why}{more}"
 
     def _note_spans(self, records: Records, iteration: int) -> Row:
         """Write the line of spans, before the row, which says that it is there. Returns its numbers."""
@@ -115,11 +145,29 @@ class Books:
             yield from thin(self.run, seen[0], self.run.plan.evaluations()[frontier.evaluated :])
             self._thinned = seen
 
+    def pack(self, frontier: Frontier) -> Iterator[str]:
+        """Put old iterations into archives, as far as they are to be. What goes wrong is noted, yielded, and
+        tried again by the next driver or with the next row.
+        """
+        seen = min(self.newest, frontier.updated)
+        if seen == self._packed:
+            return
+        self._packed, paths = seen, self.run.paths
+        try:
+            found = list(pack_old(self.run, seen))
+        except OSError as error:
+            found = [f"old iterations cannot be packed: {described(error)}; training goes on"]
+        if found:
+            note_trouble(paths, Trouble.PACK, found[0])
+        else:
+            note_recovery(paths, Trouble.PACK)
+        yield from found
+
     def _clock(self, records: Records, iteration: int) -> Clock:
         previous = records.readable(policy_maker(iteration - 1))
-        assert previous is not None
-        recent = [row["seconds/iteration"] for row in self.rows[-_PACE:]]
-        return Clock(self.run.identity.created, previous.ended, self.run.plan.iterations, recent)
+        recent = [row["seconds/iteration"] for row in self.rows[-_PACE:] if "seconds/iteration" in row]
+        previous_end = previous.ended if previous else 0.0
+        return Clock(self.run.identity.created, previous_end, self.run.plan.iterations, recent)
 
     def link_policies(self, records: Records, frontier: Frontier) -> None:
         """``policy/00007`` -> the winning attempt's folder: for people; readers go by the record."""
@@ -129,10 +177,17 @@ class Books:
                 _link(self.run, record, parent, f"{record.policy_version:05d}")
 
 
+def note_mended(run: Run, iteration: int | None) -> None:
+    """Write down from which line on metrics.jsonl was not what was published, and is again."""
+    if iteration is not None:
+        journal.event(run.paths.events, "rows_mended", iteration=iteration)
+
+
 def keep_best(run: Run, rows: Sequence[Row]) -> None:
     """Point ``best.json`` and ``policy/best`` at the policy with the highest evaluation reward so far.
 
-    Of those that are left: once the best was taken back, the second best may have been thinned out.
+    Of those that are left: once the best was taken back, the second best may have been thinned out. And of
+    those whose records can be read: one that is being made again is looked at once more when the driver ends.
     """
     evaluated = [row for row in rows if "evaluate/reward" in row]
     for row in sorted(evaluated, key=lambda row: -row["evaluate/reward"]):
@@ -140,7 +195,7 @@ def keep_best(run: Run, rows: Sequence[Row]) -> None:
         try:
             record, thinned = require_record(run.paths, task), thinned_folders(run.paths, task)
         except (NotCommitted, CorruptData):
-            return  # it is being made again; the driver looks once more when it ends
+            continue
         folder = _folder(record, "policy")
         if folder not in thinned:
             best = {"iteration": row["iteration"], "reward": row["evaluate/reward"], "policy": folder}
@@ -149,12 +204,12 @@ def keep_best(run: Run, rows: Sequence[Row]) -> None:
 
 
 def _name_best(run: Run, record: Record, text: str) -> None:
-    if not run.paths.best.exists() or run.paths.best.read_text() != text:
+    if not is_there(run.paths.best) or read_newest(run.paths.best).decode() != text:
         replace_durably(run.paths.best, text)
         _link(run, record, "policy", "best")
 
 
-def group_by_purpose(records: Records, tasks: tuple[Task, ...]) -> dict[str, list[Record]]:
+def group_by_purpose(records: Records, tasks: Sequence[Task]) -> dict[str, list[Record]]:
     grouped: dict[str, list[Record]] = {}
     for task in tasks:
         record = records.readable(task)
@@ -181,8 +236,3 @@ def _link(run: Run, record: Record, parent: str, name: str) -> None:
     private.unlink(missing_ok=True)
     private.symlink_to(target)
     private.replace(link)
-
-
-def _ends_in_newline(run: Run) -> bool:
-    path = run.paths.metrics
-    return not path.exists() or path.stat().st_size == 0 or path.read_bytes()[-1:] == b"\n"

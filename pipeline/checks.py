@@ -7,7 +7,8 @@ from pathlib import Path
 from pipeline.compose import ConfigError
 from pipeline.config import Config
 from pipeline.contradictions import contradictions
-from pipeline.modeldirs import num_labels, position_limit, read_json
+from pipeline.modelchecks import model_problems
+from pipeline.modeldirs import position_limit, text_settings
 from pipeline.notifychecks import absolute, missing_means
 from pipeline.problem import Problem
 from pipeline.rewardconfig import Component, RemoteConfig, RewardModelConfig, RuleConfig
@@ -24,7 +25,7 @@ def resolve(config: Config) -> Config:
     if missing:
         raise ConfigError("\n".join(map(str, missing)))
     config = _with_context(config)
-    problems = list(contradictions(config))
+    problems = [*contradictions(config), *_vocabulary_problems(config)]
     if problems:
         raise ConfigError("\n".join(map(str, problems)))
     return config
@@ -32,51 +33,11 @@ def resolve(config: Config) -> Config:
 
 def missing_paths(config: Config) -> Iterator[Problem]:
     """Inputs of the user that do not exist or are not what they should be."""
-    for key, directory in _model_directories(config):
-        yield from _model_problems(key, Path(directory))
-    yield from _label_problems(config)
+    yield from model_problems(config)
     for key, path in _data_paths(config):
         if not Path(path).exists():
             yield Problem(key, path, "no such file or directory")
     yield from missing_means(config.notify)
-
-
-def _label_problems(config: Config) -> Iterator[Problem]:
-    for name, component in config.reward.components.items():
-        if isinstance(component, RewardModelConfig) and not list(_model_problems("", Path(component.path))):
-            outputs = num_labels(Path(component.path))
-            if outputs != 1:
-                key = f"reward.components.{name}.path"
-                yield Problem(key, component.path, f"has {outputs} outputs; a reward model has 1")
-
-
-def _model_problems(key: str, directory: Path) -> Iterator[Problem]:
-    if not directory.is_dir():
-        yield Problem(
-            key, directory, "no such directory; give a Hugging Face model directory on this filesystem"
-        )
-    elif not (directory / "config.json").is_file():
-        yield Problem(key, directory, "holds no config.json, so it is not a Hugging Face model directory")
-    elif not any(directory.glob("*.safetensors")):
-        yield Problem(
-            key,
-            directory,
-            "holds no *.safetensors; other weight files are not read because they can carry code "
-            "(convert with transformers' save_pretrained)",
-        )
-    elif not isinstance(read_json(directory / "config.json"), dict):
-        yield Problem(key, directory, "its config.json is not JSON of a model's configuration")
-
-
-def _model_directories(config: Config) -> Iterator[tuple[str, str]]:
-    yield "model.policy", config.model.policy
-    if config.model.reference:
-        yield "model.reference", config.model.reference
-    if config.model.critic:
-        yield "model.critic", config.model.critic
-    for name, component in config.reward.components.items():
-        if isinstance(component, RewardModelConfig):
-            yield f"reward.components.{name}.path", component.path
 
 
 def _data_paths(config: Config) -> Iterator[tuple[str, str]]:
@@ -110,6 +71,16 @@ def _with_context(config: Config) -> Config:
     if prompt < 1:
         return config  # reported by contradictions()
     return dataclasses.replace(config, data=dataclasses.replace(config.data, max_prompt_tokens=prompt))
+
+
+def _vocabulary_problems(config: Config) -> Iterator[Problem]:
+    """Token ids that the policy does not have."""
+    size = text_settings(Path(config.model.policy)).get("vocab_size")
+    for token in config.rollout.stop_token_ids:
+        if isinstance(size, int) and token >= size:
+            yield Problem(
+                "rollout.stop_token_ids", token, f"the policy has {size} tokens; legal: 0 to {size - 1}"
+            )
 
 
 def _absolute(config: Config) -> Config:

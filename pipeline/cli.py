@@ -13,6 +13,8 @@ import typer
 from pipeline import dashboard_cli, devcluster_cli
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pipeline.config import Config
     from pipeline.runs import Run
 
@@ -28,7 +30,7 @@ app = typer.Typer(
 app.add_typer(devcluster_cli.app, name="devcluster")
 app.add_typer(dashboard_cli.app, name="dashboard")
 
-EXIT_FAILED, EXIT_USAGE, EXIT_INCOMPLETE = 1, 2, 3
+EXIT_FAILED, EXIT_USAGE, EXIT_INCOMPLETE, EXIT_INTERRUPTED = 1, 2, 3, 130
 
 Overrides = Annotated[
     list[str] | None,
@@ -135,7 +137,7 @@ def status(
         bool, typer.Option("--cost", help="Hours of GPUs and CPUs per stage, from Slurm's accounting.")
     ] = False,
 ) -> None:
-    """Where a run stands. Exit code 0 complete, 1 failed on Slurm, 3 incomplete."""
+    """Where a run stands. Exit code 0 complete, 1 failed, 3 incomplete."""
     from pipeline.runs import load_run
     from pipeline.status import describe, read_status
 
@@ -182,24 +184,51 @@ def logs(
 
 
 @app.command()
-def plan(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
-    """List every task that would run and why, on Slurm with the batch scripts that are due; run nothing.
+def plan(
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Every task and why, on Slurm also the batch scripts that are due.")
+    ] = False,
+) -> None:
+    """Say what would run and why, by stage, and what is due now; run nothing.
 
     Takes overrides, or one run directory.
     """
-    from pipeline.dryrun import describe_plan_of, imagined_run
+    for line in _plan_lines(_planned_run(overrides, config_dir), all_):
+        typer.echo(line)
+
+
+def _plan_lines(run: "Run", every: bool) -> "Iterator[str]":
+    from pipeline.plantext import describe_plan, every_task
+    from pipeline.schedulerconfig import SlurmConfig
+
+    if not every:
+        return describe_plan(run)
+    if isinstance(run.config.scheduler, SlurmConfig):
+        from pipeline.dryrun import scripts
+
+        typer.echo(f"{scripts(run)}\n")
+    return every_task(run)
+
+
+def _planned_run(overrides: list[str] | None, config_dir: Path | None) -> "Run":
+    """The run of a directory, or one that the overrides would make."""
     from pipeline.runs import RunError, is_run, load_run
 
     if existing := _existing_run(overrides):
-        typer.echo(describe_plan_of(existing))
-        return
+        return existing
     composed = _config(overrides, config_dir)
     root = Path(composed.run_dir)
     if is_run(root) and load_run(root).config != composed:
         raise RunError(
             f"{root} holds a run with other settings; to see what it has left to do: slurm-ppo plan {root}"
         )
-    typer.echo(describe_plan_of(load_run(root) if is_run(root) else imagined_run(composed)))
+    if is_run(root):
+        return load_run(root)
+    from pipeline.dryrun import imagined_run
+
+    return imagined_run(composed)
 
 
 @app.command()
@@ -350,23 +379,41 @@ def _existing_run(overrides: list[str] | None) -> "Run | None":
 def _config(overrides: list[str] | None, config_dir: Path | None) -> "Config":
     from pipeline.checks import resolve
     from pipeline.compose import compose
+    from pipeline.runs import no_setting
 
+    for word in overrides or []:
+        if "=" not in word and not word.startswith("~"):
+            raise no_setting(word)
     return resolve(compose(overrides or [], config_dir))
 
 
 def main() -> None:
-    """Entry point: errors of the user's are one readable message and exit code 2."""
-    from pipeline.errors import service_errors, user_errors
+    """Carry out the command line: errors of the user's are one readable message and exit code 2."""
+    from pipeline.errors import is_passing, service_errors, system_error, user_errors
 
     try:
         app()
     except user_errors() as error:
-        for line in str(error).splitlines():
-            print(f"error: {line}", file=sys.stderr)
+        say_error(str(error))
         sys.exit(EXIT_USAGE)
     except service_errors() as error:
-        print(f"error: {error}; nothing is lost, ask again later", file=sys.stderr)
+        say_error(f"{error}; nothing is lost, ask again later")
         sys.exit(EXIT_FAILED)
     except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
         sys.stderr.close()
         sys.exit(EXIT_FAILED)
+    except OSError as error:
+        say_error(system_error(error))
+        sys.exit(EXIT_FAILED if is_passing(error) else EXIT_USAGE)
+    except SystemExit as error:
+        if error.code == EXIT_INTERRUPTED:  # Typer has caught it
+            raise KeyboardInterrupt from None
+        raise
+
+
+def say_error(text: str) -> None:
+    """Print what is wrong, a line for each thing."""
+    from pipeline.errors import clipped
+
+    for line in text.splitlines():
+        print(clipped(f"error: {line}"), file=sys.stderr)

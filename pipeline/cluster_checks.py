@@ -174,7 +174,8 @@ def _size_problems(key: str, given: ResourcesConfig, partitions: Sequence[Partit
         yield Problem(key, asked, f"nodes of {where} have each of these, but none has all of them")
     nodes = max((partition.nodes for partition in partitions), default=0)
     if given.nodes > nodes:
-        yield Problem(f"{key}.nodes", given.nodes, f"{where} has fewer; legal: 1 to {nodes}")
+        legal = f"has fewer; legal: 1 to {nodes}" if nodes else "has none; choose another partition"
+        yield Problem(f"{key}.nodes", given.nodes, f"{where} {legal}")
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,22 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import xxhash
 from pydantic import ValidationError
 
-from pipeline.conversion import converted
+from pipeline.conversion import converted, in_words
+from pipeline.durable import digest_file, fsync_path, link_once_in, naming, opened_folder, umask
+from pipeline.packed import BadArchive, packed_size, read_packed
 from pipeline.paths import RunPaths
 from pipeline.tasks import Stage, Task, parse_task, task_key
+from slurm.sealing import checksum
+from slurm.sharedfiles import is_there, make_folder, persistently, read_newest, read_shared, size_of
 
 RECORD_VERSION = 1
-_CHUNK = 1 << 22
 
 
 class NotCommitted(RuntimeError):
@@ -102,7 +105,7 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         data = asdict(self) | {"task": task_key(self.task), "version": RECORD_VERSION}
         data |= {"inputs": dict(self.inputs), "metrics": dict(self.metrics)}
-        return data | {"checksum": _checksum(data)}
+        return data | {"checksum": checksum(data)}
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> "Record":
@@ -110,19 +113,13 @@ class Record:
         data = dict(data)
         if (version := data.pop("version")) != RECORD_VERSION:
             raise ValueError(f"record version {version}, this version of slurm-ppo reads {RECORD_VERSION}")
-        if data.pop("checksum") != _checksum(data | {"version": version}):
+        if data.pop("checksum") != checksum(data | {"version": version}):
             raise ValueError("its content does not have the checksum that it was written with")
         data["task"] = parse_task(str(data["task"]))
         try:
             return converted(Record, data)
         except ValidationError as error:
-            problems = (f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors())
-            raise ValueError("; ".join(problems)) from None
-
-
-def _checksum(data: Mapping[str, Any]) -> str:
-    """Of the values, not of the text: a record may be laid out anew, but not changed."""
-    return xxhash.xxh3_128_hexdigest(json.dumps(data, sort_keys=True).encode())
+            raise ValueError(in_words(error)) from None
 
 
 def read_record(paths: RunPaths, task: Task) -> Record | None:
@@ -132,10 +129,13 @@ def read_record(paths: RunPaths, task: Task) -> Record | None:
         CorruptData: the record exists but cannot be read.
     """
     path = paths.task(task).record
-    try:
-        record = Record.from_json(json.loads(path.read_bytes()))
-    except FileNotFoundError:
+    content = _read(path)
+    if content is None:
+        content = packed_content(paths, task, paths.relative(path))
+    if content is None:
         return None
+    try:
+        record = Record.from_json(json.loads(content))
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptData(task, f"its record {path} cannot be read ({error})") from error
     if record.task != task:
@@ -143,8 +143,34 @@ def read_record(paths: RunPaths, task: Task) -> Record | None:
     return record
 
 
+def _read(path: Path) -> bytes | None:
+    with contextlib.suppress(FileNotFoundError):
+        return read_shared(path)
+    return None
+
+
+def packed_content(paths: RunPaths, task: Task, name: str) -> bytes | None:
+    """A file of ``task`` that was packed, or None. Raises CorruptData."""
+    if not task.stage.is_sharded:
+        return None
+    try:
+        return read_packed(paths, task.iteration, name)
+    except BadArchive as error:
+        raise CorruptData(task, str(error)) from error
+
+
+@lru_cache(maxsize=64)
+def _look_above(folder: Path) -> None:
+    """Have this machine find the folder that has the name now, once in the life of a task.
+
+    The one that it remembers may have been moved away by another machine, going back.
+    """
+    is_there(folder)
+
+
 def require_record(paths: RunPaths, task: Task) -> Record:
     """Like :func:`read_record`, for inputs. Raises :class:`NotCommitted` when there is none."""
+    _look_above(paths.task(task).folder)
     record = read_record(paths, task)
     if record is None:
         raise NotCommitted(task, paths.task(task).record)
@@ -159,7 +185,7 @@ def thinned_folders(paths: RunPaths, task: Task) -> frozenset[str]:
     """
     path = paths.task(task).thinned
     try:
-        return frozenset(json.loads(path.read_bytes())["folders"])
+        return frozenset(json.loads(read_newest(path))["folders"])
     except FileNotFoundError:
         return frozenset()
     except (KeyError, TypeError, ValueError) as error:
@@ -175,12 +201,32 @@ def kept_outputs(paths: RunPaths, record: Record) -> Iterator[FileEntry]:
 def check_sizes(paths: RunPaths, record: Record) -> None:
     """Notice missing and cut files by one stat each, without reading them. Raises CorruptData."""
     for entry in kept_outputs(paths, record):
-        try:
-            size = (paths.root / entry.path).stat().st_size
-        except FileNotFoundError:
-            raise CorruptData(record.task, f"{entry.path} is gone") from None
+        size = _size(paths, record, entry)
         if size != entry.bytes:
             raise CorruptData(record.task, f"{entry.path} has {size} bytes instead of {entry.bytes}")
+
+
+def _size(paths: RunPaths, record: Record, entry: FileEntry) -> int:
+    """Bytes of a file, wherever it is. Raises CorruptData."""
+    with contextlib.suppress(FileNotFoundError):
+        return size_of(paths.root / entry.path)
+    size = None
+    if record.task.stage.is_sharded:
+        try:
+            size = packed_size(paths, record.task.iteration, entry.path)
+        except BadArchive as error:
+            raise CorruptData(record.task, str(error)) from error
+    if size is None:
+        raise CorruptData(record.task, f"{entry.path} is gone")
+    return size
+
+
+def read_output(paths: RunPaths, record: Record, entry: FileEntry) -> bytes:
+    """A file that was packed. Raises CorruptData where it is gone, or is not what was packed."""
+    content = packed_content(paths, record.task, entry.path)
+    if content is None:
+        raise CorruptData(record.task, f"{entry.path} is gone")
+    return content
 
 
 def check_digest(record: Record, entry: FileEntry, size: int, digest: str) -> None:
@@ -195,31 +241,26 @@ def verify_outputs(paths: RunPaths, record: Record) -> None:
     """Read and hash every file the record names. Raises CorruptData naming the file."""
     check_sizes(paths, record)
     for entry in kept_outputs(paths, record):
-        check_digest(record, entry, *digest_file(paths.root / entry.path))
-
-
-def digest_file(path: Path) -> tuple[int, str]:
-    """Size and xxh3_128 of a file as it is on disk."""
-    digest, size = xxhash.xxh3_128(), 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
-    return size, digest.hexdigest()
+        try:
+            found = digest_file(paths.root / entry.path)
+        except FileNotFoundError:
+            content = read_output(paths, record, entry)
+            found = len(content), xxhash.xxh3_128_hexdigest(content)
+        check_digest(record, entry, *found)
 
 
 def file_state(path: Path) -> str:
     """What :func:`is_unchanged` compares, of a file of the user's: hash, size, modification time."""
-    status = path.stat()
+    status = persistently(path, path.stat)
     return f"{digest_file(path)[1]}:{status.st_size}:{status.st_mtime_ns}"
 
 
 def is_unchanged(path: Path, recorded: str) -> bool:
     """Whether a file is what it was. Size and time say whether to look closer; then the hash decides."""
     digest, size, modified = recorded.split(":")
-    if not path.exists():
+    if not is_there(path):
         return False
-    status = path.stat()
+    status = persistently(path, path.stat)
     if (str(status.st_size), str(status.st_mtime_ns)) == (size, modified):
         return True
     return digest_file(path)[1] == digest
@@ -234,80 +275,50 @@ def hash_tree(paths: RunPaths, folder: Path) -> tuple[FileEntry, ...]:
     """Make every file below ``folder`` durable and readable as the umask says, and hash it."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in files:
-        path.chmod(0o666 & ~_umask())  # safetensors writes its files for the owner only
+        path.chmod(0o666 & ~umask())  # safetensors writes its files for the owner only
     for path in (*files, *{file.parent for file in files}, folder.parent):
         fsync_path(path)
     return tuple(hash_file(paths, path) for path in files)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def fsync_path(path: Path) -> None:
-    """Flush a file or a folder to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Let an error say which file it is about: those of writing and flushing do not."""
+def opened_history(paths: RunPaths, task: Task) -> Iterator[int]:
+    """The task's folder as it is now, for :func:`publish`.
+
+    An attempt opens it before it reads anything, and belongs to that history of the run: going back moves the
+    folder away, and what the attempt commits later goes with it.
+    """
+    folder = paths.task(task).folder
+    make_folder(folder)  # not one that was moved away and that this machine still knows by its old name
+    with opened_folder(folder) as descriptor:
+        yield descriptor
+
+
+def is_of_the_past(paths: RunPaths, task: Task, history: int) -> bool:
+    """Whether the run has gone back since ``history`` was opened."""
+    folder = paths.task(task).folder
     try:
-        yield
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
+        return not (is_there(folder) and os.path.samestat(os.fstat(history), folder.stat()))
+    except FileNotFoundError:
+        return True
 
 
-@contextlib.contextmanager
-def private_copy(path: Path, text: str) -> Iterator[Path]:
-    """``text``, flushed, under a private name beside ``path`` that is gone afterwards."""
-    private = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    try:
-        with naming(path), private.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        yield private
-    finally:
-        private.unlink(missing_ok=True)
-
-
-def replace_durably(path: Path, text: str) -> None:
-    """Put ``text`` at ``path`` in one step: readers see the old file or the new one, never a part."""
-    with private_copy(path, text) as private:
-        private.replace(path)
-    fsync_path(path.parent)
-
-
-def link_once(path: Path, text: str) -> bool:
-    """Publish ``text`` at ``path`` unless something is there. True if we did, false if another was first."""
-    with private_copy(path, text) as private:
-        try:
-            os.link(private, path)
-        except FileExistsError:
-            # Over NFS the answer to a successful link can be lost and its repetition fail: look who is there.
-            if private.stat().st_nlink != 2:
-                return False
-    fsync_path(path.parent)
-    return True
-
-
-def publish(paths: RunPaths, record: Record) -> bool:
+def publish(paths: RunPaths, record: Record, history: int | None = None) -> bool:
     """Make the task done with this attempt's files; their data must be durable already.
+
+    Args:
+        history: see :func:`opened_history`. None: the run's present one.
 
     Returns:
         False if another attempt had already won; this attempt's files are then removed.
     """
+    if history is None:
+        with opened_history(paths, record.task) as present:
+            return publish(paths, record, present)
     target = paths.task(record.task).record
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if link_once(target, json.dumps(record.to_json(), indent=1) + "\n"):
+    with naming(target):
+        won = link_once_in(history, target.name, json.dumps(record.to_json(), indent=1) + "\n")
+    if won:
         return True
     discard(paths, record)
     return False

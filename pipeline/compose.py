@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from pipeline.choices import without_superseded
 from pipeline.config import Config
 from pipeline.conversion import converted, from_yaml, plain
 from pipeline.paths import packaged_configs
@@ -24,6 +25,7 @@ from pipeline.rewardconfig import KINDS
 from pipeline.schedulerconfig import LocalConfig, SlurmConfig
 
 _MISSING = "???"
+_LONGEST_LINE, _LONGEST_VALUE = 290, 80
 _TOP = "slurm_ppo"
 _BASE = "base"
 
@@ -52,7 +54,8 @@ def compose(
         raise ConfigError(f"--config-dir {config_dir}: no such directory")
     groups = known_groups(config_dir)
     check_overrides(overrides, groups)
-    return from_mapping(_hydra_compose(overrides, config_dir, base))
+    data = _hydra_compose(overrides, config_dir, base)
+    return from_mapping(without_superseded(data, overrides, config_dir))
 
 
 def from_mapping(data: Mapping[str, Any]) -> Config:
@@ -97,12 +100,14 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
     for text in overrides:
         try:
             override = parser.parse_override(text)
-        except HydraException:
+        except (HydraException, ValueError):  # also a number of thousands of digits
             raise ConfigError(
-                f"{text!r} is not an override; write KEY=VALUE (quote values with special characters: "
+                f"{_cut(text)} is not an override; write KEY=VALUE (quote values with special characters: "
                 f"\"KEY='a=b'\")"
             ) from None
         key = override.key_or_group
+        if not key:
+            raise ConfigError(f"{_cut(text)} names no key; write KEY=VALUE")
         if override.is_delete():
             raise ConfigError(f"{text!r}: keys cannot be deleted; give {key} another value instead")
         if override.is_sweep_override():
@@ -115,9 +120,8 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
 
 def _check_option(group: str, option: Any, options: Sequence[str]) -> None:
     if not isinstance(option, str) or option not in options:
-        raise ConfigError(
-            f"{group}={option}: no such option; legal: {', '.join(options)}{_hint(str(option), options)}"
-        )
+        given = str(option)[:_LONGEST_VALUE]
+        raise ConfigError(_with_legal(f"{group}={given}: no such option", given, options))
 
 
 def _check_key(key: str, groups: Mapping[str, Sequence[str]]) -> None:
@@ -137,9 +141,8 @@ def _check_key(key: str, groups: Mapping[str, Sequence[str]]) -> None:
             where = f"in {'.'.join(done)}" if done else "at the top"
             also = [] if done else sorted(set(groups) - set(legal))
             names = [*legal, *also]
-            raise ConfigError(
-                f"{key}: unknown key {part!r} {where}; legal: {', '.join(names)}{_hint(part, names)}"
-            )
+            unknown = f"{key[:_LONGEST_VALUE]}: unknown key {_cut(part)} {where}"
+            raise ConfigError(_with_legal(unknown, part, names))
         done.append(part)
         node = legal[part]
 
@@ -160,6 +163,19 @@ def _is_mapping(node: Any) -> bool:
     """Whether a type is a dictionary, or a union with one."""
     options = typing.get_args(node) if isinstance(node, types.UnionType) else (node,)
     return any(typing.get_origin(option) is dict for option in options)
+
+
+def _with_legal(problem: str, word: str, names: Sequence[str]) -> str:
+    """A problem with the legal names behind it: as many of them as a line has room for."""
+    shown, hint = list(names), _hint(word, names)
+    while len(line := f"{problem}; legal: {_listing(shown, len(names))}{hint}") > _LONGEST_LINE and shown:
+        shown.pop()
+    return line
+
+
+def _listing(shown: Sequence[str], total: int) -> str:
+    more = f" and {total - len(shown)} more (slurm-ppo config shows all)" if len(shown) < total else ""
+    return ", ".join(shown) + more
 
 
 def _hint(word: str, names: Sequence[str]) -> str:
@@ -193,7 +209,8 @@ def _hydra_compose(
     first = config_dir.absolute() if config_dir else packaged
     try:
         with initialize_config_dir(str(first), version_base="1.3"):
-            composed = hydra_compose(_TOP, overrides=[search, *(_with_plus(text) for text in overrides)])
+            words = [word for text in overrides for word in _as_hydra_takes_it(text)]
+            composed = hydra_compose(_TOP, overrides=[search, *words])
         return typing.cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(_one_line(error)) from None
@@ -206,10 +223,16 @@ def _with_base(defaults: Sequence[str | dict[str, Any]]) -> list[str | dict[str,
     return [first, _BASE, *unchosen]
 
 
-def _with_plus(text: str) -> str:
-    """Keys were checked against the dataclasses; ``++`` lets Hydra set those that no YAML names."""
-    key = text.split("=", 1)[0]
-    return f"++{text.lstrip('+')}" if "." in key else text
+def _as_hydra_takes_it(text: str) -> list[str]:
+    """Keys were checked against the dataclasses; ``++`` lets Hydra set those that no YAML names.
+
+    Hydra merges mappings, so that an empty one would change nothing: it takes the place of what was there.
+    """
+    key, _, value = text.partition("=")
+    if "." not in key:
+        return [text]
+    key = f"++{key.lstrip('+')}"
+    return [f"{key}=null", f"{key}={{}}"] if value.replace(" ", "") == "{}" else [f"{key}={value}"]
 
 
 def _quoted(text: str) -> str:
@@ -269,6 +292,7 @@ _WORDING = {
     "api_key_env": "the name of an environment variable; the key itself belongs into no file",
     "scheduler": "module:function",
     "engine": "transformers, vllm, or module:function of an engine of yours",
+    "device_map": "auto, balanced, balanced_low_0, sequential, or a device such as cuda:0",
     "pool": "a word of lower-case letters, digits and '_'",
     "time": "D-HH:MM:SS or HH:MM:SS, in quotes because YAML takes 4:00:00 for the number 14400",
     "mem": "a number with K, M, G or T behind it, such as 64G",
@@ -297,33 +321,43 @@ def _describe(problem: Any) -> str:
     key = ".".join(location) or "config"
     if problem["type"] == "unexpected_keyword_argument":
         legal = _siblings(location, kind)
-        legal_text = f"; legal: {', '.join(legal)}{_hint(location[-1], legal)}" if legal else ""
-        return f"{key}: unknown key {location[-1]!r}{legal_text}"
+        unknown = f"{key}: unknown key {location[-1]!r}"
+        return _with_legal(unknown, location[-1], legal) if legal else unknown
     if problem["type"] == "dataclass_type":
         keys = ", ".join(_siblings([*location, ""], kind))
-        return f"{key}: holds several keys; set one of them: {keys} (got {problem['input']!r})"
+        return f"{key}: holds several keys; set one of them: {keys} (got {_cut(problem['input'])})"
     if problem["type"] == "dict_type":
-        return f"{key}: holds entries that you name; write {key}.NAME=... (got {problem['input']!r})"
+        return f"{key}: holds entries that you name; write {key}.NAME=... (got {_cut(problem['input'])})"
     is_number = problem["type"] == "string_type" and location[-1] in _WORDING
     if problem["type"] == "string_pattern_mismatch" or is_number:
         is_pool = location[:2] == ["scheduler", "pools"] and len(location) == 3
         wanted = _WORDING.get("pool" if is_pool else location[-1], "letters, digits, '_', '.' and '-'")
-        return f"{key}: write {wanted} (got {problem['input']!r})"
+        return f"{key}: write {wanted} (got {_cut(problem['input'])})"
     if problem["type"] in ("missing", "missing_argument"):
         return f"{key}: must be given"
     if problem["type"] == "union_tag_not_found" and key == "scheduler":
         return "scheduler: says no kind; choose " + _options("scheduler")
     if problem["type"] == "union_tag_not_found":
+        found = problem["input"]
+        given = ", ".join(map(str, found)) if isinstance(found, dict) else repr(found)
         return (
-            f"{key}: says no kind; add {key}.kind=model (with path), {key}.kind=rule (with function) or "
-            f"{key}.kind=remote (with url)"
+            f"{key}: says no kind, only {given[:_LONGEST_VALUE]}; add {key}.kind=model (with path), "
+            "kind=rule (with function) or kind=remote (with url), or choose reward=model, rule or remote"
         )
     if problem["type"] == "union_tag_invalid" and location[:2] == ["reward", "components"]:
-        given, legal = problem["ctx"]["tag"], list(KINDS)
-        return f"{key}.kind={given}: no such kind; legal: {', '.join(legal)}{_hint(given, legal)}"
+        given = str(problem["ctx"]["tag"])[:_LONGEST_VALUE]
+        return _with_legal(f"{key}.kind={given}: no such kind", given, list(KINDS))
     if problem["type"] == "too_short" and key == "reward.components":
         return f"{key}: must be given; choose {_options('reward')}"
-    return f"{key}: {problem['msg']} (got {problem['input']!r})"
+    if problem["type"] in ("tuple_type", "list_type"):
+        return f"{key}: write a list, such as {key}=[a,b] (got {_cut(problem['input'])})"
+    return f"{key}: {problem['msg']} (got {_cut(problem['input'])})"
+
+
+def _cut(value: Any) -> str:
+    """A value as it was given, or its beginning."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
 def _siblings(location: Sequence[str], kind: str) -> list[str]:

@@ -12,17 +12,19 @@ from pydantic import ConfigDict, with_config
 
 from pipeline.algorithmconfig import AlgorithmConfig
 from pipeline.configtypes import (
+    Fraction,
     Name,
     NonNegativeInt,
     PluginName,
     PositiveInt,
     Text,
 )
+from pipeline.engineconfig import Engine
 from pipeline.notifyconfig import NotifyConfig
 from pipeline.rewardconfig import RewardConfig
 from pipeline.rolloutconfig import RolloutConfig
 from pipeline.schedulerconfig import LocalConfig, SchedulerConfig
-from pipeline.updateconfig import UpdateConfig
+from pipeline.updateconfig import Precision, UpdateConfig
 
 
 class BadRows(StrEnum):
@@ -64,8 +66,8 @@ class ModelConfig:
     reference: Text | None = None
     """Directory of the frozen reference model for KL. Default: the policy's own directory."""
     critic: Text | None = None
-    """Directory the critic starts from (a backbone; its head may be missing). Default: the policy's
-    backbone with a value head of zeros."""
+    """Directory the critic starts from, of the policy's vocabulary: a critic, a reward model, whose head it
+    takes, or a language model, which gets a value head of zeros. Default: the policy's."""
     context_length: PositiveInt | None = None
     """Most tokens of prompt and response together. Default: the policy's max_position_embeddings."""
     tokenizer: PluginName | None = None
@@ -86,6 +88,8 @@ class DataConfig:
     """Column with the prompt: a string, or a list of chat messages {role, content}."""
     id_column: Text | None = None
     """Column with a unique id per row. Default: a hash of the prompt's content."""
+    columns: tuple[Text, ...] | None = None
+    """Other columns to keep, for rules, templates and services. Default: all."""
     split: str = "train"
     """Split to read when the directory holds a dataset with several."""
     prompts_per_iteration: PositiveInt = 256
@@ -93,7 +97,11 @@ class DataConfig:
     max_prompt_tokens: PositiveInt | None = None
     """Longest usable prompt in tokens. Default: context_length minus rollout.max_new_tokens."""
     bad_rows: BadRows = BadRows.DROP
-    """Rows that are empty, not text, too long or have a duplicate id: drop (counted and listed) or fatal."""
+    """Rows that are empty, not text, too long, of mixed types or have a duplicate id: drop (counted and
+    listed) or fatal."""
+    max_dropped: Fraction = 0.5
+    """Largest share of a file's rows that may be dropped: with more, the run is refused before its first
+    rollout. 1: any."""
     long_prompts: LongPrompts | None = None
     """Prompts that are too long: drop, truncate (on the left) or fatal. Default: as bad_rows says."""
     shuffle: bool = True
@@ -175,3 +183,16 @@ class Config:
     def responses_per_iteration(self) -> int:
         """Rows of one iteration over all shards."""
         return self.data.prompts_per_iteration * self.rollout.samples_per_prompt
+
+    @property
+    def rollout_precision(self) -> Precision:
+        """Number format that responses are generated in: what is trained is what generates."""
+        if self.rollout.precision is not None:
+            return self.rollout.precision
+        is_slow = self.rollout.engine == Engine.VLLM and self.update.precision is Precision.FP32
+        return Precision.BF16 if is_slow else self.update.precision
+
+    @property
+    def reward_precision(self) -> Precision:
+        """Number format of reward and reference models."""
+        return self.reward.precision or self.update.precision

@@ -33,4 +33,7 @@ ArgumentName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 HttpUrl = Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9._\[\]:-]+(/[^\s@]*)?$")]
 """Without user name and password, which would be secrets in a file."""
 
+DeviceMap = Annotated[
+    str, Field(pattern=r"^(auto|balanced(_low_0)?|sequential|(cpu|cuda|xpu|npu|hpu|mlu|musa|mps)(:\d+)?)$")
+]
 PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]

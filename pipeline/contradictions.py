@@ -7,6 +7,7 @@ from pipeline.algorithmconfig import (
     CorrectionMode,
     Estimator,
     KLController,
+    KLEstimator,
     KLPlacement,
     ReferenceStage,
     ShapingConfig,
@@ -41,14 +42,13 @@ def contradictions(config: Config) -> Iterator[Problem]:
             samples,
             f"algorithm.estimator={estimator} compares samples of a prompt and needs at least 2",
         )
+    yield from _clip_problems(config)
     yield from _kl_problems(config)
     yield from _shaping_problems(config)
     yield from _keeping_problems(config)
     yield from _slurm_problems(config.scheduler)
     yield from _pool_problems(config)
     yield from notify_problems(config.notify)
-    if config.data.heldout and not config.evaluate.every:
-        yield Problem("data.heldout", config.data.heldout, "needs evaluate.every=N; or leave it out")
     if config.evaluate.every and not config.data.heldout:
         yield Problem("evaluate.every", config.evaluate.every, "needs data.heldout=FILE; or set it to 0")
 
@@ -67,8 +67,14 @@ def _batch_problems(config: Config) -> Iterator[Problem]:
             "update.minibatches",
             minibatches,
             f"must divide the {responses} responses of an iteration (data.prompts_per_iteration x "
-            "rollout.samples_per_prompt) without remainder",
+            f"rollout.samples_per_prompt) without remainder; give {_nearest_divisor(responses, minibatches)}",
         )
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    """Divisor of a number that is nearest to another one, the smaller of two."""
+    divisors = (divisor for divisor in range(1, min(number, 2 * wanted) + 1) if number % divisor == 0)
+    return min(divisors, key=lambda divisor: abs(divisor - wanted))
 
 
 def _kl_problems(config: Config) -> Iterator[Problem]:
@@ -90,6 +96,12 @@ def _kl_problems(config: Config) -> Iterator[Problem]:
         yield Problem(
             "algorithm.kl.straight_through", True, "is of a KL in the loss: needs algorithm.kl.placement=loss"
         )
+    if kl.placement is KLPlacement.LOSS and kl.per_token is KLEstimator.K1 and not kl.straight_through:
+        why = (
+            "its gradient in the loss is zero on average, so nothing would hold the policy; leave it out for "
+            "k3, or give algorithm.kl.straight_through=true too"
+        )
+        yield Problem("algorithm.kl.estimator", KLEstimator.K1, why)
 
 
 def _keeping_problems(config: Config) -> Iterator[Problem]:
@@ -97,6 +109,9 @@ def _keeping_problems(config: Config) -> Iterator[Problem]:
     if update.keep_last == 1:
         why = "an update that is lost is made again from the one before it, so that one is needed too; give 2"
         yield Problem("update.keep_last", 1, why)
+    if update.keep_shards_last == 1:
+        why = "the newest update, and the one before it, may have to be made again from their shards; give 2"
+        yield Problem("update.keep_shards_last", 1, why)
     if update.keep_every is not None and update.keep_last is None:
         why = "says which of the older iterations to keep; give update.keep_last=N too, e.g. 3"
         yield Problem("update.keep_every", update.keep_every, why)
@@ -129,18 +144,20 @@ def _length_problems(config: Config) -> Iterator[Problem]:
     context, prompt = config.model.context_length, config.data.max_prompt_tokens
     if context is None:
         return
+    if context < 2:
+        yield Problem("model.context_length", context, "a prompt and a new token take 2; give more")
+        return
     if prompt is not None and prompt + 1 > context:
         yield Problem(
             "data.max_prompt_tokens",
             prompt,
             f"leaves no room for one new token in model.context_length={context}; legal: 1 to {context - 1}",
         )
-    if prompt is None and config.rollout.max_new_tokens >= context:
+    if config.rollout.max_new_tokens >= context:
         yield Problem(
             "rollout.max_new_tokens",
             config.rollout.max_new_tokens,
-            f"leaves no room for a prompt in model.context_length={context}; legal: 1 to {context - 1}, "
-            "or give data.max_prompt_tokens",
+            f"leaves no room for a prompt in model.context_length={context}; legal: 1 to {context - 1}",
         )
 
 
@@ -153,6 +170,13 @@ def _placement_problems(config: Config) -> Iterator[Problem]:
             "and shard with update.zero_stage. For generation and scoring: rollout.device_map, "
             "reward.device_map",
         )
+
+
+def _clip_problems(config: Config) -> Iterator[Problem]:
+    low = config.algorithm.clip_range_low
+    if low >= 1:
+        why = "a ratio of probabilities is never below 0: nothing would be clipped; give less, e.g. 0.2"
+        yield Problem("algorithm.clip_range_low", low, why)
 
 
 def _precision_problems(config: Config) -> Iterator[Problem]:

@@ -6,7 +6,7 @@ What pydantic needs for a type takes long to build, and a command reads few type
 from typing import Any, TypeVar, cast
 
 import yaml
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 T = TypeVar("T")
 
@@ -33,3 +33,8 @@ def _adapter(kind: type) -> TypeAdapter[Any]:
     if kind not in _ADAPTERS:
         _ADAPTERS[kind] = TypeAdapter(kind)
     return _ADAPTERS[kind]
+
+
+def in_words(error: ValidationError) -> str:
+    """Each wrong value with its place, in one line."""
+    return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())

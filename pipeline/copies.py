@@ -9,7 +9,8 @@ from pathlib import Path
 
 import xxhash
 
-from pipeline.commits import CorruptData, FileEntry, Record, check_digest, digest_file, fsync_path
+from pipeline.commits import CorruptData, FileEntry, Record, check_digest
+from pipeline.durable import digest_file, fsync_path
 from pipeline.paths import RunPaths
 from pipeline.runs import RunError
 

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pipeline import journal
 from pipeline.attempts import Facts
 from pipeline.runs import Run
-from pipeline.submissions import DRIVER, Ledger, Submission
+from pipeline.submissions import DRIVER, Ledger, Submission, read_control
 from pipeline.tasks import Stage
 from slurm.accounting import Record, Usage, read_records, summarize
 from slurm.commands import SlurmError
@@ -129,8 +130,16 @@ class Accountant:
             return Facts(ours, read_records({s.state.job for s in ours if s.state.job}, _PASS_PATIENCE))
         except (NoAccounting, SlurmError) as error:
             self.is_away = True
-            self.note(f"rows are written without slurm/* numbers: {error}")
+            self._note_once(f"rows are written without slurm/* numbers: {error}")
             return Facts(ours)
+
+    def _note_once(self, text: str) -> None:
+        """In each call of a person's: where there is no accounting, every pass finds none."""
+        call = read_control(self.run.paths).call
+        noted = (e for e in journal.read_tail(self.run.paths.events) if e.get("event") == "no_accounting")
+        if all(event.get("call") != call for event in noted):
+            self.note(text)
+            journal.event(self.run.paths.events, "no_accounting", call=call)
 
 
 def cost_metrics(facts: Facts, iteration: int) -> Row:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pyarrow as pa
 import xxhash
 
-from pipeline.sources import Cells, PromptError, RejectReason, Unusable, listing, read_source, readable, shown
+from pipeline.sources import Cells, RejectReason, Unusable, read_source, shown
+from pipeline.tablefiles import PromptError, listing, readable
 
 __all__ = [
     "Message",
@@ -22,6 +23,7 @@ __all__ = [
     "Prompts",
     "RejectReason",
     "Rejected",
+    "as_dicts",
     "content_id",
     "read_prompts",
     "summarize",
@@ -47,6 +49,8 @@ class Prompt:
     row: int
     prompt_id: str
     prompt: str | tuple[Message, ...]
+    where: str
+    """The row as people are told of it."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +65,18 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Prompts:
-    """What a source holds. ``columns`` has one row per item of ``rows``: all but prompt and id column."""
+    """What a source holds. ``columns`` has one row per item of ``rows``: those kept besides prompt and id."""
 
     rows: tuple[Prompt, ...]
     columns: pa.Table
     rejected: tuple[Rejected, ...]
+    num_total: int
+    """Rows of the source, of which some may not have been looked at."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that were looked at."""
+        return len(self.rows) + len(self.rejected)
 
 
 def read_prompts(
@@ -74,7 +85,9 @@ def read_prompts(
     prompt_column: str,
     id_column: str | None,
     split: str,
+    columns: Sequence[str] | None = None,
     reserved: frozenset[str] = frozenset(),
+    is_sample: bool = False,
 ) -> Prompts:
     """Read and judge every row of a source of prompts. Blank lines of a JSON Lines file are not rows.
 
@@ -83,24 +96,42 @@ def read_prompts(
         prompt_column: column with a string or a list of messages ``{role, content}``.
         id_column: column with unique strings or integers; None hashes the prompt's content instead.
         split: the split to read where the directory holds several, or ``.parquet`` files named after it.
-        reserved: names that the other columns must not have.
+        columns: other columns to keep. Default: all.
+        reserved: names that the columns to keep must not have.
+        is_sample: whether some rows of a large source are enough; ``row`` then counts those that were read.
 
     Raises:
         PromptError: the source cannot be read, lacks a column, or has columns that cannot be kept.
     """
+    wanted = None if columns is None else {prompt_column, *columns, *([id_column] if id_column else [])}
     with readable(path):
-        source = read_source(path, split)
-        others = _check_columns(path, source.names, prompt_column, id_column, reserved)
+        source = read_source(path, split, wanted, is_sample)
+        is_whole = source.num_rows == source.num_total
+        kept = None if columns is None else [c for c in columns if is_whole or c in source.names]
+        others = _check_columns(path, source.names, prompt_column, id_column, kept, reserved)
         rows, rejected = _sift(source.cells(prompt_column, id_column), ids_from_content=id_column is None)
-        columns = source.select(others, [prompt.row for prompt in rows])
-    return Prompts(tuple(rows), columns, tuple(rejected))
+        misfits = source.misfits(others, [prompt.row for prompt in rows])
+        fitting = tuple(prompt for prompt in rows if prompt.row not in misfits)
+        rejected += [_misfit(prompt, misfits[prompt.row]) for prompt in rows if prompt.row in misfits]
+        table = source.select(others, [prompt.row for prompt in fitting])
+    rejected.sort(key=lambda one: one.row)
+    return Prompts(fitting, table, tuple(rejected), source.num_total)
+
+
+def _misfit(prompt: Prompt, detail: str) -> Rejected:
+    return Rejected(prompt.row, prompt.prompt_id, RejectReason.MIXED_TYPES, detail)
 
 
 def content_id(prompt: str | tuple[Message, ...]) -> str:
     """The xxh3_128 hex digest of a prompt's canonical JSON: the same content has the same id anywhere."""
-    plain = prompt if isinstance(prompt, str) else [asdict(message) for message in prompt]
+    plain = prompt if isinstance(prompt, str) else as_dicts(prompt)
     text = json.dumps(plain, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     return xxhash.xxh3_128_hexdigest(text.encode())
+
+
+def as_dicts(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Chat messages as everybody else writes them."""
+    return [{"role": message.role, "content": message.content} for message in messages]
 
 
 def write_rejected(path: Path, rejected: Sequence[Rejected]) -> None:
@@ -118,20 +149,31 @@ def summarize(rejected: Sequence[Rejected]) -> str:
 
 
 def _check_columns(
-    path: Path, names: Sequence[str], prompt_column: str, id_column: str | None, reserved: frozenset[str]
+    path: Path,
+    names: Sequence[str],
+    prompt_column: str,
+    id_column: str | None,
+    kept: Sequence[str] | None,
+    reserved: frozenset[str],
 ) -> list[str]:
-    """The columns besides prompt and id, in the source's order."""
+    """The columns to keep besides prompt and id, in the source's order. Raises PromptError."""
     if prompt_column not in names:
         way_out = f"set data.prompt_column to one of its columns: {listing(names)}"
         raise PromptError(f"{path} has no column {prompt_column!r} in any row; {way_out}")
     if id_column is not None and id_column not in names:
         way_out = f"leave data.id_column out, or set it to one of the columns: {listing(names)}"
         raise PromptError(f"{path} has no column {id_column!r} in any row; {way_out}")
-    if repeated := [name for name, count in Counter(names).items() if count > 1]:
+    if missing := [name for name in kept or () if name not in names]:
+        way_out = f"data.columns may name: {listing(names)}"
+        raise PromptError(f"{path} has no column {missing[0]!r} in any row; {way_out}")
+    ours = (prompt_column, *([id_column] if id_column else []))
+    used = [name for name in names if kept is None or name in kept or name in ours]
+    if repeated := [name for name, count in Counter(used).items() if count > 1]:
         raise PromptError(f"{path} has several columns of the name {listing(repeated)}; keep one of each")
-    others = [name for name in names if name not in (prompt_column, id_column)]
+    others = [name for name in used if name not in ours]
     if clashes := [name for name in others if name in reserved]:
-        raise PromptError(f"{path} has columns with reserved names: {listing(clashes)}; rename them")
+        way_out = "rename them, or name the columns to keep in data.columns"
+        raise PromptError(f"{path} has columns with reserved names: {listing(clashes)}; {way_out}")
     return others
 
 
@@ -153,7 +195,7 @@ def _sift(cells: Iterable[Cells], *, ids_from_content: bool) -> tuple[list[Promp
             rejected.append(Rejected(cell.row, prompt_id, unusable.reason, detail))
         else:
             seen[prompt_id] = cell.where
-            rows.append(Prompt(cell.row, prompt_id, prompt))
+            rows.append(Prompt(cell.row, prompt_id, prompt, cell.where))
     return rows, rejected
 
 

@@ -28,15 +28,24 @@ def up(
     accounting: Annotated[
         bool, typer.Option(help="With slurmdbd and MariaDB, so that sacct answers. Needs two packages more.")
     ] = False,
+    network_filesystem: Annotated[
+        bool,
+        typer.Option(
+            "--network-filesystem",
+            help="With a GlusterFS volume in DIR/shared, mounted by each node for itself. Needs root.",
+        ),
+    ] = False,
 ) -> None:
     """Start a cluster in a new folder: four nodes with pretended GPUs."""
-    from slurm.devcluster import start
+    from slurm.devcluster import Layout, start
 
     began = time.monotonic()
-    cluster = start(folder, accounting=accounting)
+    cluster = start(folder, Layout(network_filesystem=network_filesystem), accounting)
     partitions = ", ".join(partition.name for partition in cluster.layout.partitions)
     typer.echo(f"{len(cluster.layout.nodes)} nodes are up after {time.monotonic() - began:.1f} s")
     typer.echo(f"partitions: {partitions}")
+    if cluster.shared:
+        typer.echo(f"put runs below:        {cluster.shared}")
     where = "" if folder == DEFAULT_FOLDER else f" {shlex.quote(str(folder))}"
     typer.echo(f'use it in this shell:  eval "$(slurm-ppo devcluster env{where})"; sinfo')
     typer.echo(f"look at its daemons:   slurm-ppo devcluster status{where}")

@@ -1,29 +1,48 @@
 """The loop: observe, reconcile, act. It may be killed at any moment and started again anywhere."""
 
 import contextlib
+import shlex
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import FrameType
 from typing import Protocol
 
 from pipeline import journal
+from pipeline.advice import Evidence, Rule, first_shown, in_a_line
 from pipeline.bookkeeping import Books
+from pipeline.goback import Point
+from pipeline.goback import take_back as take_history_back
 from pipeline.jobs import Ended, Jobs, LocalJobs
 from pipeline.lease import HEARTBEAT_SECONDS, Lease, hold
-from pipeline.notify import newest_commit, tell_if_stalled
+from pipeline.lineage import find_break
+from pipeline.notify import newest_commit, rows_unwritten, tell, tell_if_stalled
 from pipeline.observe import Frontier, Records, find_frontier, move_aside
-from pipeline.plan import policy_maker, unique
-from pipeline.reconcile import Actions, Failure, FailureKind, GiveUp, Observation, Retract, reconcile
-from pipeline.runs import Run
-from pipeline.tasks import PREPARE, Task, task_key
+from pipeline.packing import unpack
+from pipeline.plan import Plan, policy_maker, unique
+from pipeline.reconcile import (
+    Actions,
+    Failure,
+    FailureKind,
+    GiveUp,
+    Observation,
+    Retract,
+    reconcile,
+    stale_because,
+)
+from pipeline.runs import Run, RunError
+from pipeline.tasks import PREPARE, Stage, Task, task_key
 from pipeline.tracking import open_tracker
+from pipeline.troubles import Trouble, described, note_recovery, note_trouble
 from slurm.scheduler import Scheduler
 
 _LONG_PASS_SECONDS = 0.1
 _REST_FACTOR = 4
+ROWS_PATIENCE = 600.0
+"""Seconds for which the rows of a run that is trained to its end are tried again."""
+_ROWS_REST = 1.0
 
 
 class Outcome(StrEnum):
@@ -59,27 +78,44 @@ class Driver:
     records: Records
     frontier: Frontier
     given_up: tuple[GiveUp, ...] = ()
+    advised: set[Rule] = field(default_factory=set)
+    """Findings that were told."""
+    trouble: str = ""
+    """Why rows could not be written in the last pass."""
+    has_recovered: bool = False
+    """Whether the journal says of no trouble with rows that is over; an earlier driver may have left one."""
 
     @staticmethod
     def of(run: Run, jobs: Jobs, watcher: Watcher, books: Books) -> "Driver":
-        return Driver(run, jobs, watcher, books, Records(run.paths), find_frontier(run.plan, run.paths))
+        driver = Driver(run, jobs, watcher, books, Records(run.paths), find_frontier(run.plan, run.paths))
+        with never_in_the_way(driver):
+            books.open()
+        return driver
 
     @property
     def is_complete(self) -> bool:
-        plan = self.run.plan
-        is_trained = self.frontier.updated >= plan.iterations
-        return is_trained and self.frontier.evaluated == len(plan.evaluations())
+        return self.frontier.is_complete(self.run.plan, self.books.newest)
+
+    @property
+    def lacks_rows_only(self) -> bool:
+        """Whether everything is committed, and only rows are left to be written."""
+        return not self.is_complete and self.frontier.is_complete(self.run.plan, self.run.plan.iterations)
 
 
-def drive(run: Run, scheduler: Scheduler, watcher: Watcher) -> tuple[Outcome, tuple[GiveUp, ...]]:
+def drive(
+    run: Run, scheduler: Scheduler, watcher: Watcher, held: Lease | None = None
+) -> tuple[Outcome, tuple[GiveUp, ...]]:
     """Advance on this machine until the run is complete, cannot go on, or is interrupted.
+
+    Args:
+        held: the lease, if the caller has it.
 
     Raises:
         LeaseHeld: another driver is at work on the run.
     """
-    with hold(run.paths.locks) as lease, interruptible():
+    with contextlib.nullcontext(held) if held else hold(run.paths.locks) as lease, interruptible():
         journal.event(run.paths.events, "driver_started", host=lease.holder.host, pid=lease.holder.pid)
-        books = Books.open(run, open_tracker(run, watcher.note))
+        books = Books(run, open_tracker(run, watcher.note))
         driver = Driver.of(run, LocalJobs(run, scheduler), watcher, books)
         outcome = Outcome.FAILED
         try:
@@ -88,41 +124,124 @@ def drive(run: Run, scheduler: Scheduler, watcher: Watcher) -> tuple[Outcome, tu
             outcome = Outcome.INTERRUPTED
         finally:
             scheduler.cancel()
-            books.close(outcome is Outcome.COMPLETE)
+            with never_in_the_way(driver):
+                books.close(outcome is Outcome.COMPLETE)
             journal.event(run.paths.events, "driver_ended", outcome=outcome)
         return outcome, driver.given_up
 
 
 def loop(driver: Driver, scheduler: Scheduler, lease: Lease) -> Outcome:
     """The whole of a run, one pass at a time."""
+    since = None
     while True:
         lease.beat()
         started = time.monotonic()
         actions = advance(driver)
         if not driver.is_complete and not actions.give_up:
-            newest = newest_commit(driver.records)
-            tell_if_stalled(driver.run, newest, lease.holder.acquired, driver.watcher.note)
+            tell_on_the_way(driver, lease.holder.acquired)
         # A pass looks at every shard of the iteration: with thousands, not one pass per ended job.
         if (seconds := time.monotonic() - started) > _LONG_PASS_SECONDS:
             time.sleep(min(_REST_FACTOR * seconds, HEARTBEAT_SECONDS))
         if driver.is_complete:
-            return Outcome.COMPLETE
+            if has_whole_chain(driver):
+                return Outcome.COMPLETE
+            continue
         if actions.give_up:
             driver.given_up = actions.give_up
             return Outcome.FAILED
-        if not actions.retract:
+        if driver.lacks_rows_only:
+            since = since or time.monotonic()
+            wait_for_rows(driver, since)
+        elif not actions.retract:
             assert driver.jobs.live, f"nothing runs and nothing is left to do at {driver.frontier}"
             scheduler.wait(HEARTBEAT_SECONDS)
 
 
+def tell_on_the_way(driver: Driver, begun: float) -> None:
+    """Tell people of a run that stands still, or whose rows cannot be written."""
+    run, note = driver.run, driver.watcher.note
+    tell_if_stalled(run, newest_commit(driver.records), begun, note)
+    if driver.trouble:
+        tell(run, rows_unwritten(run, driver.trouble, begun), note)
+
+
+def has_whole_chain(driver: Driver) -> bool:
+    """Whether every policy of a run that is at its end was made from the one before it. If not, what was not
+    is taken back, and the run goes on from there.
+
+    Raises:
+        RunError: it cannot be made again: what it would be made from was thinned out.
+    """
+    run = driver.run
+    found = find_break(run.plan, run.paths, driver.frontier.updated)
+    if found is None:
+        return True
+    driver.watcher.note(f"{found.why}; it is moved aside, with all that came of it, and made again")
+    driver.books.close_rows()
+    take_history_back(run, Point(Stage.UPDATE, found.iteration))
+    driver.records, driver.frontier = Records(run.paths), find_frontier(run.plan, run.paths)
+    return False
+
+
+def wait_for_rows(driver: Driver, since: float) -> None:
+    """A full disk may have room again soon.
+
+    Raises:
+        RunError: rows are waited for since ``since`` (monotonic), which is too long ago.
+    """
+    if time.monotonic() - since > ROWS_PATIENCE:
+        raise RunError(
+            f"everything is committed, but its rows could not be written for {ROWS_PATIENCE:.0f} s: "
+            f"{driver.trouble}; mend that, then: slurm-ppo resume {shlex.quote(str(driver.run.paths.root))}"
+        )
+    time.sleep(_ROWS_REST)
+
+
 def advance(driver: Driver) -> Actions:
-    """One pass: observe the disk and the scheduler, decide, act. Idempotent."""
+    """One pass: observe the disk and the scheduler, decide, act, and keep books. Idempotent."""
     seen = observe(driver)
     max_attempts = driver.run.config.scheduler.max_attempts
     actions = reconcile(driver.run.plan, seen, max_attempts, in_advance=driver.jobs.horizon > 0)
     act(driver, actions, seen)
+    keep_books(driver, seen.tasks)
     driver.watcher.progress(driver.frontier, driver.records, tuple(seen.tasks))
     return actions
+
+
+def keep_books(driver: Driver, tasks: Sequence[Task]) -> None:
+    """Write the rows that are due and remove what is not to be kept."""
+    books, records, watcher = driver.books, driver.records, driver.watcher
+    with never_in_the_way(driver):
+        for row in books.write_rows(records, driver.frontier, watcher.note):
+            watcher.row(row)
+            tell_advice(driver)
+        for note in (*books.thin(driver.frontier), *books.pack(driver.frontier)):
+            watcher.note(note)
+        if not driver.has_recovered:
+            note_recovery(driver.run.paths, Trouble.ROWS)
+        driver.trouble, driver.has_recovered = "", True
+    records.keep_only({*around(driver.run.plan, tasks), *books.wanted(driver.frontier)})
+
+
+def tell_advice(driver: Driver) -> None:
+    """Say what the newest row shows for the first time, once in the life of a driver."""
+    for advice in first_shown(Evidence(driver.books.rows, driver.run.config)):
+        if advice.rule not in driver.advised:
+            driver.watcher.note(in_a_line(advice))
+            driver.advised.add(advice.rule)
+
+
+@contextlib.contextmanager
+def never_in_the_way(driver: Driver) -> Iterator[None]:
+    """What people see never stops what trains: an error is told, and the next pass tries again."""
+    try:
+        yield
+    except Exception as error:  # whatever it is: training goes on
+        text = described(error)
+        if text != driver.trouble:
+            driver.watcher.note(f"rows cannot be written: {text}; training goes on")
+            note_trouble(driver.run.paths, Trouble.ROWS, text)
+        driver.trouble, driver.has_recovered = text, False
 
 
 def observe(driver: Driver) -> Observation:
@@ -130,30 +249,29 @@ def observe(driver: Driver) -> Observation:
     jobs, records = driver.jobs, driver.records
     jobs.query()
     tasks = look(driver)
-    for ended in jobs.settle(tasks, lambda task: records.get(task) is not None or task in records.corrupt):
+    for ended in jobs.settle(tasks, records.published):
         take_note(driver, ended)
     return Observation(tasks, records.committed(), dict(records.corrupt), jobs.live, jobs.failures)
 
 
 def look(driver: Driver) -> tuple[Task, ...]:
-    """Read new commits, move the frontier along, write the rows that are due. Returns the window."""
-    plan, records, books = driver.run.plan, driver.records, driver.books
+    """Read new commits and move the frontier along. Returns the window."""
+    plan, records = driver.run.plan, driver.records
     while True:
         tasks = plan.window(driver.frontier.updated, driver.frontier.evaluated, driver.jobs.horizon)
-        around = unique(*tasks, *(source for task in tasks for source in plan.inputs(task)))
-        records.refresh(around)
+        records.refresh(around(plan, tasks))
         moved = find_moved(driver)
         if moved == driver.frontier:
             break
         if driver.frontier.updated < 0:
             note_rejected(driver)
         driver.frontier = moved
-    for row in books.write_rows(records, driver.frontier):
-        driver.watcher.row(row)
-    for note in books.thin(driver.frontier):
-        driver.watcher.note(note)
-    records.keep_only({*around, *books.wanted(driver.frontier)})
     return tasks
+
+
+def around(plan: Plan, tasks: Sequence[Task]) -> tuple[Task, ...]:
+    """Tasks and what they read."""
+    return unique(*tasks, *(source for task in tasks for source in plan.inputs(task)))
 
 
 def note_rejected(driver: Driver) -> None:
@@ -166,13 +284,16 @@ def note_rejected(driver: Driver) -> None:
 
 
 def find_moved(driver: Driver) -> Frontier:
-    """The frontier after the commits that are known now."""
+    """The frontier after the commits that are known now. It does not pass over an update that is stale: one
+    that was made from what is no longer there is for reconcile to take back.
+    """
     plan, known = driver.run.plan, driver.records.known
     updated, evaluated = driver.frontier.updated, driver.frontier.evaluated
+    following = policy_maker(updated + 1)
     if updated < 0:
         updated = plan.start if PREPARE in known else updated
-    elif updated < plan.iterations and policy_maker(updated + 1) in known:
-        updated += 1
+    elif updated < plan.iterations and following in known:
+        updated += not stale_because(following, plan.inputs(following), known)
     evaluations = plan.evaluation_tasks()
     # Nothing counts before prepare does: when its commit was taken back, others may still stand.
     if updated >= 0 and evaluated < len(evaluations) and evaluations[evaluated] in known:
@@ -214,6 +335,8 @@ def take_back(driver: Driver, retracts: Sequence[Retract]) -> None:
     """Move what does not stand aside, and look anew how far the run has come."""
     label = task_key(retracts[0].task).replace("/", "-")
     more = f"-and-{len(retracts) - 1}-more" if len(retracts) > 1 else ""
+    for iteration in {retract.task.iteration for retract in retracts if retract.task.stage.is_sharded}:
+        unpack(driver.run.paths, iteration)
     target = move_aside(driver.run.paths, [retract.task for retract in retracts], label + more)
     for retract in retracts:
         driver.records.forget(retract.task)

@@ -4,7 +4,6 @@ Job ids are names such as JOB-1-rollout.
 """
 
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +11,9 @@ from pipeline.arrays import array_of, driver_submission, in_order, stage_submiss
 from pipeline.config import Config
 from pipeline.observe import Records, find_frontier
 from pipeline.paths import RunPaths
-from pipeline.plan import Plan
-from pipeline.reconcile import Launch, stale_because
+from pipeline.reconcile import Launch
 from pipeline.resources import Lessons
-from pipeline.runs import Identity, Run, is_run, version
+from pipeline.runs import Identity, Run, is_run, slurm_settings, version
 from pipeline.schedulerconfig import SlurmConfig
 from pipeline.slurmjobs import GUARDS
 from pipeline.submissions import GUARD, Ledger, Submission
@@ -33,54 +31,19 @@ def imagined_run(config: Config) -> Run:
     return Run(RunPaths(Path(config.run_dir)), config, identity)
 
 
-def describe_plan_of(run: Run) -> str:
-    """What is left to do, and on Slurm the scripts that would be submitted now."""
-    text = describe_plan(run.plan, run.paths if is_run(run.paths.root) else None)
-    return f"{scripts(run)}\n\n{text}" if isinstance(run.config.scheduler, SlurmConfig) else text
-
-
-def describe_plan(plan: Plan, paths: RunPaths | None) -> str:
-    """Every task that would run and why, after counts per stage. ``paths`` of an existing run, or None."""
-    reasons = outstanding(plan, paths)
-    counts = Counter(task.purpose for task in reasons)
-    total = Counter(task.purpose for task in plan.all_tasks())
-    lines = [f"{'stage':<10}{'to run':>8}{'done':>8}"]
-    lines += [f"{stage:<10}{counts[stage]:>8}{total[stage] - counts[stage]:>8}" for stage in total]
-    lines += ["", *(f"{task}: {reason}" for task, reason in reasons.items())]
-    if not reasons:
-        lines.append("nothing to do: every task is committed")
-    lines.append("This was a plan: nothing was run.")
-    return "\n".join(lines)
-
-
-def outstanding(plan: Plan, paths: RunPaths | None) -> dict[Task, str]:
-    """Tasks without a commit that stands, with the reason."""
-    if paths is None:
-        return dict.fromkeys(plan.all_tasks(), "not committed")
-    records = Records(paths)
-    records.refresh(plan.all_tasks())
-    committed = records.committed()
-    reasons: dict[Task, str] = {}
-    for task in plan.all_tasks():
-        if task in records.corrupt:
-            reasons[task] = records.corrupt[task]
-        elif task not in committed:
-            reasons[task] = "not committed"
-        elif why := stale_because(task, plan.inputs(task), committed):
-            reasons[task] = why
-    return reasons
-
-
 def scripts(run: Run) -> str:
-    """Every script of the next submission, each under its file's name."""
+    """Every script of the next submission, each under its file's name.
+
+    Raises:
+        RunError: the run is one of this machine.
+    """
     ledger = Ledger(run.paths)
     parts = [f"### {ledger.script(s)}\n{text}" for s, text in _rendered(run, ledger)]
     return "\n".join([*parts, "This was a dry run: nothing was submitted."])
 
 
 def _rendered(run: Run, ledger: Ledger) -> Iterator[tuple[Submission, str]]:
-    config = run.config.scheduler
-    assert isinstance(config, SlurmConfig)
+    config = slurm_settings(run)
     tasks, committed = _outstanding(run)
     carriers: dict[Task, Carrier] = {}
     for group in in_order([Launch(task, "") for task in tasks]):
@@ -116,8 +79,7 @@ def _driver(
 
 def _outstanding(run: Run) -> tuple[list[Task], set[Task]]:
     """Tasks of the window that are not committed, and those that are."""
-    config = run.config.scheduler
-    assert isinstance(config, SlurmConfig)
+    config = slurm_settings(run)
     if not is_run(run.paths.root):
         return list(run.plan.window(-1, 0, config.horizon)), set()
     frontier = find_frontier(run.plan, run.paths)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from pipeline.paths import RunPaths
-from pipeline.reconcile import Failure, FailureKind
+from pipeline.reconcile import DISK_EXIT, Failure, FailureKind
 from pipeline.submissions import Submission
 from slurm.commands import SlurmError
 from slurm.query import Element, NoAccounting, read_ended
@@ -75,5 +75,7 @@ def _verdict(submission: Submission, element: Element | None) -> tuple[FailureKi
         return FailureKind.KILLED, "Slurm says COMPLETED, but nothing was committed"
     if element.state is SlurmState.CANCELLED and not element.node:
         return FailureKind.LOST, "cancelled before it had started (CANCELLED)"
+    if element.state is SlurmState.FAILED and element.exit_code == DISK_EXIT:
+        return FailureKind.DISK, "the shared filesystem was full, read-only or away"
     words = exit_in_words(element.state, element.exit_code or 0, element.signal or 0)
     return KINDS.get(element.state, FailureKind.KILLED), words

@@ -24,6 +24,10 @@ def engine_problems(config: Config) -> Iterator[Problem]:
         if context and rollout.vllm.max_model_len and rollout.vllm.max_model_len <= context:
             why = f"leaves no room for one new token after data.max_prompt_tokens={context}; give more"
             yield Problem("rollout.vllm.max_model_len", rollout.vllm.max_model_len, why)
+        elif (rollout.vllm.max_model_len or rollout.max_new_tokens + 1) <= rollout.max_new_tokens:
+            new = f"rollout.max_new_tokens={rollout.max_new_tokens}"
+            why = f"leaves no room for a prompt beside {new}; give more"
+            yield Problem("rollout.vllm.max_model_len", rollout.vllm.max_model_len, why)
     scored = [c for c in config.reward.components.values() if scores_with(config.reward, c) == Engine.VLLM]
     for where in dict.fromkeys(f"pools.{c.pool}" if c.pool else "reward" for c in scored):
         yield from _parallel_problems("reward", config.reward.vllm, config, where)

@@ -1,5 +1,7 @@
 """Errors that are the user's to mend: shown as one message, without a traceback."""
 
+import errno
+import os
 import sys
 
 
@@ -8,6 +10,7 @@ def user_errors() -> tuple[type[Exception], ...]:
     names = (
         ("pipeline.compose", "ConfigError"),
         ("pipeline.runs", "RunError"),
+        ("pipeline.submissions", "SpoiltControl"),
         ("pipeline.lease", "LeaseHeld"),
         ("pipeline.lease", "LeaseLost"),
         ("pipeline.data", "PromptError"),
@@ -22,10 +25,11 @@ def user_errors() -> tuple[type[Exception], ...]:
 
 
 def service_errors() -> tuple[type[Exception], ...]:
-    """Slurm's or W&B's own troubles: nothing is lost, and later they may answer."""
+    """Troubles of Slurm, W&B or the file server: nothing is lost, and later they may answer."""
     names = (
         ("slurm.commands", "SlurmError"),
         ("slurm.states", "UnknownState"),
+        ("slurm.sharedfiles", "FileServerError"),
         ("pipeline.sync", "SyncFailed"),
         ("pipeline.dashboardpush", "PushFailed"),
     )
@@ -34,3 +38,43 @@ def service_errors() -> tuple[type[Exception], ...]:
 
 def _imported(names: tuple[tuple[str, str], ...]) -> tuple[type[Exception], ...]:
     return tuple(getattr(sys.modules[module], name) for module, name in names if module in sys.modules)
+
+
+LONGEST_LINE = 300
+_LONGEST_NAME = 120
+_PASSING = frozenset(
+    {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN, errno.EAGAIN}
+)
+"""What a file server says that is away, and a machine that is short of something."""
+_REMEDIES = {
+    errno.EROFS: "the filesystem is mounted read-only here: type the command where it can be written",
+    errno.EACCES: "change its permissions, or type the command as its owner",
+    errno.EPERM: "change its permissions or attributes, or type the command as its owner",
+    errno.ENOSPC: "free some space there, and type the command again",
+    errno.EDQUOT: "free some space there, and type the command again",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EMFILE: "allow this shell more open files: ulimit -n",
+}
+
+
+def clipped(line: str) -> str:
+    """A line that a person can read. What is left out is from its middle: the way out is at its end."""
+    plain = "".join(letter if letter.isprintable() else "?" for letter in line)
+    over = len(plain) - LONGEST_LINE
+    return plain if over <= 0 else f"{plain[: LONGEST_LINE // 2]} ... {plain[LONGEST_LINE // 2 + over + 5 :]}"
+
+
+def system_error(error: OSError) -> str:
+    """What the system refused, of which file, and the way out, in one line."""
+    what = error.strerror or " ".join(str(error).split()) or type(error).__name__
+    names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+    short = [name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..." for name in names]
+    way_out = _REMEDIES.get(error.errno or 0, "mend that, and type the command again")
+    if is_passing(error):
+        way_out = "nothing that was committed is lost; type the command again later"
+    return f"{' -> '.join(short)}{': ' if short else ''}{what}; {way_out}"
+
+
+def is_passing(error: OSError) -> bool:
+    """Whether the same may work later, without anybody mending anything."""
+    return error.errno in _PASSING

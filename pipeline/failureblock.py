@@ -4,13 +4,16 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from pipeline import journal
 from pipeline.reconcile import Failure, FailureKind, GiveUp
 from pipeline.runs import Run
 from pipeline.schedulerconfig import SlurmConfig
 from pipeline.submissions import is_job_of
 from pipeline.tasks import PREPARE
+from pipeline.views import printable
 from slurm.commands import SlurmError, SlurmMissing
 from slurm.query import Element, NoAccounting, read_ended, read_queue
+from slurm.sharedfiles import is_there
 from slurm.states import Phase, UnknownState, exit_in_words, phase_of
 
 TAIL_LINES = 20
@@ -43,11 +46,12 @@ def render_block(
 
 def describe_failure(failure: Failure, ending: Element | None) -> list[str]:
     """One task that was given up."""
-    lines = [f"failed: {failure.task}, attempt {failure.attempt} ({failure.kind}): {failure.message}"]
+    said = "\n".join(map(printable, failure.message.splitlines()))
+    lines = [f"failed: {failure.task}, attempt {failure.attempt} ({failure.kind}): {said}"]
     if failure.job:
         lines.append(f"  {where(failure.job, failure.node, ending)}")
     log = Path(failure.log)
-    if failure.log and log.is_file():
+    if failure.log and is_there(log):
         lines += [f"  last lines of {log}:", *(f"  | {line}" for line in tail(log, TAIL_LINES))]
     elif failure.log:
         lines.append(f"  it left no log: {log}")
@@ -88,12 +92,10 @@ def read_endings(run: Run, jobs: Collection[str]) -> dict[str, Element]:
 
 def tail(log: Path, num_lines: int) -> list[str]:
     """The last lines of a log."""
-    with log.open("rb") as file:
-        size = log.stat().st_size
-        file.seek(max(0, size - _TAIL_BYTES))
-        lines = file.read().decode(errors="replace").splitlines()
-    whole = lines if size <= _TAIL_BYTES else lines[1:]
-    return [line.rstrip() for line in whole[-num_lines:]] if num_lines else []
+    end = journal.read_end(log, _TAIL_BYTES)
+    lines = end.decode(errors="replace").splitlines()
+    whole = lines if len(end) < _TAIL_BYTES else lines[1:]
+    return [printable(line) for line in whole[-num_lines:]] if num_lines else []
 
 
 def resume_command(run: Run) -> str:
@@ -104,7 +106,7 @@ def way_out(run: Run, given_up: tuple[GiveUp, ...]) -> str:
     """The command to continue with, or what to mend first."""
     if not any(item.failure.kind is FailureKind.CONFIG for item in given_up):
         return f"nothing that was committed is lost; to continue: {resume_command(run)}"
-    if not run.paths.task(PREPARE).record.exists():
+    if not is_there(run.paths.task(PREPARE).record):
         return "nothing was committed: mend the settings and type the same command again"
     return (
         f"mend what the message names, then: {resume_command(run)} (settings are frozen; "

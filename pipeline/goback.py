@@ -1,19 +1,22 @@
 """Going back: what a later point of a run supersedes is moved aside, never deleted."""
 
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline import journal
 from pipeline.bookkeeping import keep_best
 from pipeline.commits import require_record
-from pipeline.lease import hold
+from pipeline.lease import hold_patiently
 from pipeline.mirrorstate import rewind
-from pipeline.observe import find_frontier, fresh_folder, move_into
+from pipeline.observe import find_frontier, fresh_folder, move_folder, move_history, recorded
+from pipeline.packing import unpack
 from pipeline.plan import Plan, policy_maker
 from pipeline.runs import Run, RunError
+from pipeline.submissions import Ledger
 from pipeline.tasks import Stage, Task, task_key
-from pipeline.thinning import Thinned, check_is_kept, in_words, kept_versions
+from pipeline.thinning import Thinned, check_is_kept, in_words, kept_versions, read_best
+from slurm.sharedfiles import is_there
 
 _ORDER = (Stage.ROLLOUT, Stage.SCORE, Stage.REWARD, Stage.UPDATE, Stage.EVALUATE)
 
@@ -47,8 +50,11 @@ def parse_point(text: str) -> Point:
     return Point(Stage(stage), int(iteration) if iteration else None, pool)
 
 
-def go_back(run: Run, point: Point) -> Path | None:
+def go_back(run: Run, point: Point, patience: float = 0.0) -> Path | None:
     """Move everything from ``point`` on aside. Returns the folder it is in now; None if there was nothing.
+
+    Args:
+        patience: seconds to wait for a driver whose pass is short.
 
     Raises:
         RunError: the run has not come as far as that point, begins after it, has no such pool, or what it
@@ -56,27 +62,45 @@ def go_back(run: Run, point: Point) -> Path | None:
         LeaseHeld: a driver is at work.
     """
     check_has_pool(run.plan, point)
-    with hold(run.paths.locks):
-        updated = find_frontier(run.plan, run.paths).updated
-        at_hand = min(max(updated, run.plan.start) + 1, run.plan.iterations)
-        iteration = at_hand if point.iteration is None else point.iteration
-        if iteration > at_hand:
-            raise RunError(f"the run has come to iteration {at_hand}, so it cannot go back to {iteration}")
-        check_can_start_from(run, point.stage, iteration, updated)
-        tasks = superseded(run.plan, replace(point, iteration=iteration), at_hand)
-        done = [task for task in tasks if run.paths.task(task).record.exists()]
-        if not done:
-            return None
-        folder = fresh_folder(run.paths.superseded, f"from-{point}-{iteration}")
-        trim_rows(run, iteration, folder)  # first: cut short here, the driver writes the rows anew
-        move_into(folder, run.paths, done)
-        journal.event(
-            run.paths.events,
-            "went_back",
-            tasks=[task_key(task) for task in done],
-            moved_to=str(folder),
-        )
-        return folder
+    with hold_patiently(run.paths.locks, patience):
+        return take_back(run, point)
+
+
+def take_back(run: Run, point: Point) -> Path | None:
+    """The same for the holder of the lease."""
+    updated = find_frontier(run.plan, run.paths).updated
+    at_hand = min(max(updated, run.plan.start) + 1, run.plan.iterations)
+    iteration = at_hand if point.iteration is None else point.iteration
+    if iteration > at_hand:
+        raise RunError(f"the run has come to iteration {at_hand}, so it cannot go back to {iteration}")
+    check_can_start_from(run, point.stage, iteration, updated)
+    tasks = superseded(run.plan, replace(point, iteration=iteration), max(at_hand, newest_begun(run)))
+    done = list(recorded(run.paths, tasks))
+    if not done:
+        return None
+    if point.stage in (Stage.SCORE, Stage.REWARD, Stage.UPDATE):  # some of its shards stay
+        unpack(run.paths, iteration)
+    folder = fresh_folder(run.paths.superseded, f"from-{point}-{iteration}")
+    trim_rows(run, iteration, folder)  # first: cut short here, the driver writes the rows anew
+    move_history(folder, run.paths, tasks)
+    withdraw_submissions(run, tasks)
+    names = [task_key(task) for task in done]
+    journal.event(run.paths.events, "went_back", tasks=names, moved_to=str(folder))
+    return folder
+
+
+def withdraw_submissions(run: Run, tasks: Sequence[Task]) -> None:
+    """Their jobs are not to be explained: that they ended without a commit is our doing."""
+    ledger, purposes = Ledger(run.paths), {(task.iteration, task.purpose) for task in tasks}
+    for submission in ledger.load({task.iteration for task in tasks}):
+        if (submission.iteration, submission.purpose) in purposes:
+            ledger.note(submission, replace(submission.state, is_withdrawn=True))
+
+
+def newest_begun(run: Run) -> int:
+    """The newest iteration that an attempt has begun: a lost driver may have left some ahead of the run."""
+    begun = (int(path.name) for path in run.paths.iterations.glob("[0-9]*"))
+    return min(max(begun, default=0), run.plan.iterations)
 
 
 def check_has_pool(plan: Plan, point: Point) -> None:
@@ -125,23 +149,27 @@ def superseded(plan: Plan, point: Point, at_hand: int) -> list[Task]:
 
 def trim_spans(run: Run, iteration: int, folder: Path) -> None:
     """Take the spans of the iterations that have no row any more out of spans.jsonl."""
-    if run.paths.spans.exists():
+    if is_there(run.paths.spans):
         lines = journal.read(run.paths.spans)
         journal.rewrite(folder / run.paths.spans.name, lines)
         journal.rewrite(run.paths.spans, (line for line in lines if line.get("iteration", 0) < iteration))
 
 
 def trim_rows(run: Run, iteration: int, folder: Path) -> None:
-    """Take the rows from ``iteration`` on out of metrics.jsonl, and the best policy if it was one of them."""
+    """Take the rows from ``iteration`` on out of metrics.jsonl, and the best policy if it was one of them.
+
+    What was published of rows goes as a whole: a driver that lost its lease may still write there.
+    """
     rows = journal.read(run.paths.metrics)
     kept = [row for row in rows if row["iteration"] < iteration]
+    move_folder(run.paths.rows, folder, run.paths)
     if len(kept) == len(rows):
         return
     journal.rewrite(folder / run.paths.metrics.name, rows)
     journal.rewrite(run.paths.metrics, kept)
     trim_spans(run, iteration, folder)
     rewind(run.paths, int(kept[-1]["iteration"]) if kept else run.plan.start)
-    best = json.loads(run.paths.best.read_text()) if run.paths.best.exists() else None
+    best = read_best(run.paths)
     if best and best["iteration"] >= iteration:
         run.paths.best.rename(folder / run.paths.best.name)
         (run.paths.policies / "best").unlink(missing_ok=True)

@@ -8,13 +8,14 @@ from typing import Protocol
 from pipeline import journal
 from pipeline.config import Config
 from pipeline.observe import explain_failure, in_words, last_attempt_number
-from pipeline.reconcile import URGENCY, Failure, FailureKind, GiveUp, Launch, Observation
+from pipeline.reconcile import DISK_EXIT, URGENCY, Failure, FailureKind, GiveUp, Launch, Observation
+from pipeline.resources import num_update_ranks
 from pipeline.runs import Run
-from pipeline.schedulerconfig import LocalConfig
 from pipeline.tasks import Stage, Task, task_key
 from slurm.scheduler import Job, JobState, JobStatus, Scheduler, rank_log, was_killed
 
-IsCommitted = Callable[[Task], bool]
+CommittedOf = Callable[[Collection[Task]], Collection[Task]]
+"""Those of some tasks that are committed: asked at once, for the answer lists their folders."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Jobs(Protocol):
     def query(self) -> None:
         """Ask what runs. Comes before reading commits, so that an ended job's commit is seen."""
 
-    def settle(self, tasks: Sequence[Task], is_committed: IsCommitted) -> Sequence[Ended]:
+    def settle(self, tasks: Sequence[Task], committed_of: CommittedOf) -> Sequence[Ended]:
         """Attempts that the last query showed as ended and that left no commit."""
 
     @property
@@ -86,12 +87,13 @@ class LocalJobs:
             if status.state is JobState.ENDED and key in self._attempts:
                 self._ended[key] = status
 
-    def settle(self, tasks: Sequence[Task], is_committed: IsCommitted) -> list[Ended]:
+    def settle(self, tasks: Sequence[Task], committed_of: CommittedOf) -> list[Ended]:
         found = []
+        committed = committed_of([self._attempts[key].task for key in self._ended])
         for key, status in self._ended.items():
             attempt = self._attempts.pop(key)
             self.scheduler.forget(key)
-            if not is_committed(attempt.task):
+            if attempt.task not in committed:
                 found.append(self._explain(attempt, status))
         self._ended.clear()
         return found
@@ -99,7 +101,8 @@ class LocalJobs:
     def _explain(self, attempt: _Attempt, status: JobStatus) -> Ended:
         log = rank_log(self.run.paths.task(attempt.task).log(attempt.number), status.rank)
         why = status.note or in_words(status.exit_code)
-        unsaid = Failure(attempt.task, attempt.number, FailureKind.KILLED, why, str(log))
+        kind = FailureKind.DISK if status.exit_code == DISK_EXIT else FailureKind.KILLED
+        unsaid = Failure(attempt.task, attempt.number, kind, why, str(log))
         failure, suspect = explain_failure(self.run.paths, unsaid)
         if failure is not unsaid and ranks_of(self.run.config, attempt.task) > 1:
             failure, suspect = _of_ranks(failure, suspect, unsaid, status)
@@ -136,8 +139,7 @@ class LocalJobs:
 
 def ranks_of(config: Config, task: Task) -> int:
     """Processes that do a task of this machine together."""
-    given = config.scheduler
-    return given.update.ranks if isinstance(given, LocalConfig) and task.stage is Stage.UPDATE else 1
+    return num_update_ranks(config) if task.stage is Stage.UPDATE else 1
 
 
 def _of_ranks(

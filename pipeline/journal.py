@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.commits import replace_durably
+from pipeline.durable import replace_durably
+from slurm.sharedfiles import is_there, persistently, read_newest, size_of
 
 
 def append(path: Path, *rows: Mapping[str, Any]) -> None:
     """Add lines durably. A line cut by an earlier crash is ended first, so that it stays alone."""
-    with path.open("ab+") as file:
+    with persistently(path, lambda: path.open("ab+")) as file:
         if file.tell() > 0:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
@@ -24,21 +25,40 @@ def append(path: Path, *rows: Mapping[str, Any]) -> None:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """All whole lines. A line cut by a crash is left out: its writer never said it was written."""
-    return _parse(path.read_bytes()) if path.exists() else []
+    try:
+        return _parse(read_newest(path))
+    except FileNotFoundError:
+        return []
 
 
 def read_tail(path: Path, num_bytes: int = 1 << 18) -> list[dict[str, Any]]:
     """The last lines only, so that asking costs the same however long the run is."""
-    if not path.exists():
-        return []
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - num_bytes))
-        return _parse(file.read())
+    return _parse(read_end(path, num_bytes))
+
+
+def read_end(path: Path, num_bytes: int) -> bytes:
+    """The last bytes of a file that others append to; none where there is no file."""
+
+    def read() -> bytes:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - num_bytes))
+            return file.read()
+
+    return persistently(path, read) if is_there(path) else b""
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Events at the end of a journal. What is none, as after a bit has flipped, is passed over."""
+    return [
+        row
+        for row in read_tail(path)
+        if isinstance(row.get("time"), int | float) and isinstance(row.get("event"), str)
+    ]
 
 
 def read_since(path: Path, moment: float) -> list[dict[str, Any]]:
     """Events from ``moment`` (unix time) on, and some before: only the end of the journal is read."""
-    size = path.stat().st_size if path.exists() else 0
+    size = size_of(path) if is_there(path) else 0
     num_bytes = 1 << 16
     while True:
         rows = read_tail(path, num_bytes)

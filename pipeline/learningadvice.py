@@ -368,7 +368,7 @@ def engine_mismatch(evidence: Evidence) -> Findings:
     correct = "" if is_corrected else "set algorithm.correction.level=token; "
     what = f"{found.name}: median {number(found.middle)} nats per token in {found.span}"
     remedy = (
-        f"{correct}give rollout.precision={config.rollout.precision} and "
+        f"{correct}give rollout.precision={config.rollout_precision} and "
         f"update.precision={config.update.precision} the same format, or try rollout.engine=transformers"
     )
     title = "the rollout engine's probabilities differ from the trainer's"

@@ -2,8 +2,8 @@
 
 A driver takes the lease by linking the next number, which fails if another was faster, also over NFS. The
 highest number holds the lease until it is marked released or its holder is gone: its process on the same
-host, or, from another host, its heartbeat (the file's modification time). Numbers never go back, so that a
-driver that slept through its own expiry notices that it was replaced.
+host and in the same container, or, from elsewhere, its heartbeat (the file's modification time). Numbers
+never go back, so that a driver that slept through its own expiry notices that it was replaced.
 """
 
 import contextlib
@@ -15,12 +15,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pipeline.commits import link_once, replace_durably
+from pipeline.durable import link_once, replace_durably
+from slurm.sharedfiles import make_folder, names_in, persistently, read_newest
 
 HEARTBEAT_SECONDS = 10.0
 _PATIENT_SECONDS = 0.2
 EXPIRY_SECONDS = 120.0
-"""A holder on another host that has not beaten for this long is taken to be gone."""
+"""A holder elsewhere that has not beaten for this long is taken to be gone."""
 
 
 class LeaseHeld(RuntimeError):
@@ -42,10 +43,19 @@ class Holder:
     """Start time of the process in clock ticks since boot: tells a reused pid from the holder's."""
     acquired: float
     """Unix time."""
+    pid_namespace: str = ""
+    """A container's processes have numbers of their own. Empty: of an earlier version, which did not ask."""
 
     @staticmethod
     def this_process() -> "Holder":
-        return Holder(socket.gethostname(), _boot_id(), os.getpid(), _start_ticks(os.getpid()), time.time())
+        started, now = _start_ticks(os.getpid()), time.time()
+        return Holder(socket.gethostname(), _boot_id(), os.getpid(), started, now, _pid_namespace())
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether its process can be looked for here."""
+        is_here = self.boot_id == _boot_id() and self.host == socket.gethostname()
+        return is_here and self.pid_namespace in ("", _pid_namespace())
 
 
 @dataclass
@@ -66,7 +76,7 @@ class Lease:
             return
         if (newest := _newest(self.path.parent)) != self.path:
             raise LeaseLost(f"{newest} was taken while this driver (pid {self.holder.pid}) stood still")
-        os.utime(self.path)
+        persistently(self.path, lambda: os.utime(self.path))
         self._beaten = time.monotonic()
 
     def release(self) -> None:
@@ -110,7 +120,7 @@ def hold_patiently(folder: Path, seconds: float) -> Iterator[Lease]:
 
 def acquire(folder: Path) -> Lease:
     """Take the lease. Raises LeaseHeld."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     newest = _newest(folder)
     if newest is not None and (why := _held_because(newest)):
         raise LeaseHeld(why)
@@ -122,7 +132,7 @@ def acquire(folder: Path) -> Lease:
     if _newest(folder) != path:  # others came and went since we looked, and removed the name we then took
         path.unlink(missing_ok=True)
         raise LeaseHeld(f"another driver took a lease in {folder} just now; try again")
-    for older in folder.glob("[0-9]*.json"):
+    for older in _leases(folder):
         if int(older.stem) < number:
             older.unlink(missing_ok=True)
     return Lease(path, holder)
@@ -130,15 +140,15 @@ def acquire(folder: Path) -> Lease:
 
 def holder_of(folder: Path) -> str | None:
     """In words, who is at work on the run, or None."""
-    newest = _newest(folder) if folder.is_dir() else None
+    newest = _newest(folder)
     return _held_because(newest) if newest else None
 
 
 def _held_because(path: Path) -> str | None:
     """Why the lease at ``path`` is still held, in words, or None when it is free."""
     try:
-        content = json.loads(path.read_text())
-        beat_age = time.time() - path.stat().st_mtime
+        content = json.loads(read_newest(path))
+        beat_age = time.time() - persistently(path, path.stat).st_mtime
         if "released" in content:
             return None
         holder = Holder(**content)
@@ -146,7 +156,7 @@ def _held_because(path: Path) -> str | None:
         return None
     except (TypeError, ValueError) as error:
         return f"the lease {path} cannot be read ({error}); remove it if no driver is at work on this run"
-    if holder.boot_id == _boot_id() and holder.host == socket.gethostname():
+    if holder.is_visible:
         if _start_ticks(holder.pid) != holder.process_started:
             return None
     elif beat_age > EXPIRY_SECONDS:
@@ -159,11 +169,19 @@ def _held_because(path: Path) -> str | None:
 
 
 def _newest(folder: Path) -> Path | None:
-    return max(folder.glob("[0-9]*.json"), key=lambda path: int(path.stem), default=None)
+    return max(_leases(folder), key=lambda path: int(path.stem), default=None)
+
+
+def _leases(folder: Path) -> list[Path]:
+    return [folder / name for name in names_in(folder) if name[0].isdigit() and name.endswith(".json")]
 
 
 def _boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _pid_namespace() -> str:
+    return str(Path("/proc/self/ns/pid").readlink())
 
 
 def _start_ticks(pid: int) -> str:

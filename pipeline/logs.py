@@ -1,6 +1,7 @@
 """The logs of a run: which there are, their ends, and what is being written to them."""
 
 import re
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,13 +13,17 @@ from pipeline import journal
 from pipeline.failureblock import tail, where
 from pipeline.lease import holder_of
 from pipeline.observe import Records, find_frontier
+from pipeline.packed import BadArchive, archives, read_packed
 from pipeline.paths import RunPaths
 from pipeline.plan import Plan
 from pipeline.runs import Run, RunError
 from pipeline.schedulerconfig import SlurmConfig
 from pipeline.slurmstatus import look_at_queue
+from pipeline.status import is_complete
 from pipeline.submissions import DRIVER, EVALUATION_DRIVER, GUARD, read_control
-from pipeline.tasks import PURPOSE_PATTERN, Stage, parse_task, task_of
+from pipeline.tasks import PURPOSE_PATTERN, Stage, Task, parse_task, task_of
+from pipeline.views import printable
+from slurm.sharedfiles import is_there, names_in, persistently, size_of
 
 _DRIVERS = (DRIVER, EVALUATION_DRIVER, GUARD)
 _FOLDER = re.compile(rf"(\d+)-({PURPOSE_PATTERN})")
@@ -111,10 +116,7 @@ def find_logs(paths: RunPaths, choice: Choice, since: int = 0) -> list[Log]:
 
 def _listing(folder: Path) -> list[Path]:
     """Sorted; nothing for a folder that is not there (any more)."""
-    try:
-        return sorted(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    return [folder / name for name in sorted(names_in(folder))]
 
 
 def show_logs(run: Run, text: str | None, failed: bool, follow: bool, num_lines: int) -> None:
@@ -132,6 +134,10 @@ def show_logs(run: Run, text: str | None, failed: bool, follow: bool, num_lines:
 def describe_logs(run: Run, choice: Choice, num_lines: int) -> Iterator[str]:
     """The ends of the newest logs, each under its path."""
     logs = newest(run, find_logs(run.paths, choice), choice)
+    if not logs and choice.iteration and (path := archives(run.paths, choice.iteration)[1]).exists():
+        command = f"unzip -p {shlex.quote(str(path))} 'logs/*'"
+        yield f"the logs of iteration {choice.iteration} are packed; to read them: {command}"
+        return
     if not logs:
         yield f"no log yet: {choice} has started nothing ({run.paths.log_root})"
         return
@@ -201,20 +207,31 @@ def describe_failed(
         yield f"==> {when} {task}, attempt {event['attempt']} ({event['kind']}): {event['message']}"
         if event.get("job"):
             yield where(event["job"], event.get("node", ""), None)
-        yield from _logs_of(paths.task(task).log(event["attempt"]), num_lines)
+        yield from _logs_of(paths, task, paths.task(task).log(event["attempt"]), num_lines)
         yield ""
     if len(failures) > _MOST_SHOWN:
         yield f"and {len(failures) - _MOST_SHOWN} earlier; all are in {paths.events}"
 
 
-def _logs_of(log: Path, num_lines: int) -> Iterator[str]:
+def _logs_of(paths: RunPaths, task: Task, log: Path, num_lines: int) -> Iterator[str]:
     """The end of an attempt's log, and of those of its other ranks."""
-    if not log.is_file():
-        yield f"it left no log: {log}"
+    if not is_there(log):
+        yield from _packed_log(paths, task, log, num_lines)
         return
     for path in (log, *sorted(log.parent.glob(f"{log.stem}.rank-*{log.suffix}"))):
         yield str(path)
         yield from (f"  | {line}" for line in tail(path, num_lines))
+
+
+def _packed_log(paths: RunPaths, task: Task, log: Path, num_lines: int) -> Iterator[str]:
+    try:
+        packed = read_packed(paths, task.iteration, paths.relative(log))
+    except BadArchive as error:
+        yield str(error)
+        return
+    yield f"it left no log: {log}" if packed is None else f"{log} (packed)"
+    lines = (packed or b"").decode(errors="replace").splitlines()
+    yield from (f"  | {printable(line)}" for line in lines[-num_lines:] if num_lines)
 
 
 @dataclass
@@ -227,26 +244,28 @@ class Reader:
 
     def last_lines(self, num_lines: int) -> list[str]:
         """Go to the end of what is there. Returns its last whole lines."""
-        size = self.path.stat().st_size
-        self.offset = max(0, size - _CHUNK)
+        self.offset = max(0, size_of(self.path) - _CHUNK)
         found = self.lines()
         return found[-num_lines:] if num_lines else []
 
     def lines(self) -> list[str]:
         """Lines that have been completed since the last call."""
-        size = self.path.stat().st_size
+        size = size_of(self.path)
         if size < self.offset:  # cut, or made anew
             self.offset, self.rest = 0, b""
         if size == self.offset:
             return []
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            text = file.read(_CHUNK)
+        text = persistently(self.path, self._read)
         self.offset += len(text)
         *whole, self.rest = (self.rest + text).split(b"\n")
         if len(self.rest) > _LONGEST_LINE:  # a bar drawn over and over, say
             whole, self.rest = [*whole, self.rest], b""
         return [line.decode(errors="replace").rpartition("\r")[2] for line in whole]
+
+    def _read(self) -> bytes:
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            return file.read(_CHUNK)
 
     def remainder(self) -> list[str]:
         """The last line, which nobody will end."""
@@ -282,7 +301,7 @@ class Follower:
         logs = find_logs(self.run.paths, self.choice)
         shown = newest(self.run, logs, self.choice)
         for log in logs:
-            reader = self.readers[log.path] = Reader(log.path, 0 if log in shown else log.path.stat().st_size)
+            reader = self.readers[log.path] = Reader(log.path, 0 if log in shown else size_of(log.path))
             for line in reader.last_lines(num_lines) if log in shown else ():
                 self._print(f"{log.name} | {line}")
         if not logs:
@@ -303,9 +322,7 @@ class Follower:
 
     def _how_it_ended(self) -> str | None:
         """None while the run goes on."""
-        frontier = find_frontier(self.run.plan, self.run.paths)
-        plan = self.run.plan
-        if frontier.updated == plan.iterations and frontier.evaluated == len(plan.evaluations()):
+        if is_complete(self.run):
             return "the run is complete"
         if isinstance(self.run.config.scheduler, SlurmConfig):
             return self._how_jobs_ended()
@@ -323,4 +340,4 @@ class Follower:
         return "nothing of the run is left in Slurm's queue" if is_over else None
 
     def _print(self, line: str) -> None:
-        print(line, file=self.out, flush=True)
+        print(printable(line), file=self.out, flush=True)

@@ -62,6 +62,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("policy_version", _C, "version of the policy that the iteration committed"),
     Metric("epoch", _C, "0-based pass over the prompt file"),
     Metric("samples", _C, "responses rolled out since the run began"),
+    Metric("records_lost", _C, "commit records that could not be read any more when the row was written"),
     Metric("reward/mean", _O, "mean total reward"),
     Metric("reward/std", _O, "standard deviation of the total reward"),
     Metric("reward/min", _O, "lowest total reward"),
@@ -120,7 +121,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("response_length/mean", _R, "tokens per response, those between the policy's turns included"),
     Metric("response_length/min", _R, "shortest response, tokens"),
     Metric("response_length/max", _R, "longest response, tokens"),
-    Metric("response_length/clip_ratio", _R, "share of responses of max_new_tokens"),
+    Metric(
+        "response_length/clip_ratio",
+        _R,
+        "share of responses that were cut: they have not ended by themselves",
+    ),
     Metric("finish_reason/*", _R, "share of responses that ended for this reason"),
     Metric("num_turns/mean", _R, "turns of the policy per conversation"),
     Metric(
@@ -183,7 +188,7 @@ class Clock:
     created: float
     """When the run was made."""
     previous_end: float
-    """When the previous policy was committed; of the first iteration: when prepare was."""
+    """When the previous policy was committed; of the first iteration: when prepare was. 0: nobody knows."""
     iterations: int
     recent_seconds: Sequence[float]
     """``seconds/iteration`` of the last few rows, this one not included."""
@@ -192,28 +197,39 @@ class Clock:
 def iteration_row(
     iteration: int, records: Mapping[str, Sequence[Record]], clock: Clock
 ) -> dict[str, float | int]:
-    """The row of one iteration from its commit records by :attr:`Task.purpose`. Pure."""
-    (update,) = records[Stage.UPDATE]
-    row: dict[str, float | int] = {
-        "iteration": iteration,
-        "policy_version": update.policy_version,
-        "epoch": int(records[Stage.ROLLOUT][0].metrics["epoch"]),
-    }
-    row |= {name: value for name, value in update.metrics.items() if name not in _OWN_OF_RECORD}
-    row["rollout/refused"] = sum(r.metrics.get("refused", 0.0) for r in records[Stage.ROLLOUT])
+    """The row of one iteration from its commit records by :attr:`Task.purpose`. Pure.
+
+    Records may be missing, and then so are the numbers that they had.
+    """
+    row: dict[str, float | int] = {"iteration": iteration, "policy_version": iteration}
+    if rollouts := records.get(Stage.ROLLOUT):
+        row["epoch"] = int(rollouts[0].metrics["epoch"])
+        row["rollout/refused"] = sum(r.metrics.get("refused", 0.0) for r in rollouts)
+    for update in records.get(Stage.UPDATE, ()):
+        row |= {name: value for name, value in update.metrics.items() if name not in _OWN_OF_RECORD}
     row |= _counted([r for rs in records.values() for r in rs if r.task.stage in _SCORING])
     for stage, stage_records in records.items():
         row |= stage_metrics(stage, stage_records)
     if evaluation := records.get(Stage.EVALUATE):
         row |= evaluation_metrics(evaluation[0])
-    # From its own first task where that came later: a run that lay still between iterations was not slow.
-    first_start = min(r.started for stage_records in records.values() for r in stage_records)
-    seconds = update.ended - max(clock.previous_end, first_start)
-    pace = [*clock.recent_seconds, seconds]
-    row["seconds/iteration"] = seconds
-    row["seconds/elapsed"] = update.ended - clock.created
-    row["seconds/remaining"] = statistics.median(pace) * (clock.iterations - iteration)
-    return row
+    return row | pace_metrics(iteration, [r for rs in records.values() for r in rs], clock)
+
+
+def pace_metrics(iteration: int, records: Sequence[Record], clock: Clock) -> dict[str, float]:
+    """How long an iteration took, up to its update, and how long the rest will."""
+    training = [record for record in records if record.task.stage is not Stage.EVALUATE]
+    if not training:
+        return {}
+    # From its own first task where that came later: a run that lay still between iterations was not slow. And
+    # where the previous policy was made again meanwhile.
+    begin, end = min(record.started for record in training), max(record.ended for record in training)
+    begin = max(begin, clock.previous_end) if clock.previous_end < end else begin
+    pace = [*clock.recent_seconds, end - begin]
+    return {
+        "seconds/iteration": end - begin,
+        "seconds/elapsed": end - clock.created,
+        "seconds/remaining": statistics.median(pace) * (clock.iterations - iteration),
+    }
 
 
 def stage_metrics(stage: str, records: Sequence[Record]) -> dict[str, float]:

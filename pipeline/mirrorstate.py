@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from pipeline.commits import replace_durably
 from pipeline.conversion import converted
+from pipeline.durable import replace_durably
 from pipeline.lease import hold_patiently
 from pipeline.paths import RunPaths
 from pipeline.runs import Run
+from slurm.sharedfiles import read_newest
 
 _PATIENCE = 60.0
 """Seconds to wait for a writer that is about to close."""
@@ -73,7 +74,7 @@ def write_state(paths: RunPaths, state: Offline | Online) -> None:
 def _read(path: Path, kind: type[State]) -> State:
     """A file that is not there, or cannot be understood, says that nothing is known."""
     try:
-        return converted(kind, json.loads(path.read_bytes()))
+        return converted(kind, json.loads(read_newest(path)))
     except (FileNotFoundError, ValueError):
         return kind()
 

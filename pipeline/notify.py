@@ -92,6 +92,22 @@ def breakdown(run: Run, error: BaseException, call: float) -> Event:
     return _event(run, Occasion.FAILED, iteration, message, f"failed in call {call:.0f}")
 
 
+def rows_unwritten(run: Run, why: str, call: float) -> Event:
+    """Training goes on, and nobody sees how. Told once in each call of a person's."""
+    return _trouble(run, f"rows cannot be written: {why}; training goes on", f"rows, call {call:.0f}")
+
+
+def pass_failed(run: Run, why: str, call: float) -> Event:
+    """A driver could not look at the run, or not do what was due. Told once in each call of a person's."""
+    message = f"a driver's pass failed: {why}; the next one tries again"
+    return _trouble(run, message, f"pass, call {call:.0f}")
+
+
+def _trouble(run: Run, message: str, key: str) -> Event:
+    iteration = at_hand(run, find_frontier(run.plan, run.paths))
+    return _event(run, Occasion.TROUBLE, iteration, message, f"trouble with {key}")
+
+
 def completion(run: Run) -> Event:
     """The run is at its end. Told once, however often it is resumed, unless its end is made anew."""
     try:
@@ -99,7 +115,7 @@ def completion(run: Run) -> Event:
     except CorruptData:
         record = None
     rows = journal.read_tail(run.paths.metrics)
-    reward = f", reward {rows[-1]['reward/mean']:+.3f}" if rows else ""
+    reward = f", reward {rows[-1]['reward/mean']:+.3f}" if rows and "reward/mean" in rows[-1] else ""
     message = f"all {run.plan.iterations} iterations are committed{reward}"
     key = f"complete by attempt {record.attempt if record else '?'}"
     return _event(run, Occasion.COMPLETE, run.plan.iterations, message, key)
@@ -215,9 +231,8 @@ def _alone(run: Run) -> Lease | None:
 
 def _was_told(run: Run, key: str) -> bool:
     try:
-        with run.paths.events.open("rb") as file:
-            file.seek(max(0, run.paths.events.stat().st_size - _TAIL_BYTES))
-            return f'"key": {json.dumps(key)}'.encode() in file.read()
+        end = journal.read_end(run.paths.events, _TAIL_BYTES)
+        return f'"key": {json.dumps(key)}'.encode() in end
     except OSError:
         return False
 

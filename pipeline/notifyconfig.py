@@ -19,6 +19,8 @@ class Occasion(StrEnum):
     """Every iteration is committed."""
     STALLED = "stalled"
     """Nothing was committed for notify.stall_after seconds."""
+    TROUBLE = "trouble"
+    """A driver meets an error that it did not expect, and tries again; or rows cannot be written."""
 
 
 def _split_into_words(value: object) -> object:
@@ -44,7 +46,7 @@ class NotifyConfig:
     webhook_file: Text | None = None
     """File that holds the address of a webhook, read each time: the other place for a secret one."""
     on: tuple[Occasion, ...] = tuple(Occasion)
-    """Of what to tell: failed, complete, stalled."""
+    """Of what to tell: failed, complete, stalled, trouble."""
     stall_after: PositiveInt = 21600
     """Seconds without a commit after which a run that is not at its end counts as stalled."""
     time_limit: PositiveInt = 30

@@ -5,10 +5,12 @@ attempt in their name, so that attempts never share a file; the commit record ha
 because at most one attempt wins.
 """
 
+import fnmatch
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.tasks import Stage, Task
+from slurm.sharedfiles import names_in
 
 
 def packaged_configs() -> Path:
@@ -38,6 +40,11 @@ class RunPaths:
     @property
     def metrics(self) -> Path:
         return self.root / "metrics.jsonl"
+
+    @property
+    def rows(self) -> Path:
+        """Each row of metrics.jsonl, published once; see :mod:`pipeline.rowbook`."""
+        return self.root / "rows"
 
     @property
     def spans(self) -> Path:
@@ -106,8 +113,12 @@ class RunPaths:
         """What was submitted to Slurm for an iteration."""
         return self.slurm / f"{iteration:05d}"
 
+    @property
+    def iterations(self) -> Path:
+        return self.root / "iterations"
+
     def iteration(self, iteration: int) -> Path:
-        return self.root / "iterations" / f"{iteration:05d}"
+        return self.iterations / f"{iteration:05d}"
 
     @property
     def log_root(self) -> Path:
@@ -135,12 +146,12 @@ class TaskPaths:
     def folder(self) -> Path:
         if self.task.stage is Stage.PREPARE:
             return self.run.data
-        return self.run.iteration(self.task.iteration) / self.task.purpose
+        return self.run.iterations / f"{self.task.iteration:05d}/{self.task.purpose}"
 
     @property
     def record(self) -> Path:
         """The commit record: the task is done if and only if it exists and what it names verifies."""
-        return self.folder / f"{self.task.file_stem}.json"
+        return self.folder / self.task.record_name
 
     @property
     def thinned(self) -> Path:
@@ -161,7 +172,8 @@ class TaskPaths:
 
     def partial_records(self) -> list[Path]:
         """Of every attempt at this task that saved something, in the order of their names."""
-        return sorted(self.folder.glob(f"{self.task.file_stem}.partial.*.json"))
+        names = fnmatch.filter(names_in(self.folder), f"{self.task.file_stem}.partial.*.json")
+        return [self.folder / name for name in sorted(names)]
 
     def policy(self, attempt: str) -> Path:
         return self.run.policies / f"{self.task.iteration:05d}.{attempt}"

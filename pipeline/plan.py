@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from pipeline.config import Config
 from pipeline.tasks import PREPARE, Stage, Task
@@ -69,8 +70,7 @@ class Plan:
             scores = (Task(iteration, Stage.SCORE, task.shard, pool) for pool in self.pools)
             return (PREPARE, Task(iteration, Stage.ROLLOUT, task.shard), *scores)
         if task.stage is Stage.UPDATE:
-            shards = [t for t in self.tasks(iteration) if t.stage.is_sharded]
-            return unique(PREPARE, policy_maker(iteration - 1), *shards)
+            return _inputs_of_update(self, iteration)
         # One evaluation after the other, so that only the last can be outstanding.
         previous = self.evaluation_before(iteration)
         earlier = () if previous is None else (Task(previous, Stage.EVALUATE),)
@@ -115,6 +115,13 @@ class Plan:
         for iteration in range(done + 1, max(newest, min(done + 1, self.iterations)) + 1):
             tasks += [t for t in self.tasks(iteration) if t.stage is not Stage.EVALUATE]
         return (*tasks, *(t for t in self.evaluation_tasks()[evaluated:] if t.iteration <= newest))
+
+
+@lru_cache(maxsize=8)
+def _inputs_of_update(plan: Plan, iteration: int) -> tuple[Task, ...]:
+    """Kept, for a pass asks several times for these, and they are thousands."""
+    shards = [task for task in plan.tasks(iteration) if task.stage.is_sharded]
+    return unique(PREPARE, policy_maker(iteration - 1), *shards)
 
 
 def policy_maker(version: int) -> Task:

@@ -20,16 +20,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import CancelledError, TimeoutError, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
 from pipeline.plugins import MissingImport, PluginError, load_plugin
+from pipeline.signals import uninterrupted
 
 _POLL_SECONDS = 0.2
 """How soon it shows that all processes have ended before they took a call."""
 _STUCK = "stuck"
 _START_SECONDS = 30.0
 """For a process to start on a busy machine, besides what its plug-in's import may take."""
+
+_SHOWN_SECONDS = 0.2
+"""For a process that is being started to be among this one's children."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +165,12 @@ def misfit(plugin: Plugin, names: Sequence[str], num_positional: int) -> Trouble
     return None
 
 
+def has_mark(plugin: Plugin, name: str) -> bool | Trouble:
+    """Whether the function was given a mark by a decorator of ours."""
+    function = loaded(plugin)
+    return function if isinstance(function, Trouble) else getattr(function, name, False) is True
+
+
 # what runs here
 
 
@@ -182,7 +193,8 @@ class Calls:
             PluginUnusable: the processes have ended at its import.
         """
         try:
-            return self._pool.schedule(function, args=(self._plugin, *arguments), timeout=seconds)
+            with uninterrupted({signal.SIGINT}):  # the first call starts processes; Ctrl-C is for this one
+                return self._pool.schedule(function, args=(self._plugin, *arguments), timeout=seconds)
         except RuntimeError:
             raise self._unusable() from None
 
@@ -225,6 +237,7 @@ def open_calls(plugin: Plugin, workers: int) -> Iterator[Calls]:
 
     # Else strings hash differently in each process, and a sum over a set of words comes out differently.
     os.environ.setdefault("PYTHONHASHSEED", "0")
+    resource_tracker.ensure_running()  # it lets Ctrl-C through when it starts
     pool: Any
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, _STUCK).touch()
@@ -233,20 +246,22 @@ def open_calls(plugin: Plugin, workers: int) -> Iterator[Calls]:
         try:
             yield Calls(plugin, pool, Path(folder, _STUCK))
         finally:
-            _wait_for_starts(Path(folder))
+            _wait_for_starts(Path(folder), workers)
             pool.stop()
             pool.join()
 
 
-def _wait_for_starts(folder: Path) -> None:
+def _wait_for_starts(folder: Path, expected: int) -> None:
     """A process that is stopped while it starts would complain about it in the log."""
     from pebble.pool.process import WORKERS_NAME
 
-    until = time.monotonic() + _START_SECONDS
-    while time.monotonic() < until:
+    begun = time.monotonic()
+    while (waited := time.monotonic() - begun) < _START_SECONDS:
         started = {name.name for name in folder.iterdir()}
         workers = [p for p in multiprocessing.active_children() if p.name == WORKERS_NAME]
-        if all(str(worker.pid) in started for worker in workers):
+        # One that is being started is not among them for a moment, nor is one that has ended.
+        has_all = len(workers) >= expected or waited > _SHOWN_SECONDS
+        if has_all and all(str(worker.pid) in started for worker in workers):
             return
         time.sleep(0.01)
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config import Config
-from pipeline.plugincalls import Calls, Plugin, Trouble, misfit, open_calls, score
+from pipeline.plugincalls import Calls, Plugin, Trouble, has_mark, misfit, open_calls, score
 from pipeline.plugins import RULES, PluginError
+from pipeline.resources import num_update_ranks
 from pipeline.rewardconfig import RewardModelConfig, RowsPerCall, RuleConfig
 
 
@@ -67,9 +68,10 @@ def _try_rule(calls: Calls, name: str, rule: RuleConfig, config: Config, sample:
     arguments = {key: [value] * num_rows for key, value in row.items()} | rule.arguments
     answer = calls.answer(calls.ask(seconds, score, arguments, num_rows), seconds)
     if isinstance(answer, Trouble) and not (answer.is_late and rule.timeout_score is not None):
+        key = sample.source.partition("=")[0]
         raise PluginError(
             f"reward.components.{name}.function={rule.function}: {answer.text} for an empty response to "
-            f"prompt_id {sample.prompt_id} of {sample.source}; if it needs what only its jobs have, set "
+            f"prompt_id {sample.prompt_id} of {key}; if it needs what only its jobs have, set "
             f"reward.components.{name}.trial=false"
         )
 
@@ -105,6 +107,31 @@ def check_engines(config: Config) -> Iterator[str]:
             yield f"warning: {trouble.text}; compute nodes may have it"
         else:
             raise PluginError(trouble.text)
+    check_takes_ranks(config)
+
+
+def check_takes_ranks(config: Config) -> None:
+    """Refuse ranks that know nothing of each other: each would write the policy.
+
+    Raises:
+        PluginError: the update has several ranks, and the user's trainer does not say that it takes them.
+    """
+    plugin = Plugin("update.engine", config.update.engine)
+    if num_update_ranks(config) == 1 or ":" not in plugin.name:
+        return
+    with open_calls(plugin, 1) as calls:
+        answer = calls.answer(calls.ask(plugin.import_limit, has_mark, "takes_ranks"), plugin.import_limit)
+    if answer is False:
+        raise too_many_ranks(config)
+
+
+def too_many_ranks(config: Config) -> PluginError:
+    """What is said of a trainer of the user's that several ranks cannot run together."""
+    return PluginError(
+        f"update.engine={config.update.engine}: the update is given {num_update_ranks(config)} ranks, and "
+        "this trainer does not say that it takes several; give one, or put @takes_ranks of "
+        "stages.engines.base before its function"
+    )
 
 
 def by_module(plugins: Mapping[Plugin, int]) -> list[dict[Plugin, int]]:

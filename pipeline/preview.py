@@ -4,62 +4,108 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pipeline.compose import ConfigError
 from pipeline.config import Config
-from pipeline.data import PromptError, Prompts, read_prompts, summarize
+from pipeline.data import PromptError, Prompts
+from pipeline.diskneed import check_disk
+from pipeline.modelchecks import model_warnings
 from pipeline.modeldirs import has_chat_template
 from pipeline.notifychecks import notify_warnings
 from pipeline.paths import RunPaths
 from pipeline.plugincheck import Sample, check_engines, check_rules, check_scheduler
 from pipeline.plugins import make_importable
+from pipeline.promptchecks import Judged, check_usable, describe, judge, prompt_files, read_file
 from pipeline.rewardchecks import unknown_field
 from pipeline.rewardconfig import Component, RemoteConfig, RewardModelConfig
-from pipeline.runs import check_is_free
-from pipeline.schemas import reserved_columns
+from pipeline.rewardping import why_silent
+from pipeline.runs import check_can_be_made, check_is_free
+from pipeline.schedulerconfig import LocalConfig, ResourcesConfig, SlurmConfig
+from pipeline.secrets import is_secret_name
+from pipeline.tokenizerfiles import CannotLook, FileTokenizer, check_can_render, read_tokenizer
 
 
-def validate_inputs(config: Config, folder: Path | None = None) -> Iterator[str]:
+def validate_inputs(config: Config, folder: Path | None = None, start: int = 0) -> Iterator[str]:
     """Look at everything the user gave that can be judged without torch; a line each.
 
     Args:
         folder: where rules are imported from. Default: the current one.
+        start: iterations that a fork has from its parent.
 
     Raises:
         PromptError, PluginError: something cannot be used.
+        ConfigError: what the run keeps does not fit where it is to be.
     """
     check_is_free(RunPaths(Path(config.run_dir)))
+    check_can_be_made(Path(config.run_dir))
     make_importable(str(folder or Path.cwd()))
     yield f"configuration: {config.iterations} iterations of {config.responses_per_iteration} responses"
     yield f"policy: {config.model.policy}, context {config.model.context_length} tokens"
-    num_usable = 0
-    samples = []
-    for key, path in (("data.prompts", config.data.prompts), ("data.heldout", config.data.heldout)):
-        if path:
-            found = read_prompts(
-                Path(path),
-                prompt_column=config.data.prompt_column,
-                id_column=config.data.id_column,
-                split=config.data.split,
-                reserved=reserved_columns(config),
-            )
-            yield f"{key}: {len(found.rows)} usable rows in {path}; {summarize(found.rejected)}"
-            check_chat(key, path, found, Path(config.model.policy))
-            num_usable = num_usable or len(found.rows)
-            samples += [sample_of(f"{key}={path}", found, index) for index in range(len(found.rows))[:1]]
-    if num_usable < config.data.prompts_per_iteration:
-        raise PromptError(
-            f"data.prompts={config.data.prompts} has {num_usable} usable rows, fewer than "
-            f"data.prompts_per_iteration={config.data.prompts_per_iteration}"
-        )
+    formats = (config.update.precision, config.rollout_precision, config.reward_precision)
+    yield "number formats: update {}, rollout {}, reward and reference {}".format(*formats)
+    yield from check_disk(config, start)
+    yield from model_warnings(config)
+    files, why_not = judged_files(config)
+    yield from (line for judged in files for line in describe(judged, config))
+    if why_not:
+        yield f"not looked at: lengths in tokens ({why_not}); the run's first task does"
+    check_usable(config, files)
+    samples = [sample_of(f"{one.key}={one.path}", one.found, i) for one in files for i in one.kept[:1]]
     check_rules(config, samples)
     check_scheduler(config)
     yield from check_engines(config)
     for name, component in config.reward.components.items():
         yield f"reward {name}: {describe_component(component)}, weight {component.weight:g}"
         yield from remote_warnings(name, component, samples)
+        if isinstance(component, RemoteConfig):
+            yield from silence_warnings(name, component, is_here=isinstance(config.scheduler, LocalConfig))
     if config.model.trust_remote_code:
         yield "warning: model.trust_remote_code is on, Python code in the model directories will be run"
     yield from notify_warnings(config.notify)
-    yield "ok so far; token lengths are checked by the run's first task"
+    yield from environment_warnings(config)
+    yield "ok so far; the numbers in the models are checked by the run's first task"
+
+
+def judged_files(config: Config) -> tuple[list[Judged], str]:
+    """The prompt files, or samples of large ones; and why they were not tokenised, if so.
+
+    Raises:
+        PromptError: a whole file cannot be used.
+    """
+    found = {(key, path): read_file(config, path, is_sample=True) for key, path in prompt_files(config)}
+    for (key, path), prompts in found.items():
+        check_chat(key, path, prompts, Path(config.model.policy))
+    tokenizer, why_not = None, ""
+    try:
+        if any(not isinstance(row.prompt, str) for prompts in found.values() for row in prompts.rows):
+            check_can_render()
+        tokenizer = tokenizer_here(config)
+    except CannotLook as error:
+        why_not = str(error)
+    return [judge(*names, prompts, config, tokenizer) for names, prompts in found.items()], why_not
+
+
+def tokenizer_here(config: Config) -> FileTokenizer:
+    """The policy's tokenizer, as far as its files say it. Raises CannotLook."""
+    if config.model.tokenizer:
+        raise CannotLook(f"only tasks call model.tokenizer={config.model.tokenizer}")
+    return read_tokenizer(Path(config.model.policy))
+
+
+def environment_warnings(config: Config) -> Iterator[str]:
+    """Variables of jobs that look like secrets: their values lie in config.yaml and in batch scripts."""
+    scheduler = config.scheduler
+    if not isinstance(scheduler, SlurmConfig):
+        return
+    stages = {name: stage for name, stage in vars(scheduler).items() if isinstance(stage, ResourcesConfig)}
+    stages |= {f"pools.{name}": pool for name, pool in scheduler.pools.items()}
+    given = {"scheduler": scheduler.environment}
+    given |= {f"scheduler.{name}": stage.environment for name, stage in stages.items()}
+    for key, variables in given.items():
+        for name in filter(is_secret_name, variables):
+            yield (
+                f"warning: {key}.environment.{name}: its value is written to files of the run, which others "
+                "may read; export it where you submit, or read it from a file by scheduler.setup"
+            )
 
 
 def sample_of(source: str, found: Prompts, index: int) -> Sample:
@@ -91,6 +137,23 @@ def remote_warnings(name: str, component: Component, samples: Sequence[Sample]) 
         variable = component.api_key_env
         if variable and not os.environ.get(variable):
             yield f"warning: reward.components.{name}.api_key_env={variable}: is not set here; tasks need it"
+
+
+def silence_warnings(name: str, remote: RemoteConfig, is_here: bool) -> Iterator[str]:
+    """Ask a service once whether it is there.
+
+    Raises:
+        ConfigError: it is not, and tasks will ask from this machine too.
+    """
+    if not remote.trial:
+        yield f"reward {name}: not asked whether it answers (trial=false)"
+        return
+    if why := why_silent(remote.url):
+        text = f"reward.components.{name}.url={remote.url}: nothing answers there ({why})"
+        later = f"if it is started later, set reward.components.{name}.trial=false"
+        if is_here:
+            raise ConfigError(f"{text}; {later}")
+        yield f"warning: {text}; compute nodes may reach it; {later}"
 
 
 def check_chat(key: str, path: str, found: Prompts, policy: Path) -> None:

@@ -9,7 +9,7 @@ from pipeline.commits import Record
 from pipeline.observe import Frontier, Records
 from pipeline.plan import Plan
 from pipeline.tasks import Task
-from pipeline.views import Row, duration, number
+from pipeline.views import Row, duration, number, printable
 
 if TYPE_CHECKING:  # a log needs no terminal library
     from rich.progress import Progress, TaskID
@@ -32,26 +32,54 @@ def describe_row(row: Row, num_iterations: int) -> str:
     return "  ".join(parts)
 
 
+_QUIET_SECONDS = 60.0
+"""Without a word in the first iteration, in which nobody knows yet how long one takes."""
+_QUIET_SECONDS_LATER = 600.0
+
+
+def done_in(plan: Plan, records: Records, iteration: int) -> dict[str, tuple[list[Record], int]]:
+    """By stage and pool: records of the tasks of an iteration that are done, and how many there are."""
+    tasks = plan.tasks(iteration)
+    return {
+        purpose: (
+            [records.known[task] for task in tasks if task.purpose == purpose and task in records.known],
+            sum(task.purpose == purpose for task in tasks),
+        )
+        for purpose in plan.purposes
+    }
+
+
 @dataclass
 class Lines:
     """One line per event."""
 
     plan: Plan
     stream: TextIO
+    _spoken: float = field(default_factory=time.monotonic)
+    """When it has last written a line."""
 
     def progress(self, frontier: Frontier, records: Records, tasks: tuple[Task, ...]) -> None:
-        """Rows and notes say enough in a log."""
+        """How far the iteration is, once in a while: rows and notes say enough in a log of short ones."""
+        before = max(frontier.updated, self.plan.start)
+        quiet = _QUIET_SECONDS if before == self.plan.start else _QUIET_SECONDS_LATER
+        if before < self.plan.iterations and time.monotonic() - self._spoken > quiet:
+            found = done_in(self.plan, records, before + 1)
+            stages = ", ".join(
+                f"{name} {len(done)}/{total}" for name, (done, total) in found.items() if total
+            )
+            self._write(f"iteration {before + 1}/{self.plan.iterations} so far: {stages}")
 
     def row(self, row: Row) -> None:
         self._write(describe_row(row, self.plan.iterations))
 
     def note(self, text: str) -> None:
-        self._write(text)
+        self._write("\n".join(map(printable, text.splitlines())))
 
     def close(self) -> None:
         """Nothing to put back."""
 
     def _write(self, text: str) -> None:
+        self._spoken = time.monotonic()
         print(f"{time.strftime('%H:%M:%S')} {text}", file=self.stream, flush=True)
 
 
@@ -94,9 +122,7 @@ class Bars:
         iteration = max(frontier.updated, self.plan.start) + 1
         if iteration > self.plan.iterations:
             return  # only evaluation is left: the bars stay as the last iteration left them
-        for stage in self.plan.purposes:
-            mine = [task for task in self.plan.tasks(iteration) if task.purpose == stage]
-            done = [records.known[task] for task in mine if task in records.known]
+        for stage, (done, _) in done_in(self.plan, records, iteration).items():
             text = f"{iteration}/{self.plan.iterations} {stage}"
             self._progress.update(
                 self._bars[stage], description=text, completed=len(done), speed=speed_of(done)
@@ -108,7 +134,8 @@ class Bars:
     def note(self, text: str) -> None:
         from rich.text import Text
 
-        self._progress.console.print(Text(f"{time.strftime('%H:%M:%S')} {text}"))
+        said = "\n".join(map(printable, text.splitlines()))
+        self._progress.console.print(Text(f"{time.strftime('%H:%M:%S')} {said}"))
 
     def close(self) -> None:
         self._progress.stop()

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 from pipeline.plan import Plan
 from pipeline.tasks import Stage, Task, task_key
@@ -25,12 +26,18 @@ class FailureKind(StrEnum):
     """Another job was given its place."""
     MEMORY = "memory"
     """It was stopped for using more memory than it had asked for."""
+    DISK = "disk"
+    """The shared filesystem was full, read-only or away; not this task's fault."""
     INPUTS = "inputs"
     """An input was missing, corrupt or stale; not this task's fault."""
     TIMEOUT = "timeout"
     """The time limit came, or a warning of it, before anything was saved."""
     PAUSED = "paused"
     """It stopped on a warning and saved what it had; the next attempt goes on from there."""
+
+
+DISK_EXIT = 6
+"""Exit code of a task whose failure is of kind DISK: known, although it could not write why, either."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,16 @@ class Failure:
     """Where it ran, if that is known."""
     job: str = ""
     """Its scheduler's id, e.g. ``4711_3``."""
+
+
+class Lineage(Protocol):
+    """What a commit was made from, and what it is; a commit record is one."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def inputs(self) -> Mapping[str, str]: ...
 
 
 @dataclass(frozen=True)
@@ -108,7 +125,9 @@ class Observation:
     """Attempts that ended without a commit, oldest first."""
 
 
-FREE_KINDS = frozenset({FailureKind.INPUTS, FailureKind.LOST, FailureKind.PREEMPTED, FailureKind.PAUSED})
+FREE_KINDS = frozenset(
+    {FailureKind.INPUTS, FailureKind.LOST, FailureKind.PREEMPTED, FailureKind.PAUSED, FailureKind.DISK}
+)
 """Not the task's fault, or progress: not counted against its budget of attempts."""
 _FREE_FACTOR = 5
 
@@ -179,7 +198,7 @@ def _launch_order(launch: Launch) -> tuple[int, bool, Task]:
     return URGENCY[stage], stage is Stage.EVALUATE, launch.task
 
 
-def stale_because(task: Task, inputs: Sequence[Task], committed: Mapping[Task, Committed]) -> str | None:
+def stale_because(task: Task, inputs: Sequence[Task], committed: Mapping[Task, Lineage]) -> str | None:
     """Why a commit no longer stands, or None.
 
     Inputs that were not observed, or are being computed again, count as unchanged: if the repetition gives

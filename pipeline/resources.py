@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pipeline.config import Config
 from pipeline.reconcile import Failure, FailureKind
 from pipeline.schedulerconfig import MailType, ResourcesConfig, SlurmConfig
 from slurm.limits import format_duration, parse_duration, parse_memory
@@ -113,13 +114,25 @@ def sbatch_options(
     return {name: value for name, value in (options | dict(given.options)).items() if value is not None}
 
 
+def num_update_ranks(config: Config) -> int:
+    """Processes that make one update together."""
+    if isinstance(config.scheduler, SlurmConfig):
+        return num_ranks(config.scheduler.update)
+    return config.scheduler.update.ranks
+
+
+def num_ranks(given: ResourcesConfig) -> int:
+    """Processes of one task."""
+    return given.nodes * given.ntasks_per_node
+
+
 def command_words(given: ResourcesConfig, tasks: str) -> list[str]:
     """The command of every element: under srun when the task has several ranks."""
     assert given.python is not None
     container = shlex.split(given.container) if given.container else []
     # -P: a slurm.py of the user's in the folder that the run was started in is not ours.
     words = [*container, given.python, "-P", "-m", "slurm.element", tasks]
-    if given.nodes * given.ntasks_per_node == 1:
+    if num_ranks(given) == 1:
         return words
     # Explicit counts: srun's defaults changed between versions. One dead rank must not leave the others; but
     # those that end well end before the first, which still writes, and a cluster's WaitTime would kill it.

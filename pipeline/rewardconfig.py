@@ -8,6 +8,7 @@ from pydantic import Field, JsonValue
 
 from pipeline.configtypes import (
     ArgumentName,
+    DeviceMap,
     EnvironmentName,
     FiniteFloat,
     HttpUrl,
@@ -153,6 +154,8 @@ class RemoteConfig:
     """Longest wait, also where the service asks for a longer one (Retry-After)."""
     api_key_env: EnvironmentName | None = None
     """Environment variable that holds the key, sent as a bearer token. Default: no key is sent."""
+    trial: bool = True
+    """Look before the run whether the service answers. Turn off for one that is started later."""
     weight: FiniteFloat = 1.0
     """Factor of this component in the total reward."""
     pool: PoolName | None = None
@@ -183,9 +186,9 @@ class RewardConfig:
     """Score with transformers a reward model that vLLM does not support."""
     tokens_per_batch: PositiveInt = 2048
     """Token budget (padding included) of one scoring batch; a longer sequence is a batch of its own."""
-    precision: Precision = Precision.FP32
-    """Number format of reward and reference models."""
-    device_map: str | None = None
+    precision: Precision | None = None
+    """Number format of reward and reference models. Default: update.precision."""
+    device_map: DeviceMap | None = None
     """transformers' device_map for models too large for one GPU ("auto"). Default: one device."""
     num_threads: PositiveInt = 1
     """CPU threads of a task; part of the result, because float sums depend on it."""

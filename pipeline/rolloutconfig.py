@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from pipeline.configtypes import (
+    DeviceMap,
     NonNegativeInt,
     OpenFraction,
     PluginName,
@@ -54,9 +55,10 @@ class RolloutConfig:
     tokens_per_batch: PositiveInt = 16384
     """Token budget (prompt plus max_new_tokens, padding included) of one generation batch; a longer sequence
     is a batch of its own."""
-    precision: Precision = Precision.FP32
-    """Number format of the generating model."""
-    device_map: str | None = None
+    precision: Precision | None = None
+    """Number format of the generating model. Default: update.precision, but bf16 where that is fp32 and vLLM
+    generates, whose fast attention has no fp32."""
+    device_map: DeviceMap | None = None
     """transformers' device_map for models too large for one GPU ("auto"). Default: one device."""
     num_threads: PositiveInt = 1
     """CPU threads of a task; part of the result, because float sums depend on it."""

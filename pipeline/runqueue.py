@@ -1,5 +1,6 @@
 """A run's jobs in Slurm's queue."""
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -8,6 +9,8 @@ from pipeline.submissions import is_job_of
 from slurm.query import Element, read_queue
 from slurm.states import Phase, SlurmState, phase_of
 from slurm.submission import cancel
+
+_GONE_SECONDS = 1.0
 
 Queue = dict[str, list[Element]]
 """By job name."""
@@ -49,6 +52,21 @@ def is_pending(element: Element) -> bool:
 def cancel_all(run: Run) -> int:
     """Cancel every job of a run, whatever iteration it belongs to. Returns how many arrays."""
     return cancel_jobs([read_queue(lambda name: is_job_of(run.identity.id, name))], only_pending=False)
+
+
+def wait_until_gone(run: Run, seconds: float) -> int:
+    """Wait for cancelled jobs to leave the queue. Returns how many are still there when the time is up.
+
+    Raises:
+        SlurmError: Slurm does not answer.
+    """
+    until = time.monotonic() + seconds
+    while True:
+        elements = read_queue(lambda name: is_job_of(run.identity.id, name))
+        left = sum(map(is_live, elements))
+        if not left or time.monotonic() > until:
+            return left
+        time.sleep(_GONE_SECONDS)
 
 
 def cancel_jobs(queue: Iterable[Sequence[Element]], only_pending: bool) -> int:

@@ -10,9 +10,14 @@ _SHORTEST = 6
 _HIDDEN = "[hidden]"
 
 
+def is_secret_name(name: str) -> bool:
+    """Whether a variable of this name probably holds a secret."""
+    return bool(_SECRET_NAME.search(name))
+
+
 def secrets_of(environment: Mapping[str, str], *addresses: str) -> set[str]:
     """What must not be shown: values of variables named like secrets, and addresses with their parts."""
-    found = {value for name, value in environment.items() if _SECRET_NAME.search(name)}
+    found = {value for name, value in environment.items() if is_secret_name(name)}
     for address in addresses:
         parts = urlsplit(address)
         found |= {address, parts.path, parts.path.lstrip("/"), parts.query, parts.netloc.rpartition("@")[0]}

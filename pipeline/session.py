@@ -1,5 +1,6 @@
 """One call of ``run`` or ``resume``: drive the run on this machine, show progress, say how it ended."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -7,32 +8,43 @@ import shlex
 import shutil
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from pipeline import journal
 from pipeline.advance import LEASE_PATIENCE, Pass, advance_run, follow
+from pipeline.bookkeeping import note_mended
 from pipeline.compose import ConfigError
 from pipeline.config import Config
 from pipeline.driver import Outcome, drive
 from pipeline.enginechecks import uses_torch, uses_vllm
 from pipeline.environment import TASK_ENVIRONMENT
 from pipeline.failureblock import failure_block, resume_command
-from pipeline.goback import go_back, parse_point
-from pipeline.lease import LeaseHeld, LeaseLost, hold_patiently
+from pipeline.goback import Point, go_back, parse_point
+from pipeline.lease import Lease, LeaseHeld, LeaseLost, hold_patiently
+from pipeline.lineage import find_break, find_damage
 from pipeline.notify import breakdown, completion, failure, tell
+from pipeline.observe import find_frontier
 from pipeline.progress import Bars, Lines, watcher_for
 from pipeline.reconcile import FailureKind, GiveUp
 from pipeline.rewardconfig import RewardModelConfig
-from pipeline.runqueue import cancel_all
-from pipeline.runs import Run, RunError, create_run
+from pipeline.rowbook import RowBook
+from pipeline.runqueue import cancel_all, wait_until_gone
+from pipeline.runs import Run, RunError, claimed_run, slurm_settings
 from pipeline.schedulerconfig import LocalConfig, LocalStageConfig, SlurmConfig
-from pipeline.submissions import begin_call, read_control, write_control
+from pipeline.submissions import Control, begin_call, read_control, write_control
 from pipeline.tasks import PREPARE, Stage, Task
+from pipeline.troubles import described
+from pipeline.versionchecks import version_warning
 from slurm.local import LocalLimits, LocalScheduler
 from slurm.scheduler import Scheduler
+from slurm.sharedfiles import is_there
 from slurm.submission import Refused, requeue
+
+_GONE_PATIENCE = 60.0
+"""Seconds for jobs that were cancelled to end: Slurm gives them 30 to do so by themselves."""
 
 
 def start(config: Config, watch: bool) -> int:
@@ -48,28 +60,76 @@ def start(config: Config, watch: bool) -> int:
         print(line, file=sys.stderr)
     if scheduler is None:
         check_cluster(config)
-    run = create_run(config)
-    if scheduler is not None:
-        return carry_on(run, scheduler)
+    with claimed_run(config) as (run, lease):
+        if scheduler is not None:
+            return carry_on(run, scheduler, lease)
+        write_control(run.paths, Control())  # from now on it is in the queue, or about to be
     try:
         return follow_run(run) if watch else submit_run(run)
     except Refused:
-        if not run.paths.task(PREPARE).record.exists():
+        if not is_there(run.paths.task(PREPARE).record):
             cancel_run(run)  # with other settings it is another run: what is queued belongs to none
         raise
 
 
 def resume_run(run: Run, watch: bool, back_to: str | None = None) -> int:
     """Continue a run where it stands, or from an earlier point. Returns the exit code."""
+    if told := version_warning(run):
+        print(told, file=sys.stderr)
     scheduler = local_scheduler(run.config) if isinstance(run.config.scheduler, LocalConfig) else None
-    if scheduler is None and back_to is not None:
-        cancel_run(run)  # what is queued would compute what is being taken back
     if back_to is not None:
-        moved = go_back(run, parse_point(back_to))
+        point = parse_point(back_to)
+        if scheduler is None:
+            clear_queue(run)
+        moved = go_back(run, point, patience=0.0 if scheduler else LEASE_PATIENCE)
         print(f"moved aside: {moved}" if moved else "nothing to move aside", file=sys.stderr)
+    mend_chain(run, scheduler is None)
+    mend_rows(run, patience=0.0 if scheduler else LEASE_PATIENCE)
     if scheduler is not None:
         return carry_on(run, scheduler)
     return follow_run(run) if watch else submit_run(run)
+
+
+def mend_chain(run: Run, is_on_slurm: bool) -> None:
+    """Take back what was made from a policy that has been made again since, with another result, and the last
+    policy if it is damaged: no later task reads it, and so nobody else would see.
+    """
+    updated = find_frontier(run.plan, run.paths).updated
+    if updated >= run.plan.iterations > run.plan.start:
+        print(
+            f"the run is trained; hashing policy {updated}, which no task reads", file=sys.stderr, flush=True
+        )
+    found = find_break(run.plan, run.paths, updated) or find_damage(run.plan, run.paths, updated)
+    if found is None:
+        return
+    print(f"{found.why}; it is moved aside, with all that came of it, and made again", file=sys.stderr)
+    if is_on_slurm:
+        clear_queue(run)
+    go_back(run, Point(Stage.UPDATE, found.iteration), LEASE_PATIENCE if is_on_slurm else 0.0)
+
+
+def mend_rows(run: Run, patience: float) -> None:
+    """Write lines of metrics.jsonl anew in which a bit has flipped. Drivers compare the newest ones only."""
+    try:
+        with hold_patiently(run.paths.locks, patience):
+            book = RowBook.open(run.paths, run.plan.start + 1, compared=sys.maxsize)
+            book.close()
+            note_mended(run, book.mended)
+    except OSError as error:  # what people see never stops what trains; the driver tells more
+        print(f"rows cannot be compared: {described(error)}", file=sys.stderr)
+        return
+    if book.mended is not None:
+        why = f"row {book.mended} was not what was published; it is written anew"
+        print(f"{run.paths.metrics}: {why}", file=sys.stderr)
+
+
+def clear_queue(run: Run) -> None:
+    """Cancel what would compute what is being taken back. What is left on a node that is cut off commits to
+    the history that was taken back, whenever it ends.
+    """
+    cancel_run(run)
+    if left := wait_until_gone(run, _GONE_PATIENCE):
+        print(f"{left} cancelled jobs have not ended; what they still make is moved aside", file=sys.stderr)
 
 
 def fork_run(source: str, root: Path, overrides: Sequence[str], config_dir: Path | None) -> str:
@@ -82,7 +142,7 @@ def fork_run(source: str, root: Path, overrides: Sequence[str], config_dir: Path
     check_is_vacant(root)
     parent = find_parent(source)
     config = fork_config(parent, root, overrides, config_dir)
-    for line in validate_inputs(config, Path(parent.run.identity.folder)):
+    for line in validate_inputs(config, Path(parent.run.identity.folder), parent.number):
         print(line, file=sys.stderr)
     is_on_slurm = isinstance(config.scheduler, SlurmConfig)
     if is_on_slurm:
@@ -97,22 +157,34 @@ def fork_run(source: str, root: Path, overrides: Sequence[str], config_dir: Path
 
 def cancel_run(run: Run) -> str:
     """Cancel every job of the run. Returns what to say."""
+    from pipeline.status import is_complete
+
     if isinstance(run.config.scheduler, LocalConfig):
         raise RunError("the run's tasks are processes of the command that started it: end that with Ctrl-C")
     with hold_patiently(run.paths.locks, LEASE_PATIENCE):
+        has_ended = is_complete(run)
         write_control(run.paths, replace(read_control(run.paths), cancelled=True))
         count = cancel_all(run)
     journal.event(run.paths.events, "cancelled", arrays=count)
+    if has_ended:
+        left = f"cancelled {count} jobs that were left" if count else "there is nothing to cancel"
+        return (
+            f"the run is complete; {left}; its results: slurm-ppo report {shlex.quote(str(run.paths.root))}"
+        )
     return f"cancelled {count} jobs; nothing that was committed is lost; to continue: {resume_command(run)}"
 
 
-def carry_on(run: Run, scheduler: Scheduler) -> int:
-    """Drive the run on this machine until it ends. Returns the exit code."""
-    print(f"run directory: {run.paths.root}", file=sys.stderr, flush=True)
+def carry_on(run: Run, scheduler: Scheduler, lease: Lease | None = None) -> int:
+    """Drive the run on this machine until it ends. Returns the exit code.
+
+    Args:
+        lease: of who has just made the run.
+    """
+    announce(run)
     watcher = watcher_for(sys.stderr, run.plan)
     begun = time.time()
     try:
-        outcome, given_up = drive(run, scheduler, watcher)
+        outcome, given_up = drive(run, scheduler, watcher, lease)
         tell_how_it_ended(run, outcome, given_up, begun, watcher.note)
     except (LeaseHeld, LeaseLost):
         raise  # another driver goes on
@@ -122,6 +194,15 @@ def carry_on(run: Run, scheduler: Scheduler) -> int:
     finally:
         watcher.close()
     return say_how_it_ended(run, outcome, given_up, f"interrupted; to continue: {resume_command(run)}")
+
+
+def announce(run: Run) -> None:
+    """Say what begins, and where to look on: the first iteration may take long."""
+    left = run.plan.iterations - max(find_frontier(run.plan, run.paths).updated, run.plan.start)
+    print(f"run directory: {run.paths.root}", file=sys.stderr)
+    size = f"{run.config.responses_per_iteration} responses"
+    work = f"to do: {left} of {run.plan.iterations} iterations of {size}, a line for each"
+    print(f"{work}; logs: {run.paths.log_root}", file=sys.stderr, flush=True)
 
 
 def tell_how_it_ended(
@@ -151,9 +232,8 @@ def submit_run(run: Run) -> int:
 
 def follow_run(run: Run) -> int:
     """Enqueue what is due and watch until the run has ended. Returns the exit code."""
-    config = run.config.scheduler
-    assert isinstance(config, SlurmConfig)
-    done = in_call(run, lambda watcher: follow(run, watcher, config.poll_seconds))
+    poll_seconds = slurm_settings(run).poll_seconds
+    done = in_call(run, lambda watcher: follow(run, watcher, poll_seconds))
     assert done.outcome is not None
     command = shlex.quote(str(run.paths.root))
     left = (
@@ -163,23 +243,43 @@ def follow_run(run: Run) -> int:
 
 
 def advance_once(run: Run) -> int:
-    """What a driver job does. Returns the exit code."""
+    """What a driver job does. Returns the exit code.
+
+    A job whose pass fails asks Slurm to start it again later: that needs no file of ours, so that a disk
+    which is full for hours, or folders that cannot be written, do not empty the queue.
+    """
+    slurm_settings(run)  # a run of this machine has no driver jobs
     watcher = Lines(run.plan, sys.stderr)
-    done = advance_run(run, watcher)
+    try:
+        done = advance_run(run, watcher)
+    except (LeaseHeld, LeaseLost, RunError):
+        raise  # another driver is at it, or a person has to act
+    except Exception:  # whatever it is, this job must not be the last that looks after the run
+        with contextlib.suppress(OSError):  # its log may be on the disk that is full
+            traceback.print_exc()
+        wait_once_more("this job waits in the queue once more, and tries again", watcher)
+        return 1
     if done.outcome is Outcome.FAILED:
         return say_how_it_ended(run, done.outcome, done.given_up, "")
     watcher.note(f"the run is {done.outcome}" if done.outcome else "done; the run goes on")
     if done.outcome is None and not done.is_watched:
-        watcher.note("the queue is full, so this job waits in it once more")
-        requeue(os.environ["SLURM_JOB_ID"])
+        wait_once_more("the queue is full, so this job waits in it once more", watcher)
     return 0
+
+
+def wait_once_more(why: str, watcher: Lines) -> None:
+    """Let the job that this is go back into the queue; outside of one, where a person types, do nothing."""
+    if job := os.environ.get("SLURM_JOB_ID"):
+        with contextlib.suppress(OSError):
+            watcher.note(why)
+        requeue(job)
 
 
 def in_call(run: Run, act: Callable[["Lines | Bars"], Pass]) -> Pass:
     """Begin a call of a person's, with a new budget of attempts, and show progress during it."""
     with hold_patiently(run.paths.locks, LEASE_PATIENCE):
         begin_call(run.paths)
-    print(f"run directory: {run.paths.root}", file=sys.stderr, flush=True)
+    announce(run)
     watcher = watcher_for(sys.stderr, run.plan)
     try:
         return act(watcher)
@@ -264,6 +364,7 @@ def model_modules(config: Config) -> list[str]:
 
 def summary(run: Run) -> str:
     """How a complete run went: table, curve, where things are."""
+    from pipeline.advice import Evidence, advise, in_a_line
     from pipeline.report import write_report
     from pipeline.views import iteration_table, reward_curve
 
@@ -276,6 +377,7 @@ def summary(run: Run) -> str:
             "",
             reward_curve(rows, width, height=15),
             "",
+            *(in_a_line(advice) for advice in advise(Evidence(rows, run.config))),
             f"run directory: {run.paths.root}",
             f"policy:        {run.paths.policies / f'{run.plan.iterations:05d}'}",
             f"report:        {report}",

@@ -5,21 +5,26 @@ has no checksum: the commit record's hash is the only guard against flipped bits
 """
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import xxhash
 
-from pipeline.commits import CorruptData, FileEntry, Record, check_digest, naming
+from pipeline.commits import CorruptData, FileEntry, Record, check_digest, read_output
+from pipeline.durable import naming
 from pipeline.paths import RunPaths
 from pipeline.schemas import check_schema
+from slurm.sharedfiles import persistently
 
 _BATCH_BYTES = 64 << 20
 """Record batches of about this size: few enough to cost nothing, small enough to stream."""
 
 
-_PIECE = 1 << 20
+_SMALLEST_PIECE, _LARGEST_PIECE = 1 << 20, 8 << 20
+"""Bytes that are read at a time, a quarter of the file in between: of a small one, most is then hashed while
+the rest is read."""
 
 
 class _HashingFile:
@@ -80,11 +85,15 @@ def read_shard(paths: RunPaths, record: Record, schema: pa.Schema, index: int = 
         CorruptData: the file is not what was committed.
         SchemaError: it is of another version.
     """
+    if index >= len(record.outputs):
+        raise CorruptData(record.task, f"its record names {len(record.outputs)} files, not {index + 1}")
     entry = record.outputs[index]
     try:
-        buffer, digest = _read_and_hash(paths.root / entry.path)
+        path = paths.root / entry.path
+        buffer, digest = persistently(path, lambda: _read_and_hash(path))
     except FileNotFoundError:
-        raise CorruptData(record.task, f"{entry.path} is gone") from None
+        content = read_output(paths, record, entry)
+        buffer, digest = pa.py_buffer(content), xxhash.xxh3_128_hexdigest(content)
     check_digest(record, entry, buffer.size, digest)
     with pa.ipc.open_file(pa.BufferReader(buffer)) as reader:
         table = reader.read_all()
@@ -93,11 +102,13 @@ def read_shard(paths: RunPaths, record: Record, schema: pa.Schema, index: int = 
 
 
 def _read_and_hash(path: Path) -> tuple[pa.Buffer, str]:
-    """A whole file and its xxh3_128. Each piece is hashed while it is still in the processor's cache."""
-    with path.open("rb", buffering=0) as file:
+    """A whole file and its xxh3_128. What is read is hashed by another thread while the next piece is read:
+    the kernel's copies do not lie in the processor's cache, so hashing them right away would take as long."""
+    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1) as other:
         buffer = pa.allocate_buffer(os.fstat(file.fileno()).st_size)
         view, digest, size = memoryview(buffer), xxhash.xxh3_128(), 0
-        while size < len(view) and (count := file.readinto(view[size : size + _PIECE])):
-            digest.update(view[size : size + count])
+        piece = min(max(len(view) // 4, _SMALLEST_PIECE), _LARGEST_PIECE)
+        while size < len(view) and (count := file.readinto(view[size : size + piece])):
+            other.submit(digest.update, view[size : size + count])  # one after the other
             size += count
     return buffer.slice(0, size), digest.hexdigest()

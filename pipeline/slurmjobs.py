@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pipeline import journal
 from pipeline.arrays import driver_submission, in_order, position, stage_submissions
 from pipeline.endings import as_seen, evidence_of, verdict_of
-from pipeline.jobs import Ended, IsCommitted
+from pipeline.jobs import CommittedOf, Ended
 from pipeline.observe import explain_failure
 from pipeline.reconcile import Failure, FailureKind, GiveUp, Launch, Observation
 from pipeline.resources import Lessons, learn
@@ -126,11 +126,11 @@ class SlurmJobs:
             self.note(f"the queue takes no guard now ({error})")
         self._forget_old_guards()
 
-    def settle(self, tasks: Sequence[Task], is_committed: IsCommitted) -> list[Ended]:
+    def settle(self, tasks: Sequence[Task], committed_of: CommittedOf) -> list[Ended]:
         """Match what was submitted with what Slurm shows, and explain what ended without a commit."""
         self._submissions = self._with_job_ids(self.ledger.load({task.iteration for task in tasks} | {0}))
         self._live = dict(self._find_live())
-        gone = list(self._find_gone(is_committed))
+        gone = list(self._find_gone(committed_of))
         found = self._explain(gone) if gone else []
         self.failures = self._failures()
         return found
@@ -155,15 +155,20 @@ class SlurmJobs:
                 elif self._is_expected(submission) and not submission.state.ended:
                     yield task, Live(submission, Carrier("", index), None)
 
-    def _find_gone(self, is_committed: IsCommitted) -> Iterator[tuple[Submission, int]]:
+    def _find_gone(self, committed_of: CommittedOf) -> Iterator[tuple[Submission, int]]:
         """Elements that have ended without a commit and are not accounted for yet."""
+        unsettled = list(self._find_unsettled())
+        committed = committed_of([submission.task(index) for submission, index in unsettled])
+        return (one for one in unsettled if one[0].task(one[1]) not in committed)
+
+    def _find_unsettled(self) -> Iterator[tuple[Submission, int]]:
+        """Elements that are not in the queue and are not accounted for."""
         for submission in self._submissions:
-            if submission.state.is_withdrawn:
+            if submission.state.is_withdrawn or self._is_expected(submission):
                 continue
             here = {e.index for e in self._queue.get(submission.name, ()) if is_live(e)}
-            for index, task in submission.tasks():
-                is_settled = index in here or str(index) in submission.state.ended
-                if not is_settled and not self._is_expected(submission) and not is_committed(task):
+            for index, _ in submission.tasks():
+                if index not in here and str(index) not in submission.state.ended:
                     yield submission, index
 
     def _is_expected(self, submission: Submission) -> bool:

@@ -18,6 +18,7 @@ from slurm.states import Phase, SlurmState, UnknownState, phase_of, reason_in_wo
 
 _PATIENCE = 15.0
 """Seconds that a person waits for squeue."""
+_BEHIND_OTHERS = "Priority"
 _RESTARTS = re.compile(r"\d+-\d+r(\d+)")
 """In the id of an attempt, see :mod:`slurm.element`."""
 _NO_FAULT = frozenset({SlurmState.COMPLETED, SlurmState.CANCELLED})
@@ -122,8 +123,7 @@ class TaskFacts:
     def has_failed(self) -> bool:
         if self.record or not self.submissions or self.is_running or self.is_waiting:
             return False
-        last = self.submissions[-1]
-        is_noted = any(last.task(int(index)) == self.task for index in last.state.ended)
+        is_noted = self.submissions[-1].has_ended(self.task)
         return is_noted or (self.element is not None and self.element.state not in _NO_FAULT)
 
     @property
@@ -149,13 +149,19 @@ class TaskFacts:
         return max(0.0, (self.started or now) - max(since))
 
 
-def read_slurm_status(run: Run, frontier: Frontier, last_row: Mapping[str, float] | None) -> SlurmStatus:
-    """One call of squeue, and the folders of the iterations at hand."""
+def read_slurm_status(
+    run: Run, frontier: Frontier, last_row: Mapping[str, float] | None, records: Records
+) -> SlurmStatus:
+    """One call of squeue, and the folders of the iterations at hand.
+
+    Args:
+        records: what is read is added to them.
+    """
     queue = look_at_queue(run)
     tasks = tasks_at_hand(run, frontier)
     submissions = Ledger(run.paths).load({task.iteration for task in tasks} | {0})
     now = time.time()
-    facts = gather(run, tasks, submissions, queue)
+    facts = gather(run, tasks, submissions, queue, records)
     running = sum(phase_of(element.state) is Phase.RUNNING for element in queue.live)
     return SlurmStatus(
         unanswered=queue.unanswered,
@@ -163,7 +169,7 @@ def read_slurm_status(run: Run, frontier: Frontier, last_row: Mapping[str, float
         jobs_waiting=len(queue.live) - running,
         stages=tuple(stages_of(facts, now)),
         drivers=tuple(drivers_of(submissions, queue)),
-        finish=finish_of(run.identity.created, last_row, now) if queue.live else None,
+        finish=finish_of(run.identity.created, last_row) if queue.live else None,
     )
 
 
@@ -269,7 +275,7 @@ def progress_of(iteration: int, stage: str, facts: Sequence[TaskFacts], now: flo
         running=len(running),
         waiting=len(waiting),
         failed=sum(f.has_failed for f in facts),
-        reason=_most_frequent_reason(waiting),
+        reason=_reason_of_most(waiting),
         queue_seconds=max(waits, default=None),
         run_seconds=_run_seconds(facts, now),
         attempts=sum(len(f.submissions) for f in facts) + requeued,
@@ -280,8 +286,10 @@ def progress_of(iteration: int, stage: str, facts: Sequence[TaskFacts], now: flo
     )
 
 
-def _most_frequent_reason(waiting: Sequence[Element]) -> str | None:
-    counts = Counter(element.reason for element in waiting)
+def _reason_of_most(waiting: Sequence[Element]) -> str | None:
+    """Where some wait behind others of their own, the others' reason: Slurm says Priority of those behind."""
+    reasons = [element.reason for element in waiting]
+    counts = Counter([reason for reason in reasons if reason.strip("()") != _BEHIND_OTHERS] or reasons)
     return reason_in_words(counts.most_common(1)[0][0]) if counts else None
 
 
@@ -304,8 +312,8 @@ def drivers_of(submissions: Sequence[Submission], queue: Queue) -> Iterator[Driv
             yield DriverJob(element.array_id, submission.iteration, is_running, reason)
 
 
-def finish_of(created: float, last_row: Mapping[str, float] | None, now: float) -> float | None:
-    """From the pace that the last row knows; a run that is late by now is expected any moment."""
-    if last_row is None:
+def finish_of(created: float, last_row: Mapping[str, float] | None) -> float | None:
+    """From the pace that the last row knows. A time that has passed says that the run is late."""
+    if last_row is None or not {"seconds/elapsed", "seconds/remaining"} <= last_row.keys():
         return None
-    return max(now, created + last_row["seconds/elapsed"] + last_row["seconds/remaining"])
+    return created + last_row["seconds/elapsed"] + last_row["seconds/remaining"]

@@ -3,11 +3,10 @@
 Each becomes :class:`_Lines` or :class:`_Table`: rows to judge one by one, and columns to keep.
 """
 
-import bisect
-import contextlib
 import json
+import random
 import reprlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import repeat
@@ -15,17 +14,22 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
+
+from pipeline.columns import Mixed, array, misfits
+from pipeline.tablefiles import (
+    ARROW,
+    KEEP,
+    LEGAL,
+    PromptError,
+    first_line,
+    read_directory,
+    read_part,
+)
 
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
-_ARROW = (".arrow", ".feather")
-_LEGAL = "a .jsonl, .ndjson, .json, .parquet, .arrow or .feather file, or a folder of save_to_disk or parquet"
-_SPLITS = {"train", "test", "validation"}
-_NAMES_SHOWN = 20
-
-
-class PromptError(ValueError):
-    """The source of prompts as a whole cannot be used; the message says why and what to do."""
+_SAMPLE_ROWS = 20_000
+_SAMPLE_BYTES = 32 << 20
+"""What a sample has at most: so much is read, judged and tokenised in seconds."""
 
 
 class RejectReason(StrEnum):
@@ -55,6 +59,8 @@ class RejectReason(StrEnum):
     """The id is missing, null, empty, or neither a string nor an integer."""
     DUPLICATE_ID = "duplicate_id"
     """An earlier usable row has the same id, or the same prompt where ids come from content."""
+    MIXED_TYPES = "mixed_types"
+    """A value of another column is of another type than most rows have there."""
     TOO_LONG = "too_long"
     """The prompt has more tokens than fit."""
     NO_TOKENS = "no_tokens"
@@ -92,6 +98,8 @@ class _Lines:
 
     path: Path
     lines: tuple[_Line, ...]
+    num_total: int
+    """Rows of the file, of which ``lines`` may be a sample."""
 
     @property
     def num_rows(self) -> int:
@@ -116,6 +124,15 @@ class _Lines:
                 prompt_id = None if id_column is None else value.get(id_column, no_id)
                 yield Cells(row, f"line {number}", value.get(prompt_column, no_prompt), prompt_id)
 
+    def misfits(self, names: Sequence[str], rows: Sequence[int]) -> dict[int, str]:
+        """By row, what does not fit a column that the others fit."""
+        found: dict[int, str] = {}
+        for name in names:
+            values = [_value_at(self.lines[row], name) for row in rows]
+            for index, what in misfits(values).items():
+                found.setdefault(rows[index], f"line {self.lines[rows[index]][0]}: {name!r} has {what}")
+        return found
+
     def select(self, names: Sequence[str], rows: Sequence[int]) -> pa.Table:
         used = [self.lines[row] for row in rows]
         arrays = [_array(self.path, name, used) for name in names]
@@ -129,20 +146,25 @@ class _Table:
 
     path: Path
     table: pa.Table
+    names: list[str]
+    """All columns of the source, of which the table may lack those that nobody wants."""
+    places: Sequence[int]
+    """The table's rows in the source, of which it may be a sample."""
+    num_total: int
 
     @property
     def num_rows(self) -> int:
         return int(self.table.num_rows)
 
-    @property
-    def names(self) -> list[str]:
-        return list(self.table.column_names)
-
     def cells(self, prompt_column: str, id_column: str | None) -> Iterator[Cells]:
         prompts = _values(self.path, self.table, prompt_column)
         ids = repeat(None) if id_column is None else _values(self.path, self.table, id_column)
         for row, (prompt, prompt_id) in enumerate(zip(prompts, ids, strict=False)):
-            yield Cells(row, f"row {row}", prompt, prompt_id)
+            yield Cells(row, f"row {self.places[row]}", prompt, prompt_id)
+
+    def misfits(self, names: Sequence[str], rows: Sequence[int]) -> dict[int, str]:
+        """None: a column has one type."""
+        return {}
 
     def select(self, names: Sequence[str], rows: Sequence[int]) -> pa.Table:
         for name in names:
@@ -158,44 +180,59 @@ Source = _Lines | _Table
 # --- reading -----------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Turn what goes wrong while reading ``path`` into a :class:`PromptError` that names it."""
-    try:
-        yield
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        message = f"{path} cannot be read ({_first_line(error)}); write it anew, or check its permissions"
-        raise PromptError(message) from error
-
-
-def read_source(path: Path, split: str) -> Source:
+def read_source(
+    path: Path, split: str, wanted: Collection[str] | None = None, is_sample: bool = False
+) -> Source:
     """Open a file or directory that has at least one row.
+
+    Args:
+        wanted: the only columns to read, if the source has them. Default: all.
+        is_sample: whether some rows of a large source are enough: the same ones each time, all over it.
 
     Raises:
         PromptError: there is none, or it is not in one of the formats.
     """
     if not path.exists():
-        raise PromptError(f"{path} does not exist; name {_LEGAL}")
-    source = _Table(path, _read_directory(path, split)) if path.is_dir() else _read_file(path)
+        raise PromptError(f"{path} does not exist; name {LEGAL}")
+    source = _read(path, split, wanted, is_sample)
     if source.num_rows == 0:
         raise PromptError(f"{path} has no rows; give at least one prompt")
     return source
 
 
-def _read_file(path: Path) -> Source:
+def _read(path: Path, split: str, wanted: Collection[str] | None, is_sample: bool) -> Source:
+    if not path.is_dir():
+        _check_name(path)
+        if path.suffix.lower() in _JSON_LINES:
+            return _read_lines(path, is_sample)
+    table, names = read_directory(path, split, wanted) if path.is_dir() else read_part(path, wanted)
+    total = table.num_rows
+    places = _chosen(total, table.nbytes, is_sample)
+    return _Table(path, table if len(places) == total else table.take(places), names, places, total)
+
+
+def _check_name(path: Path) -> None:
+    """Raises PromptError for a file of another format, or one without content."""
     suffix = path.suffix.lower()
-    if suffix not in (*_JSON_LINES, *_ARROW, ".parquet"):
-        raise PromptError(f"{path} has the unknown extension {suffix!r}; name {_LEGAL}")
+    if suffix not in (*_JSON_LINES, *ARROW, ".parquet"):
+        raise PromptError(f"{path} has the unknown extension {suffix!r}; name {LEGAL}")
     if path.stat().st_size == 0:
         raise PromptError(f"{path} is empty; give at least one prompt")
-    if suffix in _JSON_LINES:
-        return _Lines(path, _read_lines(path))
-    return _Table(path, _read_arrow(path) if suffix in _ARROW else _read_parquet(path))
 
 
-def _read_lines(path: Path) -> tuple[_Line, ...]:
-    lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    return tuple((number, _parse_line(line)) for number, line in enumerate(lines, start=1) if line.strip())
+def _chosen(num_rows: int, num_bytes: int, is_sample: bool) -> Sequence[int]:
+    """The rows to look at, in order."""
+    limit = min(_SAMPLE_ROWS, max(num_rows * _SAMPLE_BYTES // max(num_bytes, 1), 1))
+    if not is_sample or num_rows <= limit:
+        return range(num_rows)
+    return sorted(random.Random(0).sample(range(num_rows), limit))
+
+
+def _read_lines(path: Path, is_sample: bool) -> _Lines:
+    content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    filled = [(number, line) for number, line in enumerate(content.split(b"\n"), start=1) if line.strip()]
+    chosen = (filled[row] for row in _chosen(len(filled), len(content), is_sample))
+    return _Lines(path, tuple((number, _parse_line(line)) for number, line in chosen), len(filled))
 
 
 def _parse_line(line: bytes) -> dict[str, object] | Unusable:
@@ -206,104 +243,30 @@ def _parse_line(line: bytes) -> dict[str, object] | Unusable:
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         return Unusable(RejectReason.BAD_UTF8, f"not UTF-8 text: {error.reason}")
     except (ValueError, RecursionError) as error:
-        return Unusable(RejectReason.BAD_JSON, f"not JSON: {_first_line(error)}")
+        return Unusable(RejectReason.BAD_JSON, f"not JSON: {first_line(error)}")
     if not isinstance(value, dict):
         return Unusable(RejectReason.NOT_OBJECT, f"a JSON {type(value).__name__}, not an object")
     return value
 
 
-def _read_parquet(path: Path) -> pa.Table:
-    # read_table would make columns of folders named "key=value"
-    with readable(path), pq.ParquetFile(path) as file:
-        return file.read()
-
-
-def _read_arrow(path: Path) -> pa.Table:
-    """An Arrow IPC file or stream, whichever its first bytes say."""
-    with readable(path), pa.OSFile(str(path)) as file:
-        is_file = file.read(6) == b"ARROW1"
-        file.seek(0)
-        with pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file) as reader:
-            return reader.read_all()
-
-
-def _read_directory(path: Path, split: str) -> pa.Table:
-    if (path / "dataset_dict.json").is_file():
-        splits = _saved_names(path / "dataset_dict.json", "splits")
-        if split not in splits:
-            raise PromptError(f"{path} has no split {split!r}; set data.split to one of {listing(splits)}")
-        return _read_saved_dataset(path / split)
-    if (path / "state.json").is_file():
-        return _read_saved_dataset(path)
-    parts = sorted(one for one in path.iterdir() if one.suffix.lower() == ".parquet")
-    if not parts:
-        found = listing(sorted(one.name for one in path.iterdir()))
-        raise PromptError(f"{path} is a directory with {found}; name {_LEGAL}")
-    tables = [_read_parquet(part) for part in _of_split(path, parts, split)]
-    return pa.concat_tables(tables, promote_options="permissive")
-
-
-def _of_split(path: Path, parts: list[Path], split: str) -> list[Path]:
-    """The files named after ``split``; where none is, all of them, unless they are of several splits."""
-    if named := [part for part in parts if part.name.startswith(f"{split}-") or part.stem == split]:
-        return named
-    found = sorted({part.stem.split("-")[0] for part in parts} & _SPLITS)
-    if len(found) > 1:
-        way_out = "set data.split to one of them, or name a single file"
-        raise PromptError(f"{path} has files of the splits {listing(found)}, none of {split!r}; {way_out}")
-    return parts
-
-
-def _read_saved_dataset(path: Path) -> pa.Table:
-    """A directory written by ``datasets.Dataset.save_to_disk``: state.json names Arrow streams, in order.
-
-    Before ``datasets`` 1.15, a filtered or shuffled dataset was saved whole with the rows to take beside it.
-    """
-    state = path / "state.json"
-    files = _saved_names(state, "_data_files")
-    if not files:
-        raise PromptError(f"{state} names no data files; save the dataset anew with save_to_disk")
-    table = pa.concat_tables([_read_arrow(path / name) for name in files])
-    parts = [_read_arrow(path / name) for name in _saved_names(state, "_indices_data_files")]
-    return table.take(pa.concat_tables(parts).column(0)) if parts else table
-
-
-def _saved_names(path: Path, key: str) -> list[str]:
-    """Names of files or splits under ``key`` in a JSON file of ``save_to_disk``; none where it is null."""
-    try:
-        items = json.loads(path.read_bytes()).get(key) or []
-        return [str(item["filename"] if isinstance(item, dict) else item) for item in items]
-    except (ValueError, AttributeError, TypeError, KeyError) as error:
-        message = f"{path} is not what save_to_disk writes ({error!r}); save the dataset anew"
-        raise PromptError(message) from error
-
-
 # --- columns -----------------------------------------------------------------------------------------------
 
 
+def _value_at(line: _Line, name: str) -> object:
+    """Values of one JSON key; null where a line lacks it."""
+    value = line[1]
+    return None if isinstance(value, Unusable) else value.get(name)
+
+
 def _array(path: Path, name: str, lines: Sequence[_Line]) -> pa.Array:
-    """The values of one JSON key, null where a line lacks it, as an Arrow array."""
-    values = [None if isinstance(value, Unusable) else value.get(name) for _, value in lines]
-    array = _array_or_error(values)
-    if not isinstance(array, Exception):
-        return array
-
-    def is_refused(size: int) -> bool:
-        return isinstance(_array_or_error(values[:size]), Exception)
-
-    culprit = bisect.bisect_left(range(len(values)), True, key=is_refused) - 1
-    message = f"{path}: the values of {name!r} do not fit one column: line {lines[culprit][0]} has"
-    raise PromptError(f"{message} {shown(values[culprit])} ({_first_line(array)}); give all the same type")
-
-
-def _array_or_error(values: list[object]) -> pa.Array | Exception:
-    kinds = {type(value) for value in values}
-    if bool in kinds and kinds & {int, float}:  # pyarrow would make numbers of some
-        return TypeError("true or false among numbers")
+    """The values of one JSON key as an Arrow array."""
+    values = [_value_at(line, name) for line in lines]
     try:
-        return pa.array(values)
-    except (pa.ArrowException, OverflowError) as error:
-        return error
+        return array(values)
+    except Mixed as mixed:
+        number = lines[mixed.culprit][0]
+        message = f"{path}: the values of {name!r} do not fit one column: line {number} has"
+        raise PromptError(f"{message} {shown(values[mixed.culprit])} ({mixed}); {KEEP}") from mixed
 
 
 def _values(path: Path, table: pa.Table, name: str) -> Iterator[object]:
@@ -318,7 +281,7 @@ def _value(scalar: pa.Scalar) -> object:
     except UnicodeDecodeError as error:
         return Unusable(RejectReason.BAD_UTF8, f"not UTF-8 text: {error.reason}")
     except (ValueError, OverflowError) as error:
-        return Unusable(RejectReason.NOT_TEXT, f"not text: {_first_line(error)}")
+        return Unusable(RejectReason.NOT_TEXT, f"not text: {first_line(error)}")
 
 
 def _check_values(path: Path, name: str, column: pa.ChunkedArray, is_judged_by_row: bool = False) -> None:
@@ -327,7 +290,7 @@ def _check_values(path: Path, name: str, column: pa.ChunkedArray, is_judged_by_r
         column.validate(full=True)
     except pa.ArrowInvalid as error:
         if not (is_judged_by_row and "UTF8" in str(error)):
-            message = f"{path}: column {name!r} is corrupt ({_first_line(error)}); write it anew"
+            message = f"{path}: column {name!r} is corrupt ({first_line(error)}); write it anew, or {KEEP}"
             raise PromptError(message) from error
 
 
@@ -337,14 +300,3 @@ def _check_values(path: Path, name: str, column: pa.ChunkedArray, is_judged_by_r
 def shown(value: object) -> str:
     """A value as messages show it: its type, and its beginning."""
     return f"{type(value).__name__} {reprlib.repr(value)}"
-
-
-def listing(names: Sequence[str]) -> str:
-    """Names as messages list them: quoted, and not too many."""
-    first = ", ".join(repr(name) for name in names[:_NAMES_SHOWN])
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return first + more if first else "nothing"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

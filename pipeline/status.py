@@ -5,6 +5,7 @@ What knows of Slurm and of costs is imported for a run on Slurm, and where costs
 
 import shlex
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 from pipeline import journal
 from pipeline.advice import Advice, Evidence, advise, worst
 from pipeline.lease import holder_of
-from pipeline.observe import Frontier, Records, find_frontier
+from pipeline.observe import Frontier, Records, find_frontier, newest_row
 from pipeline.runs import Run, RunError
 from pipeline.schedulerconfig import SlurmConfig
 from pipeline.statustext import describe_slurm, wrapped
 from pipeline.tasks import parse_task
 from pipeline.thinning import in_words, kept_versions
-from pipeline.views import duration
+from pipeline.troubles import Trouble, outstanding
+from pipeline.views import duration, printable
 
 if TYPE_CHECKING:
     from pipeline.costs import Costs
@@ -44,9 +46,9 @@ class Status:
     schema: int
     run: str
     state: str
-    """complete, running or incomplete (nobody is at work); of a run on Slurm: complete, running (jobs are in
-    the queue), failed (a task was given up), cancelled, stopped (nothing is in the queue) or unknown (Slurm
-    does not answer)."""
+    """complete, running, failed (the last driver gave up) or incomplete (nobody is at work); of a run on
+    Slurm: complete, running (jobs are in the queue), failed (a task was given up), cancelled, stopped
+    (nothing is in the queue) or unknown (Slurm does not answer)."""
     iterations_done: int
     """Of a fork: with its parent's."""
     iterations: int
@@ -70,6 +72,10 @@ class Status:
     """Iterations whose policy, critic and trainer state are kept; None where all are."""
     advice: tuple[Advice, ...] = ()
     """What to look at, worst first."""
+    rows_missing: int = 0
+    """Iterations that are done and have no row yet."""
+    troubles: tuple[str, ...] = ()
+    """What drivers could not do when they last tried, in words."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"cost": self.cost.to_json() if self.cost else None}
@@ -85,16 +91,17 @@ def read_status(run: Run, with_cost: bool = False) -> Status:
     frontier = find_frontier(plan, paths)
     holder = holder_of(paths.locks)
     total_evaluations = len(plan.evaluations())
-    is_complete = frontier.updated == plan.iterations and frontier.evaluated == total_evaluations
     rows = journal.read_tail(paths.metrics, ROWS_BYTES)
-    events = journal.read_tail(paths.events)
+    newest = newest_row(rows, plan.start)
+    is_complete = frontier.is_complete(plan, newest)
+    events = journal.read_events(paths.events)
     failures = [e for e in events if e.get("event") == "failed"]
-    state = "complete" if is_complete else "running" if holder else "incomplete"
-    slurm = None
+    state = machine_state(is_complete, holder, events)
+    slurm, records = None, Records(paths)
     if isinstance(run.config.scheduler, SlurmConfig):
         from pipeline.slurmstatus import read_slurm_status, read_state
 
-        slurm = read_slurm_status(run, frontier, rows[-1] if rows else None)
+        slurm = read_slurm_status(run, frontier, rows[-1] if rows else None, records)
         state = read_state(run, is_complete, slurm)
     return Status(
         schema=3,
@@ -104,7 +111,7 @@ def read_status(run: Run, with_cost: bool = False) -> Status:
         iterations=plan.iterations,
         evaluations_done=frontier.evaluated,
         evaluations=total_evaluations,
-        current=current_stages(run, frontier),
+        current=current_stages(run, frontier, records),
         driver=holder,
         stopped=None if holder else how_it_stopped(events),
         last_row=rows[-1] if rows else None,
@@ -114,7 +121,30 @@ def read_status(run: Run, with_cost: bool = False) -> Status:
         slurm=slurm,
         cost=_all_costs(run) if with_cost else None,
         advice=tuple(advise(Evidence(rows, run.config))),
+        rows_missing=max(0, frontier.updated - newest),
+        troubles=tuple(troubles_in_words(events)),
     )
+
+
+def is_complete(run: Run) -> bool:
+    """Whether everything is committed and has its row."""
+    frontier = find_frontier(run.plan, run.paths)
+    rows = journal.read_tail(run.paths.metrics)
+    return frontier.is_complete(run.plan, newest_row(rows, run.plan.start))
+
+
+_FAILS = {
+    Trouble.PACK: "old iterations cannot be packed, while training goes on",
+    Trouble.PASS: "a driver's pass failed",
+    Trouble.ROWS: "rows cannot be written, while training goes on",
+}
+
+
+def troubles_in_words(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What went wrong in drivers and is not over."""
+    for trouble, event in outstanding(events).items():
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
+        yield f"{_FAILS[trouble]}, last {when}: {printable(event.get('message', ''))}"
 
 
 def _all_costs(run: Run) -> "Costs":
@@ -129,31 +159,34 @@ def _all_costs(run: Run) -> "Costs":
         raise RunError(f"accounting does not answer, so costs are not known: {error}") from None
 
 
+def machine_state(is_complete: bool, holder: str | None, events: Sequence[Mapping[str, Any]]) -> str:
+    """Where a run of this machine stands. ``events`` are the journal's end."""
+    if is_complete or holder:
+        return "complete" if is_complete else "running"
+    return "failed" if _last_end(events).get("outcome") == "failed" else "incomplete"
+
+
 def how_it_stopped(events: Sequence[Mapping[str, Any]]) -> str | None:
     """From the journal's end: the outcome that the last driver wrote, or that it wrote none."""
     if not events:
         return None
-    last = events[-1]
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last["time"]))
-    how = (
-        last["outcome"] if last.get("event") == "driver_ended" else "killed, or the machine went down, after"
-    )
-    return f"{how} {when}"
+    end = _last_end(events)
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((end or events[-1])["time"]))
+    return f"{end.get('outcome', 'killed, or the machine went down, after')} {when}"
 
 
-def current_stages(run: Run, frontier: Frontier) -> tuple[StageStatus, ...]:
-    records = Records(run.paths)
+def _last_end(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The event with which the last driver ended; empty without one, or if the run has gone back since."""
+    moves = [e for e in events if e.get("event") in ("driver_started", "driver_ended", "went_back")]
+    return moves[-1] if moves and moves[-1]["event"] == "driver_ended" else {}
+
+
+def current_stages(run: Run, frontier: Frontier, records: Records) -> tuple[StageStatus, ...]:
     tasks = run.plan.tasks(min(frontier.updated + 1, run.plan.iterations))
     records.refresh(tasks)
-    stages = dict.fromkeys(task.purpose for task in tasks)
-    return tuple(
-        StageStatus(
-            stage,
-            sum(task in records.known for task in tasks if task.purpose == stage),
-            sum(task.purpose == stage for task in tasks),
-        )
-        for stage in stages
-    )
+    total = Counter(task.purpose for task in tasks)
+    done = Counter(task.purpose for task in tasks if task in records.known)
+    return tuple(StageStatus(stage, done[stage], total[stage]) for stage in total)
 
 
 def describe(status: Status) -> str:
@@ -170,6 +203,10 @@ def describe(status: Status) -> str:
         lines += wrapped(f"at hand: {stages}")
     if status.kept:
         lines.append(f"kept: iteration {in_words(status.kept)}, and the best policy")
+    if status.rows_missing and status.iterations_done == status.iterations:
+        lines += wrapped(f"every update is committed; rows not written yet: {status.rows_missing}")
+    for trouble in status.troubles:
+        lines += wrapped(trouble)
     lines += _last_lines(status)
     lines += [f"{advice.severity}: {advice.title} ({advice.rule})" for advice in worst(status.advice)]
     if status.cost:
@@ -189,17 +226,21 @@ def _first_line(status: Status) -> str:
 def _last_lines(status: Status) -> Iterator[str]:
     """The last row, and the last failure of a run that is not over it."""
     if row := status.last_row:
-        yield (
-            f"last row: iteration {row['iteration']}, reward {row['reward/mean']:+.4f}, "
-            f"{duration(row['seconds/elapsed'])} elapsed, {duration(row['seconds/remaining'])} remaining"
+        told = (
+            ("reward/mean", "reward {:+.4f}", float),
+            ("seconds/elapsed", "{} elapsed", duration),
+            ("seconds/remaining", "{} remaining", duration),
         )
+        parts = [text.format(show(row[name])) for name, text, show in told if name in row]
+        yield ", ".join([f"last row: iteration {row.get('iteration')}", *parts])
     if (failure := status.last_failure) and status.state != "complete":
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(failure["time"]))
         place = " ".join(
             f"{name} {failure[key]}" for name, key in (("job", "job"), ("on", "node")) if failure.get(key)
         )
         attempt = f"attempt {failure['attempt']}" + (f" ({place})" if place else "")
-        yield f"last failure: {when} {parse_task(failure['task'])}, {attempt}: {failure['message']}"
+        said = printable(failure["message"])
+        yield f"last failure: {when} {parse_task(failure['task'])}, {attempt}: {said}"
 
 
 _NEXT = {

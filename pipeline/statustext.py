@@ -45,8 +45,9 @@ def _queue_lines(status: "SlurmStatus", state: str) -> Iterator[str]:
 def _estimate(finish: float | None) -> str:
     if finish is None:
         return "estimated finish: known once an iteration is done"
-    left = duration(max(0.0, finish - time.time()))
-    return f"estimated finish: {time.strftime('%Y-%m-%d %H:%M', time.localtime(finish))}, in {left}"
+    when = f"estimated finish: {time.strftime('%Y-%m-%d %H:%M', time.localtime(finish))}"
+    left = finish - time.time()
+    return f"{when}, in {duration(left)}" if left > 0 else f"{when}, {duration(-left)} ago: it is late"
 
 
 def _cells(stage: "StageProgress") -> tuple[str, ...]:

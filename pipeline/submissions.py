@@ -7,19 +7,21 @@ and noting its answer leaves a submission without a job id, which is then looked
 """
 
 import contextlib
-import json
 import re
+import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from pipeline.commits import link_once, replace_durably
 from pipeline.conversion import converted, plain
+from pipeline.durable import link_once, replace_durably
 from pipeline.paths import RunPaths
 from pipeline.reconcile import Failure, FailureKind
 from pipeline.tasks import PURPOSE_PATTERN, Task, task_of
 from slurm.limits import ClusterLimits, read_limits
+from slurm.sealing import sealed, unsealed
+from slurm.sharedfiles import make_folder, names_in, read_newest, read_shared
 
 DRIVER = "driver"
 EVALUATION_DRIVER = "evaldriver"
@@ -28,6 +30,10 @@ GUARD = "guard"
 DRIVERS = frozenset({DRIVER, EVALUATION_DRIVER, GUARD})
 """Purposes of jobs that advance the run; those of all others are stages."""
 _FILE = re.compile(rf"({PURPOSE_PATTERN})-(\d+)-(\d+)\.json")
+
+
+class SpoiltControl(ValueError):
+    """What people have asked of a run cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ class State:
     ended: Mapping[str, Ending] = field(default_factory=dict)
     """By array index."""
     is_withdrawn: bool = False
-    """It was cancelled by us before it had started, to make room."""
+    """It was cancelled by us, to make room or since the run went back: how it ended is no failure."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,10 @@ class Submission:
     def task(self, index: int) -> Task:
         return task_of(self.iteration, self.purpose, index + self.chunk * self.chunk_size)
 
+    def has_ended(self, task: Task) -> bool:
+        """Whether the element of one of its tasks is known to have ended without a commit."""
+        return str(task.shard - self.chunk * self.chunk_size) in self.state.ended
+
     def tasks(self) -> Iterator[tuple[int, Task]]:
         for index in self.indices if self.is_of_stage else ():
             yield index, self.task(index)
@@ -112,29 +122,30 @@ class Ledger:
         found = []
         for iteration in sorted(set(iterations)):
             folder = self.paths.submissions(iteration)
-            for path in folder.iterdir() if folder.is_dir() else ():
-                if _FILE.fullmatch(path.name):
-                    with contextlib.suppress(FileNotFoundError):  # an old guard's, just forgotten
-                        found.append(_read(path))
+            for name in names_in(folder):
+                if _FILE.fullmatch(name):
+                    # An old guard's that was just forgotten, or one that is spoilt: then its tasks are
+                    # submitted again, and the commit protocol lets one attempt win.
+                    with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+                        found.append(_read(folder / name))
         return sorted(found, key=lambda s: (s.iteration, s.purpose, s.number, s.chunk))
 
     def next_number(self, iteration: int, purpose: str) -> int:
         folder = self.paths.submissions(iteration)
-        names = [_FILE.fullmatch(path.name) for path in folder.iterdir()] if folder.is_dir() else []
+        names = [_FILE.fullmatch(name) for name in names_in(folder)]
         return 1 + max((int(name[2]) for name in names if name and name[1] == purpose), default=0)
 
     def begin(self, submission: Submission) -> bool:
         """Note what is about to be submitted. False when another driver took the number."""
         path = self.file(submission)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         content = plain(submission)
         del content["state"]
-        return link_once(path, json.dumps(content) + "\n")
+        return link_once(path, sealed(content))
 
     def note(self, submission: Submission, state: State) -> Submission:
         """Write what became of it. Returns the submission as it is now."""
-        text = json.dumps(plain(state)) + "\n"
-        replace_durably(_state_file(self.file(submission)), text)
+        replace_durably(_state_file(self.file(submission)), sealed(plain(state)))
         return replace(submission, state=state)
 
     def forget(self, submission: Submission) -> None:
@@ -156,11 +167,12 @@ def _state_file(path: Path) -> Path:
 
 
 def _read(path: Path) -> Submission:
-    content = json.loads(path.read_text())
-    state = _state_file(path)
-    if state.exists():
-        content["state"] = json.loads(state.read_text())
-    return converted(Submission, content)
+    """A submission whose folder has just been listed."""
+    submission: Submission = converted(Submission, unsealed(read_shared(path)))
+    try:
+        return replace(submission, state=converted(State, unsealed(read_shared(_state_file(path)))))
+    except (FileNotFoundError, ValueError, TypeError):  # its job is then looked for by its name
+        return submission
 
 
 @dataclass(frozen=True)
@@ -183,13 +195,35 @@ class Control:
 
 
 def read_control(paths: RunPaths) -> Control:
-    path = paths.control
-    return converted(Control, json.loads(path.read_text())) if path.exists() else Control()
+    """What people have asked; the file is there twice, for no other file says the same.
+
+    Raises:
+        SpoiltControl: both are spoilt.
+    """
+    why = ""
+    for path in _controls(paths):
+        try:
+            return converted(Control, unsealed(read_newest(path)))
+        except FileNotFoundError:
+            continue
+        except (ValueError, TypeError) as error:
+            why = f"{path} cannot be read ({' '.join(str(error).split())})"
+    if why:
+        raise SpoiltControl(
+            f"{why}, nor can its copy, so whether the run was cancelled is not known; remove both, and then: "
+            f"slurm-ppo submit {shlex.quote(str(paths.root))}"
+        )
+    return Control()
 
 
 def write_control(paths: RunPaths, control: Control) -> None:
     paths.control.parent.mkdir(parents=True, exist_ok=True)
-    replace_durably(paths.control, json.dumps(asdict(control)) + "\n")
+    for path in _controls(paths):
+        replace_durably(path, sealed(plain(control)))
+
+
+def _controls(paths: RunPaths) -> tuple[Path, Path]:
+    return paths.control, paths.control.with_suffix(".copy.json")
 
 
 def begin_call(paths: RunPaths) -> Control:
@@ -236,11 +270,12 @@ def age(submission: Submission) -> float:
 def read_limits_of(paths: RunPaths) -> ClusterLimits:
     """What the cluster allows: asked once in each call, and kept."""
     path, call = paths.slurm / "cluster.json", read_control(paths).call
-    if path.exists():
-        kept = json.loads(path.read_text())
+    # Where the file is spoilt, or of another call, the cluster is asked again.
+    with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+        kept = unsealed(read_newest(path))
         if kept["call"] == call:
             return converted(ClusterLimits, kept["limits"])
     limits = read_limits()
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_durably(path, json.dumps({"call": call, "limits": asdict(limits)}) + "\n")
+    replace_durably(path, sealed({"call": call, "limits": asdict(limits)}))
     return limits

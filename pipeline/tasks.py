@@ -1,8 +1,9 @@
 """The vocabulary of work: stage, task, policy version. Pure values, imported by everything."""
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple
 
 PURPOSE_PATTERN = r"[a-z]+(?:-[a-z][a-z0-9_]*)?"
 """Of a task's purpose, or a driver job's: at most one dash, before a pool's name, and no digit behind it."""
@@ -31,8 +32,7 @@ class Stage(StrEnum):
         return self in (Stage.ROLLOUT, Stage.SCORE, Stage.REWARD)
 
 
-@dataclass(frozen=True, order=True)
-class Task:
+class Task(NamedTuple):
     """One unit of work. ``iteration`` is 1-based; 0 holds what happens before the first iteration."""
 
     iteration: int
@@ -49,6 +49,11 @@ class Task:
     @property
     def file_stem(self) -> str:
         return "prompts" if self.stage is Stage.PREPARE else f"shard-{self.shard:05d}"
+
+    @property
+    def record_name(self) -> str:
+        """File name of the commit record."""
+        return f"{self.file_stem}.json"
 
     def __str__(self) -> str:
         if self.stage is Stage.PREPARE:
@@ -84,8 +89,15 @@ def task_of(iteration: int, purpose: str, shard: int = 0) -> Task:
     Raises:
         ValueError: it is none: no such stage, a pool where the stage has none, or none where it has.
     """
+    stage, pool = _stage_and_pool(purpose)
+    return Task(iteration, stage, shard, pool)
+
+
+@lru_cache(maxsize=64)
+def _stage_and_pool(purpose: str) -> tuple[Stage, str]:
+    """Kept: a submission of thousands of shards asks for each."""
     name, _, pool = purpose.partition("-")
-    task = Task(iteration, Stage(name), shard, pool)
-    if not re.fullmatch(PURPOSE_PATTERN, purpose) or bool(pool) != (task.stage is Stage.SCORE):
+    stage = Stage(name)
+    if not re.fullmatch(PURPOSE_PATTERN, purpose) or bool(pool) != (stage is Stage.SCORE):
         raise ValueError(f"{purpose!r} is not a stage such as 'rollout' or 'score-POOL'")
-    return task
+    return stage, pool

@@ -10,12 +10,15 @@ import re
 import shlex
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 from pipeline import journal
-from pipeline.commits import CorruptData, Record, replace_durably, thinned_folders
+from pipeline.commits import CorruptData, Record, thinned_folders
+from pipeline.durable import replace_durably
 from pipeline.paths import RunPaths
 from pipeline.plan import policy_maker
 from pipeline.runs import Run, RunError, load_run
+from slurm.sharedfiles import is_there, names_in, read_newest
 
 _FOLDER = re.compile(r"(\d{5,})\..+")
 _PARENTS = ("trainer", "critic", "policy")
@@ -77,18 +80,25 @@ def list_folders(paths: RunPaths) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for parent in _PARENTS:
         folder = paths.root / parent
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if (name := _FOLDER.fullmatch(path.name)) and path.is_dir():
-                found.setdefault(int(name[1]), []).append(f"{parent}/{path.name}")
+        for name in sorted(names_in(folder)):
+            if (match := _FOLDER.fullmatch(name)) and (folder / name).is_dir():
+                found.setdefault(int(match[1]), []).append(f"{parent}/{name}")
     return dict(sorted(found.items()))
 
 
 def best_folder(paths: RunPaths) -> str | None:
     """The folder of the best policy, or None where no policy was evaluated."""
-    if not paths.best.exists():
+    best = read_best(paths)
+    return best["policy"] if best else None
+
+
+def read_best(paths: RunPaths) -> dict[str, Any] | None:
+    """Content of ``best.json``: iteration, reward, policy; None where no policy was evaluated."""
+    try:
+        best: dict[str, Any] = json.loads(read_newest(paths.best))
+    except FileNotFoundError:
         return None
-    folder: str | None = json.loads(paths.best.read_text())["policy"]
-    return folder
+    return best
 
 
 def kept_versions(paths: RunPaths, parents: Iterable[str] = _PARENTS) -> list[int]:
@@ -102,7 +112,7 @@ def _is_whole(paths: RunPaths, version: int, parents: set[str]) -> bool:
         gone = {folder.split("/")[0] for folder in thinned_folders(paths, task)}
     except CorruptData:
         return False
-    return paths.task(task).record.exists() and not gone & parents
+    return is_there(paths.task(task).record) and not gone & parents
 
 
 def check_is_kept(paths: RunPaths, record: Record, *parents: str) -> None:

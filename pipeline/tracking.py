@@ -49,6 +49,16 @@ class MirrorFailed(RuntimeError):
     """The mirror process ended without having done its work; the message is its last line."""
 
 
+def last_words(text: str) -> str:
+    """What a process said last, in one line: of a traceback the error, which may itself have several."""
+    lines = [line for line in text.splitlines() if line.strip() and "For further information" not in line]
+    frames = [index for index, line in enumerate(lines) if line.startswith('  File "')]
+    after = lines[frames[-1] :] if frames else []
+    begin = next((index for index, line in enumerate(after) if not line.startswith(" ")), len(after))
+    name, colon, rest = (" ".join(after[begin:] or lines[-1:]) or "no word").partition(": ")
+    return " ".join((name.rpartition(".")[2] + colon + rest).split())[:240]
+
+
 @dataclass
 class MirrorProcess:
     """One ``python -m pipeline.mirror``."""
@@ -91,9 +101,7 @@ class MirrorProcess:
     def last_line(self) -> str:
         """Of its standard error, for a person."""
         self.errors.seek(0)
-        lines = self.errors.read().decode(errors="replace").strip().splitlines()
-        name, colon, text = (lines[-1] if lines else "no word").partition(": ")
-        return " ".join((name.rpartition(".")[2] + colon + text).split())[:240]
+        return last_words(self.errors.read().decode(errors="replace"))
 
     def wait(self, seconds: float) -> bool:
         """Close its input and wait for its end; false where it had to be killed."""
@@ -156,7 +164,7 @@ class WandbTracker:
         why = self.mirror.last_line()
         self.mirror = None
         if self.mode is WandbMode.ONLINE:
-            self.note(f"W&B could not be reached ({why}); writing its files under {self.run.paths.wandb}")
+            self.note(f"W&B cannot be used now ({why}); writing its files under {self.run.paths.wandb}")
             self.mode = WandbMode.OFFLINE
             self.mirror = MirrorProcess.start(self.run, self.mode)
         else:

@@ -64,7 +64,7 @@ class UpdateConfig:
     """What trains: deepspeed, or module:function of a trainer of your own; see docs/howto/own_engine.md."""
     epochs: PositiveInt = 1
     """Passes over an iteration's responses."""
-    minibatches: PositiveInt = 1
+    minibatches: PositiveInt = 4
     """Optimizer steps per pass; divides the number of responses of an iteration."""
     tokens_per_micro_batch: PositiveInt = 2048
     """Token budget (padding included) of one forward and backward pass of a rank; a longer sequence has a
@@ -104,11 +104,14 @@ class UpdateConfig:
     other attention then also computes, and masks, what one sequence would see of another."""
     lora: LoraConfig | None = None
     """Train low-rank adapters of the policy only. Default: all weights."""
-    keep_last: PositiveInt | None = None
+    keep_last: PositiveInt | None = 3
     """Keep policy, critic and trainer state of the newest this many iterations, at least 2, and thin older
-    ones out as keep_every says. The best policy is always kept. Default: keep all."""
+    ones out as keep_every says. The best policy is always kept. null: keep all."""
     keep_every: PositiveInt | None = None
     """Of older iterations keep every this many. Needs keep_last. Default: none."""
+    keep_shards_last: PositiveInt | None = None
+    """Keep shards, records and logs of the newest this many iterations, at least 2, as files, and pack those
+    of each older one into an archive, which everything still reads. Default: keep all as files."""
     device_map: str | None = None
     """Must stay null: DeepSpeed places the model. For rollout and reward see their own device_map."""
     num_threads: PositiveInt = 1

@@ -1,6 +1,5 @@
 """Which policy of which run somebody means by ``RUN``, ``RUN@ITERATION`` or ``RUN@best``."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from pipeline.observe import find_frontier
 from pipeline.paths import RunPaths
 from pipeline.plan import policy_maker
 from pipeline.runs import Run, RunError, is_run, load_run
-from pipeline.thinning import in_words, kept_versions
+from pipeline.thinning import in_words, kept_versions, read_best
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def choose(paths: RunPaths, word: str, newest: int) -> int:
         raise RunError(f"@{word}: write RUN, RUN@ITERATION or RUN@best")
     if not word:
         return max(newest, 0)
-    if not paths.best.exists():
+    best = read_best(paths)
+    if best is None:
         raise RunError(f"{paths.root} has no best policy: none was evaluated (evaluate.every, data.heldout)")
-    best: int = json.loads(paths.best.read_text())["iteration"]
-    return best
+    return int(best["iteration"])

@@ -5,6 +5,7 @@ sequences, and only there when ``color`` is true.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,11 @@ Row = Mapping[str, float]
 
 MISSING = "-"
 _BLOCKS = "▁▂▃▄▅▆▇█"
+_ESCAPES = re.compile(
+    r"(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"  # commands to the terminal's system: OSC 52 ...
+    r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c]*(?:\x1b\\|\x9c)?"  # other strings for it
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b."
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,12 @@ COLUMNS: tuple[Column, ...] = (
 
 _FIRST_TO_GO = ("tok/s", "± std", "clip %", "entropy", "length", "s/iter", "KL", "eval")
 """Columns that a narrow terminal does without, in this order."""
+
+
+def printable(text: str) -> str:
+    """What others wrote, on one line and without what a terminal would obey: cursor, colours, clipboard."""
+    plain = _ESCAPES.sub("", text).expandtabs()
+    return "".join(c if c.isprintable() else " " for c in plain).rstrip()
 
 
 def number(value: float | None, digits: int | None = None) -> str:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait as wait_for_any
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -67,7 +67,7 @@ class LocalScheduler:
         self._ended: dict[str, JobStatus] = {}
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        forkserver.ensure_running()  # its imports go on while the driver does; a run that is done needs none
+        _start_server()  # its imports go on while the driver does; a run that is done needs none
         self._queue = sorted([*self._queue, *jobs], key=lambda job: job.priority)
 
     def query(self) -> Mapping[str, JobStatus]:
@@ -148,6 +148,18 @@ class LocalScheduler:
         if running.failed_rank is None:
             return JobStatus(JobState.ENDED, next((code for code in codes if code), 0), note)
         return _failed(running.job, running.failed_rank, codes[running.failed_rank])
+
+
+def _start_server() -> None:
+    """Start the fork server, unless it runs. Ctrl-C is for the scheduler, not for the server while it
+    imports, nor for its processes: they are told by SIGTERM.
+    """
+    resource_tracker.ensure_running()  # it lets Ctrl-C through when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _note_failure(running: _Running) -> None:

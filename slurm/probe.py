@@ -13,6 +13,7 @@ from typing import Any
 from slurm import probe_task
 from slurm.commands import SlurmError
 from slurm.query import Element, NoAccounting, read_ended, read_queue
+from slurm.sharedfiles import is_there, read_shared, size_of
 from slurm.states import Phase, exit_in_words, phase_of, reason_in_words
 from slurm.submission import Array, Option, Refused, cancel, literal, render, submit
 
@@ -205,7 +206,7 @@ class _Sent:
         """Take up answers that have come. Returns the names of those that have not."""
         for name in self._jobs.keys() - self.answers.keys():
             with contextlib.suppress(FileNotFoundError):
-                content: dict[str, Any] = json.loads((self.place / f"{name}.answer").read_text())
+                content: dict[str, Any] = json.loads(read_shared(self.place / f"{name}.answer"))
                 self.answers[name] = self._with_exchange(name, Sighting(**content))
         return [name for name in self._jobs if name not in self.answers]
 
@@ -228,7 +229,7 @@ class _Sent:
             element = seen.get(job)
             if name in self.answers or (element and phase_of(element.state) is not Phase.ENDED):
                 continue
-            has_spoken = self._log(name).exists() and self._log(name).stat().st_size > 0
+            has_spoken = is_there(self._log(name)) and size_of(self._log(name)) > 0
             grace = _SHORT_GRACE_SECONDS if has_spoken else _GRACE_SECONDS
             if now - self._ended.setdefault(name, now) > grace:
                 self.answers[name] = Silent(self._how_it_ended(name, job, element), is_late=False)

@@ -155,6 +155,7 @@ _REASONS = {
     "partitiontimelimit": "it asks for more time than its partition allows",
     "partitionconfig": "its partition does not allow what it asks for",
     "reqnodenotavail": "nodes that it needs are down, drained or reserved",
+    "nodes required for job are down": "nodes that it needs are down, drained or reserved",
     "nodedown": "a node that it needs is down",
     "badconstraints": "no node can ever have what it asks for",
     "reservation": "waiting for its reservation",

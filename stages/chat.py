@@ -1,27 +1,20 @@
-"""Prompts, and what is said between the policy's turns, as the policy reads them."""
+"""What is said between the policy's turns, as the policy reads it."""
 
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.data import Message
+from jinja2 import TemplateError
+
+from pipeline.data import Message, as_dicts
 from stages.context import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def prompt_text(prompt: str | Sequence[Message], tokenizer: "PreTrainedTokenizerBase") -> str:
-    """The text that the policy continues: plain text as it is, messages through the chat template."""
-    if isinstance(prompt, str):
-        return prompt
-    if not tokenizer.chat_template:
-        raise UserError(
-            "data.prompts holds chat messages, but the policy's tokenizer has no chat template; "
-            "add chat_template to the tokenizer, or give prompts as plain text"
-        )
-    return _rendered(as_dicts(prompt), tokenizer, is_answered=False)
-
+REFUSALS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+"""Errors of a template that cannot render some messages: its own words, or Python's about a missing part."""
 
 _ANSWER = "ANSWER"
 _FIXED = [{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": _ANSWER}]
@@ -62,11 +55,6 @@ def _after_answer(messages: list[dict[str, str]], tokenizer: "PreTrainedTokenize
 def _rendered(messages: list[dict[str, str]], tokenizer: "PreTrainedTokenizerBase", is_answered: bool) -> str:
     text: Any = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=not is_answered)
     return str(text)
-
-
-def as_dicts(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Chat messages as everybody else writes them."""
-    return [{"role": message.role, "content": message.content} for message in messages]
 
 
 def messages_json(messages: Sequence[Message]) -> str:

@@ -17,11 +17,11 @@ from pipeline.commits import (
     StaleData,
     check_digest,
     check_sizes,
-    digest_file,
     is_unchanged,
     require_record,
 )
 from pipeline.config import Config
+from pipeline.durable import digest_file, read_shared
 from pipeline.paths import RunPaths, TaskPaths
 from pipeline.plan import policy_maker
 from pipeline.schemas import PROMPTS
@@ -134,7 +134,10 @@ class Context:
         """One JSON file of an input, verified."""
         record = self.read(task)
         path = self.paths.root / record.outputs[index].path
-        text = path.read_bytes() if path.exists() else b""
+        try:
+            text = read_shared(path)
+        except FileNotFoundError:
+            text = b""
         check_digest(record, record.outputs[index], len(text), xxh3_128_hexdigest(text))
         content: dict[str, Any] = json.loads(text)
         return content

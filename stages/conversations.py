@@ -20,14 +20,14 @@ import pyarrow as pa
 from jinja2 import TemplateError
 
 from pipeline.config import Config
-from pipeline.data import Message
+from pipeline.data import Message, as_dicts
 from pipeline.plugins import load_plugin
 from pipeline.rolloutconfig import MultiTurnConfig
 from pipeline.schemas import FinishReason, extra_columns
 from pipeline.seeds import derive_seed
 from pipeline.sources import shown
 from stages.calls import Answer, Calls, Late
-from stages.chat import as_dicts, continuation_text
+from stages.chat import continuation_text
 from stages.context import UserError
 from stages.engines.base import Generator, Request, Response, Turns
 from stages.episodes import BEFORE_THE_FIRST_TURN, Episode

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Mapping
 
-from pipeline.commits import Record, publish
+from pipeline.commits import Record, is_of_the_past, opened_history, publish
 from pipeline.config import Config
 from pipeline.enginechecks import engines_of
 from pipeline.plugins import make_importable
@@ -29,11 +29,11 @@ def execute(arguments: Arguments, started: float) -> None:
     run = load_run(arguments.run_dir)
     check_is_planned(run, arguments.task)
     make_importable(run.identity.folder)
-    with engines_closed():
-        compute_and_commit(run, arguments, started)
+    with opened_history(run.paths, arguments.task) as history, engines_closed():
+        compute_and_commit(run, arguments, started, history)
 
 
-def compute_and_commit(run: Run, arguments: Arguments, started: float) -> None:
+def compute_and_commit(run: Run, arguments: Arguments, started: float, history: int) -> None:
     config, task = run.config, arguments.task
     context = Context(run.paths, config, task, arguments.attempt)
     names = (task.stage, task.pool) if task.pool else (task.stage,)
@@ -60,11 +60,10 @@ def compute_and_commit(run: Run, arguments: Arguments, started: float) -> None:
         job_id=os.environ.get("SLURM_JOB_ID", ""),
         metrics={**result.metrics, **time_metrics(context, started), **memory_metrics(uses_torch)},
     )
-    won = publish(run.paths, record)
-    print(
-        f"{arguments.task}: {'committed' if won else 'another attempt was first'}: {describe(record)}",
-        flush=True,
-    )
+    outcome = "committed" if publish(run.paths, record, history) else "another attempt was first"
+    if is_of_the_past(run.paths, task, history):
+        outcome = "the run has gone back meanwhile, and what this attempt made was moved aside"
+    print(f"{task}: {outcome}: {describe(record)}", flush=True)
 
 
 def check_is_planned(run: Run, task: Task) -> None:

@@ -1,16 +1,19 @@
 """Why an attempt failed: in its log, in its exit code, and for the driver in its failure file."""
 
+import contextlib
+import errno
 import json
 import socket
 import sys
 import time
 import traceback
 
-from pipeline.commits import CorruptData, NotCommitted, StaleData, link_once
+from pipeline.commits import CorruptData, NotCommitted, StaleData
 from pipeline.compose import ConfigError
 from pipeline.data import PromptError
+from pipeline.durable import PASSING, link_once
 from pipeline.plugins import PluginError
-from pipeline.reconcile import FailureKind
+from pipeline.reconcile import DISK_EXIT, FailureKind
 from pipeline.runs import RunError
 from pipeline.schemas import SchemaError
 from pipeline.tasks import Task, task_key
@@ -26,30 +29,42 @@ EXIT_CODES = {
     FailureKind.INPUTS: 4,
     FailureKind.TIMEOUT: 5,
     FailureKind.PAUSED: 5,
+    FailureKind.DISK: DISK_EXIT,
 }
+
+_OF_DISKS = PASSING | {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+"""What a disk says that may take files again later."""
 
 
 def report(error: Exception, arguments: Arguments, started: float) -> int:
     """Explain the failure in the log and, for the driver and the report's timeline, in the failure file."""
     kind, suspect = classify(error)
     is_explained = kind not in (FailureKind.ERROR, FailureKind.NUMERICS, FailureKind.MEMORY)
-    if not is_explained:
-        traceback.print_exception(error)
     message = str(error) if is_explained else f"{type(error).__name__}: {error}"
     outcome = "paused" if kind is FailureKind.PAUSED else "failed"
-    print(f"{arguments.task} {outcome}: {message}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a full disk takes no words either; the exit code says it
+        if not is_explained:
+            traceback.print_exception(error)
+        print(f"{arguments.task} {outcome}: {message}", file=sys.stderr, flush=True)
+        note(arguments, kind, message, suspect, started)
+    return EXIT_CODES[kind]
+
+
+def note(arguments: Arguments, kind: FailureKind, message: str, suspect: Task | None, started: float) -> None:
+    """Write the failure file, if there is to be one."""
     if arguments.failure_file:
         arguments.failure_file.parent.mkdir(parents=True, exist_ok=True)
         said = {"kind": kind, "message": message, "suspect": suspect and task_key(suspect)}
         said |= {"started": started, "ended": time.time(), "host": socket.gethostname()}
         link_once(arguments.failure_file, json.dumps(said) + "\n")  # of several ranks the first knows why
-    return EXIT_CODES[kind]
 
 
 def classify(error: Exception) -> tuple[FailureKind, Task | None]:
     """Whose fault it was, and the input to look at, if it was an input's."""
     if isinstance(error, NotCommitted | CorruptData | StaleData):
         return FailureKind.INPUTS, error.task
+    if isinstance(error, OSError) and error.errno in _OF_DISKS:
+        return FailureKind.DISK, None
     if isinstance(error, StoppedOnWarning):
         return (FailureKind.PAUSED if error.has_progress else FailureKind.TIMEOUT), None
     if isinstance(error, OutOfMemory):

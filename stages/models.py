@@ -1,6 +1,10 @@
-"""Loading Hugging Face models from directories: safetensors only, no hub, no dropout."""
+"""Loading Hugging Face models from directories: safetensors only, no hub, no dropout.
 
-from collections.abc import Iterable, Mapping
+With ``device_map="meta"`` a model is made of its files' headers, and no weight is read.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +14,9 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
     PreTrainedModel,
 )
+from transformers.utils import logging
 
 from pipeline.updateconfig import Precision
 from stages.context import UserError
@@ -81,27 +85,6 @@ def load_reward_model(
     return model
 
 
-def load_critic(
-    directory: str | Path, precision: Precision, trust_remote_code: bool, attention: str | None = None
-) -> PreTrainedModel:
-    """A backbone with one value per token. A head that the directory lacks starts at zero, so that the first
-    advantages are not noise (huggingface/blog, "The N implementation details of RLHF with PPO").
-
-    Raises:
-        UserError: the directory lacks weights of the backbone.
-    """
-    arguments = _arguments(directory, precision, trust_remote_code)
-    arguments["config"].num_labels = 1
-    model, loading = _with_attention(AutoModelForTokenClassification, directory, attention, arguments)
-    missing = set(loading["missing_keys"])
-    _check_missing(directory, model, [k for k in missing if k.startswith(f"{model.base_model_prefix}.")])
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name in missing:
-                parameter.zero_()
-    return model
-
-
 def _load(
     auto_class: Any,
     directory: str | Path,
@@ -111,14 +94,14 @@ def _load(
     attention: str | None = None,
 ) -> PreTrainedModel:
     placement = {"device_map": device_map} if device_map else {}
-    arguments = _arguments(directory, precision, trust) | placement
-    model, loading = _with_attention(auto_class, directory, attention, arguments)
-    _check_missing(directory, model, loading["missing_keys"])
+    arguments = load_arguments(directory, precision, trust) | placement
+    model, missing = load_with_attention(auto_class, directory, attention, arguments)
+    check_missing(directory, model, missing)
     model.eval()
     return model if device_map else model.to(device())
 
 
-def _check_missing(directory: str | Path, model: PreTrainedModel, keys: Iterable[str]) -> None:
+def check_missing(directory: str | Path, model: PreTrainedModel, keys: Iterable[str]) -> None:
     """Raises UserError if there is any."""
     if missing := sorted(keys):
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
@@ -127,28 +110,55 @@ def _check_missing(directory: str | Path, model: PreTrainedModel, keys: Iterable
         )
 
 
-def _with_attention(
+def load_with_attention(
     auto_class: Any, directory: str | Path, attention: str | None, arguments: dict[str, Any]
-) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """The model, and what loading it was like.
+) -> tuple[PreTrainedModel, set[str]]:
+    """The model, and the names of its weights that the directory lacks.
 
     Raises:
-        UserError: it cannot be had with this attention.
+        UserError: it cannot be had with this attention, or its weights have other shapes than config.json
+            says.
     """
     if attention is None:
-        return auto_class.from_pretrained(str(directory), output_loading_info=True, **arguments)
+        return _loaded(auto_class, directory, arguments)
     try:
-        return auto_class.from_pretrained(
-            str(directory), output_loading_info=True, attn_implementation=attention, **arguments
-        )
+        return _loaded(auto_class, directory, arguments | {"attn_implementation": attention})
     except (ValueError, ImportError) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(
             f"update.attention={attention}: {directory} cannot be loaded with it ({error}); leave it out for "
             "the model's own, or try sdpa or eager"
         ) from error
 
 
-def _arguments(directory: str | Path, precision: Precision, trust_remote_code: bool) -> dict[str, Any]:
+def _loaded(
+    auto_class: Any, directory: str | Path, arguments: dict[str, Any]
+) -> tuple[PreTrainedModel, set[str]]:
+    with _without_report():
+        model, loading = auto_class.from_pretrained(
+            str(directory), output_loading_info=True, ignore_mismatched_sizes=True, **arguments
+        )
+    for name, found, wanted in sorted(loading["mismatched_keys"]):
+        raise UserError(
+            f"{directory}: its weight {name} has shape {list(found)}, and by its config.json "
+            f"{type(model).__name__} wants {list(wanted)}; it is not the configuration of these weights"
+        )
+    return model, set(loading["missing_keys"])
+
+
+@contextlib.contextmanager
+def _without_report() -> Iterator[None]:
+    """transformers' own table of what was missing or unexpected; the callers judge that."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def load_arguments(directory: str | Path, precision: Precision, trust_remote_code: bool) -> dict[str, Any]:
     common = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     config = AutoConfig.from_pretrained(str(directory), **common)
     for name, value in config.to_dict().items():
@@ -157,8 +167,14 @@ def _arguments(directory: str | Path, precision: Precision, trust_remote_code: b
     return {**common, "config": config, "dtype": DTYPES[precision], "use_safetensors": True}
 
 
-def remove_dropout(model: nn.Module) -> None:
-    """Dropout would make old and new log-probabilities of the same weights differ."""
+def switch_off_chance(model: nn.Module) -> None:
+    """Put a model that is trained into evaluation mode: dropout, jitter in routers and whatever else draws
+    random numbers would make old and new log-probabilities of the same weights differ.
+
+    Layers that compute their activations twice do so in training mode only; they alone stay in it, without
+    those inside them.
+    """
     for module in model.modules():
+        module.training = getattr(module, "gradient_checkpointing", False)
         if isinstance(module, nn.Dropout):
             module.p = 0.0

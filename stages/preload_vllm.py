@@ -4,7 +4,7 @@ import contextlib
 import gc
 import importlib
 
-from stages.engines.vllm import be_quiet
+from stages.engines.vllm_setup import be_quiet
 
 be_quiet()
 for _module in ("vllm.engine.arg_utils", "vllm.v1.engine.llm_engine", "vllm.v1.executor.uniproc_executor"):

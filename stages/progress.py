@@ -21,7 +21,8 @@ from typing import Any
 import pyarrow as pa
 from xxhash import xxh3_128_hexdigest
 
-from pipeline.commits import CorruptData, FileEntry, Record, StaleData, replace_durably
+from pipeline.commits import CorruptData, FileEntry, Record, StaleData
+from pipeline.durable import read_shared, replace_durably
 from pipeline.paths import RunPaths
 from pipeline.schemas import VERSION_KEY, FinishReason, conform, version_of
 from pipeline.seeds import derive_seed
@@ -117,7 +118,7 @@ def load(context: Context, origin: Origin) -> Saved:
 
 def _read(paths: RunPaths, path: Path, origin: Origin) -> Saved:
     """Raises whatever reading and verifying raise, and StaleData when it is of another origin."""
-    record = Record.from_json(json.loads(path.read_bytes()))
+    record = Record.from_json(json.loads(read_shared(path)))
     if (found := Origin.of(record)) != origin:
         differing = [name for name, value in asdict(origin).items() if asdict(found)[name] != value]
         raise StaleData(record.task, f"this attempt differs in {', '.join(differing)}")

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from pipeline.commits import replace_durably
+from pipeline.durable import is_there, read_shared, replace_durably
 from stages.context import UserError
 from stages.models import device
 
@@ -201,11 +201,11 @@ def find_store(path: Path, place: Place, limit: float) -> tuple[dist.TCPStore, s
         TimeoutError: there was no such file, or nobody answered there; names the rank and the path.
     """
     deadline = time.monotonic() + limit
-    while not is_listed(path):
+    while not is_there(path):
         if time.monotonic() > deadline:
             raise TimeoutError(f"rank {place.rank} waited {limit:.0f} s for rank 0 to write {path}")
         time.sleep(_POLL_SECONDS)
-    meeting = Meeting(**json.loads(path.read_text()))
+    meeting = Meeting(**json.loads(read_shared(path)))
     near = ["localhost"] if socket.gethostname() == meeting.hosts[0] else []
     while True:
         for host in (*near, *meeting.hosts):
@@ -217,14 +217,6 @@ def find_store(path: Path, place: Place, limit: float) -> tuple[dist.TCPStore, s
                 f"of {', '.join(meeting.hosts)}, which {path} names"
             )
         time.sleep(_POLL_SECONDS)
-
-
-def is_listed(path: Path) -> bool:
-    """Whether the file exists. Its folder is asked: NFS may remember for a minute that a file is missing."""
-    try:
-        return path in path.parent.iterdir()
-    except FileNotFoundError:
-        return False
 
 
 def connect(host: str, meeting: Meeting, limit: float) -> tuple[dist.TCPStore, str] | None:

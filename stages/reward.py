@@ -3,7 +3,6 @@ log-probabilities unless the update does.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -46,7 +45,7 @@ def pool_scores(context: Context) -> dict[str, list[float]]:
     """Per component that has a pool: one score per row of this task's rollout shard."""
     scores: dict[str, list[float]] = {}
     for pool in context.config.reward.pools:
-        task = replace(context.task, stage=Stage.SCORE, pool=pool)
+        task = context.task._replace(stage=Stage.SCORE, pool=pool)
         table = context.table(task, SCORE)
         for name in context.config.reward.components_of(pool):
             scores[name] = table[component_column(name)].to_pylist()

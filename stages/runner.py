@@ -1,7 +1,7 @@
 """The protocol around a stage: check, compute, commit; or say in a file why not.
 
 Exit codes: 0 committed (by this attempt or another), 1 failed, 2 the user's input cannot work,
-4 an input is not committed, corrupt or stale, 5 stopped on a warning.
+4 an input is not committed, corrupt or stale, 5 stopped on a warning, 6 the disk takes nothing.
 
 An attempt at a task that is committed ends here. What computes is in :mod:`stages.execution`, what explains
 failures in :mod:`stages.failures`; importing them takes longer than all of this.
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.commits import read_record
+from pipeline.durable import is_there
 from pipeline.environment import TASK_ENVIRONMENT
 from pipeline.paths import RunPaths
 from pipeline.tasks import Stage, Task
@@ -57,8 +58,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def is_committed(arguments: Arguments) -> bool:
-    """Whether the task was done before this attempt began."""
-    return read_record(RunPaths(arguments.run_dir), arguments.task) is not None
+    """Whether the task was done before this attempt began, in the history that it began in."""
+    paths = RunPaths(arguments.run_dir)
+    return is_there(paths.task(arguments.task).folder) and read_record(paths, arguments.task) is not None
 
 
 def parse(argv: Sequence[str]) -> Arguments:

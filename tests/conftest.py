@@ -36,10 +36,11 @@ COSTLY = frozenset(
 )
 """Fixtures that ``--fast`` does without."""
 _LEFT_OUT = """
-batching calculator conversations docs docs_commands engine_contract engine_guards engines forward health
-invariance learner local_ranks lora partial ppo_advantages ppo_golden ppo_math ppo_mismatch ppo_shaping
-prepare quickstart ranks reference remax remote remote_vllm report_browser rewards rules run shaping_and_kl
-stage_runner trainer wheel dashboard fork kill pools repair sync tracking watch
+batching calculator conversations critics docs docs_commands engine_contract engine_guards engines forward
+health invariance modeltrial learner local_ranks lora partial ppo_advantages ppo_golden ppo_math
+ppo_mismatch ppo_shaping prepare quickstart ranks reference remax remote remote_vllm report_browser
+rewards rules run shaping_and_kl stage_runner trainer wheel dashboard fork kill pools repair sync tracking
+watch ahead light rows goback doctor notify agreement
 """
 LEFT_OUT = frozenset(_LEFT_OUT.split())
 """Files that ``--fast`` leaves out: they need torch, a browser, an installation, W&B or many runs."""

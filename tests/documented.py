@@ -38,6 +38,7 @@ ELSEWHERE = {
     "make quickstart_vllm": "tests/test_quickstart.py",
     "slurm-ppo sync RUN": "tests/test_sync.py",
     "slurm-ppo dashboard push runs/first": "tests/test_dashboard.py",
+    "sudo slurm-ppo devcluster up --network-filesystem": "tests/cluster/test_network.py",
     "source .venv/bin/activate": "Makefile",
     "pip install -c constraints.txt -e '.[train]'": "Makefile",
     "pip install -c constraints.txt -e '.[vllm]'": "pyproject.toml",
@@ -181,11 +182,12 @@ def make_sandbox(folder: Path, inputs: Path) -> Path:
 
 
 def adapted(text: str, sandbox: Path) -> str:
-    """With folders and partitions that exist here."""
+    """With folders and partitions that exist here, and responses that fit small models."""
     for pretended, place in PLACES.items():
         text = re.sub(rf"(?<![\w.]){re.escape(pretended)}", f"{sandbox}/{place}", text)
     for pretended, partition in PARTITIONS.items():
         text = re.sub(rf"(partition[:=] ?){pretended}\b", rf"\g<1>{partition}", text)
+    text = re.sub(r"(?<=rollout\.max_new_tokens=)\d{2,}", SMALL["rollout.max_new_tokens"], text)
     return re.sub(r"\bRUN[12]?(?=\s|@|/|$)", "runs/first", text)
 
 

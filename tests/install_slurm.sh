@@ -1,11 +1,12 @@
 #!/bin/sh
-# The cluster tests bring up a real Slurm. Install it where we may; else those tests say that they skip.
-packages="slurmctld slurmd slurm-client munge slurmdbd mariadb-server"
+# The cluster tests bring up a real Slurm, with a network filesystem. Install both where we may; else those
+# tests say that they skip.
+packages="slurmctld slurmd slurm-client munge slurmdbd mariadb-server glusterfs-client"
 PATH="$PATH:/usr/sbin:/sbin"
 policy=/usr/sbin/policy-rc.d
 
 complete() {
-    for program in slurmctld slurmd sbatch munged slurmdbd mariadbd mariadb-install-db; do
+    for program in slurmctld slurmd sbatch munged slurmdbd mariadbd mariadb-install-db glusterfs glusterfsd; do
         command -v "$program" >/dev/null || return 1
     done
 }
@@ -24,7 +25,7 @@ allow_services() {
 
 complete && exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    echo "installing Slurm for the cluster tests"
+    echo "installing Slurm and GlusterFS for the cluster tests"
     trap allow_services EXIT
     trap 'exit 1' INT TERM
     forbid_services
@@ -33,4 +34,4 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $packages >/dev/null
     complete && exit 0
 fi
-echo "no Slurm: the cluster tests will be skipped; to run them: sudo apt install --no-install-recommends $packages"
+echo "no Slurm or no GlusterFS: cluster tests will be skipped; to run them: sudo apt install --no-install-recommends $packages"

@@ -13,7 +13,8 @@ from processes import config_of
 from pipeline.algorithmconfig import Estimator
 from pipeline.schemas import GREEDY_SAMPLE, REWARD, ROLLOUT, conform
 from stages.context import Stopwatch
-from stages.models import load_causal_lm, load_critic
+from stages.critics import load_critic
+from stages.models import load_causal_lm
 from stages.ppo.experience import Experience, build_experience
 from stages.ppo.learner import Update, update
 from stages.ppo.metrics import update_metrics

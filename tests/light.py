@@ -25,7 +25,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from pipeline.algorithmconfig import Estimator
 from pipeline.schemas import FinishReason, component_column, is_sampled
 from stages.context import Result
-from stages.engines.base import Generator, Limits, Response, Scorer, Trainer, without_torch
+from stages.engines.base import Generator, Limits, Response, Scorer, Trainer, takes_ranks, without_torch
 from stages.training import hash_folders, read_shards, save_tokenizer
 
 CONTEXT = 64
@@ -39,6 +39,7 @@ WORDS = (
 )
 """What makes a run's tasks light."""
 SECONDS = "LIGHT_SECONDS"
+HEAD = "score.weight"
 
 
 _steps = itertools.count()
@@ -70,9 +71,11 @@ def number(below: int, *parts: object) -> int:
 
 
 def weights_digest(folder: Path) -> bytes:
-    """Of every weight in a model directory."""
+    """Of every weight in a model directory but reward models' heads, which are all alike."""
     files = sorted(folder.glob("*.safetensors"))
-    return digest([(f.name, sorted((k, v.tobytes()) for k, v in load_file(f).items())) for f in files])
+    return digest(
+        [(f.name, sorted((k, v.tobytes()) for k, v in load_file(f).items() if k != HEAD)) for f in files]
+    )
 
 
 # --- engines ---
@@ -145,6 +148,12 @@ def make_trainer(config):
     return LightTrainer()
 
 
+@takes_ranks
+def make_trainer_of_ranks(config):
+    """One that says that it takes several ranks; it is only asked whether it does."""
+    return make_trainer(config)
+
+
 class LightTrainer(Trainer):
     """Each version's weights are a hash of the version before it and of all that it learns from."""
 
@@ -155,6 +164,7 @@ class LightTrainer(Trainer):
         critic, state = (
             found(iteration - 1) for found in (context.critic_directory, context.trainer_directory)
         )
+        print(f"read {responses.num_rows} responses", flush=True)
         with context.computing():
             take_time()
             parts = [weights_digest(folder) for folder in (before, critic, state) if folder]
@@ -192,10 +202,14 @@ def write_model(folder: Path, seed: bytes, config: Path) -> None:
     (folder / "config.json").write_bytes(config.read_bytes())
 
 
-def write_weights(path: Path, seed: bytes) -> None:
+def write_weights(path: Path, seed: bytes, has_head: bool = False) -> None:
+    """Numbers of no model, with the headers of one: a row for every token."""
     path.parent.mkdir(parents=True, exist_ok=True)
     weights = np.frombuffer(hashlib.shake_256(seed).digest(4096), dtype=np.uint8)
-    save_file({"model.embed_tokens.weight": weights.reshape(64, 64)}, path, metadata={"format": "pt"})
+    tensors = {"model.embed_tokens.weight": weights.reshape(512, 8)}
+    if has_head:
+        tensors[HEAD] = np.zeros((1, 8), np.uint8)
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def learning_metrics(chain: bytes) -> dict[str, float]:
@@ -225,7 +239,7 @@ def reward_metrics(config, responses, rewards) -> dict[str, float]:
         metrics |= {f"reward/{name}/mean": float(column.mean()), f"reward/{name}/std": float(column.std())}
     return metrics | {
         "response_tokens": float(lengths.sum()),
-        "response_length/clip_ratio": float((lengths >= config.rollout.max_new_tokens).mean()),
+        "response_length/clip_ratio": reasons.count(FinishReason.LENGTH) / len(reasons),
         "num_turns/mean": float(np.mean(responses["num_turns"].to_pylist())),
         "reward/frac_zero_std": 0.0,
         "reward/discarded": 0.0,
@@ -300,6 +314,7 @@ def make_directory(
 ) -> Path:
     """A model directory: the files are all there, but the weights are those of no model."""
     folder.mkdir(parents=True)
+    is_scoring = architecture.endswith("SequenceClassification")
     tokenizer = byte_level(specials)
     settings = {
         "architectures": [architecture],
@@ -310,12 +325,12 @@ def make_directory(
         "pad_token_id": specials.index("<pad>"),
         "eos_token_id": specials.index("<eos>"),
     }
-    if architecture.endswith("SequenceClassification"):
+    if is_scoring:
         settings["id2label"] = {"0": "LABEL_0"}
     else:
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": settings["eos_token_id"]}))
     (folder / "config.json").write_text(json.dumps(settings))
-    write_weights(folder / "model.safetensors", digest("version 0", seed))
+    write_weights(folder / "model.safetensors", digest("version 0", seed), is_scoring)
     tokenizer.save(str(folder / "tokenizer.json"))
     tokens = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<pad>", "eos_token": "<eos>"}
     tokens |= {"chat_template": chat_template} if chat_template else {}

@@ -33,8 +33,12 @@ class Seen:
 
 
 @contextmanager
-def service(answer: Callable[[Any, int], Answer | None]) -> Iterator[Seen]:
-    """A server that posts ``answer(body, number)`` back; the number counts requests from 0. None hangs up."""
+def service(answer: Callable[[Any, int], Answer | None], head: int = 405) -> Iterator[Seen]:
+    """A server that posts ``answer(body, number)`` back; the number counts requests from 0. None hangs up.
+
+    Args:
+        head: status with which it answers who only asks whether it is there.
+    """
     stopping = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -52,6 +56,9 @@ def service(answer: Callable[[Any, int], Answer | None]) -> Iterator[Seen]:
             finally:
                 with seen.lock:
                     seen.at_once -= 1
+
+        def do_HEAD(self) -> None:
+            self._send(Answer(b"", head))
 
         def _send(self, given: Answer | None) -> None:
             if given is None:

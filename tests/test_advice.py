@@ -16,7 +16,17 @@ import scripted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.advice import Advice, Evidence, Rule, Severity, TaskTime, advise, worst
+from pipeline.advice import (
+    Advice,
+    Evidence,
+    Rule,
+    Severity,
+    TaskTime,
+    advise,
+    first_shown,
+    in_a_line,
+    worst,
+)
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.evidence import LOOK_BACK, MIN_ROWS
@@ -436,3 +446,20 @@ def test_slurm_and_this_machine_are_told_different_keys():
     local = only(Rule.BOTTLENECK, found_in(change, config=here))
     assert "scheduler.rollout.partition" in slurm
     assert "scheduler.rollout.slots" in local.remedy
+
+
+def test_a_driver_says_what_a_row_is_the_first_to_show():
+    """And says it once: ``run`` shows each finding when it appears, not with every iteration."""
+    _, _, change = FAILURES["flat"]
+    rows = rows_of(change)
+    told = [
+        (count, advice.rule)
+        for count in range(1, len(rows) + 1)
+        for advice in first_shown(Evidence(rows[:count], CONFIG))
+    ]
+    assert [rule for _, rule in told] == [Rule.FLAT_GROUPS]
+    assert told[0][0] > MIN_ROWS
+    (advice,) = first_shown(Evidence(rows[: told[0][0]], CONFIG))
+    assert in_a_line(advice).startswith("warning: ")
+    assert "flat-groups" in in_a_line(advice)
+    assert "\n" not in in_a_line(advice)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import ID, imagined_run
 
-from pipeline.arrays import array_of, driver_submission, output_pattern, stage_submissions
+from pipeline.arrays import array_of, driver_submission, log_folder, output_pattern, stage_submissions
 from pipeline.compose import compose
 from pipeline.dryrun import scripts
 from pipeline.resources import Lessons
@@ -270,14 +270,27 @@ def test_slurm_writes_each_shards_log_where_the_run_looks_for_it(shard, max_arra
     assert written_by_slurm(output_pattern(run, submission), index) == str(run.paths.task(task).log(2))
 
 
-def test_prepare_and_drivers_have_logs_of_their_own():
+def test_prepare_has_a_log_of_its_own():
     run = imagined_run("/runs/50%")
     (prepare,) = stage_submissions(run, 1, 2, [PREPARE], 1000)
     assert written_by_slurm(output_pattern(run, prepare), 0) == str(run.paths.task(PREPARE).log(2))
-    for purpose in (DRIVER, GUARD):
-        pattern = output_pattern(run, driver_submission(run, 1, 3, purpose, 2))
-        assert written_by_slurm(pattern, 0).startswith("/runs/50%/logs/")
-        assert pattern.endswith(f"/{purpose}.log")
+
+
+@pytest.mark.parametrize("purpose", [DRIVER, GUARD])
+def test_a_driver_job_that_cannot_write_its_log_runs_all_the_same(bench, tmp_path, purpose):
+    """Slurm would not start it; so its log is its own business."""
+    run = imagined_run(tmp_path / f"100%a {NASTY}", {"driver": {"python": "echo"}})
+    submission = driver_submission(run, 1, 3, purpose, 2)
+    text = render(array_of(run, run.config.scheduler, submission, Lessons(), None))
+    assert "#SBATCH --output=/dev/null" in text
+    folder = log_folder(run, submission)
+    for is_there in (False, True):
+        if is_there:
+            folder.mkdir(parents=True)
+        done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, cwd=bench, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert ("slurm.element" in done.stdout) != is_there
+    assert "slurm.element" in (folder / f"{purpose}.log").read_text()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import os
 import stat
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,12 @@ from pipeline.commits import (
     check_sizes,
     hash_file,
     hash_tree,
-    link_once,
     publish,
     read_record,
-    replace_durably,
     require_record,
     verify_outputs,
 )
+from pipeline.durable import link_once, replace_durably
 from pipeline.paths import RunPaths
 from pipeline.tasks import Stage, Task
 
@@ -134,9 +132,9 @@ def test_a_link_whose_answer_was_lost_counts_as_won(tmp_path, monkeypatch):
     """NFS repeats a request whose answer was lost; the repetition finds the name taken - by ourselves."""
     real = os.link
 
-    def link_twice(source, target):
-        real(source, target)
-        real(source, target)
+    def link_twice(source, target, **folders):
+        real(source, target, **folders)
+        real(source, target, **folders)
 
     monkeypatch.setattr(os, "link", link_twice)
     assert link_once(tmp_path / "record.json", "ours")
@@ -196,7 +194,7 @@ def test_a_record_that_is_not_one_is_corrupt_and_named(tmp_path, change, said):
 
 
 def test_a_record_in_another_tasks_place_is_corrupt(tmp_path):
-    paths, other = RunPaths(tmp_path), dataclasses.replace(TASK, iteration=4)
+    paths, other = RunPaths(tmp_path), TASK._replace(iteration=4)
     commit(paths)
     place = paths.task(other).record
     place.parent.mkdir(parents=True)
@@ -235,7 +233,7 @@ names = st.text("abcXYZ019._-", min_size=1, max_size=12)
 entries = st.builds(FileEntry, names, st.integers(0, 2**60), names)
 numbers = st.floats(allow_nan=False)
 tasks = st.builds(Task, st.integers(0, 10**6), st.sampled_from(Stage), st.integers(0, 10**5)).map(
-    lambda task: replace(task, pool="big" if task.stage is Stage.SCORE else "")
+    lambda task: task._replace(pool="big" if task.stage is Stage.SCORE else "")
 )
 records = st.builds(
     Record,
@@ -332,7 +330,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_debris(tmp_path, call):
     body = f"""
 import sys
 from pathlib import Path
-from pipeline.commits import {call}
+from pipeline.durable import {call}
 #LIMIT
 {call}(Path(sys.argv[1]), "x" * 100_000)
 """

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import functools
+import itertools
 import json
 import shutil
 import subprocess
@@ -17,11 +18,14 @@ from hypothesis import strategies as st
 
 from pipeline import config as config_module
 from pipeline import schedulerconfig
+from pipeline.algorithmconfig import GROUP_ESTIMATORS, Estimator, KLPlacement
 from pipeline.checks import resolve
 from pipeline.compose import ConfigError, compose, from_mapping, known_groups, to_mapping, to_yaml
 from pipeline.config import Config
 
 ROOT = Path(__file__).parent.parent
+COMPLETE = ("reward=rule", "reward.components.rule.function=a:b", "model.policy=x", "data.prompts=x")
+"""What a configuration cannot be without."""
 
 
 def refusal(inputs: Path, run_dir: Path, *more: str, config_dir: Path | None = None) -> list[str]:
@@ -57,7 +61,7 @@ MISTAKES = [
     ("update.zero_stage=4", ["update.zero_stage", "got 4", "less than or equal to 3"]),
     ("rollout.top_p=1.5", ["rollout.top_p", "1.5", "less than or equal to 1"]),
     ("rollout.precision=fp8", ["rollout.precision", "'fp8'", "'fp32', 'bf16' or 'fp16'"]),
-    ("rollout.stop_token_ids=3", ["rollout.stop_token_ids", "got 3", "valid tuple"]),
+    ("rollout.stop_token_ids=3", ["rollout.stop_token_ids", "got 3", "write a list"]),
     ("algorithm.estimator=ppo", ["algorithm.estimator", "'ppo'", "'reinforce++-baseline' or 'remax'"]),
     ("algorithm.kl=0.1", ["algorithm.kl", "0.1"]),
     ("algorithm.dual_clip=1", ["algorithm.dual_clip", "got 1", "greater than 1"]),
@@ -85,10 +89,17 @@ MISTAKES = [
     ("reward.components.rm.path=absent", ["reward.components.rm.path", "absent"]),
     # contradictions
     ("rollout.num_shards=3", ["rollout.num_shards=3", "must divide data.prompts_per_iteration=8"]),
-    ("update.minibatches=3", ["update.minibatches=3", "must divide the 8 responses"]),
+    ("update.minibatches=3", ["update.minibatches=3", "must divide the 8 responses", "give 2"]),
     ("data.max_prompt_tokens=64", ["data.max_prompt_tokens=64", "legal: 1 to 63"]),
     ("rollout.max_new_tokens=64", ["rollout.max_new_tokens=64", "legal: 1 to 63"]),
-    ("data.heldout=INPUTS/heldout.jsonl", ["data.heldout", "heldout.jsonl", "evaluate.every=N"]),
+    ("algorithm.clip_range_low=1", ["algorithm.clip_range_low=1.0", "give less"]),
+    ("rollout.stop_token_ids=[1,258]", ["rollout.stop_token_ids=258", "legal: 0 to 257"]),
+    ("rollout.stop_token_ids=[-1]", ["rollout.stop_token_ids.0", "-1", "greater than or equal to 0"]),
+    ("rollout.device_map=nonsense", ["rollout.device_map", "'nonsense'", "auto, balanced", "cuda:0"]),
+    ("reward.device_map=cuda:x", ["reward.device_map", "'cuda:x'", "auto, balanced", "cuda:0"]),
+    ("reward.components={}", ["reward.components", "must be given", "reward=model"]),
+    ("data.max_dropped=50", ["data.max_dropped", "got 50", "less than or equal to 1"]),
+    ("data.columns=answer", ["data.columns", "'answer'", "write a list"]),
     ("rollout.temperature=true", ["rollout.temperature", "True", "valid number"]),
     ("update.betas=[0.9,1.0]", ["update.betas.1", "1.0", "less than 1"]),
     ("reward.components.rm.path=INPUTS/policy", ["reward.components.rm.path", "policy", "2 outputs"]),
@@ -107,6 +118,10 @@ MISTAKES = [
         ["rm.normalization.reference_samples", "tiny.py", "not both"],
     ),
     ("algorithm.kl.straight_through=true", ["algorithm.kl.straight_through", "algorithm.kl.placement=loss"]),
+    (
+        "algorithm.kl={placement: loss, estimator: k1}",
+        ["algorithm.kl.estimator=k1", "zero on average", "for k3", "algorithm.kl.straight_through=true"],
+    ),
     ("algorithm.shaping.filter_groups=true", ["filter_groups=True", "estimator=gae", "grpo", "rloo"]),
     (
         "algorithm.kl={controller: adaptive, coef: 0, reference_in: reward}",
@@ -145,7 +160,7 @@ SLURM_MISTAKES = [
     ("scheduler.reward.environment={A-B:x}", ["scheduler.reward.environment.A-B", "'A-B'"]),
     ("scheduler.reward.options={--exclusive:true}", ["scheduler.reward.options", "'--exclusive'"]),
     ("scheduler.dependency=afterany", ["scheduler.dependency", "'afterany'", "'aftercorr' or 'afterok'"]),
-    ("scheduler.setup=module", ["scheduler.setup", "'module'", "tuple"]),
+    ("scheduler.setup=module", ["scheduler.setup", "'module'", "write a list"]),
     ("scheduler.reward.gres=gpu:1", ["scheduler.reward.gres=gpu:1", "gpus_per_node=1", "not both"]),
     ("scheduler.reward.nodes=2", ["scheduler.reward.nodes=2", "only the update", "rollout.num_shards"]),
     ("scheduler.driver.ntasks_per_node=2", ["scheduler.driver.ntasks_per_node=2", "only the update"]),
@@ -223,6 +238,29 @@ def test_groups_are_filtered_only_for_estimators_that_learn_nothing_from_flat_on
     assert f"algorithm.estimator={estimator} learns from groups of equal rewards too" in line
     words = ["algorithm.estimator=rloo", "rollout.samples_per_prompt=2"]
     resolve(compose(tiny.overrides(inputs, tmp_path / "run", *words, "algorithm.shaping.filter_groups=true")))
+
+
+def test_an_empty_mapping_takes_the_place_of_what_was_there(inputs, tmp_path):
+    words = tiny.overrides(inputs, tmp_path / "run", "reward.components={}")
+    rule = "reward.components.length={kind: rule, function: length_penalty}"
+    composed = compose([*words, rule, "algorithm.kl.coef=0.5", "++algorithm.kl={ }"])
+    assert list(composed.reward.components) == ["length"]
+    assert composed.algorithm.kl.coef == 0.05
+
+
+@pytest.mark.parametrize("device", ["auto", "balanced_low_0", "cpu", "cuda", "cuda:1"])
+def test_devices_that_transformers_knows_are_taken(inputs, tmp_path, device):
+    words = tiny.overrides(inputs, tmp_path / "run", f"rollout.device_map={device}")
+    assert compose(words).rollout.device_map == device
+
+
+def test_a_response_as_long_as_the_context_is_refused_also_where_prompts_are_short(inputs, tmp_path):
+    words = ["data.max_prompt_tokens=8", "rollout.max_new_tokens=64"]
+    (line,) = refusal(inputs, tmp_path / "run", *words)
+    assert line.startswith("rollout.max_new_tokens=64: leaves no room for a prompt")
+    vllm = ["rollout=vllm", "rollout.vllm.max_model_len=32", "data.max_prompt_tokens=8"]
+    (line,) = refusal(inputs, tmp_path / "run", *vllm, "rollout.max_new_tokens=40", "rollout.engine=vllm")
+    assert line.startswith("rollout.vllm.max_model_len=32: leaves no room for a prompt")
 
 
 def test_several_contradictions_are_reported_at_once(inputs, tmp_path):
@@ -334,6 +372,37 @@ def test_every_packaged_option_composes(inputs, tmp_path, group, option):
     compose([*overrides, f"{group}={option}"])
 
 
+def table_of(page: str, first: str) -> list[list[str]]:
+    """Cells of the rows of the table whose head begins with a cell."""
+    rows = [line.strip("|").split("|") for line in (ROOT / "docs" / page).read_text().split("\n")]
+    cells = [[cell.strip().replace("`", "") for cell in row] for row in rows]
+    start = next(number for number, row in enumerate(cells) if row[0] == first)
+    return list(itertools.takewhile(lambda row: len(row) > 1, cells[start + 2 :]))
+
+
+def test_the_page_on_algorithms_says_what_the_presets_do():
+    told = {
+        name: row[1:] for row in table_of("howto/algorithm.md", "algorithm") for name in row[0].split(", ")
+    }
+    assert sorted(told) == sorted(known_groups(None)["algorithm"])
+    for name, (samples, critic, kl) in told.items():
+        algorithm = compose([*COMPLETE, f"algorithm={name}"]).algorithm
+        where = {KLPlacement.REWARD: "taken off the reward", KLPlacement.LOSS: "in the loss"}
+        assert kl == (where[algorithm.kl.placement] if algorithm.kl.coef else "none"), name
+        assert (critic == "yes") is (algorithm.estimator is Estimator.GAE), name
+        assert samples.startswith("more than 1" if algorithm.estimator in GROUP_ESTIMATORS else "any"), name
+
+
+def test_the_table_of_defaults_is_that_of_the_code():
+    mapping = to_mapping(compose([*COMPLETE]))
+    rows = table_of("howto/algorithm.md", "key")
+    assert len(rows) > 20
+    for key, ours, *_ in rows:
+        found = functools.reduce(lambda part, name: part[name], key.split("."), mapping)
+        told = yaml.safe_load(ours.split(";")[0].split(":")[0])
+        assert found == (float(told) if isinstance(found, float) else told), key
+
+
 # --- the dataclasses ---
 
 
@@ -404,3 +473,34 @@ def test_the_example_configurations_compose(inputs, tmp_path, name):
     config = resolve(compose(words, ROOT / "examples" / "slurm"))
     assert config.scheduler.kind == "slurm"
     assert config.scheduler.rollout.partition != config.scheduler.driver.partition
+
+
+# --- options over those of an experiment ---
+
+RULE = ("reward=rule", "reward.components.rule.function=exact_match")
+
+
+def test_another_reward_over_an_experiments_replaces_its_components():
+    """quickstart gives a reward model a path; with reward=rule nothing says that there is one."""
+    assert list(compose(["experiment=quickstart"]).reward.components) == ["rm"]
+    assert list(compose(["experiment=quickstart", *RULE]).reward.components) == ["rule"]
+    again = compose(["experiment=quickstart", "reward=model", "reward.components.rm.weight=2"])
+    assert again.reward.components["rm"].path.endswith("reward_model")
+
+
+def test_what_is_named_beside_it_stays():
+    both = compose(
+        ["experiment=quickstart", *RULE, "reward.components.rm.kind=model", "reward.components.rm.weight=2"]
+    )
+    assert sorted(both.reward.components) == ["rm", "rule"]
+
+
+def test_an_experiment_of_ones_own_is_no_other(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\ndefaults:\n  - override /reward: rule\nreward:\n  components:\n    mine:\n"
+    (tmp_path / "experiment" / "own.yaml").write_text(f"{text}      arguments: {{a: 1}}\n")
+    given = ["model.policy=p", "data.prompts=d", "experiment=own"]
+    model = compose([*given, "reward=model", "reward.components.rm.path=r"], tmp_path)
+    assert list(model.reward.components) == ["rm"]
+    with pytest.raises(ConfigError, match=r"reward.components.mine: says no kind, only arguments"):
+        compose([*given, RULE[1]], tmp_path)

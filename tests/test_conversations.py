@@ -27,6 +27,7 @@ from pipeline.commits import Record, require_record
 from pipeline.compose import ConfigError
 from pipeline.data import Message
 from pipeline.metrics import Clock, iteration_row
+from pipeline.promptchecks import prompt_text
 from pipeline.rolloutconfig import MultiTurnConfig
 from pipeline.runs import Run, load_run
 from pipeline.schemas import PROMPTS, ROLLOUT, FinishReason, conform
@@ -35,7 +36,7 @@ from pipeline.shards import read_shard
 from pipeline.tasks import PREPARE, Stage, Task
 from pipeline.updateconfig import Precision
 from stages.calls import Calls, Late
-from stages.chat import continuation_text, prompt_text
+from stages.chat import continuation_text
 from stages.context import UserError
 from stages.conversations import Conversations, Room, SchedulerFailed, openings_of
 from stages.engines.base import Request, Response, Sampling, Stopped

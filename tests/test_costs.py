@@ -16,6 +16,7 @@ from pipeline.costs import (
     wasted_share,
 )
 from pipeline.metrics import describe
+from pipeline.paths import RunPaths
 from pipeline.submissions import State, Submission
 from slurm.accounting import Record
 from slurm.commands import SlurmTimeout
@@ -129,7 +130,7 @@ def test_the_table():
 @pytest.mark.parametrize(
     "error", [NoAccounting("slurmdbd is down"), SlurmTimeout(["sacct"], None, "no answer")]
 )
-def test_accounting_that_is_away_costs_a_pass_one_question_and_no_row(monkeypatch, error):
+def test_accounting_that_is_away_costs_a_pass_one_question_and_no_row(monkeypatch, tmp_path, error):
     asked, notes = [], []
 
     def away(jobs, timeout):
@@ -138,9 +139,12 @@ def test_accounting_that_is_away_costs_a_pass_one_question_and_no_row(monkeypatc
 
     monkeypatch.setattr(costs, "read_records", away)
     monkeypatch.setattr(costs.Ledger, "load", lambda ledger, iterations: SUBMISSIONS)
-    accountant = Accountant(SimpleNamespace(paths=None), notes.append)
+    run = SimpleNamespace(paths=RunPaths(tmp_path))
+    accountant = Accountant(run, notes.append)
     found = [accountant.facts_of(1), accountant.facts_of(2)]
     assert [cost_metrics(facts, 1) for facts in found] == [{}, {}]
     assert found[0].submissions == SUBMISSIONS
     assert asked == [({"7"}, 10.0)]
     assert len(notes) == 1
+    assert cost_metrics(Accountant(run, notes.append).facts_of(3), 3) == {}
+    assert len(notes) == 1, "every pass would say it otherwise"

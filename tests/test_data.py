@@ -3,15 +3,17 @@
 import contextlib
 import json
 import string
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline import columns, sources
 from pipeline.data import (
     Message,
     PromptError,
@@ -320,13 +322,83 @@ def test_keys_that_some_lines_lack_become_null(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "values", [[1, "x", 2], ["x", 1, "y"], [1.5, True, 2], [[1], ["x"], [2]], [1, 2**70, 3]]
+    ("values", "detail"),
+    [
+        ([1, "x", 2], "text, where most rows have a number"),
+        (["x", 1, "y"], "a number, where most rows have text"),
+        ([1.5, True, 2], "true or false, where most rows have a number"),
+        ([[1], ["x"], [2]], "text in [], where most rows have a number"),
+        ([{"a": {"b": 1}}, {"a": {"b": []}}, {}], "a list in .a.b, where most rows have a number"),
+        ([{"a": 1}, "x", None], "text, where most rows have an object"),
+        ([1, 2**70, 3], "an integer of more than 64 bits, where most rows have a number"),
+    ],
 )
-def test_keys_of_mixed_types_name_the_key_and_the_line(values, tmp_path):
+def test_a_row_whose_column_is_of_another_type_than_the_others_costs_only_itself(values, detail, tmp_path):
     rows = [{"prompt": str(place), "answer": value} for place, value in enumerate(values)]
-    with pytest.raises(PromptError, match=r"values of 'answer' do not fit one column: line 2 has ") as error:
+    prompts = read_rows(tmp_path, rows)
+    (rejected,) = prompts.rejected
+    assert (rejected.row, rejected.reason) == (1, "mixed_types")
+    assert rejected.detail == f"line 2: 'answer' has {detail}"
+    assert [one.row for one in prompts.rows] == [0, 2]
+    assert prompts.columns["answer"].null_count == values.count(None)
+
+
+def test_what_most_rows_have_is_right_whatever_comes_first(tmp_path):
+    rows = [
+        {"prompt": str(i), "n": "x" if i in (0, 1) else i, "f": {"a": i % 9 == 8 or 1}} for i in range(30)
+    ]
+    prompts = read_rows(tmp_path, rows)
+    assert [one.row for one in prompts.rejected] == [0, 1, 8, 17, 26]
+    assert prompts.columns.schema.field("n").type == pa.int64()
+
+
+def test_numbers_that_no_column_holds_together_name_the_line_and_the_way_out(tmp_path):
+    rows = [{"prompt": "a", "n": 1.5}, {"prompt": "b", "n": 2**60}]
+    with pytest.raises(
+        PromptError, match=r"values of 'n' do not fit one column: line 2 .*data\.columns"
+    ) as error:
         read_rows(tmp_path, rows)
     assert "\n" not in str(error.value)
+    assert len(read_rows(tmp_path, rows, columns=[]).rows) == 2
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_only_the_columns_that_are_named_are_kept(name, tmp_path):
+    path = FORMATS[name](tmp_path)
+    assert read(path, columns=["score", "tags"]).columns.column_names == ["tags", "score"]
+    assert read(path, columns=[]).columns.shape == (3, 0)
+    assert read(path, columns=["score"], reserved=frozenset({"level"})).columns.column_names == ["score"]
+    with pytest.raises(PromptError, match=r"no column 'scroe'.*data\.columns.*'prompt', 'key', 'level'"):
+        read(path, columns=["scroe"])
+
+
+def test_columns_that_are_not_kept_may_be_damaged_twofold_or_of_many_types(tmp_path):
+    twofold = pa.table([["one"], ["a"], [1], [2]], names=["prompt", "key", "n", "n"])
+    parts = tmp_path / "d"
+    write_parquet(parts / "a.parquet", pa.table({"prompt": ["one"], "key": ["a"], "n": [1]}))
+    write_parquet(parts / "b.parquet", pa.table({"prompt": ["two"], "key": ["b"], "n": [["x"]]}))
+    with pytest.raises(PromptError, match=r"columns of its files differ in type.*data\.columns"):
+        read(parts)
+    assert len(read(parts, columns=[]).rows) == 2
+    assert len(read(write_stream(tmp_path / "p.arrow", twofold), columns=[]).rows) == 1
+    assert len(read(with_bad_extra_column(tmp_path), columns=[]).rows) == 1
+
+
+@pytest.mark.parametrize("name", ["jsonl", "parquet"])
+def test_of_many_rows_a_sample_is_the_same_each_time_and_names_their_lines(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "_SAMPLE_ROWS", 40)
+    rows = [{"prompt": f"p{i}" if i % 2 else "", "key": str(i), "level": i} for i in range(400)]
+    write = {"jsonl": write_lines, "parquet": lambda path, rows: write_parquet(path, table_of(rows))}[name]
+    path = write(tmp_path / f"p.{name}", rows)
+    prompts = read(path, is_sample=True)
+    assert (prompts.num_rows, prompts.num_total) == (40, 400)
+    assert [one.prompt for one in prompts.rows] == [
+        f"p{level}" for level in prompts.columns["level"].to_pylist()
+    ]
+    first = 1 if name == "jsonl" else 0
+    assert all(f" {int(one.prompt_id) + first}: " in one.detail for one in prompts.rejected)
+    assert read(path, is_sample=True) == prompts
+    assert (read(path).num_rows, read(path).num_total) == (400, 400)
 
 
 def test_a_mixed_value_in_a_row_that_is_left_out_does_not_matter(tmp_path):
@@ -347,7 +419,7 @@ def test_missing_columns_name_the_columns_there_are(tmp_path):
 def test_reserved_names_are_refused_except_for_the_prompt_and_the_id(tmp_path):
     path = FORMATS["jsonl"](tmp_path)
     read(path, reserved=frozenset({"prompt", "key"}))
-    with pytest.raises(PromptError, match=r"reserved names: 'level', 'score'; rename"):
+    with pytest.raises(PromptError, match=r"reserved names: 'level', 'score'; rename.*data\.columns"):
         read(path, reserved=frozenset({"score", "level", "prompt"}))
 
 
@@ -493,6 +565,28 @@ def test_any_json_lines_are_accounted_for(values, blanks, id_column, tmp_path_fa
     places = sorted([one.row for one in prompts.rows] + [one.row for one in prompts.rejected])
     assert places == list(range(len(values)))
     assert prompts.columns.num_rows == len(prompts.rows) == len({one.prompt_id for one in prompts.rows})
+
+
+NUMBERS = st.integers(-(2**53), 2**53) | st.floats()
+COLUMN = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.text(max_size=2),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@settings(deadline=None)
+@given(values=st.lists(COLUMN, max_size=8))
+def test_what_is_left_without_misfits_is_one_column_and_is_what_most_rows_have(values):
+    found = columns.misfits(values)
+    left = [value for i, value in enumerate(values) if i not in found]
+    assert len(columns.array(left)) == len(left)
+    kinds = Counter(kind for value in values for place, kind in columns.kinds_of(value) if not place)
+    if kinds:
+        commonest = max(kinds.values())
+        wrong = [kind for i in found for place, kind in columns.kinds_of(values[i]) if not place]
+        assert max(Counter(wrong).values(), default=0) <= commonest
+    assert all(values[i] is not None for i in found)
 
 
 @given(lines=st.lists(st.binary(max_size=20) | st.text(string.printable, max_size=20).map(str.encode)))

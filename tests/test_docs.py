@@ -15,6 +15,7 @@ import pytest
 from documented import DOCS, ROOT
 
 from docs.generate import PAGES, stale_pages
+from docs.generate.config_page import config_page
 from docs.generate.file_page import undescribed
 from docs.generate.markdown import slug
 
@@ -153,3 +154,13 @@ def test_files_of_the_project_that_pages_name_exist():
 def test_a_how_to_ends_with_what_to_look_at_next(page):
     *_, last = page.read_text().strip().split("\n\n")
     assert "](" in last or "{toctree}" in last, f"{page.name} ends with: {last[:60]}"
+
+
+def test_defaults_are_written_as_yaml_writes_them():
+    rows = [line.split(" | ") for line in config_page().splitlines() if line.startswith("| `")]
+    defaults = [cells[2].strip("`") for cells in rows if len(cells) > 3]
+    assert {"null", "true", "[0.9, 0.95]", "[failed, complete, stalled, trouble]", "'4:00:00'"} <= set(
+        defaults
+    )
+    assert not [text for text in defaults if re.search(r"None|True|False|^\(|<\w", text)]
+    assert "bEGIN" not in config_page()

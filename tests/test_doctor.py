@@ -1,5 +1,7 @@
 """The doctor finds what is wrong by trying it, says what to do, never hangs, and leaves nothing behind."""
 
+import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -15,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import WandbMode
+from pipeline.diskneed import Footprint, imagine, states_kept
 from pipeline.doctor import semantics
 from pipeline.doctor.cluster import judge_commands, judge_exchange, judge_settings
 from pipeline.doctor.disk import judge_need, judge_space
-from pipeline.doctor.estimate import Estimate, Footprint, imagine, measure, states_kept
+from pipeline.doctor.estimate import Estimate, measure, packed_of
 from pipeline.doctor.examine import patient_of
 from pipeline.doctor.findings import Finding, Group, Verdict, describe
 from pipeline.doctor.health import judge_jobs, judge_journal
@@ -168,6 +171,34 @@ def test_a_filesystem_that_lacks_something(tmp_path, monkeypatch, seam, replacem
     assert said in finding.measured
 
 
+def test_reads_that_meet_a_stale_handle_are_made_again(tmp_path, monkeypatch):
+    """As on GlusterFS, where the handle of a file that another process replaces is stale."""
+    read, count = Path.read_bytes, []
+
+    def stale_every_third_time(self):
+        count.append(1)
+        if len(count) % 3 == 1:
+            raise OSError(errno.ESTALE, "Stale file handle", str(self))
+        return read(self)
+
+    monkeypatch.setattr(Path, "read_bytes", stale_every_third_time)
+    (finding,) = semantics.look_at_rename(tmp_path)
+    assert finding.verdict is Verdict.OK, finding
+    assert finding.numbers["again"] > 0
+    assert "of them when they tried again" in finding.measured
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("fuse.glusterfs", "run on GlusterFS"), ("nfs4", "do not run on that kind"), ("ext4", "mounted at /x")],
+)
+def test_a_filesystem_is_named_with_what_is_known_of_it(tmp_path, monkeypatch, kind, said):
+    monkeypatch.setattr(semantics, "filesystem_of", lambda path: ("/x", kind))
+    (finding,) = semantics.look_at_kind(tmp_path, is_shared=True)
+    assert finding.verdict is Verdict.OK
+    assert said in finding.measured
+
+
 @pytest.mark.parametrize(
     ("offset", "verdict"), [(0, "ok"), (3, "ok"), (-20, "warning"), (61, "problem"), (-3600, "problem")]
 )
@@ -196,6 +227,14 @@ def test_states_that_are_kept_at_once(iterations, keep_last, keep_every):
             due = {v for v in on_disk if keep_every and v % keep_every == 0}
             on_disk = {v for v in on_disk if v > version - keep_last} | due
     assert kept == most
+
+
+def test_packed_iterations_need_few_files():
+    plain = Estimate(Footprint(10, 5), Footprint(100, 400), 50, 3, True)
+    packed = dataclasses.replace(plain, iterations_packed=packed_of(50, 9))
+    assert (plain.needed.files, packed.needed.files) == (50 * 400 + 15, 10 * 400 + 40 * 8 + 15)
+    assert plain.needed.num_bytes == packed.needed.num_bytes
+    assert packed_of(50, None) == packed_of(5, 9) == 0
 
 
 def test_the_estimate_before_the_first_iteration_is_near_what_it_takes(complete_real_run):

@@ -58,7 +58,7 @@ def test_what_is_committed_is_not_shown_again(tmp_path, monkeypatch, clock):
 
 def test_a_plan_on_slurm_shows_the_scripts_too(slurm_ppo, inputs, tmp_path):
     words = tiny.overrides(inputs, tmp_path / "run", "scheduler=devcluster")
-    done = slurm_ppo("plan", *words)
+    done = slurm_ppo("plan", "--all", *words)
     assert done.returncode == 0, done.stderr
     assert "#SBATCH --partition=reward" in done.stdout
     assert done.stdout.rstrip().endswith("This was a plan: nothing was run.")

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 from scripted import imagined_run
@@ -11,6 +12,7 @@ from scripted import imagined_run
 from pipeline.arrays import stage_submissions
 from pipeline.submissions import Ledger
 from pipeline.tasks import Stage, Task
+from slurm.sealing import sealed, unsealed
 
 ROOT = Path(__file__).parent.parent
 
@@ -29,17 +31,22 @@ def tasks(tmp_path) -> Path:
     (made,) = stage_submissions(run, 1, 3, [Task(2, Stage.ROLLOUT, shard) for shard in (1, 4)], 1000)
     Ledger(run.paths).begin(made)
     path = Ledger(run.paths).file(made)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"module": "told", "max_restarts": 5}))
+    path.write_text(sealed(unsealed(path.read_bytes()) | {"module": "told", "max_restarts": 5}))
     (tmp_path / "told.py").write_text(MODULE)
     return path
 
 
-def element(tasks: Path, index: int, *more: str, **variables: object) -> subprocess.CompletedProcess[str]:
-    environment = {"SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": str(index), "PATH": "/usr/bin:/bin"}
+def element(
+    tasks: Path, index: int, *more: str, log: int | IO[str] = subprocess.PIPE, **variables: object
+) -> subprocess.CompletedProcess[str]:
+    environment = {"SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": str(index), "SLURM_JOB_ID": "78"}
+    environment["PATH"] = f"{tasks.parents[3]}:/usr/bin:/bin"
     environment |= {name: str(value) for name, value in variables.items()}
     environment["PYTHONPATH"] = f"{ROOT}:{tasks.parents[3]}"
     command = [sys.executable, "-m", "slurm.element", str(tasks), *more]
-    return subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        command, env=environment, cwd="/", stdout=log, stderr=subprocess.PIPE, text=True, timeout=60
+    )
 
 
 def told(done: subprocess.CompletedProcess[str]) -> dict:
@@ -62,6 +69,14 @@ def test_every_start_of_a_job_is_an_attempt_of_its_own(tasks):
     done = element(tasks, 1, SLURM_RESTART_COUNT=2)
     assert told(done)["argv"][7] == "3-77r2"
     assert "restart 2 of job 77_1" in done.stdout
+
+
+def test_a_job_that_starts_again_while_the_disk_of_its_log_is_full_goes_on(tasks):
+    came = tasks.parents[3] / "came"
+    (tasks.parents[3] / "told.py").write_text(f"open({str(came)!r}, 'w')")
+    with Path("/dev/full").open("w") as full:
+        element(tasks, 1, log=full, SLURM_RESTART_COUNT=1)
+    assert came.exists()
 
 
 def test_a_job_that_never_comes_to_an_end_is_not_started_for_ever(tasks):
@@ -92,3 +107,71 @@ def test_an_index_that_is_not_in_the_list_is_an_error(tasks):
     done = element(tasks, 2)
     assert done.returncode == 1
     assert "KeyError" in done.stderr
+
+
+def test_a_bit_that_flips_in_the_task_list_runs_nothing(tasks):
+    """A shard's number that is still a number: only the checksum sees it."""
+    before = tasks.read_text()
+    tasks.write_text(before.replace('"--shard", "4"', '"--shard", "5"'))
+    assert tasks.read_text() != before
+    done = element(tasks, 4)
+    assert done.returncode == 1
+    assert "argv" not in done.stdout
+    assert f"{tasks} is spoilt" in done.stderr
+    assert "slurm-ppo submit RUN" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+SCONTROL = """#!/bin/sh
+echo "$@" >> {told}
+exit {code}
+"""
+
+
+@pytest.fixture
+def scontrol(tmp_path):
+    """Makes a scontrol that notes how it was called, and gives what it was told."""
+
+    def make(code: int = 0) -> Path:
+        told = tmp_path / "told.txt"
+        (tmp_path / "scontrol").write_text(SCONTROL.format(told=told, code=code))
+        (tmp_path / "scontrol").chmod(0o755)
+        return told
+
+    return make
+
+
+def test_a_job_whose_list_cannot_be_read_waits_in_the_queue_once_more(tasks, scontrol):
+    """The file server is away for minutes: no driver job may be the last because of it."""
+    told, content = scontrol(), tasks.read_bytes()
+    tasks.unlink()
+    done = element(tasks, 1)
+    assert done.returncode == 1
+    assert told.read_text() == "requeue 78\n"
+    assert "this job waits in the queue once more" in done.stdout
+    tasks.write_bytes(content)
+    assert told_of_again(tasks) == "3-77r1"
+
+
+def told_of_again(tasks: Path) -> str:
+    """The attempt of the next start."""
+    return told(element(tasks, 1, SLURM_RESTART_COUNT=1))["argv"][7]
+
+
+def test_but_not_for_ever_nor_from_every_rank(tasks, scontrol):
+    said = scontrol()
+    tasks.unlink()
+    for variables in ({"SLURM_RESTART_COUNT": 100}, {"SLURM_PROCID": 3}):
+        done = element(tasks, 1, **variables)
+        assert done.returncode == 1
+        assert "Traceback" not in done.stderr
+        assert "slurm-ppo submit RUN" in done.stderr
+    assert not said.exists()
+
+
+def test_where_it_may_not_its_exit_code_says_that_it_failed(tasks, scontrol):
+    scontrol(code=1)
+    tasks.unlink()
+    done = element(tasks, 1)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr

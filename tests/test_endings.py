@@ -7,7 +7,7 @@ from scripted import imagined_run
 
 from pipeline.arrays import stage_submissions
 from pipeline.endings import as_seen, evidence_of, verdict_of
-from pipeline.reconcile import FREE_KINDS, Failure, FailureKind
+from pipeline.reconcile import DISK_EXIT, FREE_KINDS, Failure, FailureKind
 from pipeline.submissions import State, Submission
 from pipeline.tasks import Stage, Task
 from slurm.query import Element, NoAccounting
@@ -48,6 +48,14 @@ def element(state: SlurmState, exit_code: int = 1, index: int = 1, array: str = 
 
 def failure(kind: FailureKind) -> Failure:
     return Failure(TASK, 3, kind, f"says {kind}")
+
+
+def test_a_task_that_a_full_disk_kept_from_saying_so_says_it_by_its_exit_code():
+    seen = as_seen(RUN.paths, submitted(), 1, element(SlurmState.FAILED, exit_code=DISK_EXIT))
+    assert (seen.kind, seen.message) == (
+        FailureKind.DISK,
+        "the shared filesystem was full, read-only or away",
+    )
 
 
 @pytest.mark.parametrize("state", [state for state in SlurmState if phase_of(state) is Phase.ENDED])

@@ -11,7 +11,12 @@ import tiny
 import torch
 import torch._dynamo
 from processes import config_of
-from transformers import AutoTokenizer, OpenAIGPTConfig, OpenAIGPTForSequenceClassification
+from transformers import (
+    AutoTokenizer,
+    LlamaForSequenceClassification,
+    OpenAIGPTConfig,
+    OpenAIGPTForSequenceClassification,
+)
 
 from pipeline.config import Config
 from pipeline.schemas import FinishReason
@@ -65,6 +70,7 @@ def config(request, folder):
         folder / "run",
         f"rollout.engine={engine}",
         f"reward.engine={scoring}",
+        "rollout.precision=fp32",
         "rollout.vllm.enforce_eager=true",
         "rollout.vllm.max_num_seqs=8",
         "reward.vllm.enforce_eager=true",
@@ -82,7 +88,7 @@ def config(request, folder):
 
 def look_at_models_here(config: Config) -> None:
     """To see what a model's class can do, vLLM starts another interpreter, which imports vLLM once more."""
-    from stages.engines.vllm import set_up
+    from stages.engines.vllm_setup import set_up
 
     set_up(config.rollout.vllm)
     from vllm.model_executor.models import registry
@@ -208,6 +214,17 @@ def test_responses_end_at_a_stop_token_which_they_keep_or_at_their_limit(generat
         assert len(after.log_probs) == len(after.tokens)
         assert after.finish_reason is (FinishReason.LENGTH if cut is None else FinishReason.STOP)
     assert {r.finish_reason for r in stopped} == {FinishReason.STOP, FinishReason.LENGTH}
+
+
+def test_a_response_whose_end_is_the_last_token_that_fits_has_ended(generator):
+    asked = requests(12)
+    free = generator.generate(asked, Sampling())
+    stops = Sampling(stop_token_ids=tuple(response.tokens[3] for response in free))
+    lengths = [len(response.tokens) for response in generator.generate(asked, stops)]
+    tight = [replace(request, max_new_tokens=n) for request, n in zip(asked, lengths, strict=True)]
+    found = generator.generate(tight, stops)
+    assert [len(response.tokens) for response in found] == lengths
+    assert {response.finish_reason for response in found} == {FinishReason.STOP}
 
 
 def test_an_empty_response_is_a_stop_token_alone(generator):
@@ -350,6 +367,15 @@ def test_scores_are_the_raw_logits_of_transformers(config, folder, name):
     scorer.close()
 
 
+def assert_transformers_scores_if_asked(config, model, capsys):
+    lenient = replace(config, reward=replace(config.reward, fall_back=True))
+    scorer = make_scorer(lenient, config.reward.engine, str(model))
+    assert f"{model} is scored with transformers: " in capsys.readouterr().out
+    (score,) = scorer.score([[5, 6]])
+    assert math.isfinite(score)
+    scorer.close()
+
+
 @pytest.mark.parametrize("config", ["vllm"], indirect=True)
 def test_a_model_that_vllm_does_not_know_is_scored_with_transformers_if_that_is_asked_for(
     config, tmp_path, capsys
@@ -361,9 +387,16 @@ def test_a_model_that_vllm_does_not_know_is_scored_with_transformers_if_that_is_
     OpenAIGPTForSequenceClassification(described).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"^reward\.engine=vllm: .*take engine=transformers"):
         make_scorer(config, config.reward.engine, str(tmp_path))
-    lenient = replace(config, reward=replace(config.reward, fall_back=True))
-    scorer = make_scorer(lenient, config.reward.engine, str(tmp_path))
-    assert f"{tmp_path} is scored with transformers: " in capsys.readouterr().out
-    (score,) = scorer.score([[5, 6]])
-    assert math.isfinite(score)
-    scorer.close()
+    assert_transformers_scores_if_asked(config, tmp_path, capsys)
+
+
+@pytest.mark.parametrize("config", ["vllm"], indirect=True)
+def test_so_is_one_of_a_shape_that_vllm_has_no_kernel_for(config, tmp_path, capsys):
+    """On CPUs that shows at the first step only."""
+    tokenizer = tiny.byte_tokenizer(("<eos>", "<x>", "<pad>"))
+    described = tiny.llama_config(tokenizer, num_labels=1)
+    described.head_dim = 24
+    LlamaForSequenceClassification(described).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"^reward\.engine=vllm: .*head_.*; take engine=transformers"):
+        make_scorer(config, config.reward.engine, str(tmp_path))
+    assert_transformers_scores_if_asked(config, tmp_path, capsys)

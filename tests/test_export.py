@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commits import FileEntry, digest_file, require_record
+from pipeline.commits import FileEntry, require_record
+from pipeline.durable import digest_file
 from pipeline.export import export
 from pipeline.plan import policy_maker
 from pipeline.runs import RunError, load_run

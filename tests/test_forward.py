@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AttentionInterface,
     AutoModelForCausalLM,
@@ -18,7 +19,7 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from stages.context import UserError
-from stages.models import remove_dropout
+from stages.models import switch_off_chance
 from stages.ppo.batching import MicroBatch, Row, collate
 from stages.ppo.forward import (
     check_packing,
@@ -59,8 +60,8 @@ def model(auto_class: type, name: str, attention: str = "sdpa") -> PreTrainedMod
     config = copy.deepcopy(CONFIGS[name])
     config.num_labels = 1
     made = auto_class.from_config(config, attn_implementation=attention)
-    remove_dropout(made)
-    return made.train()
+    switch_off_chance(made)
+    return made
 
 
 def policy(name: str = "llama", attention: str = "sdpa") -> PreTrainedModel:
@@ -217,6 +218,31 @@ def test_gradients_are_those_of_the_formulas():
     assert torch.autograd.gradcheck(
         lambda logits: token_outputs(logits, positions, tokens, 0.7, entropy_grad=True), some_logits()
     )
+
+
+class Operations(TorchDispatchMode):
+    """Counts what torch computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.number += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_an_entropy_that_is_only_reported_costs_the_backward_pass_nothing():
+    numbers, gradients = [], []
+    for entropy in (False, True):
+        logits = some_logits(torch.float32)
+        found = token_outputs(logits, torch.arange(7), torch.arange(7), entropy=entropy)
+        with Operations() as counted:
+            found.log_probs.sum().backward()
+        numbers.append(counted.number)
+        gradients.append(logits.grad)
+    assert numbers[0] == numbers[1] > 0
+    assert torch.equal(*gradients)
 
 
 def test_many_tokens_are_done_in_pieces_with_the_same_result():

@@ -5,20 +5,27 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import processes
 import pytest
+from damage import flip_bit
 from hypothesis import given
 from hypothesis import strategies as st
+from test_kill import wait_for
 
 from pipeline import journal
+from pipeline.arrays import stage_submissions
 from pipeline.bookkeeping import Books
+from pipeline.commits import read_record
 from pipeline.goback import Point, go_back, parse_point, superseded
 from pipeline.lease import LeaseHeld, hold
 from pipeline.mirrorstate import Offline, read_offline, read_online, write_state
 from pipeline.observe import Records, find_frontier
+from pipeline.paths import RunPaths
 from pipeline.plan import Plan
 from pipeline.runs import RunError, load_run
 from pipeline.status import read_status
-from pipeline.tasks import Stage
+from pipeline.submissions import Ledger
+from pipeline.tasks import PREPARE, Stage, Task, task_key
 from pipeline.tracking import NoTracker
 
 STAGES = [Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE, Stage.EVALUATE]
@@ -148,14 +155,17 @@ def test_who_follows_the_rows_is_told_of_each_as_it_is_written(copied_run):
     """Else W&B would see a run's rows when its driver ends."""
     run = load_run(copied_run)
     journal.rewrite(run.paths.metrics, [])
+    shutil.rmtree(run.paths.rows)
     seen = []
 
     class Tracker(NoTracker):
         def update(self) -> None:
             seen.append(len(journal.read(run.paths.metrics)))
 
-    books = Books.open(run, Tracker())
-    assert len(list(books.write_rows(Records(run.paths), find_frontier(run.plan, run.paths)))) == 2
+    books = Books(run, Tracker())
+
+    books.open()
+    assert len(list(books.write_rows(Records(run.paths), find_frontier(run.plan, run.paths), print))) == 2
     assert seen == [0, 1, 2]
 
 
@@ -182,3 +192,111 @@ def test_points_that_are_none(copied_run, slurm_ppo, point, said):
     with pytest.raises(RunError, match=said):
         go_back(load_run(copied_run), parse_point(point))
     assert data_files(copied_run) == before
+
+
+# --- an attempt belongs to the history that it was started in ---
+
+
+def test_what_a_late_attempt_commits_goes_with_what_was_taken_back(
+    copied_run, slurm_ppo, tmp_path, monkeypatch
+):
+    """As of a node that was cut off when its job was cancelled: the run must not go on from old data."""
+    run, policy = load_run(copied_run), policy_bytes(copied_run)
+    go_back(run, parse_point("update@2"))
+    monkeypatch.setenv("LIGHT_SECONDS", "4")
+    late = processes.start_stage(processes.stage_arguments(run, "update", 2), tmp_path / "late.log")
+    update = copied_run / "iterations/00002/update"
+    log = tmp_path / "late.log"
+    wait_for(lambda: log.exists() and "read 8 responses" in log.read_text(), "the attempt")
+    folder = go_back(run, parse_point("rollout@2"))
+    late.join(timeout=60)
+    assert late.exitcode == 0
+    assert "the run has gone back meanwhile" in (tmp_path / "late.log").read_text()
+    assert (folder / "iterations/00002/update/shard-00000.json").exists()
+    assert list(update.iterdir()) == []
+    monkeypatch.delenv("LIGHT_SECONDS")
+    assert slurm_ppo("resume", copied_run).returncode == 0
+    assert policy_bytes(copied_run) == policy
+    assert len(list((copied_run / "policy").glob("00002.*"))) == 1
+
+
+def test_what_runs_ahead_of_the_point_is_moved_aside_too(copied_run):
+    """A lost driver's jobs may have begun iterations of which nothing is committed."""
+    run = load_run(copied_run)
+    go_back(run, parse_point("update@1"))
+    begun = copied_run / "iterations/00002/rollout/shard-00000.partial.1-a.json"
+    begun.parent.mkdir(parents=True, exist_ok=True)
+    begun.write_text("{}")
+    reward = copied_run / "iterations/00002/reward"
+    shutil.copytree(copied_run / "iterations/00001/reward", reward, dirs_exist_ok=True)
+    folder = go_back(run, parse_point("reward@1"))
+    assert not begun.exists()
+    assert (folder / "iterations/00002/rollout" / begun.name).exists()
+
+
+def test_what_stands_behind_a_gap_does_not_count(tmp_path):
+    """An update was taken back, and a later one committed since: halving may pass over the gap."""
+    plan, paths = Plan(6, 1, 0), RunPaths(tmp_path)
+    for task in (PREPARE, *(Task(iteration, Stage.UPDATE) for iteration in (1, 2, 4))):
+        paths.task(task).folder.mkdir(parents=True)
+        paths.task(task).record.write_text("{}")
+    assert find_frontier(plan, paths).updated == 2
+    journal.append(paths.metrics, *({"iteration": iteration} for iteration in (1, 2, 3)))
+    assert find_frontier(plan, paths).updated == 4, (
+        "its row says that the update was there: its record is lost"
+    )
+
+
+def forge_input(run: Path, task: Task, source: Task) -> None:
+    """As if the task had been computed from something else."""
+    paths = RunPaths(run)
+    record = read_record(paths, task)
+    forged = replace(record, inputs={**record.inputs, task_key(source): "0" * 32})
+    paths.task(task).record.write_text(json.dumps(forged.to_json()))
+
+
+def test_an_update_made_from_what_is_not_there_any_more_is_made_again(copied_run, slurm_ppo):
+    policy = policy_bytes(copied_run)
+    forge_input(copied_run, Task(2, Stage.UPDATE), Task(1, Stage.UPDATE))
+    done = slurm_ppo("resume", copied_run)
+    assert done.returncode == 0, done.stderr
+    assert "iteration 2 update was made from another iteration 1 update than there is" in done.stderr
+    assert policy_bytes(copied_run) == policy
+    assert [row["iteration"] for row in journal.read(copied_run / "metrics.jsonl")] == [1, 2]
+
+
+def test_nor_is_it_passed_over_when_the_run_comes_to_it(copied_run, slurm_ppo):
+    """It was committed before an update that had to be made again."""
+    policy = policy_bytes(copied_run)
+    forge_input(copied_run, Task(2, Stage.UPDATE), Task(2, Stage.REWARD))
+    (copied_run / "metrics.jsonl").unlink()
+    shutil.rmtree(copied_run / "rows")
+    (copied_run / "iterations/00001/update/shard-00000.json").unlink()
+    done = slurm_ppo("resume", copied_run)
+    assert done.returncode == 0, done.stderr
+    assert "its input iteration 2 reward shard 0 has changed since" in done.stderr
+    assert policy_bytes(copied_run) == policy
+
+
+def test_a_last_policy_that_is_damaged_is_seen_and_made_again(copied_run, slurm_ppo):
+    """No task of the run will read it."""
+    policy = policy_bytes(copied_run)
+    flip_bit(copied_run / "policy/00002/model.safetensors")
+    seen = slurm_ppo("doctor", copied_run)
+    assert seen.returncode == 1
+    assert "last policy" in seen.stdout
+    assert "made again" in " ".join(seen.stdout.split())
+    done = slurm_ppo("resume", copied_run)
+    assert done.returncode == 0, done.stderr
+    assert "iteration 2 update is corrupt" in done.stderr
+    assert policy_bytes(copied_run) == policy
+
+
+def test_jobs_whose_results_were_taken_back_have_not_failed(copied_run):
+    run = load_run(copied_run)
+    ledger = Ledger(run.paths)
+    for iteration in (1, 2):
+        (made,) = stage_submissions(run, 1, 1, [Task(iteration, Stage.UPDATE)], 1000)
+        ledger.begin(made)
+    go_back(run, parse_point("update@2"))
+    assert [s.state.is_withdrawn for s in ledger.load([1, 2])] == [False, True]

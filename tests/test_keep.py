@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from pipeline.goback import go_back, parse_point
 from pipeline.observe import Frontier
 from pipeline.plan import Plan, policy_maker
 from pipeline.runs import Parent, Run, RunError, create_run, load_run, write_run
+from pipeline.samples import read_samples
 from pipeline.status import read_status
 from pipeline.tasks import Stage
 from pipeline.thinning import (
@@ -54,7 +56,7 @@ plans = st.builds(
 # --- a run without models ---
 
 
-def make_run(root: Path, commits: int, start: int = 0, every: int = 0, **update: int) -> Run:
+def make_run(root: Path, commits: int, start: int = 0, every: int = 0, **update: int | None) -> Run:
     """A run in which updates up to ``commits`` are committed, of small files.
 
     Args:
@@ -133,10 +135,11 @@ def test_the_newest_and_every_so_manieth_stay_and_of_the_best_the_policy(tmp_pat
     assert kept_versions(run.paths, ["policy"]) == [3, 4, 6, 7, 8, 9]
 
 
-def test_by_default_everything_stays(tmp_path):
-    run = make_run(tmp_path / "run", 4)
-    assert list(thin(run, 4)) == []
-    assert left(run) == dict.fromkeys((1, 2, 3, 4), "cpt")
+@pytest.mark.parametrize(("settings", "kept"), [({}, (3, 4, 5)), ({"keep_last": None}, (1, 2, 3, 4, 5))])
+def test_by_default_the_newest_three_stay_and_everything_if_told_so(tmp_path, settings, kept):
+    run = make_run(tmp_path / "run", 5, **settings)
+    assert list(thin(run, 5)) == []
+    assert left(run) == dict.fromkeys(kept, "cpt")
 
 
 def test_a_best_policy_that_is_surpassed_goes_at_the_next_look(tmp_path):
@@ -164,21 +167,22 @@ def test_a_look_costs_the_same_however_long_the_run_is(tmp_path, monkeypatch):
     for run, size in zip(runs, (5, 40), strict=True):
         list(thin(run, size - 1))
     seen: list[int] = []
-    listed = Path.iterdir
-    monkeypatch.setattr(Path, "iterdir", lambda path: seen.append(1) or listed(path))
+    listed = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: seen.append(1) or listed(path))
     counts = []
     for run, size in zip(runs, (5, 40), strict=True):
         seen.clear()
         list(thin(run, size))
         counts.append(len(seen))
-    assert counts == [3, 3]
+    assert counts == [7, 7]
 
 
 def test_a_fork_s_first_policy_stays_until_it_is_evaluated(tmp_path):
     """No row waits for that evaluation: the iteration belongs to the parent."""
     run = make_run(tmp_path / "run", 8, start=5, every=10, keep_last=2)
     journal.append(run.paths.metrics, *({"iteration": i} for i in (6, 7, 8)))
-    books = Books.open(run, NoTracker())
+    books = Books(run, NoTracker())
+    books.open()
     assert list(books.thin(Frontier(8, 0))) == []
     assert left(run) == dict.fromkeys((5, 7, 8), "cpt")
     assert list(books.thin(Frontier(8, 1))) == []
@@ -309,13 +313,14 @@ def test_once_the_best_is_taken_back_the_best_that_is_left_takes_its_place(tmp_p
     rewards = {1: 5.0, 2: 1.0, 3: 4.0, 4: 2.0, 5: 9.0, 6: 0.0}
     rows = [{"iteration": i, "policy_version": i, "evaluate/reward": r} for i, r in rewards.items()]
     journal.append(run.paths.metrics, *rows)
-    books = Books.open(run, NoTracker())
+    books = Books(run, NoTracker())
+    books.open()
     assert list(books.thin(Frontier(6, 0))) == []
     assert left(run) == {2: "cpt", 4: "cpt", 5: "cpt", 6: "cpt"}
     assert json.loads(run.paths.best.read_text())["iteration"] == 5
     journal.rewrite(run.paths.metrics, rows[:4])
     run.paths.best.unlink()
-    Books.open(run, NoTracker())
+    Books(run, NoTracker()).open()
     assert json.loads(run.paths.best.read_text())["iteration"] == 4
 
 
@@ -324,9 +329,11 @@ def test_once_the_best_is_taken_back_the_best_that_is_left_takes_its_place(tmp_p
 
 @pytest.fixture(scope="module")
 def thinned_run(inputs, slurm_ppo, tmp_path_factory) -> Path:
-    """Five iterations, of which 2, 4 and 5 are kept, and the policy of 3 if it is the best."""
+    """Five iterations, of which 2, 4 and 5 are kept, and the policy of 3 if it is the best; the shards of 4
+    and 5 are files."""
     run_dir = tmp_path_factory.mktemp("thinned") / "run"
     more = ["iterations=5", "update.keep_last=2", "update.keep_every=2", "evaluate.every=2"]
+    more.append("update.keep_shards_last=2")
     done = slurm_ppo(
         "run", *tiny.overrides(inputs, run_dir, f"data.heldout={inputs / 'heldout.jsonl'}", *more)
     )
@@ -381,11 +388,48 @@ def test_going_back_across_thinned_iterations_ends_in_the_same_policy(copied_run
     assert left(load_run(copied_run)) == left(load_run(thinned_run))
 
 
+def test_going_back_into_a_packed_iteration_ends_in_the_same_policy(copied_run, thinned_run, slurm_ppo):
+    packed = [path.parts[-3] for path in sorted(copied_run.glob("iterations/*/update/shards.zip"))]
+    assert packed == ["00001", "00002", "00003"]
+    assert not list(copied_run.glob("iterations/0000[123]/rollout"))
+    done = slurm_ppo("resume", copied_run, "--from", "update@3")
+    assert done.returncode == 0, done.stderr
+    assert policy(copied_run) == policy(thinned_run)
+    again = [e["task"] for e in journal.read(copied_run / "events.jsonl") if e["event"] == "launched"]
+    assert again.count("3/update/0") == 2
+    assert again.count("3/rollout/0") == again.count("3/reward/1") == 1
+    assert sorted(copied_run.glob("iterations/00003/*")) == [copied_run / "iterations/00003/update"]
+
+
+def test_a_report_and_a_fork_read_a_packed_run(copied_run, thinned_run, tmp_path, slurm_ppo):
+    shown = json.loads(slurm_ppo("status", copied_run, "--json").stdout)
+    assert (shown["state"], shown["rows_missing"]) == ("complete", 0)
+    assert read_samples(load_run(copied_run), 1) != []
+    done = slurm_ppo("report", copied_run)
+    assert done.returncode == 0, done.stderr
+    words = (
+        "iterations=5",
+        "update.keep_last=null",
+        "update.keep_every=null",
+        "update.keep_shards_last=null",
+    )
+    done = slurm_ppo("fork", f"{copied_run}@4", tmp_path / "fork", *words)
+    assert done.returncode == 0, done.stderr
+    shutil.rmtree(copied_run)
+    done = slurm_ppo("resume", tmp_path / "fork")
+    assert done.returncode == 0, done.stderr
+    assert policy(tmp_path / "fork") == policy(thinned_run)
+    again = slurm_ppo("resume", tmp_path / "fork")
+    assert "the run is trained; hashing policy 5" in again.stderr
+    said = slurm_ppo("logs", thinned_run, "rollout@1").stdout
+    assert "the logs of iteration 1 are packed; to read them: unzip -p" in said
+
+
 def test_a_newest_policy_that_is_lost_is_made_again(copied_run, thinned_run, slurm_ppo):
     spoil(copied_run, 5)
     done = slurm_ppo("resume", copied_run)
     assert done.returncode == 0, done.stderr
-    assert "iteration 5 update will be computed again" in done.stderr
+    assert "iteration 5 update is corrupt" in done.stderr
     assert policy(copied_run) == policy(thinned_run)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+from damage import cut, flip_bit
 from test_tracking import family, kill_all, segments
 
 from pipeline.runs import load_run
@@ -208,17 +209,11 @@ def data_file(run_dir: Path, task: str) -> Path:
     return run_dir / record["outputs"][0]["path"]
 
 
-def flip_bit(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
         (flip_bit, "xxh3_128"),
-        (lambda path: os.truncate(path, path.stat().st_size // 2), "bytes instead of"),
+        (cut, "bytes instead of"),
         (Path.unlink, "is gone"),
     ],
 )

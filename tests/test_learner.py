@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shutil
 
 import pytest
 import tiny
@@ -9,6 +10,7 @@ import torch
 from learning import (
     difference,
     experience,
+    make_learner,
     metrics_of,
     updated,
     weights,
@@ -16,6 +18,7 @@ from learning import (
 )
 from processes import make_run, stage
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, MixtralConfig, MixtralForCausalLM
 
 from pipeline.algorithmconfig import (
     GROUP_ESTIMATORS,
@@ -28,7 +31,7 @@ from pipeline.commits import read_record
 from pipeline.tasks import Stage, Task
 from pipeline.updateconfig import Precision
 from stages.context import UserError
-from stages.models import load_critic
+from stages.critics import load_critic
 from stages.ppo.masked import NoValidTokens
 from stages.ppo.metrics import mean_kl
 from stages.ppo.shaping import RunningMoments
@@ -188,6 +191,71 @@ def test_mini_batches_are_a_fresh_permutation_each_epoch_and_the_same_each_time(
         assert sorted(i for m in batch.micro_batches for i in m.rows.tolist()) == sorted(batch.rows)
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_routers_that_jitter_in_training_do_not_where_probabilities_are_compared(
+    models, tmp_path, make, checkpointing
+):
+    """Mixtral's multiply what they see by random numbers; the first ratio was off by a hundredth."""
+    folder = tmp_path / "inputs"
+    shutil.copytree(models, folder)
+    llama = AutoConfig.from_pretrained(folder / "policy")
+    shape = {name: getattr(llama, name) for name in ("vocab_size", "hidden_size", "num_attention_heads")}
+    shape |= {"head_dim": 32, "num_key_value_heads": 2, "num_hidden_layers": 1, "intermediate_size": 16}
+    config = MixtralConfig(**shape, num_local_experts=2, router_jitter_noise=0.1, attention_dropout=0.1)
+    MixtralForCausalLM(config).save_pretrained(folder / "policy")
+    settings = (*GRPO, f"update.activation_checkpointing={checkpointing}".lower(), "model.context_length=64")
+    learner = make_learner(folder, tmp_path / "run", *settings)
+    metrics = metrics_of(learner, experience(samples=4))
+    assert metrics["policy/ratio_error_first"] == 0
+    assert metrics["policy/steps"] == 4
+
+
+ONE_STEP = ("update.epochs=1", "update.minibatches=1")
+GRPO = ("algorithm=grpo", "rollout.samples_per_prompt=4", "data.prompts_per_iteration=2")
+
+
+def test_responses_that_end_with_the_last_token_that_fits_are_not_cut(make):
+    """Row 17 of these has max_new_tokens=12 tokens, and its last one is an end."""
+    given = experience(rows=20)
+    reasons = given.responses["finish_reason"].to_pylist()
+    assert (float(given.outcome.lengths[17]), reasons[17]) == (12, "stop")
+    metrics = metrics_of(make("data.prompts_per_iteration=20"), given)
+    assert metrics["response_length/clip_ratio"] == reasons.count("length") / 20 == 0.25
+
+
+@pytest.mark.parametrize("settings", [GRPO, ("algorithm.kl.coef=0",)])
+def test_the_only_step_of_an_iteration_gives_the_old_log_probabilities_itself(
+    make, monkeypatch, capsys, settings
+):
+    """Bit for bit what a pass for them before the step gives, and as many metrics, without that pass."""
+    given = experience(samples=4, holes=True, with_kl=settings == GRPO)
+    seen = []
+    for is_skipped in (True, False):
+        if not is_skipped:
+            monkeypatch.setattr("stages.ppo.learner.step_gives_old_log_probs", lambda config: False)
+        learner, passes = make(*ONE_STEP, *settings), []
+        learner.policy.model.register_forward_hook(lambda *_, passes=passes: passes.append(1))
+        metrics = metrics_of(learner, given)
+        seen.append(
+            (weights(learner), metrics, len(passes), "the step gives them" in capsys.readouterr().out)
+        )
+    (one, measured, fewer, is_told), (other, expected, more, is_told_again) = seen
+    assert difference(one, other) == 0
+    assert expected.pop("policy/ratio_error_first") == 0
+    assert measured == expected
+    assert measured["mismatch/k3"] > 0
+    assert (2 * fewer, is_told, is_told_again) == (more, True, False)
+
+
+@pytest.mark.parametrize(
+    "needed", [(), (*GRPO, "update.minibatches=2"), (*GRPO, "algorithm.correction.level=token")]
+)
+def test_old_log_probabilities_are_computed_first_where_anything_needs_them(make, needed):
+    """A KL in the reward, a second step, importance weights."""
+    metrics = metrics_of(make(*ONE_STEP, *needed), experience(samples=4))
+    assert metrics["policy/ratio_error_first"] == 0
+
+
 def test_a_fresh_critic_knows_nothing_and_learns(make):
     learner = make("update.critic_learning_rate=1e-2", "update.epochs=4")
     given = experience()
@@ -266,10 +334,11 @@ def test_a_fixed_kl_coefficient_is_a_forks_own_and_an_adapted_one_goes_on(contro
     )
 
 
-def test_a_critic_with_a_nan_weight_commits_nothing(models, tmp_path):
+def test_a_critic_that_computes_nan_commits_nothing(models, tmp_path):
+    """Its weights are numbers, so that prepare has nothing to say."""
     critic = tiny.make_policy(tmp_path / "critic")
     loaded = load_file(critic / "model.safetensors")
-    loaded["model.layers.1.mlp.up_proj.weight"][0, 0] = torch.nan
+    loaded["model.layers.1.mlp.up_proj.weight"][:] = 3e38
     save_file(loaded, critic / "model.safetensors", metadata={"format": "pt"})
     run = scored_run(models, tmp_path / "run", f"model.critic={critic}")
     done = stage(run, "update", 1)

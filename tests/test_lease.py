@@ -102,6 +102,14 @@ def test_a_pid_that_belongs_to_another_process_by_now_holds_nothing(tmp_path):
     acquire(tmp_path)
 
 
+def test_a_driver_in_another_container_is_believed_while_its_heart_beats(tmp_path):
+    """Its process has no number here, or one that is another's."""
+    leave_lease(tmp_path, pid=4_000_000, pid_namespace="pid:[1]")
+    assert "process 4000000" in holder_of(tmp_path)
+    leave_lease(tmp_path, age=2 * EXPIRY_SECONDS, pid=4_000_000, pid_namespace="pid:[1]")
+    assert holder_of(tmp_path) is None
+
+
 def test_a_driver_on_another_host_is_believed_while_its_heart_beats(tmp_path):
     leave_lease(tmp_path, age=EXPIRY_SECONDS - 30, host="node17", boot_id="b", pid=4242)
     with pytest.raises(LeaseHeld, match=r"host node17, process 4242, .*last heard of (89|90|91) s ago"):

@@ -155,6 +155,7 @@ def test_responses_follow_from_policy_prompt_and_seed(run):
         ("update.engine=nowhere:make", "update.engine=nowhere:make: no module 'nowhere'"),
         ("update.engine=tests.light:nothing", "module 'tests.light' has no 'nothing'"),
         ("update.engine=adam", "update.engine"),
+        ("scheduler.update.ranks=2", "is given 2 ranks, and this trainer does not say that it takes several"),
         ("model.tokenizer=nowhere:make", "model.tokenizer=nowhere:make: no module 'nowhere'"),
         ("model.tokenizer=tests.light:make_scorer", "cannot be called with 1 arguments"),
     ],
@@ -163,6 +164,12 @@ def test_mistakes_are_named_before_anything_runs(inputs, slurm_ppo, tmp_path, wo
     done = slurm_ppo("validate", *tiny.overrides(inputs, tmp_path / "run"), word)
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_a_trainer_that_takes_ranks_may_be_given_several(inputs, slurm_ppo, tmp_path):
+    words = ("scheduler.update.ranks=2", "update.engine=tests.light:make_trainer_of_ranks")
+    done = slurm_ppo("validate", *tiny.overrides(inputs, tmp_path / "run"), *words)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_is_no_trainer_is_named(inputs, environment, tmp_path):

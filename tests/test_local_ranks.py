@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 import tiny
+from damage import flip_bit
 from processes import make_run, stage
-from test_kill import HOOKS, ROOT, data_file, flip_bit
+from test_kill import HOOKS, ROOT, data_file
 from test_local_scheduler import eventually
 from test_ranks import respond_and_score, updated
 
@@ -137,7 +138,7 @@ def test_what_a_rank_says_whose_peer_was_killed_is_not_the_reason(models, tmp_pa
     (running,) = scheduler._running.values()
     assert eventually(lambda: not running.unfinished, seconds=60)
     jobs.query()
-    (ended,) = jobs.settle([task], lambda _: False)
+    (ended,) = jobs.settle([task], lambda _: ())
     log = run.paths.task(task).log(1).with_name("shard-00000.rank-1.log")
     assert ended.failure == Failure(task, 1, FailureKind.KILLED, "rank 1 of 2 killed by signal 9", str(log))
     assert ended.suspect is None

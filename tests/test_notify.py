@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,7 +184,10 @@ def test_without_anybody_to_tell_there_is_nothing_to_try(complete_run, slurm_ppo
         (["notify.command=no-such-mailer"], "notify.command=no-such-mailer: no such program on this machine"),
         (["notify.command='mail \"x'"], "notify.command: Value error, No closing quotation"),
         (["notify.webhook_file=/no/file"], "notify.webhook_file=/no/file: cannot be read"),
-        (["notify.on=[complete,broken]"], "notify.on.1: Input should be 'failed', 'complete' or 'stalled'"),
+        (
+            ["notify.on=[complete,broken]"],
+            "notify.on.1: Input should be 'failed', 'complete', 'stalled' or 'trouble'",
+        ),
         (
             [f"notify.webhook=https://hooks.slack.com{SECRET}"],
             "notify.webhook=https://hooks.slack.com/...: whoever knows this address may post to it",
@@ -284,6 +288,7 @@ def test_of_two_drivers_one_tells(run, command):
 
 
 def test_a_disk_that_takes_nothing_keeps_nobody_from_being_told(run, command):
+    shutil.rmtree(run.paths.locks)
     run.paths.locks.write_text("in the way")
     run.paths.events.mkdir()
     notes: list[str] = []

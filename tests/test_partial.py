@@ -17,11 +17,13 @@ from typing import Any
 import processes
 import pytest
 import torch
+from damage import cut, flip_bit
 from processes import ROOT, fork_server, in_process_of_its_own, make_run, stage, stage_arguments
 
 from pipeline.commits import read_record
 from pipeline.data import Message
 from pipeline.observe import move_into, sweep
+from pipeline.reconcile import DISK_EXIT
 from pipeline.runs import Run, load_run
 from pipeline.schemas import FinishReason
 from pipeline.tasks import Stage, Task
@@ -254,16 +256,6 @@ def signalled(arguments: list[str], log: str, number: int) -> None:
     processes._main(arguments, log, str(ROOT))
 
 
-def flip_bit(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-def cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
 @pytest.mark.parametrize("damage", [flip_bit, cut, Path.unlink])
 @pytest.mark.parametrize("kind", ["arrow", "json"])
 def test_a_damaged_save_is_not_used(damage, kind, run):
@@ -289,12 +281,12 @@ def test_a_damaged_save_costs_its_own_responses_only(run, undisturbed):
     assert fingerprint(run) == fingerprint(undisturbed)
 
 
-def test_what_a_full_disk_could_not_take_is_an_ordinary_error(run):
+def test_what_a_full_disk_could_not_take_is_not_the_tasks_fault(run):
     log = run.paths.root / "full.log"
     arguments = [*stage_arguments(run, "rollout", 1), *more(run)]
-    assert in_process_of_its_own(on_a_full_disk, arguments, str(log)) == 1
+    assert in_process_of_its_own(on_a_full_disk, arguments, str(log)) == DISK_EXIT
     kind, message = why(run)
-    assert kind == "error"
+    assert kind == "disk"
     assert "No space left on device" in message
     assert "partial" in message
     assert list(run.paths.task(ROLLOUT).folder.iterdir()) == []

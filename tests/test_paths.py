@@ -75,6 +75,8 @@ policy/00002.ATTEMPT/tokenizer.json
 policy/00002.ATTEMPT/tokenizer_config.json
 policy/best -> 0000N.ATTEMPT
 report.html
+rows/00001.json
+rows/00002.json
 run.json
 spans.jsonl
 trainer/00001 -> 00001.ATTEMPT

@@ -7,7 +7,14 @@ import torch
 from hypothesis import strategies as st
 from ppo_batches import NAN, for_any, masks, numbers, seeds
 
-from pipeline.algorithmconfig import AlgorithmConfig, KLConfig, KLController, KLEstimator, LossAggregation
+from pipeline.algorithmconfig import (
+    AlgorithmConfig,
+    KLConfig,
+    KLController,
+    KLEstimator,
+    KLPlacement,
+    LossAggregation,
+)
 from stages.ppo.kl import kl_loss_per_token, kl_per_token, next_kl_coef
 from stages.ppo.logprobs import token_outputs
 from stages.ppo.losses import Counts, aggregate, policy_loss, value_loss
@@ -262,6 +269,28 @@ def test_straight_through_keeps_the_value_and_has_the_gradient_of_the_kl(estimat
     (found,) = torch.autograd.grad((policy.exp().detach() * estimate).sum(), logits, retain_graph=True)
     (expected,) = torch.autograd.grad((policy.exp() * (policy - reference)).sum(), logits)
     torch.testing.assert_close(found, expected)
+
+
+def test_kl_in_the_loss_as_it_is_by_default_brings_the_policy_to_the_reference():
+    """Nothing but the KL term moves this policy of 8 tokens. k1, the default in the reward, would not."""
+    in_the_loss = KLConfig(placement=KLPlacement.LOSS)
+    logits, reference = numbers(8, 1).requires_grad_(), torch.log_softmax(numbers(8, 2), -1)
+
+    def gradient_of(estimator: KLEstimator) -> torch.Tensor:
+        """Over all tokens, each as often as the policy writes it."""
+        policy = torch.log_softmax(logits, -1)
+        estimate = kl_loss_per_token(policy, reference, estimator, in_the_loss.straight_through)
+        return torch.autograd.grad((policy.exp().detach() * estimate).sum(), logits)[0]
+
+    def distance() -> float:
+        policy = torch.log_softmax(logits.detach(), -1)
+        return float((policy.exp() * (policy - reference)).sum())
+
+    before = distance()
+    assert float(gradient_of(KLConfig().per_token).abs().max()) < 1e-6
+    for _ in range(200):
+        logits = (logits - 0.5 * gradient_of(in_the_loss.per_token)).detach().requires_grad_()
+    assert distance() < 0.01 * before
 
 
 @for_any(st.floats(0, 1), st.floats(-100, 100), st.integers(1, 5000))

@@ -3,12 +3,13 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tiny
-from processes import Done, make_run, stage
-from tokenizers import normalizers
+from processes import Done, config_of, make_run, stage
+from tokenizers import normalizers, processors
 from transformers import AutoTokenizer
 
 from pipeline.commits import read_record
@@ -141,6 +142,35 @@ def test_messages_that_the_template_refuses_are_unusable_rows(models, tmp_path):
     assert "no system here" in path.read_text()
 
 
+SCORED = (
+    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("bad_rows", ["drop", "fatal"])
+def test_messages_that_a_reward_models_template_refuses_are_unusable_rows(models, tmp_path, bad_rows):
+    """Else the run would end in its first reward task, after a rollout."""
+    policy = policy_with(models, tmp_path / "policy", chat_template=CHAT)
+    judge = tiny.make_reward_model(tmp_path / "judge")
+    tokenizer = AutoTokenizer.from_pretrained(judge)
+    tokenizer.chat_template = SCORED
+    tokenizer.save_pretrained(judge)
+    turns = [{"role": "tool", "content": "42"}, {"role": "user", "content": "hi"}]
+    good = [{"id": f"c{i}", "prompt": [{"role": "user", "content": str(i)}]} for i in range(8)]
+    path = tiny.write_jsonl(tmp_path / "mine.jsonl", [{"id": "tool", "prompt": turns}, *good])
+    words = [f"model.policy={policy}", f"reward.components.rm.path={judge}", f"data.bad_rows={bad_rows}"]
+    run = make_run(models, tmp_path / "run", f"data.prompts={path}", *words)
+    done = stage(run, "prepare")
+    assert done.code == (2 if bad_rows == "fatal" else 0), done.log
+    assert listed(run) == {"tool": "bad_message"}
+    (path,) = run.paths.data.glob("prompts.rejected.*.jsonl")
+    assert (
+        f"the chat template of reward.components.rm.path={judge} refuses it: no tools here"
+        in path.read_text()
+    )
+
+
 def test_chat_messages_without_a_template_stop_the_run(models, tmp_path):
     path = tiny.write_jsonl(
         tmp_path / "mine.jsonl", [{"id": "c", "prompt": [{"role": "user", "content": "hi"}]}]
@@ -221,12 +251,10 @@ def test_lora_of_layers_that_the_policy_lacks_stops_the_run_before_the_first_rol
 
 @pytest.mark.parametrize("targets", ["all-linear", "[q_proj, mlp.up_proj]"])
 def test_lora_that_fits_the_policy_is_found_good_without_its_weights(models, tmp_path, targets):
+    config = config_of(models, tmp_path / "run", f"+update.lora={{target_modules: {targets}}}")
     policy = Path(shutil.copytree(models / "policy", tmp_path / "policy"))
     (policy / "model.safetensors").write_bytes(b"no weights")
-    words = [f"model.policy={policy}", f"+update.lora={{target_modules: {targets}}}"]
-    run, done = prepared(models, tmp_path, [], *words)
-    assert done.code == 0, done.log
-    assert read_record(run.paths, PREPARE) is not None
+    prepare.check_lora(replace(config, model=replace(config.model, policy=str(policy))))
 
 
 def test_without_peft_a_run_with_lora_stops_before_the_first_rollout(models, tmp_path, monkeypatch):
@@ -258,6 +286,54 @@ def test_preparing_twice_gives_the_same_prompts(models, tmp_path):
         record = read_record(run.paths, PREPARE)
         tables.append([(entry.bytes, entry.xxh3_128) for entry in record.outputs if ".arrow" in entry.path])
     assert tables[0] == tables[1]
+
+
+def test_validate_says_what_prepare_says(models, tmp_path, slurm_ppo):
+    """Counts, reasons and examples, of text and of chats; prepare has transformers, validate only files."""
+    policy = policy_with(
+        models, tmp_path / "policy", chat_template=CHAT, normalizer=normalizers.Replace("~", "")
+    )
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    begin = processors.TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 1)])
+    tokenizer.backend_tokenizer.post_processor = begin
+    tokenizer.save_pretrained(policy)
+    settings = json.loads((policy / "tokenizer_config.json").read_text())
+    settings |= {"add_bos_token": False, "sep_token": "<sep>"}
+    (policy / "tokenizer_config.json").write_text(json.dumps(settings))
+    rows = [{"id": f"x{i}", "prompt": "x" * i} for i in range(46, 56)]
+    rows += [{"id": f"c{i}", "prompt": [{"role": "user", "content": "y" * i}]} for i in range(30, 40)]
+    system = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    rows += [
+        {"id": "system", "prompt": system},
+        {"id": "sep", "prompt": "a<sep>"},
+        {"id": "null", "prompt": None},
+    ]
+    run, done = prepared(models, tmp_path, rows, f"model.policy={policy}")
+    assert done.code == 0, done.log
+    assert set(listed(run).values()) == {"too_long", "bad_message", "unknown_token", "null"}
+    (tmp_path / "other").mkdir()
+    words = tiny.overrides(models, tmp_path / "other/run", f"model.policy={policy}")
+    said = slurm_ppo("validate", *words, f"data.prompts={tmp_path / 'mine.jsonl'}")
+    assert said.returncode == 0, said.stderr
+    lines = said.stdout.splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.startswith("data.prompts: "))
+    end = next(i for i, line in enumerate(lines) if line.startswith("warning: data.prompts"))
+    assert "\n".join(lines[begin : end + 1]) in done.log
+
+
+def test_more_dropped_rows_than_allowed_stop_the_run_before_its_first_rollout(models, tmp_path):
+    rows = [{"id": f"l{i}", "prompt": "x" * 60} for i in range(9)]
+    run, done = prepared(models, tmp_path, rows)
+    assert done.code == 2
+    assert "9 of 17 rows (53%) cannot be used, most are too_long; lower rollout.max_new_tokens" in done.log
+    assert "or set data.max_dropped=1; unusable rows are listed in" in done.log
+    assert len(listed(run)) == 9
+    allowed = make_run(
+        models, tmp_path / "other", f"data.prompts={tmp_path / 'mine.jsonl'}", "data.max_dropped=0.6"
+    )
+    done = stage(allowed, "prepare")
+    assert done.code == 0, done.log
+    assert "warning: data.prompts: 9 of 17 rows (53%) cannot be used" in done.log
 
 
 LONG = [{"id": "long", "prompt": "-" * 40 + "the end of a long one"}, {"id": "empty", "prompt": ""}]

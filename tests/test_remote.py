@@ -407,7 +407,7 @@ def test_validate_warns_of_a_missing_key_and_refuses_a_template_of_unknown_colum
     models, tmp_path, slurm_ppo
 ):
     base = [word for word in tiny.overrides(models, tmp_path / "run") if not word.startswith("reward")]
-    chat = [*REMOTE, *settings("api=chat", "model=m", "api_key_env=NO_SUCH_KEY")]
+    chat = [*REMOTE, *settings("api=chat", "model=m", "api_key_env=NO_SUCH_KEY", "trial=false")]
     done = slurm_ppo("validate", *base, *chat, *settings("template='{response}: {answer}'"))
     assert done.returncode == 0, done.stderr
     assert "reward remote: chat at http://there:8000/classify, weight 1\n" in done.stdout

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import tiny
+from damage import flip_bit
 from safetensors.numpy import load_file, save_file
-from test_kill import assert_same_end, events, flip_bit
+from test_kill import assert_same_end, events
 
 
 def drop_commit(run_dir: Path, task: str) -> None:

@@ -1,7 +1,9 @@
 """What jobs ask for: configuration, and what failures taught."""
 
 import pytest
+from scripted import imagined_run
 
+from pipeline.preview import environment_warnings
 from pipeline.reconcile import Failure, FailureKind
 from pipeline.resources import Lessons, bad_nodes, command_words, learn, resources_of, sbatch_options
 from pipeline.schedulerconfig import ResourcesConfig, SlurmConfig
@@ -96,3 +98,11 @@ def test_partitions_are_a_list_or_text(text):
 
     given = TypeAdapter(ResourcesConfig).validate_python({"partition": text})
     assert given.partition == tuple(text.split(","))
+
+
+def test_a_variable_that_looks_like_a_secret_is_warned_of():
+    """Its value would lie in config.yaml and in every batch script, which others may read."""
+    rollout = {"environment": {"HF_TOKEN": "x", "LANG": "C"}}
+    run = imagined_run(scheduler={"environment": {"WANDB_API_KEY": "x"}, "rollout": rollout})
+    found = [line.split(": ")[1] for line in environment_warnings(run.config)]
+    assert found == ["scheduler.environment.WANDB_API_KEY", "scheduler.rollout.environment.HF_TOKEN"]

@@ -20,7 +20,7 @@ from pipeline.runs import Run, create_run
 from pipeline.schemas import REWARD, ROLLOUT, conform
 from pipeline.shards import read_shard
 from pipeline.tasks import PREPARE, Stage, Task
-from stages.context import Context, NumericalError
+from stages.context import Context, NumericalError, UserError
 from stages.rewards.components import component_scores
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -149,6 +149,23 @@ def test_a_conversation_goes_through_the_reward_models_own_template_turn_by_turn
     assert scores["rm"] == pytest.approx([expected], abs=1e-5)
 
 
+def test_a_conversation_that_the_reward_models_template_refuses_is_named(models, tmp_path):
+    """Prepare has tried the prompts; what tools add to conversations nobody knows before."""
+    judge = tiny.make_reward_model(tmp_path / "judge")
+    tokenizer = AutoTokenizer.from_pretrained(judge)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ {'user': 1, 'assistant': 2}[m.role] + 1 }}{% endfor %}"
+    )
+    tokenizer.save_pretrained(judge)
+    texts = [("<user>hello<assistant>", "hi"), ("<user>hello<assistant>", "hi<tool>42<assistant>bye")]
+    turns = [json.dumps(TURNS[:1]), json.dumps(TURNS)]
+    rows = responses(models, texts, [json.dumps(MESSAGES)] * 2, turns)
+    with pytest.raises(
+        UserError, match=f"^reward model {judge}: its chat template refuses prompt_id p1, sample 0:"
+    ):
+        component_scores(context(models, tmp_path, f"reward.components.rm.path={judge}"), rows)
+
+
 @pytest.mark.parametrize("specials", [("<pad>", "<eos>"), ("<eos>", "<x>", "<pad>")], ids=["ids", "text"])
 def test_a_row_that_the_engine_refused_is_scored_0_and_spoils_no_other(models, tmp_path, specials):
     """Its prompt's tokens may be none that the reward model has."""
@@ -180,12 +197,10 @@ def test_normalisation_that_is_given(models, tmp_path):
 
 
 def test_normalisation_that_is_measured_gives_reference_samples_mean_0_and_variance_1(models, tmp_path):
-    samples = tiny.write_jsonl(
-        tmp_path / "samples.jsonl", [{"prompt": p, "response": r} for p, r in [*TEXTS, ("more", "of it")]]
-    )
-    run = make_run(
-        models, tmp_path / "run", f"+reward.components.rm.normalization={{reference_samples: '{samples}'}}"
-    )
+    rows = [{"prompt": p, "response": r, "reward": [r]} for p, r in [*TEXTS, ("more", "of it")]]
+    samples = tiny.write_jsonl(tmp_path / "samples.jsonl", rows)
+    given = f"+reward.components.rm.normalization={{reference_samples: '{samples}'}}"
+    run = make_run(models, tmp_path / "run", given, "data.columns=[answer]")  # reward is a reserved name
     done = stage(run, "prepare")
     assert done.code == 0, done.log
     rows = responses(models, [*TEXTS, ("more", "of it")])

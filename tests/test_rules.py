@@ -363,7 +363,7 @@ def test_validate_refuses_a_rule_that_cannot_be_called(validate, project, name, 
     [
         ("no_such_module:f", "no module 'no_such_module'"),
         ("blocks_at_import:f", "its import took longer than 0.5 s, at "),
-        ("exact_match", "the prompt file has no column 'ground_truth'; it has: answer; see arguments.column"),
+        ("exact_match", "the prompt file has no column 'ground_truth'; it has: answer"),
     ],
 )
 def test_validate_finds_a_rule_that_cannot_work(validate, function, why):

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_commits import TASK, in_child_with_small_disk, make_record
 
-from pipeline.commits import CorruptData, digest_file
+from pipeline.commits import CorruptData
+from pipeline.durable import digest_file
 from pipeline.paths import RunPaths
 from pipeline.schemas import REWARD, VERSION_KEY, SchemaError, conform
 from pipeline.shards import read_shard, write_shard
@@ -40,6 +41,23 @@ def test_the_hash_taken_while_writing_is_that_of_the_file(tmp_path):
     paths = RunPaths(tmp_path)
     entry = write(paths, reward_table(1000)).outputs[0]
     assert digest_file(tmp_path / entry.path) == (entry.bytes, entry.xxh3_128)
+
+
+@pytest.mark.parametrize("largest", [1, 7, 1000, 1 << 20])
+def test_a_shard_that_is_read_in_pieces_is_hashed_in_their_order(tmp_path, monkeypatch, largest):
+    """Another thread hashes them; a bit that flips in any of them is seen."""
+    monkeypatch.setattr("pipeline.shards._SMALLEST_PIECE", 1)
+    monkeypatch.setattr("pipeline.shards._LARGEST_PIECE", largest)
+    paths = RunPaths(tmp_path)
+    table = reward_table(60)
+    record = write(paths, table)
+    assert read_shard(paths, record, REWARD).equals(table)
+    path = tmp_path / record.outputs[0].path
+    whole = path.read_bytes()
+    for place in (0, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(CorruptData, match="xxh3_128"):
+            read_shard(paths, record, REWARD)
 
 
 def test_an_empty_shard_is_a_shard(tmp_path):

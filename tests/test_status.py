@@ -20,7 +20,7 @@ from pipeline.slurmstatus import (
     stages_of,
     state_of,
 )
-from pipeline.status import Status, describe
+from pipeline.status import Status, describe, how_it_stopped, machine_state
 from pipeline.statustext import describe_slurm
 from pipeline.submissions import Control, Ending, State, Submission
 from pipeline.tasks import Stage, Task
@@ -118,10 +118,23 @@ def test_what_was_cancelled_or_is_being_committed_has_not_failed(state):
     assert not fact(0, submissions=()).has_failed
 
 
-def test_the_most_frequent_reason_is_shown():
-    reasons = ["Resources", "Priority", "Priority"]
+@pytest.mark.parametrize(
+    ("reasons", "shown"),
+    [
+        (["Resources", "Priority", "Priority"], "waiting for free resources"),
+        (["Priority", "Priority"], "other jobs have a higher priority"),
+        (["Resources", "Dependency", "Dependency"], "waiting for the jobs it depends on"),
+        (
+            ["Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"]
+            + ["Priority"] * 2,
+            "nodes that it needs are down, drained or reserved",
+        ),
+    ],
+)
+def test_the_reason_is_that_of_those_in_front(reasons, shown):
+    """Slurm says Priority of those behind them."""
     facts = [fact(i, element=element(i, SlurmState.PENDING, reason=why)) for i, why in enumerate(reasons)]
-    assert progress_of(2, Stage.ROLLOUT, facts, NOW).reason == "other jobs have a higher priority"
+    assert progress_of(2, Stage.ROLLOUT, facts, NOW).reason == shown
 
 
 def test_of_two_elements_of_a_task_the_live_one_counts():
@@ -164,11 +177,11 @@ def test_the_state_of_a_run(is_complete, control, unanswered, live, state):
     assert state_of(is_complete, control, status) == state
 
 
-def test_the_end_is_expected_by_the_last_rows_pace_but_not_in_the_past():
+def test_the_end_is_expected_by_the_last_rows_pace():
     row = {"seconds/elapsed": 100.0, "seconds/remaining": 300.0}
-    assert finish_of(created=0.0, last_row=row, now=200.0) == 400.0
-    assert finish_of(created=0.0, last_row=row, now=900.0) == 900.0
-    assert finish_of(0.0, None, 900.0) is None
+    assert finish_of(created=0.0, last_row=row) == 400.0
+    assert finish_of(0.0, None) is None
+    assert finish_of(0.0, {"iteration": 1, "records_lost": 3}) is None
 
 
 # --- text ---
@@ -242,6 +255,12 @@ def test_an_estimate_names_day_and_time_left():
     assert re.fullmatch(r"estimated finish: 2096-10-0\d \d\d:\d\d, in \d+ d \d+ h", line)
 
 
+def test_a_run_that_is_late_says_so():
+    lines = describe_slurm(replace(RUNNING, finish=4e8), "running")
+    (line,) = (line for line in lines if "estimated" in line)
+    assert re.fullmatch(r"estimated finish: 1982-09-0\d \d\d:\d\d, \d+ d \d+ h ago: it is late", line)
+
+
 def test_a_run_that_nobody_advances_says_so():
     lines = describe_slurm(replace(RUNNING, drivers=()), "running")
     assert "no driver job is in the queue: what is queued will be done, and then nothing" in lines
@@ -298,3 +317,17 @@ def test_the_keys_of_json_are_an_interface():
         "finish",
     ]
     assert list(found["slurm"]["stages"][0]) == list(StageProgress.__dataclass_fields__)
+
+
+def test_a_run_of_this_machine_that_gave_up_has_failed():
+    def event(name: str, **more: str) -> dict:
+        return {"time": 0.0, "event": name, **more}
+
+    started, failed = event("driver_started"), event("driver_ended", outcome="failed")
+    assert machine_state(False, None, [started, failed, event("notified")]) == "failed"
+    assert machine_state(False, None, [started, failed, started]) == "incomplete"
+    assert machine_state(False, None, [started, failed, event("went_back")]) == "incomplete"
+    assert machine_state(False, None, [started, event("driver_ended", outcome="interrupted")]) == "incomplete"
+    assert machine_state(False, "host h, process 1", [started, failed]) == "running"
+    assert machine_state(True, None, [started, failed]) == "complete"
+    assert how_it_stopped([started, failed, event("notified")]).startswith("failed ")

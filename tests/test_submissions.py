@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from damage import flip_bit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted import imagined_run
 
+from pipeline import submissions
 from pipeline.arrays import driver_submission, stage_submissions
 from pipeline.config import Config
 from pipeline.reconcile import FailureKind
@@ -21,6 +23,7 @@ from pipeline.submissions import (
     Control,
     Ending,
     Ledger,
+    SpoiltControl,
     State,
     Submission,
     begin_call,
@@ -236,7 +239,7 @@ def test_failures_of_earlier_calls_do_not_count(run, monkeypatch):
     submitter = Submitter(run, config, lambda partitions: None, lambda: None)
     jobs = SlurmJobs(run, config, limits, submitter, lambda text: None)
     jobs.query()
-    jobs.settle([Task(1, Stage.ROLLOUT)], lambda task: False)
+    jobs.settle([Task(1, Stage.ROLLOUT)], lambda tasks: ())
     of_first = [(f.attempt, f.message) for f in jobs.failures[Task(1, Stage.ROLLOUT, 0)]]
     assert of_first == [(2, "in call 2")]
     assert isinstance(run.config, Config)
@@ -248,3 +251,50 @@ def test_a_task_list_is_plain_json_for_the_element(run):
     content = json.loads(ledger.file(made).read_text())
     assert set(content) >= {"module", "arguments", "elements", "number", "max_restarts"}
     assert content["elements"]["1"][:2] == ["--shard", "1"]
+
+
+# --- a bit that flips ---
+
+
+def test_what_people_asked_for_outlives_a_spoilt_file(run):
+    asked = Control(call=3, cancelled=True, retracted=(("1/rollout/0", "why"),))
+    write_control(run.paths, asked)
+    flip_bit(run.paths.control)
+    assert read_control(run.paths) == asked
+    write_control(run.paths, asked)
+    run.paths.control.unlink()
+    assert read_control(run.paths) == asked
+
+
+def test_where_nobody_knows_what_was_asked_for_that_is_said(run):
+    write_control(run.paths, Control(call=3))
+    for path in (run.paths.control, run.paths.slurm / "control.copy.json"):
+        flip_bit(path)
+    with pytest.raises(SpoiltControl, match=r"nor can its copy.*remove both, and then: slurm-ppo submit"):
+        read_control(run.paths)
+
+
+def test_what_cannot_be_read_of_the_cluster_is_asked_for_again(run, monkeypatch):
+    asked = []
+
+    def ask() -> ClusterLimits:
+        asked.append(1)
+        return ClusterLimits((24, 5), 1001, 10, 300.0, None)
+
+    monkeypatch.setattr(submissions, "read_limits", ask)
+    first = read_limits_of(run.paths)
+    assert read_limits_of(run.paths) == first
+    flip_bit(run.paths.slurm / "cluster.json")
+    assert read_limits_of(run.paths) == first
+    assert len(asked) == 2
+
+
+def test_a_spoilt_submission_is_as_if_it_had_never_been_and_its_number_is_not_used_again(run):
+    ledger, made = Ledger(run.paths), submission(run)
+    ledger.begin(made)
+    ledger.note(made, State("7"))
+    flip_bit(ledger.file(made).with_suffix(".state.json"))
+    assert ledger.load([1]) == [made], "its job is then looked for by its name"
+    flip_bit(ledger.file(made))
+    assert ledger.load([1]) == []
+    assert ledger.next_number(1, "rollout") == 2

@@ -87,7 +87,7 @@ def test_a_refusing_server_means_files_and_a_note(run, server):
     server.faults.status = 401
     append(run, 1)
     (note,) = follow(run)
-    assert note.startswith("W&B could not be reached (")
+    assert note.startswith("W&B cannot be used now (")
     assert note.endswith(f"writing its files under {run.paths.wandb}")
     assert server.environment["WANDB_API_KEY"] not in note
     assert logged(run) == [1]

@@ -23,7 +23,7 @@ from pipeline.metrics import METRICS
 from pipeline.mirror import Once, mirror
 from pipeline.mirrorstate import read_offline, rewind
 from pipeline.runs import Run, create_run, git_commit, load_run
-from pipeline.tracking import open_tracker, wandb_mode
+from pipeline.tracking import last_words, open_tracker, wandb_mode
 
 ROOT = Path(__file__).parent.parent
 WANDB = Path(sys.executable).with_name("wandb")
@@ -372,3 +372,30 @@ def test_a_server_that_never_answers_does_not_delay_a_driver(run, monkeypatch, d
     monkeypatch.setattr(tracking, "_CLOSE_SECONDS", 60.0)
     assert follow(run) == []
     assert logged(run) == [1]
+
+
+PYDANTIC = """Traceback (most recent call last):
+  File "/env/lib/wandb/sdk/wandb_init.py", line 1, in init
+    settings = Settings(**given)
+pydantic_core._pydantic_core.ValidationError: 1 validation error for Settings
+entity
+  Field required [type=missing, input_value={}, input_type=dict]
+    For further information visit https://errors.pydantic.dev/2.14/v/missing
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (PYDANTIC, "ValidationError: 1 validation error for Settings entity Field required"),
+        (
+            'Traceback:\n  File "a.py", line 1\n    x()\nwandb.errors.CommError: no route',
+            "CommError: no route",
+        ),
+        ("wandb: one\nlast: word\n", "last: word"),
+        ("", "no word"),
+    ],
+)
+def test_why_the_mirror_failed_is_its_error_and_not_a_link(text, said):
+    assert last_words(text).startswith(said)
+    assert "v/missing" not in last_words(text)

@@ -4,13 +4,14 @@ DeepSpeed keeps its process group for as long as a process lives, so trainers li
 the server that has imported everything.
 """
 
+import contextlib
 import itertools
 import json
 import math
 import os
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 
@@ -28,7 +29,8 @@ from pipeline.compose import ConfigError, compose
 from pipeline.paths import RunPaths
 from pipeline.updateconfig import Precision, Schedule, UpdateConfig
 from stages.context import NumericalError, UserError
-from stages.models import DTYPES, load_causal_lm, load_critic
+from stages.critics import load_critic
+from stages.models import DTYPES, load_causal_lm
 from stages.ppo.trainer import Step, Trainer, learning_rate
 from stages.ranks import start_distributed
 
@@ -150,6 +152,32 @@ def build_quickly(folder: Path) -> None:
     os.environ |= {"CXX": str(compiler), "TORCH_EXTENSIONS_DIR": str(folder / "extensions")}
 
 
+@contextlib.contextmanager
+def noted_sums() -> Iterator[set[torch.dtype]]:
+    """Number formats of what ranks add up, but for single numbers."""
+    from deepspeed.comm import comm
+
+    formats: set[torch.dtype] = set()
+
+    def noting(call: Callable) -> Callable:
+        def noted(*args: object, **given: object) -> object:
+            tensor = [*args, *given.values()][0]
+            if tensor.is_floating_point() and tensor.numel() > 1:
+                formats.add(tensor.dtype)
+            return call(*args, **given)
+
+        return noted
+
+    names = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+    for name in names:
+        setattr(comm.cdb, name, noting(getattr(comm.cdb, name)))
+    try:
+        yield formats
+    finally:
+        for name in names:
+            delattr(comm.cdb, name)
+
+
 def life_of_a_trainer(case: str, policy: Path, folder: Path) -> dict:
     """Three steps, a checkpoint, two more; the same two from the checkpoint; then one has bad luck."""
     torch.set_num_threads(1)
@@ -157,7 +185,8 @@ def life_of_a_trainer(case: str, policy: Path, folder: Path) -> dict:
     start_distributed()
     trainer = new_trainer(policy, case)
     start = weights(trainer)
-    steps = advance(trainer, range(3))
+    with noted_sums() as summed:
+        steps = advance(trainer, range(3))
     after_three = weights(trainer)
     trainer.save_model(folder / "model")
     trainer.save_state(folder / "state" / "policy.safetensors")
@@ -179,6 +208,7 @@ def life_of_a_trainer(case: str, policy: Path, folder: Path) -> dict:
     return {
         "start": start,
         "steps": steps,
+        "summed": summed,
         "after_three": after_three,
         "restored": restored,
         "skips": skips,
@@ -292,6 +322,12 @@ def test_training_moves_the_weights_and_making_a_trainer_does_not(lives, models,
     model = load_causal_lm(models / "policy", precision, trust_remote_code=False)
     assert largest_difference(seen["start"], dict(model.named_parameters())) == 0
     assert largest_difference(seen["start"], seen["after_three"]) > 1e-3
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "zero0" not in case])
+def test_ranks_add_their_gradients_up_in_full_precision(lives, case):
+    """The sum over many ranks of numbers in half precision loses what each of them has to say."""
+    assert seen_in(lives[case][1])["summed"] == {torch.float32}
 
 
 @pytest.mark.parametrize("case", CASES)

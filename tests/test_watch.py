@@ -26,7 +26,8 @@ from toyworld import Luck, World, make_world
 
 from pipeline.advice import Advice, Rule, Severity
 from pipeline.slurmstatus import DriverJob, Queue, StageProgress, look_at_queue
-from pipeline.watch.happenings import happenings, printable
+from pipeline.views import printable
+from pipeline.watch.happenings import happenings
 from pipeline.watch.localtasks import last_attempts
 from pipeline.watch.look import Lane, Look, Looker, ShardState, SlurmLook
 from pipeline.watch.plain import changes
@@ -330,7 +331,8 @@ def test_events_are_told_in_words_and_shards_that_did_alike_together():
 
 
 def test_what_others_wrote_cannot_move_the_cursor():
-    assert printable("a\x1b[2Jb\nc\x1b]0;title\x07d\r") == "ab c0;title d"
+    assert printable("a\x1b[2Jb\nc\x1b]0;title\x07d\r") == "ab cd"
+    assert printable("\x1b]52;c;c2VjcmV0\x1b\\x\x1bPq#0\x1b\\y\u009d52;c;YQ==\u009cz\x1b]0;open") == "xyz"
 
 
 def test_lines_say_what_changed_and_nothing_twice():
@@ -486,6 +488,7 @@ def test_a_folder_that_cannot_be_read_for_now_is_said_and_read_again(world):
     reading.start()
     try:
         until(lambda: reading.seen.look)
+        (root / "metrics.jsonl").unlink()
         (root / "metrics.jsonl").mkdir()
         until(lambda: reading.seen.trouble)
         assert "cannot read the run now" in reading.seen.trouble

@@ -93,6 +93,7 @@ def overrides(inputs: Path, run_dir: Path, *more: str) -> list[str]:
         "rollout.max_new_tokens=12",
         "update.minibatches=2",
         "update.epochs=2",
+        "update.keep_last=null",
         "update.learning_rate=1e-3",
         "update.critic_learning_rate=1e-3",
         "tracking=none",

@@ -81,6 +81,18 @@ def serve(address: str) -> None:
     for module in pkgutil.walk_packages([str(ROOT / "pipeline")], "pipeline."):
         if module.name not in _NEVER:
             importlib.import_module(module.name)
+    # What parses overrides learns its grammar from the first: a third of a second for each fork else.
+    importlib.import_module("pipeline.compose").compose(
+        [
+            "model.policy=p",
+            "data.prompts=d",
+            "reward=model",
+            "reward.components.rm.path=r",
+            "scheduler=slurm",
+            "update.betas=[0.9,0.95]",
+            "name='x'",
+        ]
+    )
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(address)
     listening.listen(64)

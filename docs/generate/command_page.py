@@ -12,7 +12,8 @@ EXIT_CODES = (
     ("0", "complete, or the command did what it says"),
     ("1", "failed: a task was given up, Slurm does not answer, or doctor found a problem"),
     ("2", "usage or configuration: one line says what, where, and the way out"),
-    ("3", "incomplete: interrupted, or `status` of a run that is not done"),
+    ("3", "incomplete: a run that was interrupted, or `status` of one that is not done"),
+    ("130", "Ctrl-C anywhere else"),
 )
 
 ABOUT = """\

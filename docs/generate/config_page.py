@@ -1,6 +1,7 @@
 """docs/reference/config.md: every key, from the dataclasses of the configuration."""
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Iterator
@@ -135,7 +136,10 @@ def _meaning(owner: type, field: dataclasses.Field[Any], hints: dict[str, Any]) 
 
 
 def _as_clause(doc: str) -> str:
-    return prose(doc)[0].lower() + prose(doc)[1:].rstrip(".")
+    """A sentence as a part of one. Names in capitals, such as those of Slurm's states, keep them."""
+    text = prose(doc).rstrip(".")
+    is_name = any(letter.isupper() for letter in text.split()[0][1:])
+    return text if is_name else text[0].lower() + text[1:]
 
 
 def _enums_in(hint: Any) -> list[type[Enum]]:
@@ -181,7 +185,7 @@ def _shown(field: dataclasses.Field[Any]) -> str:
         return "must be given"
     if dataclasses.is_dataclass(default):
         return ", ".join(code(f"{key}: {_yaml(value)}") for key, value in _differences(default))
-    return "none" if default in (None, (), {}) else code(_yaml(default))
+    return code(_yaml(default))
 
 
 def _differences(value: Any) -> Iterator[tuple[str, Any]]:
@@ -191,9 +195,15 @@ def _differences(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _yaml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value.value if isinstance(value, Enum) else value)
+    """A value as one writes it in a YAML file, on one line."""
+    text = yaml.safe_dump(_plain_values(value), default_flow_style=True, width=math.inf, allow_unicode=True)
+    return text.removesuffix("...\n").strip()
+
+
+def _plain_values(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain_values(each) for each in value]
+    return value.value if isinstance(value, Enum) else value
 
 
 def _groups() -> Iterator[str]:

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from docs.generate.markdown import code, page, table
+from pipeline.packed import archives
 from pipeline.paths import RunPaths
 from pipeline.tasks import PREPARE, Stage, Task
 
@@ -21,6 +22,7 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         ),
         (_RUN.config_yaml, "the resolved configuration, frozen"),
         (_RUN.metrics, "one flat row per iteration: see [Metrics](metrics.md)"),
+        (_RUN.rows / "00007.json", "a row as it was published, once, before its line of metrics.jsonl"),
         (_RUN.spans, "when and where every attempt waited and ran, a line per iteration"),
         (_RUN.events, "every launch, failure and repair, with the reason"),
         (_RUN.best, "the best evaluated policy, and its reward"),
@@ -53,6 +55,7 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         (_TASK.partial_record("ATTEMPT"), "what an unfinished attempt saved"),
         (_TASK.partial("ATTEMPT", "SAVE"), "its data; nobody must believe it"),
         (_UPDATE.thinned, "which folders of this commit were removed to save space"),
+        (archives(_RUN, 7)[1], "shards, records and logs of the iteration, once it is packed: a plain zip"),
         (_TASK.log(1), "what the first attempt printed"),
         (_TASK.failure(1), "why it failed"),
     ],
@@ -70,7 +73,8 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         (_RUN.policies / "best", "a link to the best evaluated policy"),
     ],
     "On Slurm": [
-        (_RUN.control, "what people asked for"),
+        (_RUN.control, "what people asked for; twice, since nothing else says the same"),
+        (_RUN.control.with_suffix(".copy.json"), "the other copy"),
         (_RUN.slurm / "cluster.json", "what the cluster allows"),
         (_RUN.submissions(7) / "rollout-1-0.json", "a submission: its task list"),
         (_RUN.submissions(7) / "rollout-1-0.sh", "its batch script"),

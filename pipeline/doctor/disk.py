@@ -5,10 +5,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.doctor.estimate import Estimate, Footprint, estimate
-from pipeline.doctor.findings import Check, Finding, Group, ok, problem, size, skipped, warning
+from pipeline.diskneed import Footprint, room
+from pipeline.doctor.estimate import Estimate, estimate
+from pipeline.doctor.findings import Check, Finding, Group, ok, problem, skipped, warning
 from pipeline.doctor.place import scratch
 from pipeline.runs import Run
+from pipeline.text import size
 
 WRITING = "room to write"
 """A gate: files are tried out only where any can be made."""
@@ -39,12 +41,6 @@ def space_checks(folder: Path, run: Run | None, exists: bool) -> list[Check]:
 
 def _space_check(title: str, folder: Path) -> Check:
     return Check(Group.SPACE, title, lambda: look_at_space(title, folder), place=str(folder))
-
-
-def room(folder: Path) -> tuple[int, int | None]:
-    """Bytes and inodes that are free for this user; None where the filesystem counts no inodes."""
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
 
 
 def look_at_space(title: str, folder: Path) -> Iterator[Finding]:

@@ -1,41 +1,16 @@
 """How much disk a run still needs: from what its iterations took, or before the first from its models."""
 
-import json
-import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from pipeline.commits import Record
-from pipeline.config import Config
+from pipeline.diskneed import FILES_OF_TASK, Footprint, imagine, states_kept
 from pipeline.observe import Records, find_frontier
 from pipeline.plan import policy_maker
 from pipeline.runs import Run
 from pipeline.tasks import Stage
-from pipeline.updateconfig import Precision
 
-_FP32 = 4
-_MOMENTS = 2
-_TOKEN_BYTES = 24
-"""Of a response on disk: token, mask, two log-probabilities, and its text twice; the prompt is like it."""
-_FILES_OF_STATE = 12
-"""Of policy, critic and trainer state: weights, settings, tokenizer."""
-_FILES_OF_TASK = 4
-"""Data, record, log, what was submitted."""
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """Bytes and files."""
-
-    num_bytes: int
-    files: int
-
-    def times(self, factor: int) -> "Footprint":
-        return Footprint(self.num_bytes * factor, self.files * factor)
-
-    def plus(self, other: "Footprint") -> "Footprint":
-        return Footprint(self.num_bytes + other.num_bytes, self.files + other.files)
+_FILES_OF_PACKED = 8
+"""Files of a packed iteration: update's record and marker, archive, evaluation, row, folders."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +26,14 @@ class Estimate:
     """States that will be there at most, more than now."""
     is_measured: bool
     """From an iteration that is done, not from the size of the models."""
+    iterations_packed: int = 0
+    """Those of ``iterations_left`` that will be packed; see ``update.keep_shards_last``."""
 
     @property
     def needed(self) -> Footprint:
-        return self.state.times(self.states_more).plus(self.shards.times(self.iterations_left))
+        spared = Footprint(0, min(0, _FILES_OF_PACKED - self.shards.files)).times(self.iterations_packed)
+        shards = self.shards.times(self.iterations_left).plus(spared)
+        return self.state.times(self.states_more).plus(shards)
 
 
 def estimate(run: Run, exists: bool) -> Estimate:
@@ -67,15 +46,13 @@ def estimate(run: Run, exists: bool) -> Estimate:
     measured = measure(run, done) if done > run.plan.start else None
     state, shards = measured or imagine(run.config)
     more = max(0, most - kept_now) if left else 0
-    return Estimate(state, shards, left, more, measured is not None)
+    return Estimate(state, shards, left, more, measured is not None, packed_of(left, update.keep_shards_last))
 
 
-def states_kept(iterations: int, keep_last: int | None, keep_every: int | None) -> int:
-    """The most states that are on disk at once. Pure."""
-    if keep_last is None:
-        return iterations
-    before = max(0, iterations - keep_last - 1)  # the newest is written before the oldest goes
-    return min(iterations, keep_last + 1 + (before // keep_every if keep_every else 0))
+def packed_of(left: int, keep_shards_last: int | None) -> int:
+    """How many of the iterations that are left will be packed. Pure."""
+    # The newest is written before the oldest of those that stay is packed.
+    return 0 if keep_shards_last is None else max(0, left - keep_shards_last - 1)
 
 
 def measure(run: Run, iteration: int) -> tuple[Footprint, Footprint] | None:
@@ -89,44 +66,9 @@ def measure(run: Run, iteration: int) -> tuple[Footprint, Footprint] | None:
         return None
     others = [record for record in found if record.task.stage is not Stage.UPDATE]
     return footprint(update), Footprint(
-        sum(footprint(record).num_bytes for record in others), _FILES_OF_TASK * len(tasks)
+        sum(footprint(record).num_bytes for record in others), FILES_OF_TASK * len(tasks)
     )
 
 
 def footprint(record: Record) -> Footprint:
     return Footprint(sum(entry.bytes for entry in record.outputs), len(record.outputs))
-
-
-def imagine(config: Config) -> tuple[Footprint, Footprint]:
-    """State and shards, from the models' weights and the longest responses."""
-    policy = weights_of(Path(config.model.policy))
-    critic = weights_of(Path(config.model.critic)) if config.model.critic else policy
-    models = policy if config.algorithm.estimator.value != "gae" else policy.plus(critic)
-    trained_share = 0.02 if config.update.lora else 1.0
-    master = 0 if config.update.precision is Precision.FP32 else 1
-    trainer = int(models.files * _FP32 * (_MOMENTS + master) * trained_share)
-    tokens = (config.model.context_length or 0) * config.responses_per_iteration
-    tasks = 2 * config.rollout.num_shards + config.rollout.num_shards * len(config.reward.pools) + 1
-    return (
-        Footprint(models.num_bytes + trainer, 3 * _FILES_OF_STATE),
-        Footprint(tokens * _TOKEN_BYTES, _FILES_OF_TASK * tasks),
-    )
-
-
-def weights_of(folder: Path) -> Footprint:
-    """Bytes of a model's weights; ``files``: how many weights there are."""
-    sizes = [(path.stat().st_size, sum(parameters_in(path))) for path in folder.glob("*.safetensors")]
-    return Footprint(sum(each for each, _ in sizes), sum(count for _, count in sizes))
-
-
-def parameters_in(path: Path) -> Iterator[int]:
-    """Of each tensor of a safetensors file, by its header."""
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            count = 1
-            for dimension in tensor["shape"]:
-                count *= dimension
-            yield count

@@ -32,11 +32,12 @@ from pipeline.doctor.findings import (
 from pipeline.doctor.health import health_checks
 from pipeline.doctor.machine import machine_checks
 from pipeline.doctor.place import remove_leftovers
-from pipeline.doctor.running import run_check, run_checks, uninterrupted
+from pipeline.doctor.running import run_check, run_checks
 from pipeline.doctor.semantics import file_checks
 from pipeline.doctor.wandbchecks import wandb_checks
 from pipeline.runs import Run
 from pipeline.schedulerconfig import LocalConfig, SlurmConfig
+from pipeline.signals import uninterrupted
 
 
 @dataclass(frozen=True)

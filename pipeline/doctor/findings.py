@@ -144,14 +144,5 @@ def conclusion(found: Sequence[Grouped], next_command: str) -> str:
     return f"\n{counted}\nnext: {next_command}"
 
 
-def size(num_bytes: float) -> str:
-    """Like 12.3 GiB."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.0f} bytes" if unit == "bytes" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} TiB"
-
-
 def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"

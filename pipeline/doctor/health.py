@@ -1,5 +1,6 @@
 """The run itself: who is at work on it, what crashes left behind, whether its commits stand."""
 
+import contextlib
 import functools
 import json
 import re
@@ -10,27 +11,34 @@ from pathlib import Path
 
 from pipeline import journal
 from pipeline.checks import missing_paths
-from pipeline.doctor.findings import Check, Finding, Group, ok, problem, size, skipped, warning
+from pipeline.doctor.findings import Check, Finding, Group, ok, problem, skipped, warning
 from pipeline.lease import holder_of
+from pipeline.lineage import find_damage
 from pipeline.mirrorstate import offline_lease, read_offline, segment_folders
-from pipeline.observe import Frontier, Records, find_frontier
+from pipeline.observe import Frontier, Records, find_frontier, newest_row
 from pipeline.paths import RunPaths
 from pipeline.plan import unique
+from pipeline.rowbook import differing
 from pipeline.runs import Run, version
 from pipeline.schedulerconfig import SlurmConfig
-from pipeline.status import how_it_stopped
+from pipeline.status import how_it_stopped, is_complete, troubles_in_words
 from pipeline.submissions import DRIVERS, is_job_of, purpose_of, read_control
 from pipeline.tasks import PREPARE, Task
+from pipeline.text import size
+from pipeline.thinning import in_words
 from slurm.commands import SlurmError, SlurmMissing
 from slurm.query import Element, read_queue
+from slurm.sharedfiles import is_there, names_in, read_newest
 from slurm.states import Phase, UnknownState, phase_of
 
 _PRIVATE = re.compile(r"\..+\.(\d+)(\.[0-9a-f]{8})?")
-"""Names under which files are written before they are published; see commits.private_copy."""
+"""Names under which files are written before they are published; see pipeline.durable."""
 _ORPHAN_SECONDS = 3600.0
 """A writer needs moments: what is older has lost its writer."""
 _MOST_NAMED = 3
 _READ_SECONDS = 60.0
+_HASH_SECONDS = 900.0
+"""For a policy of 140 GB, critic and trainer state beside it, from a slow file server."""
 
 
 def health_checks(run: Run) -> list[Check]:
@@ -40,13 +48,16 @@ def health_checks(run: Run) -> list[Check]:
         "version": look_at_version,
         "inputs": look_at_inputs,
         "driver": look_at_driver,
+        "troubles": look_at_troubles,
         "journals": look_at_journals,
         "commits at hand": look_at_commits,
+        "last policy": look_at_last_policy,
         "left-overs": look_at_leftovers,
         "W&B segments": look_at_segments,
     }
+    limits = {"last policy": _HASH_SECONDS}
     checks = [
-        Check(Group.RUN, title, functools.partial(look, run), _READ_SECONDS, place)
+        Check(Group.RUN, title, functools.partial(look, run), limits.get(title, _READ_SECONDS), place)
         for title, look in looks.items()
     ]
     if isinstance(run.config.scheduler, SlurmConfig):
@@ -72,10 +83,24 @@ def look_at_inputs(run: Run) -> Iterator[Finding]:
         yield ok("inputs", "models, prompts and whatever else the settings name are there")
 
 
+def look_at_troubles(run: Run) -> Iterator[Finding]:
+    """What drivers could not do when they last tried, and rows that are missing at the end."""
+    found = list(troubles_in_words(journal.read_events(run.paths.events)))
+    frontier = find_frontier(run.plan, run.paths)
+    newest = newest_row(journal.read_tail(run.paths.metrics), run.plan.start)
+    lacks_rows = frontier.is_complete(run.plan, run.plan.iterations) and newest < run.plan.iterations
+    if not found and lacks_rows and not holder_of(run.paths.locks):
+        found = [f"everything is committed, but {run.plan.iterations - newest} rows are not written"]
+    again = f"mend that; the next driver tries again, or: slurm-ppo resume {shlex.quote(str(run.paths.root))}"
+    yield from (problem("troubles", words, again) for words in found)
+    if not found:
+        yield ok("troubles", "every driver did what it had to do")
+
+
 def look_at_driver(run: Run) -> Iterator[Finding]:
     holder = holder_of(run.paths.locks)
     control = read_control(run.paths)
-    events = journal.read_tail(run.paths.events)
+    events = journal.read_events(run.paths.events)
     asked = "; cancelled by a person" if control.cancelled else "; failed" if control.has_failed else ""
     if holder and "cannot be read" in holder:
         yield problem("driver", holder, "remove that file if no driver is at work")
@@ -88,8 +113,12 @@ def look_at_driver(run: Run) -> Iterator[Finding]:
 
 def look_at_journals(run: Run) -> Iterator[Finding]:
     for path, rewrites in ((run.paths.events, False), (run.paths.metrics, True)):
-        if path.exists():
-            yield judge_journal(path.name, path.read_bytes(), rewrites)
+        if is_there(path):
+            yield judge_journal(path.name, read_newest(path), rewrites)
+    if wrong := differing(run.paths, run.plan.start + 1):
+        told = f"row {in_words(wrong)} is not what was published in rows/, or that is spoilt"
+        advice = f"slurm-ppo resume {shlex.quote(str(run.paths.root))} writes it anew"
+        yield problem("rows", told, advice)
 
 
 def judge_journal(name: str, content: bytes, is_rewritten: bool) -> Finding:
@@ -100,7 +129,7 @@ def judge_journal(name: str, content: bytes, is_rewritten: bool) -> Finding:
     told = f"{len(lines)} lines, {size(len(content))}"
     if not cut:
         return ok(name, told, lines=len(lines), cut=0)
-    how = "the next driver writes it anew without them" if is_rewritten else "readers pass over them"
+    how = "the next driver restores them" if is_rewritten else "readers pass over them"
     return warning(name, f"{told}, {cut} cut by a crash", f"nothing to do: {how}", lines=len(lines), cut=cut)
 
 
@@ -129,6 +158,18 @@ def look_at_commits(run: Run) -> Iterator[Finding]:
         yield ok("commits at hand", f"{told}, all stand", records=len(records.known))
 
 
+def look_at_last_policy(run: Run) -> Iterator[Finding]:
+    """Hash the last policy of a trained run: no later task reads it, so none would find it damaged."""
+    updated = find_frontier(run.plan, run.paths).updated
+    if updated < run.plan.iterations:
+        yield skipped("last policy", "the run is not at its end; tasks verify what they read")
+    elif found := find_damage(run.plan, run.paths, updated):
+        again = f"slurm-ppo resume {shlex.quote(str(run.paths.root))}: it is moved aside and made again"
+        yield problem("last policy", found.why, again)
+    else:
+        yield ok("last policy", "it has the hashes that it was committed with")
+
+
 def tasks_around(run: Run, frontier: Frontier) -> tuple[Task, ...]:
     """The tasks at hand, what they read, and the last iteration that is done."""
     plan = run.plan
@@ -148,9 +189,10 @@ def look_at_leftovers(run: Run) -> Iterator[Finding]:
 def orphans(folders: Iterable[Path], now: float) -> Iterator[Path]:
     """Private files whose writers are gone."""
     for folder in sorted(folders):
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if _PRIVATE.fullmatch(path.name) and now - path.lstat().st_mtime > _ORPHAN_SECONDS:
-                yield path
+        for path in sorted(folder / name for name in names_in(folder) if _PRIVATE.fullmatch(name)):
+            with contextlib.suppress(FileNotFoundError):  # its writer lives, and has just removed it
+                if now - path.lstat().st_mtime > _ORPHAN_SECONDS:
+                    yield path
 
 
 def judge_leftovers(paths: RunPaths, found: Sequence[Path]) -> Finding:
@@ -185,8 +227,8 @@ def look_at_jobs(run: Run) -> Iterator[Finding]:
     except (SlurmError, UnknownState) as error:
         yield problem("jobs", f"Slurm does not answer: {error}", "ask again later; nothing is lost")
         return
-    control, frontier = read_control(run.paths), find_frontier(run.plan, run.paths)
-    is_over = control.cancelled or control.has_failed or frontier.updated >= run.plan.iterations
+    control = read_control(run.paths)
+    is_over = control.cancelled or control.has_failed or is_complete(run)
     yield judge_jobs(elements, is_over, shlex.quote(str(run.paths.root)))
 
 

@@ -12,11 +12,11 @@ from multiprocessing.context import ForkProcess
 from types import FrameType
 
 from pipeline.doctor.findings import Check, Finding, Grouped, Verdict, problem, skipped
+from pipeline.signals import STOPPING, uninterrupted
 
 _CLEANING_SECONDS = 15.0
 """For a check that is stopped: to cancel its jobs and remove its files."""
 _KILL_SECONDS = 1.0
-_STOPPING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
 
 def run_checks(checks: Sequence[Check]) -> Iterator[Grouped]:
@@ -41,7 +41,7 @@ def run_check(check: Check) -> list[Finding] | None:
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_look, args=(check, there), daemon=False)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # a child that is begun is also stopped
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # a child that is begun is also stopped
     try:
         process.start()
         there.close()
@@ -60,23 +60,13 @@ def run_check(check: Check) -> list[Finding] | None:
             here.close()
 
 
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C wait until the block is done: cleaning up takes seconds at most."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _look(check: Check, answer: Connection) -> None:
     """In the child: a session of its own, so that Ctrl-C is the parent's, and its children go with it."""
     os.setsid()
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
     with contextlib.suppress(KeyboardInterrupt):  # we are stopped, and have cleaned up
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
         found = _findings(check)
         answer.send_bytes(json.dumps([asdict(finding) for finding in found]).encode())
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.commits import replace_durably
+from pipeline.durable import replace_durably
 from pipeline.report.data import read_report, read_rows
 from pipeline.runs import Run
 

@@ -1,6 +1,5 @@
 """What a report is made from: rows, spans, samples, advice. Reads the run directory and nothing else."""
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from pipeline.schedulerconfig import SlurmConfig
 from pipeline.spans import DRIVER, IterationSpans, Span, SpanEnd, iteration_spans, read_lines
 from pipeline.submissions import Ledger
 from pipeline.tasks import Stage, Task
+from pipeline.thinning import read_best as best_of
 from pipeline.views import Row
 
 _MOST_ITERATIONS = 20
@@ -110,10 +110,8 @@ def check_rows(run: Run, rows: Sequence[Mapping[str, object]]) -> None:
 
 
 def read_best(run: Run) -> Best | None:
-    if not run.paths.best.exists():
-        return None
-    best = json.loads(run.paths.best.read_text())
-    return Best(int(best["iteration"]), float(best["reward"]))
+    best = best_of(run.paths)
+    return Best(int(best["iteration"]), float(best["reward"])) if best else None
 
 
 # --- spans -----------------------------------------------------------------------------------------------

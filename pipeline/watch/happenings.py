@@ -1,6 +1,5 @@
 """events.jsonl and metrics.jsonl as lines for a person, with clock times. Pure."""
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import Any
 from pipeline.progress import describe_row
 from pipeline.submissions import DRIVERS, purpose_of
 from pipeline.tasks import parse_task
-from pipeline.views import Row
+from pipeline.views import Row, printable
 
 Event = Mapping[str, Any]
 
@@ -25,15 +24,6 @@ class Happening:
 
     def __str__(self) -> str:
         return f"{time.strftime('%H:%M:%S', time.localtime(self.time))} {printable(self.text)}"
-
-
-_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b.")
-
-
-def printable(text: str) -> str:
-    """What others wrote, on one line and without what would move the cursor or change colours."""
-    plain = _ESCAPES.sub("", text).expandtabs()
-    return "".join(c if c.isprintable() else " " for c in plain).rstrip()
 
 
 def happenings(
@@ -129,6 +119,18 @@ _WORDS: Mapping[str, Callable[[Event], Happening]] = {
     "driver_ended": _plain("driver ended: {outcome}"),
     "cancelled": _plain("cancelled by a person: {arrays} jobs"),
     "rewired": _plain("{elements} now waits for {waits_for}"),
+    "row_without": lambda event: Happening(
+        event["time"], f"row {event['iteration']} lacks a lost record: {event['message']}", is_bad=True
+    ),
+    "rows_failed": lambda event: Happening(
+        event["time"], f"rows cannot be written: {event['message']}", is_bad=True
+    ),
+    "no_accounting": _plain("accounting does not answer: rows lack slurm/* numbers"),
+    "rows_recovered": _plain("rows are written again"),
+    "pass_failed": lambda event: Happening(
+        event["time"], f"a driver's pass failed: {event['message']}", is_bad=True
+    ),
+    "pass_recovered": _plain("drivers' passes succeed again"),
     "thinned": lambda event: Happening(
         event["time"], f"removed {len(event['folders'])} old folders of weights"
     ),

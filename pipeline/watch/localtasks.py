@@ -7,6 +7,7 @@ from typing import Any
 from pipeline.commits import Record
 from pipeline.paths import RunPaths
 from pipeline.tasks import Task, parse_task
+from slurm.sharedfiles import names_in
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,7 @@ def local_tasks(
 def _begun(paths: RunPaths, attempts: Mapping[Task, Attempt]) -> Collection[Task]:
     """Tasks whose last attempt has opened its log: one listing per folder."""
     folders = {paths.task(task).attempt_logs(attempt.number) for task, attempt in attempts.items()}
-    names = {
-        folder: {path.name for path in folder.iterdir()} if folder.is_dir() else set() for folder in folders
-    }
+    names = {folder: names_in(folder) for folder in folders}
     return {
         task
         for task, attempt in attempts.items()

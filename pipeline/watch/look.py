@@ -10,7 +10,7 @@ from typing import Any
 from pipeline import journal
 from pipeline.advice import Advice, Evidence, advise
 from pipeline.lease import holder_of
-from pipeline.observe import Frontier, Records, find_frontier
+from pipeline.observe import Frontier, Records, find_frontier, newest_row
 from pipeline.runs import Run
 from pipeline.schedulerconfig import SlurmConfig
 from pipeline.slurmstatus import (
@@ -26,11 +26,12 @@ from pipeline.slurmstatus import (
     read_state,
     tasks_at_hand,
 )
-from pipeline.status import ROWS_BYTES
+from pipeline.status import ROWS_BYTES, machine_state
 from pipeline.submissions import Ledger
 from pipeline.tasks import Task
 from pipeline.views import Row
 from pipeline.watch.localtasks import LocalTask, local_tasks
+from slurm.sharedfiles import persistently
 from slurm.states import Phase, phase_of
 
 _TAKEN_BACK = ("retracted", "went_back")
@@ -118,7 +119,7 @@ class Tail:
     def refresh(self) -> bool:
         """True if there is something new."""
         try:
-            status = self.path.stat()
+            status = persistently(self.path, self.path.stat)
             seen = (status.st_size, status.st_mtime_ns)
         except FileNotFoundError:
             seen = (0, 0)
@@ -176,7 +177,7 @@ class Looker:
         """All that is the same wherever tasks run."""
         plan = self.run.plan
         evaluations = len(plan.evaluations())
-        is_complete = frontier.updated == plan.iterations and frontier.evaluated == evaluations
+        is_complete = frontier.is_complete(plan, newest_row(self._rows.rows, plan.start))
         return Look(
             time=now,
             run=str(self.run.paths.root),
@@ -210,7 +211,7 @@ class Looker:
             blank,
             state=state,
             lanes=tuple(lanes_of(facts, blank.time)),
-            finish=self._finish(blank.time) if shown.live else None,
+            finish=self._finish() if shown.live else None,
             slurm=SlurmLook(answered, shown.unanswered, running, waiting, drivers),
         )
 
@@ -218,14 +219,14 @@ class Looker:
         holder = holder_of(self.run.paths.locks)
         self._records.refresh(tasks)
         found = local_tasks(self.run.paths, tasks, self._records.known, self._events.rows, holder is not None)
-        state = blank.state if blank.state == "complete" else "running" if holder else "incomplete"
-        finish = self._finish(blank.time) if state == "running" else None
+        state = machine_state(blank.state == "complete", holder, self._events.rows)
+        finish = self._finish() if state == "running" else None
         lanes = tuple(local_lanes(found, blank.time))
         return replace(blank, state=state, lanes=lanes, finish=finish, driver=holder)
 
-    def _finish(self, now: float) -> float | None:
+    def _finish(self) -> float | None:
         last = next((row for row in reversed(self._rows.rows) if "seconds/remaining" in row), None)
-        return finish_of(self.run.identity.created, last, now)
+        return finish_of(self.run.identity.created, last)
 
     def _forget_what_is_over(self, frontier: Frontier, tasks: Sequence[Task]) -> None:
         if frontier != self._frontier:

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from pipeline.advice import Severity, worst
 from pipeline.statustext import job_details
-from pipeline.views import Column, duration, number, shortened, sparkline
-from pipeline.watch.happenings import happenings, printable
+from pipeline.views import Column, duration, number, printable, shortened, sparkline
+from pipeline.watch.happenings import happenings
 from pipeline.watch.look import Lane, Look, ShardState
 
 LEAST_WIDTH, LEAST_HEIGHT = 40, 8
@@ -200,10 +200,9 @@ def _outlook(look: Look, width: int) -> list[str]:
     """When it will end, and which jobs see to that; on one line where there is room."""
     parts = []
     if look.finish is not None:
-        left = duration(max(0.0, look.finish - look.time))
-        parts.append(
-            f"expected finish {time.strftime('%a %d %b %H:%M', time.localtime(look.finish))}, in {left}"
-        )
+        when = f"expected finish {time.strftime('%a %d %b %H:%M', time.localtime(look.finish))}"
+        left = look.finish - look.time
+        parts.append(f"{when}, in {duration(left)}" if left > 0 else f"{when}, late by {duration(-left)}")
     if look.slurm and look.state == "running":
         parts.append(_drivers(look))
     together = "; ".join(parts)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm.devcluster import database, jobs, programs
+from slurm.devcluster import database, jobs, network, programs
 from slurm.devcluster import folder as files
 from slurm.devcluster.errors import DevclusterError
 from slurm.devcluster.layout import Identity, Layout
@@ -49,6 +49,11 @@ class Cluster:
     layout: Layout
     accounting: bool
 
+    @property
+    def shared(self) -> Path | None:
+        """A folder on the network filesystem of a cluster that has one."""
+        return self.folder / network.SHARED if self.layout.network_filesystem else None
+
     def environment(self) -> dict[str, str]:
         """The variables that make Slurm's commands talk to this cluster."""
         return {"SLURM_CONF": str(self.identity.root / "slurm.conf")}
@@ -56,16 +61,23 @@ class Cluster:
     def stop(self) -> None:
         """End every daemon and every process of a job, and remove the folder."""
         self._end("slurmctld")
+        self._stop_filesystem()  # first: no process can be killed that waits for a client that stands still
         self._end(*(_slurmd(node.name) for node in self.layout.nodes))
         jobs.kill(self.identity.name, self.folder / "log")
         self._end("slurmdbd")
         self._end("mariadbd", "munged")
         files.remove(self.folder, self.identity)
 
+    def inside(self, node: str, command: list[str]) -> list[str]:
+        """The command as a process of a node runs it, which sees the filesystem through the node's mount."""
+        self._checked(node)
+        return network.inside(self._mounted(network.client_of(node)), command)
+
     def kill_node(self, name: str) -> None:
         """Lose a node: kill its daemon and every process of its jobs."""
         self.kill_slurmd(name)
         jobs.kill(self.identity.name, self.folder / "log", name)
+        self._end(network.client_of(name), patience=0)
 
     def kill_slurmd(self, name: str) -> None:
         """Kill a node's daemon. Its jobs go on, as when the network fails."""
@@ -95,6 +107,15 @@ class Cluster:
         """
         self.kill_controller()
         self.start_controller()
+
+    def kill_file_server(self) -> None:
+        """Kill the network filesystem's server: whoever uses it is told that it is not connected."""
+        self._end(network.BRICK, patience=0)
+
+    def start_file_server(self) -> None:
+        """Start it again. Clients connect within 4 s or so."""
+        self._start(network.BRICK, network.brick_command(self.identity))
+        self._wait(network.BRICK, "listens", lambda: _listens(self.identity.ports.filesystem))
 
     def stop_slurmdbd(self) -> None:
         """Stop accounting. slurmctld keeps for slurmdbd what it would have been told."""
@@ -128,6 +149,8 @@ class Cluster:
     def _bring_up(self) -> None:
         munged = _munged(self.identity.root)
         self._start("munged", munged)
+        if self.layout.network_filesystem:
+            self._start_filesystem()
         if self.accounting:
             database.create(self.identity, _clean_environment())
             self._start("mariadbd", database.command(self.identity))
@@ -144,7 +167,48 @@ class Cluster:
         self._start("slurmctld", [programs.program("slurmctld"), "-D"])
 
     def _start_slurmd(self, name: str) -> None:
-        self._start(_slurmd(name), [programs.program("slurmd"), "-D", "-N", name])
+        command = [programs.program("slurmd"), "-D", "-N", name]
+        if self.layout.network_filesystem:
+            command = network.inside(self._mounted(network.client_of(name)), command)
+        self._start(_slurmd(name), command)
+
+    def _start_filesystem(self) -> None:
+        """The nodes' clients first: their namespaces are to hold no copy of the user's mount."""
+        self.start_file_server()
+        for node in self.layout.nodes:
+            self._start_client(network.client_of(node.name))
+        for node in self.layout.nodes:
+            self._mounted(network.client_of(node.name))
+        self._mounted(network.OUTSIDE)
+
+    def _start_client(self, name: str) -> None:
+        self._start(name, network.client_command(self.identity, name))
+
+    def _mounted(self, client: str) -> int:
+        """Number of the process of a client that has mounted; it is started if it is not alive."""
+        if self._process(client) is None:
+            self._start_client(client)
+
+        def mounted() -> bool:
+            process = self._process(client)
+            return process is not None and network.is_mounted(self.identity, process.pid)
+
+        self._wait(client, "has mounted", mounted)
+        process = self._process(client)
+        assert process is not None, f"{client} has just been seen alive"
+        return process.pid
+
+    def _stop_filesystem(self) -> None:
+        if self.layout.network_filesystem:
+            network.unmount(self.folder)
+            self._end(*self._filesystem_names())
+            network.unmount(self.folder)  # of a client that mounted in between
+
+    def _filesystem_names(self) -> list[str]:
+        if not self.layout.network_filesystem:
+            return []
+        clients = [network.client_of(node.name) for node in self.layout.nodes]
+        return [network.OUTSIDE, *clients, network.BRICK]
 
     def _start(self, name: str, command: list[str], more: Mapping[str, str] | None = None) -> None:
         if self._process(name):
@@ -162,7 +226,13 @@ class Cluster:
 
     def _daemon_names(self) -> list[str]:
         accounting = ["mariadbd", "slurmdbd"] if self.accounting else []
-        return ["munged", *accounting, "slurmctld", *(_slurmd(node.name) for node in self.layout.nodes)]
+        return [
+            "munged",
+            *accounting,
+            *self._filesystem_names(),
+            "slurmctld",
+            *(_slurmd(node.name) for node in self.layout.nodes),
+        ]
 
     def _checked(self, node: str) -> str:
         names = [known.name for known in self.layout.nodes]
@@ -199,8 +269,10 @@ def start(folder: Path, layout: Layout | None = None, accounting: bool = False) 
     Raises PackagesMissing without Slurm, DevclusterError if the folder is in use or a daemon does not come
     up. Nothing is left running then.
     """
-    programs.check(accounting)
     layout = layout or Layout()
+    programs.check(accounting, layout.network_filesystem)
+    if layout.network_filesystem:
+        network.check()
     folder = folder.absolute()
     files.claim(folder)
     cluster = None

@@ -10,7 +10,7 @@ import socket
 import tempfile
 from pathlib import Path
 
-from slurm.devcluster import programs
+from slurm.devcluster import network, programs
 from slurm.devcluster.errors import DevclusterError
 from slurm.devcluster.layout import (
     Identity,
@@ -40,12 +40,15 @@ def claim(folder: Path) -> None:
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DevclusterError(f"{folder} is not an empty folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+    except OSError as error:
+        raise DevclusterError(f"{folder} cannot be made ({error.strerror}); choose another folder") from None
     try:
         (folder / "run").mkdir()
     except FileExistsError:
         raise DevclusterError(f"another cluster is being started in {folder}") from None
-    folder.chmod(0o700)
 
 
 def identity(folder: Path, layout: Layout) -> Identity:
@@ -72,6 +75,8 @@ def write(folder: Path, chosen: Identity, layout: Layout, accounting: bool) -> N
     _write(folder / "cgroup.conf", cgroup_conf(chosen))
     _write(folder / "slurmdbd.conf", slurmdbd_conf(chosen))
     _write(folder / "munge.key", os.urandom(128))
+    if layout.network_filesystem:
+        network.write(chosen, chosen.ports.filesystem)
     for node in layout.nodes:
         (folder / "spool" / node.name).mkdir()
         (folder / "dev" / node.name).mkdir()
@@ -83,11 +88,20 @@ def read(folder: Path) -> tuple[Identity, Layout, bool]:
     """What :func:`write` was given."""
     try:
         record = json.loads((folder / RECORD).read_text())
+        return (
+            identity_from_json(record["identity"]),
+            layout_from_json(record["layout"]),
+            record["accounting"],
+        )
     except (FileNotFoundError, NotADirectoryError):
         raise DevclusterError(f"no development cluster in {folder}") from None
     except PermissionError:
         raise DevclusterError(f"the development cluster in {folder} is another user's") from None
-    return identity_from_json(record["identity"]), layout_from_json(record["layout"]), record["accounting"]
+    except (ValueError, KeyError, TypeError):
+        raise DevclusterError(
+            f"{folder / RECORD} is not what slurm-ppo devcluster wrote; end the daemons whose numbers lie in "
+            f"{folder / 'run'}, if there are any, and remove the folder"
+        ) from None
 
 
 def remove(folder: Path, chosen: Identity | None) -> None:
@@ -137,7 +151,7 @@ def _free_ports(layout: Layout) -> Ports:
     def free() -> int:
         return next(port for port in candidates if _is_free(port))
 
-    return Ports(free(), free(), {node.name: free() for node in layout.nodes})
+    return Ports(free(), free(), {node.name: free() for node in layout.nodes}, free())
 
 
 def _is_free(port: int) -> bool:

@@ -74,6 +74,8 @@ class Layout:
     max_array_size: int = 1001
     """One more than the highest index of an array."""
     default_memory_mb_per_cpu: int = 100
+    network_filesystem: bool = False
+    """Whether the cluster has one, with a mount for each node (see :mod:`slurm.devcluster.network`)."""
     more: tuple[str, ...] = ()
     """Lines to end slurm.conf with, e.g. ``EnforcePartLimits=ALL``."""
 
@@ -86,6 +88,8 @@ class Ports:
     slurmdbd: int
     slurmd: Mapping[str, int]
     """By node name."""
+    filesystem: int = 0
+    """The network filesystem's, where there is one."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,13 @@ _MORE_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/libexec")
 _SLURM = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client"}
 _ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server", "mariadb-install-db": "mariadb-server"}
 
+_NETWORK = {
+    "glusterfs": "glusterfs-client",
+    "glusterfsd": "glusterfs-client",  # of glusterfs-common, which that one brings along
+    "nsenter": "util-linux",
+    "unshare": "util-linux",
+}
+
 
 def search_path() -> str:
     """PATH with the folders of daemons."""
@@ -33,9 +40,9 @@ def program(name: str) -> str:
     return str(found)
 
 
-def check(accounting: bool) -> None:
+def check(accounting: bool, network_filesystem: bool = False) -> None:
     """Raise PackagesMissing, with the command that installs them, unless every program is there."""
-    needed = _SLURM | (_ACCOUNTING if accounting else {})
+    needed = _SLURM | (_ACCOUNTING if accounting else {}) | (_NETWORK if network_filesystem else {})
     packages = dict.fromkeys(package for name, package in needed.items() if find(name) is None)
     if packages:
         raise PackagesMissing(

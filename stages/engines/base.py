@@ -31,6 +31,16 @@ def without_torch(maker: _Maker) -> _Maker:
     return maker
 
 
+def takes_ranks(maker: _Maker) -> _Maker:
+    """Decorator for the ``make_trainer`` of a trainer that several ranks may run together.
+
+    Every rank calls :meth:`Trainer.update`, shares the work with the others by :mod:`stages.ranks`, and all
+    but one return None. Any other trainer is refused where the update is given several ranks.
+    """
+    maker.__dict__["takes_ranks"] = True
+    return maker
+
+
 @dataclass(frozen=True)
 class Limits:
     """What an engine's model can take."""
@@ -298,5 +308,5 @@ class Trainer(ABC):
         alone, with the tokenizer. :func:`stages.training.hash_folders` makes them durable.
 
         Returns:
-            What to commit. None on all ranks but one, if the task has several.
+            What to commit. None on all ranks but one, if the task has several: see :func:`takes_ranks`.
         """

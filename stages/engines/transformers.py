@@ -25,14 +25,14 @@ from stages.ppo.batching import budgeted
 def make_generator(config: Config, directory: str) -> Generator:
     """The policy of ``directory``."""
     rollout, model = config.rollout, config.model
-    loaded = load_causal_lm(directory, rollout.precision, model.trust_remote_code, rollout.device_map)
+    loaded = load_causal_lm(directory, config.rollout_precision, model.trust_remote_code, rollout.device_map)
     return TransformersGenerator(loaded, rollout.tokens_per_batch, model.context_length)
 
 
 def make_scorer(config: Config, directory: str) -> Scorer:
     """The reward model of ``directory``."""
     reward, trust = config.reward, config.model.trust_remote_code
-    loaded = load_reward_model(directory, reward.precision, trust, reward.device_map)
+    loaded = load_reward_model(directory, config.reward_precision, trust, reward.device_map)
     return TransformersScorer(loaded, reward.tokens_per_batch)
 
 

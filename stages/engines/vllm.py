@@ -5,10 +5,8 @@ finished. Tokens go in and come out as ids; vLLM never sees a tokenizer. Nothing
 reach it: one such request fails the whole call, and an id outside the vocabulary leaves the engine hanging.
 """
 
-import importlib.metadata
 import os
-import sys
-import warnings
+import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,11 +24,15 @@ from stages.context import UserError
 from stages.engines import transformers as plain
 from stages.engines.base import Generator, Limits, Request, Response, Sampling, Scorer, Turns
 from stages.engines.compiled import KeptCache, private_cache
+from stages.engines.vllm_setup import cache_key, set_up
 
 _FORMATS = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 _CPU_CACHE_GIB = 1.0
-_PLACES = frozenset({"VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "VLLM_DIST_IDENT"})
-"""Variables that change nothing but where things are."""
+_REFUSAL = re.compile(
+    r"architecture.*support|support.*architecture|no valid attention backend|support.*head_?(dim|size)|"
+    r"head_?(dim|size).*support",
+    re.IGNORECASE,
+)
 
 
 def make_generator(config: Config, directory: str) -> Generator:
@@ -67,16 +69,23 @@ def make_scorer(config: Config, directory: str) -> Scorer:
     try:
         engine, kept = start("reward", config, arguments)
         check_classifies(engine, kept, directory)
+        scorer = VllmScorer(engine, kept, limits, plain.setting_of(described, "pad_token_id"))
+        scorer.try_out(directory)
     except Unsupported as error:
         if not reward.fall_back:
             raise
         print(f"{directory} is scored with transformers: {error}", flush=True)
         return plain.make_scorer(config, directory)
-    return VllmScorer(engine, kept, limits, plain.setting_of(described, "pad_token_id"))
+    return scorer
 
 
 class Unsupported(UserError):
-    """vLLM does not know the model, or not as what it is wanted for."""
+    """vLLM does not know the model, or not as what it is wanted for, or has no kernel for its shape."""
+
+
+def is_refusal(text: str) -> bool:
+    """Whether vLLM says that it has no code for this model, in one of the wordings of its parts."""
+    return _REFUSAL.search(text) is not None
 
 
 def check_classifies(engine: Any, kept: KeptCache, directory: str) -> None:
@@ -117,6 +126,7 @@ def check_gpus(stage: str, given: VllmConfig) -> None:
 def common_arguments(config: Config, stage: str, directory: str, limits: Limits) -> dict[str, Any]:
     """vLLM's EngineArgs for a model of the rollout or the reward stage."""
     section = config.rollout if stage == "rollout" else config.reward
+    precision = config.rollout_precision if stage == "rollout" else config.reward_precision
     given, has_gpu = section.vllm, torch.cuda.is_available()
     cache = given.kv_cache_gib or (None if has_gpu else _CPU_CACHE_GIB)
     arguments = {
@@ -125,7 +135,7 @@ def common_arguments(config: Config, stage: str, directory: str, limits: Limits)
         "trust_remote_code": config.model.trust_remote_code,
         "load_format": "safetensors",
         "use_tqdm_on_load": False,
-        "dtype": _FORMATS[section.precision],
+        "dtype": _FORMATS[precision],
         "seed": 0,  # every request has its own
         "tensor_parallel_size": given.tensor_parallel_size,
         "pipeline_parallel_size": given.pipeline_parallel_size,
@@ -176,10 +186,12 @@ def _started(stage: str, arguments: dict[str, Any]) -> Any:
     try:
         # The defaults of vLLM's own offline class: others take small steps.
         return LLMEngine.from_engine_args(EngineArgs(**arguments), UsageContext.LLM_CLASS)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         text = " ".join(str(error).split())
-        if "rchitecture" in text and "support" in text:
+        if is_refusal(text):
             raise Unsupported(f"{stage}.engine=vllm: {text}; take engine=transformers for it") from error
+        if isinstance(error, RuntimeError):
+            raise
         if "Free memory on device" in text:  # somebody else's, and perhaps only now
             raise RuntimeError(
                 f"{stage}.engine=vllm: another process uses the GPU ({text}); on one machine give "
@@ -189,56 +201,6 @@ def _started(stage: str, arguments: dict[str, Any]) -> Any:
     finally:
         torch.set_num_threads = set_num_threads  # vLLM's worker puts a function there that does nothing
         torch.set_num_threads(threads)
-
-
-def be_quiet() -> None:
-    """Before vLLM is imported: errors only, unless the user's environment asks for more."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.")
-
-
-def set_up(given: VllmConfig) -> None:
-    """What vLLM reads from the environment, most of it while it is imported."""
-    be_quiet()
-    os.environ |= {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process
-        "VLLM_HOST_IP": "127.0.0.1",  # all its workers are on this node
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads
-        # Threads are the stage's num_threads. Left to itself, every task would bind to the same cores.
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(torch.get_num_threads()),
-        # Its files are pickles named by the model's path, which is another for every policy.
-        "VLLM_USE_AOT_COMPILE": "0",
-    }
-    # A port given to all tasks of a node would be fought for; without, each takes a free one.
-    os.environ.pop("VLLM_PORT", None)
-    # Memory that is about to be written need not be filled.
-    torch.utils.deterministic.fill_uninitialized_memory = False
-    # Even eager engines compile a helper, in 20 s on a CPU, for nothing that a short stage would notice.
-    torch._dynamo.config.disable = given.enforce_eager
-    os.environ["TORCH_COMPILE_DISABLE"] = str(int(given.enforce_eager))  # for workers of their own
-
-
-def cache_key(arguments: Mapping[str, Any]) -> str:
-    """What compiled code depends on: versions, settings, environment, processor, the model's shape."""
-    text = (Path(arguments["model"]) / "config.json").read_text()
-    others = sorted((name, str(value)) for name, value in arguments.items() if name != "model")
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    processor = torch.backends.cpu.get_cpu_capability()
-    versions = [torch.__version__, vllm_version(), sys.version]
-    names = [name for name in os.environ if name.startswith(("VLLM_", "TORCH")) and name not in _PLACES]
-    environment = {name: os.environ[name] for name in sorted(names)}
-    return repr([text, others, device, processor, versions, environment])
-
-
-def vllm_version() -> str:
-    """Raises UserError when neither package is installed."""
-    for package in ("vllm", "vllm-cpu"):
-        try:
-            return f"{package} {importlib.metadata.version(package)}"
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    raise UserError("engine=vllm: vLLM is not installed; install slurm-ppo[vllm], or see docs/howto/vllm.md")
 
 
 _WINDOWS = 2
@@ -267,10 +229,22 @@ class _Engine:
         return bool(self._engine.has_unfinished_requests())
 
     def step(self) -> Iterator[tuple[int, Any]]:
-        """Compute one step; what has finished with it."""
-        for output in self._engine.step() if self.is_busy else ():
+        """Compute one step; what has finished with it. Raises Unsupported where no kernel fits the model."""
+        for output in self._stepped() if self.is_busy else ():
             if output.finished:
                 yield self._names.pop(output.request_id), output
+
+    def _stepped(self) -> Sequence[Any]:
+        try:
+            outputs: Sequence[Any] = self._engine.step()
+        except RuntimeError as error:
+            text = " ".join(str(error).split())
+            if is_refusal(text):
+                raise Unsupported(
+                    f"vLLM cannot compute it: {text}; take engine=transformers for it"
+                ) from error
+            raise
+        return outputs
 
     def abort(self) -> None:
         """Throw away what is not finished, and what was computed for it."""
@@ -329,7 +303,7 @@ class VllmGenerator(Generator):
                     open_.add(waiting[0])
                     self._add(waiting[0], requests[waiting.popleft()], sampling)
                 for index, output in self._engine.step():
-                    last[index] = _response(output)
+                    last[index] = _response(output, self._stop_ids(sampling))
                     turns.ended(index, last[index])
                 over = {}
                 for index, request in turns.due(wait=not self._engine.is_busy).items():
@@ -366,9 +340,12 @@ class VllmGenerator(Generator):
             output_kind=RequestOutputKind.FINAL_ONLY,
             detokenize=False,
             ignore_eos=True,
-            stop_token_ids=sorted({*self._own_stop_ids, *sampling.stop_token_ids}),
+            stop_token_ids=sorted(self._stop_ids(sampling)),
         )
         self._engine.add(index, request.prompt_tokens, params)
+
+    def _stop_ids(self, sampling: Sampling) -> set[int]:
+        return {*self._own_stop_ids, *sampling.stop_token_ids}
 
     def close(self) -> None:
         self._engine.close()
@@ -389,12 +366,13 @@ def _sampled(request: Request, sampling: Sampling) -> dict[str, Any]:
     }
 
 
-def _response(output: Any) -> Response:
+def _response(output: Any, stop_ids: Collection[int]) -> Response:
     (written,) = output.outputs
     tokens = list(written.token_ids)
     # Each position has the chosen token, and behind it the likeliest where that is another.
     log_probs = [written.logprobs.logprobs[i] for i in written.logprobs.start_indices]
-    reason = FinishReason.STOP if written.finish_reason == "stop" else FinishReason.LENGTH
+    # Not by vLLM's own reason: some of its versions call it cut when the stop token is the last that fits.
+    reason = FinishReason.STOP if tokens[-1] in stop_ids else FinishReason.LENGTH
     return Response(tokens, log_probs, reason)
 
 
@@ -405,6 +383,18 @@ class VllmScorer(Scorer):
         self._engine = _Engine(engine, kept)
         self._pad = pad
         self.limits = limits
+
+    def try_out(self, directory: str) -> None:
+        """Score one token: only computing shows whether there is a kernel for the model's shape.
+
+        Raises:
+            Unsupported: there is none. The engine is closed.
+        """
+        try:
+            self._score([[0]])
+        except Unsupported as error:
+            self.close()
+            raise Unsupported(f"reward.engine=vllm: {directory}: {error}") from error
 
     def _score(self, sequences: Sequence[Sequence[int]]) -> list[float]:
         from vllm import PoolingParams

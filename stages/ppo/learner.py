@@ -1,11 +1,13 @@
 """One update of a policy and its critic on an iteration's experience (PPO, arXiv 1707.06347)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from pipeline.algorithmconfig import CorrectionLevel, KLPlacement
+from pipeline.config import Config
 from stages import ranks
 from stages.context import Stopwatch
 from stages.models import device
@@ -20,6 +22,7 @@ from stages.ppo.training import (
     Steps,
     is_packed,
     rows_to_learn_from,
+    say,
     split_epoch,
     train,
 )
@@ -70,12 +73,15 @@ def update(
         shortest = sorted(rows, key=lambda row: row.length)[:2]
         check_packing(learner.policy.engine, (shortest[0], shortest[-1]), device())
     with stopwatch.timing("old_log_probs"):
-        old_log_probs, old_values = old_log_probs_and_values(learner, experience, first_epoch)
+        old_log_probs = old_log_probs_of(learner, experience, first_epoch)
+        old_values = old_values_of(learner, experience, first_epoch)
     # 3. rewards per token, advantages, returns, importance weights
     targets = make_targets(config, experience, scores, old_log_probs, old_values, kl_coef)
     # 4. clipped policy and value losses, epochs x mini-batches
     with stopwatch.timing("steps"):
         steps = train(learner, experience, targets, first_epoch, iteration)
+    if steps.log_probs is not None:
+        targets = replace(targets, old_log_probs=ranks.sum_over_ranks(steps.log_probs).cpu())
     num_discarded = total - len(experience)
     return Update(experience, scores, targets, steps, num_discarded, padding_efficiency(first_epoch))
 
@@ -89,19 +95,38 @@ def padding_efficiency(minibatches: Sequence[MiniBatch]) -> float:
     return float(counts[0] / counts[1])
 
 
-def old_log_probs_and_values(
+def old_log_probs_of(
     learner: Learner, experience: Experience, minibatches: Sequence[MiniBatch]
-) -> tuple[Tensor, Tensor | None]:
-    """The trainer's own log-probabilities and values before the first step, [N, T] each.
+) -> Tensor | None:
+    """The trainer's own log-probabilities before the first step, [N, T]; None where that step gives them.
 
     Computed over the very micro-batches of the first epoch, so that its first ratio is exactly 1.
     """
+    if step_gives_old_log_probs(learner.config):
+        say("one step an iteration, and nothing before it needs old log-probabilities: the step gives them")
+        return None
     temperature, policy = learner.config.rollout.temperature, learner.policy.engine
-    log_probs = per_token(experience, minibatches, lambda b: response_log_probs(policy, b, temperature))
+    return per_token(experience, minibatches, lambda b: response_log_probs(policy, b, temperature))
+
+
+def step_gives_old_log_probs(config: Config) -> bool:
+    """Whether an iteration has one step, which starts from the old policy, and what is computed before the
+    step needs no old log-probabilities: neither a KL in the reward nor importance weights.
+    """
+    algorithm, update = config.algorithm, config.update
+    has_penalty = algorithm.kl.coef > 0 and algorithm.kl.placement is KLPlacement.REWARD
+    is_corrected = algorithm.correction.level is not CorrectionLevel.NONE
+    return update.epochs * update.minibatches == 1 and not has_penalty and not is_corrected
+
+
+def old_values_of(
+    learner: Learner, experience: Experience, minibatches: Sequence[MiniBatch]
+) -> Tensor | None:
+    """The critic's values before the first step, [N, T]; None without a critic."""
     if learner.critic is None:
-        return log_probs, None
+        return None
     critic = learner.critic.engine
-    return log_probs, per_token(experience, minibatches, lambda b: response_values(critic, b))
+    return per_token(experience, minibatches, lambda b: response_values(critic, b))
 
 
 @torch.no_grad()

@@ -42,16 +42,20 @@ def token_outputs(
         entropy_grad: and let it have a gradient.
     """
     with_entropy = entropy or entropy_grad
-    log_probs, entropies = _TokenOutputs.apply(logits, positions, tokens, temperature, with_entropy)
-    if not with_entropy:
-        return TokenOutputs(log_probs, None)
-    return TokenOutputs(log_probs, entropies if entropy_grad else entropies.detach())
+    found = _TokenOutputs.apply(logits, positions, tokens, temperature, with_entropy, entropy_grad)
+    return TokenOutputs(found[0], found[1] if with_entropy else None)
 
 
 class _TokenOutputs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, positions: Tensor, tokens: Tensor, temperature: float, with_entropy: bool
+        ctx: Any,
+        logits: Tensor,
+        positions: Tensor,
+        tokens: Tensor,
+        temperature: float,
+        with_entropy: bool,
+        entropy_grad: bool,
     ) -> tuple[Tensor, Tensor]:
         ctx.temperature = temperature
         log_probs = torch.empty(len(tokens), dtype=_precise(logits), device=logits.device)
@@ -60,7 +64,10 @@ class _TokenOutputs(torch.autograd.Function):
             of_all = _log_softmax(logits, positions[piece], temperature)
             log_probs[piece] = of_all.gather(1, tokens[piece, None]).squeeze(1)
             if with_entropy:
-                entropies[piece] = _entropy(of_all)
+                entropies[piece] = _entropy_in_place(of_all)
+        ctx.entropy_grad = entropy_grad
+        if not entropy_grad:
+            ctx.mark_non_differentiable(entropies)
         ctx.save_for_backward(logits, positions, tokens, entropies)
         return log_probs, entropies
 
@@ -70,7 +77,7 @@ class _TokenOutputs(torch.autograd.Function):
         of_log_probs, of_entropies = gradients
         logits, positions, tokens, entropies = ctx.saved_tensors
         wanted = of_log_probs != 0
-        if len(entropies):
+        if ctx.entropy_grad:
             wanted |= of_entropies != 0
         kept = wanted.nonzero().squeeze(1)
         gradient = torch.zeros_like(logits)
@@ -78,13 +85,13 @@ class _TokenOutputs(torch.autograd.Function):
             some = kept[piece]
             probabilities = _log_softmax(logits, positions[some], ctx.temperature)
             weight = -of_log_probs[some, None]
-            if len(entropies):
+            if ctx.entropy_grad:
                 finite = probabilities.clamp(min=torch.finfo(probabilities.dtype).min)
                 weight = weight - of_entropies[some, None] * (finite + entropies[some, None])
             result = probabilities.exp_().mul_(weight)
             result[torch.arange(len(some), device=some.device), tokens[some]] += of_log_probs[some]
             gradient[positions[some]] = result.div_(ctx.temperature).to(gradient.dtype)
-        return gradient, None, None, None, None
+        return gradient, None, None, None, None, None
 
 
 def _precise(logits: Tensor) -> torch.dtype:
@@ -100,7 +107,7 @@ def _log_softmax(logits: Tensor, positions: Tensor, temperature: float) -> Tenso
     return torch.log_softmax(logits[positions].to(_precise(logits)).div_(temperature), dim=-1)
 
 
-def _entropy(log_probs: Tensor) -> Tensor:
-    """[n] of log-probabilities [n, V]."""
-    finite = log_probs.clamp(min=torch.finfo(log_probs.dtype).min)  # 0 times -inf is not a number
+def _entropy_in_place(log_probs: Tensor) -> Tensor:
+    """[n] of log-probabilities [n, V], whose memory it uses."""
+    finite = log_probs.clamp_(min=torch.finfo(log_probs.dtype).min)  # 0 times -inf is not a number
     return -finite.exp().mul_(finite).sum(dim=-1)

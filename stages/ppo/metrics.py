@@ -19,7 +19,7 @@ from stages.ppo.training import Steps
 
 def update_metrics(config: Config, experience: Experience, done: Update) -> dict[str, float]:
     """Everything the update stage reports. ``experience`` is of all responses, also of those left out."""
-    metrics = reward_metrics(config, experience) | response_metrics(config, experience)
+    metrics = reward_metrics(config, experience) | response_metrics(experience)
     metrics["reward/discarded"] = float(done.num_discarded)
     if done.targets is not None:
         mask = done.experience.mask
@@ -58,7 +58,7 @@ def fraction_of_flat_prompts(config: Config, experience: Experience) -> float:
     return len(torch.unique(groups[flat_groups(scores, groups)])) / len(torch.unique(groups))
 
 
-def response_metrics(config: Config, experience: Experience) -> dict[str, float]:
+def response_metrics(experience: Experience) -> dict[str, float]:
     lengths = experience.outcome.lengths
     reasons = Counter(experience.responses["finish_reason"].to_pylist())
     metrics = {
@@ -66,7 +66,7 @@ def response_metrics(config: Config, experience: Experience) -> dict[str, float]
         "response_length/mean": lengths.mean().item(),
         "response_length/min": lengths.min().item(),
         "response_length/max": lengths.max().item(),
-        "response_length/clip_ratio": (lengths >= config.rollout.max_new_tokens).float().mean().item(),
+        "response_length/clip_ratio": reasons[FinishReason.LENGTH] / len(experience),
         "num_turns/mean": pc.mean(experience.responses["num_turns"]).as_py(),
     }
     for reason in FinishReason:
@@ -76,7 +76,7 @@ def response_metrics(config: Config, experience: Experience) -> dict[str, float]
 
 def mean_kl(experience: Experience, targets: Targets | None) -> float | None:
     """KL(policy || reference) per response, summed over its tokens (k1); None when KL is off or unknown."""
-    if experience.reference_log_probs is None or targets is None:
+    if experience.reference_log_probs is None or targets is None or targets.old_log_probs is None:
         return None
     difference = targets.old_log_probs - experience.reference_log_probs
     return float(torch.where(experience.mask, difference, 0.0).sum(dim=1).mean())
@@ -85,6 +85,7 @@ def mean_kl(experience: Experience, targets: Targets | None) -> float | None:
 def kl_metrics(experience: Experience, targets: Targets) -> dict[str, float]:
     """Distance to the reference, and between the generation engine and the trainer."""
     mask = experience.mask
+    assert targets.old_log_probs is not None
     metrics = mismatch_metrics(experience.rollout_log_probs, targets.old_log_probs, mask)
     if targets.weights is not None:
         metrics["correction/weight_mean"] = float(masked_mean(targets.weights, mask))

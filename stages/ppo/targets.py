@@ -41,7 +41,8 @@ class Targets:
 
     mask: Tensor
     """True where the policy wrote the token."""
-    old_log_probs: Tensor
+    old_log_probs: Tensor | None
+    """None until the step has computed them, where it gives them itself."""
     old_values: Tensor | None
     advantages: Tensor
     returns: Tensor | None
@@ -66,13 +67,14 @@ def shape(config: Config, experience: Experience, moments: RunningMoments) -> Sc
 
 
 def token_rewards(
-    config: Config, experience: Experience, scores: Tensor, old_log_probs: Tensor, kl_coef: float
+    config: Config, experience: Experience, scores: Tensor, old_log_probs: Tensor | None, kl_coef: float
 ) -> Tensor:
     """[N, T]: the response's score at its last token, less the KL penalty at every token."""
     kl, mask = config.algorithm.kl, experience.mask
-    rewards = torch.zeros_like(old_log_probs)
+    rewards = torch.zeros_like(experience.rollout_log_probs)
     if experience.reference_log_probs is not None and kl.placement is KLPlacement.REWARD:
-        penalty = kl_per_token(old_log_probs, experience.reference_log_probs, kl.estimator)
+        assert old_log_probs is not None
+        penalty = kl_per_token(old_log_probs, experience.reference_log_probs, kl.per_token)
         rewards = torch.where(mask, -kl_coef * penalty, 0.0)
     columns = torch.arange(rewards.shape[1])
     last = torch.where(mask, columns, -1).amax(dim=1)
@@ -85,7 +87,7 @@ def make_targets(
     config: Config,
     experience: Experience,
     scores: Scores,
-    old_log_probs: Tensor,
+    old_log_probs: Tensor | None,
     old_values: Tensor | None,
     kl_coef: float,
 ) -> Targets:
@@ -97,6 +99,7 @@ def make_targets(
     advantages, returns = estimate(config, experience, rewards, scores, old_values)
     weights = None
     if algorithm.correction.level is not CorrectionLevel.NONE:
+        assert old_log_probs is not None
         log_ratio = old_log_probs - experience.rollout_log_probs
         weights = importance_weights(log_ratio, experience.mask, algorithm.correction)
     reference = None

@@ -23,7 +23,7 @@ from pipeline.export import ADAPTER
 from pipeline.updateconfig import Precision, Schedule, UpdateConfig
 from stages import ranks
 from stages.context import NumericalError
-from stages.models import DTYPES, remove_dropout
+from stages.models import DTYPES, switch_off_chance
 from stages.ppo.lora import (
     adapted_layers,
     factors,
@@ -81,7 +81,6 @@ class Trainer:
 
         if config.precision is Precision.FP16:
             permit_fp16_on_cpu()
-        remove_dropout(model)
         if config.activation_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self.name = name
@@ -98,7 +97,7 @@ class Trainer:
             dist_init_required=False,
         )
         self.model: PreTrainedModel = self.engine.module
-        self.engine.train()
+        switch_off_chance(self.model)
         if config.precision is Precision.FP16:  # else DeepSpeed ends the run
             self.engine.optimizer.loss_scaler.raise_error_at_min_scale = False
         self.steps = 0

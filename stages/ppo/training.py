@@ -14,7 +14,7 @@ from stages.context import NumericalError
 from stages.models import device
 from stages.ppo.batching import MicroBatch, micro_batches_of_rank
 from stages.ppo.experience import Experience
-from stages.ppo.forward import gather_rows, policy_outputs, response_values
+from stages.ppo.forward import gather_rows, policy_outputs, response_values, scatter_rows
 from stages.ppo.kl import kl_loss_per_token
 from stages.ppo.losses import Counts, aggregate, policy_loss, value_loss
 from stages.ppo.masked import masked_sum
@@ -130,13 +130,16 @@ class Steps:
     rate: float = 0.0
     """Learning rate of the policy's last step."""
     first_ratio_error: float | None = None
-    """Largest |ratio - 1| in the first mini-batch, before any step: 0 unless old and new disagree."""
+    """Largest |ratio - 1| in the first mini-batch, before any step: 0 unless old and new disagree. None where
+    there is nothing to compare: the step gives the old ones itself."""
     skipped: list[str] = field(default_factory=list)
     """Why mini-batches were skipped; those at which fp16 lowered its loss scale are not among them."""
     overflows: int = 0
     """Steps at which fp16 lowered its loss scale."""
     is_stopped: bool = False
     """Ended by target_kl."""
+    log_probs: Tensor | None = None
+    """[N, T] of this rank's rows before the only step; None where they were known before."""
 
 
 def split_epoch(config: Config, experience: Experience, iteration: int, epoch: int) -> list[MiniBatch]:
@@ -183,12 +186,14 @@ def train(
     """
     config, steps = learner.config, Steps()
     per_token = targets.to(device())
+    if targets.old_log_probs is None:
+        steps.log_probs = torch.zeros_like(experience.rollout_log_probs, device=device())
     for place, batch in all_minibatches(config, experience, first_epoch, iteration):
         counts = Counts.of(experience.mask[list(batch.rows)], config.rollout.max_new_tokens)
         # 1. gradients of all micro-batches, and what they show
-        tally = accumulate(learner, per_token, batch, counts)
+        tally = accumulate(learner, per_token, batch, counts, steps.log_probs)
         sums, problem = tally.reduced(), ranks.first_of(problem_of(tally, experience, place))
-        if steps.first_ratio_error is None and not problem:
+        if steps.first_ratio_error is None and steps.log_probs is None and not problem:
             steps.first_ratio_error = float(ranks.max_over_ranks(tally.ratio_error))
         # 2. a step, unless something speaks against it
         if problem:
@@ -218,13 +223,19 @@ def all_minibatches(
             yield Place(iteration, epoch, number), batch
 
 
-def accumulate(learner: Learner, targets: Targets, batch: MiniBatch, counts: Counts) -> Tally:
-    """Forward and backward over the micro-batches; the gradients wait for a step or for being discarded."""
+def accumulate(
+    learner: Learner, targets: Targets, batch: MiniBatch, counts: Counts, log_probs: Tensor | None = None
+) -> Tally:
+    """Forward and backward over the micro-batches; the gradients wait for a step or for being discarded.
+
+    Args:
+        log_probs: [N, T] to write the policy's into.
+    """
     tally = Tally()
     for number, micro in enumerate(batch.micro_batches):
         is_last = number == len(batch.micro_batches) - 1
         on_device = micro.to(device())
-        loss = policy_part(learner, targets, on_device, counts, tally)
+        loss = policy_part(learner, targets, on_device, counts, tally, log_probs)
         learner.policy.backward(loss, is_last)
         if learner.critic:
             loss = critic_part(learner, targets, on_device, counts, tally)
@@ -233,22 +244,32 @@ def accumulate(learner: Learner, targets: Targets, batch: MiniBatch, counts: Cou
 
 
 def policy_part(
-    learner: Learner, targets: Targets, batch: MicroBatch, counts: Counts, tally: Tally
+    learner: Learner,
+    targets: Targets,
+    batch: MicroBatch,
+    counts: Counts,
+    tally: Tally,
+    found: Tensor | None = None,
 ) -> Tensor:
-    """Policy loss of one micro-batch, as its share of the mini-batch's loss."""
+    """Policy loss of one micro-batch, as its share of the mini-batch's loss; its log-probabilities go into
+    ``found`` [N, T], and are the old ones where there are no others."""
     algorithm = learner.config.algorithm
     temperature, has_bonus = learner.config.rollout.temperature, algorithm.entropy_coef > 0
     outputs = policy_outputs(learner.policy.engine, batch, temperature, entropy=True, entropy_grad=has_bonus)
     log_probs, entropy = outputs.log_probs, outputs.entropy
     if batch.is_dummy:
         return no_loss(log_probs)
-    mask, old = gather_rows(targets.mask, batch), gather_rows(targets.old_log_probs, batch)
+    if found is not None:
+        scatter_rows(found, batch, log_probs)
+    mask, old = gather_rows(targets.mask, batch), log_probs.detach()
+    if targets.old_log_probs is not None:
+        old = gather_rows(targets.old_log_probs, batch)
     weights = None if targets.weights is None else gather_rows(targets.weights, batch)
     result = policy_loss(log_probs, old, gather_rows(targets.advantages, batch), algorithm, weights)
     per_token = result.loss - algorithm.entropy_coef * entropy
     if targets.reference_log_probs is not None:
         reference = gather_rows(targets.reference_log_probs, batch)
-        kl = kl_loss_per_token(log_probs, reference, algorithm.kl.estimator, algorithm.kl.straight_through)
+        kl = kl_loss_per_token(log_probs, reference, algorithm.kl.per_token, algorithm.kl.straight_through)
         per_token = per_token + targets.kl_coef * kl
         tally.add("kl_loss", kl, mask)
     with torch.no_grad():

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from pipeline.algorithmconfig import Estimator, KLConfig, KLController
 from pipeline.commits import FileEntry
+from pipeline.durable import read_shared
 from stages import ranks
 from stages.context import Context, Result
-from stages.models import load_causal_lm, load_critic
+from stages.critics import load_critic
+from stages.models import load_causal_lm
 from stages.ppo.experience import Experience, build_experience
 from stages.ppo.kl import next_kl_coef
 from stages.ppo.learner import Update
@@ -131,7 +133,7 @@ def resumed(state: TrainerState, kl: KLConfig) -> TrainerState:
 
 
 def read_state(folder: Path) -> TrainerState:
-    given = json.loads((folder / "state.json").read_text())
+    given = json.loads(read_shared(folder / "state.json"))
     return TrainerState(**given | {"rewards": RunningMoments(**given["rewards"])})
 
 

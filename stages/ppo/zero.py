@@ -41,8 +41,10 @@ def engine_settings(config: UpdateConfig, num_parameters: int) -> dict[str, Any]
         case Precision.FP16:
             settings["fp16"] = {"enabled": True, "hysteresis": 1}
     if config.precision is not Precision.FP32:
-        # In bf16 the sum of a thousand micro-batches loses two thirds of the gradient's norm.
+        # In bf16 the sum of a thousand micro-batches loses two thirds of the gradient's norm, and that of
+        # many ranks loses as well.
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
+        settings["communication_data_type"] = "fp32"
     return settings
 
 

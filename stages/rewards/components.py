@@ -1,6 +1,5 @@
 """Scores of each component for a table of responses."""
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,14 +9,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.data import Message, read_prompts, summarize
+from pipeline.promptchecks import prompt_text
 from pipeline.rewardconfig import Component, NormalizationConfig, RewardModelConfig, RuleConfig
 from pipeline.schemas import RESERVED_COLUMNS
 from pipeline.tasks import PREPARE, Stage
-from stages.chat import prompt_text
+from stages.chat import REFUSALS, messages_json
 from stages.context import Context, NumericalError, UserError
 from stages.engines import engine, make_scorer
 from stages.engines.base import Scorer, problem_of
-from stages.rewards.rows import conversation_ids, conversation_texts, name_of, token_ids
+from stages.rewards.rows import conversation_ids, name_of, token_ids, tokenized_conversations
 from stages.rewards.rules import rule_scores
 from stages.tokenizers import load_tokenizer
 
@@ -108,20 +108,26 @@ class RewardModel:
         if self._shares_tokens:
             columns = rows["prompt_tokens"].to_pylist(), rows["response_tokens"].to_pylist()
             return [p + r for p, r in zip(*columns, strict=True)]
-        return [conversation_ids(self._tokenizer, *texts) for texts in conversation_texts(rows)]
+        return tokenized_conversations(self._tokenizer, rows, f"reward model {self._config.path}")
 
     def score_texts(self, prompts: list[str | tuple[Message, ...]], responses: list[str]) -> list[float]:
         """Raw scores of prompts and responses given as text, over the tokens that a rollout of them has."""
         tokens = []
-        for prompt, response in zip(prompts, responses, strict=True):
-            if self._shares_tokens:
-                tokens.append(self._as_rolled_out(prompt, response))
-            elif isinstance(prompt, str):
-                tokens.append(conversation_ids(self._tokenizer, prompt, None, response))
-            else:
-                messages = json.dumps([{"role": m.role, "content": m.content} for m in prompt])
-                tokens.append(conversation_ids(self._tokenizer, "", messages, response))
+        for index, texts in enumerate(zip(prompts, responses, strict=True)):
+            try:
+                tokens.append(self._sample_ids(*texts))
+            except REFUSALS as error:
+                raise UserError(
+                    f"the chat template of {self._config.path} refuses reference sample {index}: {error}"
+                ) from error
         return self._score_tokens(tokens)
+
+    def _sample_ids(self, prompt: str | tuple[Message, ...], response: str) -> list[int]:
+        if self._shares_tokens:
+            return self._as_rolled_out(prompt, response)
+        if isinstance(prompt, str):
+            return conversation_ids(self._tokenizer, prompt, None, response)
+        return conversation_ids(self._tokenizer, "", messages_json(prompt), response)
 
     def _as_rolled_out(self, prompt: str | tuple[Message, ...], response: str) -> list[int]:
         """The policy's own ids: prompt, response and the token that ends it."""
@@ -183,6 +189,7 @@ def statistics(
         prompt_column=data.prompt_column,
         id_column=None,
         split=data.split,
+        columns=None if data.columns is None else [norm.response_column],
         reserved=RESERVED_COLUMNS,
     )
     key = f"reward.components.{name}.normalization.reference_samples={samples}"

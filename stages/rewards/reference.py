@@ -22,8 +22,8 @@ def reference_log_probs(context: Context, rows: pa.Table) -> list[list[float] | 
     reward, trust = config.reward, config.model.trust_remote_code
     model = engine(
         "reference",
-        (directory, reward.precision, reward.device_map),
-        lambda: load_causal_lm(directory, reward.precision, trust, reward.device_map),
+        (directory, config.reward_precision, reward.device_map),
+        lambda: load_causal_lm(directory, config.reward_precision, trust, reward.device_map),
     )
     prompts, responses = rows["prompt_tokens"].to_pylist(), rows["response_tokens"].to_pylist()
     sequences = [Row(p, r) for p, r in zip(prompts, responses, strict=True)]

@@ -17,7 +17,7 @@ from pipeline.plugincalls import is_finite_number
 from pipeline.rewardconfig import RemoteApi, RemoteConfig
 from stages.context import Context, UserError
 from stages.rewards.posting import RemoteFailed, Request, Service
-from stages.rewards.rows import conversation_ids, conversation_texts, name_of, rule_inputs
+from stages.rewards.rows import name_of, rule_inputs, tokenized_conversations
 from stages.tokenizers import load_tokenizer
 
 _ROWS_PER_REQUEST = 32
@@ -103,7 +103,7 @@ def classify_question(context: Context, config: RemoteConfig, rows: pa.Table) ->
         texts = [prompt + response for prompt, response in pairs]
         return Question(lambda part: {"input": texts[part], "use_activation": False})
     tokenizer = load_tokenizer(context.source(config.tokenizer), context.config.model)
-    ids = [conversation_ids(tokenizer, *texts) for texts in conversation_texts(rows)]
+    ids = tokenized_conversations(tokenizer, rows, f"tokenizer={config.tokenizer} of {config.url}")
     limit = config.max_model_len
     cut = [row[-limit:] if limit else row for row in ids]
     num_truncated = sum(len(row) > len(kept) for row, kept in zip(ids, cut, strict=True))

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pipeline.schemas import extra_columns
+from stages.chat import REFUSALS
+from stages.context import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,6 +27,29 @@ def rule_inputs(rows: pa.Table) -> dict[str, list[Any]]:
 def name_of(rows: pa.Table, index: int) -> str:
     """A row as errors name it."""
     return f"prompt_id {rows['prompt_id'][index]}, sample {rows['sample_index'][index]}"
+
+
+def tokenized_conversations(
+    tokenizer: "PreTrainedTokenizerBase", rows: pa.Table, key: str
+) -> list[list[int]]:
+    """Per row of a rollout table: the ids of :func:`conversation_ids`.
+
+    Args:
+        key: of the configuration with its value, that names the tokenizer.
+
+    Raises:
+        UserError: the chat template refuses a row's conversation. Prompts alone were tried by prepare.
+    """
+    found = []
+    for index, texts in enumerate(conversation_texts(rows)):
+        try:
+            found.append(conversation_ids(tokenizer, *texts))
+        except REFUSALS as error:
+            raise UserError(
+                f"{key}: its chat template refuses {name_of(rows, index)}: {error}; change the template, or "
+                "what rollout.multi_turn adds to conversations"
+            ) from error
+    return found
 
 
 def conversation_texts(rows: pa.Table) -> Iterator[tuple[Any, ...]]:

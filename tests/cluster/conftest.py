@@ -3,14 +3,31 @@
 import os
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cluster.scenario import Cli, Runs
-from slurm.devcluster import Cluster, Layout, PackagesMissing, start
+from slurm.devcluster import Cluster, DevclusterError, Layout, PackagesMissing, network, programs, start
 
 OwnCluster = Callable[..., Cluster]
+
+
+def without_network() -> str:
+    """Why the clusters of this session have no network filesystem; empty where they have one."""
+    if os.environ.get("TEST_FILESYSTEM") == "local":
+        return "TEST_FILESYSTEM=local asks for the local disk"
+    try:
+        programs.check(accounting=False, network_filesystem=True)
+        network.check()
+    except DevclusterError as error:
+        return str(error)
+    return ""
+
+
+NETWORK = "CI" in os.environ or not without_network()
+"""Whether clusters have a network filesystem. In CI one that cannot be had is a failure."""
 
 
 def _start(folder: Path, layout: Layout | None = None, accounting: bool = False) -> Cluster:
@@ -25,7 +42,7 @@ def _start(folder: Path, layout: Layout | None = None, accounting: bool = False)
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Without accounting. Every node must be idle again after a test."""
-    running = _start(tmp_path_factory.mktemp("cluster"))
+    running = _start(tmp_path_factory.mktemp("cluster"), Layout(network_filesystem=NETWORK))
     yield running
     running.stop()
 
@@ -33,17 +50,26 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def cluster_with_accounting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """``sacct`` answers. Every node must be idle again after a test."""
-    running = _start(tmp_path_factory.mktemp("accounting"), accounting=True)
+    layout = Layout(network_filesystem=NETWORK)
+    running = _start(tmp_path_factory.mktemp("accounting"), layout, accounting=True)
     yield running
     running.stop()
 
 
 @pytest.fixture
-def own_cluster(tmp_path: Path) -> Iterator[OwnCluster]:
-    """Start clusters that a test may break: ``own_cluster(Layout(...), accounting=True)``."""
+def own_cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[OwnCluster]:
+    """Start clusters that a test may break: ``own_cluster(Layout(...), accounting=True)``.
+
+    Every other round of those that are disturbed at random has its runs on the local disk.
+    """
+    call = getattr(request.node, "callspec", None)
+    is_local = call is not None and call.params.get("chance", 0) % 2 == 1
     started: list[Cluster] = []
 
-    def bring_up(layout: Layout | None = None, accounting: bool = False) -> Cluster:
+    def bring_up(layout: Layout | None = None, accounting: bool = False, has_runs: bool = False) -> Cluster:
+        """``has_runs``: on a network filesystem, where this machine can have one."""
+        if has_runs and NETWORK and not is_local:
+            layout = replace(layout or Layout(), network_filesystem=True)
         running = _start(tmp_path / f"cluster{len(started)}", layout, accounting)
         started.append(running)
         return running

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from benchmarks.noop import write_noops
 from pipeline.checks import resolve
 from pipeline.compose import compose
 from slurm.devcluster import Cluster
+from slurm.sharedfiles import is_there, read_newest, read_shared
 from tests import light
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -93,7 +95,7 @@ class SlurmRun:
 
     @property
     def id(self) -> str:
-        return json.loads((self.root / "run.json").read_text())["id"]
+        return json.loads(read_shared(self.root / "run.json"))["id"]
 
     def jobs(self, state: str = "") -> list[Job]:
         """Jobs of the run that wait or run, all or those in a state."""
@@ -105,7 +107,7 @@ class SlurmRun:
         return list(arrays.values())
 
     def _queue(self, *filters: str) -> list[Job]:
-        if not (self.root / "run.json").exists():
+        if not is_there(self.root / "run.json"):
             return []
         shown = self.cluster.call("squeue", "-h", "-o", "%i|%j|%T|%r|%N|%P", *filters)
         assert shown.returncode == 0, shown.stderr
@@ -146,7 +148,7 @@ class SlurmRun:
         return read_record(self.root, iteration, stage, shard)
 
     def has_committed(self, iteration: int, stage: str, shard: int = 0) -> bool:
-        return record_path(self.root, iteration, stage, shard).exists()
+        return is_there(record_path(self.root, iteration, stage, shard))
 
     def logs(self, pattern: str) -> dict[str, str]:
         """Logs by their names below logs/, e.g. of ``00001-rollout/*/*``."""
@@ -171,6 +173,11 @@ class SlurmRun:
         return "\n".join(parts)
 
 
+def room_on(cluster: Cluster, otherwise: Path) -> Path:
+    """A new folder for runs on the cluster's network filesystem, or ``otherwise`` if it has none."""
+    return Path(tempfile.mkdtemp(dir=cluster.shared)) if cluster.shared else otherwise
+
+
 def notable(log: str) -> str:
     """What a daemon says of jobs and of errors, of late."""
     said = [line for line in log.splitlines() if re.search("job|error|exit|down|drain|signal", line, re.I)]
@@ -178,7 +185,7 @@ def notable(log: str) -> str:
 
 
 def read_record(run: Path, iteration: int, stage: str, shard: int = 0) -> dict:
-    return json.loads(record_path(run, iteration, stage, shard).read_text())
+    return json.loads(read_shared(record_path(run, iteration, stage, shard)))
 
 
 def record_path(run: Path, iteration: int, stage: str, shard: int) -> Path:
@@ -209,7 +216,7 @@ def wait_for(found: Callable, what: str, limit: float):
 
 
 def read_lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [json.loads(line) for line in read_newest(path).splitlines()] if is_there(path) else []
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from cluster import scenario
-from cluster.scenario import CPU_ONLY, Job, SlurmRun, kill_job, policy_of, processes_of, take
+from cluster.scenario import CPU_ONLY, Job, SlurmRun, kill_job, policy_of, processes_of, room_on, take
 from slurm.devcluster import Cluster, Layout, Partition
 from slurm.devcluster.layout import PARTITIONS
+from slurm.sharedfiles import read_newest
 
 SHIMS = Path(__file__).parent / "shims"
 AT_WORK = [*take("0.4", "rollout", "reward"), *take("1.6", "update")]
@@ -59,7 +60,7 @@ def too_slow(cluster, make_run, tmp_path_factory) -> SlurmRun:
     """Its first rollouts take longer than they may, which Slurm finds after a minute or two."""
     slow = 'case $SLURM_JOB_NAME in *.rollout.1.*) export LIGHT_SECONDS="0 0 1000";; esac'
     limits = ["scheduler.rollout.time='0:01:00'", "scheduler.rollout.signal=5"]
-    root = tmp_path_factory.mktemp("too_slow") / "run"
+    root = room_on(cluster, tmp_path_factory.mktemp("too_slow")) / "run"
     run = make_run(cluster, root, "iterations=1", *limits, f"scheduler.rollout.setup=['{slow}']", *CPU_ONLY)
     run.submit()
     return run
@@ -72,7 +73,7 @@ def always_raising(cluster, make_run, tmp_path_factory) -> SlurmRun:
     (folder / "my_wrong_rules.py").write_text("def score(**columns):\n    raise KeyError('my own mistake')\n")
     rule = "+reward.components.mine={kind: rule, function: 'my_wrong_rules:score', trial: false}"
     words = ["iterations=1", "rollout.num_shards=1", "scheduler.max_attempts=2", rule, *CPU_ONLY]
-    run = make_run(cluster, folder / "run", *words, folder=folder)
+    run = make_run(cluster, room_on(cluster, folder) / "run", *words, folder=folder)
     run.submit()
     return run
 
@@ -85,7 +86,7 @@ def with_low_priority(own_cluster) -> Cluster:
     """A cluster where jobs of rollout-low lose their place at once."""
     low = Partition("rollout-low", ("rollout0",), preemptible=True)
     partitions = tuple(low if partition.name == low.name else partition for partition in PARTITIONS)
-    return own_cluster(Layout(partitions=partitions))
+    return own_cluster(Layout(partitions=partitions), has_runs=True)
 
 
 @pytest.mark.soak
@@ -94,7 +95,8 @@ def test_jobs_are_preempted_cancelled_requeued_and_killed(
 ):
     """Where there is no accounting. A driver job that would repair the first iteration is killed too."""
     low, go = "scheduler.rollout.partition=rollout-low", tmp_path / "go"
-    run = make_run(with_low_priority, tmp_path / "run", *AT_WORK, low, gate("update", go))
+    root = room_on(with_low_priority, tmp_path) / "run"
+    run = make_run(with_low_priority, root, *AT_WORK, low, gate("update", go))
     go.touch()
     run.submit()
     assert run.cluster.call("sacct").returncode != 0
@@ -157,9 +159,10 @@ def take_the_place_of(run: SlurmRun, job: Job) -> None:
 
 def test_a_node_is_lost_and_another_goes_on_unseen(own_cluster, make_run, complete_run, tmp_path):
     """Of the second only the daemon dies: its task and the copy elsewhere both run to their ends."""
+    cluster = own_cluster(Layout(slurmd_timeout=5, more=("MessageTimeout=5",)), has_runs=True)
     run = make_run(
-        own_cluster(Layout(slurmd_timeout=5, more=("MessageTimeout=5",))),
-        tmp_path / "run",
+        cluster,
+        room_on(cluster, tmp_path) / "run",
         *("iterations=1", "scheduler.rollout.partition=all", "scheduler.rollout.gpus_per_node=2"),
         *take("0.5", "rollout"),
         gate("rollout", tmp_path / "go"),
@@ -210,8 +213,8 @@ def is_python(pid: int) -> bool:
 @pytest.mark.soak
 def test_a_controller_that_forgets_the_last_seconds(own_cluster, make_run, chance, tmp_path):
     """It saves its state every few seconds. What is lost now is everything that would go on by itself."""
-    cluster = own_cluster()
-    run = make_run.of_noops(cluster, tmp_path / "run")
+    cluster = own_cluster(has_runs=True)
+    run = make_run.of_noops(cluster, room_on(cluster, tmp_path) / "run")
     state, saved = cluster.folder / "state", tmp_path / "saved"
     shutil.copytree(state, saved)
     run.submit()
@@ -259,7 +262,7 @@ def assert_one_job_for_each_name(run: SlurmRun) -> None:
 @pytest.mark.parametrize(("fault", "times"), [("answer-lost", 5), ("request-lost", 1)])
 def test_sbatch_times_out(cluster, make_run, chance, tmp_path, fault, times):
     """Jobs that were accepted all the same are found by their names, the others submitted again."""
-    run = make_run.of_noops(cluster, tmp_path / "run")
+    run = make_run.of_noops(cluster, room_on(cluster, tmp_path) / "run")
     run = behind_shim(run, fault, after=chance.randrange(10), times=times)
     run.submit()
     run.wait_until_complete()
@@ -272,9 +275,9 @@ def test_sbatch_times_out(cluster, make_run, chance, tmp_path, fault, times):
 @pytest.mark.soak
 def test_submit_is_killed_beside_sbatch(cluster, make_run, chance, tmp_path):
     """Before or after Slurm took the job, whose id is not noted yet in either case."""
-    runs = []
+    runs, room = [], room_on(cluster, tmp_path)
     for fault in ("killed-before", "killed-after"):
-        run = make_run.of_noops(cluster, tmp_path / fault, "iterations=1")
+        run = make_run.of_noops(cluster, room / fault, "iterations=1")
         runs.append(behind_shim(run, fault, after=chance.randrange(7), times=1))
         assert runs[-1].command("submit", *run.words).returncode == -9
     for run in runs:
@@ -304,7 +307,7 @@ def test_a_cancelled_run_goes_on_while_accounting_is_away(
 ):
     """The user's other jobs are left alone."""
     cluster = accounting_away
-    run = make_run(cluster, tmp_path / "run", "iterations=1", *AT_WORK)
+    run = make_run(cluster, room_on(cluster, tmp_path) / "run", "iterations=1", *AT_WORK)
     run.submit()
     assert cluster.call("sacct").returncode != 0
     other = cluster.call("sbatch", "--parsable", "-o/dev/null", "--wrap", "sleep 1000").stdout.strip()
@@ -326,13 +329,14 @@ def test_a_cancelled_run_goes_on_while_accounting_is_away(
 
 
 def has_failed(run: SlurmRun) -> bool:
-    return json.loads((run.root / "slurm" / "control.json").read_text())["has_failed"]
+    return json.loads(read_newest(run.root / "slurm" / "control.json"))["has_failed"]
 
 
 def test_a_model_that_was_changed_stops_the_run_at_once(cluster, inputs, make_run, complete_run, tmp_path):
     own = shutil.copytree(inputs / "policy", tmp_path / "policy")
     words = ["iterations=1", f"model.policy={own}"]
-    run = make_run(cluster, tmp_path / "run", *words, gate("rollout", tmp_path / "go"))
+    root = room_on(cluster, tmp_path) / "run"
+    run = make_run(cluster, root, *words, gate("rollout", tmp_path / "go"))
     run.submit()
     run.wait_for_job("rollout")
     weights = own / "model.safetensors"
@@ -349,6 +353,33 @@ def test_a_model_that_was_changed_stops_the_run_at_once(cluster, inputs, make_ru
     resumed = run.command("resume", run.root)
     assert resumed.returncode == 0, resumed.stderr
     assert_same_policy(run, complete_run)
+
+
+def test_a_folder_that_cannot_be_written_empties_no_queue(cluster, make_run, complete_run, tmp_path):
+    """As on a full disk: driver jobs whose passes fail wait in the queue once more, which needs no file."""
+    room = room_on(cluster, tmp_path)
+    run = make_run(cluster, room / "run", "iterations=1", gate("rollout", tmp_path / "go"))
+    run.submit()
+    run.wait_for_job("rollout")
+    locks, aside = run.root / "locks", room / "locks"
+    locks.rename(aside)
+    locks.write_text("in the place of a folder")
+    (tmp_path / "go").touch()
+
+    run.wait_for(lambda: run.has_committed(1, "update"), "the update, which needs no driver")
+    run.wait_for(lambda: run.events("pass_failed"), "a pass that fails")
+    status = run.command("status", run.root).stdout
+    assert "a driver's pass failed" in status, status
+    run.wait_for(
+        lambda: [job for job in run.jobs("PENDING") if job.stage == "driver" and job.reason == "BeginTime"],
+        "its job in the queue again",
+    )
+    locks.unlink()
+    aside.rename(locks)
+    run.wait_until_complete()
+    assert_same_policy(run, complete_run)
+    assert len(run.events("pass_recovered")) == 1
+    assert any("tries again" in log for log in run.logs("*-driver/*/*").values())
 
 
 # --- the runs that were submitted first ---

@@ -8,12 +8,12 @@ import tiny
 from benchmarks.noop import make_record
 from benchmarks.slurm_scale import timed_pass
 from cluster import scenario
-from cluster.scenario import kill_job
+from cluster.scenario import kill_job, room_on
 from pipeline.checks import resolve
 from pipeline.commits import publish
 from pipeline.compose import compose
 from pipeline.runqueue import cancel_all
-from pipeline.runs import create_run
+from pipeline.runs import create_run, load_run
 from pipeline.submissions import begin_call
 from pipeline.tasks import PREPARE, Stage, Task
 
@@ -28,7 +28,8 @@ POOLS = [
 
 def test_a_run_goes_on_by_itself_and_leaves_nothing_behind(cluster, make_run, tmp_path):
     # An iteration takes longer than a driver job, which would else have another submitted beside it.
-    run = make_run.of_noops(cluster, tmp_path / "run", f"iterations={ITERATIONS}", seconds=1.5)
+    root = room_on(cluster, tmp_path) / "run"
+    run = make_run.of_noops(cluster, root, f"iterations={ITERATIONS}", seconds=1.5)
     run.submit()
     run.wait_until_complete()
     assert [row["iteration"] for row in run.rows()] == list(range(1, ITERATIONS + 1))
@@ -46,12 +47,26 @@ def test_a_run_goes_on_by_itself_and_leaves_nothing_behind(cluster, make_run, tm
     assert not run.events("rewired")
 
 
+def test_of_two_people_who_submit_at_once_one_is_refused(cluster, make_run, tmp_path):
+    """With other settings each; what the second typed leaves no trace in the first one's run."""
+    run = make_run.of_noops(cluster, tmp_path / "run", "iterations=1")
+    typed = [run.begin("submit", *run.words, f"seed={seed}") for seed in (5, 6)]
+    said = [call.communicate(timeout=120)[1] for call in typed]
+    assert sorted(call.returncode for call in typed) == [0, 2], said
+    winner = [call.returncode for call in typed].index(0)
+    assert "already" in said[1 - winner]
+    run.wait_until_complete()
+    assert load_run(run.root).config.seed == 5 + winner
+    names = [job.name for job in run.jobs_ever()]
+    assert len(names) == len(set(names))
+
+
 @pytest.mark.soak
 def test_whatever_happens_to_jobs_the_run_ends(cluster, make_run, chance, tmp_path):
     """Elements are cancelled, killed and requeued at random, driver jobs too."""
     run = make_run.of_noops(
         cluster,
-        tmp_path / "run",
+        room_on(cluster, tmp_path) / "run",
         f"iterations={ITERATIONS}",
         "rollout.num_shards=4",
         "scheduler.max_attempts=20",

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import tiny
 
-from cluster.scenario import take
+from cluster.conftest import NETWORK
+from cluster.scenario import room_on, take
 from slurm.devcluster import Cluster
 
 Answer = subprocess.CompletedProcess[str]
@@ -48,7 +49,7 @@ def runs(
     slurm_ppo: Callable[..., Answer],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Runs:
-    folder = tmp_path_factory.mktemp("people")
+    folder = room_on(cluster_with_accounting, tmp_path_factory.mktemp("people"))
 
     def ask(*arguments: object) -> Answer:
         return slurm_ppo(
@@ -162,6 +163,8 @@ def test_the_doctor_looks_at_a_run_its_cluster_and_its_nodes(runs):
         r"ok +commits at hand: 1 of 1 iterations are done",
     ):
         assert re.search(rf"^  {said}", done.stdout, re.MULTILINE), done.stdout
+    if NETWORK:
+        assert "is on fuse.glusterfs, mounted at" in " ".join(done.stdout.split())
     assert done.stdout.splitlines()[-2:] == [
         "0 problems, 0 warnings",
         f"next: slurm-ppo status {runs.good}",

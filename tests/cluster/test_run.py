@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from cluster import scenario
-from cluster.scenario import CPU_ONLY, SlurmRun, policy_of, processes_of, results_of, take
+from cluster.scenario import CPU_ONLY, SlurmRun, policy_of, processes_of, results_of, room_on, take
 from tests import light
 
 SHARDS = 2
@@ -39,7 +39,7 @@ def submitted(cluster, make_real_run, tmp_path_factory) -> SlurmRun:
         "rows_per_call: shard, trial: false}",
         "scheduler.rollout.gpus_per_node=2",
     ]
-    run = make_real_run(cluster, folder / "run", *words, folder=folder)
+    run = make_real_run(cluster, room_on(cluster, folder) / "run", *words, folder=folder)
     run.submit()
     assert not scenario.outside_slurm(str(run.root))
     run.wait_until_complete()
@@ -62,7 +62,7 @@ def test_a_shard_is_scored_while_another_is_generated(submitted):
 
 
 def test_reward_tasks_see_a_gpu_of_the_reward_partition_and_no_other(submitted):
-    places = scenario.read_lines(submitted.root.parent / "notes")
+    places = scenario.read_lines(submitted.folder / "notes")
     assert len(places) == SHARDS
     for place in places:
         assert (place["SLURM_JOB_PARTITION"], place["SLURMD_NODENAME"]) == ("reward", "reward0")
@@ -84,7 +84,8 @@ def test_an_update_on_two_nodes_repeats_its_bytes(cluster, make_real_run, tmp_pa
     """One rank on each; they meet over gloo. What they learn from is made by light tasks."""
     words = [word for word in light.WORDS if not word.startswith("update.engine=")]
     small = ["iterations=1", "rollout.num_shards=1", "update.minibatches=1", "update.epochs=1"]
-    run = make_real_run(cluster, tmp_path / "run", *words, *small, "scheduler.update.nodes=2", *CPU_ONLY)
+    root = room_on(cluster, tmp_path) / "run"
+    run = make_real_run(cluster, root, *words, *small, "scheduler.update.nodes=2", *CPU_ONLY)
     run.submit()
     update = run.wait_for_job("update")
     both = {("update0", "0"), ("update1", "1")}
@@ -107,7 +108,8 @@ def test_ctrl_c_leaves_a_run_to_itself_and_resume_watches_it_again(
     """The update asks for two partitions at once, and gets the one that has room."""
     words = ["iterations=1", f"data.heldout={inputs / 'heldout.jsonl'}", "evaluate.every=1"]
     pools = "scheduler.update.partition=[rollout,reward]"
-    run = make_run(cluster, tmp_path / "run", *words, pools, *take("1", "rollout"))
+    root = room_on(cluster, tmp_path) / "run"
+    run = make_run(cluster, root, *words, pools, *take("1", "rollout"))
     watching = run.begin("run", *run.words)
     run.wait_for(lambda: run.jobs(), "jobs")
     looking = run.begin("watch", run.root, "--interval", 1)

@@ -6,8 +6,13 @@ KILL_AT is one of
     before-fsync:SUFFIX  a file whose path ends in or contains SUFFIX is written but not flushed
     driver:N             the driver's N-th fsync
 Each fires once per run: KILL_MARKER is the file that remembers.
+
+With STALE_BELOW=FOLDER, for test_sharedfiles, of the files below it that a process opens the first and every
+third after it fails once as if its handle were stale; STALE_TOLD is the file that lists them.
 """
 
+import errno
+import io
 import os
 import signal
 from pathlib import Path
@@ -26,7 +31,9 @@ def _die() -> None:
 
 
 def link(source, target, **options):
-    matches = _kind.endswith("link") and str(target).endswith(_where)
+    folder = options.get("dst_dir_fd")
+    path = str(target) if folder is None else f"{Path(f'/proc/self/fd/{folder}').readlink()}/{target}"
+    matches = _kind.endswith("link") and path.endswith(_where)
     if matches and _kind == "before-link":
         _die()
     _link(source, target, **options)
@@ -47,3 +54,39 @@ def fsync(descriptor):
 
 if _kind:
     os.link, os.fsync = link, fsync
+
+
+_stale_below = os.environ.get("STALE_BELOW")
+_open, _io_open = os.open, io.open
+_was_stale = set()
+
+
+def _stale_at_first(path, folder=None):
+    """Raise ESTALE on the first opening of some files."""
+    if folder is not None:
+        path = f"{Path(f'/proc/self/fd/{folder}').readlink()}/{path}"
+    path = os.path.abspath(os.fspath(path))  # noqa: PTH100  as quick as can be
+    if not path.startswith(f"{_stale_below}/") or (os.getpid(), path) in _was_stale:
+        return
+    _was_stale.add((os.getpid(), path))
+    if len(_was_stale) % 3 == 1:
+        told = _open(os.environ["STALE_TOLD"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(told, path.encode() + b"\n")
+        os.close(told)
+        raise OSError(errno.ESTALE, "Stale file handle", path)
+
+
+def stale_open(path, flags, mode=0o777, *, dir_fd=None):
+    if not flags & (os.O_WRONLY | os.O_CREAT):
+        _stale_at_first(path, dir_fd)
+    return _open(path, flags, mode, dir_fd=dir_fd)
+
+
+def stale_io_open(file, mode="r", *arguments, **options):
+    if mode in ("r", "rb") and not isinstance(file, int):
+        _stale_at_first(file)
+    return _io_open(file, mode, *arguments, **options)
+
+
+if _stale_below:
+    os.open, io.open = stale_open, stale_io_open

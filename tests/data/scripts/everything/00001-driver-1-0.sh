@@ -20,7 +20,7 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --open-mode=append
-#SBATCH --output='/runs/it'"'"'s 100%% "é" $HOME `touch x` $(touch x) #!/logs/00001-driver/attempt-1/driver.log'
+#SBATCH --output=/dev/null
 #SBATCH --partition=gpu,spare
 #SBATCH --qos=high
 #SBATCH --reservation=maintenance_1
@@ -28,6 +28,7 @@
 #SBATCH --time=1-12:00:00
 
 # setup
+if { : >>'/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00001-driver/attempt-1/driver.log'; } 2>/dev/null; then exec >>'/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00001-driver/attempt-1/driver.log' 2>&1; fi
 module purge
 source ~/env.sh # ours
 export PLAIN=1

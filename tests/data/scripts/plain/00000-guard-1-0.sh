@@ -10,12 +10,13 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --open-mode=append
-#SBATCH --output=/runs/r1/logs/guard/guard.log
+#SBATCH --output=/dev/null
 #SBATCH --requeue
 #SBATCH --signal=B:USR2@120
 #SBATCH --time=0:15:00
 
 # setup
+if { : >>/runs/r1/logs/guard/guard.log; } 2>/dev/null; then exec >>/runs/r1/logs/guard/guard.log 2>&1; fi
 
 # command
 export SUBMITIT_EXECUTOR=slurm

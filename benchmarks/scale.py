@@ -1,0 +1,175 @@
+"""What grows with a run: a pass, status, plan, the check of the chain, and packing.
+
+    python benchmarks/scale.py [--shards 10000] [--iterations 1000] [--part pass status ...]
+
+The run directory is made by hand and Slurm is a toy in this process, so seconds are our own. All are CPU
+seconds of one process, which other work on the machine does not change much.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from toyslurm import ToySlurm  # noqa: E402
+from toyworld import Lease, Watcher, is_driver, task_of  # noqa: E402
+
+from benchmarks.noop import make_record  # noqa: E402
+from pipeline import journal  # noqa: E402
+from pipeline.advance import one_pass  # noqa: E402
+from pipeline.commits import hash_file, publish, require_record, verify_outputs  # noqa: E402
+from pipeline.compose import from_mapping  # noqa: E402
+from pipeline.lineage import find_break  # noqa: E402
+from pipeline.packing import pack, unpack  # noqa: E402
+from pipeline.plan import Plan  # noqa: E402
+from pipeline.plantext import describe_plan  # noqa: E402
+from pipeline.reconcile import Committed, Observation, reconcile  # noqa: E402
+from pipeline.runs import Run, create_run  # noqa: E402
+from pipeline.status import describe, read_status  # noqa: E402
+from pipeline.submissions import begin_call  # noqa: E402
+from pipeline.tasks import PREPARE, Stage, Task, task_key  # noqa: E402
+from slurm import commands, submission  # noqa: E402
+from slurm.states import SlurmState  # noqa: E402
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--shards", type=int, default=10_000)
+    parser.add_argument("--iterations", type=int, default=1000)
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
+    given = parser.parse_args()
+    os.fsync = lambda descriptor: None  # a power cut may take the benchmark's input
+    for part in given.part:
+        with tempfile.TemporaryDirectory() as scratch:
+            PARTS[part](Path(scratch) / "run", given.iterations, given.shards)
+
+
+def timed(what: str, act: Callable[[], object]) -> None:
+    began = time.process_time()
+    act()
+    print(f"{what}: {time.process_time() - began:.2f} s", flush=True)
+
+
+def measure_reconcile(root: Path, iterations: int, shards: int) -> None:
+    """Rollouts are committed, rewards run, and the next iterations are launched in advance."""
+    plan = Plan(iterations, shards, 0)
+    for horizon in (1, 2):
+        done = {Task(6, Stage.ROLLOUT, shard): Committed("f", {"5/update/0": "f"}) for shard in range(shards)}
+        committed = {PREPARE: Committed("f", {}), Task(5, Stage.UPDATE): Committed("f", {}), **done}
+        live = {Task(6, Stage.REWARD, shard) for shard in range(shards)}
+        seen = Observation(plan.window(5, 0, horizon), committed, {}, live, {})
+        timed(
+            f"reconcile, {shards} shards, horizon {horizon}", lambda seen=seen: reconcile(plan, seen, 3, True)
+        )
+
+
+def make_run(root: Path, iterations: int, shards: int) -> Run:
+    config = {
+        "run_dir": str(root),
+        "iterations": iterations,
+        "model": {"policy": "/policy"},
+        "data": {"prompts": "/prompts", "prompts_per_iteration": shards},
+        "rollout": {"num_shards": shards},
+        "reward": {"components": {"r": {"kind": "rule", "function": "a:b"}}},
+        "scheduler": {"kind": "slurm", "python": "/py", "horizon": 1, "max_submitted": 10**6},
+    }
+    return create_run(from_mapping(config))
+
+
+def commit(run: Run, task: Task) -> None:
+    """With lineage, as a real task does, but without data."""
+    record = make_record(task)
+    sources = run.plan.inputs(task)
+    made_from = {task_key(source): make_record(source).fingerprint for source in sources}
+    publish(run.paths, replace(record, inputs=made_from))
+
+
+def submitted_run(root: Path, shards: int) -> Run:
+    """The first iteration: all is submitted, nine tenths of the rollouts are committed, one failed."""
+    slurm = ToySlurm(has_accounting=False)
+    slurm.max_array_size = 10**6
+    commands._run_once = slurm.run
+    submission.ArrayExecutor.__init__ = lambda self, folder: None
+    run = make_run(root, 2, shards)
+    begin_call(run.paths)
+    commit(run, PREPARE)
+    timed(f"pass that submits {shards} shards", lambda: one_pass(run, Watcher([]), Lease()))
+    for element in (e for e in slurm.elements() if not is_driver(e)):
+        task = task_of(run, element)
+        if task.stage is Stage.ROLLOUT:
+            failed = task.shard % 10 == 0
+            slurm.end(element, SlurmState.FAILED if failed else SlurmState.COMPLETED, int(failed))
+            failed or commit(run, task)
+    return run
+
+
+def measure_pass(root: Path, iterations: int, shards: int) -> None:
+    run = submitted_run(root, shards)
+    timed("pass that reads their commits", lambda: one_pass(run, Watcher([]), Lease()))
+
+
+def measure_status(root: Path, iterations: int, shards: int) -> None:
+    run = submitted_run(root, shards)
+    one_pass(run, Watcher([]), Lease())
+    timed(f"status, {shards} shards", lambda: describe(read_status(run)))
+    timed(f"plan, {shards} shards", lambda: [*describe_plan(run)])
+
+
+def measure_long(root: Path, iterations: int, shards: int) -> None:
+    """A run of many iterations of 64 shards, and one of few iterations of very many."""
+    for number, width in ((iterations, 64), (20, shards)):
+        run = make_run(root.with_name(f"run{width}"), number, width)
+        commit(run, PREPARE)
+        for iteration in range(1, number):
+            commit(run, Task(iteration, Stage.UPDATE))
+        journal.rewrite(run.paths.metrics, ({"iteration": i} for i in range(1, number)))
+        print(f"{number} iterations of {width} shards:")
+        timed(
+            "  check of the whole chain",
+            lambda run=run, last=number - 1: find_break(run.plan, run.paths, last),
+        )
+        timed("  plan", lambda run=run: [*describe_plan(run)])
+
+
+def measure_packing(root: Path, iterations: int, shards: int) -> None:
+    """64 shards of 1 MB of rollouts and rewards, with a log each."""
+    run = make_run(root, 5, 64)
+    for task in run.plan.tasks(1):
+        files = run.paths.task(task)
+        log = files.log(1)
+        for path, size in ((files.data("1-noop"), 1 << 20), (log, 2000)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(os.urandom(size))
+        outputs = (hash_file(run.paths, files.data("1-noop")),) if task.stage.is_sharded else ()
+        publish(run.paths, replace(make_record(task), outputs=outputs))
+    before = len([*root.rglob("*")])
+    timed(f"packing {before} files and folders", lambda: pack(run, 1))
+    print(f"  {len([*root.rglob('*')])} are left")
+    tasks = [task for task in run.plan.tasks(1) if task.stage.is_sharded]
+
+    def read_all() -> None:
+        for task in tasks:
+            verify_outputs(run.paths, require_record(run.paths, task))
+
+    timed("reading all from the archive", read_all)
+    unpack(run.paths, 1)
+    timed("reading all from files", read_all)
+
+
+PARTS = {
+    "packing": measure_packing,
+    "reconcile": measure_reconcile,
+    "pass": measure_pass,
+    "status": measure_status,
+    "long": measure_long,
+}
+
+if __name__ == "__main__":
+    main()

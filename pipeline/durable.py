@@ -1,0 +1,150 @@
+"""Files that are there whole or not at all, whatever happens to their writer or to the power."""
+
+import contextlib
+import errno
+import functools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import xxhash
+
+# PASSING, is_there and read_shared for stages, which know nothing of Slurm
+from slurm.sharedfiles import PASSING as PASSING
+from slurm.sharedfiles import STALE, persistently
+from slurm.sharedfiles import is_there as is_there
+from slurm.sharedfiles import read_shared as read_shared
+
+_CHUNK = 1 << 22
+
+
+def digest_file(path: Path) -> tuple[int, str]:
+    """Size and xxh3_128 of a file as it is on disk."""
+    return persistently(path, lambda: _digest(path))
+
+
+def _digest(path: Path) -> tuple[int, str]:
+    digest, size = xxhash.xxh3_128(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return size, digest.hexdigest()
+
+
+def umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def fsync_path(path: Path) -> None:
+    """Flush a file or a folder to the disk."""
+    descriptor = persistently(path, lambda: os.open(path, os.O_RDONLY))
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an error say which file it is about: those of writing and flushing do not."""
+    try:
+        yield
+    except OSError as error:
+        if not str(error.filename or "").startswith("/"):
+            error.filename = str(path)
+        raise
+
+
+@contextlib.contextmanager
+def opened_folder(path: Path) -> Iterator[int]:
+    """A descriptor of a folder: what is written through it follows the folder wherever it is moved."""
+    folder = persistently(path, lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY))
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def names_in(folder: Path | int) -> set[str]:
+    """Names in a folder, or in that of a descriptor. Raises FileNotFoundError."""
+    with os.scandir(folder) as entries:
+        return {entry.name for entry in entries}
+
+
+@contextlib.contextmanager
+def _private_copy(folder: int, name: str, text: bytes) -> Iterator[str]:
+    """``text``, flushed, under a private name beside ``name`` that is gone afterwards."""
+    private = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
+    try:
+        descriptor = os.open(private, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        yield private
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(private, dir_fd=folder)
+
+
+def replace_durably(path: Path, text: str) -> None:
+    """Put ``text`` at ``path`` in one step: readers see the old file or the new one, never a part."""
+    with naming(path), opened_folder(path.parent) as folder:
+        with _private_copy(folder, path.name, text.encode()) as private:
+            # What is replaced may have been replaced by another machine, which this one does not know yet.
+            put = functools.partial(os.replace, private, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            persistently(path, put, STALE)
+        os.fsync(folder)
+
+
+def link_once(path: Path, text: str) -> bool:
+    """Publish ``text`` at ``path`` unless something is there. True if we did, false if another was first."""
+    with naming(path), opened_folder(path.parent) as folder:
+        return link_once_in(folder, path.name, text)
+
+
+def link_once_in(folder: int, name: str, text: str) -> bool:
+    """The same for a ``name`` in an open folder, wherever that is by now."""
+    content = text.encode()
+    with _private_copy(folder, name, content) as private:
+        publish = functools.partial(_link_or_lose, folder, private, name, content)
+        if not persistently(_path_of(folder) / name, publish, STALE):
+            return False
+    os.fsync(folder)
+    return True
+
+
+def _link_or_lose(folder: int, private: str, name: str, content: bytes) -> bool:
+    """Whether ``private`` got the name, or another file has it. Raises OSError (stale) where none has."""
+    try:
+        os.link(private, name, src_dir_fd=folder, dst_dir_fd=folder)
+        return True
+    except FileExistsError:
+        # Who says so may be this machine's memory of a file that another one removed: the listing knows.
+        if name not in os.listdir(folder):
+            raise OSError(errno.ESTALE, "the name is taken, and there is no such file", name) from None
+    # Over a network the answer to a successful link can be lost and its repetition fail: look who is there.
+    # By content, since numbers of links may be answered from an old memory.
+    return read_in(folder, name) == content
+
+
+def _path_of(folder: int) -> Path:
+    return Path(f"/proc/self/fd/{folder}").readlink()
+
+
+def read_in(folder: int, name: str) -> bytes | None:
+    """The content of a file in an open folder as it is now, or None where there is none."""
+    if name not in os.listdir(folder):
+        return None
+
+    def read() -> bytes:
+        with os.fdopen(os.open(name, os.O_RDONLY, dir_fd=folder), "rb") as file:
+            return file.read()
+
+    try:
+        return persistently(_path_of(folder) / name, read)
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,47 @@
+"""Whether a service that scores answers, asked once before a run begins. Sends nothing of the user's."""
+
+import queue
+import threading
+from http.client import HTTPException, RemoteDisconnected
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import BaseHandler, HTTPRedirectHandler, ProxyHandler, Request, build_opener
+
+PING_SECONDS = 5.0
+_NOT_YET = (502, 503, 504)
+"""What a gateway answers for a service that is not there."""
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+"""Hosts that no proxy of the environment can reach for us."""
+
+
+def why_silent(url: str) -> str:
+    """Why nothing answers there within :data:`PING_SECONDS`; empty where something does, whatever it says."""
+    answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=lambda: answers.put(_ask(url)), daemon=True).start()
+    try:  # looking up a name has no limit of its own
+        return answers.get(timeout=PING_SECONDS)
+    except queue.Empty:
+        return f"no answer within {PING_SECONDS:g} s"
+
+
+def _ask(url: str) -> str:
+    handlers: list[BaseHandler] = [_NoRedirect()]
+    if urlsplit(url).hostname in _LOCAL:
+        handlers.append(ProxyHandler({}))
+    try:
+        build_opener(*handlers).open(Request(url, method="HEAD"), timeout=PING_SECONDS).close()
+    except HTTPError as error:
+        return f"{error.code} {error.reason}" if error.code in _NOT_YET else ""
+    except RemoteDisconnected:  # something is there, and does not know HEAD
+        return ""
+    except (OSError, HTTPException, ValueError) as error:
+        return " ".join(str(getattr(error, "reason", error)).split()) or type(error).__name__
+    return ""
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """Takes a redirection for an answer, as tasks do."""
+
+    def redirect_request(self, *arguments: Any) -> None:
+        return None

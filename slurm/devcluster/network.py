@@ -1,0 +1,169 @@
+"""A network filesystem of a cluster's own: GlusterFS, one brick, and a mount for each node and for its user.
+
+A node's mount lies in a mount namespace of the node's own, at the same path as everybody's: what one node's
+client remembers no other node's knows. The clients of nodes hold their namespaces; ``slurmd`` and its jobs
+enter them. There is no glusterd: both sides read the volume from a file, so nothing of ours lies outside of
+the cluster's folder, and nothing is left of a namespace once its processes have ended.
+"""
+
+import ctypes
+import os
+import subprocess
+import uuid
+from pathlib import Path
+
+from slurm.devcluster import programs
+from slurm.devcluster.errors import DevclusterError
+from slurm.devcluster.layout import Identity
+
+SHARED = "shared"
+"""The mount's folder in the cluster's."""
+CACHE_SECONDS = 3
+"""How long clients remember names, attributes, contents, and that something is missing."""
+BRICK = "glusterfsd"
+OUTSIDE = "glusterfs"
+"""Name of the client whose mount the user sees, who is on no node."""
+_DETACH = 2  # MNT_DETACH of umount2: it does not wait for whoever has a file open
+
+
+def client_of(node: str) -> str:
+    """Name of a node's client."""
+    return f"{OUTSIDE}-{node}"
+
+
+def check() -> None:
+    """Raise DevclusterError unless this process may mount filesystems of user space."""
+    if os.geteuid() != 0:
+        raise DevclusterError("a network filesystem needs root, who may mount; leave the option out")
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR))
+    except OSError as error:
+        raise DevclusterError(f"a network filesystem needs /dev/fuse: {error.strerror}") from None
+    tried = subprocess.run(
+        [programs.program("unshare"), "--mount", "true"], capture_output=True, text=True, check=False
+    )
+    if tried.returncode:
+        raise DevclusterError(f"a network filesystem needs mount namespaces: {tried.stderr.strip()}")
+
+
+def write(identity: Identity, port: int) -> None:
+    """The brick, the mount's folder and the volume as both sides see it."""
+    root = identity.root
+    (root / SHARED).mkdir()
+    (root / "brick").mkdir()
+    volume = uuid.uuid4()
+    try:
+        os.setxattr(root / "brick", "trusted.glusterfs.volume-id", volume.bytes)
+    except OSError as error:
+        raise DevclusterError(f"{root} takes no extended attributes of GlusterFS: {error.strerror}") from None
+    (root / "brick.vol").write_text(brick_volume(root / "brick", volume, port))
+    (root / "client.vol").write_text(client_volume(port))
+
+
+def brick_volume(brick: Path, volume: uuid.UUID, port: int) -> str:
+    """What the server serves: a folder, to this machine alone."""
+    return _volume(
+        ("posix", "storage/posix", {"directory": str(brick), "volume-id": str(volume)}),
+        ("locks", "features/locks", {}),
+        ("brick", "performance/io-threads", {"thread-count": "8"}),
+        (
+            "server",
+            "protocol/server",
+            {
+                "transport-type": "tcp",
+                "transport.socket.bind-address": "127.0.0.1",
+                "transport.socket.listen-port": str(port),
+                "auth.addr.brick.allow": "127.0.0.1",
+            },
+        ),
+    )
+
+
+def client_volume(port: int) -> str:
+    """What a client does: the translators that glusterd gives a volume of one brick by default."""
+    remembered = str(CACHE_SECONDS)
+    return _volume(
+        (
+            "client",
+            "protocol/client",
+            {
+                "transport-type": "tcp",
+                "remote-host": "127.0.0.1",
+                "remote-port": str(port),
+                "remote-subvolume": "brick",
+            },
+        ),
+        ("distribute", "cluster/distribute", {}),
+        ("write-behind", "performance/write-behind", {}),
+        ("open-behind", "performance/open-behind", {}),
+        ("quick-read", "performance/quick-read", {"cache-timeout": remembered}),
+        ("md-cache", "performance/md-cache", {"md-cache-timeout": remembered}),
+    )
+
+
+def _volume(*translators: tuple[str, str, dict[str, str]]) -> str:
+    """A volume file: each translator passes on to the one before it."""
+    parts, below = [], ""
+    for name, kind, options in translators:
+        lines = [f"volume {name}", f"  type {kind}", *(f"  option {k} {v}" for k, v in options.items())]
+        parts += [*lines, *([f"  subvolumes {below}"] if below else []), "end-volume", ""]
+        below = name
+    return "\n".join(parts)
+
+
+def brick_command(identity: Identity) -> list[str]:
+    """The server's command line."""
+    root = identity.root
+    return [programs.program(BRICK), "-N", "-f", f"{root}/brick.vol", "-l", f"{root}/log/{BRICK}.log"]
+
+
+def client_command(identity: Identity, name: str) -> list[str]:
+    """A client's command line; that of a node is in a mount namespace of its own."""
+    root = identity.root
+    mount = [
+        programs.program("glusterfs"),
+        "--no-daemon",
+        f"--volfile={root}/client.vol",
+        f"--log-file={root}/log/{name}.log",
+        *(f"--{what}-timeout={CACHE_SECONDS}" for what in ("entry", "attribute", "negative")),
+        str(mount_point(identity)),
+    ]
+    if name == OUTSIDE:
+        return mount
+    return [programs.program("unshare"), "--mount", "--propagation=private", *mount]
+
+
+def mount_point(identity: Identity) -> Path:
+    """The path of the mount as the kernel writes it: without links."""
+    return (identity.root / SHARED).resolve()
+
+
+def is_mounted(identity: Identity, pid: int) -> bool:
+    """Whether a process sees the filesystem at its place, and it answers."""
+    mounted = f" {_escaped(mount_point(identity))} "
+    try:
+        lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+        found = any(mounted in line and "fuse.glusterfs" in line for line in lines)
+        return found and Path(f"/proc/{pid}/root{mount_point(identity)}").is_dir()
+    except OSError:
+        return False
+
+
+def inside(pid: int, command: list[str]) -> list[str]:
+    """The command in the mount namespace of a process."""
+    return [programs.program("nsenter"), f"--mount=/proc/{pid}/ns/mnt", *command]
+
+
+def unmount(folder: Path) -> None:
+    """Take the mount away that the user sees, whether or not its client still lives."""
+    place = (folder / SHARED).resolve()
+    mounted = f" {_escaped(place)} "
+    library = ctypes.CDLL(None, use_errno=True)
+    while any(mounted in line for line in Path("/proc/self/mountinfo").read_text().splitlines()):
+        if library.umount2(os.fsencode(place), _DETACH):
+            reason = os.strerror(ctypes.get_errno())
+            raise DevclusterError(f"{place} cannot be unmounted ({reason}); umount -l {place}")
+
+
+def _escaped(path: Path) -> str:
+    return "".join(f"\\{ord(sign):03o}" if sign in " \t\n\\" else sign for sign in str(path))

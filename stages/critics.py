@@ -1,0 +1,126 @@
+"""Critics: a language model's backbone with one value per token.
+
+Where transformers has a token-classification model of the architecture, that is the class. Elsewhere it is
+made here, in the same form: the backbone under its own name, and a linear layer ``score``.
+"""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import TokenClassifierOutput
+from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
+
+from pipeline.modelfiles import Tensors, has_head, head_of, read_tensors
+from pipeline.updateconfig import Precision
+from stages import ranks
+from stages.models import check_missing, load_arguments, load_with_attention
+
+
+def load_critic(
+    directory: str | Path,
+    precision: Precision,
+    trust_remote_code: bool,
+    attention: str | None = None,
+    device_map: str | None = None,
+) -> PreTrainedModel:
+    """A critic from the directory of one, of a reward model, whose head it takes, or of a language model.
+
+    A head that the directory lacks starts at zero, so that the first advantages are not noise
+    (huggingface/blog, "The N implementation details of RLHF with PPO").
+
+    Raises:
+        UserError: the directory lacks weights of the backbone.
+    """
+    arguments = load_arguments(directory, precision, trust_remote_code)
+    arguments["config"].num_labels = 1
+    if device_map:
+        arguments["device_map"] = device_map
+    critic_class = class_for(arguments["config"], trust_remote_code)
+    model, missing = load_with_attention(critic_class, directory, attention, arguments)
+    prefix = f"{model.base_model_prefix}."
+    check_missing(directory, model, [name for name in missing if name.startswith(prefix)])
+    if missing:
+        _start_head(model, Path(directory), missing)
+    return model
+
+
+def class_for(config: PreTrainedConfig, trust_remote_code: bool) -> type[PreTrainedModel]:
+    """Of a critic of this architecture."""
+    if type(config) in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
+        found: type[PreTrainedModel] = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING[type(config)]
+        return found
+    with torch.device("meta"):
+        backbone = AutoModel.from_config(config, trust_remote_code=trust_remote_code)
+    return _value_class(type(backbone))
+
+
+@functools.cache
+def _value_class(backbone: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """A subclass of the architecture's own base class, which knows how its weights are initialised, split and
+    checkpointed."""
+    base = next(one for one in backbone.__mro__[1:] if issubclass(one, PreTrainedModel))
+    name = f"{backbone.__name__.removesuffix('Model')}ForTokenClassification"
+    own = {"backbone_class": backbone, "base_model_prefix": base.base_model_prefix or "model"}
+    made: type[PreTrainedModel] = type(name, (_ValueModel, base), own | {"__module__": __name__})
+    return made
+
+
+class _ValueModel(PreTrainedModel):
+    """The form of transformers' token classifiers over any backbone."""
+
+    backbone_class: type[PreTrainedModel]
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config)
+        backbone = self.backbone_class(config)
+        setattr(self, self.base_model_prefix, backbone)
+        # As wide as what a language model's head reads: not hidden_size where embeddings are projected.
+        width = backbone.get_input_embeddings().weight.shape[1]
+        self.score = nn.Linear(width, 1)
+        self.post_init()
+
+    def forward(self, input_ids: Tensor, **others: Any) -> TokenClassifierOutput:
+        """Values [B, T, 1] as logits."""
+        hidden = self.base_model(input_ids=input_ids, **others).last_hidden_state
+        return TokenClassifierOutput(logits=self.score(hidden.to(self.score.weight.dtype)))
+
+
+@torch.no_grad()
+def _start_head(model: PreTrainedModel, directory: Path, missing: set[str]) -> None:
+    """Take the head's missing weights from the directory's head, whatever that is called; else zero."""
+    tensors = read_tensors(directory)
+    source = _fitting_head(model, tensors)
+    for name, parameter in model.named_parameters():
+        if name in missing:
+            parameter.zero_()
+            kind = name.rpartition(".")[2]
+            if source and f"{source}.{kind}" in tensors:
+                parameter.copy_(_read(tensors, f"{source}.{kind}"))
+    if ranks.is_first():
+        print(f"critic: {_head_in_words(directory, source, tensors)}", flush=True)
+
+
+def _fitting_head(model: PreTrainedModel, tensors: Tensors) -> str | None:
+    """Name of the head that gives one number of what this model's head reads."""
+    width = model.get_input_embeddings().weight.shape[1]
+    head = head_of(tensors)
+    return head if head and tensors[f"{head}.weight"].shape == (1, width) else None
+
+
+def _head_in_words(directory: Path, source: str | None, tensors: Tensors) -> str:
+    if source:
+        return f"it starts with the head {source} of {directory}"
+    if has_head(tensors):
+        return f"the head of {directory} is not one linear layer and cannot be taken; values start at zero"
+    return f"{directory} has no head; values start at zero"
+
+
+def _read(tensors: Tensors, name: str) -> Tensor:
+    with safe_open(tensors[name].path, "pt") as file:
+        found: Tensor = file.get_tensor(name)
+        return found

@@ -1,0 +1,148 @@
+"""Before anything is computed: every model is loaded as it will be used, without its weights; these are read
+once, and must be numbers. What only the installed transformers can say of a model shows here.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.algorithmconfig import Estimator
+from pipeline.config import Config
+from pipeline.enginechecks import scores_with
+from pipeline.engineconfig import Engine
+from pipeline.modelchecks import Use, UsedModel, used_models
+from pipeline.modeldirs import read_json
+from pipeline.modelfiles import BadModel, Tensor, read_header, read_tensors
+from pipeline.rewardconfig import RewardModelConfig
+from pipeline.updateconfig import Precision, TrainingEngine
+from stages.context import UserError
+from stages.numerics import choose_accelerator
+from stages.tokenizers import load_tokenizer
+from stages.weights import check_finite
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_SHOWN = 120
+"""Characters of what a library says."""
+_WITHOUT_WEIGHTS = "meta"
+"""torch's device for tensors that have a shape and no numbers."""
+
+
+def try_models(config: Config) -> None:
+    """Raises UserError for the first model that cannot be loaded, or that has NaN or infinite weights."""
+    for model in loaded_models(config):
+        _try_loading(config, model)
+    seen: set[Path] = set()
+    for model in used_models(config):
+        if model.directory not in seen:
+            check_finite(model.key, model.directory, _tensors(model))
+            seen.add(model.directory)
+
+
+def loaded_models(config: Config) -> Iterator[UsedModel]:
+    """What transformers will load. vLLM has architectures of its own, and says itself what it cannot take."""
+    by_vllm = {
+        f"reward.components.{name}.path"
+        for name, component in config.reward.components.items()
+        if isinstance(component, RewardModelConfig) and scores_with(config.reward, component) == Engine.VLLM
+    }
+    has_critic = config.algorithm.estimator is Estimator.GAE
+    for model in used_models(config):
+        if model.is_ours and model.key not in by_vllm and (has_critic or model.use is not Use.CRITIC):
+            yield model
+        if (
+            model.use is Use.POLICY
+            and has_critic
+            and not config.model.critic
+            and config.update.engine in (*TrainingEngine,)
+        ):
+            yield replace(model, use=Use.CRITIC)
+
+
+def _tensors(model: UsedModel) -> list[tuple[str, Tensor]]:
+    """Of all files that are read. Raises UserError where they have changed since the run was made."""
+    try:
+        if model.is_ours:
+            return list(read_tensors(model.directory).items())
+        headers = [read_header(path) for path in sorted(model.directory.glob("*.safetensors"))]
+    except BadModel as error:
+        raise UserError(f"{model.key}={model.directory}: {error}") from error
+    return [item for header in headers for item in header.items()]
+
+
+def _try_loading(config: Config, model: UsedModel) -> None:
+    """Raises UserError."""
+    settings = read_json(model.directory / "config.json")
+    if "quantization_config" in settings:
+        print(f"{model.key}={model.directory}: is quantised; it was not tried whether it loads", flush=True)
+        return
+    trust = config.model.trust_remote_code
+    _check_is_known(model, settings, trust)
+    with _explained(model.key, model.directory, f"be loaded as a {model.use}"):
+        _load_without_weights(model, trust)
+
+
+def _load_without_weights(model: UsedModel, trust: bool) -> None:
+    choose_accelerator()  # before transformers imports DeepSpeed
+    from stages.critics import load_critic
+    from stages.models import load_causal_lm, load_reward_model
+
+    match model.use:
+        case Use.CRITIC:
+            load_critic(model.directory, Precision.FP32, trust, device_map=_WITHOUT_WEIGHTS)
+        case Use.REWARD:
+            load_reward_model(model.directory, Precision.FP32, trust, _WITHOUT_WEIGHTS)
+        case Use.POLICY | Use.REFERENCE:
+            load_causal_lm(model.directory, Precision.FP32, trust, _WITHOUT_WEIGHTS)
+
+
+@contextlib.contextmanager
+def _explained(key: str, directory: str | Path, what: str) -> Iterator[None]:
+    """Raises UserError for whatever a library says of a model; what a disk says is passed on."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from error
+    except Exception as error:  # of transformers, of the model's own code; tokenizers raises Exception itself
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
+            raise
+        said = " ".join(str(error).split())[:_SHOWN] or type(error).__name__
+        raise UserError(f"{key}={directory}: cannot {what}: {said}") from error
+
+
+def _check_is_known(model: UsedModel, settings: dict[str, object], trust: bool) -> None:
+    """Raises UserError for an architecture that the installed transformers does not have."""
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kind, where = settings.get("model_type"), f"{model.key}={model.directory}"
+    if kind in CONFIG_MAPPING:
+        return
+    if not settings.get("auto_map"):
+        raise UserError(
+            f"{where}: transformers {transformers.__version__} knows no model_type {kind!r}; install a "
+            "version that does, or give another model"
+        )
+    if not trust:
+        raise UserError(
+            f"{where}: its model_type {kind!r} needs Python code from its directory; if you trust it, set "
+            "model.trust_remote_code=true"
+        )
+
+
+def tried_tokenizer(key: str, directory: str, config: Config) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a model or service.
+
+    Args:
+        key: of the configuration.
+
+    Raises:
+        UserError: it cannot be loaded.
+    """
+    if config.model.tokenizer:  # what the user's function raises is the user's to read whole
+        return load_tokenizer(directory, config.model)
+    with _explained(key, directory, "load its tokenizer"):
+        return load_tokenizer(directory, config.model)

@@ -1,0 +1,59 @@
+"""The chat templates of what scores responses: whether they take a prompt is known before one is answered."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline.config import Config
+from pipeline.data import Message, as_dicts
+from pipeline.rewardconfig import RemoteConfig, RewardModelConfig
+from stages.chat import REFUSALS
+from stages.modeltrial import tried_tokenizer
+from stages.rewards.components import same_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_ANSWER = {"role": "assistant", "content": "ANSWER"}
+
+
+@dataclass(frozen=True)
+class ScoringTemplate:
+    """A chat template that is not the policy's."""
+
+    key: str
+    """Key of the configuration, that names the tokenizer's directory."""
+    tokenizer: "PreTrainedTokenizerBase"
+
+    def refusal(self, messages: Sequence[Message]) -> str | None:
+        """Why it does not take a prompt with an answer, if it does not."""
+        try:
+            self.tokenizer.apply_chat_template([*as_dicts(messages), _ANSWER], tokenize=False)
+        except REFUSALS as error:
+            return f"the chat template of {self.key} refuses it: {error}"
+        return None
+
+
+def scoring_templates(config: Config, policy: "PreTrainedTokenizerBase") -> list[ScoringTemplate]:
+    """Chat templates of every reward model and service that is not given the policy's own token ids.
+
+    Args:
+        policy: the policy's tokenizer.
+
+    Raises:
+        UserError: a tokenizer cannot be loaded.
+    """
+    found = []
+    for name, component in config.reward.components.items():
+        key = f"reward.components.{name}"
+        if isinstance(component, RewardModelConfig):
+            key, directory = f"{key}.path", component.path
+        elif isinstance(component, RemoteConfig) and component.tokenizer:
+            key, directory = f"{key}.tokenizer", component.tokenizer
+        else:
+            continue
+        tokenizer = tried_tokenizer(key, directory, config)
+        takes_ids = isinstance(component, RewardModelConfig) and same_tokenizer(tokenizer, policy)
+        if tokenizer.chat_template and not takes_ids:
+            found.append(ScoringTemplate(f"{key}={directory}", tokenizer))
+    return found

@@ -1,0 +1,73 @@
+"""Whether the weights of a model are numbers, read piece by piece from its files. No torch."""
+
+import itertools
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from pipeline.modelfiles import Tensor
+from stages.context import UserError
+
+_EXPONENTS: dict[str, tuple[str, int]] = {
+    "F64": ("<u8", 0x7FF0_0000_0000_0000),
+    "F32": ("<u4", 0x7F80_0000),
+    "BF16": ("<u2", 0x7F80),
+    "F16": ("<u2", 0x7C00),
+    "F8_E5M2": ("<u1", 0x7C),
+    "F8_E4M3": ("<u1", 0x7F),
+}
+"""By format: a number as bits, and the bits that are all set where it is NaN or infinite."""
+_PIECE = 1 << 24
+"""Bytes at a time."""
+
+
+def check_finite(key: str, directory: Path, tensors: Sequence[tuple[str, Tensor]]) -> None:
+    """Read every weight, and say how many there were.
+
+    Args:
+        key: of the configuration.
+        tensors: with their names, in any order.
+
+    Raises:
+        UserError: one is NaN or infinite.
+    """
+    started, ordered = time.monotonic(), sorted(tensors, key=lambda item: _place(item[1]))
+    for path, group in itertools.groupby(ordered, key=lambda item: item[1].path):
+        _check_file(key, directory, path, group)
+    seconds, size = time.monotonic() - started, sum(tensor.size for _, tensor in tensors)
+    print(
+        f"{key}={directory}: {len(tensors)} weights of {size / 2**30:.2f} GiB, all finite ({seconds:.1f} s)",
+        flush=True,
+    )
+
+
+def _place(tensor: Tensor) -> tuple[Path, int]:
+    return tensor.path, tensor.start
+
+
+def _check_file(key: str, directory: Path, path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    with path.open("rb", buffering=0) as file:
+        for name, tensor in tensors:
+            if not is_finite(file, tensor):
+                raise UserError(
+                    f"{key}={directory}: its weight {name} in {path.name} has NaN or infinite values; "
+                    "copy the model again, or give another checkpoint"
+                )
+
+
+def is_finite(file: BinaryIO, tensor: Tensor) -> bool:
+    """Whether every number of a tensor is; true of formats without NaN."""
+    if tensor.dtype not in _EXPONENTS:
+        return True
+    kind, mask = _EXPONENTS[tensor.dtype]
+    file.seek(tensor.start)
+    left = tensor.size
+    while left > 0:
+        bits = np.frombuffer(file.read(min(left, _PIECE)), kind)
+        if not bits.size or np.any((bits & mask) == mask):
+            return False
+        left -= bits.nbytes
+    return True

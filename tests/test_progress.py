@@ -1,0 +1,60 @@
+"""Lines of a run in a log: something is said while nothing is finished, and not too often."""
+
+import io
+import time
+from dataclasses import dataclass, field
+
+import pytest
+from scripted import imagined_run
+
+from pipeline.observe import Frontier
+from pipeline.progress import Lines
+from pipeline.tasks import Stage, Task
+
+
+@dataclass
+class Known:
+    """Records at hand."""
+
+    known: dict = field(default_factory=dict)
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    """A clock that stands still unless told."""
+    now = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_the_first_iteration_is_not_silent(watch):
+    plan, said = imagined_run(iterations=4).plan, io.StringIO()
+    lines, records = Lines(plan, said), Known()
+    for _ in range(30):  # five minutes of passes
+        watch[0] += 10
+        lines.progress(Frontier(-1, 0), records, ())
+    first = said.getvalue().splitlines()
+    assert len(first) == 4
+    assert first[0].endswith(
+        f"iteration 1/4 so far: rollout 0/{plan.num_shards}, reward 0/{plan.num_shards}, update 0/1"
+    )
+    records.known[Task(1, Stage.ROLLOUT, 0)] = object()
+    watch[0] += 100
+    lines.progress(Frontier(0, 0), records, ())
+    assert f"rollout 1/{plan.num_shards}" in said.getvalue().splitlines()[-1]
+
+
+def test_later_ones_have_rows_that_say_it(watch):
+    said = io.StringIO()
+    lines = Lines(imagined_run(iterations=4).plan, said)
+    lines.note("iteration 1/4")
+    for _ in range(50):
+        watch[0] += 10
+        lines.progress(Frontier(1, 0), Known(), ())
+    assert len(said.getvalue().splitlines()) == 1  # the note
+    watch[0] += 200
+    lines.progress(Frontier(1, 0), Known(), ())
+    assert "iteration 2/4 so far" in said.getvalue()
+    watch[0] += 10_000
+    lines.progress(Frontier(4, 0), Known(), ())
+    assert len(said.getvalue().splitlines()) == 2  # nothing is left to be done
