@@ -82,25 +82,25 @@ def failure(run: Run, given_up: Sequence[GiveUp], call: int | float) -> Event:
     first = given_up[0].failure
     more = f", and {len(given_up) - 1} more tasks" if len(given_up) > 1 else ""
     message = f"{first.task}, attempt {first.attempt}: {first.message}{more}"
-    return _event(run, Occasion.FAILED, first.task.iteration, message, f"failed in call {call:.0f}")
+    return _event(run, Occasion.FAILED, first.task.iteration, message, f"failed in call {call}")
 
 
 def breakdown(run: Run, error: BaseException, call: float) -> Event:
     """The driver itself could not go on."""
     message = f"the driver ended: {type(error).__name__}: {' '.join(str(error).split())}"
     iteration = at_hand(run, find_frontier(run.plan, run.paths))
-    return _event(run, Occasion.FAILED, iteration, message, f"failed in call {call:.0f}")
+    return _event(run, Occasion.FAILED, iteration, message, f"failed in call {call}")
 
 
 def rows_unwritten(run: Run, why: str, call: float) -> Event:
     """Training goes on, and nobody sees how. Told once in each call of a person's."""
-    return _trouble(run, f"rows cannot be written: {why}; training goes on", f"rows, call {call:.0f}")
+    return _trouble(run, f"rows cannot be written: {why}; training goes on", f"rows, call {call}")
 
 
 def pass_failed(run: Run, why: str, call: float) -> Event:
     """A driver could not look at the run, or not do what was due. Told once in each call of a person's."""
     message = f"a driver's pass failed: {why}; the next one tries again"
-    return _trouble(run, message, f"pass, call {call:.0f}")
+    return _trouble(run, message, f"pass, call {call}")
 
 
 def _trouble(run: Run, message: str, key: str) -> Event:

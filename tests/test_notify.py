@@ -27,7 +27,7 @@ from pipeline.config import TrackingConfig, WandbConfig
 from pipeline.conversion import converted
 from pipeline.dryrun import scripts
 from pipeline.lease import hold
-from pipeline.notify import Event, _event, completion, has_stalled, tell
+from pipeline.notify import Event, _event, completion, has_stalled, pass_failed, tell
 from pipeline.notifyconfig import NotifyConfig, Occasion
 from pipeline.runs import Run, create_run
 from pipeline.submissions import begin_call
@@ -170,6 +170,14 @@ def test_a_command_may_do_what_it_likes(run, script, said):
     tell(telling_as(run, given), event_of(run), notes.append)
     assert time.monotonic() - started < 10
     assert [said in note for note in notes] == [True] * bool(said)
+
+
+def test_two_calls_in_a_second_are_each_told(run, command):
+    watched = telling(run, command=[str(command)])
+    for call in (1000.2, 1000.2, 1000.4, 2):
+        tell(watched, pass_failed(watched, "why", call), print)
+    keys = [event["key"] for event in told_by(command)]
+    assert keys == ["trouble with pass, call 1000.2", "trouble with pass, call 1000.4", "trouble with pass, call 2"]
 
 
 def test_without_anybody_to_tell_there_is_nothing_to_try(complete_run, slurm_ppo):
