@@ -26,14 +26,15 @@ from pipeline import journal  # noqa: E402
 from pipeline.advance import one_pass  # noqa: E402
 from pipeline.commits import hash_file, publish, require_record, verify_outputs  # noqa: E402
 from pipeline.compose import from_mapping  # noqa: E402
+from pipeline.control import begin_call  # noqa: E402
 from pipeline.lineage import find_break  # noqa: E402
+from pipeline.observe import Committed  # noqa: E402
 from pipeline.packing import pack, unpack  # noqa: E402
 from pipeline.plan import Plan  # noqa: E402
 from pipeline.plantext import describe_plan  # noqa: E402
-from pipeline.reconcile import Committed, Observation, reconcile  # noqa: E402
+from pipeline.reconcile import Observation, reconcile  # noqa: E402
 from pipeline.runs import Run, create_run  # noqa: E402
 from pipeline.status import describe, read_status  # noqa: E402
-from pipeline.submissions import begin_call  # noqa: E402
 from pipeline.tasks import PREPARE, Stage, Task, task_key  # noqa: E402
 from slurm import commands, submission  # noqa: E402
 from slurm.states import SlurmState  # noqa: E402

@@ -24,9 +24,9 @@ from pipeline.advance import advance_run  # noqa: E402
 from pipeline.checks import resolve  # noqa: E402
 from pipeline.commits import publish  # noqa: E402
 from pipeline.compose import compose  # noqa: E402
+from pipeline.control import begin_call  # noqa: E402
 from pipeline.progress import Lines  # noqa: E402
 from pipeline.runs import Run, create_run  # noqa: E402
-from pipeline.submissions import begin_call  # noqa: E402
 from pipeline.tasks import PREPARE, Stage, Task  # noqa: E402
 from slurm import commands  # noqa: E402
 from slurm.devcluster import start  # noqa: E402

@@ -9,31 +9,18 @@ from dataclasses import dataclass
 
 from pipeline import journal
 from pipeline.bookkeeping import Books
+from pipeline.control import read_control, write_control
 from pipeline.costs import Accountant
-from pipeline.driver import (
-    Driver,
-    Outcome,
-    Watcher,
-    advance,
-    has_whole_chain,
-    interruptible,
-    never_in_the_way,
-)
+from pipeline.driver import Driver, Outcome, Watcher, advance, has_whole_chain, never_in_the_way
+from pipeline.failures import GiveUp
 from pipeline.lease import Lease, LeaseHeld, LeaseLost, hold_patiently
-from pipeline.notify import (
-    completion,
-    failure,
-    newest_commit,
-    newest_commit_on_disk,
-    pass_failed,
-    rows_unwritten,
-    tell,
-    tell_if_stalled,
-)
-from pipeline.reconcile import Actions, GiveUp
+from pipeline.notify import completion, failure, pass_failed, rows_unwritten, tell, tell_if_stalled
+from pipeline.observe import newest_commit, newest_commit_on_disk
+from pipeline.reconcile import Actions
 from pipeline.runs import Run, slurm_settings
+from pipeline.signals import interruptible
 from pipeline.slurmjobs import SlurmJobs
-from pipeline.submissions import read_control, read_limits_of, write_control
+from pipeline.submissions import read_limits_of
 from pipeline.submitting import Submitter
 from pipeline.tracking import NoTracker, is_behind, open_tracker
 from pipeline.troubles import Trouble, described, note_recovery, note_trouble

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.jobs import common_arguments, own_arguments
+from pipeline.invocation import common_arguments, own_arguments
+from pipeline.jobkinds import DRIVER, GUARD
 from pipeline.reconcile import Launch
-from pipeline.resources import DRIVER, Lessons, command_words, resources_of, sbatch_options
+from pipeline.resources import Lessons, command_words, sbatch_options
 from pipeline.runs import Run
-from pipeline.schedulerconfig import SlurmConfig
-from pipeline.submissions import GUARD, Ledger, Submission, chunks_of, job_name
+from pipeline.schedulerconfig import SlurmConfig, resources_of
+from pipeline.submissions import Ledger, Submission, chunks_of, job_name
 from pipeline.tasks import Stage, Task
 from pipeline.wiring import CHAIN
 from slurm.element import ATTEMPT

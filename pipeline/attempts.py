@@ -10,11 +10,11 @@ from typing import Any
 
 from pipeline import journal
 from pipeline.commits import Record
+from pipeline.jobkinds import DRIVER
 from pipeline.plan import policy_maker
-from pipeline.resources import resources_of
 from pipeline.runs import Run
-from pipeline.schedulerconfig import SlurmConfig
-from pipeline.spans import DRIVER, Span, SpanEnd
+from pipeline.schedulerconfig import SlurmConfig, resources_of
+from pipeline.spans import Span, SpanEnd
 from pipeline.submissions import Submission
 from pipeline.tasks import Task, parse_task
 from slurm import accounting

@@ -1,28 +1,27 @@
 """What the driver writes besides launching: metrics rows, the best policy, links to policies, trackers."""
 
-import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline import journal
 from pipeline.attempts import Facts, attempts_of, last_written
-from pipeline.commits import CorruptData, NotCommitted, Record, require_record, thinned_folders
+from pipeline.best import _link, keep_best
+from pipeline.commits import Record
 from pipeline.costs import cost_metrics
-from pipeline.durable import replace_durably
-from pipeline.metrics import Clock, iteration_row
-from pipeline.observe import Frontier, Records, sweep
+from pipeline.journal import Row
+from pipeline.metricsrow import Clock, iteration_row
+from pipeline.observe import Frontier, Records
 from pipeline.packing import pack_old
 from pipeline.plan import policy_maker
-from pipeline.rowbook import Row, RowBook
+from pipeline.rowbook import RowBook
 from pipeline.runs import Run
 from pipeline.spans import iteration_spans, share_metrics, to_line
+from pipeline.superseded import sweep
 from pipeline.tasks import PREPARE, Task, task_key
 from pipeline.thinning import thin
 from pipeline.tracking import Tracker
 from pipeline.troubles import Trouble, described, note_recovery, note_trouble
-from slurm.sharedfiles import is_there, read_newest
 
 _PACE = 5
 """Iterations whose mean duration predicts the rest."""
@@ -183,32 +182,6 @@ def note_mended(run: Run, iteration: int | None) -> None:
         journal.event(run.paths.events, "rows_mended", iteration=iteration)
 
 
-def keep_best(run: Run, rows: Sequence[Row]) -> None:
-    """Point ``best.json`` and ``policy/best`` at the policy with the highest evaluation reward so far.
-
-    Of those that are left: once the best was taken back, the second best may have been thinned out. And of
-    those whose records can be read: one that is being made again is looked at once more when the driver ends.
-    """
-    evaluated = [row for row in rows if "evaluate/reward" in row]
-    for row in sorted(evaluated, key=lambda row: -row["evaluate/reward"]):
-        task = policy_maker(int(row["policy_version"]))
-        try:
-            record, thinned = require_record(run.paths, task), thinned_folders(run.paths, task)
-        except (NotCommitted, CorruptData):
-            continue
-        folder = _folder(record, "policy")
-        if folder not in thinned:
-            best = {"iteration": row["iteration"], "reward": row["evaluate/reward"], "policy": folder}
-            _name_best(run, record, json.dumps(best) + "\n")
-            return
-
-
-def _name_best(run: Run, record: Record, text: str) -> None:
-    if not is_there(run.paths.best) or read_newest(run.paths.best).decode() != text:
-        replace_durably(run.paths.best, text)
-        _link(run, record, "policy", "best")
-
-
 def group_by_purpose(records: Records, tasks: Sequence[Task]) -> dict[str, list[Record]]:
     grouped: dict[str, list[Record]] = {}
     for task in tasks:
@@ -216,23 +189,3 @@ def group_by_purpose(records: Records, tasks: Sequence[Task]) -> dict[str, list[
         assert record is not None, f"{task} has no record"
         grouped.setdefault(task.purpose, []).append(record)
     return grouped
-
-
-def _folder(record: Record, parent: str) -> str | None:
-    """The attempt's folder below policy/, critic/ or trainer/, relative to the run."""
-    folders = (entry.folder for entry in record.outputs)
-    return next((folder for folder in folders if folder.startswith(f"{parent}/")), None)
-
-
-def _link(run: Run, record: Record, parent: str, name: str) -> None:
-    folder = _folder(record, parent)
-    if folder is None:
-        return
-    link = run.paths.root / parent / name
-    target = folder.removeprefix(f"{parent}/")
-    if link.is_symlink() and str(link.readlink()) == target:
-        return
-    private = link.with_name(f".{name}.{os.getpid()}")
-    private.unlink(missing_ok=True)
-    private.symlink_to(target)
-    private.replace(link)

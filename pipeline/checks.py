@@ -4,13 +4,12 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.compose import ConfigError
 from pipeline.config import Config
 from pipeline.contradictions import contradictions
 from pipeline.modelchecks import model_problems
 from pipeline.modeldirs import position_limit, text_settings
 from pipeline.notifychecks import absolute, missing_means
-from pipeline.problem import Problem
+from pipeline.problem import ConfigError, Problem
 from pipeline.rewardconfig import Component, RemoteConfig, RewardModelConfig, RuleConfig
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.conversion import from_yaml
-from pipeline.paths import packaged_configs
 
 
 def without_superseded(
@@ -48,3 +47,9 @@ def _components(content: Any, *keys: str) -> Mapping[str, Any]:
     for key in keys:
         content = content.get(key) if isinstance(content, dict) else None
     return content if isinstance(content, dict) else {}
+
+
+def packaged_configs() -> Path:
+    """The folder of Hydra groups: inside the installed package, or beside it in a checkout."""
+    inside = Path(__file__).parent / "configs"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "configs"

@@ -83,7 +83,8 @@ def submit(
 
     existing = _existing_run(overrides)
     if dry_run:
-        from pipeline.dryrun import imagined_run, scripts
+        from pipeline.dryrun import scripts
+        from pipeline.runs import imagined_run
 
         typer.echo(scripts(existing or imagined_run(_config(overrides, config_dir))))
         return
@@ -226,7 +227,7 @@ def _planned_run(overrides: list[str] | None, config_dir: Path | None) -> "Run":
         )
     if is_run(root):
         return load_run(root)
-    from pipeline.dryrun import imagined_run
+    from pipeline.runs import imagined_run
 
     return imagined_run(composed)
 
@@ -280,7 +281,7 @@ def doctor(
     """
     from pipeline.doctor.examine import doctor as examine
     from pipeline.doctor.examine import patient_of
-    from pipeline.dryrun import imagined_run
+    from pipeline.runs import imagined_run
 
     words = overrides or []
     is_folder = len(words) == 1 and "=" not in Path(words[0]).name
@@ -295,8 +296,8 @@ def notify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
 
     Takes overrides, or one run directory. Exit code 1 if it did not arrive everywhere.
     """
-    from pipeline.dryrun import imagined_run
     from pipeline.notify import send_trial
+    from pipeline.runs import imagined_run
 
     existing = _existing_run(overrides)
     lines, has_arrived = send_trial(existing or imagined_run(_config(overrides, config_dir)))

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.arrays import array_of, driver_submission, stage_submissions
-from pipeline.compose import ConfigError
 from pipeline.config import Config
 from pipeline.contradictions import SLURM_STAGES
-from pipeline.dryrun import imagined_run
-from pipeline.problem import Problem
-from pipeline.resources import DRIVER, Lessons, key_of, resources_of
-from pipeline.schedulerconfig import ResourcesConfig, SlurmConfig
+from pipeline.jobkinds import DRIVER
+from pipeline.problem import ConfigError, Problem
+from pipeline.resources import Lessons
+from pipeline.runs import imagined_run
+from pipeline.schedulerconfig import ResourcesConfig, SlurmConfig, key_of, resources_of
 from pipeline.tasks import Stage, Task, task_of
 from slurm.associations import Associations, read_associations
 from slurm.commands import SlurmError, SlurmTimeout, run_command

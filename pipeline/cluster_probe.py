@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.cluster_checks import check_cluster, existing_parent, needs_of, purposes_used
-from pipeline.compose import ConfigError
 from pipeline.config import Config
-from pipeline.problem import Problem
-from pipeline.resources import DRIVER, Lessons, command_words, key_of, resources_of, sbatch_options
+from pipeline.jobkinds import DRIVER
+from pipeline.problem import ConfigError, Problem
+from pipeline.resources import Lessons, command_words, sbatch_options
 from pipeline.rewardconfig import RewardModelConfig
-from pipeline.schedulerconfig import ResourcesConfig, SlurmConfig
+from pipeline.schedulerconfig import ResourcesConfig, SlurmConfig, key_of, resources_of
 from slurm.probe import Answer, Probe, Silent, run_probes
 
 PROBE_SECONDS = 120.0

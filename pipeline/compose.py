@@ -17,10 +17,10 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from pipeline.choices import without_superseded
+from pipeline.choices import packaged_configs, without_superseded
 from pipeline.config import Config
 from pipeline.conversion import converted, from_yaml, plain
-from pipeline.paths import packaged_configs
+from pipeline.problem import ConfigError
 from pipeline.rewardconfig import KINDS
 from pipeline.schedulerconfig import LocalConfig, SlurmConfig
 
@@ -28,10 +28,6 @@ _MISSING = "???"
 _LONGEST_LINE, _LONGEST_VALUE = 290, 80
 _TOP = "slurm_ppo"
 _BASE = "base"
-
-
-class ConfigError(ValueError):
-    """The configuration cannot be used. One line per problem."""
 
 
 _CHOICES = ("scheduler", "reward")

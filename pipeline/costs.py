@@ -6,14 +6,16 @@ from typing import Any
 
 from pipeline import journal
 from pipeline.attempts import Facts
+from pipeline.control import read_control
+from pipeline.jobkinds import DRIVER
+from pipeline.journal import Row
 from pipeline.runs import Run
-from pipeline.submissions import DRIVER, Ledger, Submission, read_control
+from pipeline.submissions import Ledger, Submission
 from pipeline.tasks import Stage
 from slurm.accounting import Record, Usage, read_records, summarize
 from slurm.commands import SlurmError
 from slurm.query import NoAccounting
 
-Row = dict[str, float | int]
 Key = tuple[int, str]
 """Iteration, and a stage, a pool's scores (``score-big``) or "driver"."""
 
@@ -167,7 +169,7 @@ def describe_costs(costs: Costs) -> str:
 
 
 def _cells(name: str, usage: Usage) -> tuple[str, ...]:
-    from pipeline.views import duration
+    from pipeline.text import duration
 
     return (
         name,
@@ -181,7 +183,7 @@ def _cells(name: str, usage: Usage) -> tuple[str, ...]:
 
 
 def _line(cells: Sequence[str], name_width: int) -> str:
-    from pipeline.views import shortened
+    from pipeline.text import shortened
 
     first, *others = cells
     name = shortened(first, name_width).ljust(name_width + 1)

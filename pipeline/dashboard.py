@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.charts import CHARTS, Chart
+from pipeline.chartlist import CHARTS, Chart
 from pipeline.metrics import METRICS, SAMPLE_TABLE, Metric, Section
 from pipeline.tasks import Stage
 

@@ -21,8 +21,7 @@ from pipeline.config import WandbConfig
 from pipeline.dashboard import NAME, Spec, build, merged, pinned
 from pipeline.mirrorstate import wandb_id
 from pipeline.runs import Run, is_run, load_run
-from pipeline.sync import NO_KEY, NoKey
-from pipeline.tracking import has_key
+from pipeline.wandbmode import NO_KEY, NoKey, has_key
 from pipeline.wandbrun import project_of
 
 _SLUG = "slurmppo001"

@@ -13,8 +13,9 @@ from pathlib import Path
 import pyarrow as pa
 import xxhash
 
-from pipeline.sources import Cells, RejectReason, Unusable, read_source, shown
-from pipeline.tablefiles import PromptError, listing, readable
+from pipeline.sources import Cells, RejectReason, Unusable, read_source
+from pipeline.tablefiles import PromptError, readable
+from pipeline.text import listing, shown
 
 __all__ = [
     "Message",

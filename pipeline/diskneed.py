@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.algorithmconfig import Estimator
-from pipeline.compose import ConfigError
 from pipeline.config import Config
 from pipeline.modelfiles import BadModel, read_header
-from pipeline.problem import Problem
+from pipeline.problem import ConfigError, Problem
 from pipeline.text import size
 from pipeline.updateconfig import Precision, TrainingEngine, UpdateConfig
 

@@ -2,44 +2,30 @@
 
 import contextlib
 import shlex
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import FrameType
 from typing import Protocol
 
 from pipeline import journal
 from pipeline.advice import Evidence, Rule, first_shown, in_a_line
 from pipeline.bookkeeping import Books
+from pipeline.failures import Failure, FailureKind, GiveUp
 from pipeline.goback import Point
 from pipeline.goback import take_back as take_history_back
-from pipeline.jobs import Ended, Jobs, LocalJobs
-from pipeline.lease import HEARTBEAT_SECONDS, Lease, hold
+from pipeline.jobprotocol import Ended, Jobs
 from pipeline.lineage import find_break
-from pipeline.notify import newest_commit, rows_unwritten, tell, tell_if_stalled
-from pipeline.observe import Frontier, Records, find_frontier, move_aside
+from pipeline.notify import rows_unwritten, tell, tell_if_stalled
+from pipeline.observe import Frontier, Records, find_frontier, newest_commit, stale_because
 from pipeline.packing import unpack
 from pipeline.plan import Plan, policy_maker, unique
-from pipeline.reconcile import (
-    Actions,
-    Failure,
-    FailureKind,
-    GiveUp,
-    Observation,
-    Retract,
-    reconcile,
-    stale_because,
-)
+from pipeline.reconcile import Actions, Observation, Retract, reconcile
 from pipeline.runs import Run, RunError
+from pipeline.superseded import move_aside
 from pipeline.tasks import PREPARE, Stage, Task, task_key
-from pipeline.tracking import open_tracker
 from pipeline.troubles import Trouble, described, note_recovery, note_trouble
-from slurm.scheduler import Scheduler
 
-_LONG_PASS_SECONDS = 0.1
-_REST_FACTOR = 4
 ROWS_PATIENCE = 600.0
 """Seconds for which the rows of a run that is trained to its end are tried again."""
 _ROWS_REST = 1.0
@@ -100,61 +86,6 @@ class Driver:
     def lacks_rows_only(self) -> bool:
         """Whether everything is committed, and only rows are left to be written."""
         return not self.is_complete and self.frontier.is_complete(self.run.plan, self.run.plan.iterations)
-
-
-def drive(
-    run: Run, scheduler: Scheduler, watcher: Watcher, held: Lease | None = None
-) -> tuple[Outcome, tuple[GiveUp, ...]]:
-    """Advance on this machine until the run is complete, cannot go on, or is interrupted.
-
-    Args:
-        held: the lease, if the caller has it.
-
-    Raises:
-        LeaseHeld: another driver is at work on the run.
-    """
-    with contextlib.nullcontext(held) if held else hold(run.paths.locks) as lease, interruptible():
-        journal.event(run.paths.events, "driver_started", host=lease.holder.host, pid=lease.holder.pid)
-        books = Books(run, open_tracker(run, watcher.note))
-        driver = Driver.of(run, LocalJobs(run, scheduler), watcher, books)
-        outcome = Outcome.FAILED
-        try:
-            outcome = loop(driver, scheduler, lease)
-        except KeyboardInterrupt:
-            outcome = Outcome.INTERRUPTED
-        finally:
-            scheduler.cancel()
-            with never_in_the_way(driver):
-                books.close(outcome is Outcome.COMPLETE)
-            journal.event(run.paths.events, "driver_ended", outcome=outcome)
-        return outcome, driver.given_up
-
-
-def loop(driver: Driver, scheduler: Scheduler, lease: Lease) -> Outcome:
-    """The whole of a run, one pass at a time."""
-    since = None
-    while True:
-        lease.beat()
-        started = time.monotonic()
-        actions = advance(driver)
-        if not driver.is_complete and not actions.give_up:
-            tell_on_the_way(driver, lease.holder.acquired)
-        # A pass looks at every shard of the iteration: with thousands, not one pass per ended job.
-        if (seconds := time.monotonic() - started) > _LONG_PASS_SECONDS:
-            time.sleep(min(_REST_FACTOR * seconds, HEARTBEAT_SECONDS))
-        if driver.is_complete:
-            if has_whole_chain(driver):
-                return Outcome.COMPLETE
-            continue
-        if actions.give_up:
-            driver.given_up = actions.give_up
-            return Outcome.FAILED
-        if driver.lacks_rows_only:
-            since = since or time.monotonic()
-            wait_for_rows(driver, since)
-        elif not actions.retract:
-            assert driver.jobs.live, f"nothing runs and nothing is left to do at {driver.frontier}"
-            scheduler.wait(HEARTBEAT_SECONDS)
 
 
 def tell_on_the_way(driver: Driver, begun: float) -> None:
@@ -351,17 +282,3 @@ def take_back(driver: Driver, retracts: Sequence[Retract]) -> None:
         )
         driver.watcher.note(f"{retract.task} will be computed again: {retract.reason}")
     driver.frontier = find_frontier(driver.run.plan, driver.run.paths)
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Let SIGTERM end the run as Ctrl-C does: tasks stopped, lease released, W&B finished."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

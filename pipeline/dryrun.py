@@ -3,32 +3,23 @@
 Job ids are names such as JOB-1-rollout.
 """
 
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from pipeline.arrays import array_of, driver_submission, in_order, stage_submissions
-from pipeline.config import Config
+from pipeline.jobkinds import GUARD
 from pipeline.observe import Records, find_frontier
-from pipeline.paths import RunPaths
 from pipeline.reconcile import Launch
 from pipeline.resources import Lessons
-from pipeline.runs import Identity, Run, is_run, slurm_settings, version
+from pipeline.runs import Run, is_run, slurm_settings
 from pipeline.schedulerconfig import SlurmConfig
 from pipeline.slurmjobs import GUARDS
-from pipeline.submissions import GUARD, Ledger, Submission
+from pipeline.submissions import Ledger, Submission
 from pipeline.tasks import Task
 from pipeline.wiring import Carrier, carriers_of, dependency_of, watch_expression, watches
 from slurm.submission import render
 
 _CHUNK_SIZE = 1000
 """Of Slurm's default MaxArraySize; a real submission asks the cluster."""
-
-
-def imagined_run(config: Config) -> Run:
-    """A run as it would be made, with zeros for its id."""
-    identity = Identity("0" * 12, config.name, time.time(), "", version(), str(Path.cwd()))
-    return Run(RunPaths(Path(config.run_dir)), config, identity)
 
 
 def scripts(run: Run) -> str:

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from pipeline.failures import DISK_EXIT, Failure, FailureKind
 from pipeline.paths import RunPaths
-from pipeline.reconcile import DISK_EXIT, Failure, FailureKind
 from pipeline.submissions import Submission
 from slurm.commands import SlurmError
 from slurm.query import Element, NoAccounting, read_ended

@@ -6,11 +6,10 @@ from pathlib import Path, PurePosixPath
 
 from pipeline.commits import FileEntry
 from pipeline.copies import copy_verified, new_folder
+from pipeline.paths import ADAPTER
 from pipeline.runs import RunError
 from pipeline.versions import Version, find_version
 
-ADAPTER = "adapter"
-"""Folder of a policy directory that holds the peft adapter, with update.lora."""
 _WORTH_A_LINE = 1 << 28
 """Bytes of a file that takes long enough to say so."""
 

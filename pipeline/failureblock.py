@@ -1,16 +1,15 @@
 """What is shown when a run cannot go on: what failed, where, how Slurm saw it, the log's end, the way out."""
 
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from pipeline import journal
-from pipeline.reconcile import Failure, FailureKind, GiveUp
-from pipeline.runs import Run
+from pipeline.failures import Failure, FailureKind, GiveUp
+from pipeline.journal import tail
+from pipeline.runs import Run, resume_command
 from pipeline.schedulerconfig import SlurmConfig
 from pipeline.submissions import is_job_of
 from pipeline.tasks import PREPARE
-from pipeline.views import printable
+from pipeline.text import printable
 from slurm.commands import SlurmError, SlurmMissing
 from slurm.query import Element, NoAccounting, read_ended, read_queue
 from slurm.sharedfiles import is_there
@@ -20,8 +19,6 @@ TAIL_LINES = 20
 _MOST_SHOWN = 3
 _PATIENCE = 15.0
 """Seconds to wait for squeue."""
-_TAIL_BYTES = 1 << 16
-"""Read from a log's end: enough for its last lines, however long it is."""
 
 
 def failure_block(run: Run, given_up: tuple[GiveUp, ...]) -> str:
@@ -88,18 +85,6 @@ def read_endings(run: Run, jobs: Collection[str]) -> dict[str, Element]:
     except (SlurmError, SlurmMissing, NoAccounting, UnknownState):
         pass
     return {job: found[job] for job in jobs if job in found}
-
-
-def tail(log: Path, num_lines: int) -> list[str]:
-    """The last lines of a log."""
-    end = journal.read_end(log, _TAIL_BYTES)
-    lines = end.decode(errors="replace").splitlines()
-    whole = lines if len(end) < _TAIL_BYTES else lines[1:]
-    return [printable(line) for line in whole[-num_lines:]] if num_lines else []
-
-
-def resume_command(run: Run) -> str:
-    return f"slurm-ppo resume {shlex.quote(str(run.paths.root))}"
 
 
 def way_out(run: Run, given_up: tuple[GiveUp, ...]) -> str:

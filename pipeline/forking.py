@@ -15,11 +15,11 @@ from pathlib import Path
 from pipeline.algorithmconfig import Estimator, KLController
 from pipeline.checks import resolve
 from pipeline.commits import CorruptData, FileEntry, Record, is_unchanged, publish, require_record
-from pipeline.compose import ConfigError, compose, to_mapping
+from pipeline.compose import compose, to_mapping
 from pipeline.config import Config
 from pipeline.copies import link_verified, new_folder
 from pipeline.paths import RunPaths
-from pipeline.problem import Problem
+from pipeline.problem import ConfigError, Problem
 from pipeline.rewardconfig import RewardModelConfig
 from pipeline.runs import Parent, Run, RunError, load_run, write_run
 from pipeline.tasks import PREPARE, task_key

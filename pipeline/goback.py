@@ -5,15 +5,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline import journal
-from pipeline.bookkeeping import keep_best
+from pipeline.best import keep_best
 from pipeline.commits import require_record
 from pipeline.lease import hold_patiently
 from pipeline.mirrorstate import rewind
-from pipeline.observe import find_frontier, fresh_folder, move_folder, move_history, recorded
+from pipeline.observe import find_frontier, recorded
 from pipeline.packing import unpack
 from pipeline.plan import Plan, policy_maker
 from pipeline.runs import Run, RunError
 from pipeline.submissions import Ledger
+from pipeline.superseded import fresh_folder, move_folder, move_history
 from pipeline.tasks import Stage, Task, task_key
 from pipeline.thinning import Thinned, check_is_kept, in_words, kept_versions, read_best
 from slurm.sharedfiles import is_there

@@ -1,64 +1,35 @@
 """The attempts at a run's tasks, wherever they run: what the driver needs to know and to ask."""
 
+import contextlib
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from pipeline import journal
+from pipeline.bookkeeping import Books
 from pipeline.config import Config
-from pipeline.observe import explain_failure, in_words, last_attempt_number
-from pipeline.reconcile import DISK_EXIT, URGENCY, Failure, FailureKind, GiveUp, Launch, Observation
-from pipeline.resources import num_update_ranks
+from pipeline.driver import (
+    Driver,
+    Outcome,
+    Watcher,
+    advance,
+    has_whole_chain,
+    never_in_the_way,
+    tell_on_the_way,
+    wait_for_rows,
+)
+from pipeline.failures import DISK_EXIT, Failure, FailureKind, GiveUp, explain_failure, last_attempt_number
+from pipeline.invocation import stage_arguments
+from pipeline.jobprotocol import CommittedOf, Ended
+from pipeline.lease import HEARTBEAT_SECONDS, Lease, hold
+from pipeline.reconcile import Launch, Observation
 from pipeline.runs import Run
-from pipeline.tasks import Stage, Task, task_key
+from pipeline.signals import interruptible
+from pipeline.tasks import URGENCY, Stage, Task, task_key
+from pipeline.text import in_words
+from pipeline.tracking import open_tracker
 from slurm.scheduler import Job, JobState, JobStatus, Scheduler, rank_log, was_killed
-
-CommittedOf = Callable[[Collection[Task]], Collection[Task]]
-"""Those of some tasks that are committed: asked at once, for the answer lists their folders."""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """An attempt that ended without a commit since the last look."""
-
-    failure: Failure
-    suspect: Task | None
-    """The input that the attempt found to be at fault."""
-
-
-class Jobs(Protocol):
-    """Attempts at tasks."""
-
-    @property
-    def horizon(self) -> int:
-        """Iterations that are launched before their inputs are there; 0: none."""
-
-    def query(self) -> None:
-        """Ask what runs. Comes before reading commits, so that an ended job's commit is seen."""
-
-    def settle(self, tasks: Sequence[Task], committed_of: CommittedOf) -> Sequence[Ended]:
-        """Attempts that the last query showed as ended and that left no commit."""
-
-    @property
-    def live(self) -> Collection[Task]:
-        """Tasks with an attempt that is queued or running."""
-
-    @property
-    def failures(self) -> Mapping[Task, Sequence[Failure]]:
-        """Attempts that ended without a commit in this call, oldest first."""
-
-    def note_retracted(self, failure: Failure) -> None:
-        """A commit was taken back: counts as a failure."""
-
-    def launch(self, launches: Sequence[Launch], seen: Observation) -> None:
-        """Start attempts."""
-
-    def tend(self, seen: Observation) -> None:
-        """After launching: see to it that what waits, waits for the right thing."""
-
-    def give_up(self, given_up: Sequence[GiveUp]) -> None:
-        """The run cannot go on: nothing that waits needs to start."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +110,7 @@ class LocalJobs:
 
 def ranks_of(config: Config, task: Task) -> int:
     """Processes that do a task of this machine together."""
-    return num_update_ranks(config) if task.stage is Stage.UPDATE else 1
+    return config.scheduler.num_update_ranks if task.stage is Stage.UPDATE else 1
 
 
 def _of_ranks(
@@ -154,22 +125,62 @@ def _of_ranks(
     return replace(said, message=f"{said.message} ({unsaid.message})"), suspect
 
 
-def stage_arguments(run: Run, task: Task, number: int, attempt: str) -> tuple[str, ...]:
-    """Words after ``python -m stages`` for one attempt."""
-    return (*common_arguments(run, task, attempt), *own_arguments(run, task, number))
+_LONG_PASS_SECONDS = 0.1
 
 
-def common_arguments(run: Run, task: Task, attempt: str) -> tuple[str, ...]:
-    """Those that all tasks of a purpose and an iteration share."""
-    return (
-        task.stage,
-        *(("--pool", task.pool) if task.pool else ()),
-        *("--run-dir", str(run.paths.root)),
-        *("--iteration", str(task.iteration)),
-        *("--attempt", attempt),
-    )
+_REST_FACTOR = 4
 
 
-def own_arguments(run: Run, task: Task, number: int) -> tuple[str, ...]:
-    """Those of one shard alone."""
-    return ("--shard", str(task.shard), "--failure-file", str(run.paths.task(task).failure(number)))
+def drive(
+    run: Run, scheduler: Scheduler, watcher: Watcher, held: Lease | None = None
+) -> tuple[Outcome, tuple[GiveUp, ...]]:
+    """Advance on this machine until the run is complete, cannot go on, or is interrupted.
+
+    Args:
+        held: the lease, if the caller has it.
+
+    Raises:
+        LeaseHeld: another driver is at work on the run.
+    """
+    with contextlib.nullcontext(held) if held else hold(run.paths.locks) as lease, interruptible():
+        journal.event(run.paths.events, "driver_started", host=lease.holder.host, pid=lease.holder.pid)
+        books = Books(run, open_tracker(run, watcher.note))
+        driver = Driver.of(run, LocalJobs(run, scheduler), watcher, books)
+        outcome = Outcome.FAILED
+        try:
+            outcome = loop(driver, scheduler, lease)
+        except KeyboardInterrupt:
+            outcome = Outcome.INTERRUPTED
+        finally:
+            scheduler.cancel()
+            with never_in_the_way(driver):
+                books.close(outcome is Outcome.COMPLETE)
+            journal.event(run.paths.events, "driver_ended", outcome=outcome)
+        return outcome, driver.given_up
+
+
+def loop(driver: Driver, scheduler: Scheduler, lease: Lease) -> Outcome:
+    """The whole of a run, one pass at a time."""
+    since = None
+    while True:
+        lease.beat()
+        started = time.monotonic()
+        actions = advance(driver)
+        if not driver.is_complete and not actions.give_up:
+            tell_on_the_way(driver, lease.holder.acquired)
+        # A pass looks at every shard of the iteration: with thousands, not one pass per ended job.
+        if (seconds := time.monotonic() - started) > _LONG_PASS_SECONDS:
+            time.sleep(min(_REST_FACTOR * seconds, HEARTBEAT_SECONDS))
+        if driver.is_complete:
+            if has_whole_chain(driver):
+                return Outcome.COMPLETE
+            continue
+        if actions.give_up:
+            driver.given_up = actions.give_up
+            return Outcome.FAILED
+        if driver.lacks_rows_only:
+            since = since or time.monotonic()
+            wait_for_rows(driver, since)
+        elif not actions.retract:
+            assert driver.jobs.live, f"nothing runs and nothing is left to do at {driver.frontier}"
+            scheduler.wait(HEARTBEAT_SECONDS)

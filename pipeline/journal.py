@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.durable import replace_durably
+from pipeline.text import printable
 from slurm.sharedfiles import is_there, persistently, read_newest, size_of
+
+Row = dict[str, float | int]
+"""A line of metrics.jsonl: numbers of one iteration by name."""
 
 
 def append(path: Path, *rows: Mapping[str, Any]) -> None:
@@ -91,3 +95,19 @@ def event(path: Path, name: str, **fields: Any) -> None:
 
 def event_row(name: str, **fields: Any) -> dict[str, Any]:
     return {"time": time.time(), "event": name, **fields}
+
+
+ROWS_BYTES = 1 << 20
+"""Of the end of metrics.jsonl: as many rows as advice looks at, and more."""
+
+
+_LOG_TAIL_BYTES = 1 << 16
+"""Read from a log's end: enough for its last lines, however long it is."""
+
+
+def tail(log: Path, num_lines: int) -> list[str]:
+    """The last lines of a log."""
+    end = read_end(log, _LOG_TAIL_BYTES)
+    lines = end.decode(errors="replace").splitlines()
+    whole = lines if len(end) < _LOG_TAIL_BYTES else lines[1:]
+    return [printable(line) for line in whole[-num_lines:]] if num_lines else []

@@ -20,7 +20,7 @@ from pipeline.evidence import (
     trend_of,
 )
 from pipeline.rewardconfig import RuleConfig
-from pipeline.views import number
+from pipeline.text import number
 
 Findings = Iterator[Advice]
 

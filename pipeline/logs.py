@@ -10,19 +10,21 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from pipeline import journal
-from pipeline.failureblock import tail, where
+from pipeline.control import read_control
+from pipeline.failureblock import where
+from pipeline.jobkinds import DRIVER, EVALUATION_DRIVER, GUARD
+from pipeline.journal import tail
 from pipeline.lease import holder_of
 from pipeline.observe import Records, find_frontier
 from pipeline.packed import BadArchive, archives, read_packed
 from pipeline.paths import RunPaths
 from pipeline.plan import Plan
+from pipeline.runqueue import look_at_queue
 from pipeline.runs import Run, RunError
 from pipeline.schedulerconfig import SlurmConfig
-from pipeline.slurmstatus import look_at_queue
 from pipeline.status import is_complete
-from pipeline.submissions import DRIVER, EVALUATION_DRIVER, GUARD, read_control
 from pipeline.tasks import PURPOSE_PATTERN, Stage, Task, parse_task, task_of
-from pipeline.views import printable
+from pipeline.text import printable
 from slurm.sharedfiles import is_there, names_in, persistently, size_of
 
 _DRIVERS = (DRIVER, EVALUATION_DRIVER, GUARD)

@@ -22,6 +22,7 @@ from typing import Protocol
 
 from pipeline import journal
 from pipeline.config import WandbMode
+from pipeline.journal import Row
 from pipeline.lease import HEARTBEAT_SECONDS, LeaseHeld, hold, hold_patiently
 from pipeline.mirrorstate import (
     Offline,
@@ -36,7 +37,7 @@ from pipeline.mirrorstate import (
     write_state,
 )
 from pipeline.runs import Run, load_run
-from pipeline.wandbrun import Opened, Row, forget_local_copy, held_by_server, open_run
+from pipeline.wandbrun import Opened, forget_local_copy, held_by_server, open_run
 
 _PATIENCE = 150.0
 """Seconds to wait for another writer to W&B; longer than the lease of one that died on another host lasts."""

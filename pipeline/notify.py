@@ -17,16 +17,16 @@ from typing import Any
 
 from pipeline import journal
 from pipeline.commits import CorruptData, read_record
-from pipeline.compose import ConfigError
 from pipeline.delivery import Delivery, post, run_words
+from pipeline.failures import GiveUp
 from pipeline.lease import Lease, LeaseHeld, acquire
 from pipeline.notifyconfig import NotifyConfig, Occasion
-from pipeline.observe import Frontier, Records, find_frontier
+from pipeline.observe import Frontier, find_frontier
 from pipeline.plan import policy_maker
-from pipeline.reconcile import GiveUp
+from pipeline.problem import ConfigError
 from pipeline.runs import Run
 from pipeline.secrets import secrets_of, without_secrets
-from pipeline.views import duration
+from pipeline.text import duration
 
 TEST = "test"
 """The event that a person asks for, to see that it arrives."""
@@ -205,20 +205,6 @@ def tell_if_stalled(run: Run, newest: float, begun: float, note: Note, why: str 
     since, now = max(newest, begun, run.identity.created), time.time()
     if has_stalled(since, now, run.config.notify.stall_after, is_over=False):
         tell(run, standstill(run, since, now, why), note)
-
-
-def newest_commit(records: Records) -> float:
-    """Unix time of the newest commit among those at hand, 0 for none."""
-    return max((record.ended for record in records.known.values()), default=0.0)
-
-
-def newest_commit_on_disk(run: Run) -> float:
-    """The same, for those who have not looked at the disk."""
-    frontier = find_frontier(run.plan, run.paths)
-    records = Records(run.paths)
-    tasks = run.plan.window(frontier.updated, frontier.evaluated)
-    records.refresh([*tasks, policy_maker(max(frontier.updated, 0))])
-    return newest_commit(records)
 
 
 def _alone(run: Run) -> Lease | None:

@@ -1,24 +1,54 @@
 """What is on disk, as far as the current iterations go: commits, and what failed attempts left behind."""
 
-import json
-import shutil
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pipeline import journal
 from pipeline.commits import CorruptData, Record, check_sizes, read_record, verify_outputs
-from pipeline.packed import BadArchive, archives, packed_names
+from pipeline.packed import BadArchive, packed_names
 from pipeline.paths import RunPaths
-from pipeline.plan import Plan
-from pipeline.reconcile import Committed, Failure, FailureKind
-from pipeline.tasks import PREPARE, Stage, Task, parse_task
-from slurm.sharedfiles import is_there, make_folder, names_in, read_shared
+from pipeline.plan import Plan, policy_maker
+from pipeline.runs import Run
+from pipeline.tasks import PREPARE, Stage, Task, task_key
+from slurm.sharedfiles import is_there, names_in
 
 _TAIL_BYTES = 1 << 16
 """Bytes at the end of metrics.jsonl that hold more than its last row."""
+
+
+class Lineage(Protocol):
+    """What a commit was made from, and what it is; a commit record is one."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def inputs(self) -> Mapping[str, str]: ...
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What reconcile needs to know of a commit record."""
+
+    fingerprint: str
+    inputs: Mapping[str, str]
+    """Task key -> fingerprint of the input when it was read."""
+
+
+def stale_because(task: Task, inputs: Sequence[Task], committed: Mapping[Task, Lineage]) -> str | None:
+    """Why a commit no longer stands, or None.
+
+    Inputs that were not observed, or are being computed again, count as unchanged: if the repetition gives
+    the same bytes, nothing that was made from them needs repeating.
+    """
+    for source in inputs:
+        read = committed[task].inputs.get(task_key(source))
+        now = committed.get(source)
+        if read is not None and now is not None and now.fingerprint != read:
+            return f"its input {source} has changed since"
+    return None
 
 
 @dataclass
@@ -191,136 +221,15 @@ def _count_true(size: int, holds: Callable[[int], bool]) -> int:
     return low
 
 
-def last_attempt_number(paths: RunPaths, task: Task) -> int:
-    """The highest attempt number that has a log; 0 when the task was never tried."""
-    numbers = [0]
-    for folder in paths.logs(task).glob("attempt-*"):
-        if f"{task.file_stem}.log" in names_in(folder):
-            numbers.append(int(folder.name.removeprefix("attempt-")))
-    return max(numbers)
+def newest_commit(records: Records) -> float:
+    """Unix time of the newest commit among those at hand, 0 for none."""
+    return max((record.ended for record in records.known.values()), default=0.0)
 
 
-def explain_failure(paths: RunPaths, unsaid: Failure) -> tuple[Failure, Task | None]:
-    """Why an attempt ended without a commit, and which input it suspects.
-
-    Args:
-        unsaid: the failure as it looks from outside, if the attempt itself left no word.
-    """
-    path = paths.task(unsaid.task).failure(unsaid.attempt)
-    try:
-        said = json.loads(read_shared(path))
-    except FileNotFoundError:
-        return unsaid, None
-    suspect = parse_task(said["suspect"]) if said["suspect"] else None
-    return replace(unsaid, kind=FailureKind(said["kind"]), message=said["message"]), suspect
-
-
-def in_words(exit_code: int | None) -> str:
-    if exit_code is not None and exit_code < 0:
-        return f"killed by signal {-exit_code}"
-    return f"ended with exit code {exit_code} and said nothing"
-
-
-def sweep(paths: RunPaths, records: Iterable[Record], spared: Iterable[Task] = ()) -> None:
-    """Remove what losing attempts at the tasks of a finished iteration left behind: nobody can read it.
-
-    Nothing is removed of ``spared`` tasks, whose records are lost: which attempt won is not known.
-
-    An attempt that still runs beside the winner loses its files under its hands, as it would at its commit.
-    """
-    kept, folders = set(), set()
-    for task in spared:
-        kept |= set(paths.task(task).folder.glob(f"{task.file_stem}.*"))
-    for record in records:
-        files = paths.task(record.task)
-        kept |= {paths.root / entry.path for entry in record.outputs} | {files.record, files.thinned}
-        kept |= set(archives(paths, record.task.iteration))
-        folders.add(files.folder)
-        if record.task.stage is Stage.UPDATE:
-            for parent in (paths.policies, paths.critics, paths.trainers):
-                for folder in parent.glob(f"{record.task.iteration:05d}.*"):
-                    if record.attempt not in folder.name:
-                        shutil.rmtree(folder)
-    for path in (path for folder in folders if folder.is_dir() for path in folder.iterdir()):
-        if path not in kept:
-            path.unlink(missing_ok=True)
-
-
-def move_aside(paths: RunPaths, tasks: Iterable[Task], label: str) -> Path:
-    """Move commits and every attempt's files of ``tasks`` under ``superseded/``; nothing is deleted.
-
-    The record goes first: from then on the task is not done, whatever happens to the rest.
-    """
-    target = fresh_folder(paths.superseded, label)
-    move_into(target, paths, tasks)
-    return target
-
-
-def move_into(target: Path, paths: RunPaths, tasks: Iterable[Task]) -> None:
-    """Every folder is listed once, however many tasks it holds."""
-    listings: dict[Path, dict[str, list[Path]]] = {}
-    for task in tasks:
-        files = paths.task(task)
-        if files.folder not in listings:
-            listings[files.folder] = _by_stem(files.folder)
-        moved = [files.record, *listings[files.folder].get(task.file_stem, ())]
-        if task.stage is Stage.UPDATE:
-            moved += _folders_of_update(paths, task)
-        for path in dict.fromkeys(moved):
-            _move(path, target, paths)
-
-
-def _by_stem(folder: Path) -> dict[str, list[Path]]:
-    """The files of a stage's folder, by the task they belong to."""
-    grouped: dict[str, list[Path]] = {}
-    for name in sorted(names_of_stage(folder)):
-        grouped.setdefault(name.split(".")[0], []).append(folder / name)
-    return grouped
-
-
-def _folders_of_update(paths: RunPaths, task: Task) -> Iterator[Path]:
-    """Every attempt's models and trainer state; the links to the winner's are removed."""
-    for parent in (paths.policies, paths.critics, paths.trainers):
-        (parent / f"{task.iteration:05d}").unlink(missing_ok=True)
-        yield from sorted(parent.glob(f"{task.iteration:05d}.*"))
-
-
-def move_history(target: Path, paths: RunPaths, tasks: Sequence[Task]) -> None:
-    """Move the folders of ``tasks`` away whole, with all that running attempts may still put there.
-
-    Args:
-        tasks: latest first, so that a move that is cut short leaves a run that is whole up to there.
-    """
-    for folder in dict.fromkeys(paths.task(task).folder for task in tasks):
-        move_folder(folder, target, paths)
-    for task in tasks:
-        if task.stage is Stage.UPDATE:
-            for folder in list(_folders_of_update(paths, task)):
-                _move(folder, target, paths)
-
-
-def move_folder(folder: Path, target: Path, paths: RunPaths) -> None:
-    """Move a folder away, and make an empty one in its place: else another machine whose client remembers the
-    old one under this name, and looks into it, would go on to find it there."""
-    if is_there(folder):
-        _move(folder, target, paths)
-        make_folder(folder)
-
-
-def _move(path: Path, target: Path, paths: RunPaths) -> None:
-    if is_there(path):
-        destination = target / path.relative_to(paths.root)
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        path.rename(destination)
-
-
-def fresh_folder(parent: Path, label: str) -> Path:
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    for number in range(1, 10_000):
-        folder = parent / f"{stamp}-{label}{f'-{number}' if number > 1 else ''}"
-        try:
-            folder.mkdir(parents=True)
-            return folder
-        except FileExistsError:
-            continue
-    raise RuntimeError(f"{parent} is full of folders named {stamp}-{label}-*")
+def newest_commit_on_disk(run: Run) -> float:
+    """The same, for those who have not looked at the disk."""
+    frontier = find_frontier(run.plan, run.paths)
+    records = Records(run.paths)
+    tasks = run.plan.window(frontier.updated, frontier.evaluated)
+    records.refresh([*tasks, policy_maker(max(frontier.updated, 0))])
+    return newest_commit(records)

@@ -13,12 +13,6 @@ from pipeline.tasks import Stage, Task
 from slurm.sharedfiles import names_in
 
 
-def packaged_configs() -> Path:
-    """The folder of Hydra groups: inside the installed package, or beside it in a checkout."""
-    inside = Path(__file__).parent / "configs"
-    return inside if inside.is_dir() else Path(__file__).parent.parent / "configs"
-
-
 @dataclass(frozen=True)
 class RunPaths:
     """Paths of one run directory."""
@@ -194,3 +188,7 @@ class TaskPaths:
     def failure(self, attempt_number: int) -> Path:
         """Why an attempt failed, written by the attempt itself."""
         return self.attempt_logs(attempt_number) / f"{self.task.file_stem}.failure.json"
+
+
+ADAPTER = "adapter"
+"""Folder of a policy directory that holds the peft adapter, with update.lora."""

@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.observe import Frontier, Records, find_frontier
+from pipeline.observe import Frontier, Records, find_frontier, stale_because
 from pipeline.plan import Plan
-from pipeline.reconcile import Actions, Launch, Observation, reconcile, stale_because
+from pipeline.reconcile import Actions, Launch, Observation, reconcile
 from pipeline.runs import Run, is_run
 from pipeline.schedulerconfig import SlurmConfig
 from pipeline.tasks import PREPARE, Stage, Task
@@ -47,8 +47,8 @@ def look_ahead(run: Run) -> Outlook:
 
 def _live(run: Run, tasks: Sequence[Task]) -> tuple[set[Task], str | None]:
     """Tasks that wait or run, and why that is not known."""
-    from pipeline.runqueue import is_live
-    from pipeline.slurmstatus import look_at_queue, match
+    from pipeline.runqueue import is_live, look_at_queue
+    from pipeline.slurmstatus import match
     from pipeline.submissions import Ledger
 
     queue = look_at_queue(run)

@@ -9,7 +9,6 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.plugincalls import Calls, Plugin, Trouble, has_mark, misfit, open_calls, score
 from pipeline.plugins import RULES, PluginError
-from pipeline.resources import num_update_ranks
 from pipeline.rewardconfig import RewardModelConfig, RowsPerCall, RuleConfig
 
 
@@ -117,7 +116,7 @@ def check_takes_ranks(config: Config) -> None:
         PluginError: the update has several ranks, and the user's trainer does not say that it takes them.
     """
     plugin = Plugin("update.engine", config.update.engine)
-    if num_update_ranks(config) == 1 or ":" not in plugin.name:
+    if config.scheduler.num_update_ranks == 1 or ":" not in plugin.name:
         return
     with open_calls(plugin, 1) as calls:
         answer = calls.answer(calls.ask(plugin.import_limit, has_mark, "takes_ranks"), plugin.import_limit)
@@ -128,7 +127,8 @@ def check_takes_ranks(config: Config) -> None:
 def too_many_ranks(config: Config) -> PluginError:
     """What is said of a trainer of the user's that several ranks cannot run together."""
     return PluginError(
-        f"update.engine={config.update.engine}: the update is given {num_update_ranks(config)} ranks, and "
+        f"update.engine={config.update.engine}: the update is given "
+        f"{config.scheduler.num_update_ranks} ranks, and "
         "this trainer does not say that it takes several; give one, or put @takes_ranks of "
         "stages.engines.base before its function"
     )

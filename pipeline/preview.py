@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pipeline.compose import ConfigError
 from pipeline.config import Config
 from pipeline.data import PromptError, Prompts
 from pipeline.diskneed import check_disk
@@ -14,9 +13,9 @@ from pipeline.notifychecks import notify_warnings
 from pipeline.paths import RunPaths
 from pipeline.plugincheck import Sample, check_engines, check_rules, check_scheduler
 from pipeline.plugins import make_importable
+from pipeline.problem import ConfigError
 from pipeline.promptchecks import Judged, check_usable, describe, judge, prompt_files, read_file
-from pipeline.rewardchecks import unknown_field
-from pipeline.rewardconfig import Component, RemoteConfig, RewardModelConfig
+from pipeline.rewardconfig import Component, RemoteConfig, RewardModelConfig, unknown_field
 from pipeline.rewardping import why_silent
 from pipeline.runs import check_can_be_made, check_is_free
 from pipeline.schedulerconfig import LocalConfig, ResourcesConfig, SlurmConfig

@@ -14,3 +14,7 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.key}={self.value}: {self.why}"
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used. One line per problem."""

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, TextIO
 from pipeline.commits import Record
 from pipeline.observe import Frontier, Records
 from pipeline.plan import Plan
+from pipeline.statustext import describe_row
 from pipeline.tasks import Task
-from pipeline.views import Row, duration, number, printable
+from pipeline.text import printable
+from pipeline.views import Row
 
 if TYPE_CHECKING:  # a log needs no terminal library
     from rich.progress import Progress, TaskID
@@ -18,18 +20,6 @@ if TYPE_CHECKING:  # a log needs no terminal library
 def watcher_for(stream: TextIO, plan: Plan) -> "Lines | Bars":
     """Bars where a person looks at a terminal, lines in a log."""
     return Bars(plan, stream) if stream.isatty() else Lines(plan, stream)
-
-
-def describe_row(row: Row, num_iterations: int) -> str:
-    """One iteration in one line."""
-    parts = [f"iteration {row['iteration']:.0f}/{num_iterations}", f"reward {row['reward/mean']:+.3f}"]
-    if "objective/kl" in row:
-        parts.append(f"KL {number(row['objective/kl'], 3)}")
-    if "evaluate/reward" in row:
-        parts.append(f"held-out {row['evaluate/reward']:+.3f}")
-    parts.append(f"length {row['response_length/mean']:.1f}")
-    parts.append(f"{row['seconds/iteration']:.1f} s, {duration(row['seconds/remaining'])} left")
-    return "  ".join(parts)
 
 
 _QUIET_SECONDS = 60.0

@@ -24,7 +24,7 @@ from pipeline.data import (
 from pipeline.engineconfig import Engine
 from pipeline.modeldirs import text_settings
 from pipeline.schemas import reserved_columns
-from pipeline.views import printable
+from pipeline.text import printable
 
 _WARN_ABOVE = 0.1
 """Share of rows that are dropped."""

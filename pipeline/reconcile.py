@@ -2,78 +2,11 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Protocol
 
+from pipeline.failures import Failure, FailureKind, GiveUp
+from pipeline.observe import Committed, stale_because
 from pipeline.plan import Plan
-from pipeline.tasks import Stage, Task, task_key
-
-
-class FailureKind(StrEnum):
-    """Why an attempt ended without a commit."""
-
-    ERROR = "error"
-    """The stage raised an error."""
-    CONFIG = "config"
-    """What the user gave cannot work; trying again cannot help."""
-    NUMERICS = "numerics"
-    """A loss, gradient or weight was not finite; the same inputs would give it again."""
-    KILLED = "killed"
-    """The process vanished: a signal, a cancelled job, or nobody knows."""
-    LOST = "lost"
-    """The node failed, or the job never arrived in the queue; not this task's fault."""
-    PREEMPTED = "preempted"
-    """Another job was given its place."""
-    MEMORY = "memory"
-    """It was stopped for using more memory than it had asked for."""
-    DISK = "disk"
-    """The shared filesystem was full, read-only or away; not this task's fault."""
-    INPUTS = "inputs"
-    """An input was missing, corrupt or stale; not this task's fault."""
-    TIMEOUT = "timeout"
-    """The time limit came, or a warning of it, before anything was saved."""
-    PAUSED = "paused"
-    """It stopped on a warning and saved what it had; the next attempt goes on from there."""
-
-
-DISK_EXIT = 6
-"""Exit code of a task whose failure is of kind DISK: known, although it could not write why, either."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """One attempt that ended without a commit."""
-
-    task: Task
-    attempt: int
-    """0: a commit was taken back."""
-    kind: FailureKind
-    message: str
-    log: str = ""
-    """Path of its log."""
-    node: str = ""
-    """Where it ran, if that is known."""
-    job: str = ""
-    """Its scheduler's id, e.g. ``4711_3``."""
-
-
-class Lineage(Protocol):
-    """What a commit was made from, and what it is; a commit record is one."""
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    @property
-    def inputs(self) -> Mapping[str, str]: ...
-
-
-@dataclass(frozen=True)
-class Committed:
-    """What reconcile needs to know of a commit record."""
-
-    fingerprint: str
-    inputs: Mapping[str, str]
-    """Task key -> fingerprint of the input when it was read."""
+from pipeline.tasks import URGENCY, Stage, Task
 
 
 @dataclass(frozen=True)
@@ -90,14 +23,6 @@ class Retract:
 
     task: Task
     reason: str
-
-
-@dataclass(frozen=True)
-class GiveUp:
-    """``task`` cannot be done; the run stops."""
-
-    task: Task
-    failure: Failure
 
 
 @dataclass(frozen=True)
@@ -130,17 +55,6 @@ FREE_KINDS = frozenset(
 )
 """Not the task's fault, or progress: not counted against its budget of attempts."""
 _FREE_FACTOR = 5
-
-URGENCY = {
-    Stage.PREPARE: 0,
-    Stage.UPDATE: 1,
-    Stage.REWARD: 2,
-    Stage.SCORE: 3,
-    Stage.ROLLOUT: 4,
-    Stage.EVALUATE: 4,
-}
-"""What shortens the run most goes first where slots are few. Evaluation holds nothing up: it comes after the
-rollouts that are launched with it, but before those of the next iteration."""
 
 
 def reconcile(plan: Plan, seen: Observation, max_attempts: int, in_advance: bool = False) -> Actions:
@@ -196,20 +110,6 @@ def needed_by(plan: Plan, seen: Observation) -> set[Task]:
 def _launch_order(launch: Launch) -> tuple[int, bool, Task]:
     stage = launch.task.stage
     return URGENCY[stage], stage is Stage.EVALUATE, launch.task
-
-
-def stale_because(task: Task, inputs: Sequence[Task], committed: Mapping[Task, Lineage]) -> str | None:
-    """Why a commit no longer stands, or None.
-
-    Inputs that were not observed, or are being computed again, count as unchanged: if the repetition gives
-    the same bytes, nothing that was made from them needs repeating.
-    """
-    for source in inputs:
-        read = committed[task].inputs.get(task_key(source))
-        now = committed.get(source)
-        if read is not None and now is not None and now.fingerprint != read:
-            return f"its input {source} has changed since"
-    return None
 
 
 def is_hopeless(failures: Sequence[Failure], max_attempts: int) -> bool:

@@ -1,20 +1,14 @@
 """What a job asks Slurm for: the configuration of its stage, and what earlier failures taught. Pure."""
 
-import dataclasses
 import math
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipeline.config import Config
-from pipeline.reconcile import Failure, FailureKind
-from pipeline.schedulerconfig import MailType, ResourcesConfig, SlurmConfig
+from pipeline.failures import Failure, FailureKind
+from pipeline.schedulerconfig import ResourcesConfig
 from slurm.limits import format_duration, parse_duration, parse_memory
-
-DRIVER = "driver"
-"""Name of the jobs that advance a run, where stages have theirs."""
 
 MORE_MEMORY = 2.0
 MORE_TIME = 1.5
@@ -54,36 +48,6 @@ def bad_nodes(failures: Iterable[Failure]) -> tuple[str, ...]:
     return tuple(bad)
 
 
-def key_of(purpose: str) -> str:
-    """Of the resources of a stage, a pool's scores or driver jobs: scheduler.reward, scheduler.pools.big."""
-    return f"scheduler.pools.{pool}" if (pool := purpose.partition("-")[2]) else f"scheduler.{purpose}"
-
-
-def resources_of(config: SlurmConfig, purpose: str) -> ResourcesConfig:
-    """Of a stage, a pool's scores or driver jobs, with the scheduler's own settings filled in."""
-    pool = purpose.partition("-")[2]
-    given: ResourcesConfig = config.pools[pool] if pool else getattr(config, purpose)
-    # Driver jobs call sbatch, which images for training do not have.
-    container = None if purpose == DRIVER else config.container
-    return dataclasses.replace(
-        given,
-        account=given.account or config.account,
-        qos=given.qos or config.qos,
-        setup=config.setup if given.setup is None else given.setup,
-        container=given.container or container,
-        python=given.python or config.python or sys.executable,
-        environment={**config.environment, **given.environment},
-        mail_user=given.mail_user or config.mail_user,
-        mail_type=_mail_types(config, given, purpose),
-    )
-
-
-def _mail_types(config: SlurmConfig, given: ResourcesConfig, purpose: str) -> tuple[MailType, ...]:
-    if given.mail_type is not None:
-        return given.mail_type
-    return () if purpose == DRIVER else config.mail_type
-
-
 def sbatch_options(
     given: ResourcesConfig, lessons: Lessons, longest: float | None
 ) -> dict[str, str | int | bool]:
@@ -114,25 +78,13 @@ def sbatch_options(
     return {name: value for name, value in (options | dict(given.options)).items() if value is not None}
 
 
-def num_update_ranks(config: Config) -> int:
-    """Processes that make one update together."""
-    if isinstance(config.scheduler, SlurmConfig):
-        return num_ranks(config.scheduler.update)
-    return config.scheduler.update.ranks
-
-
-def num_ranks(given: ResourcesConfig) -> int:
-    """Processes of one task."""
-    return given.nodes * given.ntasks_per_node
-
-
 def command_words(given: ResourcesConfig, tasks: str) -> list[str]:
     """The command of every element: under srun when the task has several ranks."""
     assert given.python is not None
     container = shlex.split(given.container) if given.container else []
     # -P: a slurm.py of the user's in the folder that the run was started in is not ours.
     words = [*container, given.python, "-P", "-m", "slurm.element", tasks]
-    if num_ranks(given) == 1:
+    if given.num_ranks == 1:
         return words
     # Explicit counts: srun's defaults changed between versions. One dead rank must not leave the others; but
     # those that end well end before the first, which still writes, and a cluster's WaitTime would kill it.

@@ -1,13 +1,19 @@
 """Keys of rules and remote services that do not go together, each with the way out. Looks at no file."""
 
 import re
-import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from pipeline.config import Config
 from pipeline.problem import Problem
-from pipeline.rewardconfig import RULE_ARGUMENTS, RemoteApi, RemoteConfig, RowsPerCall, RuleConfig
+from pipeline.rewardconfig import (
+    RULE_ARGUMENTS,
+    RemoteApi,
+    RemoteConfig,
+    RowsPerCall,
+    RuleConfig,
+    template_problem,
+)
 
 _OURS = frozenset(
     {"model", "input", "use_activation", "messages", "prompts", "responses", "columns", "n", "stream"}
@@ -92,31 +98,3 @@ def pattern_problem(pattern: str) -> str | None:
     except re.error as error:
         return f"is no regular expression: {error}"
     return None if groups == 1 else f"has {groups} groups; one is wanted, around the number"
-
-
-def template_problem(template: str) -> str | None:
-    """What is wrong with a judge's message, if anything is."""
-    try:
-        fields = template_fields(template)
-    except ValueError as error:
-        return f"{error}; braces that stand for nothing are doubled: {{{{ }}}}"
-    if wrong := [field for field in fields if not field.isidentifier()]:
-        legal = "{prompt}, {response} or {COLUMN}"
-        return f"{{{wrong[0]}}} is no name; write {legal}, and {{{{ }}}} for braces of its own"
-    return None if "response" in fields else "has no {response}, so every response would be judged alike"
-
-
-def template_fields(template: str) -> list[str]:
-    """What stands between braces, format and conversion included. Raises ValueError for unpaired braces."""
-    return [
-        name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
-        for _, name, form, conversion in string.Formatter().parse(template)
-        if name is not None
-    ]
-
-
-def unknown_field(remote: RemoteConfig, columns: Sequence[str]) -> str | None:
-    """What a judge's message names that is no column of the prompts, if anything."""
-    known = ["prompt", "response", "response_messages", *columns]
-    unknown = [field for field in template_fields(remote.template or "") if field not in known]
-    return f"{{{unknown[0]}}} is no column of the prompts; known: {', '.join(known)}" if unknown else None

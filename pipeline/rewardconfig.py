@@ -1,5 +1,7 @@
 """The configuration of the reward: what scores responses."""
 
+import string
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -201,3 +203,31 @@ class RewardConfig:
     def components_of(self, pool: str | None) -> dict[str, Component]:
         """Components of one pool; of None those that the reward task scores itself."""
         return {name: c for name, c in self.components.items() if c.pool == pool}
+
+
+def template_problem(template: str) -> str | None:
+    """What is wrong with a judge's message, if anything is."""
+    try:
+        fields = template_fields(template)
+    except ValueError as error:
+        return f"{error}; braces that stand for nothing are doubled: {{{{ }}}}"
+    if wrong := [field for field in fields if not field.isidentifier()]:
+        legal = "{prompt}, {response} or {COLUMN}"
+        return f"{{{wrong[0]}}} is no name; write {legal}, and {{{{ }}}} for braces of its own"
+    return None if "response" in fields else "has no {response}, so every response would be judged alike"
+
+
+def template_fields(template: str) -> list[str]:
+    """What stands between braces, format and conversion included. Raises ValueError for unpaired braces."""
+    return [
+        name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
+        for _, name, form, conversion in string.Formatter().parse(template)
+        if name is not None
+    ]
+
+
+def unknown_field(remote: RemoteConfig, columns: Sequence[str]) -> str | None:
+    """What a judge's message names that is no column of the prompts, if anything."""
+    known = ["prompt", "response", "response_messages", *columns]
+    unknown = [field for field in template_fields(remote.template or "") if field not in known]
+    return f"{{{unknown[0]}}} is no column of the prompts; known: {', '.join(known)}" if unknown else None

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from pipeline import journal
 from pipeline.durable import link_once_in, naming, read_in
+from pipeline.journal import Row
 from pipeline.paths import RunPaths
 from slurm.sealing import sealed, unsealed
 from slurm.sharedfiles import make_folder, persistently
 
-Row = dict[str, float | int]
 _RECENT = 20
 """Lines that every driver compares: of a long run it would read a thousand files else."""
 

@@ -2,17 +2,18 @@
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pipeline.runs import Run
 from pipeline.submissions import is_job_of
+from slurm.commands import SlurmError, SlurmMissing
 from slurm.query import Element, read_queue
-from slurm.states import Phase, SlurmState, phase_of
+from slurm.states import Phase, SlurmState, UnknownState, phase_of
 from slurm.submission import cancel
 
 _GONE_SECONDS = 1.0
 
-Queue = dict[str, list[Element]]
+ElementsByName = dict[str, list[Element]]
 """By job name."""
 
 _HELD = frozenset({"launchfailedrequeuedheld", "jobholdmaxrequeue"})
@@ -20,10 +21,10 @@ _HELD = frozenset({"launchfailedrequeuedheld", "jobholdmaxrequeue"})
 wait for ever. What an administrator or the user holds is left to them."""
 
 
-def read_run_queue(run: Run) -> Queue:
+def read_run_queue(run: Run) -> ElementsByName:
     """One squeue call. What Slurm holds because it could not start it is cancelled, and counts as ended."""
     elements = read_queue(lambda name: is_job_of(run.identity.id, name))
-    queue: Queue = {}
+    queue: ElementsByName = {}
     for element in _without_held(elements):
         queue.setdefault(element.name, []).append(element)
     return queue
@@ -76,3 +77,27 @@ def cancel_jobs(queue: Iterable[Sequence[Element]], only_pending: bool) -> int:
     if ids:
         cancel(ids, only_pending)
     return len(ids)
+
+
+_PATIENCE = 15.0
+"""Seconds that a person waits for squeue."""
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Elements of the run's jobs, or why they are not known."""
+
+    elements: Sequence[Element] = ()
+    unanswered: str | None = None
+
+    @property
+    def live(self) -> list[Element]:
+        return [element for element in self.elements if is_live(element)]
+
+
+def look_at_queue(run: Run) -> Queue:
+    """Ask once; an answer that does not come is told, not raised."""
+    try:
+        return Queue(read_queue(lambda name: is_job_of(run.identity.id, name), _PATIENCE))
+    except (SlurmError, SlurmMissing, UnknownState) as error:
+        return Queue(unanswered=str(error))

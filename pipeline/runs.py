@@ -15,15 +15,16 @@ from pathlib import Path
 import xxhash
 from pydantic import ValidationError
 
-from pipeline.compose import ConfigError, from_mapping, to_yaml
+from pipeline.compose import from_mapping, to_yaml
 from pipeline.config import Config
+from pipeline.control import read_control
 from pipeline.conversion import converted, from_yaml, in_words
 from pipeline.durable import link_once, replace_durably
 from pipeline.lease import Lease, LeaseHeld, acquire, holder_of
 from pipeline.paths import RunPaths
 from pipeline.plan import Plan
+from pipeline.problem import ConfigError
 from pipeline.schedulerconfig import SlurmConfig
-from pipeline.submissions import read_control
 from pipeline.tasks import PREPARE
 from slurm.sharedfiles import is_there, read_newest, read_shared
 
@@ -303,3 +304,13 @@ def version() -> str:
         return installed_version("slurm-ppo")
     except PackageNotFoundError:
         return "source"
+
+
+def imagined_run(config: Config) -> Run:
+    """A run as it would be made, with zeros for its id."""
+    identity = Identity("0" * 12, config.name, time.time(), "", version(), str(Path.cwd()))
+    return Run(RunPaths(Path(config.run_dir)), config, identity)
+
+
+def resume_command(run: Run) -> str:
+    return f"slurm-ppo resume {shlex.quote(str(run.paths.root))}"

@@ -1,5 +1,7 @@
 """The configuration of what runs tasks: this machine, or a Slurm cluster."""
 
+import dataclasses
+import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -18,6 +20,7 @@ from pipeline.configtypes import (
     Text,
     TimeLimit,
 )
+from pipeline.jobkinds import DRIVER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,11 @@ class LocalConfig:
     """Tries per task and per call of run or resume, before the run stops as failed."""
     time_limit: PositiveInt = 14400
     """Seconds a task may run before it is stopped and counted as failed."""
+
+    @property
+    def num_update_ranks(self) -> int:
+        """Processes that make one update together."""
+        return self.update.ranks
 
 
 def _split_at_commas(value: object) -> object:
@@ -162,6 +170,11 @@ class ResourcesConfig:
     options: dict[OptionName, Line | int | bool] = field(default_factory=dict)
     """Any other sbatch option, without its dashes: {comment: ppo, exclusive: true}."""
 
+    @property
+    def num_ranks(self) -> int:
+        """Processes of one task."""
+        return self.nodes * self.ntasks_per_node
+
 
 class StreamingDependency(StrEnum):
     """When the scoring of a shard may start."""
@@ -224,5 +237,40 @@ class SlurmConfig:
     poll_seconds: PositiveInt = 10
     """How often slurm-ppo run asks Slurm while it watches."""
 
+    @property
+    def num_update_ranks(self) -> int:
+        """Processes that make one update together."""
+        return self.update.num_ranks
+
 
 SchedulerConfig = Annotated[LocalConfig | SlurmConfig, Field(discriminator="kind")]
+
+
+def key_of(purpose: str) -> str:
+    """Of the resources of a stage, a pool's scores or driver jobs: scheduler.reward, scheduler.pools.big."""
+    return f"scheduler.pools.{pool}" if (pool := purpose.partition("-")[2]) else f"scheduler.{purpose}"
+
+
+def resources_of(config: SlurmConfig, purpose: str) -> ResourcesConfig:
+    """Of a stage, a pool's scores or driver jobs, with the scheduler's own settings filled in."""
+    pool = purpose.partition("-")[2]
+    given: ResourcesConfig = config.pools[pool] if pool else getattr(config, purpose)
+    # Driver jobs call sbatch, which images for training do not have.
+    container = None if purpose == DRIVER else config.container
+    return dataclasses.replace(
+        given,
+        account=given.account or config.account,
+        qos=given.qos or config.qos,
+        setup=config.setup if given.setup is None else given.setup,
+        container=given.container or container,
+        python=given.python or config.python or sys.executable,
+        environment={**config.environment, **given.environment},
+        mail_user=given.mail_user or config.mail_user,
+        mail_type=_mail_types(config, given, purpose),
+    )
+
+
+def _mail_types(config: SlurmConfig, given: ResourcesConfig, purpose: str) -> tuple[MailType, ...]:
+    if given.mail_type is not None:
+        return given.mail_type
+    return () if purpose == DRIVER else config.mail_type

@@ -16,25 +16,26 @@ from pathlib import Path
 from pipeline import journal
 from pipeline.advance import LEASE_PATIENCE, Pass, advance_run, follow
 from pipeline.bookkeeping import note_mended
-from pipeline.compose import ConfigError
 from pipeline.config import Config
-from pipeline.driver import Outcome, drive
-from pipeline.enginechecks import uses_torch, uses_vllm
+from pipeline.control import Control, begin_call, read_control, write_control
+from pipeline.driver import Outcome
+from pipeline.engineuse import uses_torch, uses_vllm
 from pipeline.environment import TASK_ENVIRONMENT
-from pipeline.failureblock import failure_block, resume_command
+from pipeline.failureblock import failure_block
+from pipeline.failures import FailureKind, GiveUp
 from pipeline.goback import Point, go_back, parse_point
+from pipeline.jobs import drive
 from pipeline.lease import Lease, LeaseHeld, LeaseLost, hold_patiently
 from pipeline.lineage import find_break, find_damage
 from pipeline.notify import breakdown, completion, failure, tell
 from pipeline.observe import find_frontier
+from pipeline.problem import ConfigError
 from pipeline.progress import Bars, Lines, watcher_for
-from pipeline.reconcile import FailureKind, GiveUp
 from pipeline.rewardconfig import RewardModelConfig
 from pipeline.rowbook import RowBook
 from pipeline.runqueue import cancel_all, wait_until_gone
-from pipeline.runs import Run, RunError, claimed_run, slurm_settings
+from pipeline.runs import Run, RunError, claimed_run, resume_command, slurm_settings
 from pipeline.schedulerconfig import LocalConfig, LocalStageConfig, SlurmConfig
-from pipeline.submissions import Control, begin_call, read_control, write_control
 from pipeline.tasks import PREPARE, Stage, Task
 from pipeline.troubles import described
 from pipeline.versionchecks import version_warning

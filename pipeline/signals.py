@@ -3,6 +3,7 @@
 import contextlib
 import signal
 from collections.abc import Collection, Iterator
+from types import FrameType
 
 STOPPING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
@@ -18,3 +19,17 @@ def uninterrupted(numbers: Collection[signal.Signals] = STOPPING) -> Iterator[No
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Let SIGTERM end the run as Ctrl-C does: tasks stopped, lease released, W&B finished."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -8,27 +8,17 @@ from dataclasses import dataclass, field, replace
 
 from pipeline import journal
 from pipeline.arrays import driver_submission, in_order, position, stage_submissions
+from pipeline.control import Control, read_control, write_control
 from pipeline.endings import as_seen, evidence_of, verdict_of
-from pipeline.jobs import CommittedOf, Ended
-from pipeline.observe import explain_failure
-from pipeline.reconcile import Failure, FailureKind, GiveUp, Launch, Observation
+from pipeline.failures import Failure, FailureKind, GiveUp, explain_failure
+from pipeline.jobkinds import DRIVERS, GUARD
+from pipeline.jobprotocol import CommittedOf, Ended
+from pipeline.reconcile import Launch, Observation
 from pipeline.resources import Lessons, learn
 from pipeline.runqueue import Queue, cancel_jobs, is_live, is_pending, read_run_queue
 from pipeline.runs import Run
 from pipeline.schedulerconfig import SlurmConfig
-from pipeline.submissions import (
-    DRIVERS,
-    GUARD,
-    Control,
-    Ending,
-    Ledger,
-    Submission,
-    age,
-    chunk_size_for,
-    purpose_of,
-    read_control,
-    write_control,
-)
+from pipeline.submissions import Ending, Ledger, Submission, age, chunk_size_for, purpose_of
 from pipeline.submitting import Submitter
 from pipeline.tasks import Task, parse_task, task_key
 from pipeline.wiring import (

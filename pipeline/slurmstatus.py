@@ -7,17 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.commits import Record
+from pipeline.control import Control, read_control
 from pipeline.observe import Frontier, Records
-from pipeline.runqueue import is_live
+from pipeline.runqueue import Queue, is_live, look_at_queue
 from pipeline.runs import Run
-from pipeline.submissions import Control, Ledger, Submission, is_job_of, read_control
+from pipeline.submissions import Ledger, Submission
 from pipeline.tasks import PREPARE, Task
-from slurm.commands import SlurmError, SlurmMissing
-from slurm.query import Element, read_queue
-from slurm.states import Phase, SlurmState, UnknownState, phase_of, reason_in_words
+from slurm.query import Element
+from slurm.states import Phase, SlurmState, phase_of, reason_in_words
 
-_PATIENCE = 15.0
-"""Seconds that a person waits for squeue."""
 _BEHIND_OTHERS = "Priority"
 _RESTARTS = re.compile(r"\d+-\d+r(\d+)")
 """In the id of an attempt, see :mod:`slurm.element`."""
@@ -80,18 +78,6 @@ class SlurmStatus:
     drivers: tuple[DriverJob, ...]
     finish: float | None
     """When the run will be complete at the recent pace, unix time."""
-
-
-@dataclass(frozen=True)
-class Queue:
-    """Elements of the run's jobs, or why they are not known."""
-
-    elements: Sequence[Element] = ()
-    unanswered: str | None = None
-
-    @property
-    def live(self) -> list[Element]:
-        return [element for element in self.elements if is_live(element)]
 
 
 @dataclass(frozen=True)
@@ -171,14 +157,6 @@ def read_slurm_status(
         drivers=tuple(drivers_of(submissions, queue)),
         finish=finish_of(run.identity.created, last_row) if queue.live else None,
     )
-
-
-def look_at_queue(run: Run) -> Queue:
-    """Ask once; an answer that does not come is told, not raised."""
-    try:
-        return Queue(read_queue(lambda name: is_job_of(run.identity.id, name), _PATIENCE))
-    except (SlurmError, SlurmMissing, UnknownState) as error:
-        return Queue(unanswered=str(error))
 
 
 def state_of(is_complete: bool, control: Control, status: SlurmStatus) -> str:

@@ -5,7 +5,6 @@ Each becomes :class:`_Lines` or :class:`_Table`: rows to judge one by one, and c
 
 import json
 import random
-import reprlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,6 +24,7 @@ from pipeline.tablefiles import (
     read_directory,
     read_part,
 )
+from pipeline.text import shown
 
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
 _SAMPLE_ROWS = 20_000
@@ -295,8 +295,3 @@ def _check_values(path: Path, name: str, column: pa.ChunkedArray, is_judged_by_r
 
 
 # --- words -------------------------------------------------------------------------------------------------
-
-
-def shown(value: object) -> str:
-    """A value as messages show it: its type, and its beginning."""
-    return f"{type(value).__name__} {reprlib.repr(value)}"

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-DRIVER = "driver"
-"""The purpose of every kind of driver job here, as in the costs."""
+from pipeline.jobkinds import DRIVER
+
 _MOST_ATTEMPTS = 400
 """Of a stage and iteration that a line holds one by one."""
 _DIGITS = 2

@@ -19,7 +19,7 @@ from pipeline.evidence import (
 from pipeline.plan import Plan
 from pipeline.schedulerconfig import ResourcesConfig, SlurmConfig
 from pipeline.tasks import Stage
-from pipeline.views import duration, number
+from pipeline.text import duration, number
 from slurm.limits import parse_memory
 
 Findings = Iterator[Advice]

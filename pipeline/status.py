@@ -12,22 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import journal
 from pipeline.advice import Advice, Evidence, advise, worst
+from pipeline.journal import ROWS_BYTES
 from pipeline.lease import holder_of
 from pipeline.observe import Frontier, Records, find_frontier, newest_row
 from pipeline.runs import Run, RunError
 from pipeline.schedulerconfig import SlurmConfig
 from pipeline.statustext import describe_slurm, wrapped
 from pipeline.tasks import parse_task
+from pipeline.text import duration, printable
 from pipeline.thinning import in_words, kept_versions
 from pipeline.troubles import Trouble, outstanding
-from pipeline.views import duration, printable
 
 if TYPE_CHECKING:
     from pipeline.costs import Costs
     from pipeline.slurmstatus import SlurmStatus
-
-ROWS_BYTES = 1 << 20
-"""Of the end of metrics.jsonl: as many rows as advice looks at, and more."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pipeline.views import MISSING, duration, shortened
+from pipeline.text import MISSING, duration, number, shortened
+from pipeline.views import Row
 
 if TYPE_CHECKING:  # a run of this machine needs none of what these know
     from pipeline.slurmstatus import DriverJob, SlurmStatus, StageProgress
@@ -135,3 +136,15 @@ def wrapped(text: str, indent: str = "", subsequent: str | None = None) -> list[
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def describe_row(row: Row, num_iterations: int) -> str:
+    """One iteration in one line."""
+    parts = [f"iteration {row['iteration']:.0f}/{num_iterations}", f"reward {row['reward/mean']:+.3f}"]
+    if "objective/kl" in row:
+        parts.append(f"KL {number(row['objective/kl'], 3)}")
+    if "evaluate/reward" in row:
+        parts.append(f"held-out {row['evaluate/reward']:+.3f}")
+    parts.append(f"length {row['response_length/mean']:.1f}")
+    parts.append(f"{row['seconds/iteration']:.1f} s, {duration(row['seconds/remaining'])} left")
+    return "  ".join(parts)

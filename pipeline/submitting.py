@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from pipeline import journal
 from pipeline.arrays import array_of, log_folder
+from pipeline.jobkinds import DRIVER
 from pipeline.lease import LeaseLost
-from pipeline.resources import DRIVER, Lessons, resources_of
+from pipeline.resources import Lessons
 from pipeline.runs import Run
-from pipeline.schedulerconfig import SlurmConfig
+from pipeline.schedulerconfig import SlurmConfig, resources_of
 from pipeline.submissions import Ledger, State, Submission
 from slurm.submission import QueueFull, Refused, render, submit
 

@@ -10,16 +10,10 @@ from pipeline.lease import holder_of
 from pipeline.mirror import Mirrored
 from pipeline.mirrorstate import begin_anew, online_lease
 from pipeline.runs import Run
-from pipeline.tracking import MirrorProcess, has_key
+from pipeline.tracking import MirrorProcess
+from pipeline.wandbmode import NO_KEY, NoKey, has_key
 
 _LOOK_SECONDS = 0.2
-
-
-NO_KEY = "there is no API key for W&B: type `wandb login`, or set WANDB_API_KEY"
-
-
-class NoKey(ValueError):
-    """There is no API key for W&B."""
 
 
 class SyncFailed(RuntimeError):

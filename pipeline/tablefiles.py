@@ -8,11 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.text import listing
+
 ARROW = (".arrow", ".feather")
 LEGAL = "a .jsonl, .ndjson, .json, .parquet, .arrow or .feather file, or a folder of save_to_disk or parquet"
 KEEP = "name the columns to keep in data.columns"
 _SPLITS = {"train", "test", "validation"}
-_NAMES_SHOWN = 20
 
 
 class PromptError(ValueError):
@@ -124,13 +125,6 @@ def _saved_names(path: Path, key: str) -> list[str]:
 
 
 # --- words ---
-
-
-def listing(names: Sequence[str]) -> str:
-    """Names as messages list them: quoted, and not too many."""
-    first = ", ".join(repr(name) for name in names[:_NAMES_SHOWN])
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return first + more if first else "nothing"
 
 
 def first_line(error: BaseException) -> str:

@@ -101,3 +101,15 @@ def _stage_and_pool(purpose: str) -> tuple[Stage, str]:
     if not re.fullmatch(PURPOSE_PATTERN, purpose) or bool(pool) != (stage is Stage.SCORE):
         raise ValueError(f"{purpose!r} is not a stage such as 'rollout' or 'score-POOL'")
     return stage, pool
+
+
+URGENCY = {
+    Stage.PREPARE: 0,
+    Stage.UPDATE: 1,
+    Stage.REWARD: 2,
+    Stage.SCORE: 3,
+    Stage.ROLLOUT: 4,
+    Stage.EVALUATE: 4,
+}
+"""What shortens the run most goes first where slots are few. Evaluation holds nothing up: it comes after the
+rollouts that are launched with it, but before those of the next iteration."""

@@ -1,5 +1,10 @@
 """How numbers are written for people."""
 
+import math
+import re
+import reprlib
+from collections.abc import Sequence
+
 
 def size(num_bytes: float) -> str:
     """Like 12.3 GiB."""
@@ -8,3 +13,80 @@ def size(num_bytes: float) -> str:
             return f"{num_bytes:.0f} bytes" if unit == "bytes" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1024
     return f"{num_bytes:.1f} TiB"
+
+
+def in_words(exit_code: int | None) -> str:
+    if exit_code is not None and exit_code < 0:
+        return f"killed by signal {-exit_code}"
+    return f"ended with exit code {exit_code} and said nothing"
+
+
+MISSING = "-"
+
+
+_ESCAPES = re.compile(
+    r"(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"  # commands to the terminal's system: OSC 52 ...
+    r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c]*(?:\x1b\\|\x9c)?"  # other strings for it
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b."
+)
+
+
+def printable(text: str) -> str:
+    """What others wrote, on one line and without what a terminal would obey: cursor, colours, clipboard."""
+    plain = _ESCAPES.sub("", text).expandtabs()
+    return "".join(c if c.isprintable() else " " for c in plain).rstrip()
+
+
+def number(value: float | None, digits: int | None = None) -> str:
+    """A number in few characters; "-" for None, integers in full, ``k`` and ``M`` for other large numbers.
+
+    Args:
+        digits: after the point, so that numbers line up. Default: as many as give four significant ones.
+    """
+    if value is None:
+        return MISSING
+    size = abs(value)
+    if value == 0 or not math.isfinite(value) or (isinstance(value, int) and size < 1e6):
+        return f"{value:g}" if size < 1e6 else str(value)
+    if digits is not None and size < 10 ** -(digits + 2):
+        return f"{0:.{digits}f}"  # rounding noise, as of a KL that is zero
+    if digits is None:
+        digits = 3 if size < 10 else 2 if size < 100 else 1 if size < 1000 else 0
+    if size < 0.5 * 10**-digits or size >= 1e9:
+        return f"{value:.0e}"
+    if size >= 9_999.5:
+        return f"{value / 1e6:.2f}M" if size >= 999_950 else f"{value / 1e3:.1f}k"
+    return f"{value:.{digits}f}"
+
+
+def shortened(text: str, width: int) -> str:
+    """The text, or its beginning and an ellipsis where it has more than ``width`` characters."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def duration(seconds: float) -> str:
+    """Like 45 s, 3 min 20 s, 5 h 12 min, 2 d 3 h."""
+    whole = round(seconds)
+    for size, name, below, below_name in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            return f"{whole // size} {name} {whole % size // below} {below_name}"
+    return f"{whole} s"
+
+
+def shown(value: object) -> str:
+    """A value as messages show it: its type, and its beginning."""
+    return f"{type(value).__name__} {reprlib.repr(value)}"
+
+
+_NAMES_SHOWN = 20
+
+
+def listing(names: Sequence[str]) -> str:
+    """Names as messages list them: quoted, and not too many."""
+    first = ", ".join(repr(name) for name in names[:_NAMES_SHOWN])
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return first + more if first else "nothing"

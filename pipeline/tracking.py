@@ -13,12 +13,12 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, Any, Protocol
 
 from pipeline.config import WandbMode
 from pipeline.mirrorstate import read_offline, read_online
 from pipeline.runs import Run
+from pipeline.wandbmode import wandb_mode
 
 _CLOSE_SECONDS = 60.0
 """How long a driver that is about to end waits for the last rows to arrive."""
@@ -196,26 +196,3 @@ def is_behind(run: Run, rows: Sequence[Mapping[str, float]]) -> bool:
         return True
     wanted = {row["iteration"] for row in rows if row["iteration"] > arrived}
     return not read_offline(run.paths).iterations >= wanted
-
-
-def wandb_mode(asked: WandbMode, environment: Mapping[str, str]) -> WandbMode:
-    """The configuration decides; when it says auto, WANDB_MODE does; without it, whether there is a key."""
-    if asked is not WandbMode.AUTO:
-        return asked
-    named = environment.get("WANDB_MODE", "")
-    if named in tuple(WandbMode) and named != WandbMode.AUTO:
-        return WandbMode(named)
-    return WandbMode.ONLINE if has_key(environment) else WandbMode.OFFLINE
-
-
-def has_key(environment: Mapping[str, str]) -> bool:
-    """Whether an API key is in the environment or in ~/.netrc."""
-    return bool(environment.get("WANDB_API_KEY")) or _has_netrc_key()
-
-
-def _has_netrc_key() -> bool:
-    netrc = Path.home() / ".netrc"
-    try:
-        return "wandb" in netrc.read_text(errors="replace")
-    except OSError:
-        return False

@@ -5,20 +5,15 @@ sequences, and only there when ``color`` is true.
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.text import number
+
 Row = Mapping[str, float]
 
-MISSING = "-"
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_ESCAPES = re.compile(
-    r"(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"  # commands to the terminal's system: OSC 52 ...
-    r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c]*(?:\x1b\\|\x9c)?"  # other strings for it
-    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b."
-)
 
 
 @dataclass(frozen=True)
@@ -51,34 +46,6 @@ COLUMNS: tuple[Column, ...] = (
 
 _FIRST_TO_GO = ("tok/s", "± std", "clip %", "entropy", "length", "s/iter", "KL", "eval")
 """Columns that a narrow terminal does without, in this order."""
-
-
-def printable(text: str) -> str:
-    """What others wrote, on one line and without what a terminal would obey: cursor, colours, clipboard."""
-    plain = _ESCAPES.sub("", text).expandtabs()
-    return "".join(c if c.isprintable() else " " for c in plain).rstrip()
-
-
-def number(value: float | None, digits: int | None = None) -> str:
-    """A number in few characters; "-" for None, integers in full, ``k`` and ``M`` for other large numbers.
-
-    Args:
-        digits: after the point, so that numbers line up. Default: as many as give four significant ones.
-    """
-    if value is None:
-        return MISSING
-    size = abs(value)
-    if value == 0 or not math.isfinite(value) or (isinstance(value, int) and size < 1e6):
-        return f"{value:g}" if size < 1e6 else str(value)
-    if digits is not None and size < 10 ** -(digits + 2):
-        return f"{0:.{digits}f}"  # rounding noise, as of a KL that is zero
-    if digits is None:
-        digits = 3 if size < 10 else 2 if size < 100 else 1 if size < 1000 else 0
-    if size < 0.5 * 10**-digits or size >= 1e9:
-        return f"{value:.0e}"
-    if size >= 9_999.5:
-        return f"{value / 1e6:.2f}M" if size >= 999_950 else f"{value / 1e3:.1f}k"
-    return f"{value:.{digits}f}"
 
 
 def cells(row: Row, columns: Sequence[Column] = COLUMNS) -> list[str]:
@@ -186,24 +153,6 @@ def sparkline(values: Sequence[float | None], width: int = 40) -> str:
     return "".join(" " if m is None else _BLOCKS[round((m - low) / span * 7)] for m in means)
 
 
-def shortened(text: str, width: int) -> str:
-    """The text, or its beginning and an ellipsis where it has more than ``width`` characters."""
-    return text if len(text) <= width else f"{text[: width - 1]}…"
-
-
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None and math.isfinite(value)]
     return sum(known) / len(known) if known else None
-
-
-def duration(seconds: float) -> str:
-    """Like 45 s, 3 min 20 s, 5 h 12 min, 2 d 3 h."""
-    whole = round(seconds)
-    for size, name, below, below_name in (
-        (86400, "d", 3600, "h"),
-        (3600, "h", 60, "min"),
-        (60, "min", 1, "s"),
-    ):
-        if whole >= size:
-            return f"{whole // size} {name} {whole % size // below} {below_name}"
-    return f"{whole} s"

@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.compose import to_mapping
 from pipeline.config import WandbConfig, WandbMode
+from pipeline.journal import Row
 from pipeline.metrics import METRICS, SAMPLE_TABLE
 from pipeline.mirrorstate import wandb_id
 from pipeline.runs import Run
@@ -27,8 +28,6 @@ _FLUSH_SECONDS = 0.2
 """A machine that goes down costs the rows of this last while; the client's own default is 15."""
 _CELL = 4000
 """Characters of a prompt or response that a table shows."""
-
-Row = dict[str, float | int]
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ keeps its place in the queue.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pipeline.jobkinds import DRIVER, EVALUATION_DRIVER
 from pipeline.plan import Plan
 from pipeline.reconcile import Observation
 from pipeline.schedulerconfig import StreamingDependency
-from pipeline.submissions import DRIVER, EVALUATION_DRIVER
 from pipeline.tasks import Stage, Task
 
 NEVER = "DependencyNeverSatisfied"

@@ -25,7 +25,7 @@ from pipeline.plugins import load_plugin
 from pipeline.rolloutconfig import MultiTurnConfig
 from pipeline.schemas import FinishReason, extra_columns
 from pipeline.seeds import derive_seed
-from pipeline.sources import shown
+from pipeline.text import shown
 from stages.calls import Answer, Calls, Late
 from stages.chat import continuation_text
 from stages.context import UserError

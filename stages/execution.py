@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from pipeline.commits import Record, is_of_the_past, opened_history, publish
 from pipeline.config import Config
-from pipeline.enginechecks import engines_of
+from pipeline.engineuse import engines_of
 from pipeline.plugins import make_importable
 from pipeline.runs import Run, RunError, load_run
 from pipeline.seeds import derive_seed

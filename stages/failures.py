@@ -9,11 +9,11 @@ import time
 import traceback
 
 from pipeline.commits import CorruptData, NotCommitted, StaleData
-from pipeline.compose import ConfigError
 from pipeline.data import PromptError
 from pipeline.durable import PASSING, link_once
+from pipeline.failures import DISK_EXIT, FailureKind
 from pipeline.plugins import PluginError
-from pipeline.reconcile import DISK_EXIT, FailureKind
+from pipeline.problem import ConfigError
 from pipeline.runs import RunError
 from pipeline.schemas import SchemaError
 from pipeline.tasks import Task, task_key

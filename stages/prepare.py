@@ -16,8 +16,7 @@ from pipeline.data import Message, Rejected, write_rejected
 from pipeline.durable import replace_durably
 from pipeline.plugincheck import Sample, check_rules, check_scheduler
 from pipeline.promptchecks import Judged, check_usable, describe, judge, prompt_files, read_file
-from pipeline.rewardchecks import unknown_field
-from pipeline.rewardconfig import RemoteConfig, RewardModelConfig
+from pipeline.rewardconfig import RemoteConfig, RewardModelConfig, unknown_field
 from pipeline.schemas import PROMPTS, conform, extra_columns
 from pipeline.shards import write_shard
 from pipeline.tasks import Task

@@ -12,10 +12,11 @@ import pytest
 from toyworld import Luck, World, make_world
 
 from pipeline import journal
+from pipeline.control import read_control, write_control
 from pipeline.driver import Outcome
 from pipeline.runqueue import cancel_all
 from pipeline.runs import Run
-from pipeline.submissions import Ledger, Submission, read_control, write_control
+from pipeline.submissions import Ledger, Submission
 
 
 def live_to_the_end(world: World) -> World:

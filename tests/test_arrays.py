@@ -18,10 +18,11 @@ from scripted import ID, imagined_run
 from pipeline.arrays import array_of, driver_submission, log_folder, output_pattern, stage_submissions
 from pipeline.compose import compose
 from pipeline.dryrun import scripts
+from pipeline.jobkinds import DRIVER, GUARD
 from pipeline.resources import Lessons
 from pipeline.runs import Run
 from pipeline.schedulerconfig import SlurmConfig
-from pipeline.submissions import DRIVER, GUARD, Ledger, chunk_size_for, chunks_of, is_job_of, job_name
+from pipeline.submissions import Ledger, chunk_size_for, chunks_of, is_job_of, job_name
 from pipeline.tasks import PREPARE, Stage, Task
 from slurm.query import expand
 from slurm.submission import Array, Refused, array_expression, literal, render

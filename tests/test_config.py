@@ -20,8 +20,9 @@ from pipeline import config as config_module
 from pipeline import schedulerconfig
 from pipeline.algorithmconfig import GROUP_ESTIMATORS, Estimator, KLPlacement
 from pipeline.checks import resolve
-from pipeline.compose import ConfigError, compose, from_mapping, known_groups, to_mapping, to_yaml
+from pipeline.compose import compose, from_mapping, known_groups, to_mapping, to_yaml
 from pipeline.config import Config
+from pipeline.problem import ConfigError
 
 ROOT = Path(__file__).parent.parent
 COMPLETE = ("reward=rule", "reward.components.rule.function=a:b", "model.policy=x", "data.prompts=x")

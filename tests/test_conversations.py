@@ -24,9 +24,9 @@ from schedulers import RUBBISH
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from pipeline.commits import Record, require_record
-from pipeline.compose import ConfigError
 from pipeline.data import Message
-from pipeline.metrics import Clock, iteration_row
+from pipeline.metricsrow import Clock, iteration_row
+from pipeline.problem import ConfigError
 from pipeline.promptchecks import prompt_text
 from pipeline.rolloutconfig import MultiTurnConfig
 from pipeline.runs import Run, load_run

@@ -15,7 +15,7 @@ from wandb_server import KEY, StoredRun, WandbServer
 from wandb_workspaces.workspaces import Workspace
 from wandb_workspaces.workspaces.internal import View, WorkspaceViewspec
 
-from pipeline.charts import CHARTS
+from pipeline.chartlist import CHARTS
 from pipeline.dashboard import (
     NOT_SHOWN,
     SAMPLES,

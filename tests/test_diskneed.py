@@ -14,9 +14,9 @@ import tiny
 from processes import config_of
 
 from pipeline import diskneed
-from pipeline.compose import ConfigError
 from pipeline.config import Config
 from pipeline.diskneed import check_disk, imagine
+from pipeline.problem import ConfigError
 
 SEVEN_BILLION = 7_000_000_000
 ENDLESS = ("iterations=10000000000", "update.keep_last=null")

@@ -7,7 +7,8 @@ from scripted import imagined_run
 
 from pipeline.arrays import stage_submissions
 from pipeline.endings import as_seen, evidence_of, verdict_of
-from pipeline.reconcile import DISK_EXIT, FREE_KINDS, Failure, FailureKind
+from pipeline.failures import DISK_EXIT, Failure, FailureKind
+from pipeline.reconcile import FREE_KINDS
 from pipeline.submissions import State, Submission
 from pipeline.tasks import Stage, Task
 from slurm.query import Element, NoAccounting

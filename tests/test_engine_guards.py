@@ -12,8 +12,9 @@ from processes import make_run, stage
 
 from pipeline.checks import resolve
 from pipeline.commits import read_record
-from pipeline.compose import ConfigError, compose
+from pipeline.compose import compose
 from pipeline.paths import RunPaths
+from pipeline.problem import ConfigError
 from pipeline.schemas import FinishReason
 from pipeline.tasks import Stage, Task
 from stages.engines.base import BadAnswer, Generator, Limits, Request, Response, Sampling, Scorer

@@ -18,13 +18,14 @@ from benchmarks.noop import make_record
 from pipeline import journal
 from pipeline.algorithmconfig import Estimator
 from pipeline.commits import publish, require_record
-from pipeline.compose import ConfigError
+from pipeline.failures import FailureKind
 from pipeline.forking import find_parent, fork, fork_config
 from pipeline.goback import go_back, parse_point
 from pipeline.mirrorstate import Offline, write_state
-from pipeline.observe import Frontier, find_frontier
+from pipeline.observe import Committed, Frontier, find_frontier
 from pipeline.plan import Plan, policy_maker
-from pipeline.reconcile import Committed, FailureKind, Observation, reconcile
+from pipeline.problem import ConfigError
+from pipeline.reconcile import Observation, reconcile
 from pipeline.report import read_rows, write_report
 from pipeline.runs import Parent, Run, RunError, load_run, write_run
 from pipeline.status import read_status

@@ -16,7 +16,7 @@ from learning import (
 
 from pipeline.checks import resolve
 from pipeline.compose import compose
-from pipeline.reconcile import FailureKind
+from pipeline.failures import FailureKind
 from stages.context import NumericalError, OutOfMemory
 from stages.failures import classify
 from stages.ppo.experience import Experience

@@ -25,10 +25,11 @@ from pipeline.commits import (
     require_record,
     verify_outputs,
 )
-from pipeline.compose import ConfigError, compose, from_mapping
+from pipeline.compose import compose, from_mapping
 from pipeline.goback import go_back, parse_point
 from pipeline.observe import Frontier
 from pipeline.plan import Plan, policy_maker
+from pipeline.problem import ConfigError
 from pipeline.runs import Parent, Run, RunError, create_run, load_run, write_run
 from pipeline.samples import read_samples
 from pipeline.status import read_status

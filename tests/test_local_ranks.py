@@ -19,10 +19,12 @@ from test_local_scheduler import eventually
 from test_ranks import respond_and_score, updated
 
 from pipeline.commits import read_record
-from pipeline.compose import ConfigError, compose
+from pipeline.compose import compose
+from pipeline.failures import Failure, FailureKind
 from pipeline.jobs import LocalJobs
 from pipeline.logs import Choice, describe_failed, find_logs, parse_choice
-from pipeline.reconcile import Failure, FailureKind, Launch, Observation
+from pipeline.problem import ConfigError
+from pipeline.reconcile import Launch, Observation
 from pipeline.runs import load_run
 from pipeline.tasks import Stage, Task
 from slurm.local import LocalLimits, LocalScheduler

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from pipeline import logs
-from pipeline.failureblock import describe_failure, render_block, state_in_words, tail, where
+from pipeline.failureblock import describe_failure, render_block, state_in_words, where
+from pipeline.failures import Failure, FailureKind
+from pipeline.journal import tail
 from pipeline.lease import hold
 from pipeline.logs import Choice, Follower, Log, Reader, describe_failed, find_logs, parse_choice
 from pipeline.paths import RunPaths
 from pipeline.plan import Plan
-from pipeline.reconcile import Failure, FailureKind
 from pipeline.runs import RunError, load_run
 from pipeline.tasks import Stage, Task
 from slurm.query import Element

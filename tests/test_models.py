@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from pipeline.checks import resolve
-from pipeline.compose import ConfigError, compose
+from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.modelfiles import BadModel, read_header
+from pipeline.problem import ConfigError
 from pipeline.rewardconfig import RewardModelConfig
 from tests import light
 

@@ -22,15 +22,16 @@ from toyworld import Luck, Watcher, World, make_world
 from pipeline import journal
 from pipeline.advance import advance_run
 from pipeline.checks import resolve
-from pipeline.compose import ConfigError, compose
+from pipeline.compose import compose
 from pipeline.config import TrackingConfig, WandbConfig
+from pipeline.control import begin_call
 from pipeline.conversion import converted
 from pipeline.dryrun import scripts
 from pipeline.lease import hold
 from pipeline.notify import Event, _event, completion, has_stalled, pass_failed, tell
 from pipeline.notifyconfig import NotifyConfig, Occasion
+from pipeline.problem import ConfigError
 from pipeline.runs import Run, create_run
-from pipeline.submissions import begin_call
 from slurm.commands import SlurmTimeout
 
 TELL = """#!/bin/sh
@@ -177,7 +178,11 @@ def test_two_calls_in_a_second_are_each_told(run, command):
     for call in (1000.2, 1000.2, 1000.4, 2):
         tell(watched, pass_failed(watched, "why", call), print)
     keys = [event["key"] for event in told_by(command)]
-    assert keys == ["trouble with pass, call 1000.2", "trouble with pass, call 1000.4", "trouble with pass, call 2"]
+    assert keys == [
+        "trouble with pass, call 1000.2",
+        "trouble with pass, call 1000.4",
+        "trouble with pass, call 2",
+    ]
 
 
 def test_without_anybody_to_tell_there_is_nothing_to_try(complete_run, slurm_ppo):

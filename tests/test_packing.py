@@ -14,18 +14,20 @@ from pipeline import journal, packing
 from pipeline.bookkeeping import Books
 from pipeline.checks import resolve
 from pipeline.commits import CorruptData, check_sizes, publish, read_record, require_record, verify_outputs
-from pipeline.compose import ConfigError, compose
+from pipeline.compose import compose
 from pipeline.goback import go_back, parse_point
 from pipeline.logs import describe_failed, parse_choice
-from pipeline.observe import Frontier, Records, find_frontier, sweep
+from pipeline.observe import Frontier, Records, find_frontier
 from pipeline.packed import archives
 from pipeline.packing import pack, pack_old, unpack
 from pipeline.plan import policy_maker
 from pipeline.plantext import every_task
+from pipeline.problem import ConfigError
 from pipeline.runs import Run, RunError, load_run
 from pipeline.samples import read_samples
 from pipeline.schedulerconfig import LocalConfig
 from pipeline.status import read_status
+from pipeline.superseded import sweep
 from pipeline.tasks import PREPARE, Stage, Task
 from pipeline.tracking import NoTracker
 from pipeline.updateconfig import UpdateConfig

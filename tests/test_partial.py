@@ -22,10 +22,10 @@ from processes import ROOT, fork_server, in_process_of_its_own, make_run, stage,
 
 from pipeline.commits import read_record
 from pipeline.data import Message
-from pipeline.observe import move_into, sweep
-from pipeline.reconcile import DISK_EXIT
+from pipeline.failures import DISK_EXIT
 from pipeline.runs import Run, load_run
 from pipeline.schemas import FinishReason
+from pipeline.superseded import move_into, sweep
 from pipeline.tasks import Stage, Task
 from pipeline.updateconfig import Precision
 from stages.context import Context

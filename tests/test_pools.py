@@ -12,18 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import imagined_run
 
-from pipeline.charts import CHARTS, figure
+from pipeline.chartlist import CHARTS
+from pipeline.charts import figure
 from pipeline.cluster_checks import Cluster, purposes_used, stage_problems
 from pipeline.cluster_probe import Aim, aims_of, judge
-from pipeline.compose import ConfigError, compose, to_mapping
+from pipeline.compose import compose, to_mapping
 from pipeline.contradictions import contradictions
 from pipeline.costs import Costs, describe_costs, metrics_of
 from pipeline.dryrun import scripts
 from pipeline.goback import go_back, parse_point
 from pipeline.logs import find_logs, parse_choice
 from pipeline.metrics import describe
-from pipeline.resources import resources_of
+from pipeline.problem import ConfigError
 from pipeline.runs import Run, RunError, load_run
+from pipeline.schedulerconfig import resources_of
 from pipeline.schemas import SCORE, check_schema
 from pipeline.slurmstatus import SlurmStatus, TaskFacts, stages_of
 from pipeline.statustext import describe_slurm

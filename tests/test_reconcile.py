@@ -5,19 +5,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from pipeline.failures import Failure, FailureKind, GiveUp
+from pipeline.observe import Committed
 from pipeline.plan import Plan, policy_maker, unique
-from pipeline.reconcile import (
-    FREE_KINDS,
-    Committed,
-    Failure,
-    FailureKind,
-    GiveUp,
-    Observation,
-    Retract,
-    is_hopeless,
-    reason_to_launch,
-    reconcile,
-)
+from pipeline.reconcile import FREE_KINDS, Observation, Retract, is_hopeless, reason_to_launch, reconcile
 from pipeline.tasks import PREPARE, Stage, Task, task_key
 
 PLAN = Plan(iterations=3, num_shards=2, evaluate_every=2)

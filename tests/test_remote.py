@@ -18,8 +18,9 @@ from services import Answer, service
 from transformers import AutoTokenizer
 
 from pipeline.commits import read_record
-from pipeline.compose import ConfigError, compose
+from pipeline.compose import compose
 from pipeline.contradictions import contradictions
+from pipeline.problem import ConfigError
 from pipeline.rewardconfig import RemoteApi, RemoteConfig
 from pipeline.schemas import REWARD, ROLLOUT, conform
 from pipeline.shards import read_shard

@@ -22,9 +22,11 @@ from reportrun import (
 
 from pipeline import journal
 from pipeline.advice import Advice, Rule, Severity
-from pipeline.charts import CHARTS, figure, thinned
+from pipeline.chartlist import CHARTS
+from pipeline.charts import figure, thinned
 from pipeline.commits import publish
 from pipeline.config import DataConfig
+from pipeline.jobkinds import DRIVER
 from pipeline.metrics import describe
 from pipeline.report import read_rows, write_report
 from pipeline.report.data import read_report, sampled_iterations
@@ -33,7 +35,7 @@ from pipeline.report.html import embedded, visible, words
 from pipeline.report.page import chart_id, page
 from pipeline.report.settings import differences, settings_apart
 from pipeline.runs import Parent, Run
-from pipeline.spans import DRIVER, stage_totals
+from pipeline.spans import stage_totals
 from pipeline.tasks import Stage, Task
 from pipeline.views import COLUMNS, cells
 

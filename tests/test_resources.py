@@ -3,10 +3,10 @@
 import pytest
 from scripted import imagined_run
 
+from pipeline.failures import Failure, FailureKind
 from pipeline.preview import environment_warnings
-from pipeline.reconcile import Failure, FailureKind
-from pipeline.resources import Lessons, bad_nodes, command_words, learn, resources_of, sbatch_options
-from pipeline.schedulerconfig import ResourcesConfig, SlurmConfig
+from pipeline.resources import Lessons, bad_nodes, command_words, learn, sbatch_options
+from pipeline.schedulerconfig import ResourcesConfig, SlurmConfig, resources_of
 from pipeline.tasks import Stage, Task
 
 TASK, OTHER = Task(1, Stage.ROLLOUT, 0), Task(1, Stage.ROLLOUT, 1)

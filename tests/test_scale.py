@@ -9,10 +9,10 @@ from toyworld import Lease, Watcher, is_driver, task_of
 from benchmarks import scale
 from pipeline import observe
 from pipeline.advance import one_pass
+from pipeline.control import begin_call
 from pipeline.plan import Plan
 from pipeline.runs import Run
 from pipeline.status import read_status
-from pipeline.submissions import begin_call
 from pipeline.tasks import PREPARE, Stage, Task
 from slurm.states import SlurmState
 

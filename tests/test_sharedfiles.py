@@ -13,9 +13,9 @@ import pytest
 import tiny
 
 from pipeline import cli
+from pipeline.control import Control, read_control, write_control
 from pipeline.durable import link_once, read_in, replace_durably
 from pipeline.paths import RunPaths
-from pipeline.submissions import Control, read_control, write_control
 from slurm.sharedfiles import (
     WAITS,
     FileServerError,

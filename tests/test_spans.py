@@ -12,12 +12,12 @@ from pipeline import journal
 from pipeline.attempts import Facts, attempts_of, last_written
 from pipeline.commits import publish
 from pipeline.costs import cost_metrics
+from pipeline.jobkinds import DRIVER
 from pipeline.metrics import describe
 from pipeline.observe import Records
 from pipeline.plan import policy_maker
 from pipeline.runs import Run
 from pipeline.spans import (
-    DRIVER,
     Span,
     SpanEnd,
     from_line,

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from pipeline.commits import Record
-from pipeline.reconcile import FailureKind
+from pipeline.control import Control
+from pipeline.failures import FailureKind
+from pipeline.runqueue import Queue
 from pipeline.slurmstatus import (
     DriverJob,
-    Queue,
     SlurmStatus,
     StageProgress,
     TaskFacts,
@@ -22,7 +23,7 @@ from pipeline.slurmstatus import (
 )
 from pipeline.status import Status, describe, how_it_stopped, machine_state
 from pipeline.statustext import describe_slurm
-from pipeline.submissions import Control, Ending, State, Submission
+from pipeline.submissions import Ending, State, Submission
 from pipeline.tasks import Stage, Task
 from slurm.query import Element
 from slurm.states import SlurmState

@@ -15,22 +15,12 @@ from scripted import imagined_run
 from pipeline import submissions
 from pipeline.arrays import driver_submission, stage_submissions
 from pipeline.config import Config
-from pipeline.reconcile import FailureKind
+from pipeline.control import Control, SpoiltControl, begin_call, read_control, write_control
+from pipeline.failures import FailureKind
+from pipeline.jobkinds import DRIVER
 from pipeline.resources import Lessons
 from pipeline.runs import Run
-from pipeline.submissions import (
-    DRIVER,
-    Control,
-    Ending,
-    Ledger,
-    SpoiltControl,
-    State,
-    Submission,
-    begin_call,
-    read_control,
-    read_limits_of,
-    write_control,
-)
+from pipeline.submissions import Ending, Ledger, State, Submission, read_limits_of
 from pipeline.submitting import Submitter
 from pipeline.tasks import Stage, Task
 from slurm.limits import ClusterLimits

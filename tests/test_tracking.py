@@ -23,7 +23,8 @@ from pipeline.metrics import METRICS
 from pipeline.mirror import Once, mirror
 from pipeline.mirrorstate import read_offline, rewind
 from pipeline.runs import Run, create_run, git_commit, load_run
-from pipeline.tracking import last_words, open_tracker, wandb_mode
+from pipeline.tracking import last_words, open_tracker
+from pipeline.wandbmode import wandb_mode
 
 ROOT = Path(__file__).parent.parent
 WANDB = Path(sys.executable).with_name("wandb")

@@ -25,8 +25,9 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from pipeline.checks import resolve
 from pipeline.commits import hash_tree
-from pipeline.compose import ConfigError, compose
+from pipeline.compose import compose
 from pipeline.paths import RunPaths
+from pipeline.problem import ConfigError
 from pipeline.updateconfig import Precision, Schedule, UpdateConfig
 from stages.context import NumericalError, UserError
 from stages.critics import load_critic

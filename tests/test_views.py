@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from pipeline.views import COLUMNS, duration, even_ticks, iteration_table, number, reward_curve, sparkline
+from pipeline.text import duration, number
+from pipeline.views import COLUMNS, even_ticks, iteration_table, reward_curve, sparkline
 
 ROWS = [
     {

@@ -25,8 +25,9 @@ from hypothesis import strategies as st
 from toyworld import Luck, World, make_world
 
 from pipeline.advice import Advice, Rule, Severity
-from pipeline.slurmstatus import DriverJob, Queue, StageProgress, look_at_queue
-from pipeline.views import printable
+from pipeline.runqueue import Queue, look_at_queue
+from pipeline.slurmstatus import DriverJob, StageProgress
+from pipeline.text import printable
 from pipeline.watch.happenings import happenings
 from pipeline.watch.localtasks import last_attempts
 from pipeline.watch.look import Lane, Look, Looker, ShardState, SlurmLook

@@ -13,10 +13,11 @@ from benchmarks.noop import make_record
 from pipeline.advance import one_pass
 from pipeline.commits import CorruptData, check_sizes, hash_file, read_record
 from pipeline.compose import from_mapping
+from pipeline.control import begin_call
 from pipeline.driver import Outcome
-from pipeline.reconcile import FailureKind
+from pipeline.failures import FailureKind
 from pipeline.runs import Run, create_run
-from pipeline.submissions import begin_call, chunk_size_for
+from pipeline.submissions import chunk_size_for
 from pipeline.tasks import Task, parse_task, task_key
 from slurm.commands import SlurmTimeout
 from slurm.states import SlurmState

@@ -15,9 +15,9 @@ from pydantic.fields import FieldInfo
 from docs.generate.docstrings import attribute_docs, member_docs
 from docs.generate.markdown import code, page, prose, slug, table
 from pipeline import configtypes, engineconfig, schedulerconfig
+from pipeline.choices import packaged_configs
 from pipeline.compose import known_groups
 from pipeline.config import Config
-from pipeline.paths import packaged_configs
 
 WORDS: dict[int, str] = {
     id(found): words

@@ -20,8 +20,7 @@ from pipeline.config import Config
 from pipeline.doctor.findings import Check, Finding, Group, milliseconds, ok, problem, skipped, warning
 from pipeline.lease import EXPIRY_SECONDS
 from pipeline.problem import Problem
-from pipeline.resources import key_of, resources_of
-from pipeline.schedulerconfig import ResourcesConfig, SlurmConfig
+from pipeline.schedulerconfig import ResourcesConfig, SlurmConfig, key_of, resources_of
 from slurm.associations import read_associations
 from slurm.commands import SlurmError, SlurmMissing, run_command
 from slurm.limits import Partition, format_duration, parse_limits, read_limits, read_partitions

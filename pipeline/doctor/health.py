@@ -11,7 +11,9 @@ from pathlib import Path
 
 from pipeline import journal
 from pipeline.checks import missing_paths
+from pipeline.control import read_control
 from pipeline.doctor.findings import Check, Finding, Group, ok, problem, skipped, warning
+from pipeline.jobkinds import DRIVERS
 from pipeline.lease import holder_of
 from pipeline.lineage import find_damage
 from pipeline.mirrorstate import offline_lease, read_offline, segment_folders
@@ -22,7 +24,7 @@ from pipeline.rowbook import differing
 from pipeline.runs import Run, version
 from pipeline.schedulerconfig import SlurmConfig
 from pipeline.status import how_it_stopped, is_complete, troubles_in_words
-from pipeline.submissions import DRIVERS, is_job_of, purpose_of, read_control
+from pipeline.submissions import is_job_of, purpose_of
 from pipeline.tasks import PREPARE, Task
 from pipeline.text import size
 from pipeline.thinning import in_words

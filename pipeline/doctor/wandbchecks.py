@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline.config import WandbMode
 from pipeline.doctor.findings import Check, Finding, Group, milliseconds, ok, problem, warning
-from pipeline.tracking import has_key, wandb_mode
+from pipeline.wandbmode import has_key, wandb_mode
 
 _REACH_SECONDS = 5.0
 _DEFAULT_URL = "https://api.wandb.ai"

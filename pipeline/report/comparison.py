@@ -5,14 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.charts import CHARTS, Chart, meaning, overlay
+from pipeline.chartlist import CHARTS, Chart
+from pipeline.charts import meaning, overlay
 from pipeline.metrics import Section
 from pipeline.report.data import Best, read_best, read_rows
 from pipeline.report.html import caption, embedded, section, table, words
 from pipeline.report.page import chart_id, contents, document, outcome_of
 from pipeline.report.settings import differences
 from pipeline.runs import Run, RunError
-from pipeline.views import MISSING, Row
+from pipeline.text import MISSING
+from pipeline.views import Row
 
 _COLOURS = 6
 """Of the style sheet; further runs have colours between them."""

@@ -8,12 +8,13 @@ from pipeline import journal
 from pipeline.advice import Advice, Evidence, TaskTime, advise
 from pipeline.attempts import Facts, attempts_of
 from pipeline.commits import CorruptData, read_record
-from pipeline.metrics import evaluation_metrics
+from pipeline.jobkinds import DRIVER
+from pipeline.metricsrow import evaluation_metrics
 from pipeline.observe import Records
 from pipeline.runs import Run, RunError
 from pipeline.samples import Choice, Sample, choose, read_samples, sample_seed
 from pipeline.schedulerconfig import SlurmConfig
-from pipeline.spans import DRIVER, IterationSpans, Span, SpanEnd, iteration_spans, read_lines
+from pipeline.spans import IterationSpans, Span, SpanEnd, iteration_spans, read_lines
 from pipeline.submissions import Ledger
 from pipeline.tasks import Stage, Task
 from pipeline.thinning import read_best as best_of

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from pipeline.advice import Advice, Severity
-from pipeline.charts import CHARTS, Chart
+from pipeline.chartlist import CHARTS, Chart
 from pipeline.metrics import describe
 from pipeline.report.html import caption, section, words
 

@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pipeline.charts import CHARTS, Chart, figure, meaning
+from pipeline.chartlist import CHARTS, Chart
+from pipeline.charts import figure, meaning
 from pipeline.compose import to_yaml
 from pipeline.evidence import MIN_ROWS
 from pipeline.metrics import Section
@@ -24,7 +25,8 @@ from pipeline.report.settings import plain_text, settings_apart
 from pipeline.report.timeline import timeline
 from pipeline.report.usage import usage
 from pipeline.runs import Run
-from pipeline.views import COLUMNS, Column, Row, cells, duration, number
+from pipeline.text import duration, number
+from pipeline.views import COLUMNS, Column, Row, cells
 
 _TABLE_ROWS = 500
 """Iterations that the table holds."""

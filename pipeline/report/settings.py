@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from pipeline.config import Config
-from pipeline.views import MISSING
+from pipeline.text import MISSING
 
 _NOTHING = object()
 """The default of what has none."""

@@ -6,11 +6,11 @@ Newest iterations attempt by attempt, all of them as one bar for each stage; the
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.jobkinds import DRIVER, GUARD
 from pipeline.report.data import ReportData
 from pipeline.report.html import caption, embedded, section, words
 from pipeline.runs import Run
-from pipeline.spans import DRIVER, IterationSpans, Span, SpanEnd
-from pipeline.submissions import GUARD
+from pipeline.spans import IterationSpans, Span, SpanEnd
 from pipeline.tasks import Stage, task_of
 
 _WINDOW = 100

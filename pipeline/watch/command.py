@@ -3,8 +3,8 @@
 import os
 import sys
 
-from pipeline.driver import interruptible
 from pipeline.runs import Run
+from pipeline.signals import interruptible
 from pipeline.status import describe, read_status
 from pipeline.watch.look import Look
 from pipeline.watch.plain import changes

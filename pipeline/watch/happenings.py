@@ -5,10 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.progress import describe_row
-from pipeline.submissions import DRIVERS, purpose_of
+from pipeline.jobkinds import DRIVERS
+from pipeline.statustext import describe_row
+from pipeline.submissions import purpose_of
 from pipeline.tasks import parse_task
-from pipeline.views import Row, printable
+from pipeline.text import printable
+from pipeline.views import Row
 
 Event = Mapping[str, Any]
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.failureblock import tail
+from pipeline.journal import tail
 from pipeline.logs import Log
 from pipeline.paths import RunPaths
 from pipeline.tasks import parse_task, task_of

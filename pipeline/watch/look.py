@@ -9,13 +9,14 @@ from typing import Any
 
 from pipeline import journal
 from pipeline.advice import Advice, Evidence, advise
+from pipeline.journal import ROWS_BYTES
 from pipeline.lease import holder_of
 from pipeline.observe import Frontier, Records, find_frontier, newest_row
+from pipeline.runqueue import Queue
 from pipeline.runs import Run
 from pipeline.schedulerconfig import SlurmConfig
 from pipeline.slurmstatus import (
     DriverJob,
-    Queue,
     SlurmStatus,
     StageProgress,
     TaskFacts,
@@ -26,7 +27,7 @@ from pipeline.slurmstatus import (
     read_state,
     tasks_at_hand,
 )
-from pipeline.status import ROWS_BYTES, machine_state
+from pipeline.status import machine_state
 from pipeline.submissions import Ledger
 from pipeline.tasks import Task
 from pipeline.views import Row

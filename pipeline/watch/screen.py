@@ -10,7 +10,8 @@ from rich.text import Text
 
 from pipeline.advice import Severity, worst
 from pipeline.statustext import job_details
-from pipeline.views import Column, duration, number, printable, shortened, sparkline
+from pipeline.text import duration, number, printable, shortened
+from pipeline.views import Column, sparkline
 from pipeline.watch.happenings import happenings
 from pipeline.watch.look import Lane, Look, ShardState
 

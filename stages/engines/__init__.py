@@ -15,7 +15,6 @@ from pipeline.config import Config
 from pipeline.engineconfig import Engine
 from pipeline.plugincheck import too_many_ranks
 from pipeline.plugins import PluginError, load_plugin
-from pipeline.resources import num_update_ranks
 from pipeline.updateconfig import TrainingEngine
 from stages.engines.base import Generator, Scorer, Trainer
 
@@ -93,7 +92,7 @@ def make_trainer(config: Config) -> Trainer:
     """The trainer of ``update.engine``. Raises as :func:`make_generator`."""
     name = config.update.engine
     maker = _maker("update.engine", name, "make_trainer")
-    if num_update_ranks(config) > 1 and not (_is_ours(name) or getattr(maker, "takes_ranks", False)):
+    if config.scheduler.num_update_ranks > 1 and not (_is_ours(name) or getattr(maker, "takes_ranks", False)):
         raise too_many_ranks(config)
     return _checked(maker(config), Trainer, name)
 

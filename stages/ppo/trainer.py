@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from pipeline.export import ADAPTER
+from pipeline.paths import ADAPTER
 from pipeline.updateconfig import Precision, Schedule, UpdateConfig
 from stages import ranks
 from stages.context import NumericalError

@@ -22,9 +22,9 @@ from pipeline import journal
 from pipeline.commits import opened_history, publish
 from pipeline.durable import link_once, replace_durably
 from pipeline.lease import LeaseHeld, LeaseLost, acquire, hold
-from pipeline.observe import fresh_folder, move_history
 from pipeline.paths import RunPaths
 from pipeline.rowbook import RowBook
+from pipeline.superseded import fresh_folder, move_history
 from pipeline.tasks import Stage, Task
 from slurm.devcluster import Cluster, DevclusterError, attach, network, processes
 from slurm.devcluster import start as start_cluster

@@ -12,9 +12,9 @@ from cluster.scenario import kill_job, room_on
 from pipeline.checks import resolve
 from pipeline.commits import publish
 from pipeline.compose import compose
+from pipeline.control import begin_call
 from pipeline.runqueue import cancel_all
 from pipeline.runs import create_run, load_run
-from pipeline.submissions import begin_call
 from pipeline.tasks import PREPARE, Stage, Task
 
 ITERATIONS = 3
