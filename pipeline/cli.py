@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline import dashboard_cli, devcluster_cli
+from slurm.errors import ServiceError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -390,14 +391,14 @@ def _config(overrides: list[str] | None, config_dir: Path | None) -> "Config":
 
 def main() -> None:
     """Carry out the command line: errors of the user's are one readable message and exit code 2."""
-    from pipeline.errors import is_passing, service_errors, system_error, user_errors
+    from pipeline.errors import is_passing, system_error
 
     try:
         app()
-    except user_errors() as error:
+    except UserError as error:
         say_error(str(error))
         sys.exit(EXIT_USAGE)
-    except service_errors() as error:
+    except ServiceError as error:
         say_error(f"{error}; nothing is lost, ask again later")
         sys.exit(EXIT_FAILED)
     except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`

@@ -8,11 +8,12 @@ from pathlib import Path
 from pipeline.conversion import converted, plain
 from pipeline.durable import replace_durably
 from pipeline.paths import RunPaths
+from slurm.errors import UserError
 from slurm.sealing import sealed, unsealed
 from slurm.sharedfiles import read_newest
 
 
-class SpoiltControl(ValueError):
+class SpoiltControl(UserError, ValueError):
     """What people have asked of a run cannot be read."""
 
 

@@ -23,6 +23,7 @@ from pipeline.mirrorstate import wandb_id
 from pipeline.runs import Run, is_run, load_run
 from pipeline.wandbmode import NO_KEY, NoKey, has_key
 from pipeline.wandbrun import project_of
+from slurm.errors import ServiceError, UserError
 
 _SLUG = "slurmppo001"
 """Of the workspace's address. It stays when people rename the workspace, so we find it again by this."""
@@ -57,11 +58,11 @@ mutation UpsertView2($id: ID, $entityName: String, $projectName: String, $type: 
 """
 
 
-class NoProject(ValueError):
+class NoProject(UserError, ValueError):
     """W&B does not have the project."""
 
 
-class PushFailed(RuntimeError):
+class PushFailed(ServiceError, RuntimeError):
     """W&B could not be reached, or refused."""
 
 

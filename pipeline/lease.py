@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipeline.durable import link_once, replace_durably
+from slurm.errors import UserError
 from slurm.sharedfiles import make_folder, names_in, persistently, read_newest
 
 HEARTBEAT_SECONDS = 10.0
@@ -24,11 +25,11 @@ EXPIRY_SECONDS = 120.0
 """A holder elsewhere that has not beaten for this long is taken to be gone."""
 
 
-class LeaseHeld(RuntimeError):
+class LeaseHeld(UserError, RuntimeError):
     """Another driver is at work on this run directory."""
 
 
-class LeaseLost(RuntimeError):
+class LeaseLost(UserError, RuntimeError):
     """This driver stood still for so long that another took its place."""
 
 

@@ -10,11 +10,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from slurm.errors import UserError
+
 RULES = "slurm_ppo.rules"
 """Entry point group of rules."""
 
 
-class PluginError(ValueError):
+class PluginError(UserError, ValueError):
     """A plug-in cannot be used."""
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from slurm.errors import UserError
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -16,5 +18,5 @@ class Problem:
         return f"{self.key}={self.value}: {self.why}"
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError, ValueError):
     """The configuration cannot be used. One line per problem."""

@@ -26,6 +26,7 @@ from pipeline.plan import Plan
 from pipeline.problem import ConfigError
 from pipeline.schedulerconfig import SlurmConfig
 from pipeline.tasks import PREPARE
+from slurm.errors import UserError
 from slurm.sharedfiles import is_there, read_newest, read_shared
 
 _GIT_SECONDS = 10.0
@@ -33,7 +34,7 @@ _MOST_NAMED, _LIKENESS = 2, 0.6
 _LONGEST_SHOWN = 100
 
 
-class RunError(ValueError):
+class RunError(UserError, ValueError):
     """A run directory is missing, taken or unreadable."""
 
 

@@ -12,11 +12,12 @@ from pipeline.mirrorstate import begin_anew, online_lease
 from pipeline.runs import Run
 from pipeline.tracking import MirrorProcess
 from pipeline.wandbmode import NO_KEY, NoKey, has_key
+from slurm.errors import ServiceError
 
 _LOOK_SECONDS = 0.2
 
 
-class SyncFailed(RuntimeError):
+class SyncFailed(ServiceError, RuntimeError):
     """W&B could not be reached, refused, or has not confirmed every row."""
 
 

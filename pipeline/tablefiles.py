@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.text import listing
+from slurm.errors import UserError
 
 ARROW = (".arrow", ".feather")
 LEGAL = "a .jsonl, .ndjson, .json, .parquet, .arrow or .feather file, or a folder of save_to_disk or parquet"
@@ -16,7 +17,7 @@ KEEP = "name the columns to keep in data.columns"
 _SPLITS = {"train", "test", "validation"}
 
 
-class PromptError(ValueError):
+class PromptError(UserError, ValueError):
     """The source of prompts as a whole cannot be used; the message says why and what to do."""
 
 

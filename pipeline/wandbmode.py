@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.config import WandbMode
+from slurm.errors import UserError
 
 NO_KEY = "there is no API key for W&B: type `wandb login`, or set WANDB_API_KEY"
 
 
-class NoKey(ValueError):
+class NoKey(UserError, ValueError):
     """There is no API key for W&B."""
 
 

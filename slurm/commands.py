@@ -7,6 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from slurm.errors import ServiceError, UserError
+
 calls: Counter[str] = Counter()
 """Commands started by this process, by program; repeats count. Shows that calls do not grow with shards."""
 
@@ -36,7 +38,7 @@ _BACK_OFF_SECONDS = 1.0
 _LONGEST_MESSAGE = 300
 
 
-class SlurmError(RuntimeError):
+class SlurmError(ServiceError, RuntimeError):
     """A Slurm command failed."""
 
     def __init__(self, command: Sequence[str], returncode: int | None, stderr: str) -> None:
@@ -51,7 +53,7 @@ class SlurmTimeout(SlurmError):
     """The controller did not answer, or cannot now: the request may have been carried out all the same."""
 
 
-class SlurmMissing(ValueError):
+class SlurmMissing(UserError, ValueError):
     """The program is not on this machine."""
 
     def __init__(self, program: str) -> None:

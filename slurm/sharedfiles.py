@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from slurm.errors import ServiceError
+
 STALE = frozenset({errno.ESTALE})
 """Errors of an operation that was not carried out: it may be repeated, whatever it changes."""
 PASSING = STALE | {errno.EIO, errno.ENOTCONN}
@@ -30,7 +32,7 @@ WAITS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 Result = TypeVar("Result")
 
 
-class FileServerError(OSError):
+class FileServerError(ServiceError, OSError):
     """A file cannot be read or replaced: its server says for seconds that its handle is stale, or worse."""
 
 

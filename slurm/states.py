@@ -4,6 +4,8 @@ import re
 import signal as signals
 from enum import StrEnum
 
+from slurm.errors import ServiceError
+
 
 class SlurmState(StrEnum):
     """Every base state and flag that Slurm 22.05 to 26.05 shows."""
@@ -47,7 +49,7 @@ class Phase(StrEnum):
     ENDED = "ended"
 
 
-class UnknownState(ValueError):
+class UnknownState(ServiceError, ValueError):
     """A state that this version of the package does not know."""
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm.commands import SlurmError, SlurmMissing, SlurmTimeout, run_command
+from slurm.errors import UserError
 from slurm.query import find_by_name
 
 SUBMIT_SECONDS = 60.0
@@ -137,7 +138,7 @@ class ArrayExecutor:
             raise Unclear(command, 0, str(error)) from None
 
 
-class Refused(ValueError):
+class Refused(UserError, ValueError):
     """sbatch does not take the job: there is none, and asking again would not help."""
 
 

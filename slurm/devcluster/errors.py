@@ -1,7 +1,9 @@
 """What can go wrong with a development cluster, in words for whoever asked for it."""
 
+from slurm.errors import UserError
 
-class DevclusterError(ValueError):
+
+class DevclusterError(UserError, ValueError):
     """A development cluster cannot do what was asked of it."""
 
 
