@@ -19,7 +19,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pipeline.environment import TASK_ENVIRONMENT
+from pipeline.run.environment import TASK_ENVIRONMENT
 
 ENGINES = ("transformers", "vllm")
 
@@ -87,7 +87,7 @@ def measure(given: argparse.Namespace, work: str, engine: str) -> Measured:
 
 
 def make(given: argparse.Namespace, work: str, engine: str):
-    from pipeline.compose import compose
+    from pipeline.config.compose import compose
     from stages.engines import make_generator, make_scorer
 
     policy, reward_model = given.models / "policy", given.models / "reward_model"

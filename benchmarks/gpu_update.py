@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING
 
 from update import peak_mib, ragged_responses
 
-from pipeline.algorithmconfig import Estimator
-from pipeline.compose import compose
-from pipeline.config import Config
-from pipeline.environment import TASK_ENVIRONMENT
-from pipeline.updateconfig import Precision
+from pipeline.config.algorithm import Estimator
+from pipeline.config.compose import compose
+from pipeline.config.schema import Config
+from pipeline.config.update import Precision
+from pipeline.run.environment import TASK_ENVIRONMENT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -8,12 +8,12 @@ import json
 import time
 from pathlib import Path
 
-from pipeline.commits import Record
-from pipeline.config import Config
-from pipeline.paths import RunPaths
-from pipeline.plan import Plan
-from pipeline.seeds import derive_seed
-from pipeline.tasks import Stage, Task
+from pipeline.config.schema import Config
+from pipeline.run.commits import Record
+from pipeline.run.paths import RunPaths
+from pipeline.run.plan import Plan
+from pipeline.run.seeds import derive_seed
+from pipeline.run.tasks import Stage, Task
 
 SCRIPT = """#!/bin/sh
 # noop.sh -P -m slurm.element RUN/slurm/00007/rollout-1-0.json [--rank]

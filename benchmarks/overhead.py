@@ -12,9 +12,9 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.commits import Record, require_record
-from pipeline.runs import Run, load_run
-from pipeline.tasks import Stage, Task
+from pipeline.run.commits import Record, require_record
+from pipeline.run.directory import Run, load_run
+from pipeline.run.tasks import Stage, Task
 
 
 @dataclass(frozen=True)

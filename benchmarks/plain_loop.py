@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from stages.ppo.advantages import gae
 from stages.ppo.losses import policy_loss, value_loss
 from stages.ppo.masked import masked_sum, masked_whiten

@@ -22,20 +22,20 @@ from toyslurm import ToySlurm  # noqa: E402
 from toyworld import Lease, Watcher, is_driver, task_of  # noqa: E402
 
 from benchmarks.noop import make_record  # noqa: E402
-from pipeline import journal  # noqa: E402
-from pipeline.advance import one_pass  # noqa: E402
-from pipeline.commits import hash_file, publish, require_record, verify_outputs  # noqa: E402
-from pipeline.compose import from_mapping  # noqa: E402
-from pipeline.control import begin_call  # noqa: E402
-from pipeline.lineage import find_break  # noqa: E402
-from pipeline.observe import Committed  # noqa: E402
-from pipeline.packing import pack, unpack  # noqa: E402
-from pipeline.plan import Plan  # noqa: E402
-from pipeline.plantext import describe_plan  # noqa: E402
-from pipeline.reconcile import Observation, reconcile  # noqa: E402
-from pipeline.runs import Run, create_run  # noqa: E402
-from pipeline.status import describe, read_status  # noqa: E402
-from pipeline.tasks import PREPARE, Stage, Task, task_key  # noqa: E402
+from pipeline.config.compose import from_mapping  # noqa: E402
+from pipeline.executors.slurm.advance import one_pass  # noqa: E402
+from pipeline.orchestrate.reconcile import Observation, reconcile  # noqa: E402
+from pipeline.run import journal  # noqa: E402
+from pipeline.run.commits import hash_file, publish, require_record, verify_outputs  # noqa: E402
+from pipeline.run.control import begin_call  # noqa: E402
+from pipeline.run.directory import Run, create_run  # noqa: E402
+from pipeline.run.lineage import find_break  # noqa: E402
+from pipeline.run.packing import pack, unpack  # noqa: E402
+from pipeline.run.plan import Plan  # noqa: E402
+from pipeline.run.records import Committed  # noqa: E402
+from pipeline.run.tasks import PREPARE, Stage, Task, task_key  # noqa: E402
+from pipeline.status.plan import describe_plan  # noqa: E402
+from pipeline.status.snapshot import describe, read_status  # noqa: E402
 from slurm import commands, submission  # noqa: E402
 from slurm.states import SlurmState  # noqa: E402
 

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pipeline.commits import Record, publish
-from pipeline.paths import RunPaths
-from pipeline.schemas import ROLLOUT, conform
-from pipeline.shards import read_shard, write_shard
-from pipeline.tasks import Stage, Task
+from pipeline.run.commits import Record, publish
+from pipeline.run.paths import RunPaths
+from pipeline.run.schemas import ROLLOUT, conform
+from pipeline.run.shards import read_shard, write_shard
+from pipeline.run.tasks import Stage, Task
 
 
 def make_table(num_bytes: int) -> pa.Table:

@@ -24,9 +24,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import tiny  # noqa: E402
 
 from benchmarks.noop import write_noops  # noqa: E402
-from pipeline.compose import compose  # noqa: E402
-from pipeline.paths import RunPaths  # noqa: E402
-from pipeline.tasks import Stage, Task  # noqa: E402
+from pipeline.config.compose import compose  # noqa: E402
+from pipeline.run.paths import RunPaths  # noqa: E402
+from pipeline.run.tasks import Stage, Task  # noqa: E402
 from slurm.devcluster import Cluster, start  # noqa: E402
 
 CHAIN = """set -eu

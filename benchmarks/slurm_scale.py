@@ -20,14 +20,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import tiny  # noqa: E402
 
 from benchmarks.noop import make_record  # noqa: E402
-from pipeline.advance import advance_run  # noqa: E402
-from pipeline.checks import resolve  # noqa: E402
-from pipeline.commits import publish  # noqa: E402
-from pipeline.compose import compose  # noqa: E402
-from pipeline.control import begin_call  # noqa: E402
-from pipeline.progress import Lines  # noqa: E402
-from pipeline.runs import Run, create_run  # noqa: E402
-from pipeline.tasks import PREPARE, Stage, Task  # noqa: E402
+from pipeline.config.compose import compose  # noqa: E402
+from pipeline.config.resolve import resolve  # noqa: E402
+from pipeline.executors.slurm.advance import advance_run  # noqa: E402
+from pipeline.run.commits import publish  # noqa: E402
+from pipeline.run.control import begin_call  # noqa: E402
+from pipeline.run.directory import Run, create_run  # noqa: E402
+from pipeline.run.tasks import PREPARE, Stage, Task  # noqa: E402
+from pipeline.status.progress import Lines  # noqa: E402
 from slurm import commands  # noqa: E402
 from slurm.devcluster import start  # noqa: E402
 

@@ -25,14 +25,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.checks import resolve
-from pipeline.commits import Record, publish
-from pipeline.compose import compose
-from pipeline.environment import TASK_ENVIRONMENT
-from pipeline.runs import create_run, load_run
-from pipeline.schemas import REWARD, ROLLOUT, conform
-from pipeline.shards import write_shard
-from pipeline.tasks import PREPARE, Stage, Task
+from pipeline.config.compose import compose
+from pipeline.config.resolve import resolve
+from pipeline.run.commits import Record, publish
+from pipeline.run.directory import create_run, load_run
+from pipeline.run.environment import TASK_ENVIRONMENT
+from pipeline.run.schemas import REWARD, ROLLOUT, conform
+from pipeline.run.shards import write_shard
+from pipeline.run.tasks import PREPARE, Stage, Task
 
 VOCABULARY = 512
 LONGEST = 512

@@ -26,7 +26,7 @@ def main() -> None:
 
 def carry_out() -> None:
     """Import the command line, and carry it out."""
-    from pipeline.cli import main as command_line
+    from pipeline.cli.app import main as command_line
 
     try:
         if signal.getsignal(signal.SIGINT) is leave:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from pipeline.data import Message, as_dicts
+from pipeline.data.prompts import Message, as_dicts
 from stages.context import UserError
 
 if TYPE_CHECKING:

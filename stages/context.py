@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 from xxhash import xxh3_128_hexdigest
 
-from pipeline.commits import (
+from pipeline.config.schema import Config
+from pipeline.run.commits import (
     FileEntry,
     Record,
     StaleData,
@@ -20,14 +21,13 @@ from pipeline.commits import (
     is_unchanged,
     require_record,
 )
-from pipeline.config import Config
-from pipeline.durable import digest_file, read_shared
-from pipeline.paths import RunPaths, TaskPaths
-from pipeline.plan import policy_maker
-from pipeline.schemas import PROMPTS
-from pipeline.shards import read_shard
-from pipeline.tasks import PREPARE, Stage, Task, task_key
-from pipeline.thinning import check_is_kept
+from pipeline.run.durable import digest_file, read_shared
+from pipeline.run.paths import RunPaths, TaskPaths
+from pipeline.run.plan import policy_maker
+from pipeline.run.retention import check_is_kept
+from pipeline.run.schemas import PROMPTS
+from pipeline.run.shards import read_shard
+from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 
 
 class UserError(ValueError):

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from jinja2 import TemplateError
 
-from pipeline.config import Config
-from pipeline.data import Message, as_dicts
-from pipeline.plugins import load_plugin
-from pipeline.rolloutconfig import MultiTurnConfig
-from pipeline.schemas import FinishReason, extra_columns
-from pipeline.seeds import derive_seed
+from pipeline.config.rollout import MultiTurnConfig
+from pipeline.config.schema import Config
+from pipeline.data.prompts import Message, as_dicts
+from pipeline.plugins.load import load_plugin
+from pipeline.run.schemas import FinishReason, extra_columns
+from pipeline.run.seeds import derive_seed
 from pipeline.text import shown
 from stages.calls import Answer, Calls, Late
 from stages.chat import continuation_text

@@ -15,8 +15,8 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import TokenClassifierOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
 
-from pipeline.modelfiles import Tensors, has_head, head_of, read_tensors
-from pipeline.updateconfig import Precision
+from pipeline.config.model_files import Tensors, has_head, head_of, read_tensors
+from pipeline.config.update import Precision
 from stages import ranks
 from stages.models import check_missing, load_arguments, load_with_attention
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pipeline.data import Message
-from pipeline.schemas import FinishReason
+from pipeline.data.prompts import Message
+from pipeline.run.schemas import FinishReason
 from stages.engines.base import Response
 
 

@@ -4,9 +4,9 @@ import statistics as stats
 
 import pyarrow as pa
 
-from pipeline.schemas import GREEDY_SAMPLE, ROLLOUT, component_column, version_of
-from pipeline.shards import write_shard
-from pipeline.tasks import PREPARE, Task
+from pipeline.run.schemas import GREEDY_SAMPLE, ROLLOUT, component_column, version_of
+from pipeline.run.shards import write_shard
+from pipeline.run.tasks import PREPARE, Task
 from stages.context import Context, Result, UserError
 from stages.engines.base import Sampling
 from stages.responding import respond, response_metrics

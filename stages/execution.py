@@ -7,13 +7,13 @@ import socket
 import time
 from collections.abc import Mapping
 
-from pipeline.commits import Record, is_of_the_past, opened_history, publish
-from pipeline.config import Config
-from pipeline.engineuse import engines_of
-from pipeline.plugins import make_importable
-from pipeline.runs import Run, RunError, load_run
-from pipeline.seeds import derive_seed
-from pipeline.tasks import Stage, Task
+from pipeline.config.schema import Config
+from pipeline.plugins.load import make_importable
+from pipeline.run.commits import Record, is_of_the_past, opened_history, publish
+from pipeline.run.directory import Run, RunError, load_run
+from pipeline.run.engine_use import engines_of
+from pipeline.run.seeds import derive_seed
+from pipeline.run.tasks import Stage, Task
 from stages.context import Context
 from stages.engines import engines_closed, needs_torch
 from stages.numerics import peak_gpu_memory, set_up_torch

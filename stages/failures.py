@@ -8,15 +8,15 @@ import sys
 import time
 import traceback
 
-from pipeline.commits import CorruptData, NotCommitted, StaleData
-from pipeline.data import PromptError
-from pipeline.durable import PASSING, link_once
-from pipeline.failures import DISK_EXIT, FailureKind
-from pipeline.plugins import PluginError
-from pipeline.problem import ConfigError
-from pipeline.runs import RunError
-from pipeline.schemas import SchemaError
-from pipeline.tasks import Task, task_key
+from pipeline.config.problem import ConfigError
+from pipeline.data.prompts import PromptError
+from pipeline.plugins.load import PluginError
+from pipeline.run.commits import CorruptData, NotCommitted, StaleData
+from pipeline.run.directory import RunError
+from pipeline.run.durable import PASSING, link_once
+from pipeline.run.failures import DISK_EXIT, FailureKind
+from pipeline.run.schemas import SchemaError
+from pipeline.run.tasks import Task, task_key
 from stages.context import NumericalError, OutOfMemory, UserError
 from stages.runner import Arguments
 from stages.warning import StoppedOnWarning

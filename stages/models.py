@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from pipeline.updateconfig import Precision
+from pipeline.config.update import Precision
 from stages.context import UserError
 
 DTYPES = {

@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.algorithmconfig import Estimator
-from pipeline.config import Config
-from pipeline.enginechecks import scores_with
-from pipeline.engineconfig import Engine
-from pipeline.modelchecks import Use, UsedModel, used_models
-from pipeline.modeldirs import read_json
-from pipeline.modelfiles import BadModel, Tensor, read_header, read_tensors
-from pipeline.rewardconfig import RewardModelConfig
-from pipeline.updateconfig import Precision, TrainingEngine
+from pipeline.config.algorithm import Estimator
+from pipeline.config.engine_rules import scores_with
+from pipeline.config.engines import Engine
+from pipeline.config.model_dir import read_json
+from pipeline.config.model_files import BadModel, Tensor, read_header, read_tensors
+from pipeline.config.model_rules import Use, UsedModel, used_models
+from pipeline.config.reward import RewardModelConfig
+from pipeline.config.schema import Config
+from pipeline.config.update import Precision, TrainingEngine
 from stages.context import UserError
 from stages.numerics import choose_accelerator
 from stages.tokenizers import load_tokenizer

@@ -8,14 +8,14 @@ import gc
 import importlib
 import os
 
-from pipeline.environment import TASK_ENVIRONMENT
+from pipeline.run.environment import TASK_ENVIRONMENT
 
 MODULES = (
     "stages.execution",
     "stages.failures",
     *(f"stages.{name}" for name in ("prepare", "rollout", "score", "reward", "update", "evaluate")),
     # a forked process imports the driver's main module
-    "pipeline.cli",
+    "pipeline.cli.app",
 )
 
 os.environ.update(TASK_ENVIRONMENT)

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.commits import file_state, hash_file
-from pipeline.config import Config
-from pipeline.data import Message, Rejected, write_rejected
-from pipeline.durable import replace_durably
-from pipeline.plugincheck import Sample, check_rules, check_scheduler
-from pipeline.promptchecks import Judged, check_usable, describe, judge, prompt_files, read_file
-from pipeline.rewardconfig import RemoteConfig, RewardModelConfig, unknown_field
-from pipeline.schemas import PROMPTS, conform, extra_columns
-from pipeline.shards import write_shard
-from pipeline.tasks import Task
+from pipeline.config.reward import RemoteConfig, RewardModelConfig, unknown_field
+from pipeline.config.schema import Config
+from pipeline.data.checks import Judged, check_usable, describe, judge, prompt_files, read_file
+from pipeline.data.prompts import Message, Rejected, write_rejected
+from pipeline.plugins.trial import Sample, check_rules, check_scheduler
+from pipeline.run.commits import file_state, hash_file
+from pipeline.run.durable import replace_durably
+from pipeline.run.schemas import PROMPTS, conform, extra_columns
+from pipeline.run.shards import write_shard
+from pipeline.run.tasks import Task
 from stages.chat import messages_json
 from stages.context import Context, Result, UserError
 from stages.modeltrial import tried_tokenizer, try_models

@@ -21,13 +21,13 @@ from typing import Any
 import pyarrow as pa
 from xxhash import xxh3_128_hexdigest
 
-from pipeline.commits import CorruptData, FileEntry, Record, StaleData
-from pipeline.durable import read_shared, replace_durably
-from pipeline.paths import RunPaths
-from pipeline.schemas import VERSION_KEY, FinishReason, conform, version_of
-from pipeline.seeds import derive_seed
-from pipeline.shards import read_shard, write_shard
-from pipeline.tasks import Task
+from pipeline.run.commits import CorruptData, FileEntry, Record, StaleData
+from pipeline.run.durable import read_shared, replace_durably
+from pipeline.run.paths import RunPaths
+from pipeline.run.schemas import VERSION_KEY, FinishReason, conform, version_of
+from pipeline.run.seeds import derive_seed
+from pipeline.run.shards import read_shard, write_shard
+from pipeline.run.tasks import Task
 from stages.chat import messages_json, messages_of
 from stages.context import Context
 from stages.engines.base import Request, Sampling

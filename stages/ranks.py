@@ -31,7 +31,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from pipeline.durable import is_there, read_shared, replace_durably
+from pipeline.run.durable import is_there, read_shared, replace_durably
 from stages.context import UserError
 from stages.models import device
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from pipeline.config import Config
-from pipeline.schemas import GREEDY_SAMPLE, ROLLOUT, FinishReason, conform, extra_columns
-from pipeline.seeds import derive_seed
+from pipeline.config.schema import Config
+from pipeline.run.schemas import GREEDY_SAMPLE, ROLLOUT, FinishReason, conform, extra_columns
+from pipeline.run.seeds import derive_seed
 from stages.chat import messages_json
 from stages.context import Context, NumericalError
 from stages.conversations import Conversations, open_conversations

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.algorithmconfig import ReferenceStage
-from pipeline.config import Config
-from pipeline.enginechecks import has_reference_in
-from pipeline.schemas import REWARD, ROLLOUT, SCORE, component_column, conform, is_sampled
-from pipeline.shards import write_shard
-from pipeline.tasks import PREPARE, Stage, Task
+from pipeline.config.algorithm import ReferenceStage
+from pipeline.config.engine_rules import has_reference_in
+from pipeline.config.schema import Config
+from pipeline.run.schemas import REWARD, ROLLOUT, SCORE, component_column, conform, is_sampled
+from pipeline.run.shards import write_shard
+from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context, Result
 from stages.responding import num_tokens
 from stages.rewards.components import component_scores

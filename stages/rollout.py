@@ -1,11 +1,11 @@
 """Rollout: sample responses to one shard of an iteration's prompts, and ReMax's greedy baselines."""
 
-from pipeline.algorithmconfig import Estimator
-from pipeline.config import Config
-from pipeline.deal import deal
-from pipeline.schemas import GREEDY_SAMPLE, ROLLOUT, is_sampled, version_of
-from pipeline.shards import write_shard
-from pipeline.tasks import Task
+from pipeline.config.algorithm import Estimator
+from pipeline.config.schema import Config
+from pipeline.data.sampler import deal
+from pipeline.run.schemas import GREEDY_SAMPLE, ROLLOUT, is_sampled, version_of
+from pipeline.run.shards import write_shard
+from pipeline.run.tasks import Task
 from stages.context import Context, Result
 from stages.engines.base import Sampling
 from stages.progress import SAVE_SECONDS

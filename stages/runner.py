@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.commits import read_record
-from pipeline.durable import is_there
-from pipeline.environment import TASK_ENVIRONMENT
-from pipeline.paths import RunPaths
-from pipeline.tasks import Stage, Task
+from pipeline.run.commits import read_record
+from pipeline.run.durable import is_there
+from pipeline.run.environment import TASK_ENVIRONMENT
+from pipeline.run.paths import RunPaths
+from pipeline.run.tasks import Stage, Task
 from stages.warning import listen
 
 CAN_SAVE = frozenset({Stage.ROLLOUT, Stage.EVALUATE})

@@ -3,9 +3,9 @@
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.schemas import ROLLOUT, SCORE, component_column, conform, is_sampled, version_of
-from pipeline.shards import write_shard
-from pipeline.tasks import PREPARE, Stage, Task
+from pipeline.run.schemas import ROLLOUT, SCORE, component_column, conform, is_sampled, version_of
+from pipeline.run.shards import write_shard
+from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context, Result
 from stages.responding import num_tokens
 from stages.rewards.components import component_scores

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.config import Config
-from pipeline.data import Message, as_dicts
-from pipeline.rewardconfig import RemoteConfig, RewardModelConfig
+from pipeline.config.reward import RemoteConfig, RewardModelConfig
+from pipeline.config.schema import Config
+from pipeline.data.prompts import Message, as_dicts
 from stages.chat import REFUSALS
 from stages.modeltrial import tried_tokenizer
 from stages.rewards.components import same_tokenizer

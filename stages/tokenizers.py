@@ -6,8 +6,8 @@ Importing this imports no transformers, which takes seconds.
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.config import ModelConfig
-from pipeline.plugins import load_plugin
+from pipeline.config.schema import ModelConfig
+from pipeline.plugins.load import load_plugin
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.commits import FileEntry, StaleData, hash_tree
-from pipeline.schemas import REWARD, ROLLOUT
-from pipeline.tasks import Stage, Task
+from pipeline.run.commits import FileEntry, StaleData, hash_tree
+from pipeline.run.schemas import REWARD, ROLLOUT
+from pipeline.run.tasks import Stage, Task
 from stages.context import Context, UserError
 from stages.tokenizers import load_tokenizer
 

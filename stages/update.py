@@ -2,7 +2,7 @@
 what.
 """
 
-from pipeline.tasks import PREPARE, Task
+from pipeline.run.tasks import PREPARE, Task
 from stages.context import Context, Result
 from stages.engines import make_trainer
 

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from pipeline.modelfiles import Tensor
+from pipeline.config.model_files import Tensor
 from stages.context import UserError
 
 _EXPONENTS: dict[str, tuple[str, int]] = {

@@ -10,8 +10,8 @@ import pyarrow as pa
 import torch
 from processes import config_of
 
-from pipeline.algorithmconfig import Estimator
-from pipeline.schemas import GREEDY_SAMPLE, REWARD, ROLLOUT, conform
+from pipeline.config.algorithm import Estimator
+from pipeline.run.schemas import GREEDY_SAMPLE, REWARD, ROLLOUT, conform
 from stages.context import Stopwatch
 from stages.critics import load_critic
 from stages.models import load_causal_lm

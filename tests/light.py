@@ -22,8 +22,8 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from pipeline.algorithmconfig import Estimator
-from pipeline.schemas import FinishReason, component_column, is_sampled
+from pipeline.config.algorithm import Estimator
+from pipeline.run.schemas import FinishReason, component_column, is_sampled
 from stages.context import Result
 from stages.engines.base import Generator, Limits, Response, Scorer, Trainer, takes_ranks, without_torch
 from stages.training import hash_folders, read_shards, save_tokenizer

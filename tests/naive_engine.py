@@ -5,8 +5,8 @@
 
 import torch
 
-from pipeline.schemas import FinishReason
-from pipeline.updateconfig import Precision
+from pipeline.config.update import Precision
+from pipeline.run.schemas import FinishReason
 from stages.engines.base import Generator, Response, Scorer
 from stages.engines.transformers import end_of_sequence_ids, limits_of
 from stages.models import load_causal_lm, load_reward_model

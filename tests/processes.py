@@ -20,10 +20,10 @@ from typing import Any
 
 import tiny
 
-from pipeline.checks import resolve
-from pipeline.compose import compose
-from pipeline.config import Config
-from pipeline.runs import Run, create_run
+from pipeline.config.compose import compose
+from pipeline.config.resolve import resolve
+from pipeline.config.schema import Config
+from pipeline.run.directory import Run, create_run
 
 ROOT = Path(__file__).parent.parent
 

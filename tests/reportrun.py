@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline import journal
-from pipeline.commits import Record, publish
-from pipeline.config import Config, DataConfig, ModelConfig
-from pipeline.paths import RunPaths
-from pipeline.rewardconfig import RewardConfig, RewardModelConfig, RuleConfig
-from pipeline.rolloutconfig import RolloutConfig
-from pipeline.runs import Parent, Run, load_run, write_run
-from pipeline.schedulerconfig import ResourcesConfig, SlurmConfig
-from pipeline.schemas import REWARD, ROLLOUT, conform
-from pipeline.shards import write_shard
-from pipeline.spans import Span, SpanEnd, iteration_spans, to_line
-from pipeline.tasks import Stage, Task
+from pipeline.config.reward import RewardConfig, RewardModelConfig, RuleConfig
+from pipeline.config.rollout import RolloutConfig
+from pipeline.config.scheduler import ResourcesConfig, SlurmConfig
+from pipeline.config.schema import Config, DataConfig, ModelConfig
+from pipeline.metrics.spans import Span, SpanEnd, iteration_spans, to_line
+from pipeline.run import journal
+from pipeline.run.commits import Record, publish
+from pipeline.run.directory import Parent, Run, load_run, write_run
+from pipeline.run.paths import RunPaths
+from pipeline.run.schemas import REWARD, ROLLOUT, conform
+from pipeline.run.shards import write_shard
+from pipeline.run.tasks import Stage, Task
 
 START = 1_790_000_000.0
 ITERATION_SECONDS = 100.0

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.compose import from_mapping
-from pipeline.paths import RunPaths
-from pipeline.runs import Identity, Run
+from pipeline.config.compose import from_mapping
+from pipeline.run.directory import Identity, Run
+from pipeline.run.paths import RunPaths
 
 ID = "0123456789ab"
 

@@ -16,7 +16,10 @@ import scripted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.advice import (
+from pipeline.config.compose import compose
+from pipeline.config.scheduler import LocalConfig
+from pipeline.config.schema import Config
+from pipeline.metrics.advice import (
     Advice,
     Evidence,
     Rule,
@@ -27,11 +30,8 @@ from pipeline.advice import (
     in_a_line,
     worst,
 )
-from pipeline.compose import compose
-from pipeline.config import Config
-from pipeline.evidence import LOOK_BACK, MIN_ROWS
-from pipeline.metrics import describe
-from pipeline.schedulerconfig import LocalConfig
+from pipeline.metrics.advice_input import LOOK_BACK, MIN_ROWS
+from pipeline.metrics.catalogue import describe
 
 ROOT = Path(__file__).parent.parent
 Change = Callable[[int], dict[str, float]]

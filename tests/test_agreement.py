@@ -11,15 +11,15 @@ from test_report import data_of
 from test_tracking import segments
 from wandb_server import WandbServer
 
-from pipeline import journal
-from pipeline.commits import require_record
-from pipeline.metrics import SAMPLE_TABLE
-from pipeline.plan import policy_maker
+from pipeline.metrics.catalogue import SAMPLE_TABLE
+from pipeline.metrics.samples import choose, read_samples, sample_seed
+from pipeline.metrics.terminal import COLUMNS, cells
 from pipeline.report.page import MORE_COLUMNS
-from pipeline.runs import Run, load_run
-from pipeline.samples import choose, read_samples, sample_seed
-from pipeline.tasks import PREPARE
-from pipeline.views import COLUMNS, cells
+from pipeline.run import journal
+from pipeline.run.commits import require_record
+from pipeline.run.directory import Run, load_run
+from pipeline.run.plan import policy_maker
+from pipeline.run.tasks import PREPARE
 
 ITERATIONS = 3
 

@@ -11,12 +11,12 @@ from dataclasses import replace
 import pytest
 from toyworld import Luck, World, make_world
 
-from pipeline import journal
-from pipeline.control import read_control, write_control
-from pipeline.driver import Outcome
-from pipeline.runqueue import cancel_all
-from pipeline.runs import Run
-from pipeline.submissions import Ledger, Submission
+from pipeline.executors.slurm.queue import cancel_all
+from pipeline.orchestrate.driver import Outcome
+from pipeline.run import journal
+from pipeline.run.control import read_control, write_control
+from pipeline.run.directory import Run
+from pipeline.run.submissions import Ledger, Submission
 
 
 def live_to_the_end(world: World) -> World:

@@ -15,15 +15,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import ID, imagined_run
 
-from pipeline.arrays import array_of, driver_submission, log_folder, output_pattern, stage_submissions
-from pipeline.compose import compose
-from pipeline.dryrun import scripts
-from pipeline.jobkinds import DRIVER, GUARD
-from pipeline.resources import Lessons
-from pipeline.runs import Run
-from pipeline.schedulerconfig import SlurmConfig
-from pipeline.submissions import Ledger, chunk_size_for, chunks_of, is_job_of, job_name
-from pipeline.tasks import PREPARE, Stage, Task
+from pipeline.config.compose import compose
+from pipeline.config.job_kinds import DRIVER, GUARD
+from pipeline.config.scheduler import SlurmConfig
+from pipeline.executors.slurm.arrays import (
+    array_of,
+    driver_submission,
+    log_folder,
+    output_pattern,
+    stage_submissions,
+)
+from pipeline.executors.slurm.resources import Lessons
+from pipeline.preflight.dry_run import scripts
+from pipeline.run.directory import Run
+from pipeline.run.submissions import Ledger, chunk_size_for, chunks_of, is_job_of, job_name
+from pipeline.run.tasks import PREPARE, Stage, Task
 from slurm.query import expand
 from slurm.submission import Array, Refused, array_expression, literal, render
 

@@ -2,8 +2,8 @@
 
 from toyworld import Luck, make_world
 
-from pipeline.control import read_control
-from pipeline.session import cancel_run
+from pipeline.cli.run import cancel_run
+from pipeline.run.control import read_control
 
 
 def test_cancel_of_a_complete_run_does_not_advise_to_resume_it(tmp_path, monkeypatch, clock):

@@ -15,11 +15,11 @@ import typer.main
 import yaml
 from services import Answer, service
 
-from pipeline.checks import resolve
-from pipeline.cli import app
-from pipeline.compose import compose
-from pipeline.preview import judged_files, validate_inputs
-from pipeline.rewardping import why_silent
+from pipeline.cli.app import app
+from pipeline.config.compose import compose
+from pipeline.config.resolve import resolve
+from pipeline.preflight.inputs import judged_files, validate_inputs
+from pipeline.preflight.reward_ping import why_silent
 
 ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "transformers", "deepspeed", "pyarrow", "wandb", "hydra", "plotly", "numpy")
@@ -138,7 +138,7 @@ def test_a_run_of_this_machine_has_no_jobs_to_cancel(complete_run, slurm_ppo):
 def test_help_is_quick_because_it_imports_nothing_heavy(command):
     code = f"""
 import sys
-from pipeline.cli import main
+from pipeline.cli.app import main
 sys.argv = ["slurm-ppo", *{[command] if command else []}, "--help"]
 try:
     main()
@@ -617,7 +617,7 @@ def test_output_into_a_closed_pipe_is_no_traceback(inputs, tmp_path, environment
 
 RUN_AND_PRINT_IMPORTED = """
 import sys
-from pipeline.cli import main
+from pipeline.cli.app import main
 sys.argv = {words}
 try:
     main()

@@ -3,12 +3,12 @@
 import pytest
 import tiny
 
-from pipeline.checks import resolve
-from pipeline.cluster_checks import Cluster, cluster_problems, needs_of, run_dir_problems, stage_problems
-from pipeline.cluster_probe import Aim, aims_of, describe, judge, probe_of
-from pipeline.compose import compose
-from pipeline.contradictions import contradictions
-from pipeline.schedulerconfig import ResourcesConfig
+from pipeline.config.compose import compose
+from pipeline.config.resolve import resolve
+from pipeline.config.rules import contradictions
+from pipeline.config.scheduler import ResourcesConfig
+from pipeline.preflight.cluster import Cluster, cluster_problems, needs_of, run_dir_problems, stage_problems
+from pipeline.preflight.probe import Aim, aims_of, describe, judge, probe_of
 from slurm.associations import Associations, parse_associations
 from slurm.limits import ClusterLimits, NodeKind, Partition
 from slurm.probe import Sighting, Silent

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.commits import (
+from pipeline.run.commits import (
     CorruptData,
     FileEntry,
     NotCommitted,
@@ -25,9 +25,9 @@ from pipeline.commits import (
     require_record,
     verify_outputs,
 )
-from pipeline.durable import link_once, replace_durably
-from pipeline.paths import RunPaths
-from pipeline.tasks import Stage, Task
+from pipeline.run.durable import link_once, replace_durably
+from pipeline.run.paths import RunPaths
+from pipeline.run.tasks import Stage, Task
 
 ROOT = Path(__file__).parent.parent
 TASK = Task(3, Stage.ROLLOUT, 1)
@@ -66,9 +66,9 @@ def commit(paths: RunPaths, text: str = "data", attempt: str = "1-aa") -> Record
 RACER = """
 import sys
 from pathlib import Path
-from pipeline.commits import FileEntry, Record, hash_tree, publish
-from pipeline.paths import RunPaths
-from pipeline.tasks import Stage, Task
+from pipeline.run.commits import FileEntry, Record, hash_tree, publish
+from pipeline.run.paths import RunPaths
+from pipeline.run.tasks import Stage, Task
 paths, name = RunPaths(Path(sys.argv[1])), sys.argv[2]
 print("ready", flush=True)
 for line in sys.stdin:
@@ -330,7 +330,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_debris(tmp_path, call):
     body = f"""
 import sys
 from pathlib import Path
-from pipeline.durable import {call}
+from pipeline.run.durable import {call}
 #LIMIT
 {call}(Path(sys.argv[1]), "x" * 100_000)
 """

@@ -23,18 +23,18 @@ from refusing_engine import LONGEST
 from schedulers import RUBBISH
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from pipeline.commits import Record, require_record
-from pipeline.data import Message
-from pipeline.metricsrow import Clock, iteration_row
-from pipeline.problem import ConfigError
-from pipeline.promptchecks import prompt_text
-from pipeline.rolloutconfig import MultiTurnConfig
-from pipeline.runs import Run, load_run
-from pipeline.schemas import PROMPTS, ROLLOUT, FinishReason, conform
-from pipeline.seeds import derive_seed
-from pipeline.shards import read_shard
-from pipeline.tasks import PREPARE, Stage, Task
-from pipeline.updateconfig import Precision
+from pipeline.config.problem import ConfigError
+from pipeline.config.rollout import MultiTurnConfig
+from pipeline.config.update import Precision
+from pipeline.data.checks import prompt_text
+from pipeline.data.prompts import Message
+from pipeline.metrics.row import Clock, iteration_row
+from pipeline.run.commits import Record, require_record
+from pipeline.run.directory import Run, load_run
+from pipeline.run.schemas import PROMPTS, ROLLOUT, FinishReason, conform
+from pipeline.run.seeds import derive_seed
+from pipeline.run.shards import read_shard
+from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.calls import Calls, Late
 from stages.chat import continuation_text
 from stages.context import UserError

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline import costs
-from pipeline.costs import (
+from pipeline.metrics import costs, describe
+from pipeline.metrics.costs import (
     Accountant,
     Costs,
     cost_metrics,
@@ -15,9 +15,8 @@ from pipeline.costs import (
     total,
     wasted_share,
 )
-from pipeline.metrics import describe
-from pipeline.paths import RunPaths
-from pipeline.submissions import State, Submission
+from pipeline.run.paths import RunPaths
+from pipeline.run.submissions import State, Submission
 from slurm.accounting import Record
 from slurm.commands import SlurmTimeout
 from slurm.query import NoAccounting

@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from pipeline.updateconfig import Precision, UpdateConfig
+from pipeline.config.update import Precision, UpdateConfig
 from stages.critics import load_critic
 from stages.ppo.batching import Row, collate
 from stages.ppo.forward import response_values

@@ -15,8 +15,11 @@ from wandb_server import KEY, StoredRun, WandbServer
 from wandb_workspaces.workspaces import Workspace
 from wandb_workspaces.workspaces.internal import View, WorkspaceViewspec
 
-from pipeline.chartlist import CHARTS
-from pipeline.dashboard import (
+from pipeline.metrics.catalogue import METRICS, SAMPLE_TABLE, Section, describe
+from pipeline.metrics.charts import CHARTS
+from pipeline.run.directory import load_run
+from pipeline.tracking.push import target_of
+from pipeline.tracking.workspace import (
     NOT_SHOWN,
     SAMPLES,
     Panel,
@@ -27,9 +30,6 @@ from pipeline.dashboard import (
     pinned,
     sections_of,
 )
-from pipeline.dashboardpush import target_of
-from pipeline.metrics import METRICS, SAMPLE_TABLE, Section, describe
-from pipeline.runs import load_run
 
 GOLDEN = Path(__file__).parent / "golden" / "dashboard.json"
 """Written anew by DASHBOARD_GOLDEN=1."""

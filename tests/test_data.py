@@ -13,15 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import columns, sources
 from pipeline.data import (
     Message,
     PromptError,
     Prompts,
     Rejected,
     RejectReason,
+    columns,
     content_id,
     read_prompts,
+    sources,
     summarize,
     write_rejected,
 )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.deal import deal
+from pipeline.data.sampler import deal
 
 
 @st.composite

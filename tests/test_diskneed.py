@@ -13,10 +13,10 @@ import pytest
 import tiny
 from processes import config_of
 
-from pipeline import diskneed
-from pipeline.config import Config
-from pipeline.diskneed import check_disk, imagine
-from pipeline.problem import ConfigError
+from pipeline.config.problem import ConfigError
+from pipeline.config.schema import Config
+from pipeline.preflight import disk_need as diskneed
+from pipeline.preflight.disk_need import check_disk, imagine
 
 SEVEN_BILLION = 7_000_000_000
 ENDLESS = ("iterations=10000000000", "update.keep_last=null")

@@ -16,8 +16,8 @@ import typer.testing
 import yaml
 from documented import ROOT, Kind
 
-from pipeline.cli import app
-from pipeline.compose import known_groups
+from pipeline.cli.app import app
+from pipeline.config.compose import known_groups
 from tests import light
 
 COMMANDS = documented.all_commands()

@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config import WandbMode
-from pipeline.diskneed import Footprint, imagine, states_kept
+from pipeline.config.schema import WandbMode
 from pipeline.doctor import semantics
 from pipeline.doctor.cluster import judge_commands, judge_exchange, judge_settings
 from pipeline.doctor.disk import judge_need, judge_space
@@ -28,7 +27,8 @@ from pipeline.doctor.health import judge_jobs, judge_journal
 from pipeline.doctor.machine import judge_gpus, judge_packages, judge_torch, judge_vllm, needed_packages
 from pipeline.doctor.semantics import clock_skew, judge_skew
 from pipeline.doctor.wandbchecks import judge_mode
-from pipeline.runs import RunError, load_run
+from pipeline.preflight.disk_need import Footprint, imagine, states_kept
+from pipeline.run.directory import RunError, load_run
 from slurm.probe import Exchange
 from slurm.query import Element
 from slurm.states import SlurmState
@@ -459,7 +459,9 @@ def test_gpus_as_nvidia_smi_shows_them():
 def test_a_wandb_server_that_cannot_be_reached_and_a_key_that_is_not_shown(tmp_path):
     environment = {**os.environ, "WANDB_API_KEY": KEY, "WANDB_BASE_URL": "http://127.0.0.1:9"}
     environment.pop("WANDB_MODE", None)
-    setup = "from pipeline.config import WandbMode\nfrom pipeline.doctor.wandbchecks import wandb_checks"
+    setup = (
+        "from pipeline.config.schema import WandbMode\nfrom pipeline.doctor.wandbchecks import wandb_checks"
+    )
     found = found_in(tmp_path, "wandb_checks(WandbMode.AUTO)", setup, env=environment)
     assert verdicts(found) == {"mode": "ok", "client": "ok", "server": "warning"}
     assert found["mode"]["measured"] == "online (tracking.wandb.mode=auto, an API key is present)"

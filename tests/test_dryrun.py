@@ -8,7 +8,7 @@ import tiny
 from scripted import imagined_run
 from toyworld import Luck, make_world
 
-from pipeline.dryrun import scripts
+from pipeline.preflight.dry_run import scripts
 
 
 def names(text: str) -> set[str]:

@@ -9,9 +9,9 @@ from typing import IO
 import pytest
 from scripted import imagined_run
 
-from pipeline.arrays import stage_submissions
-from pipeline.submissions import Ledger
-from pipeline.tasks import Stage, Task
+from pipeline.executors.slurm.arrays import stage_submissions
+from pipeline.run.submissions import Ledger
+from pipeline.run.tasks import Stage, Task
 from slurm.sealing import sealed, unsealed
 
 ROOT = Path(__file__).parent.parent

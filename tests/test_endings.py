@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from scripted import imagined_run
 
-from pipeline.arrays import stage_submissions
-from pipeline.endings import as_seen, evidence_of, verdict_of
-from pipeline.failures import DISK_EXIT, Failure, FailureKind
-from pipeline.reconcile import FREE_KINDS
-from pipeline.submissions import State, Submission
-from pipeline.tasks import Stage, Task
+from pipeline.executors.slurm.arrays import stage_submissions
+from pipeline.executors.slurm.exit_reasons import as_seen, evidence_of, verdict_of
+from pipeline.orchestrate.reconcile import FREE_KINDS
+from pipeline.run.failures import DISK_EXIT, Failure, FailureKind
+from pipeline.run.submissions import State, Submission
+from pipeline.run.tasks import Stage, Task
 from slurm.query import Element, NoAccounting
 from slurm.states import Phase, SlurmState, phase_of
 
@@ -139,7 +139,9 @@ def test_without_slurms_word_the_tasks_own_counts():
 def test_accounting_is_asked_once_and_only_for_what_the_queue_forgot(monkeypatch):
     asked = []
     told = {("8", 0): element(SlurmState.FAILED, array="8", index=0)}
-    monkeypatch.setattr("pipeline.endings.read_ended", lambda ids: asked.append(ids) or told)
+    monkeypatch.setattr(
+        "pipeline.executors.slurm.exit_reasons.read_ended", lambda ids: asked.append(ids) or told
+    )
     seen = {("7", 1): element(SlurmState.TIMEOUT)}
     gone = [(replaced(submitted(), job), index) for job, index in (("7", 1), ("8", 0), ("8", 1), ("9", 1))]
     assert evidence_of(gone, seen) == told | seen
@@ -152,10 +154,12 @@ def test_where_accounting_is_silent_the_reason_stays_unknown(monkeypatch):
     def silent(ids):
         raise NoAccounting("slurmdbd is down")
 
-    monkeypatch.setattr("pipeline.endings.read_ended", silent)
+    monkeypatch.setattr("pipeline.executors.slurm.exit_reasons.read_ended", silent)
     assert evidence_of([(submitted(), 1)], {}) == {}
 
 
 def test_a_job_that_never_arrived_is_not_asked_for(monkeypatch):
-    monkeypatch.setattr("pipeline.endings.read_ended", lambda ids: pytest.fail("asked for nothing"))
+    monkeypatch.setattr(
+        "pipeline.executors.slurm.exit_reasons.read_ended", lambda ids: pytest.fail("asked for nothing")
+    )
     assert evidence_of([(submitted(None), 1)], {}) == {}

@@ -18,9 +18,9 @@ from transformers import (
     OpenAIGPTForSequenceClassification,
 )
 
-from pipeline.config import Config
-from pipeline.schemas import FinishReason
-from pipeline.updateconfig import Precision
+from pipeline.config.schema import Config
+from pipeline.config.update import Precision
+from pipeline.run.schemas import FinishReason
 from stages.context import UserError
 from stages.engines import make_generator, make_scorer
 from stages.engines.base import REFUSED, BadSequence, Request, Sampling

@@ -10,13 +10,13 @@ import pytest
 import tiny
 from processes import make_run, stage
 
-from pipeline.checks import resolve
-from pipeline.commits import read_record
-from pipeline.compose import compose
-from pipeline.paths import RunPaths
-from pipeline.problem import ConfigError
-from pipeline.schemas import FinishReason
-from pipeline.tasks import Stage, Task
+from pipeline.config.compose import compose
+from pipeline.config.problem import ConfigError
+from pipeline.config.resolve import resolve
+from pipeline.run.commits import read_record
+from pipeline.run.paths import RunPaths
+from pipeline.run.schemas import FinishReason
+from pipeline.run.tasks import Stage, Task
 from stages.engines.base import BadAnswer, Generator, Limits, Request, Response, Sampling, Scorer
 from stages.engines.compiled import private_cache
 from stages.models import missing_gpus

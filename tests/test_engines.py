@@ -11,8 +11,8 @@ import tiny
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForSequenceClassification
 
-from pipeline.schemas import FinishReason
-from pipeline.updateconfig import Precision
+from pipeline.config.update import Precision
+from pipeline.run.schemas import FinishReason
 from stages.engines import engine
 from stages.engines.base import Request, Sampling
 from stages.engines.transformers import TransformersGenerator, TransformersScorer

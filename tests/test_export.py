@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commits import FileEntry, require_record
-from pipeline.durable import digest_file
-from pipeline.export import export
-from pipeline.plan import policy_maker
-from pipeline.runs import RunError, load_run
-from pipeline.versions import find_version, split
+from pipeline.run.commits import FileEntry, require_record
+from pipeline.run.directory import RunError, load_run
+from pipeline.run.durable import digest_file
+from pipeline.run.export import export
+from pipeline.run.plan import policy_maker
+from pipeline.run.versions import find_version, split
 
 ROOT = Path(__file__).parent.parent
 FILES = [
@@ -69,7 +69,7 @@ def test_what_is_exported_is_the_policy_and_loads_without_the_run(complete_real_
 def test_the_command_needs_no_torch_and_says_how_to_go_on(complete_run, tmp_path):
     code = f"""
 import sys
-from pipeline.cli import main
+from pipeline.cli.app import main
 sys.argv = ["slurm-ppo", "export", "{complete_run}@1", "{tmp_path}/deep/model"]
 try:
     main()
@@ -170,7 +170,7 @@ def test_an_interrupted_export_leaves_no_half_directory(complete_run, tmp_path, 
 
 
 def test_large_files_are_spoken_of(complete_run, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.export._WORTH_A_LINE", 1000)
+    monkeypatch.setattr("pipeline.run.export._WORTH_A_LINE", 1000)
     said: list[str] = []
     export(str(complete_run), tmp_path / "model", adapter=False, say=said.append)
     assert any(re.fullmatch(r"model.safetensors: \d+\.\d of \d+\.\d GiB", line) for line in said)

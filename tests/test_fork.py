@@ -15,22 +15,22 @@ from test_keep import commit
 from toyworld import Luck, World, make_world
 
 from benchmarks.noop import make_record
-from pipeline import journal
-from pipeline.algorithmconfig import Estimator
-from pipeline.commits import publish, require_record
-from pipeline.failures import FailureKind
-from pipeline.forking import find_parent, fork, fork_config
-from pipeline.goback import go_back, parse_point
-from pipeline.mirrorstate import Offline, write_state
-from pipeline.observe import Committed, Frontier, find_frontier
-from pipeline.plan import Plan, policy_maker
-from pipeline.problem import ConfigError
-from pipeline.reconcile import Observation, reconcile
+from pipeline.config.algorithm import Estimator
+from pipeline.config.problem import ConfigError
+from pipeline.orchestrate.fork import find_parent, fork, fork_config
+from pipeline.orchestrate.reconcile import Observation, reconcile
+from pipeline.orchestrate.rewind import go_back, parse_point
 from pipeline.report import read_rows, write_report
-from pipeline.runs import Parent, Run, RunError, load_run, write_run
-from pipeline.status import read_status
-from pipeline.tasks import PREPARE, Stage, Task
-from pipeline.tracking import is_behind
+from pipeline.run import journal
+from pipeline.run.commits import publish, require_record
+from pipeline.run.directory import Parent, Run, RunError, load_run, write_run
+from pipeline.run.failures import FailureKind
+from pipeline.run.plan import Plan, policy_maker
+from pipeline.run.records import Committed, Frontier, find_frontier
+from pipeline.run.tasks import PREPARE, Stage, Task
+from pipeline.status.snapshot import read_status
+from pipeline.tracking.state import Offline, write_state
+from pipeline.tracking.tracker import is_behind
 
 SECTIONS = ("policy", "critic", "trainer")
 forks = st.builds(

@@ -12,21 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_kill import wait_for
 
-from pipeline import journal
-from pipeline.arrays import stage_submissions
-from pipeline.bookkeeping import Books
-from pipeline.commits import read_record
-from pipeline.goback import Point, go_back, parse_point, superseded
-from pipeline.lease import LeaseHeld, hold
-from pipeline.mirrorstate import Offline, read_offline, read_online, write_state
-from pipeline.observe import Records, find_frontier
-from pipeline.paths import RunPaths
-from pipeline.plan import Plan
-from pipeline.runs import RunError, load_run
-from pipeline.status import read_status
-from pipeline.submissions import Ledger
-from pipeline.tasks import PREPARE, Stage, Task, task_key
-from pipeline.tracking import NoTracker
+from pipeline.executors.slurm.arrays import stage_submissions
+from pipeline.orchestrate.publish import Books
+from pipeline.orchestrate.rewind import Point, go_back, parse_point, superseded
+from pipeline.run import journal
+from pipeline.run.commits import read_record
+from pipeline.run.directory import RunError, load_run
+from pipeline.run.lease import LeaseHeld, hold
+from pipeline.run.paths import RunPaths
+from pipeline.run.plan import Plan
+from pipeline.run.records import Records, find_frontier
+from pipeline.run.submissions import Ledger
+from pipeline.run.tasks import PREPARE, Stage, Task, task_key
+from pipeline.status.snapshot import read_status
+from pipeline.tracking.state import Offline, read_offline, read_online, write_state
+from pipeline.tracking.tracker import NoTracker
 
 STAGES = [Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE, Stage.EVALUATE]
 plans = st.builds(

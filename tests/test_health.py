@@ -14,9 +14,9 @@ from learning import (
     with_scores,
 )
 
-from pipeline.checks import resolve
-from pipeline.compose import compose
-from pipeline.failures import FailureKind
+from pipeline.config.compose import compose
+from pipeline.config.resolve import resolve
+from pipeline.run.failures import FailureKind
 from stages.context import NumericalError, OutOfMemory
 from stages.failures import classify
 from stages.ppo.experience import Experience

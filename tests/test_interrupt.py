@@ -33,7 +33,7 @@ def interrupted_at(module: str, environment: dict[str, str], folder: Path, *word
     return 130 if done.returncode == -signal.SIGINT else done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("module", ["typer", "pipeline.errors", "pydantic", "pydantic_core", "yaml"])
+@pytest.mark.parametrize("module", ["typer", "pipeline.cli.errors", "pydantic", "pydantic_core", "yaml"])
 def test_while_a_command_imports(complete_run, environment, tmp_path, module):
     assert interrupted_at(module, environment, tmp_path, "status", complete_run) == (130, "interrupted\n")
 

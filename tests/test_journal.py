@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import journal
+from pipeline.run import journal
 
 values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
 nested = st.recursive(values, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner))

@@ -13,10 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.noop import make_record
-from pipeline import journal
-from pipeline.bookkeeping import Books
-from pipeline.checks import resolve
-from pipeline.commits import (
+from pipeline.config.compose import compose, from_mapping
+from pipeline.config.problem import ConfigError
+from pipeline.config.resolve import resolve
+from pipeline.metrics.samples import read_samples
+from pipeline.orchestrate.publish import Books
+from pipeline.orchestrate.rewind import go_back, parse_point
+from pipeline.run import journal
+from pipeline.run.commits import (
     CorruptData,
     check_sizes,
     hash_tree,
@@ -25,16 +29,10 @@ from pipeline.commits import (
     require_record,
     verify_outputs,
 )
-from pipeline.compose import compose, from_mapping
-from pipeline.goback import go_back, parse_point
-from pipeline.observe import Frontier
-from pipeline.plan import Plan, policy_maker
-from pipeline.problem import ConfigError
-from pipeline.runs import Parent, Run, RunError, create_run, load_run, write_run
-from pipeline.samples import read_samples
-from pipeline.status import read_status
-from pipeline.tasks import Stage
-from pipeline.thinning import (
+from pipeline.run.directory import Parent, Run, RunError, create_run, load_run, write_run
+from pipeline.run.plan import Plan, policy_maker
+from pipeline.run.records import Frontier
+from pipeline.run.retention import (
     Thinned,
     check_is_kept,
     in_words,
@@ -44,7 +42,9 @@ from pipeline.thinning import (
     thin,
     thinned_folders,
 )
-from pipeline.tracking import NoTracker
+from pipeline.run.tasks import Stage
+from pipeline.status.snapshot import read_status
+from pipeline.tracking.tracker import NoTracker
 
 plans = st.builds(
     lambda start, more, every: Plan(start + more, 2, every, start),

@@ -15,7 +15,7 @@ import tiny
 from damage import cut, flip_bit
 from test_tracking import family, kill_all, segments
 
-from pipeline.runs import load_run
+from pipeline.run.directory import load_run
 
 HOOKS = Path(__file__).parent / "hooks"
 ROOT = Path(__file__).parent.parent

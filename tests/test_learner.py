@@ -20,16 +20,16 @@ from processes import make_run, stage
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, MixtralConfig, MixtralForCausalLM
 
-from pipeline.algorithmconfig import (
+from pipeline.config.algorithm import (
     GROUP_ESTIMATORS,
     Estimator,
     KLConfig,
     KLController,
     LossAggregation,
 )
-from pipeline.commits import read_record
-from pipeline.tasks import Stage, Task
-from pipeline.updateconfig import Precision
+from pipeline.config.update import Precision
+from pipeline.run.commits import read_record
+from pipeline.run.tasks import Stage, Task
 from stages.context import UserError
 from stages.critics import load_critic
 from stages.ppo.masked import NoValidTokens

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import lease as leases
-from pipeline.lease import (
+from pipeline.run import lease as leases
+from pipeline.run.lease import (
     EXPIRY_SECONDS,
     Holder,
     LeaseHeld,
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parent.parent
 HOLD = """
 import sys, time
 from pathlib import Path
-from pipeline.lease import acquire
+from pipeline.run.lease import acquire
 acquire(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)
@@ -186,7 +186,7 @@ def test_an_error_inside_is_not_taken_for_a_held_lease(tmp_path):
 PATIENT = """
 import os, sys
 from pathlib import Path
-from pipeline.lease import hold_patiently
+from pipeline.run.lease import hold_patiently
 folder = Path(sys.argv[1])
 for _ in range(5):
     with hold_patiently(folder, 60):
@@ -236,7 +236,7 @@ def test_a_driver_that_slept_through_its_expiry_notices(tmp_path, monkeypatch):
 RACE = """
 import sys
 from pathlib import Path
-from pipeline.lease import LeaseHeld, acquire
+from pipeline.run.lease import LeaseHeld, acquire
 print("ready", flush=True)
 for line in sys.stdin:
     try:
@@ -284,7 +284,7 @@ def test_a_name_that_became_free_again_is_no_lease(tmp_path, monkeypatch):
 COME_AND_GO = """
 import os, sys, time
 from pathlib import Path
-from pipeline.lease import LeaseHeld, hold
+from pipeline.run.lease import LeaseHeld, hold
 folder, until, entered = Path(sys.argv[1]), time.monotonic() + 3, 0
 while time.monotonic() < until:
     try:

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 import tiny
 
-from pipeline.commits import read_record
-from pipeline.runs import Run, load_run
-from pipeline.schemas import PROMPTS, ROLLOUT
-from pipeline.shards import read_shard
-from pipeline.tasks import PREPARE, Stage, Task
+from pipeline.run.commits import read_record
+from pipeline.run.directory import Run, load_run
+from pipeline.run.schemas import PROMPTS, ROLLOUT
+from pipeline.run.shards import read_shard
+from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context
 from stages.responding import requests_of
 from stages.training import read_shards
@@ -51,7 +51,7 @@ def test_a_light_task_imports_nothing_heavy(run, stage):
 
 def test_a_task_that_is_committed_ends_before_it_reads_the_configuration(run):
     found = modules_of("rollout", "--run-dir", run.paths.root, "--iteration", 2)
-    assert not found & {*HEAVY, "pyarrow", "numpy", "pipeline.config", "stages.execution"}
+    assert not found & {*HEAVY, "pyarrow", "numpy", "pipeline.config.schema", "stages.execution"}
 
 
 def chain_of(run: Run, monkeypatch: pytest.MonkeyPatch, change) -> bytes:

@@ -18,16 +18,16 @@ from test_kill import HOOKS, ROOT, data_file
 from test_local_scheduler import eventually
 from test_ranks import respond_and_score, updated
 
-from pipeline.commits import read_record
-from pipeline.compose import compose
-from pipeline.failures import Failure, FailureKind
-from pipeline.jobs import LocalJobs
-from pipeline.logs import Choice, describe_failed, find_logs, parse_choice
-from pipeline.problem import ConfigError
-from pipeline.reconcile import Launch, Observation
-from pipeline.runs import load_run
-from pipeline.tasks import Stage, Task
-from slurm.local import LocalLimits, LocalScheduler
+from pipeline.config.compose import compose
+from pipeline.config.problem import ConfigError
+from pipeline.executors.local import LocalJobs
+from pipeline.executors.processes import LocalLimits, LocalScheduler
+from pipeline.orchestrate.reconcile import Launch, Observation
+from pipeline.run.commits import read_record
+from pipeline.run.directory import load_run
+from pipeline.run.failures import Failure, FailureKind
+from pipeline.run.tasks import Stage, Task
+from pipeline.status.logs import Choice, describe_failed, find_logs, parse_choice
 
 SETTINGS = ("iterations=1", "update.zero_stage=2", "scheduler.update.ranks=2")
 

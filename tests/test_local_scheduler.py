@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm.local import LocalLimits, LocalScheduler
-from slurm.scheduler import Job, JobState, JobStatus
+from pipeline.executors.processes import LocalLimits, LocalScheduler
+from pipeline.executors.scheduler import Job, JobState, JobStatus
 
 ROOT = Path(__file__).parent.parent
 POOLS = {"gpu": 4, "one": 1}
@@ -137,7 +137,7 @@ def test_the_time_limit_kills_and_says_so(start, tmp_path):
 
 @pytest.mark.parametrize("deaf", ["", "deaf"])
 def test_cancel_leaves_no_process(start, tmp_path, monkeypatch, deaf):
-    monkeypatch.setattr("slurm.local._GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("pipeline.executors.processes._GRACE_SECONDS", 0.5)
     scheduler = start(slots=1)
     scheduler.submit([job(tmp_path, "a", "pid", tmp_path / "pids", deaf), job(tmp_path, "b", "exit", 0)])
     scheduler.wait(0)
@@ -189,8 +189,8 @@ def test_waiting_returns_when_a_job_ends_and_not_before(start, tmp_path):
 SCHEDULE = """
 import sys, time
 from pathlib import Path
-from slurm.local import LocalLimits, LocalScheduler
-from slurm.scheduler import Job
+from pipeline.executors.processes import LocalLimits, LocalScheduler
+from pipeline.executors.scheduler import Job
 if __name__ == "__main__":
     log, ranks, *words = sys.argv[1:]
     scheduler = LocalScheduler("scheduled:main", [], LocalLimits(1, {"gpu": 1}, 60))
@@ -286,7 +286,7 @@ def test_a_rank_that_has_ended_does_not_keep_the_driver_awake_and_leaves_nothing
 def test_when_one_rank_fails_the_others_are_stopped_and_it_is_named(
     start, tmp_path, monkeypatch, ending, code, words
 ):
-    monkeypatch.setattr("slurm.local._GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("pipeline.executors.processes._GRACE_SECONDS", 0.5)
     scheduler = start()
     first, third = tmp_path / "first", tmp_path / "third"
     whats = [f"pid {first} deaf", f"after {first} after {third} {ending}", f"pid {third}"]
@@ -327,7 +327,7 @@ def test_the_time_limit_ends_all_ranks(start, tmp_path):
 
 
 def test_cancel_leaves_no_process_of_any_rank(start, tmp_path, monkeypatch):
-    monkeypatch.setattr("slurm.local._GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("pipeline.executors.processes._GRACE_SECONDS", 0.5)
     scheduler = start()
     whats = [f"pid {tmp_path / 'first'}", f"pid {tmp_path / 'second'} deaf"]
     scheduler.submit([job(tmp_path, "a", "ranks", *whats, ranks=2)])

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import logs
-from pipeline.failureblock import describe_failure, render_block, state_in_words, where
-from pipeline.failures import Failure, FailureKind
-from pipeline.journal import tail
-from pipeline.lease import hold
-from pipeline.logs import Choice, Follower, Log, Reader, describe_failed, find_logs, parse_choice
-from pipeline.paths import RunPaths
-from pipeline.plan import Plan
-from pipeline.runs import RunError, load_run
-from pipeline.tasks import Stage, Task
+from pipeline.run.directory import RunError, load_run
+from pipeline.run.failures import Failure, FailureKind
+from pipeline.run.journal import tail
+from pipeline.run.lease import hold
+from pipeline.run.paths import RunPaths
+from pipeline.run.plan import Plan
+from pipeline.run.tasks import Stage, Task
+from pipeline.status import logs
+from pipeline.status.failure import describe_failure, render_block, state_in_words, where
+from pipeline.status.logs import Choice, Follower, Log, Reader, describe_failed, find_logs, parse_choice
 from slurm.query import Element
 from slurm.states import SlurmState
 

@@ -24,9 +24,9 @@ from test_trainer import (
 )
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from pipeline.compose import compose
-from pipeline.config import Config
-from pipeline.updateconfig import LoraConfig, Precision
+from pipeline.config.compose import compose
+from pipeline.config.schema import Config
+from pipeline.config.update import LoraConfig, Precision
 from stages.context import UserError
 from stages.models import DTYPES, load_causal_lm
 from stages.ppo.lora import adapted_layers, attach, factors, is_adapter, load_policy, merged

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tiny
 
-from pipeline.cli import main
+from pipeline.cli.app import main
 
 ROOT = Path(__file__).parent.parent
 LONGEST = 300

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from pipeline.checks import resolve
-from pipeline.compose import compose
-from pipeline.config import Config
-from pipeline.modelfiles import BadModel, read_header
-from pipeline.problem import ConfigError
-from pipeline.rewardconfig import RewardModelConfig
+from pipeline.config.compose import compose
+from pipeline.config.model_files import BadModel, read_header
+from pipeline.config.problem import ConfigError
+from pipeline.config.resolve import resolve
+from pipeline.config.reward import RewardModelConfig
+from pipeline.config.schema import Config
 from tests import light
 
 ROWS = 2 + 256

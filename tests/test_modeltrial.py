@@ -12,9 +12,9 @@ import torch
 from processes import config_of, make_run, stage
 from safetensors.torch import load_file, save_file
 
-from pipeline.config import Config
-from pipeline.modelfiles import read_header
-from pipeline.tasks import PREPARE
+from pipeline.config.model_files import read_header
+from pipeline.config.schema import Config
+from pipeline.run.tasks import PREPARE
 from stages import weights
 from stages.context import UserError
 from stages.modeltrial import tried_tokenizer, try_models

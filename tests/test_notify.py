@@ -19,19 +19,19 @@ from scripted import imagined_run
 from services import Answer, Seen, service
 from toyworld import Luck, Watcher, World, make_world
 
-from pipeline import journal
-from pipeline.advance import advance_run
-from pipeline.checks import resolve
-from pipeline.compose import compose
-from pipeline.config import TrackingConfig, WandbConfig
-from pipeline.control import begin_call
-from pipeline.conversion import converted
-from pipeline.dryrun import scripts
-from pipeline.lease import hold
-from pipeline.notify import Event, _event, completion, has_stalled, pass_failed, tell
-from pipeline.notifyconfig import NotifyConfig, Occasion
-from pipeline.problem import ConfigError
-from pipeline.runs import Run, create_run
+from pipeline.config.compose import compose
+from pipeline.config.conversion import converted
+from pipeline.config.notify import NotifyConfig, Occasion
+from pipeline.config.problem import ConfigError
+from pipeline.config.resolve import resolve
+from pipeline.config.schema import TrackingConfig, WandbConfig
+from pipeline.executors.slurm.advance import advance_run
+from pipeline.notify.events import Event, _event, completion, has_stalled, pass_failed, tell
+from pipeline.preflight.dry_run import scripts
+from pipeline.run import journal
+from pipeline.run.control import begin_call
+from pipeline.run.directory import Run, create_run
+from pipeline.run.lease import hold
 from slurm.commands import SlurmTimeout
 
 TELL = """#!/bin/sh
@@ -361,7 +361,7 @@ def test_on_slurm_each_standstill_is_told_once_by_whichever_driver_comes(world, 
 def test_on_slurm_a_controller_that_does_not_answer_for_hours_is_a_standstill(
     world, hook, clock, monkeypatch
 ):
-    monkeypatch.setattr("pipeline.advance.SLURM_PATIENCE", -1.0)
+    monkeypatch.setattr("pipeline.executors.slurm.advance.SLURM_PATIENCE", -1.0)
     world.run = telling(world.run, webhook=hook.url)
     begin_call(world.run.paths)
     clock[0] += 7 * 3600
@@ -377,7 +377,7 @@ def test_on_slurm_a_controller_that_does_not_answer_for_hours_is_a_standstill(
 
 
 def test_the_end_of_a_run_is_told_anew_when_it_is_made_anew(complete_run):
-    from pipeline.runs import load_run
+    from pipeline.run.directory import load_run
 
     run = load_run(complete_run)
     event = completion(run)

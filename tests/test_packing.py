@@ -10,27 +10,34 @@ import pytest
 import reportrun
 import tiny
 
-from pipeline import journal, packing
-from pipeline.bookkeeping import Books
-from pipeline.checks import resolve
-from pipeline.commits import CorruptData, check_sizes, publish, read_record, require_record, verify_outputs
-from pipeline.compose import compose
-from pipeline.goback import go_back, parse_point
-from pipeline.logs import describe_failed, parse_choice
-from pipeline.observe import Frontier, Records, find_frontier
-from pipeline.packed import archives
-from pipeline.packing import pack, pack_old, unpack
-from pipeline.plan import policy_maker
-from pipeline.plantext import every_task
-from pipeline.problem import ConfigError
-from pipeline.runs import Run, RunError, load_run
-from pipeline.samples import read_samples
-from pipeline.schedulerconfig import LocalConfig
-from pipeline.status import read_status
-from pipeline.superseded import sweep
-from pipeline.tasks import PREPARE, Stage, Task
-from pipeline.tracking import NoTracker
-from pipeline.updateconfig import UpdateConfig
+from pipeline.config.compose import compose
+from pipeline.config.problem import ConfigError
+from pipeline.config.resolve import resolve
+from pipeline.config.scheduler import LocalConfig
+from pipeline.config.update import UpdateConfig
+from pipeline.metrics.samples import read_samples
+from pipeline.orchestrate.publish import Books
+from pipeline.orchestrate.rewind import go_back, parse_point
+from pipeline.run import journal, packing
+from pipeline.run.commits import (
+    CorruptData,
+    check_sizes,
+    publish,
+    read_record,
+    require_record,
+    verify_outputs,
+)
+from pipeline.run.directory import Run, RunError, load_run
+from pipeline.run.packed import archives
+from pipeline.run.packing import pack, pack_old, unpack
+from pipeline.run.plan import policy_maker
+from pipeline.run.records import Frontier, Records, find_frontier
+from pipeline.run.superseded import sweep
+from pipeline.run.tasks import PREPARE, Stage, Task
+from pipeline.status.logs import describe_failed, parse_choice
+from pipeline.status.plan import every_task
+from pipeline.status.snapshot import read_status
+from pipeline.tracking.tracker import NoTracker
 
 NEWEST, SHARDS = 6, 3
 

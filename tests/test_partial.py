@@ -20,14 +20,14 @@ import torch
 from damage import cut, flip_bit
 from processes import ROOT, fork_server, in_process_of_its_own, make_run, stage, stage_arguments
 
-from pipeline.commits import read_record
-from pipeline.data import Message
-from pipeline.failures import DISK_EXIT
-from pipeline.runs import Run, load_run
-from pipeline.schemas import FinishReason
-from pipeline.superseded import move_into, sweep
-from pipeline.tasks import Stage, Task
-from pipeline.updateconfig import Precision
+from pipeline.config.update import Precision
+from pipeline.data.prompts import Message
+from pipeline.run.commits import read_record
+from pipeline.run.directory import Run, load_run
+from pipeline.run.failures import DISK_EXIT
+from pipeline.run.schemas import FinishReason
+from pipeline.run.superseded import move_into, sweep
+from pipeline.run.tasks import Stage, Task
 from stages.context import Context
 from stages.engines.base import Request, Response, Sampling
 from stages.engines.transformers import TransformersGenerator

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from pipeline.paths import RunPaths
-from pipeline.tasks import PREPARE, Stage, Task
+from pipeline.run.paths import RunPaths
+from pipeline.run.tasks import PREPARE, Stage, Task
 
 GOLDEN = """
 best.json

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.plan import Plan, policy_maker
-from pipeline.tasks import PREPARE, Stage, Task, parse_task, task_key
+from pipeline.run.plan import Plan, policy_maker
+from pipeline.run.tasks import PREPARE, Stage, Task, parse_task, task_key
 
 POOLS = ("big", "b_2")
 plans = st.builds(

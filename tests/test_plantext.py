@@ -8,10 +8,10 @@ import reportrun
 from toyworld import Luck, make_world
 
 from benchmarks.noop import make_record
-from pipeline.plantext import describe_plan, every_task
-from pipeline.runs import Run
-from pipeline.schedulerconfig import LocalConfig
-from pipeline.tasks import PREPARE, Stage, Task
+from pipeline.config.scheduler import LocalConfig
+from pipeline.run.directory import Run
+from pipeline.run.tasks import PREPARE, Stage, Task
+from pipeline.status.plan import describe_plan, every_task
 
 
 def make_run(root, shards: int, scheduler=None) -> Run:

@@ -12,25 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import imagined_run
 
-from pipeline.chartlist import CHARTS
-from pipeline.charts import figure
-from pipeline.cluster_checks import Cluster, purposes_used, stage_problems
-from pipeline.cluster_probe import Aim, aims_of, judge
-from pipeline.compose import compose, to_mapping
-from pipeline.contradictions import contradictions
-from pipeline.costs import Costs, describe_costs, metrics_of
-from pipeline.dryrun import scripts
-from pipeline.goback import go_back, parse_point
-from pipeline.logs import find_logs, parse_choice
-from pipeline.metrics import describe
-from pipeline.problem import ConfigError
-from pipeline.runs import Run, RunError, load_run
-from pipeline.schedulerconfig import resources_of
-from pipeline.schemas import SCORE, check_schema
-from pipeline.slurmstatus import SlurmStatus, TaskFacts, stages_of
-from pipeline.statustext import describe_slurm
-from pipeline.submissions import is_job_of, job_name, purpose_of
-from pipeline.tasks import PURPOSE_PATTERN, Stage, Task, parse_task, task_key, task_of
+from pipeline.config.compose import compose, to_mapping
+from pipeline.config.problem import ConfigError
+from pipeline.config.rules import contradictions
+from pipeline.config.scheduler import resources_of
+from pipeline.metrics.catalogue import describe
+from pipeline.metrics.charts import CHARTS
+from pipeline.metrics.costs import Costs, describe_costs, metrics_of
+from pipeline.orchestrate.rewind import go_back, parse_point
+from pipeline.preflight.cluster import Cluster, purposes_used, stage_problems
+from pipeline.preflight.dry_run import scripts
+from pipeline.preflight.probe import Aim, aims_of, judge
+from pipeline.report.figures import figure
+from pipeline.run.directory import Run, RunError, load_run
+from pipeline.run.schemas import SCORE, check_schema
+from pipeline.run.submissions import is_job_of, job_name, purpose_of
+from pipeline.run.tasks import PURPOSE_PATTERN, Stage, Task, parse_task, task_key, task_of
+from pipeline.status.logs import find_logs, parse_choice
+from pipeline.status.slurm import SlurmStatus, TaskFacts, stages_of
+from pipeline.status.text import describe_slurm
 from slurm.accounting import Usage
 from slurm.limits import ClusterLimits
 from slurm.probe import Sighting

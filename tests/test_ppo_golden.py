@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.algorithmconfig import (
+from pipeline.config.algorithm import (
     AlgorithmConfig,
     CorrectionConfig,
     CorrectionLevel,

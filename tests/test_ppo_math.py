@@ -7,7 +7,7 @@ import torch
 from hypothesis import strategies as st
 from ppo_batches import NAN, for_any, masks, numbers, seeds
 
-from pipeline.algorithmconfig import (
+from pipeline.config.algorithm import (
     AlgorithmConfig,
     KLConfig,
     KLController,

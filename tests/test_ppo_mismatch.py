@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from learning import difference, experience, make_learner, process_group, updated, weights
 from ppo_batches import NAN, for_any, masks, numbers, seeds
 
-from pipeline.algorithmconfig import CorrectionConfig, CorrectionLevel, CorrectionMode
+from pipeline.config.algorithm import CorrectionConfig, CorrectionLevel, CorrectionMode
 from stages.ppo.mismatch import effective_share, importance_weights, mismatch_metrics
 
 LEVELS = [level for level in CorrectionLevel if level is not CorrectionLevel.NONE]

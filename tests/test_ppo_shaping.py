@@ -5,7 +5,7 @@ import torch
 from hypothesis import strategies as st
 from ppo_batches import for_any, numbers, seeds
 
-from pipeline.algorithmconfig import ShapingConfig
+from pipeline.config.algorithm import ShapingConfig
 from stages.ppo.shaping import (
     Outcome,
     RunningMoments,

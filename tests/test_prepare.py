@@ -12,11 +12,11 @@ from processes import Done, config_of, make_run, stage
 from tokenizers import normalizers, processors
 from transformers import AutoTokenizer
 
-from pipeline.commits import read_record
-from pipeline.runs import Run
-from pipeline.schemas import PROMPTS
-from pipeline.shards import read_shard
-from pipeline.tasks import PREPARE
+from pipeline.run.commits import read_record
+from pipeline.run.directory import Run
+from pipeline.run.schemas import PROMPTS
+from pipeline.run.shards import read_shard
+from pipeline.run.tasks import PREPARE
 from stages import prepare
 from stages.context import Context, UserError
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import pytest
 from scripted import imagined_run
 
-from pipeline.observe import Frontier
-from pipeline.progress import Lines
-from pipeline.tasks import Stage, Task
+from pipeline.run.records import Frontier
+from pipeline.run.tasks import Stage, Task
+from pipeline.status.progress import Lines
 
 
 @dataclass

@@ -21,10 +21,10 @@ import torch
 from processes import Done, fork_server, make_run, stage_arguments
 from safetensors.torch import load_file
 
-from pipeline.commits import Record, read_record
-from pipeline.runs import Run
-from pipeline.tasks import Stage, Task
-from pipeline.updateconfig import Precision, UpdateConfig
+from pipeline.config.update import Precision, UpdateConfig
+from pipeline.run.commits import Record, read_record
+from pipeline.run.directory import Run
+from pipeline.run.tasks import Stage, Task
 from stages import ranks
 from stages.context import NumericalError, UserError
 from stages.models import load_causal_lm

@@ -5,11 +5,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pipeline.failures import Failure, FailureKind, GiveUp
-from pipeline.observe import Committed
-from pipeline.plan import Plan, policy_maker, unique
-from pipeline.reconcile import FREE_KINDS, Observation, Retract, is_hopeless, reason_to_launch, reconcile
-from pipeline.tasks import PREPARE, Stage, Task, task_key
+from pipeline.orchestrate.reconcile import (
+    FREE_KINDS,
+    Observation,
+    Retract,
+    is_hopeless,
+    reason_to_launch,
+    reconcile,
+)
+from pipeline.run.failures import Failure, FailureKind, GiveUp
+from pipeline.run.plan import Plan, policy_maker, unique
+from pipeline.run.records import Committed
+from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 
 PLAN = Plan(iterations=3, num_shards=2, evaluate_every=2)
 ROLLOUTS = (Task(1, Stage.ROLLOUT, 0), Task(1, Stage.ROLLOUT, 1))

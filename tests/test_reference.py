@@ -3,9 +3,9 @@
 import pytest
 from processes import make_run, stage
 
-from pipeline.commits import read_record
-from pipeline.runs import Run
-from pipeline.tasks import Stage, Task
+from pipeline.run.commits import read_record
+from pipeline.run.directory import Run
+from pipeline.run.tasks import Stage, Task
 
 
 def two_iterations(models, folder, *more: str) -> Run:

@@ -13,12 +13,12 @@ import torch
 from processes import in_process_of_its_own, make_run, stage, stage_arguments
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from pipeline.commits import Record, read_record
-from pipeline.runs import Run, load_run
-from pipeline.samples import read_samples
-from pipeline.schemas import GREEDY_SAMPLE, REWARD, ROLLOUT, is_sampled
-from pipeline.shards import read_shard
-from pipeline.tasks import Stage, Task
+from pipeline.metrics.samples import read_samples
+from pipeline.run.commits import Record, read_record
+from pipeline.run.directory import Run, load_run
+from pipeline.run.schemas import GREEDY_SAMPLE, REWARD, ROLLOUT, is_sampled
+from pipeline.run.shards import read_shard
+from pipeline.run.tasks import Stage, Task
 
 SETTINGS = (
     "algorithm.estimator=remax",

@@ -17,14 +17,14 @@ from processes import make_run, stage
 from services import Answer, service
 from transformers import AutoTokenizer
 
-from pipeline.commits import read_record
-from pipeline.compose import compose
-from pipeline.contradictions import contradictions
-from pipeline.problem import ConfigError
-from pipeline.rewardconfig import RemoteApi, RemoteConfig
-from pipeline.schemas import REWARD, ROLLOUT, conform
-from pipeline.shards import read_shard
-from pipeline.tasks import PREPARE, Stage, Task
+from pipeline.config.compose import compose
+from pipeline.config.problem import ConfigError
+from pipeline.config.reward import RemoteApi, RemoteConfig
+from pipeline.config.rules import contradictions
+from pipeline.run.commits import read_record
+from pipeline.run.schemas import REWARD, ROLLOUT, conform
+from pipeline.run.shards import read_shard
+from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context, UserError
 from stages.rewards.posting import RemoteFailed
 from stages.rewards.remote import ANSWERS, Unreadable, remote_scores
@@ -454,7 +454,8 @@ def test_a_service_that_is_down_fails_the_task_and_one_that_refuses_is_the_users
 
 def test_the_command_line_needs_neither_httpx_nor_pebble_until_it_calls_them():
     code = (
-        "import pipeline.preview, sys; print([m for m in ('httpx', 'pebble', 'torch') if m in sys.modules])"
+        "import pipeline.preflight.inputs, sys; "
+        "print([m for m in ('httpx', 'pebble', 'torch') if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parent.parent

@@ -20,8 +20,8 @@ from processes import make_run
 from test_remote import table
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from pipeline.rewardconfig import RemoteConfig
-from pipeline.tasks import PREPARE
+from pipeline.config.reward import RemoteConfig
+from pipeline.run.tasks import PREPARE
 from stages.context import Context, UserError
 from stages.rewards.remote import remote_scores
 

@@ -20,24 +20,24 @@ from reportrun import (
     write_spans,
 )
 
-from pipeline import journal
-from pipeline.advice import Advice, Rule, Severity
-from pipeline.chartlist import CHARTS
-from pipeline.charts import figure, thinned
-from pipeline.commits import publish
-from pipeline.config import DataConfig
-from pipeline.jobkinds import DRIVER
-from pipeline.metrics import describe
+from pipeline.config.job_kinds import DRIVER
+from pipeline.config.schema import DataConfig
+from pipeline.metrics.advice import Advice, Rule, Severity
+from pipeline.metrics.catalogue import describe
+from pipeline.metrics.charts import CHARTS
+from pipeline.metrics.spans import stage_totals
+from pipeline.metrics.terminal import COLUMNS, cells
 from pipeline.report import read_rows, write_report
 from pipeline.report.data import read_report, sampled_iterations
+from pipeline.report.figures import figure, thinned
 from pipeline.report.findings import findings
 from pipeline.report.html import embedded, visible, words
 from pipeline.report.page import chart_id, page
 from pipeline.report.settings import differences, settings_apart
-from pipeline.runs import Parent, Run
-from pipeline.spans import stage_totals
-from pipeline.tasks import Stage, Task
-from pipeline.views import COLUMNS, cells
+from pipeline.run import journal
+from pipeline.run.commits import publish
+from pipeline.run.directory import Parent, Run
+from pipeline.run.tasks import Stage, Task
 
 EVIL = "<img src=http://evil.example/x onerror=alert(1)> & </script><script>alert(2)</script>"
 BIDI = "user\u202etxt.exe\u2066 \x1b[31m\x07\u200b"

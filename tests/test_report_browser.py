@@ -7,9 +7,9 @@ from browsing import chromium, needs_chromium, opened
 from playwright.sync_api import Browser, Page
 from reportrun import SLURM, commit_shard, make_row, make_run, make_spans, slurm_row, write_spans
 
-from pipeline import journal
 from pipeline.report import write_comparison, write_report
-from pipeline.runs import Run
+from pipeline.run import journal
+from pipeline.run.directory import Run
 
 pytestmark = needs_chromium
 SHARDS = 2

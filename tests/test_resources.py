@@ -3,11 +3,11 @@
 import pytest
 from scripted import imagined_run
 
-from pipeline.failures import Failure, FailureKind
-from pipeline.preview import environment_warnings
-from pipeline.resources import Lessons, bad_nodes, command_words, learn, sbatch_options
-from pipeline.schedulerconfig import ResourcesConfig, SlurmConfig, resources_of
-from pipeline.tasks import Stage, Task
+from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
+from pipeline.executors.slurm.resources import Lessons, bad_nodes, command_words, learn, sbatch_options
+from pipeline.preflight.inputs import environment_warnings
+from pipeline.run.failures import Failure, FailureKind
+from pipeline.run.tasks import Stage, Task
 
 TASK, OTHER = Task(1, Stage.ROLLOUT, 0), Task(1, Stage.ROLLOUT, 1)
 

@@ -13,13 +13,13 @@ from processes import make_run, stage
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from pipeline.checks import resolve
-from pipeline.commits import read_record
-from pipeline.compose import compose
-from pipeline.runs import Run, create_run
-from pipeline.schemas import REWARD, ROLLOUT, conform
-from pipeline.shards import read_shard
-from pipeline.tasks import PREPARE, Stage, Task
+from pipeline.config.compose import compose
+from pipeline.config.resolve import resolve
+from pipeline.run.commits import read_record
+from pipeline.run.directory import Run, create_run
+from pipeline.run.schemas import REWARD, ROLLOUT, conform
+from pipeline.run.shards import read_shard
+from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context, NumericalError, UserError
 from stages.rewards.components import component_scores
 

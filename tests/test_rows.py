@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_kill import events
 
-from pipeline import journal
-from pipeline.goback import go_back, parse_point
-from pipeline.paths import RunPaths
-from pipeline.rowbook import RowBook, differing
-from pipeline.runs import load_run
+from pipeline.orchestrate.rewind import go_back, parse_point
+from pipeline.orchestrate.row_writer import RowBook, differing
+from pipeline.run import journal
+from pipeline.run.directory import load_run
+from pipeline.run.paths import RunPaths
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import Done, make_run, stage
 
-from pipeline.commits import read_record
-from pipeline.plugins import PluginError
-from pipeline.rewardconfig import RowsPerCall, RuleConfig
-from pipeline.runs import Run
-from pipeline.schemas import ROLLOUT, conform
-from pipeline.tasks import Stage, Task
+from pipeline.config.reward import RowsPerCall, RuleConfig
+from pipeline.plugins.load import PluginError
+from pipeline.run.commits import read_record
+from pipeline.run.directory import Run
+from pipeline.run.schemas import ROLLOUT, conform
+from pipeline.run.tasks import Stage, Task
 from stages.context import UserError
 from stages.rewards import ready
 from stages.rewards.rules import RuleFailed, rule_scores

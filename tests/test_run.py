@@ -8,8 +8,8 @@ import tiny
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
-from pipeline.metrics import METRICS, describe
-from pipeline.runs import load_run
+from pipeline.metrics.catalogue import METRICS, describe
+from pipeline.run.directory import load_run
 
 
 def rows_of(run_dir: Path) -> list[dict]:

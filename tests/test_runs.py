@@ -7,8 +7,8 @@ from pathlib import Path
 import processes
 import pytest
 
-from pipeline.config import Config
-from pipeline.runs import RunError, claimed_run, create_run, load_run
+from pipeline.config.schema import Config
+from pipeline.run.directory import RunError, claimed_run, create_run, load_run
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reportrun import commit_shard, make_run
 
-from pipeline.samples import Choice, Sample, choose, read_samples, sample_seed
-from pipeline.tasks import Stage, Task
+from pipeline.metrics.samples import Choice, Sample, choose, read_samples, sample_seed
+from pipeline.run.tasks import Stage, Task
 
 
 def sample(reward: float, index: int = 0) -> Sample:

@@ -7,13 +7,13 @@ from toyslurm import ToySlurm
 from toyworld import Lease, Watcher, is_driver, task_of
 
 from benchmarks import scale
-from pipeline import observe
-from pipeline.advance import one_pass
-from pipeline.control import begin_call
-from pipeline.plan import Plan
-from pipeline.runs import Run
-from pipeline.status import read_status
-from pipeline.tasks import PREPARE, Stage, Task
+from pipeline.executors.slurm.advance import one_pass
+from pipeline.run import records as observe
+from pipeline.run.control import begin_call
+from pipeline.run.directory import Run
+from pipeline.run.plan import Plan
+from pipeline.run.tasks import PREPARE, Stage, Task
+from pipeline.status.snapshot import read_status
 from slurm.states import SlurmState
 
 SHARDS = 120

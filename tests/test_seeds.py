@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.seeds import derive_seed
+from pipeline.run.seeds import derive_seed
 
 parts = st.lists(st.integers(-(10**9), 10**9) | st.text(alphabet="ab0/:.-", max_size=6), max_size=5)
 

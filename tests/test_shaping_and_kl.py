@@ -12,7 +12,7 @@ from learning import (
     weights,
 )
 
-from pipeline.algorithmconfig import KLEstimator
+from pipeline.config.algorithm import KLEstimator
 from stages.ppo.experience import Experience
 from stages.ppo.targets import token_rewards
 

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_commits import TASK, in_child_with_small_disk, make_record
 
-from pipeline.commits import CorruptData
-from pipeline.durable import digest_file
-from pipeline.paths import RunPaths
-from pipeline.schemas import REWARD, VERSION_KEY, SchemaError, conform
-from pipeline.shards import read_shard, write_shard
+from pipeline.run.commits import CorruptData
+from pipeline.run.durable import digest_file
+from pipeline.run.paths import RunPaths
+from pipeline.run.schemas import REWARD, VERSION_KEY, SchemaError, conform
+from pipeline.run.shards import read_shard, write_shard
 
 
 def reward_table(rows: int, **extra: object) -> pa.Table:
@@ -46,8 +46,8 @@ def test_the_hash_taken_while_writing_is_that_of_the_file(tmp_path):
 @pytest.mark.parametrize("largest", [1, 7, 1000, 1 << 20])
 def test_a_shard_that_is_read_in_pieces_is_hashed_in_their_order(tmp_path, monkeypatch, largest):
     """Another thread hashes them; a bit that flips in any of them is seen."""
-    monkeypatch.setattr("pipeline.shards._SMALLEST_PIECE", 1)
-    monkeypatch.setattr("pipeline.shards._LARGEST_PIECE", largest)
+    monkeypatch.setattr("pipeline.run.shards._SMALLEST_PIECE", 1)
+    monkeypatch.setattr("pipeline.run.shards._LARGEST_PIECE", largest)
     paths = RunPaths(tmp_path)
     table = reward_table(60)
     record = write(paths, table)
@@ -151,8 +151,8 @@ def test_a_full_disk_names_the_file_and_leaves_neither_record_nor_data(tmp_path)
 import sys
 from pathlib import Path
 import pyarrow as pa
-from pipeline.paths import RunPaths
-from pipeline.shards import write_shard
+from pipeline.run.paths import RunPaths
+from pipeline.run.shards import write_shard
 #LIMIT
 paths = RunPaths(Path(sys.argv[1]))
 path = paths.root / "iterations/00003/rollout/shard-00001.1-aa.arrow"

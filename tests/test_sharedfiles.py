@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import tiny
 
-from pipeline import cli
-from pipeline.control import Control, read_control, write_control
-from pipeline.durable import link_once, read_in, replace_durably
-from pipeline.paths import RunPaths
+from pipeline.cli.app import app as cli
+from pipeline.run.control import Control, read_control, write_control
+from pipeline.run.durable import link_once, read_in, replace_durably
+from pipeline.run.paths import RunPaths
 from slurm.sharedfiles import (
     WAITS,
     FileServerError,

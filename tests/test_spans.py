@@ -8,16 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reportrun import SLURM, commit_shard, make_run, make_spans, record
 
-from pipeline import journal
-from pipeline.attempts import Facts, attempts_of, last_written
-from pipeline.commits import publish
-from pipeline.costs import cost_metrics
-from pipeline.jobkinds import DRIVER
-from pipeline.metrics import describe
-from pipeline.observe import Records
-from pipeline.plan import policy_maker
-from pipeline.runs import Run
-from pipeline.spans import (
+from pipeline.config.job_kinds import DRIVER
+from pipeline.metrics.attempts import Facts, attempts_of, last_written
+from pipeline.metrics.catalogue import describe
+from pipeline.metrics.costs import cost_metrics
+from pipeline.metrics.spans import (
     Span,
     SpanEnd,
     from_line,
@@ -29,8 +24,13 @@ from pipeline.spans import (
     stage_totals,
     to_line,
 )
-from pipeline.submissions import Ending, State, Submission
-from pipeline.tasks import PREPARE, Stage, Task
+from pipeline.run import journal
+from pipeline.run.commits import publish
+from pipeline.run.directory import Run
+from pipeline.run.plan import policy_maker
+from pipeline.run.records import Records
+from pipeline.run.submissions import Ending, State, Submission
+from pipeline.run.tasks import PREPARE, Stage, Task
 from slurm.accounting import Record as JobRecord
 from slurm.states import SlurmState
 

@@ -18,9 +18,9 @@ from processes import (
 )
 from safetensors.torch import load_file, save_file
 
-from pipeline.commits import read_record
-from pipeline.runs import Run, load_run
-from pipeline.tasks import Stage, Task
+from pipeline.run.commits import read_record
+from pipeline.run.directory import Run, load_run
+from pipeline.run.tasks import Stage, Task
 from stages.numerics import set_up_torch
 
 ITERATION = [

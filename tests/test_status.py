@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.commits import Record
-from pipeline.control import Control
-from pipeline.failures import FailureKind
-from pipeline.runqueue import Queue
-from pipeline.slurmstatus import (
+from pipeline.executors.slurm.queue import Queue
+from pipeline.run.commits import Record
+from pipeline.run.control import Control
+from pipeline.run.failures import FailureKind
+from pipeline.run.submissions import Ending, State, Submission
+from pipeline.run.tasks import Stage, Task
+from pipeline.status.slurm import (
     DriverJob,
     SlurmStatus,
     StageProgress,
@@ -21,10 +23,8 @@ from pipeline.slurmstatus import (
     stages_of,
     state_of,
 )
-from pipeline.status import Status, describe, how_it_stopped, machine_state
-from pipeline.statustext import describe_slurm
-from pipeline.submissions import Ending, State, Submission
-from pipeline.tasks import Stage, Task
+from pipeline.status.snapshot import Status, describe, how_it_stopped, machine_state
+from pipeline.status.text import describe_slurm
 from slurm.query import Element
 from slurm.states import SlurmState
 

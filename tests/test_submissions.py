@@ -12,17 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted import imagined_run
 
-from pipeline import submissions
-from pipeline.arrays import driver_submission, stage_submissions
-from pipeline.config import Config
-from pipeline.control import Control, SpoiltControl, begin_call, read_control, write_control
-from pipeline.failures import FailureKind
-from pipeline.jobkinds import DRIVER
-from pipeline.resources import Lessons
-from pipeline.runs import Run
-from pipeline.submissions import Ending, Ledger, State, Submission, read_limits_of
-from pipeline.submitting import Submitter
-from pipeline.tasks import Stage, Task
+from pipeline.config.job_kinds import DRIVER
+from pipeline.config.schema import Config
+from pipeline.executors.slurm.arrays import driver_submission, stage_submissions
+from pipeline.executors.slurm.resources import Lessons
+from pipeline.executors.slurm.submitter import Submitter
+from pipeline.run import submissions
+from pipeline.run.control import Control, SpoiltControl, begin_call, read_control, write_control
+from pipeline.run.directory import Run
+from pipeline.run.failures import FailureKind
+from pipeline.run.submissions import Ending, Ledger, State, Submission, read_limits_of
+from pipeline.run.tasks import Stage, Task
 from slurm.limits import ClusterLimits
 from slurm.submission import QueueFull, Refused
 
@@ -77,9 +77,9 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from scripted import imagined_run
-from pipeline.arrays import stage_submissions
-from pipeline.submissions import Ledger
-from pipeline.tasks import Stage, Task
+from pipeline.executors.slurm.arrays import stage_submissions
+from pipeline.run.submissions import Ledger
+from pipeline.run.tasks import Stage, Task
 run = imagined_run(Path(sys.argv[1]))
 print("ready", flush=True)
 for line in sys.stdin:
@@ -148,7 +148,7 @@ def test_a_submission_that_slurm_refuses_is_forgotten(run, monkeypatch, refusal)
     def refuse(*_: object) -> str:
         raise refusal("no")
 
-    monkeypatch.setattr("pipeline.submitting.submit", refuse)
+    monkeypatch.setattr("pipeline.executors.slurm.submitter.submit", refuse)
     submitter = Submitter(run, run.config.scheduler, lambda partitions: None, lambda: None)
     with pytest.raises(refusal):
         submitter.submit(submission(run), Lessons(), "", ())
@@ -164,7 +164,7 @@ def test_what_earlier_failures_ask_for_is_left_out_where_slurm_refuses_it(run, m
             raise Refused("no node is left")
         return "7"
 
-    monkeypatch.setattr("pipeline.submitting.submit", submit)
+    monkeypatch.setattr("pipeline.executors.slurm.submitter.submit", submit)
     submitter = Submitter(run, run.config.scheduler, lambda partitions: None, lambda: None)
     noted = submitter.submit(submission(run), Lessons(exclude=("n7",)), "", ())
     assert (noted.state.job, len(scripts)) == ("7", 2)
@@ -203,7 +203,7 @@ def test_each_call_begins_afresh(run):
 def test_the_cluster_is_asked_once_in_each_call(run, monkeypatch):
     asked = []
     limits = ClusterLimits((24, 11), 1001, 10_000, 300.0, None)
-    monkeypatch.setattr("pipeline.submissions.read_limits", lambda: asked.append(1) or limits)
+    monkeypatch.setattr("pipeline.run.submissions.read_limits", lambda: asked.append(1) or limits)
     begin_call(run.paths)
     assert [read_limits_of(run.paths) for _ in range(3)] == [limits] * 3
     assert len(asked) == 1
@@ -213,8 +213,8 @@ def test_the_cluster_is_asked_once_in_each_call(run, monkeypatch):
 
 
 def test_failures_of_earlier_calls_do_not_count(run, monkeypatch):
-    from pipeline.slurmjobs import SlurmJobs
-    from pipeline.submitting import Submitter
+    from pipeline.executors.slurm.jobs import SlurmJobs
+    from pipeline.executors.slurm.submitter import Submitter
 
     ledger = Ledger(run.paths)
     for call in (1, 2):
@@ -223,8 +223,8 @@ def test_failures_of_earlier_calls_do_not_count(run, monkeypatch):
         ledger.note(made, State(str(call), (), {"0": Ending(FailureKind.ERROR, f"in call {call}")}))
     begin_call(run.paths)
     begin_call(run.paths)
-    monkeypatch.setattr("pipeline.runqueue.read_queue", lambda is_ours: [])
-    monkeypatch.setattr("pipeline.endings.read_ended", lambda ids: {})
+    monkeypatch.setattr("pipeline.executors.slurm.queue.read_queue", lambda is_ours: [])
+    monkeypatch.setattr("pipeline.executors.slurm.exit_reasons.read_ended", lambda ids: {})
     config, limits = run.config.scheduler, ClusterLimits((24, 11), 1001, 10_000, 300.0, None)
     submitter = Submitter(run, config, lambda partitions: None, lambda: None)
     jobs = SlurmJobs(run, config, limits, submitter, lambda text: None)

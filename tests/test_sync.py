@@ -22,10 +22,11 @@ from test_tracking import (
 )
 from wandb_server import StoredRun, WandbServer
 
-from pipeline import journal, mirrorstate
-from pipeline.mirrorstate import read_online, rewind
-from pipeline.runs import Run
-from pipeline.tracking import is_behind
+from pipeline.run import journal
+from pipeline.run.directory import Run
+from pipeline.tracking import state as mirrorstate
+from pipeline.tracking.state import read_online, rewind
+from pipeline.tracking.tracker import is_behind
 
 __all__ = ["run"]
 

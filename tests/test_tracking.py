@@ -15,16 +15,18 @@ from typing import Any
 import pytest
 import tiny
 
-from pipeline import journal, mirrorstate, tracking
-from pipeline.checks import resolve
-from pipeline.compose import compose
-from pipeline.config import WandbMode
-from pipeline.metrics import METRICS
-from pipeline.mirror import Once, mirror
-from pipeline.mirrorstate import read_offline, rewind
-from pipeline.runs import Run, create_run, git_commit, load_run
-from pipeline.tracking import last_words, open_tracker
-from pipeline.wandbmode import wandb_mode
+from pipeline.config.compose import compose
+from pipeline.config.resolve import resolve
+from pipeline.config.schema import WandbMode
+from pipeline.metrics.catalogue import METRICS
+from pipeline.run import journal
+from pipeline.run.directory import Run, create_run, git_commit, load_run
+from pipeline.tracking import state as mirrorstate
+from pipeline.tracking import tracker as tracking
+from pipeline.tracking.mirror import Once, mirror
+from pipeline.tracking.mode import wandb_mode
+from pipeline.tracking.state import read_offline, rewind
+from pipeline.tracking.tracker import last_words, open_tracker
 
 ROOT = Path(__file__).parent.parent
 WANDB = Path(sys.executable).with_name("wandb")
@@ -92,7 +94,7 @@ DRIVER = """
 import sys, time
 from pathlib import Path
 from pipeline import journal, tracking
-from pipeline.runs import load_run
+from pipeline.run.directory import load_run
 run = load_run(Path(sys.argv[1]))
 tracker = tracking.open_tracker(run, print)
 for line in sys.stdin:

@@ -23,12 +23,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from pipeline.checks import resolve
-from pipeline.commits import hash_tree
-from pipeline.compose import compose
-from pipeline.paths import RunPaths
-from pipeline.problem import ConfigError
-from pipeline.updateconfig import Precision, Schedule, UpdateConfig
+from pipeline.config.compose import compose
+from pipeline.config.problem import ConfigError
+from pipeline.config.resolve import resolve
+from pipeline.config.update import Precision, Schedule, UpdateConfig
+from pipeline.run.commits import hash_tree
+from pipeline.run.paths import RunPaths
 from stages.context import NumericalError, UserError
 from stages.critics import load_critic
 from stages.models import DTYPES, load_causal_lm

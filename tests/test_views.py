@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from pipeline.metrics.terminal import COLUMNS, even_ticks, iteration_table, reward_curve, sparkline
 from pipeline.text import duration, number
-from pipeline.views import COLUMNS, even_ticks, iteration_table, reward_curve, sparkline
 
 ROWS = [
     {

@@ -24,9 +24,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toyworld import Luck, World, make_world
 
-from pipeline.advice import Advice, Rule, Severity
-from pipeline.runqueue import Queue, look_at_queue
-from pipeline.slurmstatus import DriverJob, StageProgress
+from pipeline.executors.slurm.queue import Queue, look_at_queue
+from pipeline.metrics.advice import Advice, Rule, Severity
+from pipeline.status.slurm import DriverJob, StageProgress
 from pipeline.text import printable
 from pipeline.watch.happenings import happenings
 from pipeline.watch.localtasks import last_attempts
@@ -365,7 +365,7 @@ def test_lines_say_what_changed_and_nothing_twice():
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """Three shards, four iterations, two ahead."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr("pipeline.advance._AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("pipeline.executors.slurm.advance._AGAIN_SECONDS", 0.0)
     world = make_world(tmp_path / "run", monkeypatch, 11, Luck(), horizon=2, dependency="aftercorr")
     assert world.run.plan.num_shards > 1
     world.submit()

@@ -4,10 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.plan import Plan
-from pipeline.schedulerconfig import StreamingDependency
-from pipeline.tasks import PREPARE, Stage, Task
-from pipeline.wiring import (
+from pipeline.config.scheduler import StreamingDependency
+from pipeline.executors.slurm.dependencies import (
     NEVER,
     Carrier,
     Waiting,
@@ -18,6 +16,8 @@ from pipeline.wiring import (
     watch_expression,
     watches,
 )
+from pipeline.run.plan import Plan
+from pipeline.run.tasks import PREPARE, Stage, Task
 
 PLAN = Plan(iterations=3, num_shards=3, evaluate_every=0)
 CORR, OK = StreamingDependency.AFTERCORR, StreamingDependency.AFTEROK

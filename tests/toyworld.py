@@ -10,15 +10,15 @@ import pytest
 from toyslurm import Element, ToySlurm
 
 from benchmarks.noop import make_record
-from pipeline.advance import one_pass
-from pipeline.commits import CorruptData, check_sizes, hash_file, read_record
-from pipeline.compose import from_mapping
-from pipeline.control import begin_call
-from pipeline.driver import Outcome
-from pipeline.failures import FailureKind
-from pipeline.runs import Run, create_run
-from pipeline.submissions import chunk_size_for
-from pipeline.tasks import Task, parse_task, task_key
+from pipeline.config.compose import from_mapping
+from pipeline.executors.slurm.advance import one_pass
+from pipeline.orchestrate.driver import Outcome
+from pipeline.run.commits import CorruptData, check_sizes, hash_file, read_record
+from pipeline.run.control import begin_call
+from pipeline.run.directory import Run, create_run
+from pipeline.run.failures import FailureKind
+from pipeline.run.submissions import chunk_size_for
+from pipeline.run.tasks import Task, parse_task, task_key
 from slurm.commands import SlurmTimeout
 from slurm.states import SlurmState
 from slurm.submission import Refused

@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 _SIZE = 2**20
-_NEVER = ("pipeline.mirror", "pipeline.wandbrun", "pipeline.dashboardpush")
+_NEVER = ("pipeline.tracking.mirror", "pipeline.tracking.client", "pipeline.tracking.push")
 """Not imported ahead: they import W&B's client, which starts threads."""
 
 
@@ -82,7 +82,7 @@ def serve(address: str) -> None:
         if module.name not in _NEVER:
             importlib.import_module(module.name)
     # What parses overrides learns its grammar from the first: a third of a second for each fork else.
-    importlib.import_module("pipeline.compose").compose(
+    importlib.import_module("pipeline.config.compose").compose(
         [
             "model.policy=p",
             "data.prompts=d",

@@ -6,7 +6,7 @@ from typing import Any
 import typer.main
 
 from docs.generate.markdown import code, page, prose, table
-from pipeline.cli import app
+from pipeline.cli.app import app
 
 EXIT_CODES = (
     ("0", "complete, or the command did what it says"),

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 from docs.generate.markdown import code, page, table
-from pipeline.packed import archives
-from pipeline.paths import RunPaths
-from pipeline.tasks import PREPARE, Stage, Task
+from pipeline.run.packed import archives
+from pipeline.run.paths import RunPaths
+from pipeline.run.tasks import PREPARE, Stage, Task
 
 _RUN = RunPaths(Path("RUN"))
 _TASK = _RUN.task(Task(7, Stage.ROLLOUT, 3))

@@ -2,7 +2,7 @@
 
 from docs.generate.docstrings import member_docs
 from docs.generate.markdown import code, page, prose, table
-from pipeline.metrics import METRICS, Section
+from pipeline.metrics.catalogue import METRICS, Section
 
 ABOUT = """\
 `metrics.jsonl` has one flat row per iteration; these are its numbers, and the metrics of the report and of

@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from docs.generate.docstrings import attribute_docs, member_docs
 from docs.generate.markdown import code, page, prose, table
-from pipeline import schemas
+from pipeline.run import schemas
 
 COLUMNS = {
     "prompt_id": "the row's own id, or a hash of the prompt",
@@ -27,7 +27,7 @@ COLUMNS = {
 
 ABOUT = """\
 Shards are Arrow IPC files. Each carries its schema's name and version under the key `slurm_ppo_schema` of the
-metadata, and readers refuse versions that they do not know. `pipeline.shards.read_shard` verifies a shard
+metadata, and readers refuse versions that they do not know. `pipeline.run.shards.read_shard` verifies a shard
 before it reads it."""
 
 

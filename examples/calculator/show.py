@@ -7,11 +7,11 @@ import argparse
 import json
 from pathlib import Path
 
-from pipeline.commits import require_record
-from pipeline.runs import load_run
-from pipeline.schemas import REWARD, ROLLOUT
-from pipeline.shards import read_shard
-from pipeline.tasks import Stage, Task
+from pipeline.run.commits import require_record
+from pipeline.run.directory import load_run
+from pipeline.run.schemas import REWARD, ROLLOUT
+from pipeline.run.shards import read_shard
+from pipeline.run.tasks import Stage, Task
 
 
 def main() -> None:

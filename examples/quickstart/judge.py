@@ -15,11 +15,11 @@ from pathlib import Path
 
 from hidden_rule import hidden_rule
 
-from pipeline.commits import require_record
-from pipeline.runs import Run, load_run
-from pipeline.schemas import REWARD, ROLLOUT
-from pipeline.shards import read_shard
-from pipeline.tasks import Stage, Task
+from pipeline.run.commits import require_record
+from pipeline.run.directory import Run, load_run
+from pipeline.run.schemas import REWARD, ROLLOUT
+from pipeline.run.shards import read_shard
+from pipeline.run.tasks import Stage, Task
 
 WINDOW = 3
 LEAST_GAIN = 0.5

@@ -7,7 +7,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.cluster_checks import (
+from pipeline.config.problem import Problem
+from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, key_of, resources_of
+from pipeline.config.schema import Config
+from pipeline.doctor.findings import Check, Finding, Group, milliseconds, ok, problem, skipped, warning
+from pipeline.preflight.cluster import (
     PROGRAMS,
     Cluster,
     limit_problems,
@@ -15,12 +19,8 @@ from pipeline.cluster_checks import (
     refusals,
     stage_problems,
 )
-from pipeline.cluster_probe import Aim, ask_nodes, judge
-from pipeline.config import Config
-from pipeline.doctor.findings import Check, Finding, Group, milliseconds, ok, problem, skipped, warning
-from pipeline.lease import EXPIRY_SECONDS
-from pipeline.problem import Problem
-from pipeline.schedulerconfig import ResourcesConfig, SlurmConfig, key_of, resources_of
+from pipeline.preflight.probe import Aim, ask_nodes, judge
+from pipeline.run.lease import EXPIRY_SECONDS
 from slurm.associations import read_associations
 from slurm.commands import SlurmError, SlurmMissing, run_command
 from slurm.limits import Partition, format_duration, parse_limits, read_limits, read_partitions

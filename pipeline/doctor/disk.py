@@ -5,11 +5,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.diskneed import Footprint, room
 from pipeline.doctor.estimate import Estimate, estimate
 from pipeline.doctor.findings import Check, Finding, Group, ok, problem, skipped, warning
 from pipeline.doctor.place import scratch
-from pipeline.runs import Run
+from pipeline.preflight.disk_need import Footprint, room
+from pipeline.run.directory import Run
 from pipeline.text import size
 
 WRITING = "room to write"

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from pipeline.commits import Record
-from pipeline.diskneed import FILES_OF_TASK, Footprint, imagine, states_kept
-from pipeline.observe import Records, find_frontier
-from pipeline.plan import policy_maker
-from pipeline.runs import Run
-from pipeline.tasks import Stage
+from pipeline.preflight.disk_need import FILES_OF_TASK, Footprint, imagine, states_kept
+from pipeline.run.commits import Record
+from pipeline.run.directory import Run
+from pipeline.run.plan import policy_maker
+from pipeline.run.records import Records, find_frontier
+from pipeline.run.tasks import Stage
 
 _FILES_OF_PACKED = 8
 """Files of a packed iteration: update's record and marker, archive, evaluation, row, folders."""

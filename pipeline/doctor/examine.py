@@ -11,7 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from pipeline.config import WandbMode
+from pipeline.config.scheduler import LocalConfig, SlurmConfig
+from pipeline.config.schema import WandbMode
 from pipeline.doctor.cluster import slurm_checks
 from pipeline.doctor.disk import space_checks
 from pipeline.doctor.findings import (
@@ -35,9 +36,8 @@ from pipeline.doctor.place import remove_leftovers
 from pipeline.doctor.running import run_check, run_checks
 from pipeline.doctor.semantics import file_checks
 from pipeline.doctor.wandbchecks import wandb_checks
-from pipeline.runs import Run
-from pipeline.schedulerconfig import LocalConfig, SlurmConfig
-from pipeline.signals import uninterrupted
+from pipeline.process import uninterrupted
+from pipeline.run.directory import Run
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ def patient_of(root: Path | None, imagined: Run | None) -> Patient:
     Raises:
         RunError: ``root`` holds no run.
     """
-    from pipeline.cluster_checks import existing_parent
-    from pipeline.runs import RunError, is_run, load_run
+    from pipeline.preflight.cluster import existing_parent
+    from pipeline.run.directory import RunError, is_run, load_run
 
     if imagined is not None:
         target = imagined.paths.root

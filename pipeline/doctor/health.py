@@ -9,32 +9,32 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from pipeline import journal
-from pipeline.checks import missing_paths
-from pipeline.control import read_control
+from pipeline.config.job_kinds import DRIVERS
+from pipeline.config.resolve import missing_paths
+from pipeline.config.scheduler import SlurmConfig
 from pipeline.doctor.findings import Check, Finding, Group, ok, problem, skipped, warning
-from pipeline.jobkinds import DRIVERS
-from pipeline.lease import holder_of
-from pipeline.lineage import find_damage
-from pipeline.mirrorstate import offline_lease, read_offline, segment_folders
-from pipeline.observe import Frontier, Records, find_frontier, newest_row
-from pipeline.paths import RunPaths
-from pipeline.plan import unique
-from pipeline.rowbook import differing
-from pipeline.runs import Run, version
-from pipeline.schedulerconfig import SlurmConfig
-from pipeline.status import how_it_stopped, is_complete, troubles_in_words
-from pipeline.submissions import is_job_of, purpose_of
-from pipeline.tasks import PREPARE, Task
+from pipeline.orchestrate.row_writer import differing
+from pipeline.run import journal
+from pipeline.run.control import read_control
+from pipeline.run.directory import Run, version
+from pipeline.run.lease import holder_of
+from pipeline.run.lineage import find_damage
+from pipeline.run.paths import RunPaths
+from pipeline.run.plan import unique
+from pipeline.run.records import Frontier, Records, find_frontier, newest_row
+from pipeline.run.retention import in_words
+from pipeline.run.submissions import is_job_of, purpose_of
+from pipeline.run.tasks import PREPARE, Task
+from pipeline.status.snapshot import how_it_stopped, is_complete, troubles_in_words
 from pipeline.text import size
-from pipeline.thinning import in_words
+from pipeline.tracking.state import offline_lease, read_offline, segment_folders
 from slurm.commands import SlurmError, SlurmMissing
 from slurm.query import Element, read_queue
 from slurm.sharedfiles import is_there, names_in, read_newest
 from slurm.states import Phase, UnknownState, phase_of
 
 _PRIVATE = re.compile(r"\..+\.(\d+)(\.[0-9a-f]{8})?")
-"""Names under which files are written before they are published; see pipeline.durable."""
+"""Names under which files are written before they are published; see pipeline.run.durable."""
 _ORPHAN_SECONDS = 3600.0
 """A writer needs moments: what is older has lost its writer."""
 _MOST_NAMED = 3

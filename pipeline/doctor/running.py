@@ -12,7 +12,7 @@ from multiprocessing.context import ForkProcess
 from types import FrameType
 
 from pipeline.doctor.findings import Check, Finding, Grouped, Verdict, problem, skipped
-from pipeline.signals import STOPPING, uninterrupted
+from pipeline.process import STOPPING, uninterrupted
 
 _CLEANING_SECONDS = 15.0
 """For a check that is stopped: to cancel its jobs and remove its files."""

@@ -17,7 +17,7 @@ from statistics import median
 from pipeline.doctor.disk import WRITING
 from pipeline.doctor.findings import Check, Finding, Group, milliseconds, ok, problem, warning
 from pipeline.doctor.place import filesystem_of, scratch
-from pipeline.lease import EXPIRY_SECONDS
+from pipeline.run.lease import EXPIRY_SECONDS
 from slurm.sharedfiles import read_newest
 
 _ROUNDS = 50

@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.config import WandbMode
+from pipeline.config.schema import WandbMode
 from pipeline.doctor.findings import Check, Finding, Group, milliseconds, ok, problem, warning
-from pipeline.wandbmode import has_key, wandb_mode
+from pipeline.tracking.mode import has_key, wandb_mode
 
 _REACH_SECONDS = 5.0
 _DEFAULT_URL = "https://api.wandb.ai"

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.durable import replace_durably
 from pipeline.report.data import read_report, read_rows
-from pipeline.runs import Run
+from pipeline.run.directory import Run
+from pipeline.run.durable import replace_durably
 
 __all__ = ["COMPARISON", "read_rows", "write_comparison", "write_report"]
 
@@ -36,7 +36,7 @@ def write_comparison(runs: Sequence[Run], out: Path | None = None) -> Path:
 
 
 def _write(text: str, path: Path) -> Path:
-    from pipeline.runs import RunError
+    from pipeline.run.directory import RunError
 
     if not path.parent.is_dir():
         raise RunError(f"the report cannot be written: the folder {path.parent} does not exist")

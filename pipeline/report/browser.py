@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.metrics.samples import Choice, Sample
 from pipeline.report.data import ReportData
 from pipeline.report.html import caption, embedded, section, visible, words
-from pipeline.samples import Choice, Sample
 
 _SORTS: Mapping[str, str] = {
     "reward-down": "reward, highest first",

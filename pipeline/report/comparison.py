@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.chartlist import CHARTS, Chart
-from pipeline.charts import meaning, overlay
-from pipeline.metrics import Section
+from pipeline.metrics.catalogue import Section
+from pipeline.metrics.charts import CHARTS, Chart
+from pipeline.metrics.terminal import Row
 from pipeline.report.data import Best, read_best, read_rows
+from pipeline.report.figures import meaning, overlay
 from pipeline.report.html import caption, embedded, section, table, words
 from pipeline.report.page import chart_id, contents, document, outcome_of
 from pipeline.report.settings import differences
-from pipeline.runs import Run, RunError
+from pipeline.run.directory import Run, RunError
 from pipeline.text import MISSING
-from pipeline.views import Row
 
 _COLOURS = 6
 """Of the style sheet; further runs have colours between them."""

@@ -4,21 +4,21 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pipeline import journal
-from pipeline.advice import Advice, Evidence, TaskTime, advise
-from pipeline.attempts import Facts, attempts_of
-from pipeline.commits import CorruptData, read_record
-from pipeline.jobkinds import DRIVER
-from pipeline.metricsrow import evaluation_metrics
-from pipeline.observe import Records
-from pipeline.runs import Run, RunError
-from pipeline.samples import Choice, Sample, choose, read_samples, sample_seed
-from pipeline.schedulerconfig import SlurmConfig
-from pipeline.spans import IterationSpans, Span, SpanEnd, iteration_spans, read_lines
-from pipeline.submissions import Ledger
-from pipeline.tasks import Stage, Task
-from pipeline.thinning import read_best as best_of
-from pipeline.views import Row
+from pipeline.config.job_kinds import DRIVER
+from pipeline.config.scheduler import SlurmConfig
+from pipeline.metrics.advice import Advice, Evidence, TaskTime, advise
+from pipeline.metrics.attempts import Facts, attempts_of
+from pipeline.metrics.row import evaluation_metrics
+from pipeline.metrics.samples import Choice, Sample, choose, read_samples, sample_seed
+from pipeline.metrics.spans import IterationSpans, Span, SpanEnd, iteration_spans, read_lines
+from pipeline.metrics.terminal import Row
+from pipeline.run import journal
+from pipeline.run.commits import CorruptData, read_record
+from pipeline.run.directory import Run, RunError
+from pipeline.run.records import Records
+from pipeline.run.retention import read_best as best_of
+from pipeline.run.submissions import Ledger
+from pipeline.run.tasks import Stage, Task
 
 _MOST_ITERATIONS = 20
 _MOST_ATTEMPTS = 6000

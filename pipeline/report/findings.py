@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from pipeline.advice import Advice, Severity
-from pipeline.chartlist import CHARTS, Chart
-from pipeline.metrics import describe
+from pipeline.metrics.advice import Advice, Severity
+from pipeline.metrics.catalogue import describe
+from pipeline.metrics.charts import CHARTS, Chart
 from pipeline.report.html import caption, section, words
 
 _ABOUT = "Rules that read the newest iterations; each says what it saw and what to change."

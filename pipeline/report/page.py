@@ -12,21 +12,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pipeline.chartlist import CHARTS, Chart
-from pipeline.charts import figure, meaning
-from pipeline.compose import to_yaml
-from pipeline.evidence import MIN_ROWS
-from pipeline.metrics import Section
+from pipeline.config.compose import to_yaml
+from pipeline.metrics.advice_input import MIN_ROWS
+from pipeline.metrics.catalogue import Section
+from pipeline.metrics.charts import CHARTS, Chart
+from pipeline.metrics.terminal import COLUMNS, Column, Row, cells
 from pipeline.report.browser import sample_browser, samples_data
 from pipeline.report.data import Best, ReportData
+from pipeline.report.figures import figure, meaning
 from pipeline.report.findings import findings
 from pipeline.report.html import embedded, facts, folded, section, table, words
 from pipeline.report.settings import plain_text, settings_apart
 from pipeline.report.timeline import timeline
 from pipeline.report.usage import usage
-from pipeline.runs import Run
+from pipeline.run.directory import Run
 from pipeline.text import duration, number
-from pipeline.views import COLUMNS, Column, Row, cells
 
 _TABLE_ROWS = 500
 """Iterations that the table holds."""

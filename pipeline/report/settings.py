@@ -8,7 +8,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from pipeline.text import MISSING
 
 _NOTHING = object()

@@ -6,12 +6,12 @@ Newest iterations attempt by attempt, all of them as one bar for each stage; the
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.jobkinds import DRIVER, GUARD
+from pipeline.config.job_kinds import DRIVER, GUARD
+from pipeline.metrics.spans import IterationSpans, Span, SpanEnd
 from pipeline.report.data import ReportData
 from pipeline.report.html import caption, embedded, section, words
-from pipeline.runs import Run
-from pipeline.spans import IterationSpans, Span, SpanEnd
-from pipeline.tasks import Stage, task_of
+from pipeline.run.directory import Run
+from pipeline.run.tasks import Stage, task_of
 
 _WINDOW = 100
 """Iterations that a window of stages shows."""

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pipeline.jobkinds import DRIVER
+from pipeline.config.job_kinds import DRIVER
+from pipeline.metrics.spans import StageTime, stage_totals
 from pipeline.report.data import ReportData
 from pipeline.report.html import caption, facts, folded, section, table
 from pipeline.report.timeline import purposes_of
-from pipeline.spans import StageTime, stage_totals
 from pipeline.text import MISSING, duration
 
 PARTS: Mapping[str, str] = {

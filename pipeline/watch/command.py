@@ -3,9 +3,9 @@
 import os
 import sys
 
-from pipeline.runs import Run
-from pipeline.signals import interruptible
-from pipeline.status import describe, read_status
+from pipeline.process import interruptible
+from pipeline.run.directory import Run
+from pipeline.status.snapshot import describe, read_status
 from pipeline.watch.look import Look
 from pipeline.watch.plain import changes
 from pipeline.watch.reading import SILENT_SECONDS, Reading
@@ -18,7 +18,7 @@ def watch(run: Run, interval: float) -> str:
         interval: seconds between two questions to Slurm.
 
     Returns:
-        The run's state, as :attr:`pipeline.status.Status.state`.
+        The run's state, as :attr:`pipeline.status.snapshot.Status.state`.
     """
     reading = Reading(run, interval)
     reading.start()

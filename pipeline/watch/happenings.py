@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.jobkinds import DRIVERS
-from pipeline.statustext import describe_row
-from pipeline.submissions import purpose_of
-from pipeline.tasks import parse_task
+from pipeline.config.job_kinds import DRIVERS
+from pipeline.metrics.terminal import Row
+from pipeline.run.submissions import purpose_of
+from pipeline.run.tasks import parse_task
+from pipeline.status.text import describe_row
 from pipeline.text import printable
-from pipeline.views import Row
 
 Event = Mapping[str, Any]
 

@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.commits import Record
-from pipeline.paths import RunPaths
-from pipeline.tasks import Task, parse_task
+from pipeline.run.commits import Record
+from pipeline.run.paths import RunPaths
+from pipeline.run.tasks import Task, parse_task
 from slurm.sharedfiles import names_in
 
 

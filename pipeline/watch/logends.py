@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.journal import tail
-from pipeline.logs import Log
-from pipeline.paths import RunPaths
-from pipeline.tasks import parse_task, task_of
+from pipeline.run.journal import tail
+from pipeline.run.paths import RunPaths
+from pipeline.run.tasks import parse_task, task_of
+from pipeline.status.logs import Log
 from pipeline.watch.screen import LogEnd
 
 _LINES = 200

@@ -7,15 +7,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from pipeline import journal
-from pipeline.advice import Advice, Evidence, advise
-from pipeline.journal import ROWS_BYTES
-from pipeline.lease import holder_of
-from pipeline.observe import Frontier, Records, find_frontier, newest_row
-from pipeline.runqueue import Queue
-from pipeline.runs import Run
-from pipeline.schedulerconfig import SlurmConfig
-from pipeline.slurmstatus import (
+from pipeline.config.scheduler import SlurmConfig
+from pipeline.executors.slurm.queue import Queue
+from pipeline.metrics.advice import Advice, Evidence, advise
+from pipeline.metrics.terminal import Row
+from pipeline.run import journal
+from pipeline.run.directory import Run
+from pipeline.run.journal import ROWS_BYTES
+from pipeline.run.lease import holder_of
+from pipeline.run.records import Frontier, Records, find_frontier, newest_row
+from pipeline.run.submissions import Ledger
+from pipeline.run.tasks import Task
+from pipeline.status.slurm import (
     DriverJob,
     SlurmStatus,
     StageProgress,
@@ -27,10 +30,7 @@ from pipeline.slurmstatus import (
     read_state,
     tasks_at_hand,
 )
-from pipeline.status import machine_state
-from pipeline.submissions import Ledger
-from pipeline.tasks import Task
-from pipeline.views import Row
+from pipeline.status.snapshot import machine_state
 from pipeline.watch.localtasks import LocalTask, local_tasks
 from slurm.sharedfiles import persistently
 from slurm.states import Phase, phase_of
@@ -86,7 +86,7 @@ class Look:
     time: float
     run: str
     state: str
-    """As :attr:`pipeline.status.Status.state`."""
+    """As :attr:`pipeline.status.snapshot.Status.state`."""
     created: float
     iterations_done: int
     iterations: int

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 
-from pipeline.advice import worst
+from pipeline.metrics.advice import worst
 from pipeline.watch.happenings import happenings
 from pipeline.watch.look import Lane, Look
 

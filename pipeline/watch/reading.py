@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from pipeline.runqueue import Queue, look_at_queue
-from pipeline.runs import Run
-from pipeline.schedulerconfig import SlurmConfig
+from pipeline.config.scheduler import SlurmConfig
+from pipeline.executors.slurm.queue import Queue, look_at_queue
+from pipeline.run.directory import Run
 from pipeline.watch.logends import read_log_end
 from pipeline.watch.look import Look, Looker, ShardState
 from pipeline.watch.screen import LogEnd

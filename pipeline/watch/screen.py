@@ -8,10 +8,10 @@ from enum import StrEnum
 
 from rich.text import Text
 
-from pipeline.advice import Severity, worst
-from pipeline.statustext import job_details
+from pipeline.metrics.advice import Severity, worst
+from pipeline.metrics.terminal import Column, sparkline
+from pipeline.status.text import job_details
 from pipeline.text import duration, number, printable, shortened
-from pipeline.views import Column, sparkline
 from pipeline.watch.happenings import happenings
 from pipeline.watch.look import Lane, Look, ShardState
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config import Config
-from pipeline.engineconfig import Engine
-from pipeline.plugincheck import too_many_ranks
-from pipeline.plugins import PluginError, load_plugin
-from pipeline.updateconfig import TrainingEngine
+from pipeline.config.engines import Engine
+from pipeline.config.schema import Config
+from pipeline.config.update import TrainingEngine
+from pipeline.plugins.load import PluginError, load_plugin
+from pipeline.plugins.trial import too_many_ranks
 from stages.engines.base import Generator, Scorer, Trainer
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from pipeline.schemas import FinishReason
+from pipeline.run.schemas import FinishReason
 
 if TYPE_CHECKING:
     from stages.context import Context, Result

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from xxhash import xxh3_128_hexdigest
 
-from pipeline.paths import RunPaths
+from pipeline.run.paths import RunPaths
 
 
 @dataclass(frozen=True)

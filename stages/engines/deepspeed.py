@@ -1,6 +1,6 @@
 """The trainer that comes with slurm-ppo: PPO and its relatives with DeepSpeed, on one rank or many."""
 
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from stages.context import Context, Result
 from stages.engines.base import Trainer
 from stages.ppo.update import update

@@ -15,8 +15,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from pipeline.config import Config
-from pipeline.schemas import FinishReason
+from pipeline.config.schema import Config
+from pipeline.run.schemas import FinishReason
 from stages.engines.base import Generator, Limits, Request, Response, Sampling, Scorer, Stopped, Turns
 from stages.models import load_causal_lm, load_reward_model
 from stages.ppo.batching import budgeted

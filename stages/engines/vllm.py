@@ -16,10 +16,10 @@ import torch
 import torch._dynamo
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
-from pipeline.config import Config
-from pipeline.engineconfig import VllmConfig
-from pipeline.schemas import FinishReason
-from pipeline.updateconfig import Precision
+from pipeline.config.engines import VllmConfig
+from pipeline.config.schema import Config
+from pipeline.config.update import Precision
+from pipeline.run.schemas import FinishReason
 from stages.context import UserError
 from stages.engines import transformers as plain
 from stages.engines.base import Generator, Limits, Request, Response, Sampling, Scorer, Turns

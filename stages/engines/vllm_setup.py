@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch._dynamo
 
-from pipeline.engineconfig import VllmConfig
+from pipeline.config.engines import VllmConfig
 from stages.context import UserError
 
 _PLACES = frozenset({"VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "VLLM_DIST_IDENT"})

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from pipeline.schemas import FinishReason, is_sampled
+from pipeline.run.schemas import FinishReason, is_sampled
 from stages.ppo.batching import Row
 from stages.ppo.shaping import Outcome
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pipeline.algorithmconfig import KLConfig, KLController, KLEstimator
+from pipeline.config.algorithm import KLConfig, KLController, KLEstimator
 
 _EXPONENT_LIMIT = 20.0
 _K3_LIMIT = 10.0

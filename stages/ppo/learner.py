@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pipeline.algorithmconfig import CorrectionLevel, KLPlacement
-from pipeline.config import Config
+from pipeline.config.algorithm import CorrectionLevel, KLPlacement
+from pipeline.config.schema import Config
 from stages import ranks
 from stages.context import Stopwatch
 from stages.models import device

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from pipeline.config import Config, ModelConfig
-from pipeline.seeds import derive_seed
-from pipeline.updateconfig import LoraConfig
+from pipeline.config.schema import Config, ModelConfig
+from pipeline.config.update import LoraConfig
+from pipeline.run.seeds import derive_seed
 from stages.context import UserError
 from stages.models import load_causal_lm
 from stages.ppo.zero import device_map_of

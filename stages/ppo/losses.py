@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.algorithmconfig import AlgorithmConfig, LossAggregation
+from pipeline.config.algorithm import AlgorithmConfig, LossAggregation
 from stages.ppo.masked import EPSILON, NoValidTokens, masked_sum
 
 _EXPONENT_LIMIT = 20.0

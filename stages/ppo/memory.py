@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from pipeline.algorithmconfig import Estimator
-from pipeline.config import Config
-from pipeline.modeldirs import text_settings
-from pipeline.updateconfig import Precision, UpdateConfig
+from pipeline.config.algorithm import Estimator
+from pipeline.config.model_dir import text_settings
+from pipeline.config.schema import Config
+from pipeline.config.update import Precision, UpdateConfig
 from stages import ranks
 from stages.context import OutOfMemory
 from stages.ppo.experience import Experience

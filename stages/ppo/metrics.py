@@ -1,4 +1,4 @@
-"""Numbers of one update, by the names of :mod:`pipeline.metrics`."""
+"""Numbers of one update, by the names of :mod:`pipeline.metrics.catalogue`."""
 
 from collections import Counter
 
@@ -6,8 +6,8 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from pipeline.config import Config
-from pipeline.schemas import FinishReason, component_column
+from pipeline.config.schema import Config
+from pipeline.run.schemas import FinishReason, component_column
 from stages.ppo.experience import Experience
 from stages.ppo.learner import Update
 from stages.ppo.masked import masked_mean, masked_sum

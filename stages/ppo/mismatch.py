@@ -7,7 +7,7 @@ the engine stand for samples of the trainer's policy is its exponential.
 import torch
 from torch import Tensor
 
-from pipeline.algorithmconfig import CorrectionConfig, CorrectionLevel, CorrectionMode
+from pipeline.config.algorithm import CorrectionConfig, CorrectionLevel, CorrectionMode
 from stages.ppo.masked import EPSILON, masked_mean
 
 _EXPONENT_LIMIT = 20.0

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.algorithmconfig import ReferenceStage
-from pipeline.enginechecks import has_reference_in
-from pipeline.updateconfig import Precision, UpdateConfig
+from pipeline.config.algorithm import ReferenceStage
+from pipeline.config.engine_rules import has_reference_in
+from pipeline.config.update import Precision, UpdateConfig
 from stages.context import Context
 from stages.models import DTYPES, load_causal_lm
 from stages.ppo.experience import Experience

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.algorithmconfig import ShapingConfig
+from pipeline.config.algorithm import ShapingConfig
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pipeline.algorithmconfig import CorrectionLevel, Estimator, KLPlacement
-from pipeline.config import Config
+from pipeline.config.algorithm import CorrectionLevel, Estimator, KLPlacement
+from pipeline.config.schema import Config
 from stages.ppo.advantages import (
     gae,
     grpo,

@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from pipeline.paths import ADAPTER
-from pipeline.updateconfig import Precision, Schedule, UpdateConfig
+from pipeline.config.update import Precision, Schedule, UpdateConfig
+from pipeline.run.paths import ADAPTER
 from stages import ranks
 from stages.context import NumericalError
 from stages.models import DTYPES, switch_off_chance

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from pipeline.config import Config
-from pipeline.seeds import derive_seed
-from pipeline.updateconfig import UpdateConfig
+from pipeline.config.schema import Config
+from pipeline.config.update import UpdateConfig
+from pipeline.run.seeds import derive_seed
 from stages import ranks
 from stages.context import NumericalError
 from stages.models import device

@@ -7,9 +7,9 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from pipeline.algorithmconfig import Estimator, KLConfig, KLController
-from pipeline.commits import FileEntry
-from pipeline.durable import read_shared
+from pipeline.config.algorithm import Estimator, KLConfig, KLController
+from pipeline.run.commits import FileEntry
+from pipeline.run.durable import read_shared
 from stages import ranks
 from stages.context import Context, Result
 from stages.critics import load_critic

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.updateconfig import Precision, UpdateConfig
+from pipeline.config.update import Precision, UpdateConfig
 from stages.context import UserError
 from stages.models import device
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.data import Message, read_prompts, summarize
-from pipeline.promptchecks import prompt_text
-from pipeline.rewardconfig import Component, NormalizationConfig, RewardModelConfig, RuleConfig
-from pipeline.schemas import RESERVED_COLUMNS
-from pipeline.tasks import PREPARE, Stage
+from pipeline.config.reward import Component, NormalizationConfig, RewardModelConfig, RuleConfig
+from pipeline.data.checks import prompt_text
+from pipeline.data.prompts import Message, read_prompts, summarize
+from pipeline.run.schemas import RESERVED_COLUMNS
+from pipeline.run.tasks import PREPARE, Stage
 from stages.chat import REFUSALS, messages_json
 from stages.context import Context, NumericalError, UserError
 from stages.engines import engine, make_scorer

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from pipeline.rewardconfig import RemoteConfig
+from pipeline.config.reward import RemoteConfig
 from stages.context import UserError
 
 _CONNECT_SECONDS = 10.0

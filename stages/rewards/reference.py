@@ -3,7 +3,7 @@
 import pyarrow as pa
 import torch
 
-from pipeline.schemas import is_sampled
+from pipeline.run.schemas import is_sampled
 from stages.context import Context
 from stages.engines import engine
 from stages.models import device, load_causal_lm

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.plugincalls import is_finite_number
-from pipeline.rewardconfig import RemoteApi, RemoteConfig
+from pipeline.config.reward import RemoteApi, RemoteConfig
+from pipeline.plugins.sandbox import is_finite_number
 from stages.context import Context, UserError
 from stages.rewards.posting import RemoteFailed, Request, Service
 from stages.rewards.rows import name_of, rule_inputs, tokenized_conversations

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pipeline.schemas import extra_columns
+from pipeline.run.schemas import extra_columns
 from stages.chat import REFUSALS
 from stages.context import UserError
 

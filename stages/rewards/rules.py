@@ -13,9 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.plugincalls import Calls, Trouble, misfit, open_calls, score
-from pipeline.plugincheck import plugin_of
-from pipeline.rewardconfig import RowsPerCall, RuleConfig
+from pipeline.config.reward import RowsPerCall, RuleConfig
+from pipeline.plugins.sandbox import Calls, Trouble, misfit, open_calls, score
+from pipeline.plugins.trial import plugin_of
 from stages.context import UserError
 from stages.rewards.rows import name_of, rule_inputs
 

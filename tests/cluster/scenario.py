@@ -16,8 +16,8 @@ from pathlib import Path
 import tiny
 
 from benchmarks.noop import write_noops
-from pipeline.checks import resolve
-from pipeline.compose import compose
+from pipeline.config.compose import compose
+from pipeline.config.resolve import resolve
 from slurm.devcluster import Cluster
 from slurm.sharedfiles import is_there, read_newest, read_shared
 from tests import light

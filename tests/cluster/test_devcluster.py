@@ -449,7 +449,7 @@ def test_where_no_cluster_is_the_commands_say_so(slurm_ppo, tmp_path, command):
 
 def test_the_package_imports_nothing_heavy():
     code = (
-        "import sys, slurm.devcluster, pipeline.devcluster_cli\n"
+        "import sys, slurm.devcluster, pipeline.cli.devcluster\n"
         "print(sorted({'torch', 'pyarrow', 'numpy', 'pydantic', 'submitit', 'stages'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)

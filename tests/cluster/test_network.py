@@ -18,14 +18,14 @@ from benchmarks.noop import make_record
 from cluster.conftest import NETWORK, without_network
 from cluster.scenario import ROOT, policy_of, room_on, take, wait_for
 from cluster.test_devcluster import SMALL, related_to
-from pipeline import journal
-from pipeline.commits import opened_history, publish
-from pipeline.durable import link_once, replace_durably
-from pipeline.lease import LeaseHeld, LeaseLost, acquire, hold
-from pipeline.paths import RunPaths
-from pipeline.rowbook import RowBook
-from pipeline.superseded import fresh_folder, move_history
-from pipeline.tasks import Stage, Task
+from pipeline.orchestrate.row_writer import RowBook
+from pipeline.run import journal
+from pipeline.run.commits import opened_history, publish
+from pipeline.run.durable import link_once, replace_durably
+from pipeline.run.lease import LeaseHeld, LeaseLost, acquire, hold
+from pipeline.run.paths import RunPaths
+from pipeline.run.superseded import fresh_folder, move_history
+from pipeline.run.tasks import Stage, Task
 from slurm.devcluster import Cluster, DevclusterError, attach, network, processes
 from slurm.devcluster import start as start_cluster
 from slurm.sharedfiles import is_there, make_folder, names_in, read_newest, read_shared
@@ -36,12 +36,12 @@ import contextlib, os, sys, time
 from pathlib import Path
 from benchmarks.noop import make_record
 from pipeline import journal, lease
-from pipeline.commits import *
-from pipeline.durable import *
-from pipeline.observe import Records
-from pipeline.paths import RunPaths
-from pipeline.rowbook import RowBook
-from pipeline.tasks import Stage, Task
+from pipeline.run.commits import *
+from pipeline.run.durable import *
+from pipeline.run.records import Records
+from pipeline.run.paths import RunPaths
+from pipeline.orchestrate.row_writer import RowBook
+from pipeline.run.tasks import Stage, Task
 from slurm.sharedfiles import *
 from stages import runner
 UPDATE = Task(1, Stage.UPDATE)

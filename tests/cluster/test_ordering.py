@@ -9,13 +9,13 @@ from benchmarks.noop import make_record
 from benchmarks.slurm_scale import timed_pass
 from cluster import scenario
 from cluster.scenario import kill_job, room_on
-from pipeline.checks import resolve
-from pipeline.commits import publish
-from pipeline.compose import compose
-from pipeline.control import begin_call
-from pipeline.runqueue import cancel_all
-from pipeline.runs import create_run, load_run
-from pipeline.tasks import PREPARE, Stage, Task
+from pipeline.config.compose import compose
+from pipeline.config.resolve import resolve
+from pipeline.executors.slurm.queue import cancel_all
+from pipeline.run.commits import publish
+from pipeline.run.control import begin_call
+from pipeline.run.directory import create_run, load_run
+from pipeline.run.tasks import PREPARE, Stage, Task
 
 ITERATIONS = 3
 POOLS = [

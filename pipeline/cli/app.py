@@ -1,0 +1,422 @@
+"""The command line. Thin: every command composes, loads or asks, and prints.
+
+Exit codes: 0 complete, 1 failed, 2 usage or configuration, 3 incomplete.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline.cli import dashboard as dashboard_cli
+from pipeline.cli import devcluster as devcluster_cli
+from slurm.errors import ServiceError, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pipeline.config.schema import Config
+    from pipeline.run.directory import Run
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="PPO post-training of language models as batch jobs. "
+    "Exit codes: 0 complete, 1 failed, 2 usage or configuration, 3 incomplete.",
+)
+
+app.add_typer(devcluster_cli.app, name="devcluster")
+app.add_typer(dashboard_cli.app, name="dashboard")
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INCOMPLETE, EXIT_INTERRUPTED = 1, 2, 3, 130
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Hydra overrides, e.g. experiment=quickstart seed=3 update.learning_rate=1e-5"),
+]
+ConfigDir = Annotated[
+    Path | None, typer.Option("--config-dir", help="Folder with config groups of your own, searched first.")
+]
+Source = Annotated[
+    str, typer.Argument(metavar="RUN[@ITERATION]", help="Run directory and iteration; @best for the best.")
+]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from pipeline.run.directory import version
+
+        typer.echo(f"slurm-ppo {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def slurm_ppo(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+@app.command()
+def run(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
+    """Start a run and carry it to its end: on this machine, or on Slurm while you watch."""
+    from pipeline.cli.run import start
+
+    raise typer.Exit(start(_config(overrides, config_dir), watch=True))
+
+
+@app.command()
+def submit(
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the batch scripts; submit nothing.")
+    ] = False,
+) -> None:
+    """Start a run on Slurm and return at once: it goes on by itself. Takes overrides, or a run directory."""
+    from pipeline.cli.run import resume_run, start
+
+    existing = _existing_run(overrides)
+    if dry_run:
+        from pipeline.preflight.dry_run import scripts
+        from pipeline.run.directory import imagined_run
+
+        typer.echo(scripts(existing or imagined_run(_config(overrides, config_dir))))
+        return
+    if existing:
+        raise typer.Exit(resume_run(existing, watch=False))
+    raise typer.Exit(start(_config(overrides, config_dir), watch=False))
+
+
+@app.command()
+def resume(
+    run_dir: RunDir,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="STAGE[@ITERATION]",
+            help="Go back to a stage first; what it supersedes is moved aside, never deleted.",
+        ),
+    ] = None,
+) -> None:
+    """Continue a run where it stopped, or from an earlier stage."""
+    from pipeline.cli.run import resume_run
+    from pipeline.run.directory import load_run
+
+    raise typer.Exit(resume_run(load_run(run_dir), watch=True, back_to=from_))
+
+
+@app.command()
+def cancel(run_dir: RunDir) -> None:
+    """Cancel the run's jobs on Slurm, and only these. Nothing that was committed is lost."""
+    from pipeline.cli.run import cancel_run
+    from pipeline.run.directory import load_run
+
+    typer.echo(cancel_run(load_run(run_dir)))
+
+
+@app.command(hidden=True)
+def advance(run_dir: RunDir) -> None:
+    """What driver jobs do: look once, submit what is due, repair what failed."""
+    from pipeline.cli.run import advance_once
+    from pipeline.run.directory import load_run
+
+    raise typer.Exit(advance_once(load_run(run_dir)))
+
+
+@app.command()
+def status(
+    run_dir: RunDir,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys.")] = False,
+    cost: Annotated[
+        bool, typer.Option("--cost", help="Hours of GPUs and CPUs per stage, from Slurm's accounting.")
+    ] = False,
+) -> None:
+    """Where a run stands. Exit code 0 complete, 1 failed, 3 incomplete."""
+    from pipeline.run.directory import load_run
+    from pipeline.status.snapshot import describe, read_status
+
+    found = read_status(load_run(run_dir), cost)
+    typer.echo(json.dumps(found.to_json(), indent=1) if as_json else describe(found))
+    raise typer.Exit({"complete": 0, "failed": EXIT_FAILED}.get(found.state, EXIT_INCOMPLETE))
+
+
+@app.command()
+def watch(
+    run_dir: RunDir,
+    interval: Annotated[
+        float, typer.Option("--interval", min=1, help="Seconds between two questions to Slurm.")
+    ] = 5.0,
+) -> None:
+    """Look at a run while it goes on, until it has ended or you press q. Exit codes as of status."""
+    from pipeline.run.directory import load_run
+    from pipeline.watch.command import watch as look_on
+
+    state = look_on(load_run(run_dir), interval)
+    raise typer.Exit({"complete": 0, "failed": EXIT_FAILED}.get(state, EXIT_INCOMPLETE))
+
+
+@app.command()
+def logs(
+    run_dir: RunDir,
+    stage: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[STAGE[@ITERATION]]", help="E.g. rollout, reward@3 or driver. Default: newest."
+        ),
+    ] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Of failed attempts, newest first.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Show what is written until the run has ended, or Ctrl-C.")
+    ] = False,
+    lines: Annotated[int, typer.Option("--lines", min=0, help="Last lines of each log.")] = 20,
+) -> None:
+    """Show the logs of a run's tasks and driver jobs."""
+    from pipeline.run.directory import load_run
+    from pipeline.status.logs import show_logs
+
+    show_logs(load_run(run_dir), stage, failed, follow, lines)
+
+
+@app.command()
+def plan(
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Every task and why, on Slurm also the batch scripts that are due.")
+    ] = False,
+) -> None:
+    """Say what would run and why, by stage, and what is due now; run nothing.
+
+    Takes overrides, or one run directory.
+    """
+    for line in _plan_lines(_planned_run(overrides, config_dir), all_):
+        typer.echo(line)
+
+
+def _plan_lines(run: "Run", every: bool) -> "Iterator[str]":
+    from pipeline.config.scheduler import SlurmConfig
+    from pipeline.status.plan import describe_plan, every_task
+
+    if not every:
+        return describe_plan(run)
+    if isinstance(run.config.scheduler, SlurmConfig):
+        from pipeline.preflight.dry_run import scripts
+
+        typer.echo(f"{scripts(run)}\n")
+    return every_task(run)
+
+
+def _planned_run(overrides: list[str] | None, config_dir: Path | None) -> "Run":
+    """The run of a directory, or one that the overrides would make."""
+    from pipeline.run.directory import RunError, is_run, load_run
+
+    if existing := _existing_run(overrides):
+        return existing
+    composed = _config(overrides, config_dir)
+    root = Path(composed.run_dir)
+    if is_run(root) and load_run(root).config != composed:
+        raise RunError(
+            f"{root} holds a run with other settings; to see what it has left to do: slurm-ppo plan {root}"
+        )
+    if is_run(root):
+        return load_run(root)
+    from pipeline.run.directory import imagined_run
+
+    return imagined_run(composed)
+
+
+@app.command()
+def config(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
+    """Print the resolved configuration, every key, as YAML."""
+    from pipeline.config.compose import to_yaml
+
+    typer.echo(to_yaml(_config(overrides, config_dir)), nl=False)
+
+
+@app.command()
+def validate(
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
+    probe: Annotated[
+        bool,
+        typer.Option(help="On Slurm: look at compute nodes by a tiny job each, for two minutes at most."),
+    ] = True,
+) -> None:
+    """Check configuration, models, prompts, plug-ins and the cluster; start nothing."""
+    from pipeline.config.scheduler import SlurmConfig
+    from pipeline.preflight.inputs import validate_inputs
+
+    given = _config(overrides, config_dir)
+    for line in validate_inputs(given):
+        typer.echo(line)
+    if isinstance(given.scheduler, SlurmConfig):
+        from pipeline.preflight.probe import validate_cluster
+
+        for line in validate_cluster(given, probe):
+            typer.echo(line)
+
+
+@app.command()
+def doctor(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RUN|OVERRIDES", help="A run directory, or settings. Default: here."),
+    ] = None,
+    config_dir: ConfigDir = None,
+    probe: Annotated[
+        bool, typer.Option(help="On Slurm: look at compute nodes by a tiny job each, two minutes at most.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys.")] = False,
+) -> None:
+    """Check what a run needs, by trying it: packages, disk, filesystem, Slurm, W&B, the run itself.
+
+    Leaves nothing behind. Exit code 1 if there is a problem; warnings do not count.
+    """
+    from pipeline.doctor.examine import doctor as examine
+    from pipeline.doctor.examine import patient_of
+    from pipeline.run.directory import imagined_run
+
+    words = overrides or []
+    is_folder = len(words) == 1 and "=" not in Path(words[0]).name
+    run = None if is_folder or not words else imagined_run(_config(words, config_dir))
+    patient = patient_of(Path(words[0]) if is_folder else None, run)
+    raise typer.Exit(0 if examine(patient, probe, as_json) else EXIT_FAILED)
+
+
+@app.command()
+def notify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
+    """Send a test event to notify.command and notify.webhook, and say whether it arrived.
+
+    Takes overrides, or one run directory. Exit code 1 if it did not arrive everywhere.
+    """
+    from pipeline.notify.events import send_trial
+    from pipeline.run.directory import imagined_run
+
+    existing = _existing_run(overrides)
+    lines, has_arrived = send_trial(existing or imagined_run(_config(overrides, config_dir)))
+    typer.echo("\n".join(lines))
+    raise typer.Exit(0 if has_arrived else EXIT_FAILED)
+
+
+@app.command()
+def report(
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where to write it. Default: report.html in RUN; of several report-compare.html."),
+    ] = None,
+) -> None:
+    """Write a page about a run, one HTML file that needs no network, and print its path.
+
+    Of several runs: one page that compares them.
+    """
+    from pipeline.report import write_comparison, write_report
+    from pipeline.run.directory import load_run
+
+    runs = [load_run(run_dir) for run_dir in run_dirs]
+    typer.echo(write_report(runs[0], out) if len(runs) == 1 else write_comparison(runs, out))
+
+
+@app.command()
+def sync(
+    run_dir: RunDir,
+    anew: Annotated[
+        bool, typer.Option("--anew", help="Send every row to a new W&B run, as rows cannot be taken back.")
+    ] = False,
+    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds after which to give up.")] = 600,
+) -> None:
+    """Bring W&B to exactly one row per iteration, after a crash, an outage or days offline."""
+    from pipeline.run.directory import load_run
+    from pipeline.tracking.sync import sync as bring_up_to_date
+
+    typer.echo(
+        bring_up_to_date(load_run(run_dir), timeout, anew, say=lambda text: typer.echo(text, err=True))
+    )
+
+
+@app.command()
+def export(
+    source: Source,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder, or an empty one.")],
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="The LoRA adapter instead of the whole model.")
+    ] = False,
+) -> None:
+    """Copy a policy out of a run as a plain model directory, verified. Default: the newest."""
+    from pipeline.run.export import export as copy_out
+
+    typer.echo(copy_out(source, folder, adapter, say=lambda text: typer.echo(text, err=True)))
+
+
+@app.command()
+def fork(
+    source: Source,
+    new_run: Annotated[Path, typer.Argument(metavar="NEW_RUN", help="Directory of the new run.")],
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Make a new run that goes on from a policy of another, with settings of its own."""
+    from pipeline.cli.run import fork_run
+
+    typer.echo(fork_run(source, new_run, overrides or [], config_dir))
+
+
+def _existing_run(overrides: list[str] | None) -> "Run | None":
+    """The run, where the only argument is a run directory."""
+    from pipeline.run.directory import is_run, load_run
+
+    if overrides and len(overrides) == 1 and is_run(Path(overrides[0])):
+        return load_run(Path(overrides[0]))
+    return None
+
+
+def _config(overrides: list[str] | None, config_dir: Path | None) -> "Config":
+    from pipeline.config.compose import compose
+    from pipeline.config.resolve import resolve
+    from pipeline.run.directory import no_setting
+
+    for word in overrides or []:
+        if "=" not in word and not word.startswith("~"):
+            raise no_setting(word)
+    return resolve(compose(overrides or [], config_dir))
+
+
+def main() -> None:
+    """Carry out the command line: errors of the user's are one readable message and exit code 2."""
+    from pipeline.cli.errors import is_passing, system_error
+
+    try:
+        app()
+    except UserError as error:
+        say_error(str(error))
+        sys.exit(EXIT_USAGE)
+    except ServiceError as error:
+        say_error(f"{error}; nothing is lost, ask again later")
+        sys.exit(EXIT_FAILED)
+    except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
+        sys.stderr.close()
+        sys.exit(EXIT_FAILED)
+    except OSError as error:
+        say_error(system_error(error))
+        sys.exit(EXIT_FAILED if is_passing(error) else EXIT_USAGE)
+    except SystemExit as error:
+        if error.code == EXIT_INTERRUPTED:  # Typer has caught it
+            raise KeyboardInterrupt from None
+        raise
+
+
+def say_error(text: str) -> None:
+    """Print what is wrong, a line for each thing."""
+    from pipeline.cli.errors import clipped
+
+    for line in text.splitlines():
+        print(clipped(f"error: {line}"), file=sys.stderr)

@@ -1,0 +1,207 @@
+"""The configuration of what is learned from a reward: estimators, losses, KL, reward shaping, corrections."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from pipeline.config.types import (
+    Fraction,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+)
+
+
+class Estimator(StrEnum):
+    """How advantages are computed."""
+
+    GAE = "gae"
+    """Generalised advantage estimation with a learned critic (arXiv 1506.02438)."""
+    GRPO = "grpo"
+    """Reward minus the group's mean, over the group's standard deviation (arXiv 2402.03300)."""
+    RLOO = "rloo"
+    """Reward minus the mean of the group's other samples (arXiv 2402.14740)."""
+    REINFORCE_PLUS_PLUS = "reinforce++"
+    """Discounted sum of the rewards to come, whitened over the iteration (arXiv 2501.03262)."""
+    REINFORCE_PLUS_PLUS_BASELINE = "reinforce++-baseline"
+    """Reward minus the group's mean, whitened over the iteration (arXiv 2501.03262)."""
+    REMAX = "remax"
+    """Discounted sum of the rewards to come minus the reward of a greedy response (arXiv 2310.10505)."""
+
+
+GROUP_ESTIMATORS = frozenset({Estimator.GRPO, Estimator.RLOO, Estimator.REINFORCE_PLUS_PLUS_BASELINE})
+"""Estimators whose baseline is the other samples of the same prompt."""
+
+
+class LossAggregation(StrEnum):
+    """How a matrix of per-token losses becomes one number, always with counts of the whole mini-batch."""
+
+    TOKEN_MEAN = "token-mean"
+    TOKEN_SUM = "token-sum"
+    SEQ_MEAN_TOKEN_SUM = "seq-mean-token-sum"
+    SEQ_MEAN_TOKEN_SUM_NORM = "seq-mean-token-sum-norm"
+    SEQ_MEAN_TOKEN_MEAN = "seq-mean-token-mean"
+
+
+class KLEstimator(StrEnum):
+    """Per-token estimators of KL(policy || reference) (Schulman, "Approximating KL divergence")."""
+
+    K1 = "k1"
+    ABS = "abs"
+    K2 = "k2"
+    K3 = "k3"
+
+
+class KLController(StrEnum):
+    """How the KL coefficient moves."""
+
+    FIXED = "fixed"
+    ADAPTIVE = "adaptive"
+    """Proportional control towards a target KL (arXiv 1909.08593, section 2.2)."""
+
+
+class KLPlacement(StrEnum):
+    """Where the KL to the reference enters."""
+
+    REWARD = "reward"
+    """Taken off the reward at every token (arXiv 1909.08593)."""
+    LOSS = "loss"
+    """Added to the policy loss (arXiv 2402.03300)."""
+
+
+class ReferenceStage(StrEnum):
+    """Which stage computes the frozen reference's log-probabilities."""
+
+    REWARD = "reward"
+    """Beside the reward models; the update then needs no memory for the reference."""
+    UPDATE = "update"
+    """With the trainer's own micro-batches and precision; for rewards that need no GPU."""
+
+
+class CorrectionLevel(StrEnum):
+    """What one importance weight between rollout engine and trainer is of."""
+
+    NONE = "none"
+    """No correction; the mismatch is measured all the same."""
+    TOKEN = "token"
+    """Each token has its own ratio."""
+    SEQUENCE = "sequence"
+    """The product of the ratios of a response's tokens, for all of its tokens."""
+    GEOMETRIC = "geometric"
+    """Their geometric mean, for all of its tokens."""
+
+
+class CorrectionMode(StrEnum):
+    """What becomes of an importance weight outside the thresholds."""
+
+    TRUNCATE = "truncate"
+    """It is lowered to the upper one (truncated importance sampling)."""
+    MASK = "mask"
+    """It becomes 0, so that the tokens teach nothing (IcePop)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KLConfig:
+    """Distance to the reference model."""
+
+    coef: NonNegativeFloat = 0.05
+    """KL coefficient (the first one, when adaptive). 0 turns the reference model off."""
+    placement: KLPlacement = KLPlacement.REWARD
+    """Whether the KL is a penalty in the reward or a term of the policy loss."""
+    estimator: KLEstimator | None = None
+    """Per-token estimator. In the loss k1 is refused without straight_through, as its gradient is zero on
+    average, and abs has a biased one. Default: k1 in the reward, k3 in the loss."""
+    straight_through: bool = False
+    """In the loss: the estimator's value with the gradient of k2, which is the gradient of the KL."""
+    reference_in: ReferenceStage = ReferenceStage.REWARD
+    """Stage that computes the reference's log-probabilities."""
+    controller: KLController = KLController.FIXED
+    """Whether the coefficient moves."""
+    target: PositiveFloat = 6.0
+    """Adaptive controller: KL per sequence to steer to."""
+    horizon: PositiveInt = 10000
+    """Adaptive controller: responses over which the coefficient moves by the proportional error."""
+
+    @property
+    def per_token(self) -> KLEstimator:
+        """Estimator that is computed."""
+        by_placement = {KLPlacement.REWARD: KLEstimator.K1, KLPlacement.LOSS: KLEstimator.K3}
+        return self.estimator or by_placement[self.placement]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapingConfig:
+    """What becomes of a response's reward before advantages, in the order of these keys."""
+
+    normalize: bool = False
+    """Subtract the mean and divide by the standard deviation of all rewards of the run so far."""
+    clip: PositiveFloat | None = None
+    """Limit rewards to this magnitude."""
+    missing_eos_penalty: NonNegativeFloat = 0.0
+    """Subtracted from responses that did not end by themselves."""
+    overlong_buffer: PositiveInt | None = None
+    """Tokens before rollout.max_new_tokens over which a penalty for length grows from 0 to
+    overlong_penalty (soft overlong punishment, arXiv 2503.14476)."""
+    overlong_penalty: PositiveFloat = 1.0
+    """Penalty of a response of max_new_tokens; needs overlong_buffer."""
+    filter_groups: bool = False
+    """Leave prompts whose samples all have the same reward out of the update (dynamic sampling, arXiv
+    2503.14476). For grpo, rloo and reinforce++-baseline, which learn nothing from them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrectionConfig:
+    """Importance weights trainer / rollout engine, for what the two compute differently."""
+
+    level: CorrectionLevel = CorrectionLevel.NONE
+    """What one weight is of."""
+    mode: CorrectionMode = CorrectionMode.TRUNCATE
+    """What becomes of weights outside the thresholds."""
+    high: PositiveFloat = 2.0
+    """Upper threshold."""
+    low: NonNegativeFloat = 0.5
+    """Lower threshold; only mask has one."""
+    normalize: bool = False
+    """Divide the weights by their mean over the iteration."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig:
+    """PPO (arXiv 1707.06347) and its relatives."""
+
+    estimator: Estimator = Estimator.GAE
+    """Advantage estimator. Only gae needs a critic; grpo, rloo and reinforce++-baseline need
+    rollout.samples_per_prompt > 1; remax generates a greedy response more per prompt."""
+    gamma: Fraction = 1.0
+    """Discount per token (gae, reinforce++, remax)."""
+    lam: Fraction = 0.95
+    """GAE's lambda."""
+    clip_range_low: PositiveFloat = 0.2
+    """The probability ratio is clipped below at 1 - clip_range_low."""
+    clip_range_high: PositiveFloat = 0.2
+    """The probability ratio is clipped above at 1 + clip_range_high."""
+    dual_clip: Annotated[float, Field(gt=1)] = 3.0
+    """Bound of the loss for negative advantages (arXiv 1912.09729)."""
+    value_clip_range: PositiveFloat = 0.2
+    """The new value may move this far from the old one."""
+    whiten_rewards: bool = False
+    """Scale per-token rewards of the whole iteration to variance 1, KL penalty included (GAE only)."""
+    whiten_advantages: bool = True
+    """Shift and scale advantages of the whole iteration to mean 0, variance 1 (GAE only)."""
+    normalize_group_std: bool = True
+    """GRPO: divide by the group's standard deviation (off: Dr. GRPO, arXiv 2503.20783)."""
+    loss_aggregation: LossAggregation = LossAggregation.TOKEN_MEAN
+    """How per-token losses become one number."""
+    entropy_coef: NonNegativeFloat = 0.0
+    """Weight of the entropy bonus in the policy loss."""
+    target_kl: PositiveFloat | None = None
+    """End an iteration's training before the first step whose mini-batch has moved further than this from
+    the old policy (KL per token, k3). Default: no limit."""
+    kl: KLConfig = KLConfig()
+    """KL to the reference."""
+    shaping: ShapingConfig = ShapingConfig()
+    """Reward shaping."""
+    correction: CorrectionConfig = CorrectionConfig()
+    """Mismatch between rollout engine and trainer."""

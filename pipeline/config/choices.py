@@ -1,0 +1,55 @@
+"""Options of config groups that are chosen over those of an experiment, and what of it goes with them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.conversion import from_yaml
+
+
+def without_superseded(
+    data: dict[str, Any], overrides: Sequence[str], config_dir: Path | None
+) -> dict[str, Any]:
+    """A composed configuration without the reward components that an experiment gives for another option of
+    ``reward`` than the one that was chosen: ``experiment=E reward=R`` is E with R's components, not its own.
+    """
+    chosen = dict(text.lstrip("+").split("=", 1) for text in overrides if "=" in text)
+    experiment = _read(config_dir, "experiment", chosen.get("experiment"))
+    its_own = _option_of(experiment, "reward")
+    if "reward" not in chosen or its_own is None or its_own == chosen["reward"]:
+        return data
+    kept = set(_components(_read(config_dir, "reward", chosen["reward"]), "components"))
+    kept |= {key.split(".")[2] for key in chosen if key.startswith("reward.components.")}
+    gone = set(_components(experiment, "reward", "components")) - kept
+    components = {name: each for name, each in data["reward"]["components"].items() if name not in gone}
+    return data | {"reward": data["reward"] | {"components": components}}
+
+
+def _read(config_dir: Path | None, group: str, option: str | None) -> Mapping[str, Any]:
+    """The file of an option, as Hydra finds it; empty without one."""
+    for root in (config_dir, packaged_configs()):
+        if root is not None and option and (file := root / group / f"{option}.yaml").is_file():
+            content = from_yaml(file.read_text())
+            return content if isinstance(content, dict) else {}
+    return {}
+
+
+def _option_of(experiment: Mapping[str, Any], group: str) -> str | None:
+    """The option of a group that an experiment chooses."""
+    for entry in experiment.get("defaults") or ():
+        for key, option in entry.items() if isinstance(entry, dict) else ():
+            if str(key).removeprefix("override ").lstrip("/") == group:
+                return str(option)
+    return None
+
+
+def _components(content: Any, *keys: str) -> Mapping[str, Any]:
+    for key in keys:
+        content = content.get(key) if isinstance(content, dict) else None
+    return content if isinstance(content, dict) else {}
+
+
+def packaged_configs() -> Path:
+    """The folder of Hydra groups: inside the installed package, or beside it in a checkout."""
+    inside = Path(__file__).parent / "configs"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "configs"

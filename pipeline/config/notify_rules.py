@@ -1,0 +1,66 @@
+"""Notifications that could not be sent: found before a run begins."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pipeline.config.notify import NotifyConfig
+from pipeline.config.problem import Problem
+
+_SECRET_HOSTS = (
+    *("hooks.slack.com", "discord.com", "discordapp.com", "webhook.office.com", "logic.azure.com"),
+    *("chat.googleapis.com", "api.telegram.org", "maker.ifttt.com", "open.feishu.cn", "qyapi.weixin.qq.com"),
+)
+"""Whoever knows an address there may post to it."""
+
+
+def notify_problems(given: NotifyConfig) -> Iterator[Problem]:
+    """Keys that do not go together. Pure."""
+    addresses = {
+        name: value
+        for name in ("webhook", "webhook_env", "webhook_file")
+        if (value := getattr(given, name)) is not None
+    }
+    if len(addresses) > 1:
+        yield Problem("notify", ", ".join(addresses), "say the same in several ways; give one of them")
+    host = urlsplit(given.webhook or "").hostname or ""
+    if any(host == known or host.endswith(f".{known}") for known in _SECRET_HOSTS):
+        why = (
+            "whoever knows this address may post to it, and settings are written to config.yaml; put it into "
+            "an environment variable and give its name: notify.webhook_env=NAME, or notify.webhook_file=FILE"
+        )
+        yield Problem("notify.webhook", f"https://{host}/...", why)
+
+
+def missing_means(given: NotifyConfig) -> Iterator[Problem]:
+    """A program or a file that is not there."""
+    if given.command and shutil.which(given.command[0]) is None:
+        yield Problem(
+            "notify.command", given.command[0], "no such program on this machine; give its full path"
+        )
+    if given.webhook_file and not os.access(given.webhook_file, os.R_OK):
+        yield Problem("notify.webhook_file", given.webhook_file, "cannot be read")
+
+
+def notify_warnings(given: NotifyConfig) -> Iterator[str]:
+    """What the processes that tell need, and this shell lacks."""
+    if (variable := given.webhook_env) and not os.environ.get(variable):
+        yield (
+            f"warning: notify.webhook_env={variable}: is not set here; the run's driver needs it, and driver "
+            "jobs get it from the shell that submits"
+        )
+
+
+def absolute(given: NotifyConfig) -> NotifyConfig:
+    """With paths that mean the same everywhere. A program without a slash is looked for on PATH."""
+    command, file = given.command, given.webhook_file
+    if command and "/" in command[0]:
+        command = (_full(command[0]), *command[1:])
+    return replace(given, command=command, webhook_file=None if file is None else _full(file))
+
+
+def _full(path: str) -> str:
+    return str(Path(path).expanduser().absolute())

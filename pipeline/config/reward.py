@@ -1,0 +1,233 @@
+"""The configuration of the reward: what scores responses."""
+
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue
+
+from pipeline.config.engines import EngineName, VllmConfig
+from pipeline.config.types import (
+    ArgumentName,
+    DeviceMap,
+    EnvironmentName,
+    FiniteFloat,
+    HttpUrl,
+    Name,
+    NonNegativeInt,
+    PoolName,
+    PositiveFloat,
+    PositiveInt,
+    RuleName,
+    Text,
+)
+from pipeline.config.update import Precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormalizationConfig:
+    """Linear map of raw scores to mean 0 and standard deviation 1 (arXiv 1909.08593, section 2.1)."""
+
+    mean: FiniteFloat | None = None
+    """Mean of raw scores to subtract. Given together with std, or measured from reference_samples."""
+    std: PositiveFloat | None = None
+    """Standard deviation of raw scores to divide by."""
+    reference_samples: Text | None = None
+    """File (formats of data.prompts) with reference responses to measure mean and std on, once per run."""
+    response_column: str = "response"
+    """Column of reference_samples with the response; data.prompt_column holds its prompt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModelConfig:
+    """A sequence-classification model with one output, its own tokenizer and chat template."""
+
+    kind: Literal["model"] = "model"
+    """Marks this component as a reward model."""
+    path: Text
+    """Model directory (safetensors, tokenizer, config)."""
+    weight: FiniteFloat = 1.0
+    """Factor of this component in the total reward."""
+    normalization: NormalizationConfig | None = None
+    """How raw scores are normalised. Default: not at all."""
+    engine: EngineName | None = None
+    """Scoring engine of this model. Default: reward.engine."""
+    pool: PoolName | None = None
+    """Score in array jobs of its own, with the resources of scheduler.pools.<pool>; components may share one.
+    Default: in the reward stage's jobs."""
+
+
+class RowsPerCall(StrEnum):
+    """What one call of a rule gets."""
+
+    RESPONSE = "response"
+    """One response: each has a time limit of its own, and an error names it."""
+    PROMPT = "prompt"
+    """All responses of a prompt, for rules that compare them."""
+    SHARD = "shard"
+    """All responses of a shard."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleConfig:
+    """A Python function that scores responses, in processes of its own. See docs/howto/own_reward.md."""
+
+    kind: Literal["rule"] = "rule"
+    """Marks this component as a rule."""
+    function: RuleName
+    """``module:function``, or the name of a ready rule such as exact_match; called as
+    f(prompts=[...], responses=[...], **columns, **arguments)."""
+    arguments: dict[ArgumentName, JsonValue] = field(default_factory=dict)
+    """Further keyword arguments of each call."""
+    rows_per_call: RowsPerCall = RowsPerCall.RESPONSE
+    """What one call gets: response (one), prompt (all of a prompt) or shard (all of a shard)."""
+    time_limit: PositiveFloat = 30.0
+    """Seconds that a call may take for each of its responses."""
+    timeout_score: FiniteFloat | None = None
+    """Score of a response that takes longer. Default: an error that names it."""
+    import_limit: PositiveFloat = 60.0
+    """Seconds that importing the function may take."""
+    workers: PositiveInt = 1
+    """Processes that call the function side by side."""
+    trial: bool = True
+    """Call it once on an empty response in validate and prepare. Turn off what needs a GPU, a service or a
+    package that only its own jobs have."""
+    weight: FiniteFloat = 1.0
+    """Factor of this component in the total reward."""
+    pool: PoolName | None = None
+    """As of a reward model."""
+
+
+RULE_ARGUMENTS = frozenset({"prompts", "responses"})
+"""Names that the user's columns may not have beside a rule, to which columns are passed by name."""
+
+
+class RemoteApi(StrEnum):
+    """What a reward service is asked, and what it answers."""
+
+    CLASSIFY = "classify"
+    """vLLM's /classify of a sequence-classification model: the last logit."""
+    CHAT = "chat"
+    """An OpenAI-compatible /v1/chat/completions: a judge, whose reply holds the score."""
+    PLAIN = "plain"
+    """Prompts, responses and columns as JSON; a list of scores comes back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteConfig:
+    """A service that scores responses over HTTP. See docs/howto/reward_service.md."""
+
+    kind: Literal["remote"] = "remote"
+    """Marks this component as a remote service."""
+    url: HttpUrl
+    """Whole address that is posted to, such as http://gpu07:8000/classify."""
+    api: RemoteApi = RemoteApi.CLASSIFY
+    """What is asked and answered: classify, chat or plain."""
+    model: Text | None = None
+    """Name of the model in each request. Default: the one that the service has; chat needs a name."""
+    tokenizer: Text | None = None
+    """Of classify: directory of the served model's tokenizer. What it gives, with its chat template, is sent
+    as token ids. Default: the text as the policy saw and wrote it is sent."""
+    max_model_len: PositiveInt | None = None
+    """With tokenizer: most tokens of one sequence; what is longer is cut on the left, and counted."""
+    template: Text | None = None
+    """Of chat: the judge's message, with {prompt}, {response} and {COLUMN} for columns of the prompt file;
+    braces of its own are doubled."""
+    score_pattern: Text | None = None
+    """Of chat: regular expression whose group is the score; its last match in the reply counts. Default: the
+    reply is the number and nothing else."""
+    unreadable_score: FiniteFloat | None = None
+    """Of chat: score where the reply holds none. Default: an error that names the response."""
+    parameters: dict[ArgumentName, JsonValue] = field(default_factory=dict)
+    """Further fields of each request, such as {max_tokens: 256}."""
+    batch_size: PositiveInt | None = None
+    """Responses per request. Default: 32; chat has 1."""
+    max_concurrency: PositiveInt = 8
+    """Requests of one task that are under way at once."""
+    timeout: PositiveFloat = 60.0
+    """Seconds until the whole answer to a request must be there."""
+    max_retries: NonNegativeInt = 5
+    """How often a request is sent again after a failed connection or a status of 500 and above."""
+    backoff: PositiveFloat = 0.5
+    """Seconds before the first of these; each next wait is twice as long."""
+    max_backoff: PositiveFloat = 30.0
+    """Longest wait, also where the service asks for a longer one (Retry-After)."""
+    api_key_env: EnvironmentName | None = None
+    """Environment variable that holds the key, sent as a bearer token. Default: no key is sent."""
+    trial: bool = True
+    """Look before the run whether the service answers. Turn off for one that is started later."""
+    weight: FiniteFloat = 1.0
+    """Factor of this component in the total reward."""
+    pool: PoolName | None = None
+    """As of a reward model."""
+
+
+Component = Annotated[RewardModelConfig | RuleConfig | RemoteConfig, Field(discriminator="kind")]
+
+KINDS: dict[str, type[RewardModelConfig] | type[RuleConfig] | type[RemoteConfig]] = {
+    "model": RewardModelConfig,
+    "rule": RuleConfig,
+    "remote": RemoteConfig,
+}
+"""Of components."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    """What scores responses."""
+
+    components: Annotated[dict[Name, Component], Field(min_length=1)]
+    """Named components; the reward is their weighted sum, and each is kept as a column."""
+    engine: EngineName = "transformers"
+    """Scoring engine of the reward models: transformers, vllm, or ``module:function`` of your own."""
+    vllm: VllmConfig = field(default_factory=VllmConfig)
+    """Settings of engine=vllm."""
+    fall_back: bool = False
+    """Score with transformers a reward model that vLLM does not support."""
+    tokens_per_batch: PositiveInt = 2048
+    """Token budget (padding included) of one scoring batch; a longer sequence is a batch of its own."""
+    precision: Precision | None = None
+    """Number format of reward and reference models. Default: update.precision."""
+    device_map: DeviceMap | None = None
+    """transformers' device_map for models too large for one GPU ("auto"). Default: one device."""
+    num_threads: PositiveInt = 1
+    """CPU threads of a task; part of the result, because float sums depend on it."""
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """Pools that components name, each once, in the components' order."""
+        return tuple(dict.fromkeys(c.pool for c in self.components.values() if c.pool))
+
+    def components_of(self, pool: str | None) -> dict[str, Component]:
+        """Components of one pool; of None those that the reward task scores itself."""
+        return {name: c for name, c in self.components.items() if c.pool == pool}
+
+
+def template_problem(template: str) -> str | None:
+    """What is wrong with a judge's message, if anything is."""
+    try:
+        fields = template_fields(template)
+    except ValueError as error:
+        return f"{error}; braces that stand for nothing are doubled: {{{{ }}}}"
+    if wrong := [field for field in fields if not field.isidentifier()]:
+        legal = "{prompt}, {response} or {COLUMN}"
+        return f"{{{wrong[0]}}} is no name; write {legal}, and {{{{ }}}} for braces of its own"
+    return None if "response" in fields else "has no {response}, so every response would be judged alike"
+
+
+def template_fields(template: str) -> list[str]:
+    """What stands between braces, format and conversion included. Raises ValueError for unpaired braces."""
+    return [
+        name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
+        for _, name, form, conversion in string.Formatter().parse(template)
+        if name is not None
+    ]
+
+
+def unknown_field(remote: RemoteConfig, columns: Sequence[str]) -> str | None:
+    """What a judge's message names that is no column of the prompts, if anything."""
+    known = ["prompt", "response", "response_messages", *columns]
+    unknown = [field for field in template_fields(remote.template or "") if field not in known]
+    return f"{{{unknown[0]}}} is no column of the prompts; known: {', '.join(known)}" if unknown else None

@@ -1,0 +1,68 @@
+"""The configuration of the rollout: how responses are generated."""
+
+from dataclasses import dataclass, field
+
+from pipeline.config.engines import EngineName, VllmConfig
+from pipeline.config.types import (
+    DeviceMap,
+    NonNegativeInt,
+    OpenFraction,
+    PluginName,
+    PositiveFloat,
+    PositiveInt,
+)
+from pipeline.config.update import Precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiTurnConfig:
+    """Conversations of several turns: after each of the policy's, the user's Python says what comes next."""
+
+    scheduler: PluginName
+    """``module:function``, called as step(conversation) after each turn of the policy; it returns messages to
+    continue with, or None to stop. See docs/howto/multi_turn.md."""
+    max_turns: PositiveInt = 8
+    """Most turns of the policy in one conversation."""
+    max_turn_tokens: PositiveInt | None = None
+    """Most tokens of one turn of the policy. Default: what is left of rollout.max_new_tokens, which counts
+    all turns and what came between them."""
+    step_seconds: PositiveFloat = 60.0
+    """Most seconds of one call of the scheduler; a longer one is an error that names the prompt."""
+    workers: PositiveInt = 8
+    """Calls of the scheduler that may run at once, each in a thread of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """How responses are sampled."""
+
+    engine: EngineName = "transformers"
+    """Generation engine: transformers, vllm, or ``module:function`` of your own (see stages/engines)."""
+    num_shards: PositiveInt = 2
+    """Array elements per iteration, of the rollout stage and of the reward stage."""
+    samples_per_prompt: PositiveInt = 1
+    """Responses per prompt (n); more than one for the group estimators."""
+    max_new_tokens: PositiveInt = 128
+    """Longest response in tokens; cut shorter where the context ends."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature; log-probabilities are those of the tempered distribution."""
+    top_p: OpenFraction = 1.0
+    """Nucleus sampling; 1 is off. Log-probabilities stay those of the untruncated distribution."""
+    top_k: NonNegativeInt = 0
+    """Sample among the k likeliest tokens; 0 is off."""
+    stop_token_ids: tuple[NonNegativeInt, ...] = ()
+    """Token ids that end a response, besides the model's own end-of-sequence ids."""
+    tokens_per_batch: PositiveInt = 16384
+    """Token budget (prompt plus max_new_tokens, padding included) of one generation batch; a longer sequence
+    is a batch of its own."""
+    precision: Precision | None = None
+    """Number format of the generating model. Default: update.precision, but bf16 where that is fp32 and vLLM
+    generates, whose fast attention has no fp32."""
+    device_map: DeviceMap | None = None
+    """transformers' device_map for models too large for one GPU ("auto"). Default: one device."""
+    num_threads: PositiveInt = 1
+    """CPU threads of a task; part of the result, because float sums depend on it."""
+    vllm: VllmConfig = field(default_factory=VllmConfig)
+    """Settings of engine=vllm."""
+    multi_turn: MultiTurnConfig | None = None
+    """Conversations of several turns, with tools or an environment. Default: one turn."""

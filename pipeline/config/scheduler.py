@@ -1,0 +1,276 @@
+"""The configuration of what runs tasks: this machine, or a Slurm cluster."""
+
+import dataclasses
+import sys
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from pipeline.config.job_kinds import DRIVER
+from pipeline.config.types import (
+    EnvironmentName,
+    Gpus,
+    Line,
+    Memory,
+    OptionName,
+    PoolName,
+    PositiveInt,
+    SbatchWord,
+    Text,
+    TimeLimit,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalStageConfig:
+    """This machine's share for one stage."""
+
+    slots: PositiveInt = 1
+    """Tasks of this stage that may run at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalUpdateConfig:
+    """This machine's share for the update."""
+
+    slots: PositiveInt = 1
+    """Tasks of this stage that may run at once."""
+    ranks: PositiveInt = 1
+    """Processes that share the work of one update, each with update.num_threads threads or a GPU of its own.
+    Together they take one slot."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalConfig:
+    """Tasks as processes of this machine: how many at once, and how often one is tried."""
+
+    kind: Literal["local"] = "local"
+    """Processes on this machine."""
+    slots: PositiveInt = 2
+    """Tasks of all stages that may run at once."""
+    rollout: LocalStageConfig = LocalStageConfig(slots=2)
+    """Rollout pool."""
+    reward: LocalStageConfig = LocalStageConfig(slots=2)
+    """Reward pool."""
+    update: LocalUpdateConfig = LocalUpdateConfig()
+    """Update pool."""
+    evaluate: LocalStageConfig = LocalStageConfig()
+    """Evaluate pool."""
+    pools: dict[PoolName, LocalStageConfig] = field(default_factory=dict)
+    """Of reward components that name a pool of their own. Default: one slot each."""
+    max_attempts: PositiveInt = 3
+    """Tries per task and per call of run or resume, before the run stops as failed."""
+    time_limit: PositiveInt = 14400
+    """Seconds a task may run before it is stopped and counted as failed."""
+
+    @property
+    def num_update_ranks(self) -> int:
+        """Processes that make one update together."""
+        return self.update.ranks
+
+
+def _split_at_commas(value: object) -> object:
+    return value.split(",") if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[SbatchWord, ...], BeforeValidator(_split_at_commas)]
+"""Several names: a YAML list, or text with commas between them."""
+
+
+class MailType(StrEnum):
+    """Of what Slurm writes a mail, as sbatch --mail-type has it. Of an array it writes once."""
+
+    NONE = "NONE"
+    """Of nothing, in a stage where others are written of."""
+    BEGIN = "BEGIN"
+    END = "END"
+    FAIL = "FAIL"
+    REQUEUE = "REQUEUE"
+    ALL = "ALL"
+    """BEGIN, END, FAIL, INVALID_DEPEND, REQUEUE and STAGE_OUT."""
+    INVALID_DEPEND = "INVALID_DEPEND"
+    """What it waits for can never happen."""
+    STAGE_OUT = "STAGE_OUT"
+    """Its burst buffer has been written back."""
+    TIME_LIMIT = "TIME_LIMIT"
+    TIME_LIMIT_90 = "TIME_LIMIT_90"
+    """It has used 90 percent of its time."""
+    TIME_LIMIT_80 = "TIME_LIMIT_80"
+    TIME_LIMIT_50 = "TIME_LIMIT_50"
+    ARRAY_TASKS = "ARRAY_TASKS"
+    """Of every element on its own, and not of the array: as many mails as shards."""
+
+
+def _in_capitals(value: object) -> object:
+    """As sbatch takes them: in any case, and with commas between them."""
+    words = _split_at_commas(value)
+    if not isinstance(words, list | tuple):
+        return words
+    return [word.strip().upper() if isinstance(word, str) else word for word in words]
+
+
+MailTypes = Annotated[tuple[MailType, ...], BeforeValidator(_in_capitals)]
+"""A YAML list, or text with commas between them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResourcesConfig:
+    """What the jobs of one stage ask Slurm for. What is null is left to the cluster's defaults."""
+
+    partition: Names = ()
+    """Partition, or several of which Slurm takes the first that has room."""
+    account: SbatchWord | None = None
+    """Account. Default: scheduler.account."""
+    qos: SbatchWord | None = None
+    """Quality of service. Default: scheduler.qos."""
+    time: TimeLimit = "4:00:00"
+    """Time limit of one job, D-HH:MM:SS or HH:MM:SS."""
+    nodes: PositiveInt = 1
+    """Nodes of one task; more than one only for the update."""
+    ntasks_per_node: PositiveInt = 1
+    """Ranks on each node; more than one only for the update."""
+    gpus_per_node: Gpus | None = None
+    """GPUs on each node: a count, or TYPE:COUNT. Not together with gres."""
+    gres: SbatchWord | None = None
+    """Generic resources as sbatch --gres writes them, where a cluster has no --gpus-per-node."""
+    cpus_per_task: PositiveInt = 1
+    """CPU cores of each rank."""
+    mem: Memory | None = None
+    """Memory on each node, e.g. 64G. A task that ran out of memory is tried again with twice as much."""
+    max_mem: Memory | None = None
+    """No try asks for more memory than this. Default: eight times mem."""
+    constraint: Line | None = None
+    """Node features, as sbatch --constraint writes them."""
+    exclude: Names = ()
+    """Nodes not to use."""
+    reservation: SbatchWord | None = None
+    """Reservation."""
+    array_parallelism: PositiveInt | None = None
+    """Array elements that may run at once (the % of sbatch --array). Default: all."""
+    requeue: bool = True
+    """Let Slurm start a job again that was preempted or lost its node."""
+    signal: PositiveInt = 120
+    """Seconds before the time limit at which a task is warned, so that it can save what it has."""
+    setup: tuple[Text, ...] | None = None
+    """Shell lines before the task: modules, conda. Default: scheduler.setup."""
+    container: Text | None = None
+    """Words put before the task's command, e.g. "apptainer exec --nv /images/ppo.sif". Default:
+    scheduler.container. For pyxis use options.container-image."""
+    python: Text | None = None
+    """Python interpreter of the task. Default: scheduler.python."""
+    environment: dict[EnvironmentName, Line] = field(default_factory=dict)
+    """Environment variables, over those of scheduler.environment."""
+    mail_user: SbatchWord | None = None
+    """Address that Slurm writes to. Default: scheduler.mail_user."""
+    mail_type: MailTypes | None = None
+    """Of what Slurm writes. Default: scheduler.mail_type; of driver jobs, of which there is one every few
+    minutes: nothing."""
+    options: dict[OptionName, Line | int | bool] = field(default_factory=dict)
+    """Any other sbatch option, without its dashes: {comment: ppo, exclusive: true}."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes of one task."""
+        return self.nodes * self.ntasks_per_node
+
+
+class StreamingDependency(StrEnum):
+    """When the scoring of a shard may start."""
+
+    AFTERCORR = "aftercorr"
+    """As soon as that shard is generated, while others still are."""
+    AFTEROK = "afterok"
+    """When all shards of the iteration are generated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmConfig:
+    """Tasks as elements of Slurm array jobs, submitted ahead of time."""
+
+    kind: Literal["slurm"] = "slurm"
+    """Array jobs of a Slurm cluster."""
+    prepare: ResourcesConfig = ResourcesConfig()
+    """Jobs that check and tokenise the prompts, once per run."""
+    rollout: ResourcesConfig = ResourcesConfig()
+    """Rollout jobs."""
+    reward: ResourcesConfig = ResourcesConfig()
+    """Reward jobs."""
+    update: ResourcesConfig = ResourcesConfig()
+    """Update jobs."""
+    evaluate: ResourcesConfig = ResourcesConfig()
+    """Evaluate jobs."""
+    driver: ResourcesConfig = ResourcesConfig(time="0:15:00")
+    """The small jobs that submit what comes next and repair what failed; they need no GPU."""
+    pools: dict[PoolName, ResourcesConfig] = field(default_factory=dict)
+    """Jobs of the reward components that name a pool, by that name."""
+    account: SbatchWord | None = None
+    """Account of every job that names none of its own."""
+    qos: SbatchWord | None = None
+    """Quality of service of every job that names none of its own."""
+    setup: tuple[Text, ...] = ()
+    """Shell lines before every job's command."""
+    container: Text | None = None
+    """Container command of every stage that names none of its own; driver jobs run outside it unless
+    driver.container says otherwise."""
+    python: Text | None = None
+    """Python interpreter of every job. Default: the one that submits."""
+    environment: dict[EnvironmentName, Line] = field(default_factory=dict)
+    """Environment variables of every job."""
+    mail_user: SbatchWord | None = None
+    """Address that Slurm writes to. Default: the account that submits."""
+    mail_type: MailTypes = ()
+    """Of what Slurm writes a mail, once for each array of every stage, e.g. [FAIL, TIME_LIMIT_80]. Default:
+    of nothing. Driver jobs are left out, unless driver.mail_type says otherwise."""
+    horizon: PositiveInt = 2
+    """Iterations that wait in the queue at once, each behind the one before."""
+    dependency: StreamingDependency = StreamingDependency.AFTERCORR
+    """aftercorr: a shard is scored as soon as it is generated; afterok: when all are."""
+    max_attempts: PositiveInt = 3
+    """Tries per task and per call of submit, run or resume, before the run stops as failed. Preemption,
+    lost nodes and missing inputs are not counted, up to five times as many."""
+    max_submitted: PositiveInt | None = None
+    """Array elements of this run's stages in the queue at once. Default: what the cluster's limits allow."""
+    check_minutes: PositiveInt = 15
+    """A driver job looks after the run at least this often, even if every other one was lost."""
+    poll_seconds: PositiveInt = 10
+    """How often slurm-ppo run asks Slurm while it watches."""
+
+    @property
+    def num_update_ranks(self) -> int:
+        """Processes that make one update together."""
+        return self.update.num_ranks
+
+
+SchedulerConfig = Annotated[LocalConfig | SlurmConfig, Field(discriminator="kind")]
+
+
+def key_of(purpose: str) -> str:
+    """Of the resources of a stage, a pool's scores or driver jobs: scheduler.reward, scheduler.pools.big."""
+    return f"scheduler.pools.{pool}" if (pool := purpose.partition("-")[2]) else f"scheduler.{purpose}"
+
+
+def resources_of(config: SlurmConfig, purpose: str) -> ResourcesConfig:
+    """Of a stage, a pool's scores or driver jobs, with the scheduler's own settings filled in."""
+    pool = purpose.partition("-")[2]
+    given: ResourcesConfig = config.pools[pool] if pool else getattr(config, purpose)
+    # Driver jobs call sbatch, which images for training do not have.
+    container = None if purpose == DRIVER else config.container
+    return dataclasses.replace(
+        given,
+        account=given.account or config.account,
+        qos=given.qos or config.qos,
+        setup=config.setup if given.setup is None else given.setup,
+        container=given.container or container,
+        python=given.python or config.python or sys.executable,
+        environment={**config.environment, **given.environment},
+        mail_user=given.mail_user or config.mail_user,
+        mail_type=_mail_types(config, given, purpose),
+    )
+
+
+def _mail_types(config: SlurmConfig, given: ResourcesConfig, purpose: str) -> tuple[MailType, ...]:
+    if given.mail_type is not None:
+        return given.mail_type
+    return () if purpose == DRIVER else config.mail_type

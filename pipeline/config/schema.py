@@ -1,0 +1,199 @@
+"""The whole configuration as frozen dataclasses: every key, its meaning, unit and default.
+
+Hydra composes, :mod:`pipeline.config.compose` checks types and ranges and converts once into
+:class:`Config`, :mod:`pipeline.config.resolve` refuses contradictions; everything inward takes these
+dataclasses and nothing else. Defaults live here and nowhere else: the YAML groups under ``configs/`` only say
+what differs.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pydantic import ConfigDict, with_config
+
+from pipeline.config.algorithm import AlgorithmConfig
+from pipeline.config.engines import Engine
+from pipeline.config.notify import NotifyConfig
+from pipeline.config.reward import RewardConfig
+from pipeline.config.rollout import RolloutConfig
+from pipeline.config.scheduler import LocalConfig, SchedulerConfig
+from pipeline.config.types import (
+    Fraction,
+    Name,
+    NonNegativeInt,
+    PluginName,
+    PositiveInt,
+    Text,
+)
+from pipeline.config.update import Precision, UpdateConfig
+
+
+class BadRows(StrEnum):
+    """What to do with prompt rows that cannot be used."""
+
+    DROP = "drop"
+    """Leave them out, count them, and list them in a file of the run."""
+    FATAL = "fatal"
+    """List them in the same file and stop before the first rollout."""
+
+
+class LongPrompts(StrEnum):
+    """What to do with prompts of more than data.max_prompt_tokens tokens."""
+
+    DROP = "drop"
+    """Leave them out, count them, and list them."""
+    TRUNCATE = "truncate"
+    """Keep their last data.max_prompt_tokens tokens, and count them."""
+    FATAL = "fatal"
+    """List them and stop before the first rollout."""
+
+
+class WandbMode(StrEnum):
+    """Where W&B rows go."""
+
+    AUTO = "auto"
+    """Online when an API key is present, offline otherwise; WANDB_MODE decides when set."""
+    ONLINE = "online"
+    OFFLINE = "offline"
+    DISABLED = "disabled"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The models a run starts from: Hugging Face directories with safetensors weights."""
+
+    policy: Text
+    """Directory of the causal language model to train, with its tokenizer. Policy version 0."""
+    reference: Text | None = None
+    """Directory of the frozen reference model for KL. Default: the policy's own directory."""
+    critic: Text | None = None
+    """Directory the critic starts from, of the policy's vocabulary: a critic, a reward model, whose head it
+    takes, or a language model, which gets a value head of zeros. Default: the policy's."""
+    context_length: PositiveInt | None = None
+    """Most tokens of prompt and response together. Default: the policy's max_position_embeddings."""
+    tokenizer: PluginName | None = None
+    """``module:function`` that makes a model directory's tokenizer. Default: transformers' AutoTokenizer."""
+    trust_remote_code: bool = False
+    """Run Python code that lies in a model directory. Leave off unless you wrote that code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where prompts come from and how they are dealt to iterations."""
+
+    prompts: Text
+    """JSONL, Parquet or Arrow file, or a Hugging Face dataset directory written by save_to_disk."""
+    heldout: Text | None = None
+    """Prompts for the evaluate stage, same formats. Default: none, and nothing is evaluated."""
+    prompt_column: str = "prompt"
+    """Column with the prompt: a string, or a list of chat messages {role, content}."""
+    id_column: Text | None = None
+    """Column with a unique id per row. Default: a hash of the prompt's content."""
+    columns: tuple[Text, ...] | None = None
+    """Other columns to keep, for rules, templates and services. Default: all."""
+    split: str = "train"
+    """Split to read when the directory holds a dataset with several."""
+    prompts_per_iteration: PositiveInt = 256
+    """Prompts that one iteration rolls out; a multiple of rollout.num_shards."""
+    max_prompt_tokens: PositiveInt | None = None
+    """Longest usable prompt in tokens. Default: context_length minus rollout.max_new_tokens."""
+    bad_rows: BadRows = BadRows.DROP
+    """Rows that are empty, not text, too long, of mixed types or have a duplicate id: drop (counted and
+    listed) or fatal."""
+    max_dropped: Fraction = 0.5
+    """Largest share of a file's rows that may be dropped: with more, the run is refused before its first
+    rollout. 1: any."""
+    long_prompts: LongPrompts | None = None
+    """Prompts that are too long: drop, truncate (on the left) or fatal. Default: as bad_rows says."""
+    shuffle: bool = True
+    """Deal prompts in a new order each epoch, derived from the run's seed. Off: the file's order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """Greedy generation on held-out prompts, scored like a rollout; the best policy is kept track of."""
+
+    every: NonNegativeInt = 0
+    """Evaluate policy 0, every this many iterations, and the last one. 0: never."""
+    num_prompts: PositiveInt | None = None
+    """Use the first this many held-out prompts. Default: all."""
+    num_threads: PositiveInt = 1
+    """CPU threads of the task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WandbConfig:
+    """The mirror of metrics.jsonl on Weights & Biases."""
+
+    mode: WandbMode = WandbMode.AUTO
+    """auto, online, offline or disabled."""
+    project: Name | None = None
+    """W&B project. Default: WANDB_PROJECT, else slurm-ppo."""
+    entity: str | None = None
+    """W&B user or team. Default: WANDB_ENTITY, else the key's own."""
+    tags: tuple[str, ...] = ()
+    """W&B tags."""
+    samples_every: NonNegativeInt = 10
+    """Show responses of the first iteration, every this many, and the last one as a table. 0: never."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingConfig:
+    """Where metrics go besides the run directory."""
+
+    wandb: WandbConfig = WandbConfig()
+    """Weights & Biases."""
+
+
+# Unknown keys are errors, in the dataclasses within it too.
+@with_config(ConfigDict(extra="forbid"))
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One run."""
+
+    name: Name = "run"
+    """Name of the run; also its name on W&B."""
+    run_dir: Text = "runs/${name}"
+    """Directory that holds everything the run has; it must not exist yet."""
+    seed: NonNegativeInt = 0
+    """Every random choice derives from this number and from what is being done."""
+    iterations: PositiveInt = 100
+    """PPO iterations: rollout, reward, update."""
+    model: ModelConfig
+    """Models to start from."""
+    data: DataConfig
+    """Prompts."""
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    """Sampling."""
+    reward: RewardConfig
+    """Scoring."""
+    update: UpdateConfig = field(default_factory=UpdateConfig)
+    """Training."""
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    """PPO."""
+    evaluate: EvaluateConfig = EvaluateConfig()
+    """Evaluation on held-out prompts."""
+    scheduler: SchedulerConfig = field(default_factory=LocalConfig)
+    """Where tasks run."""
+    tracking: TrackingConfig = TrackingConfig()
+    """Metrics' mirrors."""
+    notify: NotifyConfig = field(default_factory=NotifyConfig)
+    """Whom to tell when the run fails, completes or stands still."""
+
+    @property
+    def responses_per_iteration(self) -> int:
+        """Rows of one iteration over all shards."""
+        return self.data.prompts_per_iteration * self.rollout.samples_per_prompt
+
+    @property
+    def rollout_precision(self) -> Precision:
+        """Number format that responses are generated in: what is trained is what generates."""
+        if self.rollout.precision is not None:
+            return self.rollout.precision
+        is_slow = self.rollout.engine == Engine.VLLM and self.update.precision is Precision.FP32
+        return Precision.BF16 if is_slow else self.update.precision
+
+    @property
+    def reward_precision(self) -> Precision:
+        """Number format of reward and reference models."""
+        return self.reward.precision or self.update.precision

@@ -1,0 +1,118 @@
+"""The configuration of training: steps, precision, memory, and what is kept of it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pipeline.config.types import (
+    DecayRate,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Text,
+)
+
+
+class TrainingEngine(StrEnum):
+    """The trainers that come with slurm-ppo."""
+
+    DEEPSPEED = "deepspeed"
+    """AdamW with ZeRO, on one rank or many."""
+
+
+TrainerName = Annotated[str, Field(pattern=r"^(deepspeed|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$")]
+"""One of :class:`TrainingEngine`, or ``module:function`` of a trainer of the user's."""
+
+
+class Schedule(StrEnum):
+    """Learning-rate schedule over all optimizer steps of the run, after the warm-up."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+
+
+class Precision(StrEnum):
+    """Number format of model weights and activations."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    """In training with a dynamic loss scale."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters instead of the policy's own weights (arXiv 2106.09685), through peft."""
+
+    rank: PositiveInt = 16
+    """Rank of each adapter."""
+    alpha: PositiveFloat = 32.0
+    """The adapter's output is scaled by alpha / rank."""
+    target_modules: Literal["all-linear"] | tuple[Text, ...] = "all-linear"
+    """Names of the linear layers that get one, or all of them but the output layer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateConfig:
+    """How the policy and the critic are trained."""
+
+    engine: TrainerName = TrainingEngine.DEEPSPEED
+    """What trains: deepspeed, or module:function of a trainer of your own; see docs/howto/own_engine.md."""
+    epochs: PositiveInt = 1
+    """Passes over an iteration's responses."""
+    minibatches: PositiveInt = 4
+    """Optimizer steps per pass; divides the number of responses of an iteration."""
+    tokens_per_micro_batch: PositiveInt = 2048
+    """Token budget (padding included) of one forward and backward pass of a rank; a longer sequence has a
+    pass of its own."""
+    learning_rate: PositiveFloat = 1e-6
+    """Peak learning rate of the policy."""
+    critic_learning_rate: PositiveFloat = 1e-5
+    """Peak learning rate of the critic."""
+    schedule: Schedule = Schedule.CONSTANT
+    """Learning-rate schedule after the warm-up."""
+    warmup_steps: NonNegativeInt = 0
+    """Optimizer steps of linear warm-up."""
+    betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
+    """AdamW's decay rates."""
+    epsilon: PositiveFloat = 1e-8
+    """AdamW's epsilon."""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's decoupled weight decay."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradients are scaled down to this global norm."""
+    max_skipped_steps: NonNegativeInt = 2
+    """Steps of an iteration that may be skipped because a loss or gradient is not finite; with one more, or
+    without any step taken, the update fails. Steps at which fp16 lowers its loss scale do not count."""
+    zero_stage: Annotated[int, Field(ge=0, le=3, strict=True)] = 0
+    """DeepSpeed ZeRO stage."""
+    precision: Precision = Precision.FP32
+    """Number format of weights in forward and backward; optimizer state is fp32."""
+    activation_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, more time."""
+    offload_optimizer: bool = False
+    """Keep optimizer state and fp32 weights in the host's memory and step there; needs zero_stage 1 or more
+    and a C++ compiler at first use."""
+    attention: Text | None = None
+    """transformers' attn_implementation (eager, sdpa, flash_attention_2, ...). Default: the model's own."""
+    remove_padding: bool | None = None
+    """Lay the sequences of a micro-batch end to end instead of padding them. Default: with flash attention;
+    other attention then also computes, and masks, what one sequence would see of another."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters of the policy only. Default: all weights."""
+    keep_last: PositiveInt | None = 3
+    """Keep policy, critic and trainer state of the newest this many iterations, at least 2, and thin older
+    ones out as keep_every says. The best policy is always kept. null: keep all."""
+    keep_every: PositiveInt | None = None
+    """Of older iterations keep every this many. Needs keep_last. Default: none."""
+    keep_shards_last: PositiveInt | None = None
+    """Keep shards, records and logs of the newest this many iterations, at least 2, as files, and pack those
+    of each older one into an archive, which everything still reads. Default: keep all as files."""
+    device_map: str | None = None
+    """Must stay null: DeepSpeed places the model. For rollout and reward see their own device_map."""
+    num_threads: PositiveInt = 1
+    """CPU threads of the task; part of the result, because float sums depend on it."""

@@ -1,0 +1,347 @@
+"""What becomes of a prompt file: which prompts the policy can be given, and whether enough are left.
+
+Prepare and validate judge by the same functions, with whatever tokenizer there is.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from pipeline.config.engines import Engine
+from pipeline.config.model_dir import text_settings
+from pipeline.config.schema import BadRows, Config, LongPrompts
+from pipeline.data.prompts import (
+    Message,
+    Prompt,
+    PromptError,
+    Prompts,
+    Rejected,
+    RejectReason,
+    as_dicts,
+    read_prompts,
+    summarize,
+)
+from pipeline.run.schemas import reserved_columns
+from pipeline.text import printable
+
+_WARN_ABOVE = 0.1
+"""Share of rows that are dropped."""
+_MOST_LISTED = 10
+_MOST_QUOTED = 80
+_WAYS_OUT = {
+    RejectReason.TOO_LONG: "lower rollout.max_new_tokens, set data.long_prompts=truncate",
+    RejectReason.MIXED_TYPES: "leave the column out by data.columns",
+}
+
+
+class PromptTokenizer(Protocol):
+    """The part of transformers' tokenizers that makes tokens of prompts."""
+
+    chat_template: Any
+
+    def __call__(self, text: list[str], /, *, add_special_tokens: bool, verbose: bool) -> Any: ...
+
+    def decode(self, ids: list[int], /) -> Any: ...
+
+    def apply_chat_template(
+        self, messages: list[dict[str, str]], /, *, tokenize: bool, add_generation_prompt: bool
+    ) -> Any: ...
+
+
+class ScoringTemplate(Protocol):
+    """The chat template of what scores responses."""
+
+    def refusal(self, messages: Sequence[Message]) -> str | None:
+        """Why it does not take a prompt, if it does not."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A prompt file, read and as far as possible tokenised."""
+
+    key: str
+    """The key of the configuration that names it."""
+    path: str
+    found: Prompts
+    kept: tuple[int, ...]
+    """Indices into ``found.rows`` of the prompts that can be used."""
+    rejected: tuple[Rejected, ...]
+    """All others that were looked at, in the file's order."""
+    texts: Sequence[str] = ()
+    """Text of each of ``found.rows`` as the policy reads it, cut if it was too long. Empty where
+    nothing was tokenised."""
+    tokens: Sequence[Sequence[int]] = field(default=(), repr=False)
+    num_truncated: int = 0
+
+    @property
+    def share_dropped(self) -> float:
+        """Dropped share of the rows that were looked at."""
+        return len(self.rejected) / max(self.found.num_rows, 1)
+
+    @property
+    def most_usable(self) -> int:
+        """Rows that can be used, if all that were not looked at can be."""
+        return len(self.kept) + self.found.num_total - self.found.num_rows
+
+
+# --- judging ---
+
+
+def prompt_files(config: Config) -> Iterator[tuple[str, str]]:
+    """Keys and paths of what is read: held-out prompts only where something is evaluated."""
+    yield "data.prompts", config.data.prompts
+    if config.data.heldout and config.evaluate.every:
+        yield "data.heldout", config.data.heldout
+
+
+def read_file(config: Config, path: str, is_sample: bool = False) -> Prompts:
+    """Raises PromptError where the whole file cannot be used."""
+    data = config.data
+    return read_prompts(
+        Path(path),
+        prompt_column=data.prompt_column,
+        id_column=data.id_column,
+        split=data.split,
+        columns=data.columns,
+        reserved=reserved_columns(config),
+        is_sample=is_sample,
+    )
+
+
+def judge(
+    key: str,
+    path: str,
+    found: Prompts,
+    config: Config,
+    tokenizer: PromptTokenizer | None = None,
+    templates: Sequence[ScoringTemplate] = (),
+) -> Judged:
+    """Say of each prompt whether it can be used; without a tokenizer as far as can be said without tokens.
+
+    Args:
+        templates: of what scores, that have to take the messages too.
+
+    Raises:
+        PromptError: the chat template, or the tokenizer, is of no use for the whole file.
+    """
+    if tokenizer is None:
+        return Judged(key, path, found, tuple(range(len(found.rows))), found.rejected)
+    texts, refused = prompt_texts(found.rows, tokenizer, templates)
+    tokens = tokenize(texts, found.rows, tokenizer)
+    limit = config.data.max_prompt_tokens or 0
+    cuts = config.data.long_prompts is LongPrompts.TRUNCATE
+    long = [i for i, ids in enumerate(tokens) if len(ids) > limit] if cuts else []
+    for i in long:
+        tokens[i] = tokens[i][-limit:]
+        texts[i] = tokenizer.decode(tokens[i])
+    size = text_settings(Path(config.model.policy)).get("vocab_size")
+    problems = [
+        refused.get(i) or token_problem(row, tokens[i], limit, size) for i, row in enumerate(found.rows)
+    ]
+    kept = tuple(i for i, problem in enumerate(problems) if problem is None)
+    unfit = [problem for problem in problems if problem]
+    check_vocabulary(unfit, len(kept), config)
+    rejected = sorted([*found.rejected, *unfit], key=lambda one: one.row)
+    return Judged(key, path, found, kept, tuple(rejected), texts, tokens, len(long))
+
+
+class TemplateRefused(PromptError):
+    """The chat template cannot make text of these messages."""
+
+
+def prompt_text(prompt: str | Sequence[Message], tokenizer: PromptTokenizer) -> str:
+    """The text that the policy continues: plain text as it is, messages through the chat template.
+
+    Raises:
+        TemplateRefused: the template refuses these messages.
+        PromptError: there is no template, or it is not written in Jinja's language.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    if not tokenizer.chat_template:
+        raise PromptError(
+            "data.prompts holds chat messages, but the policy's tokenizer has no chat template; "
+            "add chat_template to the tokenizer, or give prompts as plain text"
+        )
+    from jinja2 import TemplateError, TemplateSyntaxError
+
+    try:
+        text = tokenizer.apply_chat_template(as_dicts(prompt), tokenize=False, add_generation_prompt=True)
+    except TemplateSyntaxError as error:
+        raise PromptError(f"the policy's chat template, line {error.lineno}: {error.message}") from error
+    except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise TemplateRefused(f"the policy's chat template refuses it: {said}") from error
+    return str(text)
+
+
+def prompt_texts(
+    rows: Sequence[Prompt], tokenizer: PromptTokenizer, templates: Sequence[ScoringTemplate] = ()
+) -> tuple[list[str], dict[int, Rejected]]:
+    """The text of each row, and by index the rows whose messages a chat template refuses."""
+    texts, refused = [], {}
+    for index, row in enumerate(rows):
+        try:
+            text, why = prompt_text(row.prompt, tokenizer), refused_by(templates, row.prompt)
+        except TemplateRefused as error:
+            text, why = "", str(error)
+        texts.append(text)
+        if why:
+            refused[index] = _rejected(row, RejectReason.BAD_MESSAGE, why)
+    return texts, refused
+
+
+def refused_by(templates: Sequence[ScoringTemplate], prompt: str | Sequence[Message]) -> str | None:
+    """The first refusal of a prompt's messages; None of plain text."""
+    if isinstance(prompt, str):
+        return None
+    return next(filter(None, (template.refusal(prompt) for template in templates)), None)
+
+
+def tokenize(texts: Sequence[str], rows: Sequence[Prompt], tokenizer: PromptTokenizer) -> list[list[int]]:
+    """Token ids; a chat template has written its own special tokens already."""
+    tokens: list[list[int]] = [[] for _ in texts]
+    for is_chat in (False, True):
+        chosen = [i for i, row in enumerate(rows) if isinstance(row.prompt, str) is not is_chat]
+        if chosen:
+            # verbose=False: what is too long is reported by us, row by row
+            found = tokenizer([texts[i] for i in chosen], add_special_tokens=not is_chat, verbose=False)
+            for i, ids in zip(chosen, found["input_ids"], strict=True):
+                tokens[i] = ids
+    return tokens
+
+
+def token_problem(row: Prompt, tokens: Sequence[int], limit: int, size: int | None) -> Rejected | None:
+    """Why the policy cannot be given a prompt of these tokens.
+
+    Args:
+        limit: most tokens of a prompt.
+        size: of the model's vocabulary; None where it is not known.
+    """
+    if not tokens:
+        return _rejected(row, RejectReason.NO_TOKENS, "the tokenizer gives no token for it")
+    if len(tokens) > limit:
+        detail = f"{len(tokens)} tokens, and data.max_prompt_tokens is {limit}"
+        return _rejected(row, RejectReason.TOO_LONG, detail)
+    if size is not None and max(tokens) >= size:
+        detail = f"its token {max(tokens)} is beyond the model's {size} embeddings"
+        return _rejected(row, RejectReason.UNKNOWN_TOKEN, detail)
+    return None
+
+
+def _rejected(row: Prompt, reason: RejectReason, detail: str) -> Rejected:
+    return Rejected(row.row, row.prompt_id, reason, f"{row.where}: {detail}")
+
+
+def check_vocabulary(problems: Sequence[Rejected], num_kept: int, config: Config) -> None:
+    """Raises PromptError when ids without an embedding are the rule: the tokenizer is not the model's own."""
+    unknown = [problem for problem in problems if problem.reason is RejectReason.UNKNOWN_TOKEN]
+    if len(unknown) > num_kept:
+        raise PromptError(
+            f"model.policy={config.model.policy}: in {len(unknown)} prompts its tokenizer gives ids that the "
+            f"model has no embedding for ({unknown[0].detail}); it is not the model's own tokenizer"
+        )
+
+
+# --- what is said of it ---
+
+
+def describe(judged: Judged, config: Config) -> Iterator[str]:
+    """Lines for people: counts by reason, rows as examples, a warning if many are dropped."""
+    found = judged.found
+    line = f"{judged.key}: {len(judged.kept)} usable rows in {judged.path}; {summarize(judged.rejected)}"
+    if found.num_rows < found.num_total:
+        line += f"; looked at {found.num_rows:,} of {found.num_total:,} rows"
+    yield line
+    yield from (f"  {text}" for text in listed(judged.rejected))
+    if judged.num_truncated:
+        limit = config.data.max_prompt_tokens
+        yield f"  {judged.num_truncated} prompts truncated to their last {limit} tokens"
+    if judged.share_dropped > _WARN_ABOVE:
+        yield f"warning: {judged.key}: {_portion(judged)} cannot be used, and the policy never sees them"
+    if judged.tokens and (num_short := num_without_room(judged, config)):
+        yield (
+            f"warning: {judged.key}: after {num_short} of {len(judged.kept)} prompts there is no room for "
+            f"rollout.max_new_tokens={config.rollout.max_new_tokens}; their responses are cut shorter"
+        )
+
+
+def num_without_room(judged: Judged, config: Config) -> int:
+    """Usable prompts after which a response cannot be as long as it may be."""
+    lengths = [config.model.context_length]
+    lengths += [config.rollout.vllm.max_model_len] if config.rollout.engine == Engine.VLLM else []
+    room = min(length for length in lengths if length) - config.rollout.max_new_tokens
+    return sum(len(judged.tokens[i]) > room for i in judged.kept)
+
+
+def listed(rejected: Sequence[Rejected]) -> Iterator[str]:
+    """Up to ten rows, of each reason at least one as long as there is room; then how many more there are."""
+    first = {one.reason: index for index, one in reversed(list(enumerate(rejected)))}
+    chosen = dict.fromkeys([*sorted(first.values()), *range(len(rejected))])
+    shown = sorted(list(chosen)[:_MOST_LISTED])
+    yield from (printable(f"{rejected[index].reason}: {rejected[index].detail}") for index in shown)
+    if more := len(rejected) - len(shown):
+        yield f"and {more:,} more"
+
+
+def check_usable(config: Config, files: Sequence[Judged], listing: str = "") -> None:
+    """Stop where rows that cannot be used are fatal, too many, or leave too few.
+
+    Args:
+        listing: the file that lists them, if there is one.
+
+    Raises:
+        PromptError: with the way out.
+    """
+    for judged in files:
+        for key, value in (("bad_rows", config.data.bad_rows), ("long_prompts", config.data.long_prompts)):
+            fatal = [row for row in judged.rejected if decided_by(config, row) == key]
+            if value == BadRows.FATAL and fatal:
+                where = f"; listed in {listing}" if listing else f" in {judged.key}={judged.path}"
+                raise PromptError(f"{summarize(fatal)} (data.{key}=fatal){where}")
+        if why := too_few(config, judged, by_example=not listing):
+            where = f"; unusable rows are listed in {listing}" if listing else ""
+            raise PromptError(f"{judged.key}={judged.path}{why}{where}")
+
+
+def too_few(config: Config, judged: Judged, by_example: bool) -> str:
+    """What to say of a file of which not enough is left; empty where enough is.
+
+    Args:
+        by_example: whether to show a row that cannot be used.
+    """
+    wanted, because = config.data.prompts_per_iteration, _because(judged, by_example)
+    if judged.key == "data.prompts" and judged.most_usable < wanted:
+        few = f" has {judged.most_usable} usable rows, fewer than data.prompts_per_iteration={wanted}"
+        return few + because
+    if not judged.most_usable:
+        return f" has no usable row{because}"
+    if judged.share_dropped > config.data.max_dropped:
+        way_out = _WAYS_OUT.get(_commonest(judged), "mend them")
+        return f": {_portion(judged)} cannot be used{because}; {way_out}, or set data.max_dropped=1"
+    return ""
+
+
+def decided_by(config: Config, row: Rejected) -> str:
+    """The key of ``data`` that says what becomes of a row that cannot be used."""
+    is_long = row.reason is RejectReason.TOO_LONG and config.data.long_prompts is not None
+    return "long_prompts" if is_long else "bad_rows"
+
+
+def _portion(judged: Judged) -> str:
+    return f"{len(judged.rejected):,} of {judged.found.num_rows:,} rows ({judged.share_dropped:.0%})"
+
+
+def _because(judged: Judged, by_example: bool) -> str:
+    """The reason that most rows have."""
+    if not judged.rejected:
+        return ""
+    reason = _commonest(judged)
+    example = next(one for one in judged.rejected if one.reason is reason)
+    return f", most are {reason}" + (f" ({printable(example.detail)[:_MOST_QUOTED]})" if by_example else "")
+
+
+def _commonest(judged: Judged) -> RejectReason:
+    return Counter(one.reason for one in judged.rejected).most_common(1)[0][0]

@@ -1,0 +1,248 @@
+"""Prompts in: read a file or a dataset directory, and say which rows cannot be used.
+
+Trouble with one row becomes a :class:`Rejected`, trouble with the whole source a :class:`PromptError`.
+Nothing here needs a tokenizer or torch; :attr:`RejectReason.TOO_LONG` and ``NO_TOKENS`` come from later.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import xxhash
+
+from pipeline.data.sources import Cells, RejectReason, Unusable, read_source
+from pipeline.data.tables import PromptError, readable
+from pipeline.text import listing, shown
+
+__all__ = [
+    "Message",
+    "Prompt",
+    "PromptError",
+    "Prompts",
+    "RejectReason",
+    "Rejected",
+    "as_dicts",
+    "content_id",
+    "read_prompts",
+    "summarize",
+    "write_rejected",
+]
+
+_ROLES = ("system", "user", "assistant", "tool")
+_ROLES_TO_ANSWER = ("user", "tool")
+
+
+@dataclass(frozen=True)
+class Message:
+    """One chat message. Other keys of the source's messages are not kept."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One usable prompt: plain text, or the messages of a chat. ``row`` is 0-based in the source."""
+
+    row: int
+    prompt_id: str
+    prompt: str | tuple[Message, ...]
+    where: str
+    """The row as people are told of it."""
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """One row that cannot be used. ``row`` is 0-based in the source; ``prompt_id`` where it could be read."""
+
+    row: int
+    prompt_id: str | None
+    reason: RejectReason
+    detail: str
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What a source holds. ``columns`` has one row per item of ``rows``: those kept besides prompt and id."""
+
+    rows: tuple[Prompt, ...]
+    columns: pa.Table
+    rejected: tuple[Rejected, ...]
+    num_total: int
+    """Rows of the source, of which some may not have been looked at."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that were looked at."""
+        return len(self.rows) + len(self.rejected)
+
+
+def read_prompts(
+    path: Path,
+    *,
+    prompt_column: str,
+    id_column: str | None,
+    split: str,
+    columns: Sequence[str] | None = None,
+    reserved: frozenset[str] = frozenset(),
+    is_sample: bool = False,
+) -> Prompts:
+    """Read and judge every row of a source of prompts. Blank lines of a JSON Lines file are not rows.
+
+    Args:
+        path: JSON Lines, Parquet or Arrow file, or a directory of ``save_to_disk`` or of ``.parquet`` files.
+        prompt_column: column with a string or a list of messages ``{role, content}``.
+        id_column: column with unique strings or integers; None hashes the prompt's content instead.
+        split: the split to read where the directory holds several, or ``.parquet`` files named after it.
+        columns: other columns to keep. Default: all.
+        reserved: names that the columns to keep must not have.
+        is_sample: whether some rows of a large source are enough; ``row`` then counts those that were read.
+
+    Raises:
+        PromptError: the source cannot be read, lacks a column, or has columns that cannot be kept.
+    """
+    wanted = None if columns is None else {prompt_column, *columns, *([id_column] if id_column else [])}
+    with readable(path):
+        source = read_source(path, split, wanted, is_sample)
+        is_whole = source.num_rows == source.num_total
+        kept = None if columns is None else [c for c in columns if is_whole or c in source.names]
+        others = _check_columns(path, source.names, prompt_column, id_column, kept, reserved)
+        rows, rejected = _sift(source.cells(prompt_column, id_column), ids_from_content=id_column is None)
+        misfits = source.misfits(others, [prompt.row for prompt in rows])
+        fitting = tuple(prompt for prompt in rows if prompt.row not in misfits)
+        rejected += [_misfit(prompt, misfits[prompt.row]) for prompt in rows if prompt.row in misfits]
+        table = source.select(others, [prompt.row for prompt in fitting])
+    rejected.sort(key=lambda one: one.row)
+    return Prompts(fitting, table, tuple(rejected), source.num_total)
+
+
+def _misfit(prompt: Prompt, detail: str) -> Rejected:
+    return Rejected(prompt.row, prompt.prompt_id, RejectReason.MIXED_TYPES, detail)
+
+
+def content_id(prompt: str | tuple[Message, ...]) -> str:
+    """The xxh3_128 hex digest of a prompt's canonical JSON: the same content has the same id anywhere."""
+    plain = prompt if isinstance(prompt, str) else as_dicts(prompt)
+    text = json.dumps(plain, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return xxhash.xxh3_128_hexdigest(text.encode())
+
+
+def as_dicts(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Chat messages as everybody else writes them."""
+    return [{"role": message.role, "content": message.content} for message in messages]
+
+
+def write_rejected(path: Path, rejected: Sequence[Rejected]) -> None:
+    """Write one JSON object per line: row, prompt_id, reason, detail."""
+    path.write_text("".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in rejected), "utf-8")
+
+
+def summarize(rejected: Sequence[Rejected]) -> str:
+    """One line for people, e.g. ``7 rows cannot be used: 3 empty, 2 duplicate_id, 2 too_long``."""
+    if not rejected:
+        return "all rows can be used"
+    counts = sorted(Counter(one.reason for one in rejected).items(), key=lambda item: (-item[1], item[0]))
+    reasons = ", ".join(f"{count} {reason}" for reason, count in counts)
+    return f"{len(rejected)} row{'s' * (len(rejected) != 1)} cannot be used: {reasons}"
+
+
+def _check_columns(
+    path: Path,
+    names: Sequence[str],
+    prompt_column: str,
+    id_column: str | None,
+    kept: Sequence[str] | None,
+    reserved: frozenset[str],
+) -> list[str]:
+    """The columns to keep besides prompt and id, in the source's order. Raises PromptError."""
+    if prompt_column not in names:
+        way_out = f"set data.prompt_column to one of its columns: {listing(names)}"
+        raise PromptError(f"{path} has no column {prompt_column!r} in any row; {way_out}")
+    if id_column is not None and id_column not in names:
+        way_out = f"leave data.id_column out, or set it to one of the columns: {listing(names)}"
+        raise PromptError(f"{path} has no column {id_column!r} in any row; {way_out}")
+    if missing := [name for name in kept or () if name not in names]:
+        way_out = f"data.columns may name: {listing(names)}"
+        raise PromptError(f"{path} has no column {missing[0]!r} in any row; {way_out}")
+    ours = (prompt_column, *([id_column] if id_column else []))
+    used = [name for name in names if kept is None or name in kept or name in ours]
+    if repeated := [name for name, count in Counter(used).items() if count > 1]:
+        raise PromptError(f"{path} has several columns of the name {listing(repeated)}; keep one of each")
+    others = [name for name in used if name not in ours]
+    if clashes := [name for name in others if name in reserved]:
+        way_out = "rename them, or name the columns to keep in data.columns"
+        raise PromptError(f"{path} has columns with reserved names: {listing(clashes)}; {way_out}")
+    return others
+
+
+def _sift(cells: Iterable[Cells], *, ids_from_content: bool) -> tuple[list[Prompt], list[Rejected]]:
+    rows: list[Prompt] = []
+    rejected: list[Rejected] = []
+    seen: dict[str, str] = {}
+    for cell in cells:
+        prompt_id = None
+        try:
+            prompt_id = None if ids_from_content else _parse_id(cell.prompt_id)
+            prompt = _parse_prompt(cell.prompt)
+            prompt_id = prompt_id or content_id(prompt)
+            if prompt_id in seen:
+                same = "prompt" if ids_from_content else "id"
+                raise Unusable(RejectReason.DUPLICATE_ID, f"same {same} as {seen[prompt_id]}")
+        except Unusable as unusable:
+            detail = f"{cell.where}: {unusable.detail}"
+            rejected.append(Rejected(cell.row, prompt_id, unusable.reason, detail))
+        else:
+            seen[prompt_id] = cell.where
+            rows.append(Prompt(cell.row, prompt_id, prompt, cell.where))
+    return rows, rejected
+
+
+def _parse_id(value: object) -> str:
+    if isinstance(value, Unusable):
+        raise value.with_traceback(None)
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise Unusable(RejectReason.BAD_ID, f"id is {shown(value)}, not text or an integer")
+    if not str(value).strip():
+        raise Unusable(RejectReason.BAD_ID, "id is empty")
+    return str(value)
+
+
+def _parse_prompt(value: object) -> str | tuple[Message, ...]:
+    if isinstance(value, Unusable):
+        raise value.with_traceback(None)
+    if value is None:
+        raise Unusable(RejectReason.NULL, "prompt is null")
+    if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
+        return _check_turns(tuple(_parse_message(item, place) for place, item in enumerate(value)))
+    if not isinstance(value, str):
+        raise Unusable(RejectReason.NOT_TEXT, f"prompt is {shown(value)}, not text or a list of messages")
+    if not value.strip():
+        raise Unusable(RejectReason.EMPTY, "prompt is empty or white space")
+    return value
+
+
+def _parse_message(item: Mapping[str, object], place: int) -> Message:
+    for key in ("role", "content"):
+        if not isinstance(item.get(key), str):
+            found = shown(item[key]) if key in item else "missing"
+            raise Unusable(RejectReason.BAD_MESSAGE, f"message {place}: {key} is {found}, not text")
+    message = Message(str(item["role"]), str(item["content"]))
+    if message.role not in _ROLES:
+        detail = f"message {place}: role is {shown(message.role)}, none of {', '.join(_ROLES)}"
+        raise Unusable(RejectReason.BAD_ROLE, detail)
+    return message
+
+
+def _check_turns(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Whether there is something for the model to answer at the end of a chat."""
+    if not messages:
+        raise Unusable(RejectReason.EMPTY, "prompt has no messages")
+    last = messages[-1]
+    if last.role not in _ROLES_TO_ANSWER:
+        raise Unusable(RejectReason.NOTHING_TO_ANSWER, f"the last message is from the {last.role}")
+    if last.role == "user" and not last.content.strip():
+        raise Unusable(RejectReason.EMPTY, "the last message is empty or white space")
+    return messages

@@ -1,0 +1,158 @@
+"""A model directory's tokenizer as far as its files say it, without transformers, which takes seconds.
+
+tokenizer.json is what transformers' tokenizers are made of; special tokens and the chat template are taken
+from where transformers looks. Needs the packages tokenizers and, for chat messages, jinja2.
+"""
+
+import datetime
+import importlib.util
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.config.model_dir import read_json
+from pipeline.run.environment import TASK_ENVIRONMENT
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+    from tokenizers import Tokenizer
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_FILE = "tokenizer.json"
+
+
+class CannotLook(Exception):
+    """There is no tokenizer to be had here; the message says why. Tasks may have it."""
+
+
+class FileTokenizer:
+    """What is asked of transformers' tokenizers to make prompts of text and messages."""
+
+    def __init__(
+        self, tokenizer: "Tokenizer", chat_template: str | None, special_tokens: Mapping[str, str]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._special_tokens = special_tokens
+        self._compiled: Template | None = None
+        self.chat_template = chat_template
+
+    def __call__(
+        self, text: Sequence[str], *, add_special_tokens: bool = True, verbose: bool = True
+    ) -> Mapping[str, list[list[int]]]:
+        """``input_ids`` of each text. ``verbose`` is for likeness only."""
+        encoded = self._tokenizer.encode_batch_fast(list(text), add_special_tokens=add_special_tokens)
+        return {"input_ids": [one.ids for one in encoded]}
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, str]], *, tokenize: bool, add_generation_prompt: bool
+    ) -> str:
+        """The messages as text. Raises jinja2.TemplateError and whatever a template comes to."""
+        assert not tokenize, "only text is made here"
+        assert self.chat_template is not None
+        self._compiled = self._compiled or _environment().from_string(self.chat_template)
+        return self._compiled.render(
+            messages=messages,
+            tools=None,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **self._special_tokens,
+        )
+
+
+def read_tokenizer(directory: Path) -> FileTokenizer:
+    """The tokenizer of a model directory. Raises CannotLook."""
+    tokenizer, settings = _tokenizer(directory), _json(directory / "tokenizer_config.json")
+    if "auto_map" in settings:
+        raise CannotLook(f"the tokenizer of {directory} is Python code of its own")
+    try:
+        given = {**_json(directory / "special_tokens_map.json"), **settings}
+        special = {name: _text(given[name]) for name in _NAMED if given.get(name)}
+        added = settings.get("added_tokens_decoder") or {}
+        known = [*(_text(added[key]) for key in sorted(added, key=int)), *special.values()]
+        new = [token for token in known if tokenizer.token_to_id(token) is None]
+        tokenizer.add_special_tokens(list(dict.fromkeys(new)))
+        return FileTokenizer(tokenizer, _chat_template(directory, settings), special)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CannotLook(f"the tokenizer's settings in {directory} cannot be read here: {error!r}") from error
+
+
+def check_can_render() -> None:
+    """Raises CannotLook where chat messages cannot be made text of."""
+    if not importlib.util.find_spec("jinja2"):
+        raise CannotLook("the package jinja2 is not installed here")
+
+
+def _tokenizer(directory: Path) -> "Tokenizer":
+    if not importlib.util.find_spec("tokenizers"):
+        raise CannotLook("the package tokenizers is not installed here")
+    if not (directory / _FILE).is_file():
+        raise CannotLook(f"{directory} has no {_FILE}")
+    # One thread: a process that may still start others, on a login node that others use.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", TASK_ENVIRONMENT["TOKENIZERS_PARALLELISM"])
+    from tokenizers import Tokenizer
+
+    try:
+        found = Tokenizer.from_file(str(directory / _FILE))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise CannotLook(f"{directory / _FILE} cannot be read here: {error}") from error
+    found.no_truncation()
+    found.no_padding()
+    return found
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """An object in a file; empty where there is no such file."""
+    found = read_json(path) if path.is_file() else {}
+    if not isinstance(found, dict):
+        raise CannotLook(f"{path} is not a JSON object")
+    return found
+
+
+def _text(token: str | Mapping[str, Any]) -> str:
+    return token if isinstance(token, str) else str(token["content"])
+
+
+def _chat_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text("utf-8")
+    given = settings.get("chat_template")
+    if isinstance(given, list):
+        given = {template["name"]: template["template"] for template in given}
+    return given.get("default") if isinstance(given, dict) else given
+
+
+def _environment() -> "Environment":
+    """Jinja as transformers sets it up: templates cannot reach Python's insides, nor change what they get."""
+    from jinja2 import TemplateError, nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """``{% generation %}``, which marks what the model wrote and changes nothing."""
+
+        tags = frozenset({"generation"})  # type: ignore[assignment]
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    def tojson(value: Any, ensure_ascii: bool = False, **others: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **others)
+
+    found = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    found.filters["tojson"] = tojson
+    found.globals["raise_exception"] = raise_exception
+    found.globals["strftime_now"] = lambda format: datetime.datetime.now().strftime(format)
+    return found

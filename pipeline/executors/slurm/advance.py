@@ -1,0 +1,192 @@
+"""A run on Slurm: one pass, made by whoever comes by, and the loop of somebody who watches.
+
+Driver jobs, a foreground ``run`` and people may all call it: a pass takes the lease, looks, acts and lets go.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.executors.slurm.jobs import SlurmJobs
+from pipeline.executors.slurm.submitter import Submitter
+from pipeline.metrics.costs import Accountant
+from pipeline.notify.events import completion, failure, pass_failed, rows_unwritten, tell, tell_if_stalled
+from pipeline.orchestrate.driver import Driver, Outcome, Watcher, advance, has_whole_chain, never_in_the_way
+from pipeline.orchestrate.publish import Books
+from pipeline.orchestrate.reconcile import Actions
+from pipeline.process import interruptible
+from pipeline.run import journal
+from pipeline.run.control import read_control, write_control
+from pipeline.run.directory import Run, slurm_settings
+from pipeline.run.failures import GiveUp
+from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, hold_patiently
+from pipeline.run.records import newest_commit, newest_commit_on_disk
+from pipeline.run.submissions import read_limits_of
+from pipeline.run.troubles import Trouble, described, note_recovery, note_trouble
+from pipeline.tracking.tracker import NoTracker, is_behind, open_tracker
+from slurm.commands import SlurmError, SlurmTimeout
+from slurm.limits import read_partitions
+from slurm.submission import Refused
+
+LEASE_PATIENCE = 300.0
+"""Seconds to wait for another driver's pass; longer than a lost driver's lease lasts."""
+
+SLURM_PATIENCE = 600.0
+"""Seconds for which a controller that does not answer is asked again."""
+_RETRY_SECONDS = 10.0
+_AGAIN_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Pass:
+    """How a pass ended."""
+
+    outcome: Outcome | None
+    """None: the run goes on by itself."""
+    given_up: tuple[GiveUp, ...] = ()
+    is_watched: bool = True
+    """Whether a driver job waits in the queue; not where the queue is full."""
+    newest: float = 0.0
+    """When the newest commit at hand was made, unix time; 0 for none."""
+    trouble: str = ""
+    """Why rows could not be written."""
+
+
+def advance_run(run: Run, watcher: Watcher) -> Pass:
+    """Observe the disk and the queue, submit what is due, repair what failed. Idempotent.
+
+    Raises:
+        LeaseHeld: another driver has been at it for five minutes.
+        Refused: Slurm does not take a job.
+        SlurmTimeout: Slurm has not answered for ten minutes.
+        SlurmError: Slurm answers nonsense.
+    """
+    try:
+        done = pass_patiently(run, watcher)
+    except (LeaseHeld, LeaseLost):
+        raise  # another driver is at it
+    except Exception as error:  # whatever it is: the guards try again, and somebody should know
+        tell_of_failed_pass(run, error, watcher)
+        raise
+    note_recovery(run.paths, Trouble.PASS)
+    tell_of_pass(run, done, watcher)
+    mirror(run, watcher)
+    return done
+
+
+def pass_patiently(run: Run, watcher: Watcher) -> Pass:
+    """A pass, asking again where Slurm does not answer."""
+    until = time.monotonic() + SLURM_PATIENCE
+    while True:
+        try:
+            with hold_patiently(run.paths.locks, LEASE_PATIENCE) as lease:
+                return one_pass(run, watcher, lease)
+        except SlurmTimeout as error:
+            if time.monotonic() > until:
+                raise
+            watcher.note(f"{error}; asking again in {_RETRY_SECONDS:g} s")
+            time.sleep(_RETRY_SECONDS)
+
+
+def tell_of_failed_pass(run: Run, error: Exception, watcher: Watcher) -> None:
+    """Note it where status and doctor look, and tell people: of what may pass by itself if it lasts."""
+    why = described(error)
+    note_trouble(run.paths, Trouble.PASS, why)
+    try:
+        call = call_begun(run)
+        if isinstance(error, SlurmError | Refused):
+            tell_if_stalled(run, newest_commit_on_disk(run), call, watcher.note, why)
+        else:
+            tell(run, pass_failed(run, why, call), watcher.note)
+    except (OSError, ValueError) as second:  # what spoilt the pass may spoil this too
+        watcher.note(f"nobody could be told: {described(second)}")
+
+
+def tell_of_pass(run: Run, done: Pass, watcher: Watcher) -> None:
+    """Tell people what they want to hear of, outside the lease: their command may be slow."""
+    if done.outcome is Outcome.COMPLETE:
+        tell(run, completion(run), watcher.note)
+    elif done.outcome is Outcome.FAILED:
+        tell(run, failure(run, done.given_up, read_control(run.paths).call), watcher.note)
+    elif done.outcome is None:
+        tell_if_stalled(run, done.newest, call_begun(run), watcher.note)
+    if done.trouble:
+        tell(run, rows_unwritten(run, done.trouble, call_begun(run)), watcher.note)
+
+
+def call_begun(run: Run) -> float:
+    return read_control(run.paths).begun
+
+
+def one_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
+    """A pass, by the holder of the lease."""
+    config = slurm_settings(run)
+    if read_control(run.paths).cancelled:
+        return Pass(Outcome.CANCELLED)
+    jobs = SlurmJobs(
+        run, config, read_limits_of(run.paths), Submitter(run, config, longest_time, lease.beat), watcher.note
+    )
+    books = Books(run, NoTracker(), Accountant(run, watcher.note).facts_of)
+    driver = Driver.of(run, jobs, watcher, books)
+    if not driver.is_complete:
+        jobs.arm()
+    while must_look_again(jobs, actions := advance(driver)):
+        time.sleep(_AGAIN_SECONDS)
+        lease.beat()
+    if driver.is_complete and not has_whole_chain(driver):
+        actions = advance(driver)
+    is_complete = driver.is_complete
+    with never_in_the_way(driver):
+        books.close(is_complete)
+    if is_complete:
+        jobs.withdraw()
+        return Pass(Outcome.COMPLETE)
+    if actions.give_up:
+        note_failure(run, actions.give_up)
+        jobs.withdraw()
+        return Pass(Outcome.FAILED, actions.give_up)
+    if jobs.refusal:
+        raise jobs.refusal
+    newest = newest_commit(driver.records)
+    return Pass(None, is_watched=jobs.is_watched, newest=newest, trouble=driver.trouble)
+
+
+def must_look_again(jobs: SlurmJobs, actions: Actions) -> bool:
+    """What was taken back is launched once it is seen to be gone; what a lost driver submitted shows soon."""
+    return bool(actions.retract) or jobs.is_unsure
+
+
+def note_failure(run: Run, given_up: Sequence[GiveUp]) -> None:
+    """Once in each call."""
+    control = read_control(run.paths)
+    if not control.has_failed:
+        write_control(run.paths, control.as_failed())
+        tasks = [str(item.task) for item in given_up]
+        journal.event(run.paths.events, "gave_up", tasks=tasks)
+
+
+def longest_time(partitions: Sequence[str]) -> float | None:
+    """The most seconds that every one of these partitions allows; by default, that the default one does."""
+    known = read_partitions()
+    chosen = [known[name] for name in partitions if name in known]
+    chosen = chosen or [partition for partition in known.values() if partition.default]
+    return min((p.max_time for p in chosen if p.max_time is not None), default=None)
+
+
+def mirror(run: Run, watcher: Watcher) -> None:
+    """Bring W&B up to date, outside the lease: it may be slow."""
+    if is_behind(run, journal.read(run.paths.metrics)):
+        open_tracker(run, watcher.note).close(exit_code=0)
+
+
+def follow(run: Run, watcher: Watcher, poll_seconds: float) -> Pass:
+    """Advance until the run has ended or the person has seen enough; the jobs go on without us."""
+    with interruptible():
+        while True:
+            try:
+                done = advance_run(run, watcher)
+                if done.outcome is not None:
+                    return done
+                time.sleep(poll_seconds)
+            except KeyboardInterrupt:
+                return Pass(Outcome.INTERRUPTED)

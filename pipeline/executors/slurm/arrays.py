@@ -1,0 +1,145 @@
+"""From tasks to array jobs: names, task lists, log patterns, sbatch options. Pure but for the time."""
+
+import os
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.config.job_kinds import DRIVER, GUARD
+from pipeline.config.scheduler import SlurmConfig, resources_of
+from pipeline.executors.slurm.dependencies import CHAIN
+from pipeline.executors.slurm.resources import Lessons, command_words, sbatch_options
+from pipeline.orchestrate.reconcile import Launch
+from pipeline.run.directory import Run
+from pipeline.run.invocation import common_arguments, own_arguments
+from pipeline.run.submissions import Ledger, Submission, chunks_of, job_name
+from pipeline.run.tasks import Stage, Task
+from slurm.element import ATTEMPT
+from slurm.submission import Array, literal
+
+_MAX_RESTARTS = 20
+"""How often Slurm may start one job again before it counts as failed."""
+_DRIVER_RESTARTS = 10_000
+_DIGITS = 5
+"""Of a shard's number in file names."""
+
+
+def stage_submissions(
+    run: Run, call: int, number: int, tasks: Sequence[Task], chunk_size: int
+) -> list[Submission]:
+    """One array for tasks of one purpose and iteration; several where the cluster's arrays are too short."""
+    made = []
+    for chunk, indices in chunks_of([task.shard for task in tasks], chunk_size).items():
+        mine = [tasks[0]._replace(shard=index + chunk * chunk_size) for index in indices]
+        elements = {
+            str(index): own_arguments(run, task, number) for index, task in zip(indices, mine, strict=True)
+        }
+        common = common_arguments(run, mine[0], ATTEMPT)
+        blank = _blank(run, call, mine[0].iteration, mine[0].purpose, number)
+        name = job_name(run.identity.name, run.identity.id, blank.iteration, blank.purpose, number, chunk)
+        made.append(
+            replace(blank, name=name, chunk=chunk, chunk_size=chunk_size, arguments=common, elements=elements)
+        )
+    return made
+
+
+def in_order(launches: Sequence[Launch]) -> list[list[Task]]:
+    """Tasks of one purpose and iteration together; what others wait for first."""
+    groups: dict[tuple[tuple[int, int], str], list[Task]] = {}
+    for launch in launches:
+        groups.setdefault((position(launch.task), launch.task.pool), []).append(launch.task)
+    return [sorted(groups[key]) for key in sorted(groups)]
+
+
+def position(task: Task) -> tuple[int, int]:
+    """Of a task's stage in the run: what comes later may wait for what comes earlier, never the reverse."""
+    return task.iteration, (*CHAIN, Stage.EVALUATE).index(task.stage)
+
+
+def driver_submission(run: Run, call: int, iteration: int, purpose: str, number: int) -> Submission:
+    """A job that advances the run."""
+    blank = _blank(run, call, iteration, purpose, number)
+    arguments = ("advance", str(run.paths.root))
+    # A driver job goes back into a full queue as often as it takes.
+    return replace(
+        blank, module="pipeline", arguments=arguments, elements={"0": ()}, max_restarts=_DRIVER_RESTARTS
+    )
+
+
+def _blank(run: Run, call: int, iteration: int, purpose: str, number: int) -> Submission:
+    return Submission(
+        name=job_name(run.identity.name, run.identity.id, iteration, purpose, number, 0),
+        iteration=iteration,
+        purpose=purpose,
+        number=number,
+        chunk=0,
+        chunk_size=1,
+        call=call,
+        created=time.time(),
+        module="stages",
+        arguments=(),
+        elements={},
+        max_restarts=_MAX_RESTARTS,
+    )
+
+
+def array_of(
+    run: Run,
+    config: SlurmConfig,
+    submission: Submission,
+    lessons: Lessons,
+    longest: float | None,
+    dependency: str = "",
+    begin: str = "",
+) -> Array:
+    """The array job of a submission."""
+    given = resources_of(config, submission.purpose if submission.is_of_stage else DRIVER)
+    return Array(
+        name=submission.name,
+        indices=submission.indices,
+        command=command_words(given, str(Ledger(run.paths).file(submission))),
+        output=output_pattern(run, submission) if submission.is_of_stage else os.devnull,
+        folder=Path(run.identity.folder or run.paths.root),
+        options=sbatch_options(given, lessons, longest),
+        parallelism=given.array_parallelism,
+        setup=(*into_log(run, submission), *(given.setup or ())),
+        environment=given.environment,
+        dependency=dependency,
+        begin=begin,
+    )
+
+
+def into_log(run: Run, submission: Submission) -> list[str]:
+    """Shell lines that send a driver job's output to its log.
+
+    Not Slurm: it does not start a job whose log it cannot open, on a full disk say, and a run must not end
+    for want of a log.
+    """
+    if submission.is_of_stage:
+        return []
+    log = shlex.quote(str(log_folder(run, submission) / f"{submission.purpose}.log"))
+    return [f"if {{ : >>{log}; }} 2>/dev/null; then exec >>{log} 2>&1; fi"]
+
+
+def log_folder(run: Run, submission: Submission) -> Path:
+    if submission.purpose == GUARD:  # one every few minutes, so all write to one log
+        return run.paths.log_root / GUARD
+    folder = f"{submission.iteration:05d}-{submission.purpose}"
+    return run.paths.log_root / folder / f"attempt-{submission.number}"
+
+
+def output_pattern(run: Run, submission: Submission) -> str:
+    """Where each element's output goes: to the log of its task.
+
+    The chunk's size is a power of ten, so that a shard's number is the chunk's digits and the padded index.
+    """
+    folder = literal(log_folder(run, submission))
+    if submission.purpose == Stage.PREPARE:
+        return f"{folder}/{submission.task(0).file_stem}.log"
+    padding = len(str(submission.chunk_size)) - 1
+    if padding == 0:
+        return f"{folder}/shard-{submission.chunk:0{_DIGITS}d}.log"
+    leading = f"{submission.chunk:0{_DIGITS - padding}d}" if padding < _DIGITS else ""
+    return f"{folder}/shard-{leading}%{padding}a.log"

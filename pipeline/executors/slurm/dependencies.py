@@ -1,0 +1,177 @@
+"""Which job waits for which: from what is committed and live to Slurm's dependency expressions. Pure.
+
+Dependencies only order jobs; every task checks its inputs itself. So a job waits for the jobs that carry its
+missing inputs now, and where such a job failed and another took its place, the waiting job is told so, which
+keeps its place in the queue.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.config.job_kinds import DRIVER, EVALUATION_DRIVER
+from pipeline.config.scheduler import StreamingDependency
+from pipeline.orchestrate.reconcile import Observation
+from pipeline.run.plan import Plan
+from pipeline.run.tasks import Stage, Task
+
+NEVER = "DependencyNeverSatisfied"
+CHAIN = (Stage.PREPARE, Stage.ROLLOUT, Stage.SCORE, Stage.REWARD, Stage.UPDATE)
+"""Each reads what the one before has made; evaluation stands aside."""
+
+IsCommitted = Callable[[Task], bool]
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """The array element that a live task is."""
+
+    array: str
+    """Id of the array job."""
+    index: int
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A live task that has not started."""
+
+    task: Task
+    carrier: Carrier
+    reason: str
+    """Slurm's word."""
+    waits_for: Collection[str]
+    """Ids of arrays that its job was told to wait for."""
+
+
+@dataclass(frozen=True)
+class Rewire:
+    """Tell pending elements to wait for something else."""
+
+    elements: tuple[Carrier, ...]
+    waits_for: tuple[str, ...]
+    dependency: str
+    """Empty: for nothing, all inputs are there."""
+
+
+def missing_inputs(plan: Plan, task: Task, is_committed: IsCommitted) -> list[Task]:
+    """Inputs to wait for: those that are not committed, but for the ones that another of them waits for."""
+    missing = [source for source in plan.inputs(task) if not is_committed(source)]
+    if len(missing) < 2:
+        return missing
+    implied = {source for waiting in missing for source in plan.inputs(waiting)}
+    return [source for source in missing if source not in implied]
+
+
+def carriers_of(
+    plan: Plan, task: Task, is_committed: IsCommitted, carriers: Mapping[Task, Carrier]
+) -> tuple[Carrier, ...] | None:
+    """The elements that ``task`` has to wait for; None if an input is neither committed nor live."""
+    missing = missing_inputs(plan, task, is_committed)
+    if any(source not in carriers for source in missing):
+        return None
+    return tuple(carriers[source] for source in missing)
+
+
+def dependency_of(
+    elements: Sequence[tuple[Task, int, tuple[Carrier, ...]]], streaming: StreamingDependency
+) -> tuple[str, tuple[str, ...]]:
+    """The expression for one array, and the ids in it.
+
+    Args:
+        elements: of each element its task, its array index and what it waits for.
+    """
+    arrays = tuple(sorted({c.array for *_, waits_for in elements for c in waits_for}, key=_by_id))
+    if not arrays:
+        return "", ()
+    if streaming is StreamingDependency.AFTERCORR and _correspond(elements, arrays):
+        return f"aftercorr:{':'.join(arrays)}", arrays
+    return f"afterok:{':'.join(arrays)}", arrays
+
+
+def _correspond(elements: Sequence[tuple[Task, int, tuple[Carrier, ...]]], arrays: Sequence[str]) -> bool:
+    """Whether each element waits for just the one of the same index in every array."""
+    return all(
+        task.stage in (Stage.SCORE, Stage.REWARD)
+        and set(waits_for) == {Carrier(array, index) for array in arrays}
+        for task, index, waits_for in elements
+    )
+
+
+def rewire(
+    plan: Plan,
+    waiting: Iterable[Waiting],
+    is_committed: IsCommitted,
+    carriers: Mapping[Task, Carrier],
+    streaming: StreamingDependency,
+) -> list[Rewire]:
+    """What has to change; elements of one array that are to wait for the same are told together."""
+    groups: dict[tuple[str, tuple[str, ...]], list[tuple[Task, int, tuple[Carrier, ...]]]] = {}
+    for item in waiting:
+        now = carriers_of(plan, item.task, is_committed, carriers)
+        if now is None or not _needs_rewiring(item, now):
+            continue
+        arrays = tuple(sorted({c.array for c in now}, key=_by_id))
+        groups.setdefault((item.carrier.array, arrays), []).append((item.task, item.carrier.index, now))
+    changes = []
+    for (array, _), elements in groups.items():
+        dependency, arrays = dependency_of(elements, streaming)
+        told = tuple(Carrier(array, index) for _, index, _ in elements)
+        changes.append(Rewire(told, arrays, dependency))
+    return changes
+
+
+def _needs_rewiring(item: Waiting, now: Sequence[Carrier]) -> bool:
+    return item.reason == NEVER or any(carrier.array not in item.waits_for for carrier in now)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What one driver job waits for."""
+
+    iteration: int
+    purpose: str
+    last: tuple[str, ...]
+    """Arrays with whose end it starts."""
+    earlier: tuple[str, ...]
+    """Arrays with whose failure it starts."""
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        return (*self.last, *self.earlier)
+
+
+def watches(live: Iterable[tuple[Task, str]]) -> Iterator[Watch]:
+    """A watch for each iteration that has live arrays, and one for its evaluation.
+
+    Args:
+        live: tasks and the ids of the arrays that carry them; empty where the id is not known yet.
+    """
+    arrays: dict[int, dict[Stage, dict[str, None]]] = {}
+    for task, array in live:
+        # Prepare is the first link of the first iteration's chain.
+        iteration = 1 if task.stage is Stage.PREPARE else task.iteration
+        of_stage = arrays.setdefault(iteration, {}).setdefault(task.stage, {})
+        of_stage |= {array: None} if array else {}
+    for iteration, stages in arrays.items():
+        chain = [tuple(stages[stage]) for stage in CHAIN if stage in stages]
+        if chain:
+            yield Watch(iteration, DRIVER, chain[-1], tuple(array for ids in chain[:-1] for array in ids))
+        if Stage.EVALUATE in stages:
+            yield Watch(iteration, EVALUATION_DRIVER, tuple(stages[Stage.EVALUATE]), ())
+
+
+def watch_expression(last: Sequence[str], earlier: Sequence[str]) -> str:
+    """When a driver job is to start: the last arrays of an iteration ended, or an earlier one failed.
+
+    One job watches a whole iteration this way, and where nothing fails just one starts.
+    """
+    parts = [f"afterany:{array}" for array in last] + [f"afternotok:{array}" for array in earlier]
+    return "?".join(parts)
+
+
+def _by_id(array: str) -> tuple[int, str]:
+    return (int(array), array) if array.isdigit() else (0, array)
+
+
+def committed_in(seen: Observation) -> IsCommitted:
+    """Whether a task is committed, and what it committed verifies, as one pass saw it."""
+    return lambda task: task in seen.committed and task not in seen.corrupt

@@ -1,0 +1,81 @@
+"""Why array elements ended: from what the queue and accounting show to failures."""
+
+from collections.abc import Mapping
+
+from pipeline.run.failures import DISK_EXIT, Failure, FailureKind
+from pipeline.run.paths import RunPaths
+from pipeline.run.submissions import Submission
+from slurm.commands import SlurmError
+from slurm.query import Element, NoAccounting, read_ended
+from slurm.states import SlurmState, exit_in_words
+
+KINDS: Mapping[SlurmState, FailureKind] = {
+    SlurmState.PREEMPTED: FailureKind.PREEMPTED,
+    SlurmState.NODE_FAIL: FailureKind.LOST,
+    SlurmState.BOOT_FAIL: FailureKind.LOST,
+    SlurmState.LAUNCH_FAILED: FailureKind.LOST,
+    SlurmState.RECONFIG_FAIL: FailureKind.LOST,
+    SlurmState.REVOKED: FailureKind.LOST,
+    SlurmState.OUT_OF_MEMORY: FailureKind.MEMORY,
+    SlurmState.TIMEOUT: FailureKind.TIMEOUT,
+    SlurmState.DEADLINE: FailureKind.TIMEOUT,
+}
+"""Every other state is somebody's doing or nobody knows: KILLED."""
+
+_PLACE_TAKEN = frozenset({FailureKind.PREEMPTED, FailureKind.LOST})
+
+ElementKey = tuple[str, int]
+"""Array id and index."""
+
+
+def evidence_of(
+    gone: list[tuple[Submission, int]], seen: Mapping[ElementKey, Element]
+) -> dict[ElementKey, Element]:
+    """What the queue still shows of ended elements, and what accounting says of the others, in one call."""
+    jobs = {s.state.job for s, index in gone if s.state.job and (s.state.job, index) not in seen}
+    try:
+        asked = read_ended({job for job in jobs if job}) if jobs else {}
+    except (NoAccounting, SlurmError):
+        asked = {}  # why they ended stays unknown; that they ended the queue has said
+    return {**asked, **seen}
+
+
+def as_seen(paths: RunPaths, submission: Submission, index: int, element: Element | None) -> Failure:
+    """An element's failure as it looks from outside."""
+    task = submission.task(index)
+    log = str(paths.task(task).log(submission.number))
+    job = f"{submission.state.job}_{index}" if submission.state.job else ""
+    kind, message = _verdict(submission, element)
+    return Failure(task, submission.number, kind, message, log, element.node if element else "", job)
+
+
+def verdict_of(outside: Failure, said: Failure, state: SlurmState | None) -> Failure:
+    """Why an attempt ended: a task's own word counts, but for what it cannot know.
+
+    What used too much memory was stopped without being asked. And a warning says that the end comes, not
+    whether the time was up or somebody took the place: more time would not help against that.
+
+    Args:
+        outside: as Slurm shows it.
+        said: with the task's own word; like ``outside`` where there is none.
+        state: Slurm's word, if it knows the element.
+    """
+    if outside.kind is FailureKind.MEMORY:
+        return outside
+    was_taken_away = outside.kind in _PLACE_TAKEN or state is SlurmState.CANCELLED
+    return outside if said.kind is FailureKind.TIMEOUT and was_taken_away else said
+
+
+def _verdict(submission: Submission, element: Element | None) -> tuple[FailureKind, str]:
+    if element is None and submission.state.job is None:
+        return FailureKind.LOST, "its job never arrived in Slurm's queue"
+    if element is None:
+        return FailureKind.KILLED, "Slurm no longer knows the job, so why it ended is unknown"
+    if element.state is SlurmState.COMPLETED:
+        return FailureKind.KILLED, "Slurm says COMPLETED, but nothing was committed"
+    if element.state is SlurmState.CANCELLED and not element.node:
+        return FailureKind.LOST, "cancelled before it had started (CANCELLED)"
+    if element.state is SlurmState.FAILED and element.exit_code == DISK_EXIT:
+        return FailureKind.DISK, "the shared filesystem was full, read-only or away"
+    words = exit_in_words(element.state, element.exit_code or 0, element.signal or 0)
+    return KINDS.get(element.state, FailureKind.KILLED), words

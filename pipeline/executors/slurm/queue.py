@@ -1,0 +1,103 @@
+"""A run's jobs in Slurm's queue."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pipeline.run.directory import Run
+from pipeline.run.submissions import is_job_of
+from slurm.commands import SlurmError, SlurmMissing
+from slurm.query import Element, read_queue
+from slurm.states import Phase, SlurmState, UnknownState, phase_of
+from slurm.submission import cancel
+
+_GONE_SECONDS = 1.0
+
+ElementsByName = dict[str, list[Element]]
+"""By job name."""
+
+_HELD = frozenset({"launchfailedrequeuedheld", "jobholdmaxrequeue"})
+"""Reasons, without spaces and underscores, of jobs that Slurm tried in vain to start, and holds: they would
+wait for ever. What an administrator or the user holds is left to them."""
+
+
+def read_run_queue(run: Run) -> ElementsByName:
+    """One squeue call. What Slurm holds because it could not start it is cancelled, and counts as ended."""
+    elements = read_queue(lambda name: is_job_of(run.identity.id, name))
+    queue: ElementsByName = {}
+    for element in _without_held(elements):
+        queue.setdefault(element.name, []).append(element)
+    return queue
+
+
+def _without_held(elements: Sequence[Element]) -> Iterator[Element]:
+    held = {e for e in elements if is_pending(e) and _plain(e.reason) in _HELD}
+    if held:
+        cancel(sorted(f"{e.array_id}_{e.index}" for e in held), only_pending=True)
+    for element in elements:
+        yield replace(element, state=SlurmState.LAUNCH_FAILED) if element in held else element
+
+
+def _plain(reason: str) -> str:
+    return reason.strip("()").lower().replace("_", "").replace(" ", "")
+
+
+def is_live(element: Element) -> bool:
+    return phase_of(element.state) is not Phase.ENDED
+
+
+def is_pending(element: Element) -> bool:
+    return phase_of(element.state) is Phase.PENDING
+
+
+def cancel_all(run: Run) -> int:
+    """Cancel every job of a run, whatever iteration it belongs to. Returns how many arrays."""
+    return cancel_jobs([read_queue(lambda name: is_job_of(run.identity.id, name))], only_pending=False)
+
+
+def wait_until_gone(run: Run, seconds: float) -> int:
+    """Wait for cancelled jobs to leave the queue. Returns how many are still there when the time is up.
+
+    Raises:
+        SlurmError: Slurm does not answer.
+    """
+    until = time.monotonic() + seconds
+    while True:
+        elements = read_queue(lambda name: is_job_of(run.identity.id, name))
+        left = sum(map(is_live, elements))
+        if not left or time.monotonic() > until:
+            return left
+        time.sleep(_GONE_SECONDS)
+
+
+def cancel_jobs(queue: Iterable[Sequence[Element]], only_pending: bool) -> int:
+    """Cancel jobs that are live, or those that wait. Returns how many arrays that were."""
+    elements = [e for of_name in queue for e in of_name if (is_pending(e) if only_pending else is_live(e))]
+    ids = sorted({e.array_id for e in elements}, key=int)
+    if ids:
+        cancel(ids, only_pending)
+    return len(ids)
+
+
+_PATIENCE = 15.0
+"""Seconds that a person waits for squeue."""
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Elements of the run's jobs, or why they are not known."""
+
+    elements: Sequence[Element] = ()
+    unanswered: str | None = None
+
+    @property
+    def live(self) -> list[Element]:
+        return [element for element in self.elements if is_live(element)]
+
+
+def look_at_queue(run: Run) -> Queue:
+    """Ask once; an answer that does not come is told, not raised."""
+    try:
+        return Queue(read_queue(lambda name: is_job_of(run.identity.id, name), _PATIENCE))
+    except (SlurmError, SlurmMissing, UnknownState) as error:
+        return Queue(unanswered=str(error))

@@ -1,0 +1,117 @@
+"""What a job asks Slurm for: the configuration of its stage, and what earlier failures taught. Pure."""
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pipeline.config.scheduler import ResourcesConfig
+from pipeline.run.failures import Failure, FailureKind
+from slurm.limits import format_duration, parse_duration, parse_memory
+
+MORE_MEMORY = 2.0
+MORE_TIME = 1.5
+_LARGEST_MEMORY_FACTOR = 8
+_FAILURES_OF_A_BAD_NODE = 2
+_MOST_EXCLUDED = 8
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """What the failures of earlier attempts ask of the next."""
+
+    memory_factor: float = 1.0
+    time_factor: float = 1.0
+    exclude: tuple[str, ...] = ()
+
+
+def learn(failures: Iterable[Failure], everywhere: Iterable[Failure]) -> Lessons:
+    """More memory after OUT_OF_MEMORY, more time after TIMEOUT, not again the node that failed twice.
+
+    Args:
+        failures: of the tasks to submit now.
+        everywhere: of all tasks at hand: a node is judged by everything that ran on it.
+    """
+    kinds: dict[object, Counter[FailureKind]] = {}
+    for failure in failures:
+        kinds.setdefault(failure.task, Counter())[failure.kind] += 1
+    memory = max((count[FailureKind.MEMORY] for count in kinds.values()), default=0)
+    time = max((count[FailureKind.TIMEOUT] for count in kinds.values()), default=0)
+    return Lessons(MORE_MEMORY**memory, MORE_TIME**time, bad_nodes(everywhere))
+
+
+def bad_nodes(failures: Iterable[Failure]) -> tuple[str, ...]:
+    """Nodes that failed twice, the worst first; only a few, lest a bug of ours exclude the whole cluster."""
+    counts = Counter(f.node for f in failures if f.node and f.kind is FailureKind.LOST)
+    bad = [node for node, count in counts.most_common(_MOST_EXCLUDED) if count >= _FAILURES_OF_A_BAD_NODE]
+    return tuple(bad)
+
+
+def sbatch_options(
+    given: ResourcesConfig, lessons: Lessons, longest: float | None
+) -> dict[str, str | int | bool]:
+    """sbatch's long options.
+
+    Args:
+        longest: seconds that the partition allows a job, or None.
+    """
+    options: dict[str, str | int | bool | None] = {
+        "partition": ",".join(given.partition) or None,
+        "account": given.account,
+        "qos": given.qos,
+        "time": time_limit(given.time, lessons.time_factor, longest),
+        "nodes": given.nodes,
+        "ntasks-per-node": given.ntasks_per_node,
+        "gpus-per-node": given.gpus_per_node,
+        "gres": given.gres,
+        "cpus-per-task": given.cpus_per_task,
+        "mem": memory(given, lessons.memory_factor),
+        "constraint": given.constraint,
+        "exclude": ",".join((*given.exclude, *lessons.exclude)) or None,
+        "reservation": given.reservation,
+        "signal": f"B:USR2@{given.signal}",
+        "requeue" if given.requeue else "no-requeue": True,
+        "mail-type": ",".join(given.mail_type or ()) or None,
+        "mail-user": given.mail_user if given.mail_type else None,
+    }
+    return {name: value for name, value in (options | dict(given.options)).items() if value is not None}
+
+
+def command_words(given: ResourcesConfig, tasks: str) -> list[str]:
+    """The command of every element: under srun when the task has several ranks."""
+    assert given.python is not None
+    container = shlex.split(given.container) if given.container else []
+    # -P: a slurm.py of the user's in the folder that the run was started in is not ours.
+    words = [*container, given.python, "-P", "-m", "slurm.element", tasks]
+    if given.num_ranks == 1:
+        return words
+    # Explicit counts: srun's defaults changed between versions. One dead rank must not leave the others; but
+    # those that end well end before the first, which still writes, and a cluster's WaitTime would kill it.
+    srun = [
+        "srun",
+        "--kill-on-bad-exit=1",
+        "--wait=0",
+        f"--nodes={given.nodes}",
+        f"--ntasks-per-node={given.ntasks_per_node}",
+        f"--cpus-per-task={given.cpus_per_task}",
+    ]
+    return [*srun, *words, "--rank"]
+
+
+def memory(given: ResourcesConfig, factor: float) -> str | None:
+    """Memory to ask for, at most ``max_mem``."""
+    if given.mem is None:
+        return None
+    megabytes = parse_memory(given.mem)
+    most = parse_memory(given.max_mem) if given.max_mem else megabytes * _LARGEST_MEMORY_FACTOR
+    return given.mem if factor == 1 else f"{math.ceil(min(megabytes * factor, max(most, megabytes)))}M"
+
+
+def time_limit(given: str, factor: float, longest: float | None) -> str:
+    """Time to ask for. Only a longer one than configured is cut to what the partition allows."""
+    if factor == 1:
+        return given
+    seconds = parse_duration(given)
+    assert seconds is not None
+    return format_duration(min(seconds * factor, max(seconds, longest or math.inf)))

@@ -1,0 +1,81 @@
+"""Handing array jobs to Slurm: noted before, submitted once, noted after."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pipeline.config.job_kinds import DRIVER
+from pipeline.config.scheduler import SlurmConfig, resources_of
+from pipeline.executors.slurm.arrays import array_of, log_folder
+from pipeline.executors.slurm.resources import Lessons
+from pipeline.run import journal
+from pipeline.run.directory import Run
+from pipeline.run.lease import LeaseLost
+from pipeline.run.submissions import Ledger, State, Submission
+from slurm.submission import QueueFull, Refused, render, submit
+
+
+@dataclass(frozen=True)
+class Submitter:
+    """Submits for one pass of a driver."""
+
+    run: Run
+    config: SlurmConfig
+    longest: Callable[[Sequence[str]], float | None]
+    """Seconds that partitions allow a job; asked for only when a longer try is due."""
+    beat: Callable[[], None]
+    """Called before anything is asked of Slurm; raises LeaseLost when another driver has taken over."""
+
+    def submit(
+        self,
+        submission: Submission,
+        lessons: Lessons,
+        dependency: str,
+        arrays: tuple[str, ...],
+        begin: str = "",
+    ) -> Submission:
+        """Returns the submission with its job id.
+
+        Raises:
+            QueueFull, Refused: Slurm does not take it; nothing of it is left.
+            SlurmTimeout: whether it was taken is unknown; the next pass looks for it by its name.
+            LeaseLost: another driver is at work.
+        """
+        ledger = Ledger(self.run.paths)
+        self.beat()
+        if not ledger.begin(submission):
+            raise LeaseLost(f"{ledger.file(submission)} was taken by another driver")
+        log_folder(self.run, submission).mkdir(parents=True, exist_ok=True)
+        try:
+            job = self._hand_over(submission, lessons, dependency, begin)
+        except Refused as error:
+            ledger.forget(submission)
+            journal.event(self.run.paths.events, "refused", array=submission.name, message=str(error))
+            raise
+        journal.event(
+            self.run.paths.events,
+            "submitted",
+            job=job,
+            array=submission.name,
+            elements=len(submission.elements),
+            waits_for=dependency,
+        )
+        return ledger.note(submission, State(job, arrays))
+
+    def _hand_over(self, submission: Submission, lessons: Lessons, dependency: str, begin: str) -> str:
+        """sbatch's job id. What earlier failures ask for may be more than the cluster has: then without."""
+        script = Ledger(self.run.paths).script(submission)
+        script.write_text(self._script(submission, lessons, dependency, begin))
+        try:
+            return submit(script, submission.name, self.beat)
+        except QueueFull:
+            raise
+        except Refused:
+            if lessons == Lessons():
+                raise
+            return self._hand_over(submission, Lessons(), dependency, begin)
+
+    def _script(self, submission: Submission, lessons: Lessons, dependency: str, begin: str) -> str:
+        stage = submission.purpose if submission.is_of_stage else DRIVER
+        partitions = resources_of(self.config, stage).partition
+        longest = self.longest(partitions) if lessons.time_factor > 1 else None
+        return render(array_of(self.run, self.config, submission, lessons, longest, dependency, begin))

@@ -1,0 +1,228 @@
+"""What advice is made from, and the statistics it rests on: medians of windows, never single points. Pure."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+
+from pipeline.config.schema import Config
+
+WINDOW = 5
+"""Rows that "now" is the median of: one odd iteration, or two, do not move it."""
+MIN_ROWS = 5
+"""A run of fewer rows gets no advice: its first iterations are unlike all others (empty caches, a critic that
+knows nothing)."""
+TREND_ROWS = 40
+"""Rows that trends are looked for in; what was before is the past of a run that has changed since."""
+LOOK_BACK = 100
+"""Rows that any rule looks at, so that advice on a long run costs no more; the journal's end is enough."""
+_MIN_EVALUATIONS = 4
+_IGNORED_ABOVE = 1e15
+"""No number of ours is as large; one that is says nothing but that it is broken."""
+
+Row = Mapping[str, float]
+
+
+class Severity(StrEnum):
+    """How much a finding matters, least first."""
+
+    NOTE = "note"
+    """Could be better, and costs only time or money."""
+    WARNING = "warning"
+    """Probably makes the result worse, or wastes much."""
+    PROBLEM = "problem"
+    """The run teaches nothing more, or something wrong; look before it goes on."""
+
+
+class Rule(StrEnum):
+    """What was noticed. docs/howto/read_a_run.md has a section for each."""
+
+    REWARD_HACKING = "reward-hacking"
+    REWARD_FALLING = "reward-falling"
+    KL_JUMP = "kl-jump"
+    LENGTH_EXPLOSION = "length-explosion"
+    LENGTH_COLLAPSE = "length-collapse"
+    ENTROPY_COLLAPSE = "entropy-collapse"
+    FLAT_GROUPS = "flat-groups"
+    CLIPPING = "clipping"
+    NOTHING_MOVES = "nothing-moves"
+    STOPPED_EARLY = "stopped-early"
+    FIRST_RATIO = "first-ratio"
+    SKIPPED_STEPS = "skipped-steps"
+    LOSS_SCALE = "loss-scale"
+    GRADIENT_EXPLOSION = "gradient-explosion"
+    BLIND_CRITIC = "blind-critic"
+    TRUNCATION = "truncation"
+    UNSCORED = "unscored"
+    ENGINE_MISMATCH = "engine-mismatch"
+    BOTTLENECK = "bottleneck"
+    QUEUE_BOUND = "queue-bound"
+    START_UP = "start-up"
+    WASTED = "wasted"
+    SLOW_NODE = "slow-node"
+    STRAGGLERS = "stragglers"
+    PADDING = "padding"
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One finding: what was seen, and what to do."""
+
+    severity: Severity
+    rule: Rule
+    title: str
+    """A few words, for one line."""
+    what: str
+    """The numbers, and of which iterations."""
+    remedy: str
+    """What to change; names keys of the configuration."""
+    metrics: tuple[str, ...] = ()
+    """Names of the numbers it rests on."""
+
+
+@dataclass(frozen=True)
+class TaskTime:
+    """How long one attempt at a task took, and where."""
+
+    iteration: int
+    purpose: str
+    """:attr:`pipeline.run.tasks.Task.purpose`."""
+    shard: int
+    node: str
+    seconds: float
+    is_committed: bool = True
+    """Whether the attempt is the one that made the task done."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that rules may look at."""
+
+    rows: Sequence[Row]
+    """Of metrics.jsonl, ascending. Any number may be absent or not finite."""
+    config: Config
+    attempts: Sequence[TaskTime] = ()
+    """Of the newest iterations, or of all; without them rules about nodes and shards are silent."""
+
+    @property
+    def trained(self) -> Sequence[Row]:
+        """The newest rows that are of a training iteration, not of the first policy's evaluation alone."""
+        return [row for row in self.rows[-LOOK_BACK:] if any(map(_is_of_training, row))]
+
+
+def _is_of_training(name: str) -> bool:
+    return name != "iteration" and not name.startswith("evaluate/")
+
+
+@dataclass(frozen=True)
+class Series:
+    """The finite values of one number, with their iterations."""
+
+    name: str
+    iterations: tuple[int, ...]
+    values: tuple[float, ...]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def last(self, count: int) -> "Series":
+        return Series(self.name, self.iterations[-count:], self.values[-count:])
+
+    def first(self, count: int) -> "Series":
+        return Series(self.name, self.iterations[:count], self.values[:count])
+
+    def between(self, first: int, last: int) -> "Series":
+        """Of these iterations, both included."""
+        kept = [(i, v) for i, v in zip(self.iterations, self.values, strict=True) if first <= i <= last]
+        return Series(self.name, tuple(i for i, _ in kept), tuple(v for _, v in kept))
+
+    @property
+    def middle(self) -> float:
+        return median(self.values)
+
+    @property
+    def span(self) -> str:
+        """Its iterations in words."""
+        return spanned(self.iterations[0], self.iterations[-1])
+
+
+def series(rows: Sequence[Row], name: str) -> Series:
+    """The values of ``name`` that can be trusted to be numbers."""
+    found = [(int(row["iteration"]), float(row[name])) for row in rows if is_number(row, name)]
+    return Series(name, tuple(i for i, _ in found), tuple(v for _, v in found))
+
+
+def is_number(row: Row, name: str) -> bool:
+    return _is_finite(row.get("iteration")) and _is_finite(row.get(name))
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and abs(value) < _IGNORED_ABOVE
+
+
+def recent(evidence: Evidence, name: str, count: int = WINDOW) -> Series | None:
+    """The last values, or None where there are too few to say anything, or none of late."""
+    rows = evidence.trained[-2 * count :]
+    found = series(rows, name).last(count)
+    return found if len(evidence.trained) >= MIN_ROWS and len(found) >= min(count, 3) else None
+
+
+def matching(evidence: Evidence, pattern: str) -> list[tuple[str, str]]:
+    """(name, first group) of the numbers in recent rows that match a regular expression, in order."""
+    names = dict.fromkeys(name for row in evidence.trained[-WINDOW:] for name in row)
+    return [(name, found[1]) for name in names if (found := re.fullmatch(pattern, name))]
+
+
+@dataclass(frozen=True)
+class Trend:
+    """The earlier and the later half of a series."""
+
+    earlier: Series
+    later: Series
+    step: float
+    """How far one value usually is from the next: what chance alone does."""
+
+    @property
+    def change(self) -> float:
+        return self.later.middle - self.earlier.middle
+
+    def rises(self, at_least: float = 0.0) -> bool:
+        """By more than twice what chance does, and at least so much."""
+        return self.change > max(2 * self.step, at_least, _smallest(self))
+
+    def falls(self, at_least: float = 0.0) -> bool:
+        return -self.change > max(2 * self.step, at_least, _smallest(self))
+
+
+def _smallest(trend: Trend) -> float:
+    """Rounding is no change."""
+    return 1e-9 * max(1.0, abs(trend.earlier.middle), abs(trend.later.middle))
+
+
+def trend_of(found: Series, least: int = 2 * WINDOW) -> Trend | None:
+    """Both halves; None for fewer than ``least`` values.
+
+    White noise of standard deviation s has a median step of about s, and the medians of two halves of ten
+    differ by 0.6 s: twice the step is then three times that.
+    """
+    if len(found) < max(least, 2):
+        return None
+    steps = [abs(b - a) for a, b in zip(found.values, found.values[1:], strict=False)]
+    half = len(found) // 2
+    return Trend(found.first(half), found.last(len(found) - half), median(steps))
+
+
+def evaluation_trend(rows: Sequence[Row], name: str = "evaluate/reward") -> Trend | None:
+    """Of the last six evaluations; they are rare, so four are enough."""
+    return trend_of(series(rows, name).last(6), _MIN_EVALUATIONS)
+
+
+def spanned(first: int, last: int) -> str:
+    return f"iteration {first}" if first == last else f"iterations {first}-{last}"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -1,0 +1,306 @@
+"""Every attempt at an iteration's tasks, from all that is known of them: commit records, failures, what was
+submitted, and Slurm's accounting where it answers.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pipeline.config.job_kinds import DRIVER
+from pipeline.config.scheduler import SlurmConfig, resources_of
+from pipeline.metrics.spans import Span, SpanEnd
+from pipeline.run import journal
+from pipeline.run.commits import Record
+from pipeline.run.directory import Run
+from pipeline.run.plan import policy_maker
+from pipeline.run.submissions import Submission
+from pipeline.run.tasks import Task, parse_task
+from slurm import accounting
+from slurm.sharedfiles import read_shared
+from slurm.states import Phase, SlurmState, phase_of
+
+_ATTEMPT = re.compile(r"(\d+)-(\d+)r(\d+)")
+"""Number, array and restarts in an attempt's id on Slurm; see :mod:`slurm.element`."""
+
+RecordOf = Callable[[Task], Record | None]
+TaskAttempt = tuple[Task, int]
+"""The task, and which attempt at it."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the scheduler knows of an iteration's jobs. Empty on this machine."""
+
+    submissions: Sequence[Submission] = ()
+    jobs: Sequence[accounting.Record] = ()
+    """None where accounting does not answer."""
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """An attempt that ended without a commit, as the journal and its own failure file have it."""
+
+    message: str
+    job: str
+    node: str
+    started: float | None
+    ended: float
+
+
+@dataclass
+class _Gathering:
+    """What spans are made from."""
+
+    run: Run
+    iteration: int
+    record_of: RecordOf
+    submissions: Mapping[str, Submission]
+    failed: Mapping[TaskAttempt, _Failed]
+    seen: set[TaskAttempt] = field(default_factory=set)
+    """Attempts that have a span."""
+    submission_of: Mapping[TaskAttempt, tuple[Submission, int]] = field(init=False)
+    """The submission of an attempt, and its array index."""
+
+    def __post_init__(self) -> None:
+        of_stages = (s for s in self.submissions.values() if s.iteration == self.iteration)
+        self.submission_of = {(t, s.number): (s, index) for s in of_stages for index, t in s.tasks()}
+
+
+def attempts_of(run: Run, iteration: int, record_of: RecordOf, facts: Facts, since: float) -> list[Span]:
+    """Spans of every attempt at the tasks of an iteration, and of driver jobs.
+
+    Args:
+        record_of: the commit record of a task, or None.
+        since: driver jobs that ended later than this unix time have no span yet.
+    """
+    by_name = {s.name: s for s in facts.submissions}
+    failed = read_failures(run, iteration, _begin(run, iteration, record_of, facts))
+    gathering = _Gathering(run, iteration, record_of, by_name, failed)
+    spans = [*_from_accounting(gathering, facts.jobs, since)]
+    spans += [*_from_records(gathering), *_from_failures(gathering), *_open(gathering)]
+    return _in_turn(spans)
+
+
+def last_written(run: Run, iteration: int) -> float:
+    """When the line of the iteration before was written; before the first one: when the run was made."""
+    lines = journal.read_tail(run.paths.spans)
+    times = [line["written"] for line in lines if line.get("iteration") == iteration - 1]
+    return float(times[-1]) if times else run.identity.created
+
+
+def _begin(run: Run, iteration: int, record_of: RecordOf, facts: Facts) -> float:
+    """A time before which nothing of an iteration can have failed."""
+    before = record_of(policy_maker(iteration - 1))
+    created = [s.created for s in facts.submissions if s.iteration == iteration and s.is_of_stage]
+    return min([before.ended if before else run.identity.created, *created])
+
+
+def read_failures(run: Run, iteration: int, since: float) -> dict[TaskAttempt, _Failed]:
+    """Failed attempts at the tasks of an iteration, from the end of the journal."""
+    found: dict[TaskAttempt, _Failed] = {}
+    for event in journal.read_since(run.paths.events, since):
+        if event.get("event") == "failed" and event["task"].startswith(f"{iteration}/"):
+            task, number = parse_task(event["task"]), int(event["attempt"])
+            said = _said(run, task, number)
+            node, ended = event.get("node", ""), float(said.get("ended", event["time"]))
+            found[task, number] = _Failed(
+                event["message"],
+                event.get("job", ""),
+                node or said.get("host", ""),
+                said.get("started"),
+                ended,
+            )
+    return found
+
+
+def _said(run: Run, task: Task, number: int) -> dict[str, Any]:
+    """What the attempt itself left; nothing if it was killed."""
+    path = run.paths.task(task).failure(number)
+    try:
+        said = json.loads(read_shared(path))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def ready_time(run: Run, task: Task, record_of: RecordOf) -> float | None:
+    """When the last of a task's inputs was committed; None while one is missing."""
+    records = [record_of(source) for source in run.plan.inputs(task)]
+    ended = [record.ended for record in records if record is not None]
+    return max(ended, default=None) if len(ended) == len(records) else None
+
+
+# --- accounting ------------------------------------------------------------------------------------------
+
+
+def _from_accounting(
+    gathering: _Gathering, jobs: Sequence[accounting.Record], since: float
+) -> Iterator[Span]:
+    runs: dict[tuple[str, str], list[accounting.Record]] = {}
+    for job in jobs:
+        if job.name in gathering.submissions:
+            runs.setdefault((job.name, job.job_id), []).append(job)
+    for (name, _), of_job in runs.items():
+        submission = gathering.submissions[name]
+        for restart, job in enumerate(sorted(of_job, key=lambda job: job.submitted or 0.0)):
+            if not submission.is_of_stage:
+                yield from _driver_span(submission, job, since)
+            elif submission.iteration == gathering.iteration:
+                yield from _task_spans(gathering, submission, job, restart, restart == len(of_job) - 1)
+
+
+def _driver_span(submission: Submission, job: accounting.Record, since: float) -> Iterator[Span]:
+    """Of a driver job that is over, in the first line after its end: the one that writes it still runs."""
+    is_over = phase_of(job.state) is Phase.ENDED or job.state is SlurmState.REQUEUED
+    if job.started is None or not is_over or job.started + job.elapsed <= since:
+        return
+    end = SpanEnd.FAILED if accounting.is_wasted(job) else SpanEnd.ENDED
+    name = f"{submission.purpose}-{submission.iteration}-{submission.number}"
+    yield _accounted(job, Span(DRIVER, 0, name, end, ready=job.eligible))
+
+
+def _task_spans(
+    gathering: _Gathering, submission: Submission, job: accounting.Record, restart: int, is_last: bool
+) -> Iterator[Span]:
+    index = job.job_id.partition("_")[2]
+    if not index.isdecimal() or index not in submission.elements:
+        return  # the part of an array that waits, in one line
+    task = submission.task(int(index))
+    array = job.job_id.partition("_")[0]
+    attempt = f"{submission.number}-{array}r{restart}"
+    record = gathering.record_of(task)
+    is_winner = record is not None and _is_of(record, submission.number, array, restart, is_last)
+    ready = job.eligible or ready_time(gathering.run, task, gathering.record_of)
+    span = Span(task.purpose, task.shard, attempt, _end(job, is_winner), ready=ready)
+    if job.started is None and phase_of(job.state) is Phase.ENDED:
+        return  # cancelled before it had started
+    gathering.seen.add((task, submission.number))
+    span = _accounted(job, span)
+    if record is not None and is_winner:
+        span = _with_record(span, record)
+    failed = gathering.failed.get((task, submission.number))
+    if span.end is SpanEnd.FAILED:
+        span = replace(span, note=failed.message if failed and is_last else str(job.state))
+    yield span
+
+
+def _is_of(record: Record, number: int, array: str, restart: int, is_last: bool) -> bool:
+    """Whether a job's run made the commit. A restart that accounting does not know is its last run."""
+    found = _ATTEMPT.fullmatch(record.attempt)
+    if found is None or (int(found[1]), found[2]) != (number, array):
+        return False
+    return int(found[3]) == restart or (is_last and int(found[3]) > restart)
+
+
+def _end(job: accounting.Record, is_winner: bool) -> SpanEnd:
+    if is_winner:
+        return SpanEnd.COMMITTED
+    if accounting.is_wasted(job) and phase_of(job.state) is not Phase.PENDING:
+        return SpanEnd.FAILED
+    if job.state is SlurmState.REQUEUED:
+        return SpanEnd.FAILED
+    return SpanEnd.ENDED if job.state is SlurmState.COMPLETED else SpanEnd.OPEN
+
+
+def _accounted(job: accounting.Record, span: Span) -> Span:
+    """With what accounting knows of where and when it ran."""
+    ended = job.started + job.elapsed if job.started is not None and job.elapsed else None
+    return replace(
+        span,
+        started=job.started,
+        ended=ended,
+        node=job.nodes,
+        lane=job.partition,
+        job=job.job_id,
+        cpus=job.cpus,
+        gpus=job.gpus,
+    )
+
+
+# --- records, failures, and what is open -----------------------------------------------------------------
+
+
+def _from_records(gathering: _Gathering) -> Iterator[Span]:
+    """Of commits whose jobs accounting has not told of."""
+    run = gathering.run
+    for task in run.plan.tasks(gathering.iteration):
+        record = gathering.record_of(task)
+        if record is None:
+            continue
+        number = int(record.attempt.split("-")[0]) if "-" in record.attempt else 0
+        if (task, number) not in gathering.seen:
+            gathering.seen.add((task, number))
+            span = replace(_plain(gathering, task, number, SpanEnd.COMMITTED), attempt=record.attempt)
+            yield _with_record(replace(span, job=span.job or record.job_id), record)
+
+
+def _plain(gathering: _Gathering, task: Task, number: int, end: SpanEnd) -> Span:
+    """What is known of any attempt: since when it could have started, where, and as which job."""
+    ready, job = ready_time(gathering.run, task, gathering.record_of), ""
+    if found := gathering.submission_of.get((task, number)):
+        submission, index = found
+        ready = None if ready is None else max(ready, submission.created)
+        job = f"{submission.state.job}_{index}" if submission.state.job else ""
+    lane = lane_of(gathering.run, task.purpose)
+    return Span(task.purpose, task.shard, str(number), end, ready=ready, lane=lane, job=job)
+
+
+def _with_record(span: Span, record: Record) -> Span:
+    """With what the task itself noted of its compute."""
+    computing = record.started + record.metrics.get("startup_seconds", 0.0)
+    return replace(
+        span,
+        computing=computing,
+        compute=record.metrics.get("compute_seconds", 0.0),
+        started=record.started if span.started is None else span.started,
+        ended=record.ended if span.ended is None else max(span.ended, computing),
+        node=span.node or record.host,
+    )
+
+
+def _from_failures(gathering: _Gathering) -> Iterator[Span]:
+    for (task, number), failed in gathering.failed.items():
+        if (task, number) not in gathering.seen:
+            gathering.seen.add((task, number))
+            span = _plain(gathering, task, number, SpanEnd.FAILED)
+            yield replace(
+                span,
+                started=failed.started,
+                ended=failed.ended,
+                node=failed.node,
+                job=failed.job or span.job,
+                note=failed.message,
+            )
+
+
+def _open(gathering: _Gathering) -> Iterator[Span]:
+    """What was submitted, and of which no more is known."""
+    for (task, number), (submission, index) in gathering.submission_of.items():
+        is_over = submission.state.is_withdrawn or str(index) in submission.state.ended
+        is_known = (task, number) in gathering.seen or gathering.record_of(task) is not None
+        if not is_over and not is_known:
+            yield _plain(gathering, task, number, SpanEnd.OPEN)
+
+
+def lane_of(run: Run, purpose: str) -> str:
+    """The partitions that a purpose asks for; on this machine the purpose."""
+    config = run.config.scheduler
+    if not isinstance(config, SlurmConfig):
+        return purpose
+    return ",".join(resources_of(config, purpose).partition) or "default partition"
+
+
+def _in_turn(spans: Sequence[Span]) -> list[Span]:
+    """An attempt that followed another at the same task could start when that had ended."""
+    found: list[Span] = []
+    last: dict[tuple[str, int], float] = {}
+    for span in sorted(spans, key=lambda s: (s.ended or s.started or float("inf"), s.number)):
+        before = last.get((span.purpose, span.shard))
+        if span.purpose != DRIVER and before is not None and span.ready is not None:
+            span = replace(span, ready=max(span.ready, before))
+        if span.ended is not None:
+            last[span.purpose, span.shard] = span.ended
+        found.append(span)
+    return found

@@ -1,0 +1,190 @@
+"""What a run cost on Slurm: hours of GPUs and CPUs, waiting and running, of every attempt."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pipeline.config.job_kinds import DRIVER
+from pipeline.metrics.attempts import Facts
+from pipeline.run import journal
+from pipeline.run.control import read_control
+from pipeline.run.directory import Run
+from pipeline.run.journal import Row
+from pipeline.run.submissions import Ledger, Submission
+from pipeline.run.tasks import Stage
+from slurm.accounting import Record, Usage, read_records, summarize
+from slurm.commands import SlurmError
+from slurm.query import NoAccounting
+
+Key = tuple[int, str]
+"""Iteration, and a stage, a pool's scores (``score-big``) or "driver"."""
+
+_PASS_PATIENCE = 10.0
+"""Seconds that a pass, which holds the lease, waits for sacct; a row without these numbers is no harm."""
+_ORDER: tuple[str, ...] = (*Stage, DRIVER)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the jobs of a run cost, driver jobs included."""
+
+    usage: Mapping[Key, Usage]
+
+    def of_stage(self, stage: str) -> Usage:
+        return total(usage for (_, name), usage in self.usage.items() if name == stage)
+
+    def of_iteration(self, iteration: int) -> dict[str, Usage]:
+        """By stage."""
+        return {stage: usage for (number, stage), usage in self.usage.items() if number == iteration}
+
+    @property
+    def stages(self) -> list[str]:
+        """Those that anything ran of, in the order of the pipeline."""
+        return sorted({stage for _, stage in self.usage}, key=_rank)
+
+    def to_json(self) -> dict[str, Any]:
+        iterations: dict[str, dict[str, Any]] = {}
+        for (iteration, stage), usage in self.usage.items():
+            iterations.setdefault(str(iteration), {})[stage] = asdict(usage)
+        return {
+            "stages": {stage: asdict(self.of_stage(stage)) for stage in self.stages},
+            "iterations": iterations,
+            "total": asdict(total(self.usage.values())),
+        }
+
+
+def _rank(stage: str) -> tuple[int, str]:
+    """Its place in the pipeline; pools by their names."""
+    name, _, pool = stage.partition("-")
+    return _ORDER.index(name), pool
+
+
+def read_costs(run: Run, iterations: Iterable[int], timeout: float = 60.0) -> Costs:
+    """Ask accounting for every attempt of these iterations; iteration 0 holds prepare and guard jobs.
+
+    One call of sacct for a thousand arrays.
+
+    Raises:
+        NoAccounting: sacct cannot be asked.
+        SlurmError: it answers nonsense.
+    """
+    submissions = Ledger(run.paths).load(iterations)
+    return costs_of(submissions, read_records({s.state.job for s in submissions if s.state.job}, timeout))
+
+
+def costs_of(submissions: Sequence[Submission], records: Iterable[Record]) -> Costs:
+    """Records belong to the submission of their job's name. Pure."""
+    keys = {s.name: (s.iteration, s.purpose if s.is_of_stage else DRIVER) for s in submissions}
+    grouped: dict[Key, list[Record]] = {}
+    for record in records:
+        if record.name in keys:  # an id that was given twice, after a controller lost its state, is not ours
+            grouped.setdefault(keys[record.name], []).append(record)
+    ordered = sorted(grouped, key=lambda key: (key[0], _rank(key[1])))
+    return Costs({key: summarize(grouped[key]) for key in ordered})
+
+
+def total(usages: Iterable[Usage]) -> Usage:
+    """Their sum."""
+    found = [asdict(usage) for usage in usages]
+    names = ("attempts", *(name for name in Usage.__dataclass_fields__ if name != "attempts"))
+    return Usage(**{name: sum(usage[name] for usage in found) for name in names})
+
+
+def wasted_share(usage: Usage) -> float:
+    """Share of GPU-hours, or of CPU-hours where there were no GPUs, of attempts that left no result."""
+    if usage.gpu_hours:
+        return usage.wasted_gpu_hours / usage.gpu_hours
+    return usage.wasted_cpu_hours / usage.cpu_hours if usage.cpu_hours else 0.0
+
+
+def metrics_of(stages: Mapping[str, Usage]) -> Row:
+    """The numbers of an iteration's row from what its stages cost. Pure."""
+    row: Row = {}
+    for stage, usage in stages.items():
+        row |= {
+            f"slurm/gpu_hours/{stage}": usage.gpu_hours,
+            f"slurm/cpu_hours/{stage}": usage.cpu_hours,
+            f"slurm/queue_seconds/{stage}": usage.queue_seconds,
+            f"slurm/run_seconds/{stage}": usage.run_seconds,
+            f"slurm/attempts/{stage}": usage.attempts,
+        }
+    if stages:
+        row["slurm/wasted_share"] = wasted_share(total(stages.values()))
+    return row
+
+
+@dataclass
+class Accountant:
+    """What is known of the jobs of the iterations that a pass writes rows of. Accounting is asked for each,
+    until it does not answer."""
+
+    run: Run
+    note: Callable[[str], None]
+    is_away: bool = field(default=False, init=False)
+
+    def facts_of(self, iteration: int) -> Facts:
+        """Jobs of the iteration, driver jobs of the one before, and guards."""
+        submissions = Ledger(self.run.paths).load({0, max(0, iteration - 1), iteration})
+        ours = [s for s in submissions if s.iteration == iteration or not s.is_of_stage]
+        if self.is_away:
+            return Facts(ours)
+        try:
+            return Facts(ours, read_records({s.state.job for s in ours if s.state.job}, _PASS_PATIENCE))
+        except (NoAccounting, SlurmError) as error:
+            self.is_away = True
+            self._note_once(f"rows are written without slurm/* numbers: {error}")
+            return Facts(ours)
+
+    def _note_once(self, text: str) -> None:
+        """In each call of a person's: where there is no accounting, every pass finds none."""
+        call = read_control(self.run.paths).call
+        noted = (e for e in journal.read_tail(self.run.paths.events) if e.get("event") == "no_accounting")
+        if all(event.get("call") != call for event in noted):
+            self.note(text)
+            journal.event(self.run.paths.events, "no_accounting", call=call)
+
+
+def cost_metrics(facts: Facts, iteration: int) -> Row:
+    """The part of an iteration's row that comes from accounting. Pure."""
+    return metrics_of(costs_of(facts.submissions, facts.jobs).of_iteration(iteration))
+
+
+_TITLES = ("stage", "attempts", "GPU hours", "CPU hours", "waited", "ran", "wasted")
+_WIDTHS = (9, 10, 10, 14, 14, 8)
+_NAME_WIDTHS = range(9, 15)
+"""Of the names of stages: as few as are enough; more would not fit into 80 columns."""
+
+
+def describe_costs(costs: Costs) -> str:
+    """A table of stages and the total."""
+    if not costs.usage:
+        return "accounting knows no job of this run"
+    rows = [(stage, costs.of_stage(stage)) for stage in costs.stages]
+    rows.append(("total", total(costs.usage.values())))
+    longest = max(len(name) for name, _ in rows)
+    width = max(_NAME_WIDTHS.start, min(longest, _NAME_WIDTHS[-1]))
+    lines = [_line(_TITLES, width), *(_line(_cells(name, usage), width) for name, usage in rows)]
+    lines.append("waited and ran: sums over all attempts; wasted: share of attempts without a result")
+    return "\n".join(lines)
+
+
+def _cells(name: str, usage: Usage) -> tuple[str, ...]:
+    from pipeline.text import duration
+
+    return (
+        name,
+        str(usage.attempts),
+        f"{usage.gpu_hours:.2f}",
+        f"{usage.cpu_hours:.2f}",
+        duration(usage.queue_seconds),
+        duration(usage.run_seconds),
+        f"{100 * wasted_share(usage):.1f} %",
+    )
+
+
+def _line(cells: Sequence[str], name_width: int) -> str:
+    from pipeline.text import shortened
+
+    first, *others = cells
+    name = shortened(first, name_width).ljust(name_width + 1)
+    return name + "".join(cell.rjust(width) for cell, width in zip(others, _WIDTHS, strict=True))

@@ -1,0 +1,394 @@
+"""Rules about what the policy learns. Pure; a rule without its numbers is silent."""
+
+from collections.abc import Callable, Iterator
+
+from pipeline.config.algorithm import GROUP_ESTIMATORS, CorrectionLevel, Estimator
+from pipeline.config.reward import RuleConfig
+from pipeline.metrics.advice_input import (
+    TREND_ROWS,
+    WINDOW,
+    Advice,
+    Evidence,
+    Rule,
+    Series,
+    Severity,
+    Trend,
+    evaluation_trend,
+    matching,
+    percent,
+    recent,
+    series,
+    trend_of,
+)
+from pipeline.text import number
+
+Findings = Iterator[Advice]
+
+_SOFTER = "raise algorithm.kl.coef (or set algorithm.kl.controller=adaptive), lower update.learning_rate"
+_IMPORTANT = 0.1
+"""Of the spread of rewards among responses: what mean rewards change by before it matters."""
+
+
+def reward_hacking(evidence: Evidence) -> Findings:
+    """The score rises, and what it stands for falls."""
+    important = _IMPORTANT * _spread(evidence)
+    heldout = evaluation_trend(evidence.trained)
+    if heldout and heldout.falls(important):
+        first, last = heldout.earlier.iterations[0], heldout.later.iterations[-1]
+        score = trend_of(series(evidence.trained, "reward/mean").between(first, last), least=4)
+        if score and score.rises(important):
+            yield _hacked(
+                Severity.PROBLEM, "the held-out reward falls while the reward rises", score, heldout
+            )
+    score = trend_of(series(evidence.trained, "reward/mean").last(TREND_ROWS))
+    if score and score.rises(important):
+        for name, trend in _rule_trends(evidence):
+            title = f"component {name} falls while the reward rises"
+            yield _hacked(Severity.WARNING, title, score, trend)
+
+
+def _hacked(severity: Severity, title: str, score: Trend, truth: Trend) -> Advice:
+    what = f"{_moved(score)}; {_moved(truth)}"
+    remedy = (
+        f"read the samples with the highest reward; {_SOFTER}, change the weights of reward.components, or "
+        "go back to the best policy (slurm-ppo fork RUN@best)"
+    )
+    return Advice(severity, Rule.REWARD_HACKING, title, what, remedy, (score.later.name, truth.later.name))
+
+
+def _moved(trend: Trend) -> str:
+    earlier, later = trend.earlier, trend.later
+    numbers = f"{number(earlier.middle)} ({earlier.span}) to {number(later.middle)} ({later.span})"
+    return f"{later.name} went from {numbers}"
+
+
+def _rule_trends(evidence: Evidence) -> Iterator[tuple[str, Trend]]:
+    """Of rules that count towards the reward and fall. Reward models are what is being hacked."""
+    components = evidence.config.reward.components
+    for name, component in components.items() if len(components) > 1 else ():
+        trend = trend_of(series(evidence.trained, f"reward/{name}/mean").last(TREND_ROWS))
+        spread = recent(evidence, f"reward/{name}/std")
+        important = _IMPORTANT * spread.middle if spread else 0.0
+        is_wanted = isinstance(component, RuleConfig) and component.weight > 0
+        if is_wanted and trend and trend.falls(important):
+            yield name, trend
+
+
+def _spread(evidence: Evidence) -> float:
+    found = recent(evidence, "reward/std")
+    return found.middle if found else 0.0
+
+
+def reward_falling(evidence: Evidence) -> Findings:
+    """The reward is half a standard deviation of responses below what it has been for a while."""
+    found = series(evidence.trained, "reward/mean").last(TREND_ROWS)
+    now, spread = found.last(WINDOW), _spread(evidence)
+    windows = [found.between(i, i + WINDOW - 1) for i in found.iterations[: -2 * WINDOW + 1]]
+    best = max((w for w in windows if len(w) == WINDOW), key=lambda w: w.middle, default=None)
+    if best and spread and best.middle - now.middle > 0.5 * spread:
+        what = (
+            f"reward/mean was {number(best.middle)} in {best.span} and is {number(now.middle)} in {now.span}"
+        )
+        remedy = f"{_SOFTER}, or go back with slurm-ppo fork RUN@{best.iterations[-1]}"
+        title = "the reward has fallen"
+        yield Advice(Severity.WARNING, Rule.REWARD_FALLING, title, what, remedy, (found.name,))
+
+
+_KL_FACTOR, _KL_FLOOR = 3.0, 0.1
+"""Nats per token: a KL that trebles within a few iterations matters once it is as much as this."""
+
+
+def kl_jump(evidence: Evidence) -> Findings:
+    """Three times as far from the reference as a few iterations before."""
+    jump = _jump(evidence, "objective/kl_per_token", _KL_FACTOR)
+    if jump and jump[1].middle > _KL_FLOOR:
+        title = "the policy runs away from the reference"
+        remedy = f"{_SOFTER}, or end updates early with algorithm.target_kl"
+        names = ("objective/kl_per_token", "objective/kl")
+        yield Advice(Severity.WARNING, Rule.KL_JUMP, title, _jumped(*jump), remedy, names)
+
+
+def _jump(evidence: Evidence, name: str, factor: float) -> tuple[Series, Series] | None:
+    """The ten values before, and the last three, if these are so many times as large."""
+    found = series(evidence.trained, name)
+    after, before = found.last(3), Series(name, found.iterations[-13:-3], found.values[-13:-3])
+    if len(before) < WINDOW:
+        return None
+    return (before, after) if after.middle > factor * abs(before.middle) else None
+
+
+def _jumped(before: Series, after: Series) -> str:
+    numbers = f"{number(before.middle)} in {before.span} and {number(after.middle)} in {after.span}"
+    return f"{after.name}: median {numbers}"
+
+
+_LENGTH_FACTOR = 2.0
+
+
+def length_change(evidence: Evidence) -> Findings:
+    """Responses of twice or half the length within 40 iterations. Growth that pays is only worth a note."""
+    found = series(evidence.trained, "response_length/mean").last(TREND_ROWS)
+    before, after = found.first(WINDOW), found.last(WINDOW)
+    if len(found) < 2 * WINDOW or before.middle <= 0:
+        return
+    what = f"{_jumped(before, after)} tokens"
+    if after.middle > _LENGTH_FACTOR * before.middle:
+        score = trend_of(series(evidence.trained, "reward/mean").last(TREND_ROWS))
+        severity = Severity.NOTE if score and score.rises() else Severity.WARNING
+        remedy = (
+            "read samples: if they ramble, give algorithm.shaping.overlong_buffer, add a length_penalty to "
+            "reward.components, or lower rollout.max_new_tokens"
+        )
+        title = "responses get much longer"
+        yield Advice(severity, Rule.LENGTH_EXPLOSION, title, what, remedy, (found.name,))
+    elif after.middle < before.middle / _LENGTH_FACTOR:
+        remedy = f"read samples: if they are cut short to please the reward, {_SOFTER}, or change the reward"
+        title = "responses get much shorter"
+        yield Advice(Severity.WARNING, Rule.LENGTH_COLLAPSE, title, what, remedy, (found.name,))
+
+
+_ENTROPY_LOW, _ENTROPY_GONE, _ENTROPY_FACTOR = 0.05, 0.01, 0.2
+"""Nats per token: at 0.05 about one token in a hundred is a choice. What began so has not collapsed."""
+
+
+def entropy_collapse(evidence: Evidence) -> Findings:
+    """The policy hardly tries anything any more."""
+    now = recent(evidence, "policy/entropy")
+    before = series(evidence.trained, "policy/entropy").first(WINDOW)
+    if now is None or now.middle > _ENTROPY_LOW or now.middle > _ENTROPY_FACTOR * before.middle:
+        return
+    severity = Severity.PROBLEM if now.middle < _ENTROPY_GONE else Severity.WARNING
+    remedy = (
+        "set algorithm.entropy_coef above 0, raise algorithm.clip_range_high or rollout.temperature, lower "
+        "update.learning_rate, or go back to before it fell (slurm-ppo fork RUN@ITERATION)"
+    )
+    title = "the policy's entropy is nearly gone"
+    what = f"{_jumped(before, now)} nats per token"
+    yield Advice(severity, Rule.ENTROPY_COLLAPSE, title, what, remedy, ("policy/entropy",))
+
+
+_FLAT_MANY, _FLAT_ALL = 0.5, 0.9
+
+
+def flat_groups(evidence: Evidence) -> Findings:
+    """Prompts whose samples all score the same: estimators that compare them learn nothing there."""
+    found = recent(evidence, "reward/frac_zero_std")
+    config = evidence.config
+    if config.rollout.samples_per_prompt < 2 or found is None or found.middle <= _FLAT_MANY:
+        return
+    compares = config.algorithm.estimator in GROUP_ESTIMATORS
+    severity = Severity.PROBLEM if compares and found.middle > _FLAT_ALL else Severity.WARNING
+    rewards = recent(evidence, "reward/mean")
+    mean = f", mean reward {number(rewards.middle)}" if rewards else ""
+    what = f"{percent(found.middle)} of prompts in {found.span}{mean}"
+    remedy = (
+        "use data.prompts that are neither always nor never solved, raise rollout.samples_per_prompt or "
+        "rollout.temperature; algorithm.shaping.filter_groups leaves such prompts out of the update"
+    )
+    title = "most prompts' samples score the same"
+    yield Advice(severity, Rule.FLAT_GROUPS, title, what, remedy, (found.name,))
+
+
+_CLIPPED_MUCH = 0.3
+"""PPO's own runs clip a few to twenty in a hundred; of more, most of the gradient is thrown away."""
+_STILL = 1e-7
+"""KL per token of an update: below the rounding of single precision nothing has moved."""
+
+
+def clipping(evidence: Evidence) -> Findings:
+    """Steps that go too far, or nowhere."""
+    low, high = (recent(evidence, f"policy/clip_fraction_{side}") for side in ("low", "high"))
+    if low and high and low.middle + high.middle > _CLIPPED_MUCH:
+        what = f"{percent(low.middle)} of tokens below and {percent(high.middle)} above, in {low.span}"
+        remedy = "lower update.learning_rate, update.epochs or update.minibatches, or set algorithm.target_kl"
+        title = "too many tokens are clipped"
+        yield Advice(Severity.WARNING, Rule.CLIPPING, title, what, remedy, (low.name, high.name))
+    moved, rate = recent(evidence, "policy/approx_kl"), recent(evidence, "policy/learning_rate")
+    update = evidence.config.update
+    # With one step in all the ratio is 1 when it is measured; and at its schedule's end a run stands still.
+    is_seen = update.epochs * update.minibatches > 1 and rate and rate.middle > 0.01 * update.learning_rate
+    if is_seen and moved and abs(moved.middle) < _STILL:
+        what = f"policy/approx_kl is {number(moved.middle)} in {moved.span}, and nothing is clipped"
+        remedy = "raise update.learning_rate; look at policy/grad_norm, reward/std and policy/advantage_std"
+        title = "the updates hardly move the policy"
+        yield Advice(Severity.WARNING, Rule.NOTHING_MOVES, title, what, remedy, (moved.name,))
+
+
+def stopped_early(evidence: Evidence) -> Findings:
+    """Most of each update's steps are not taken."""
+    update = evidence.config.update
+    planned = update.epochs * update.minibatches
+    stopped, steps = recent(evidence, "policy/stopped_early"), recent(evidence, "policy/steps")
+    if stopped and steps and stopped.middle == 1 and steps.middle < planned / 2:
+        what = f"{number(steps.middle)} of {planned} steps are taken in {steps.span}"
+        remedy = "lower update.learning_rate or update.epochs, or raise algorithm.target_kl"
+        title = "algorithm.target_kl ends updates early"
+        yield Advice(Severity.NOTE, Rule.STOPPED_EARLY, title, what, remedy, (stopped.name, steps.name))
+
+
+_RATIO_ERROR = 0.01
+"""Of the largest of all tokens: kernels whose sums come in any order stay below it, wrong inputs do not."""
+
+
+def first_ratio(evidence: Evidence) -> Findings:
+    """Before the first step old and new policy are the same, so the ratio must be 1."""
+    found = recent(evidence, "policy/ratio_error_first")
+    if found and found.middle > _RATIO_ERROR:
+        what = f"{found.name}: median {number(found.middle)} in {found.span}; 0 is right"
+        remedy = (
+            "set update.attention=eager and update.remove_padding=false to see whether kernels are to blame, "
+            "or update.precision=fp32; if it stays, please report it"
+        )
+        title = "the first ratio is not 1"
+        yield Advice(Severity.PROBLEM, Rule.FIRST_RATIO, title, what, remedy, (found.name,))
+
+
+_SKIPPED_SHARE, _OVERFLOW_SHARE = 0.02, 0.2
+"""fp16 looks for its loss scale by overflowing now and then; a step in five is more than that."""
+
+
+def skipped_steps(evidence: Evidence) -> Findings:
+    """Steps that were lost to numbers that are not finite."""
+    for name, share, rule, title, remedy in _LOST_STEPS:
+        rows = evidence.trained[-2 * WINDOW :]
+        lost, taken = series(rows, name), series(rows, "policy/steps")
+        total = sum(lost.values) + sum(taken.values)
+        if len(lost) >= WINDOW and total > 0 and sum(lost.values) / total > share:
+            what = f"{number(sum(lost.values))} of {number(total)} steps in {lost.span}"
+            yield Advice(Severity.WARNING, rule, title, what, remedy, (name, "policy/steps"))
+
+
+_LOST_STEPS = (
+    (
+        "policy/skipped_steps",
+        _SKIPPED_SHARE,
+        Rule.SKIPPED_STEPS,
+        "steps are skipped: losses or gradients are not finite",
+        "lower update.learning_rate or algorithm.clip_range_high; with update.precision=fp16 use bf16",
+    ),
+    (
+        "policy/overflow_steps",
+        _OVERFLOW_SHARE,
+        Rule.LOSS_SCALE,
+        "fp16 overflows again and again",
+        "set update.precision=bf16 where the GPUs have it, else lower update.learning_rate",
+    ),
+)
+
+_NORM_FACTOR = 10.0
+
+
+def gradient_explosion(evidence: Evidence) -> Findings:
+    """Gradients ten times as large as before, and clipped to update.max_grad_norm."""
+    rates = {"policy": "update.learning_rate", "value": "update.critic_learning_rate"}
+    for model, key in rates.items():
+        jump = _jump(evidence, f"{model}/grad_norm", _NORM_FACTOR)
+        if jump and jump[1].middle > evidence.config.update.max_grad_norm:
+            remedy = f"lower {key} or raise update.warmup_steps; look at rewards and lengths of the same rows"
+            title = f"gradients of the {'critic' if model == 'value' else 'policy'} explode"
+            names = (f"{model}/grad_norm",)
+            yield Advice(Severity.WARNING, Rule.GRADIENT_EXPLOSION, title, _jumped(*jump), remedy, names)
+
+
+def blind_critic(evidence: Evidence) -> Findings:
+    """A critic that foresees no more than a constant adds noise to advantages. It is given ten iterations."""
+    found = recent(evidence, "value/explained_variance")
+    is_used = evidence.config.algorithm.estimator is Estimator.GAE
+    if not is_used or found is None or len(evidence.trained) < 2 * WINDOW or found.middle > 0.0:
+        return
+    what = f"{found.name}: median {number(found.middle)} in {found.span}; 0 is a constant, 1 is all"
+    remedy = (
+        "raise update.critic_learning_rate or update.epochs, start model.critic from the reward model, or "
+        "set algorithm.estimator=rloo, which needs no critic"
+    )
+    title = "the critic explains nothing"
+    yield Advice(Severity.WARNING, Rule.BLIND_CRITIC, title, what, remedy, (found.name,))
+
+
+_CUT_MANY, _CUT_MOST = 0.25, 0.75
+"""Of responses; an untrained model may ramble, but what never ends is scored for a beginning."""
+
+
+def truncation(evidence: Evidence) -> Findings:
+    """Responses that were cut at rollout.max_new_tokens, and did not end."""
+    found = recent(evidence, "finish_reason/length") or recent(evidence, "response_length/clip_ratio")
+    if found is None or found.middle <= _CUT_MANY:
+        return
+    severity = Severity.PROBLEM if found.middle > _CUT_MOST else Severity.WARNING
+    limit = evidence.config.rollout.max_new_tokens
+    what = f"{percent(found.middle)} of responses end at rollout.max_new_tokens={limit}, in {found.span}"
+    remedy = (
+        "raise rollout.max_new_tokens (and model.context_length), or teach ending: "
+        "algorithm.shaping.missing_eos_penalty, algorithm.shaping.overlong_buffer"
+    )
+    title = "many responses are cut at the length limit"
+    yield Advice(severity, Rule.TRUNCATION, title, what, remedy, (found.name,))
+
+
+_LOST_SHARE = 0.01
+_LOST_HOW = {
+    "truncated": "did not fit the reward model's context and were cut",
+    "unscored": "could not be scored",
+    "late": "took longer than time_limit and got timeout_score",
+    "unreadable": "got a reply that held no score",
+}
+
+
+def unscored(evidence: Evidence) -> Findings:
+    """More than one response in a hundred has a reward that is not about it."""
+    responses = evidence.config.responses_per_iteration
+    for name, kind in matching(evidence, rf"reward/.+/({'|'.join(_LOST_HOW)})"):
+        found, component = recent(evidence, name), name.split("/")[1]
+        if found and found.middle > _LOST_SHARE * responses:
+            what = (
+                f"{number(found.middle)} of {responses} responses {_LOST_HOW[kind]} (median of {found.span})"
+            )
+            remedy = (
+                "lower rollout.max_new_tokens or data.max_prompt_tokens, or take another reward model"
+                if kind == "truncated"
+                else f"look at the logs (slurm-ppo logs RUN reward) and at {component} of reward.components"
+            )
+            title = f"rewards of component {component} are not of the whole response"
+            title = title if kind == "truncated" else f"responses without a score of component {component}"
+            yield Advice(Severity.WARNING, Rule.UNSCORED, title, what, remedy, (name,))
+
+
+_K3_MUCH, _K3_TOO_MUCH = 0.01, 0.1
+"""Nats per token. Engines that differ in rounding alone are at 1e-3 (bf16) and below."""
+
+
+def engine_mismatch(evidence: Evidence) -> Findings:
+    """What generated the responses and what trains on them compute different probabilities."""
+    found = recent(evidence, "mismatch/k3")
+    if found is None or found.middle <= _K3_MUCH:
+        return
+    config = evidence.config
+    severity = Severity.PROBLEM if found.middle > _K3_TOO_MUCH else Severity.WARNING
+    is_corrected = config.algorithm.correction.level is not CorrectionLevel.NONE
+    correct = "" if is_corrected else "set algorithm.correction.level=token; "
+    what = f"{found.name}: median {number(found.middle)} nats per token in {found.span}"
+    remedy = (
+        f"{correct}give rollout.precision={config.rollout_precision} and "
+        f"update.precision={config.update.precision} the same format, or try rollout.engine=transformers"
+    )
+    title = "the rollout engine's probabilities differ from the trainer's"
+    yield Advice(severity, Rule.ENGINE_MISMATCH, title, what, remedy, (found.name, "mismatch/kl"))
+
+
+LEARNING_RULES: tuple[Callable[[Evidence], Findings], ...] = (
+    reward_hacking,
+    reward_falling,
+    kl_jump,
+    length_change,
+    entropy_collapse,
+    flat_groups,
+    clipping,
+    stopped_early,
+    first_ratio,
+    skipped_steps,
+    gradient_explosion,
+    blind_critic,
+    truncation,
+    unscored,
+    engine_mismatch,
+)

@@ -1,0 +1,109 @@
+"""One flat row per iteration, from the records of its tasks."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.run.commits import Record
+from pipeline.run.tasks import Stage
+
+_SCORING = (Stage.SCORE, Stage.REWARD)
+
+
+_OWN_OF_RECORD = frozenset(
+    {"compute_seconds", "startup_seconds", "peak_memory_gib", "peak_gpu_memory_gib", "response_tokens"}
+)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What the row's times are counted from. Unix times, and counts."""
+
+    created: float
+    """When the run was made."""
+    previous_end: float
+    """When the previous policy was committed; of the first iteration: when prepare was. 0: nobody knows."""
+    iterations: int
+    recent_seconds: Sequence[float]
+    """``seconds/iteration`` of the last few rows, this one not included."""
+
+
+def iteration_row(
+    iteration: int, records: Mapping[str, Sequence[Record]], clock: Clock
+) -> dict[str, float | int]:
+    """The row of one iteration from its commit records by :attr:`Task.purpose`. Pure.
+
+    Records may be missing, and then so are the numbers that they had.
+    """
+    row: dict[str, float | int] = {"iteration": iteration, "policy_version": iteration}
+    if rollouts := records.get(Stage.ROLLOUT):
+        row["epoch"] = int(rollouts[0].metrics["epoch"])
+        row["rollout/refused"] = sum(r.metrics.get("refused", 0.0) for r in rollouts)
+    for update in records.get(Stage.UPDATE, ()):
+        row |= {name: value for name, value in update.metrics.items() if name not in _OWN_OF_RECORD}
+    row |= _counted([r for rs in records.values() for r in rs if r.task.stage in _SCORING])
+    for stage, stage_records in records.items():
+        row |= stage_metrics(stage, stage_records)
+    if evaluation := records.get(Stage.EVALUATE):
+        row |= evaluation_metrics(evaluation[0])
+    return row | pace_metrics(iteration, [r for rs in records.values() for r in rs], clock)
+
+
+def pace_metrics(iteration: int, records: Sequence[Record], clock: Clock) -> dict[str, float]:
+    """How long an iteration took, up to its update, and how long the rest will."""
+    training = [record for record in records if record.task.stage is not Stage.EVALUATE]
+    if not training:
+        return {}
+    # From its own first task where that came later: a run that lay still between iterations was not slow. And
+    # where the previous policy was made again meanwhile.
+    begin, end = min(record.started for record in training), max(record.ended for record in training)
+    begin = max(begin, clock.previous_end) if clock.previous_end < end else begin
+    pace = [*clock.recent_seconds, end - begin]
+    return {
+        "seconds/iteration": end - begin,
+        "seconds/elapsed": end - clock.created,
+        "seconds/remaining": statistics.median(pace) * (clock.iterations - iteration),
+    }
+
+
+def stage_metrics(stage: str, records: Sequence[Record]) -> dict[str, float]:
+    """Time, speed and memory of one stage, or of one pool's scores."""
+    wall = max(r.ended for r in records) - min(r.started for r in records)
+    metrics = {
+        f"seconds/{stage}": wall,
+        f"seconds/compute/{stage}": sum(r.metrics["compute_seconds"] for r in records),
+        f"memory_gib/{stage}": max(r.metrics["peak_memory_gib"] for r in records),
+    }
+    last = max(records, key=lambda r: r.ended).job_id
+    if last.isdecimal():
+        metrics[f"slurm/job_id/{stage}"] = int(last)
+    tokens = sum(r.metrics.get("response_tokens", 0.0) for r in records)
+    if tokens:
+        metrics[f"tokens_per_second/{stage}"] = tokens / wall
+    gpu = [r.metrics["peak_gpu_memory_gib"] for r in records if "peak_gpu_memory_gib" in r.metrics]
+    if gpu:
+        metrics[f"gpu_memory_gib/{stage}"] = max(gpu)
+    return metrics
+
+
+def evaluation_metrics(record: Record) -> dict[str, float]:
+    found = {name: value for name, value in record.metrics.items() if name.startswith("evaluate/")}
+    found["evaluate/response_length"] = record.metrics["response_tokens"] / record.metrics["responses"]
+    if turns := record.metrics.get("turns"):
+        found["evaluate/num_turns"] = turns / record.metrics["responses"]
+    return found
+
+
+_COUNTED = frozenset({"truncated", "unscored", "late", "unreadable", "retries"})
+"""What scoring counts for a component."""
+
+
+def _counted(records: Sequence[Record]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for record in records:
+        for name, value in record.metrics.items():
+            what, _, component = name.partition("/")
+            if what in _COUNTED:
+                key = f"reward/{component}/{what}"
+                totals[key] = totals.get(key, 0.0) + value
+    return totals

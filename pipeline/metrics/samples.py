@@ -1,0 +1,156 @@
+"""A few of an iteration's responses, to be read by people: in the report and in W&B's table."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from pipeline.run.commits import CorruptData, Record, read_record
+from pipeline.run.directory import Run
+from pipeline.run.seeds import derive_seed
+from pipeline.run.tasks import Stage, Task
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_READ_BYTES = 64 << 20
+"""Of rollout data for one iteration: more shards than these hold are not read for a few samples."""
+_COMPONENT = "reward/"
+"""Begins the names of the components' columns; see :func:`pipeline.run.schemas.component_column`."""
+
+
+class Choice(StrEnum):
+    """Why a sample was chosen."""
+
+    BEST = "best"
+    """Among the highest total rewards of what was read."""
+    WORST = "worst"
+    """Among the lowest."""
+    RANDOM = "random"
+    """Drawn from the others."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One response and what it was given."""
+
+    iteration: int
+    prompt_id: str
+    sample_index: int
+    prompt: str
+    response: str
+    reward: float
+    """Total, before KL."""
+    components: Mapping[str, float] = field(default_factory=dict)
+    """By name, before their weights."""
+    kl: float | None = None
+    """Rollout minus reference log-probability, summed over the policy's own tokens (k1); None where the
+    reward shard has no reference's: KL is off, or the update computes them."""
+    length: int = 0
+    """Response tokens, those between the policy's turns included."""
+    finish_reason: str = ""
+    num_turns: int = 1
+
+
+def read_samples(run: Run, iteration: int, max_bytes: int = _READ_BYTES) -> list[Sample]:
+    """Sampled responses of an iteration, greedy ones left out, in the order of shards and rows.
+
+    Shards that are gone or corrupt are left out, and so none may be left. Of an iteration with more than
+    ``max_bytes`` of rollout data some shards are read, drawn by the run's seed, at least one.
+    """
+    found: dict[int, list[Sample]] = {}
+    read = 0
+    for shard in _shard_order(run, iteration):
+        if read and read >= max_bytes:
+            break
+        rollout = _record(run, Task(iteration, Stage.ROLLOUT, shard))
+        reward = _record(run, Task(iteration, Stage.REWARD, shard))
+        if rollout is not None and reward is not None:
+            found[shard] = _read_shard(run, rollout, reward)
+            read += sum(entry.bytes for entry in rollout.outputs)
+    return [sample for shard in sorted(found) for sample in found[shard]]
+
+
+def choose(
+    samples: Sequence[Sample], best: int = 4, worst: int = 4, at_random: int = 8, seed: int = 0
+) -> list[tuple[Choice, Sample]]:
+    """The highest rewards, descending, the lowest, ascending, and some of the others, by the seed. Pure.
+
+    No sample is chosen twice: of few samples the best come first. Rewards that are not numbers are only
+    chosen at random.
+    """
+    ranked = sorted((s for s in samples if s.reward == s.reward), key=lambda sample: sample.reward)
+    highest = ranked[::-1][:best]
+    lowest = ranked[: max(0, min(worst, len(ranked) - len(highest)))]
+    taken = {id(sample) for sample in (*highest, *lowest)}
+    others = [sample for sample in samples if id(sample) not in taken]
+    drawn = random.Random(seed).sample(others, min(at_random, len(others)))
+    groups = ((Choice.BEST, highest), (Choice.WORST, lowest), (Choice.RANDOM, drawn))
+    return [(choice, sample) for choice, group in groups for sample in group]
+
+
+def sample_seed(run: Run, iteration: int) -> int:
+    """The seed of what is drawn from an iteration: the same whenever and by whomever it is asked."""
+    return derive_seed(run.config.seed, "samples", iteration)
+
+
+def _shard_order(run: Run, iteration: int) -> list[int]:
+    shards = list(range(run.plan.num_shards))
+    random.Random(sample_seed(run, iteration)).shuffle(shards)
+    return shards
+
+
+def _record(run: Run, task: Task) -> Record | None:
+    try:
+        return read_record(run.paths, task)
+    except CorruptData:
+        return None
+
+
+def _read_shard(run: Run, rollout: Record, reward: Record) -> list[Sample]:
+    """None where the files are not what was committed, or of another version of slurm-ppo."""
+    from pipeline.run.schemas import REWARD, ROLLOUT, SchemaError, is_sampled
+    from pipeline.run.shards import read_shard
+
+    try:
+        texts = read_shard(run.paths, rollout, ROLLOUT)
+        scores = read_shard(run.paths, reward, REWARD)
+    except (CorruptData, SchemaError, OSError):
+        return []
+    sampled = is_sampled(texts)
+    return _samples(rollout.task.iteration, texts.filter(sampled), scores.filter(sampled))
+
+
+def _samples(iteration: int, texts: "pa.Table", scores: "pa.Table") -> list[Sample]:
+    columns = [
+        *(texts[name].to_pylist() for name in ("prompt_id", "sample_index", "prompt_text", "response_text")),
+        scores["reward"].to_pylist(),
+        _components(scores),
+        _kls(texts, scores),
+        [len(tokens) for tokens in texts["response_tokens"]],
+        texts["finish_reason"].to_pylist(),
+        texts["num_turns"].to_pylist(),
+    ]
+    return [Sample(iteration, *row) for row in zip(*columns, strict=True)]
+
+
+def _components(scores: "pa.Table") -> list[dict[str, float]]:
+    """[rows] the components' scores by their names."""
+    columns = [name for name in scores.column_names if name.startswith(_COMPONENT)]
+    rows = scores.select(columns).to_pylist()
+    return [{name.removeprefix(_COMPONENT): value for name, value in row.items()} for row in rows]
+
+
+def _kls(texts: "pa.Table", scores: "pa.Table") -> list[float | None]:
+    """[rows] see :attr:`Sample.kl`."""
+    names = ("rollout_logprobs", "response_mask")
+    columns = (*(texts[name] for name in names), scores["reference_logprobs"])
+    return [_kl(*row) for row in zip(*columns, strict=True)]
+
+
+def _kl(rollout: "pa.ListScalar", mask: "pa.ListScalar", reference: "pa.ListScalar") -> float | None:
+    if not reference.is_valid:
+        return None
+    gaps = rollout.values.to_numpy() - reference.values.to_numpy()
+    return float(gaps[mask.values.to_numpy(zero_copy_only=False)].sum(dtype="float64"))

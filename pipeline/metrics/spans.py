@@ -1,0 +1,334 @@
+"""When and where every attempt waited and ran: lines of ``spans.jsonl``, one for each iteration. Pure.
+
+A line has the sums of each stage over all attempts, and the attempts themselves as short lists, thinned where
+an iteration has thousands, so that the file stays readable however long the run is.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from pipeline.config.job_kinds import DRIVER
+
+_MOST_ATTEMPTS = 400
+"""Of a stage and iteration that a line holds one by one."""
+_DIGITS = 2
+"""Of seconds: sacct knows whole ones, and a bar of ten milliseconds is narrower than a pixel."""
+
+
+class SpanEnd(StrEnum):
+    """How an attempt ended."""
+
+    COMMITTED = "committed"
+    """Its result is the task's."""
+    FAILED = "failed"
+    """Without a result: it failed, was killed, preempted, requeued."""
+    ENDED = "ended"
+    """Well, but without a result that counts: a driver job, or another attempt was first."""
+    OPEN = "open"
+    """Not yet, when it was looked at: it waits or runs."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """One attempt at a task, or one driver job. Times are unix seconds; None where nobody knows them."""
+
+    purpose: str
+    """Of the task, or ``driver``."""
+    shard: int
+    attempt: str
+    """The attempt's id; of a driver job its kind and number."""
+    end: SpanEnd
+    ready: float | None = None
+    """Since when nothing but the scheduler kept it from starting: inputs committed, dependencies met."""
+    started: float | None = None
+    computing: float | None = None
+    """When its model began to compute; where no model does, when the task's own code began."""
+    ended: float | None = None
+    compute: float = 0.0
+    """Seconds of model compute."""
+    node: str = ""
+    lane: str = ""
+    """Its partition; on this machine its purpose."""
+    job: str = ""
+    note: str = ""
+    """Why it failed."""
+    cpus: int = 0
+    gpus: int = 0
+    """0 where no accounting says."""
+
+    @property
+    def number(self) -> int:
+        """Which attempt at the task: names the folder of its log."""
+        first = self.attempt.split("-")[0]
+        return int(first) if first.isdecimal() else 0
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """A stage of an iteration (or a pool's scores, or driver jobs): sums over its attempts, in seconds.
+
+    ``run`` is ``startup + compute + idle + retry`` for tasks; driver jobs only wait and run.
+    """
+
+    lane: str
+    attempts: int
+    """That started."""
+    failed: int
+    ready: float | None
+    """Unix time at which the first of them could have started."""
+    started: float | None
+    """Unix time of the first start."""
+    ended: float | None
+    """Unix time of the last end."""
+    queue: float
+    """From ready to started."""
+    run: float
+    """From started to ended, of every attempt that has ended."""
+    startup: float
+    """Of committed attempts, from the job's start to the first model compute."""
+    compute: float
+    """Of committed attempts, in which a model computed."""
+    idle: float
+    """Of committed attempts, the rest: reading, hashing, rules, writing, leaving."""
+    retry: float
+    """Of attempts without a result that counts."""
+    gpu_hours: float
+    cpu_hours: float
+
+    def plus(self, other: "StageTime") -> "StageTime":
+        """The sums of both, where and when the first was."""
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in _SUMS})
+
+
+_SUMS = (
+    "attempts",
+    "failed",
+    "queue",
+    "run",
+    "startup",
+    "compute",
+    "idle",
+    "retry",
+    "gpu_hours",
+    "cpu_hours",
+)
+
+
+@dataclass(frozen=True)
+class IterationSpans:
+    """A line of ``spans.jsonl``."""
+
+    iteration: int
+    stages: Mapping[str, StageTime]
+    """By purpose, in the order in which they began."""
+    attempts: tuple[Span, ...] = ()
+    left_out: int = 0
+    """Attempts that are in the sums and not in ``attempts``."""
+    written: float = 0.0
+    """When the line was made, unix time. A driver job is in the first line after its end."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where the seconds of one attempt went."""
+
+    queue: float = 0.0
+    run: float = 0.0
+    startup: float = 0.0
+    compute: float = 0.0
+    idle: float = 0.0
+    retry: float = 0.0
+
+
+def parts_of(span: Span) -> Parts:
+    """Split an attempt's time. What is not known counts as nothing."""
+    queue = max(0.0, span.started - span.ready) if span.started and span.ready else 0.0
+    if span.started is None or span.ended is None:
+        return Parts(queue)
+    run = max(0.0, span.ended - span.started)
+    if span.purpose == DRIVER:
+        return Parts(queue, run)
+    if span.end is not SpanEnd.COMMITTED:
+        return Parts(queue, run, retry=run)
+    first = span.started if span.computing is None else span.computing
+    startup = min(max(0.0, first - span.started), run)
+    compute = min(span.compute, run - startup)
+    return Parts(queue, run, startup, compute, run - startup - compute)
+
+
+def stage_times(spans: Iterable[Span]) -> dict[str, StageTime]:
+    """The sums of each purpose."""
+    groups: dict[str, list[Span]] = {}
+    for span in sorted(spans, key=lambda s: s.started or s.ready or 0.0):
+        groups.setdefault(span.purpose, []).append(span)
+    return {purpose: _stage_time(group) for purpose, group in groups.items()}
+
+
+def _stage_time(spans: Sequence[Span]) -> StageTime:
+    parts = [parts_of(span) for span in spans]
+    started = [span for span in spans if span.started is not None]
+    lanes = Counter(span.lane for span in spans)
+
+    def total(name: str) -> float:
+        return math.fsum(getattr(part, name) for part in parts)
+
+    def hours(held: Callable[[Span], int]) -> float:
+        return math.fsum(held(span) * part.run for span, part in zip(spans, parts, strict=True)) / 3600
+
+    return StageTime(
+        lane=lanes.most_common(1)[0][0],
+        attempts=len(started),
+        failed=sum(span.end is SpanEnd.FAILED for span in spans),
+        ready=min((span.ready for span in spans if span.ready is not None), default=None),
+        started=min((span.started for span in started if span.started is not None), default=None),
+        ended=max((span.ended for span in spans if span.ended is not None), default=None),
+        **{name: total(name) for name in ("queue", "run", "startup", "compute", "idle", "retry")},
+        gpu_hours=hours(lambda span: span.gpus),
+        cpu_hours=hours(lambda span: span.cpus),
+    )
+
+
+def iteration_spans(iteration: int, spans: Sequence[Span], written: float = 0.0) -> IterationSpans:
+    """The sums of all spans, and the spans, thinned."""
+    kept = _thinned(spans)
+    return IterationSpans(iteration, stage_times(spans), tuple(kept), len(spans) - len(kept), written)
+
+
+def _thinned(spans: Sequence[Span]) -> list[Span]:
+    """Of each purpose what failed, the one that ended last, and others evenly, in the order of starts."""
+    groups: dict[str, list[Span]] = {}
+    for span in sorted(spans, key=lambda s: (s.started or s.ready or 0.0, s.shard)):
+        groups.setdefault(span.purpose, []).append(span)
+    return [span for group in groups.values() for span in _some(group)]
+
+
+def _some(spans: Sequence[Span]) -> list[Span]:
+    if len(spans) <= _MOST_ATTEMPTS:
+        return list(spans)
+    failed = [i for i, span in enumerate(spans) if span.end is SpanEnd.FAILED][: _MOST_ATTEMPTS // 2]
+    last = max(range(len(spans)), key=lambda i: spans[i].ended or 0.0)
+    room = _MOST_ATTEMPTS - len(failed) - 1
+    evenly = (i * len(spans) // room for i in range(room))
+    return [spans[i] for i in sorted({*failed, *evenly, last})]
+
+
+def share_metrics(stages: Mapping[str, StageTime]) -> dict[str, float]:
+    """The part of an iteration's row that says what of the stages' job time was no compute."""
+    ran = {purpose: stage for purpose, stage in stages.items() if stage.run and purpose != DRIVER}
+    return {
+        f"slurm/{part}_share/{purpose}": getattr(stage, part) / stage.run
+        for part in ("startup", "idle")
+        for purpose, stage in ran.items()
+    }
+
+
+# --- lines ---------------------------------------------------------------------------------------------
+
+_TIMES = ("ready", "started", "computing", "ended")
+
+
+def to_line(spans: IterationSpans) -> dict[str, Any]:
+    """A line of ``spans.jsonl``: times count from ``base``, and names are places in ``names``."""
+    times = [getattr(stage, name) for stage in spans.stages.values() for name in ("ready", "started")]
+    base = round(min((time for time in times if time is not None), default=0.0))
+    names = dict.fromkeys(name for span in spans.attempts for name in (span.purpose, span.node, span.lane))
+    place = {name: index for index, name in enumerate(names)}
+    return {
+        "iteration": spans.iteration,
+        "written": spans.written,
+        "base": base,
+        "left_out": spans.left_out,
+        "names": list(names),
+        "stages": {purpose: _stage_line(stage) for purpose, stage in spans.stages.items()},
+        "attempts": [_attempt_line(span, base, place) for span in spans.attempts],
+    }
+
+
+def _stage_line(stage: StageTime) -> dict[str, Any]:
+    """Hours with more digits than seconds: a run has a thousand of them to add up."""
+    return {
+        name: round(value, 8 if name.endswith("_hours") else 4) if isinstance(value, float) else value
+        for name, value in asdict(stage).items()
+    }
+
+
+def _attempt_line(span: Span, base: float, place: Mapping[str, int]) -> list[Any]:
+    """What is usual comes last and is left out."""
+    times = (getattr(span, name) for name in _TIMES)
+    line = [
+        *(place[span.purpose], span.shard, span.attempt),
+        *(None if time is None else round(time - base, _DIGITS) for time in times),
+        *(round(span.compute, _DIGITS), place[span.node], place[span.lane], span.job),
+        *(span.gpus, span.cpus, str(span.end), span.note),
+    ]
+    usual = [0, 0, str(SpanEnd.COMMITTED), ""]
+    while usual and line[-1] == usual[-1]:
+        line.pop()
+        usual.pop()
+    return line
+
+
+_NO_LINE = (KeyError, TypeError, ValueError, IndexError, AttributeError)
+
+
+def from_line(line: Mapping[str, Any], with_attempts: bool = True) -> IterationSpans:
+    """Inverse of :func:`to_line`. On anything else raises one of the errors of :data:`_NO_LINE`."""
+    stages = {purpose: StageTime(**stage) for purpose, stage in line["stages"].items()}
+    names, base = line["names"], line["base"]
+    attempts = (_span(attempt, names, base) for attempt in (line["attempts"] if with_attempts else ()))
+    return IterationSpans(int(line["iteration"]), stages, tuple(attempts), line["left_out"], line["written"])
+
+
+def _span(line: Sequence[Any], names: Sequence[str], base: float) -> Span:
+    purpose, shard, attempt, *times, compute, node, lane, job = line[:11]
+    ready, started, computing, ended = (None if time is None else base + time for time in times)
+    usual: list[Any] = [0, 0, SpanEnd.COMMITTED, ""]
+    gpus, cpus, end, note = [*line[11:], *usual[len(line) - 11 :]]
+    return Span(
+        names[purpose],
+        shard,
+        attempt,
+        SpanEnd(end),
+        ready,
+        started,
+        computing,
+        ended,
+        compute,
+        names[node],
+        names[lane],
+        job,
+        note,
+        cpus,
+        gpus,
+    )
+
+
+def stage_totals(iterations: Iterable[IterationSpans]) -> dict[str, StageTime]:
+    """Sums over iterations, by purpose."""
+    found: dict[str, StageTime] = {}
+    for spans in iterations:
+        for purpose, stage in spans.stages.items():
+            found[purpose] = found[purpose].plus(stage) if purpose in found else stage
+    return found
+
+
+def read_lines(lines: Iterable[Mapping[str, Any]], newest: int, detailed: int) -> dict[int, IterationSpans]:
+    """Iterations up to ``newest``, of each the last line; the last ``detailed`` with their attempts.
+
+    Lines that are no such lines are left out.
+    """
+    by_iteration: dict[int, Mapping[str, Any]] = {}
+    for line in lines:
+        if isinstance(line.get("iteration"), int) and line["iteration"] <= newest:
+            by_iteration[line["iteration"]] = line
+    found: dict[int, IterationSpans] = {}
+    for iteration in sorted(by_iteration):
+        try:
+            found[iteration] = from_line(by_iteration[iteration], iteration > newest - detailed)
+        except _NO_LINE:
+            continue
+    return found

@@ -1,0 +1,328 @@
+"""Rules about where the time goes. Pure; a rule without its numbers is silent."""
+
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+
+from pipeline.config.scheduler import ResourcesConfig, SlurmConfig
+from pipeline.metrics.advice_input import (
+    LOOK_BACK,
+    MIN_ROWS,
+    WINDOW,
+    Advice,
+    Evidence,
+    Rule,
+    Severity,
+    TaskTime,
+    percent,
+    recent,
+    series,
+)
+from pipeline.run.plan import Plan
+from pipeline.run.tasks import Stage
+from pipeline.text import duration, number
+from slurm.limits import parse_memory
+
+Findings = Iterator[Advice]
+
+_WORTH_SECONDS = 60.0
+"""Of an iteration: in shorter ones there is nothing to gain that anybody would notice."""
+_LIMITING_SHARE = 0.7
+
+
+def bottleneck(evidence: Evidence) -> Findings:
+    """The stage that takes most of each iteration: nothing else is worth making faster."""
+    for purpose in _purposes(evidence):
+        share = _share_of_iteration(evidence, purpose)
+        if share is not None and share > _LIMITING_SHARE:
+            seconds = recent(evidence, f"seconds/{purpose}")
+            assert seconds is not None
+            what = f"{percent(share)} of each iteration, {duration(seconds.middle)}, in {seconds.span}"
+            title = f"{purpose} limits the throughput"
+            remedy = _faster(evidence, purpose)
+            names = (seconds.name, "seconds/iteration")
+            yield Advice(Severity.NOTE, Rule.BOTTLENECK, title, what, remedy, names)
+
+
+def _purposes(evidence: Evidence) -> tuple[str, ...]:
+    """Those that an iteration waits for; evaluation stands aside."""
+    return Plan.of(evidence.config).purposes
+
+
+def _share_of_iteration(evidence: Evidence, purpose: str) -> float | None:
+    """None where iterations are too short to matter."""
+    whole, part = recent(evidence, "seconds/iteration"), recent(evidence, f"seconds/{purpose}")
+    if whole is None or part is None or whole.middle < _WORTH_SECONDS:
+        return None
+    return part.middle / whole.middle
+
+
+def _faster(evidence: Evidence, purpose: str) -> str:
+    config = evidence.config
+    key, on_slurm = _key(purpose), isinstance(config.scheduler, SlurmConfig)
+    if purpose == Stage.UPDATE:
+        ranks = f"{key}.nodes or {key}.ntasks_per_node" if on_slurm else f"{key}.ranks"
+        return f"raise {ranks} or update.tokens_per_micro_batch, set update.remove_padding=true"
+    more = f"{key}.array_parallelism and {key}.partition" if on_slurm else f"{key}.slots and scheduler.slots"
+    shards = f"raise rollout.num_shards={config.rollout.num_shards} as far as {more} let them run at once"
+    if purpose == Stage.ROLLOUT:
+        engine = "" if config.rollout.engine == "vllm" else ", set rollout.engine=vllm"
+        return f"{shards}{engine}, raise rollout.tokens_per_batch (vllm: rollout.vllm.max_num_seqs)"
+    engine = "" if config.reward.engine == "vllm" else ", set reward.engine=vllm"
+    return f"{shards}{engine}, raise reward.tokens_per_batch, or score large models in scheduler.pools"
+
+
+def _key(purpose: str) -> str:
+    """The part of the configuration that says where a purpose runs."""
+    _, _, pool = purpose.partition("-")
+    return f"scheduler.pools.{pool}" if pool else f"scheduler.{purpose}"
+
+
+_GAP_SHARE = 0.5
+
+
+def queue_bound(evidence: Evidence) -> Findings:
+    """Jobs wait longer than they run. Without accounting: nothing runs for most of an iteration."""
+    if not isinstance(evidence.config.scheduler, SlurmConfig):
+        return
+    waited, ran = _sums(evidence, "slurm/queue_seconds/"), _sums(evidence, "slurm/run_seconds/")
+    remedy = "{0}, ask for less time ({1}.time) so that jobs fit into gaps, or raise scheduler.horizon"
+    if ran and sum(waited.values()) > sum(ran.values()):
+        purpose = max(waited, key=lambda name: waited[name])
+        seconds = (duration(sum(found.values())) for found in (waited, ran))
+        what = "{} waited and {} run, summed over jobs, in the last iterations; most for {}".format(
+            *seconds, purpose
+        )
+        key = _key(purpose if purpose in _purposes(evidence) else Stage.ROLLOUT)
+        title = "jobs wait longer in the queue than they run"
+        names = (f"slurm/queue_seconds/{purpose}", f"slurm/run_seconds/{purpose}")
+        remedy = remedy.format(f"name several partitions in {key}.partition", key)
+        yield Advice(Severity.WARNING, Rule.QUEUE_BOUND, title, what, remedy, names)
+    elif not ran and (gap := _gap(evidence)) > _GAP_SHARE:
+        what = f"no stage runs for {percent(gap)} of an iteration (medians of the last {WINDOW})"
+        title = "the run waits in the queue most of the time"
+        key = _key(Stage.ROLLOUT)
+        remedy = remedy.format(f"name several partitions in {key}.partition and of the other stages", key)
+        yield Advice(Severity.WARNING, Rule.QUEUE_BOUND, title, what, remedy, ("seconds/iteration",))
+
+
+def _sums(evidence: Evidence, prefix: str) -> dict[str, float]:
+    """By what follows ``prefix``: the sum over the last rows."""
+    rows = evidence.trained[-WINDOW:] if len(evidence.trained) >= MIN_ROWS else []
+    names = {name for row in rows for name in row if name.startswith(prefix)}
+    sums = {name.removeprefix(prefix): sum(series(rows, name).values) for name in sorted(names)}
+    return {name: total for name, total in sums.items() if total > 0}
+
+
+def _gap(evidence: Evidence) -> float:
+    """Share of an iteration that is in no stage; stages that overlap only make it smaller."""
+    shares = [_share_of_iteration(evidence, purpose) for purpose in _purposes(evidence)]
+    known = [share for share in shares if share is not None]
+    return 1 - sum(known) if known and len(known) == len(shares) else 0.0
+
+
+_START_UP_SHARE = 0.5
+_START_UP_SECONDS = 30.0
+
+
+def start_up(evidence: Evidence) -> Findings:
+    """Tasks that load models for longer than they use them."""
+    for purpose in _purposes(evidence):
+        compute, total = recent(evidence, f"seconds/compute/{purpose}"), _task_seconds(evidence, purpose)
+        if compute is None or total is None or total <= 0:
+            continue
+        lost, tasks = total - compute.middle, _num_tasks(evidence, purpose)
+        if lost / total > _START_UP_SHARE and lost / tasks > _START_UP_SECONDS:
+            what = (
+                f"{percent(lost / total)} of the {duration(total)} that tasks take in an iteration is not "
+                f"compute, {duration(lost / tasks)} in each task ({compute.span})"
+            )
+            title = f"{purpose} mostly starts up"
+            remedy = _fewer_starts(evidence, purpose)
+            names = (f"seconds/{purpose}", compute.name)
+            yield Advice(Severity.WARNING, Rule.START_UP, title, what, remedy, names)
+
+
+def _fewer_starts(evidence: Evidence, purpose: str) -> str:
+    config = evidence.config
+    more = "raise data.prompts_per_iteration, put models and environment on a fast disk"
+    if purpose != Stage.UPDATE:
+        more += f", or lower rollout.num_shards={config.rollout.num_shards}"
+    engine = config.rollout.engine if purpose == Stage.ROLLOUT else config.reward.engine
+    if purpose != Stage.UPDATE and engine == "vllm":
+        part = Stage.ROLLOUT if purpose == Stage.ROLLOUT else Stage.REWARD
+        more += f"; {part}.vllm.enforce_eager=true or {part}.vllm.keep_compiled=true start sooner"
+    return more
+
+
+def _task_seconds(evidence: Evidence, purpose: str) -> float | None:
+    """What an iteration's tasks take in all, by attempts, by accounting, or where there is one task."""
+    totals: dict[int, float] = {}
+    for attempt in evidence.attempts:
+        if attempt.purpose == purpose and attempt.is_committed:
+            totals[attempt.iteration] = totals.get(attempt.iteration, 0.0) + attempt.seconds
+    if totals:
+        return median([totals[iteration] for iteration in sorted(totals)[-WINDOW:]])
+    found = recent(evidence, f"slurm/run_seconds/{purpose}")
+    if found is None and _num_tasks(evidence, purpose) == 1:
+        found = recent(evidence, f"seconds/{purpose}")
+    return found.middle if found else None
+
+
+def _num_tasks(evidence: Evidence, purpose: str) -> int:
+    return 1 if purpose == Stage.UPDATE else evidence.config.rollout.num_shards
+
+
+_WASTED_MUCH, _WASTED_MOST = 0.15, 0.4
+
+
+def wasted(evidence: Evidence) -> Findings:
+    """Attempts that ended without a result: failures, preemptions, time limits."""
+    found = recent(evidence, "slurm/wasted_share")
+    share = found.middle if found else _wasted_by_attempts(evidence)
+    if share <= _WASTED_MUCH:
+        return
+    severity = Severity.PROBLEM if share > _WASTED_MOST else Severity.WARNING
+    what = f"{percent(share)} of the hours went to attempts without a result"
+    what += f", {found.span}" if found else ""
+    remedy = (
+        "see why: slurm-ppo logs RUN --failed. For time limits raise the stage's time, such as "
+        "scheduler.rollout.time, or rollout.num_shards; for memory its mem, such as scheduler.update.mem; "
+        "leave bad nodes out, such as with scheduler.rollout.exclude"
+        if isinstance(evidence.config.scheduler, SlurmConfig)
+        else "see why: slurm-ppo logs RUN --failed; for time limits raise scheduler.time_limit"
+    )
+    title = "much of the compute leads to nothing"
+    yield Advice(severity, Rule.WASTED, title, what, remedy, ("slurm/wasted_share",))
+
+
+def _wasted_by_attempts(evidence: Evidence) -> float:
+    attempts = evidence.attempts
+    total = sum(a.seconds for a in attempts)
+    if len({a.iteration for a in attempts}) < MIN_ROWS or total <= 0:
+        return 0.0
+    return sum(a.seconds for a in attempts if not a.is_committed) / total
+
+
+_SLOW_FACTOR, _SLOW_ITERATIONS, _LEAST_SECONDS = 1.4, 3, 5.0
+"""Responses differ in length, so shards differ in time: a node is slow by its median over iterations."""
+
+
+def slow_node(evidence: Evidence) -> Findings:
+    """One whose tasks take longer than the same tasks elsewhere, time and again."""
+    ratios: dict[tuple[str, str], dict[int, float]] = {}
+    for (iteration, purpose), tasks in _arrays(evidence):
+        for node in sorted({task.node for task in tasks}):
+            ratio = _slowness(node, tasks)
+            if ratio is not None:
+                ratios.setdefault((purpose, node), {})[iteration] = ratio
+    for (purpose, node), found in ratios.items():
+        if len(found) >= _SLOW_ITERATIONS and median(found.values()) > _SLOW_FACTOR:
+            what = (
+                f"its {purpose} tasks take {median(found.values()):.1f} times as long as those elsewhere "
+                f"(median of {len(found)} iterations, {min(found)} to {max(found)})"
+            )
+            remedy = f"set {_key(purpose)}.exclude={node}, and tell the administrators"
+            title, names = f"node {node} is slow", (f"seconds/{purpose}",)
+            yield Advice(Severity.WARNING, Rule.SLOW_NODE, title, what, remedy, names)
+
+
+def _arrays(evidence: Evidence) -> Iterator[tuple[tuple[int, str], Sequence[TaskTime]]]:
+    """The committed attempts of each array with more than one shard, of the newest iterations."""
+    newest = max((a.iteration for a in evidence.attempts), default=0)
+    arrays: dict[tuple[int, str], list[TaskTime]] = {}
+    for attempt in evidence.attempts:
+        if attempt.is_committed and attempt.iteration > newest - LOOK_BACK:
+            arrays.setdefault((attempt.iteration, attempt.purpose), []).append(attempt)
+    return ((key, tasks) for key, tasks in sorted(arrays.items()) if len(tasks) > 1)
+
+
+def _slowness(node: str, tasks: Sequence[TaskTime]) -> float | None:
+    """Its median over that of the others; None where there are no others, or all are too short to tell."""
+    own = [task.seconds for task in tasks if task.node == node]
+    others = [task.seconds for task in tasks if task.node != node]
+    if not node or not own or not others or median(others) < _LEAST_SECONDS:
+        return None
+    return median(own) / median(others)
+
+
+_STRAGGLER_FACTOR, _FEW_SHARDS = 2.0, 4
+
+
+def stragglers(evidence: Evidence) -> Findings:
+    """The last shard takes twice as long as most, and everybody waits for it."""
+    longest: dict[str, list[tuple[float, float]]] = {}
+    for (_, purpose), tasks in _arrays(evidence):
+        seconds = [task.seconds for task in tasks]
+        if len(seconds) >= _FEW_SHARDS and median(seconds) >= _LEAST_SECONDS:
+            longest.setdefault(purpose, []).append((max(seconds), median(seconds)))
+    for purpose, found in longest.items():
+        last = found[-WINDOW:]
+        slowest, usual = (median(values) for values in zip(*last, strict=True))
+        if len(last) >= 3 and slowest > _STRAGGLER_FACTOR * usual and slowest > _WORTH_SECONDS:
+            what = f"{duration(slowest)} against a median of {duration(usual)} (last {len(last)} iterations)"
+            remedy = (
+                "make shards smaller (rollout.num_shards), or cut the longest responses "
+                "(rollout.max_new_tokens)"
+            )
+            title, names = f"the slowest {purpose} shard holds up the rest", (f"seconds/{purpose}",)
+            yield Advice(Severity.NOTE, Rule.STRAGGLERS, title, what, remedy, names)
+
+
+_PADDING_SHARE, _UPDATE_SHARE = 0.5, 0.3
+
+
+def padding(evidence: Evidence) -> Findings:
+    """The update computes more padding than tokens, and takes long."""
+    found, share = recent(evidence, "policy/padding_efficiency"), _share_of_iteration(evidence, Stage.UPDATE)
+    if found and share is not None and found.middle < _PADDING_SHARE and share > _UPDATE_SHARE:
+        what = f"{percent(1 - found.middle)} of what micro-batches hold is padding, in {found.span}"
+        remedy = (
+            "set update.remove_padding=true (best with update.attention=flash_attention_2), or lower "
+            "update.tokens_per_micro_batch"
+        )
+        title = "the update mostly computes padding"
+        yield Advice(Severity.NOTE, Rule.PADDING, title, what, remedy, (found.name,))
+
+
+_NEAR_LIMIT = 0.9
+
+
+def memory(evidence: Evidence) -> Findings:
+    """Tasks that nearly use the memory their jobs asked for."""
+    for purpose in _purposes(evidence):
+        given, found = _resources(evidence, purpose), recent(evidence, f"memory_gib/{purpose}")
+        if given is None or given.mem is None or found is None:
+            continue
+        used, limit = found.middle * given.ntasks_per_node, parse_memory(given.mem) / 1024
+        if used > _NEAR_LIMIT * limit:
+            what = f"{number(used)} GiB of {number(limit)} in {found.span}"
+            remedy = f"raise {_key(purpose)}.mem={given.mem}"
+            title = f"{purpose} tasks are about to run out of memory"
+            yield Advice(Severity.WARNING, Rule.MEMORY, title, what, remedy, (found.name,))
+
+
+def _resources(evidence: Evidence, purpose: str) -> ResourcesConfig | None:
+    scheduler = evidence.config.scheduler
+    if not isinstance(scheduler, SlurmConfig):
+        return None
+    stage, _, pool = purpose.partition("-")
+    if pool:
+        return scheduler.pools.get(pool)
+    of_stage = {
+        Stage.ROLLOUT: scheduler.rollout,
+        Stage.REWARD: scheduler.reward,
+        Stage.UPDATE: scheduler.update,
+    }
+    return of_stage.get(Stage(stage))
+
+
+SPEED_RULES: tuple[Callable[[Evidence], Findings], ...] = (
+    bottleneck,
+    queue_bound,
+    start_up,
+    wasted,
+    slow_node,
+    stragglers,
+    padding,
+    memory,
+)

@@ -1,0 +1,169 @@
+"""Forks: a new run that goes on from a policy of another one, with a configuration of its own.
+
+Its iterations are counted on, and so go on seeds, position in the data, learning-rate schedule and the axis
+of the curves. It begins with a commit of its own of the parent's update: the same bytes under its own names.
+"""
+
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.config.algorithm import Estimator, KLController
+from pipeline.config.compose import compose, to_mapping
+from pipeline.config.problem import ConfigError, Problem
+from pipeline.config.resolve import resolve
+from pipeline.config.reward import RewardModelConfig
+from pipeline.config.schema import Config
+from pipeline.run.commits import CorruptData, FileEntry, Record, is_unchanged, publish, require_record
+from pipeline.run.copies import link_verified, new_folder
+from pipeline.run.directory import Parent, Run, RunError, load_run, write_run
+from pipeline.run.paths import RunPaths
+from pipeline.run.tasks import PREPARE, task_key
+from pipeline.run.versions import Version, find_version
+
+ATTEMPT = "fork"
+"""Id of the attempt whose files a fork begins with."""
+
+
+def find_parent(source: str) -> Version:
+    """The version to go on from. Raises RunError unless its policy, critic and trainer state are there."""
+    return find_version(source, "trainer state", "policy", "critic", "trainer")
+
+
+def fork_config(parent: Version, root: Path, overrides: Sequence[str], config_dir: Path | None) -> Config:
+    """The parent's configuration with the overrides, resolved and checked.
+
+    Raises:
+        ConfigError: the overrides are no good, or they or the user's models do not fit what the parent's
+            state is of.
+        RunError: what the parent was made from cannot be read.
+    """
+    if any(text.lstrip("+").startswith("run_dir=") for text in overrides):
+        raise ConfigError("run_dir: the fork's directory is the second argument; leave it out")
+    root = root.expanduser().absolute()
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", root.name).lstrip("_.-")[:100]
+    frozen = to_mapping(parent.run.config)
+    base = frozen | {"run_dir": str(root), "name": name or parent.run.config.name}
+    config = resolve(compose(overrides, config_dir, base))
+    if problems := list(misfits(parent, config)):
+        raise ConfigError("\n".join(map(str, problems)))
+    return config
+
+
+def misfits(parent: Version, config: Config) -> Iterator[Problem]:
+    """Settings of a fork that its parent's state cannot go on with, or would silently go on without."""
+    before, model = parent.run.config, config.model
+    if config.iterations <= parent.number:
+        why = f"{parent} is its last; give iterations=N, more than {parent.number}"
+        yield Problem("iterations", config.iterations, why)
+    if model.policy != before.model.policy:
+        why = f"the fork goes on from {parent}; leave it out, or start a new run from that model"
+        yield Problem("model.policy", model.policy, why)
+    has_critic = before.algorithm.estimator is Estimator.GAE
+    if config.algorithm.estimator is Estimator.GAE and not has_critic:
+        why = (
+            f"needs a critic, and the parent (algorithm.estimator={before.algorithm.estimator}) has none; "
+            "start a new run from an export of its policy"
+        )
+        yield Problem("algorithm.estimator", config.algorithm.estimator, why)
+    if has_critic and model.critic != before.model.critic:
+        yield Problem("model.critic", model.critic, "the fork goes on from the parent's critic; leave it out")
+    for key in ("lora", "precision"):
+        mine, theirs = getattr(config.update, key), getattr(before.update, key)
+        if mine != theirs:
+            why = f"the trainer state to go on from was made with {theirs}; leave it out, or start a new run"
+            yield Problem(f"update.{key}", mine, why)
+    kl = config.algorithm.kl
+    if kl.controller is KLController.ADAPTIVE and kl.coef != before.algorithm.kl.coef:
+        why = "the adaptive controller goes on from where the parent's was; leave it out"
+        yield Problem("algorithm.kl.coef", kl.coef, why)
+    if config.algorithm.shaping.normalize and config.reward.components != before.reward.components:
+        why = (
+            "the trainer state has the mean and spread of the parent's reward, and this fork has another one "
+            "(reward.components); set it to false, or start a new run from an export of the parent's policy"
+        )
+        yield Problem("algorithm.shaping.normalize", True, why)
+    yield from changed_models(parent, config)
+
+
+def changed_models(parent: Version, config: Config) -> Iterator[Problem]:
+    """Models of the user's that the fork shares with its parent, and that changed since that began.
+
+    Raises:
+        RunError: the parent's record of what it was made from cannot be read.
+    """
+    try:
+        recorded = require_record(parent.run.paths, PREPARE).inputs
+    except CorruptData as error:
+        raise RunError(f"{parent.run.paths.root}: {error}; slurm-ppo resume makes it again") from None
+    states = {Path(key.removeprefix("file:")): state for key, state in recorded.items()}
+    for key, directory in shared_models(parent.run.config, config):
+        files = (path for path in states if path.is_relative_to(directory))
+        changed = next((path for path in files if not is_unchanged(path, states[path])), None)
+        if changed is not None:
+            happened = "has changed" if changed.exists() else "was removed"
+            why = (
+                f"{changed} {happened} since the parent began, and what the fork goes on from belongs to "
+                "what it was; restore it, or start a new run"
+            )
+            yield Problem(key, directory, why)
+
+
+def shared_models(before: Config, config: Config) -> Iterator[tuple[str, str]]:
+    """Keys and directories of the models that must be what they were for the parent's state to go on."""
+    yield "model.policy", config.model.policy
+    if config.model.reference and config.model.reference == before.model.reference:
+        yield "model.reference", config.model.reference
+    if config.algorithm.shaping.normalize:
+        for name, component in config.reward.components.items():
+            if isinstance(component, RewardModelConfig):
+                yield f"reward.components.{name}.path", component.path
+
+
+def fork(parent: Version, config: Config) -> Run:
+    """Make the new run. Its directory is there whole or not at all.
+
+    Raises:
+        RunError: the directory is taken, or the parent's files are damaged.
+    """
+    root = Path(config.run_dir)
+    came_from = parent.run
+    with new_folder(root) as folder:
+        paths = RunPaths(folder)
+        outputs = tuple(
+            adopt(came_from.paths, parent.record, entry, paths) for entry in parent.record.outputs
+        )
+        publish(paths, adopted(parent, outputs))
+        origin = Parent(came_from.identity.id, str(came_from.paths.root), parent.number)
+        write_run(paths, config, came_from.identity.folder, origin)
+    return load_run(root)
+
+
+def adopt(parent: RunPaths, record: Record, entry: FileEntry, paths: RunPaths) -> FileEntry:
+    """One file of the parent's update under the fork's own name."""
+    top, _, *rest = entry.path.split("/")
+    path = "/".join((top, f"{record.task.iteration:05d}.{ATTEMPT}", *rest))
+    link_verified(parent, record, entry, paths.root / path)
+    return replace(entry, path=path)
+
+
+def adopted(parent: Version, outputs: tuple[FileEntry, ...]) -> Record:
+    """The commit record that a fork begins with. Its lineage ends at the parent."""
+    record, now = parent.record, time.time()
+    origin = f"run:{parent.run.identity.id}/{task_key(record.task)}"
+    return replace(
+        record,
+        attempt=ATTEMPT,
+        outputs=outputs,
+        inputs={origin: record.fingerprint},
+        started=now,
+        ended=now,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        job_id=os.environ.get("SLURM_JOB_ID", ""),
+        metrics={},
+    )

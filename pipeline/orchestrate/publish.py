@@ -1,0 +1,191 @@
+"""What the driver writes besides launching: metrics rows, the best policy, links to policies, trackers."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pipeline.metrics.attempts import Facts, attempts_of, last_written
+from pipeline.metrics.costs import cost_metrics
+from pipeline.metrics.row import Clock, iteration_row
+from pipeline.metrics.spans import iteration_spans, share_metrics, to_line
+from pipeline.orchestrate.row_writer import RowBook
+from pipeline.run import journal
+from pipeline.run.best import _link, keep_best
+from pipeline.run.commits import Record
+from pipeline.run.directory import Run
+from pipeline.run.journal import Row
+from pipeline.run.packing import pack_old
+from pipeline.run.plan import policy_maker
+from pipeline.run.records import Frontier, Records
+from pipeline.run.retention import thin
+from pipeline.run.superseded import sweep
+from pipeline.run.tasks import PREPARE, Task, task_key
+from pipeline.run.troubles import Trouble, described, note_recovery, note_trouble
+from pipeline.tracking.tracker import Tracker
+
+_PACE = 5
+"""Iterations whose mean duration predicts the rest."""
+
+
+@dataclass
+class Books:
+    """Rows written so far, and where else they go."""
+
+    run: Run
+    tracker: Tracker
+    facts: Callable[[int], Facts] = lambda iteration: Facts()
+    """What the scheduler knows of the jobs of an iteration."""
+    _book: RowBook | None = None
+    """None until it was opened: a disk that does not let it stops no training."""
+    _packed: int | None = None
+    """The newest iteration when packing was done last."""
+    _thinned: tuple[int, int] | None = None
+    """The newest iteration and the number of evaluations when thinning was done last."""
+
+    def open(self) -> None:
+        """Take up metrics.jsonl where it ends, unless that was done."""
+        if self._book is None:
+            self._book = RowBook.open(self.run.paths, self.run.plan.start + 1)
+            note_mended(self.run, self._book.mended)
+            keep_best(self.run, self.rows)  # the driver before may have been killed between the row and this
+            self.tracker.update()
+
+    def close(self, is_complete: bool) -> None:
+        try:
+            if self._book is not None:
+                keep_best(self.run, self.rows)
+                self.close_rows()
+        finally:
+            self.tracker.close(0 if is_complete else 1)
+
+    def close_rows(self) -> None:
+        """Let go of metrics.jsonl, to be taken up anew."""
+        if self._book is not None:
+            self._book.close()
+            self._book = None
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        return self._book.rows if self._book else ()
+
+    @property
+    def newest(self) -> int:
+        """The newest iteration that has a row; before the first the one that the run begins after."""
+        return self._book.newest if self._book else self.run.plan.start
+
+    def wanted(self, frontier: Frontier) -> tuple[Task, ...]:
+        """Tasks whose records a row still to be written is made from."""
+        first = self.newest + 1
+        plan = self.run.plan
+        if self._book is None or first > plan.iterations or first > frontier.updated + 1:
+            return (PREPARE,)
+        before = (policy_maker(first - 1),)
+        tasks = [task for i in range(first, frontier.updated + 1) for task in plan.tasks(i)]
+        return (PREPARE, *before, *tasks)
+
+    def write_rows(self, records: Records, frontier: Frontier, note: Callable[[str], None]) -> Iterator[Row]:
+        """Rows of every iteration that is complete, its evaluation included. Yields each new one.
+
+        A record that is lost once its iteration is over is made by nothing again: the row is written without
+        it, and says so.
+        """
+        self.open()
+        assert self._book
+        records.refresh(self.wanted(frontier))
+        self.link_policies(records, frontier)
+        while (iteration := self.newest + 1) <= frontier.updated:
+            tasks = self.run.plan.tasks(iteration)
+            lost = [task for task in tasks if records.readable(task) is None]
+            if any(self._may_come(task, frontier) for task in lost):
+                return
+            row = self._row(records, iteration, lost) | self._note_spans(records, iteration)
+            if lost:
+                note(self._note_lost(records, iteration, lost))
+            row = self._book.add(row)
+            self.tracker.update()
+            keep_best(self.run, self.rows)
+            sweep(self.run.paths, [r for task in tasks if (r := records.readable(task))], spared=lost)
+            yield row
+
+    def _may_come(self, task: Task, frontier: Frontier) -> bool:
+        """Whether a task may still be committed: once the update is, only the evaluation may."""
+        return task in self.run.plan.evaluation_tasks()[frontier.evaluated :]
+
+    def _row(self, records: Records, iteration: int, lost: Sequence[Task]) -> Row:
+        tasks = [task for task in self.run.plan.tasks(iteration) if task not in lost]
+        row = iteration_row(iteration, group_by_purpose(records, tasks), self._clock(records, iteration))
+        return row | ({"records_lost": len(lost)} if lost else {})
+
+    def _note_lost(self, records: Records, iteration: int, lost: Sequence[Task]) -> str:
+        """Write down what a row lacks. Returns it in words."""
+        why = records.corrupt.get(lost[0], f"{lost[0]} has no commit record any more")
+        names = [task_key(task) for task in lost]
+        journal.event(self.run.paths.events, "row_without", iteration=iteration, tasks=names, message=why)
+        more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
+        return f"row {iteration} is written without what a lost record knew: {why}{more}"
+
+    def _note_spans(self, records: Records, iteration: int) -> Row:
+        """Write the line of spans, before the row, which says that it is there. Returns its numbers."""
+        facts = self.facts(iteration)
+        found = attempts_of(self.run, iteration, records.readable, facts, last_written(self.run, iteration))
+        spans = iteration_spans(iteration, found, time.time())
+        journal.append(self.run.paths.spans, to_line(spans))
+        costs = cost_metrics(facts, iteration)
+        return costs | share_metrics(spans.stages) if costs else {}
+
+    def thin(self, frontier: Frontier) -> Iterator[str]:
+        """Remove old policies and trainer states that are not to be kept. Yields what went wrong.
+
+        Iterations without a row are left alone, and so is every policy that is still to be evaluated: of a
+        fork also its first, whose evaluation no row waits for.
+        """
+        seen = min(self.newest, frontier.updated), frontier.evaluated
+        if seen != self._thinned:
+            yield from thin(self.run, seen[0], self.run.plan.evaluations()[frontier.evaluated :])
+            self._thinned = seen
+
+    def pack(self, frontier: Frontier) -> Iterator[str]:
+        """Put old iterations into archives, as far as they are to be. What goes wrong is noted, yielded, and
+        tried again by the next driver or with the next row.
+        """
+        seen = min(self.newest, frontier.updated)
+        if seen == self._packed:
+            return
+        self._packed, paths = seen, self.run.paths
+        try:
+            found = list(pack_old(self.run, seen))
+        except OSError as error:
+            found = [f"old iterations cannot be packed: {described(error)}; training goes on"]
+        if found:
+            note_trouble(paths, Trouble.PACK, found[0])
+        else:
+            note_recovery(paths, Trouble.PACK)
+        yield from found
+
+    def _clock(self, records: Records, iteration: int) -> Clock:
+        previous = records.readable(policy_maker(iteration - 1))
+        recent = [row["seconds/iteration"] for row in self.rows[-_PACE:] if "seconds/iteration" in row]
+        previous_end = previous.ended if previous else 0.0
+        return Clock(self.run.identity.created, previous_end, self.run.plan.iterations, recent)
+
+    def link_policies(self, records: Records, frontier: Frontier) -> None:
+        """``policy/00007`` -> the winning attempt's folder: for people; readers go by the record."""
+        record = records.known.get(policy_maker(frontier.updated)) if frontier.updated > 0 else None
+        if record is not None:
+            for parent in ("policy", "critic", "trainer"):
+                _link(self.run, record, parent, f"{record.policy_version:05d}")
+
+
+def note_mended(run: Run, iteration: int | None) -> None:
+    """Write down from which line on metrics.jsonl was not what was published, and is again."""
+    if iteration is not None:
+        journal.event(run.paths.events, "rows_mended", iteration=iteration)
+
+
+def group_by_purpose(records: Records, tasks: Sequence[Task]) -> dict[str, list[Record]]:
+    grouped: dict[str, list[Record]] = {}
+    for task in tasks:
+        record = records.readable(task)
+        assert record is not None, f"{task} has no record"
+        grouped.setdefault(task.purpose, []).append(record)
+    return grouped

@@ -1,0 +1,135 @@
+"""Orchestration as one pure function: from what is committed, live and failed to what to do next."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.run.failures import Failure, FailureKind, GiveUp
+from pipeline.run.plan import Plan
+from pipeline.run.records import Committed, stale_because
+from pipeline.run.tasks import URGENCY, Stage, Task
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Start an attempt of ``task``."""
+
+    task: Task
+    reason: str
+
+
+@dataclass(frozen=True)
+class Retract:
+    """Move the commit of ``task`` aside: it does not verify, or its inputs have changed."""
+
+    task: Task
+    reason: str
+
+
+@dataclass(frozen=True)
+class Actions:
+    """What one pass decided. Nothing at all means: wait for what is live."""
+
+    launch: tuple[Launch, ...] = ()
+    retract: tuple[Retract, ...] = ()
+    give_up: tuple[GiveUp, ...] = ()
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one pass saw."""
+
+    tasks: Sequence[Task]
+    """The window, inputs before what reads them."""
+    committed: Mapping[Task, Committed]
+    """Commits of the window's tasks and of what they read."""
+    corrupt: Mapping[Task, str]
+    """Committed tasks that do not verify, and why."""
+    live: Collection[Task]
+    """Tasks with an attempt that is queued or running."""
+    failures: Mapping[Task, Sequence[Failure]]
+    """Attempts that ended without a commit, oldest first."""
+
+
+FREE_KINDS = frozenset(
+    {FailureKind.INPUTS, FailureKind.LOST, FailureKind.PREEMPTED, FailureKind.PAUSED, FailureKind.DISK}
+)
+"""Not the task's fault, or progress: not counted against its budget of attempts."""
+_FREE_FACTOR = 5
+
+
+def reconcile(plan: Plan, seen: Observation, max_attempts: int, in_advance: bool = False) -> Actions:
+    """Decide what to launch, retract or give up.
+
+    1. A commit that does not verify, or that was computed from inputs which have since changed, is retracted,
+       if anything still to be done needs it. The policy that a fork begins with is given up instead: no task
+       of the run can make it again.
+    2. A task that is committed or live is left alone.
+    3. A task whose budget of attempts is spent is given up; some kinds of failure are free.
+    4. A task whose inputs are all committed is launched; ``in_advance``, so is one whose inputs are live or
+       launched with it: its scheduler lets it wait for them.
+    """
+    needed = needed_by(plan, seen)
+    retracted = {task: reason for task, reason in seen.corrupt.items() if task in needed}
+    lost = [task for task in needed if plan.is_given(task) and task not in seen.committed]
+    given_up = [_give_up_given(task, retracted.pop(task, None)) for task in lost]
+    launches: dict[Task, Launch] = {}
+
+    def is_there(task: Task) -> bool:
+        return task in seen.committed and task not in retracted
+
+    for task in seen.tasks:
+        inputs = plan.inputs(task)
+        if is_there(task):
+            if reason := stale_because(task, inputs, seen.committed):
+                retracted[task] = reason
+            continue
+        if task in seen.live or task in retracted:
+            continue
+        failures = seen.failures.get(task, ())
+        if is_hopeless(failures, max_attempts):
+            given_up.append(GiveUp(task, failures[-1]))
+        elif all(is_there(i) or (in_advance and (i in seen.live or i in launches)) for i in inputs):
+            launches[task] = Launch(task, reason_to_launch(failures))
+    launch = sorted(launches.values(), key=_launch_order)
+    retract = tuple(Retract(task, reason) for task, reason in sorted(retracted.items()))
+    return Actions(() if given_up else tuple(launch), retract, tuple(given_up))
+
+
+def _give_up_given(task: Task, damage: str | None) -> GiveUp:
+    why = damage or "its commit record is gone"
+    message = f"{why}; the run was forked with it: put it back from the parent, or fork again"
+    return GiveUp(task, Failure(task, 0, FailureKind.CONFIG, message))
+
+
+def needed_by(plan: Plan, seen: Observation) -> set[Task]:
+    """The window, and what its tasks that are not done read."""
+    undone = (task for task in seen.tasks if task not in seen.committed)
+    return {*seen.tasks, *(source for task in undone for source in plan.inputs(task))}
+
+
+def _launch_order(launch: Launch) -> tuple[int, bool, Task]:
+    stage = launch.task.stage
+    return URGENCY[stage], stage is Stage.EVALUATE, launch.task
+
+
+def is_hopeless(failures: Sequence[Failure], max_attempts: int) -> bool:
+    """Whether to stop trying: it would fail the same way again, or the budget is spent.
+
+    Free kinds of failure have a bound too: it ends a disk that rots faster than it is repaired, and a
+    partition that preempts faster than a task can save.
+    """
+    if any(failure.kind in (FailureKind.CONFIG, FailureKind.NUMERICS) for failure in failures):
+        return True
+    counted = [failure for failure in failures if failure.kind not in FREE_KINDS]
+    # A pause is progress, and so has an end of its own.
+    others = [failure for failure in failures if failure.kind is not FailureKind.PAUSED]
+    return len(counted) >= max_attempts or len(others) >= _FREE_FACTOR * max_attempts
+
+
+def reason_to_launch(failures: Sequence[Failure]) -> str:
+    if not failures:
+        return "not committed"
+    last = failures[-1]
+    if last.attempt == 0:
+        return f"its commit was taken back: {last.message}"
+    return f"attempt {last.attempt} ended without a commit ({last.kind}: {last.message})"

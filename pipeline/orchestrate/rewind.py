@@ -1,0 +1,177 @@
+"""Going back: what a later point of a run supersedes is moved aside, never deleted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pipeline.run import journal
+from pipeline.run.best import keep_best
+from pipeline.run.commits import require_record
+from pipeline.run.directory import Run, RunError
+from pipeline.run.lease import hold_patiently
+from pipeline.run.packing import unpack
+from pipeline.run.plan import Plan, policy_maker
+from pipeline.run.records import find_frontier, recorded
+from pipeline.run.retention import Thinned, check_is_kept, in_words, kept_versions, read_best
+from pipeline.run.submissions import Ledger
+from pipeline.run.superseded import fresh_folder, move_folder, move_history
+from pipeline.run.tasks import Stage, Task, task_key
+from pipeline.tracking.state import rewind
+from slurm.sharedfiles import is_there
+
+_ORDER = (Stage.ROLLOUT, Stage.SCORE, Stage.REWARD, Stage.UPDATE, Stage.EVALUATE)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A stage of an iteration to start again from."""
+
+    stage: Stage
+    iteration: int | None
+    """None: the iteration at hand, or the last one of a complete run."""
+    pool: str = ""
+    """Of stage score: the one pool to score again. Empty: all."""
+
+    def __str__(self) -> str:
+        return f"{self.stage}-{self.pool}" if self.pool else str(self.stage)
+
+
+def parse_point(text: str) -> Point:
+    """Read ``STAGE`` or ``STAGE@ITERATION``; STAGE may be ``score-POOL``. Raises RunError."""
+    name, _, iteration = text.partition("@")
+    stage, _, pool = name.partition("-")
+    names = ", ".join(stage for stage in _ORDER if stage is not Stage.SCORE)
+    if stage not in _ORDER or (pool and stage != Stage.SCORE) or name.endswith("-"):
+        raise RunError(
+            f"--from {text}: no stage {name!r}; write STAGE or STAGE@ITERATION, stages: {names}; "
+            "of a run with pools also score and score-POOL"
+        )
+    if iteration and not (iteration.isdecimal() and int(iteration) >= (stage != Stage.EVALUATE)):
+        raise RunError(f"--from {text}: {iteration!r} is not an iteration; they count from 1")
+    return Point(Stage(stage), int(iteration) if iteration else None, pool)
+
+
+def go_back(run: Run, point: Point, patience: float = 0.0) -> Path | None:
+    """Move everything from ``point`` on aside. Returns the folder it is in now; None if there was nothing.
+
+    Args:
+        patience: seconds to wait for a driver whose pass is short.
+
+    Raises:
+        RunError: the run has not come as far as that point, begins after it, has no such pool, or what it
+            would go on from was thinned out.
+        LeaseHeld: a driver is at work.
+    """
+    check_has_pool(run.plan, point)
+    with hold_patiently(run.paths.locks, patience):
+        return take_back(run, point)
+
+
+def take_back(run: Run, point: Point) -> Path | None:
+    """The same for the holder of the lease."""
+    updated = find_frontier(run.plan, run.paths).updated
+    at_hand = min(max(updated, run.plan.start) + 1, run.plan.iterations)
+    iteration = at_hand if point.iteration is None else point.iteration
+    if iteration > at_hand:
+        raise RunError(f"the run has come to iteration {at_hand}, so it cannot go back to {iteration}")
+    check_can_start_from(run, point.stage, iteration, updated)
+    tasks = superseded(run.plan, replace(point, iteration=iteration), max(at_hand, newest_begun(run)))
+    done = list(recorded(run.paths, tasks))
+    if not done:
+        return None
+    if point.stage in (Stage.SCORE, Stage.REWARD, Stage.UPDATE):  # some of its shards stay
+        unpack(run.paths, iteration)
+    folder = fresh_folder(run.paths.superseded, f"from-{point}-{iteration}")
+    trim_rows(run, iteration, folder)  # first: cut short here, the driver writes the rows anew
+    move_history(folder, run.paths, tasks)
+    withdraw_submissions(run, tasks)
+    names = [task_key(task) for task in done]
+    journal.event(run.paths.events, "went_back", tasks=names, moved_to=str(folder))
+    return folder
+
+
+def withdraw_submissions(run: Run, tasks: Sequence[Task]) -> None:
+    """Their jobs are not to be explained: that they ended without a commit is our doing."""
+    ledger, purposes = Ledger(run.paths), {(task.iteration, task.purpose) for task in tasks}
+    for submission in ledger.load({task.iteration for task in tasks}):
+        if (submission.iteration, submission.purpose) in purposes:
+            ledger.note(submission, replace(submission.state, is_withdrawn=True))
+
+
+def newest_begun(run: Run) -> int:
+    """The newest iteration that an attempt has begun: a lost driver may have left some ahead of the run."""
+    begun = (int(path.name) for path in run.paths.iterations.glob("[0-9]*"))
+    return min(max(begun, default=0), run.plan.iterations)
+
+
+def check_has_pool(plan: Plan, point: Point) -> None:
+    """Raises RunError where the point is of scores that the run does not have."""
+    if point.stage is Stage.SCORE and (not plan.pools or (point.pool and point.pool not in plan.pools)):
+        pools = ", ".join(plan.pools) or "none: no reward component names one"
+        raise RunError(f"the run has no {point} to start from; pools: {pools}")
+
+
+def check_can_start_from(run: Run, stage: Stage, iteration: int, updated: int) -> None:
+    """Raises RunError unless everything is there that will be read again."""
+    plan = run.plan
+    if iteration + (stage is Stage.EVALUATE) <= plan.start:
+        raise RunError(
+            f"the run was forked after iteration {plan.start}, so it cannot go back to iteration {iteration}"
+        )
+    if stage is Stage.EVALUATE:
+        kept = {0, *kept_versions(run.paths, ["policy"])}
+        gone = [v for v in plan.evaluations() if iteration <= v <= updated and v not in kept]
+        if gone:
+            raise Thinned(
+                f"policy {in_words(gone)} was thinned out on purpose (update.keep_last), so it cannot be "
+                f"evaluated again; evaluations of later ones than {gone[-1]} can be taken back"
+            )
+    elif iteration > 1:
+        before = require_record(run.paths, policy_maker(iteration - 1))
+        check_is_kept(run.paths, before, "policy", "critic", "trainer")
+
+
+def superseded(plan: Plan, point: Point, at_hand: int) -> list[Task]:
+    """Tasks that depend on ``point``: of its iteration from its stage on, and of all later iterations.
+
+    Latest first, so that a going back that is cut short leaves a run that is whole up to where it stopped.
+    Evaluations feed nothing, so going back to one takes back evaluations only.
+    """
+    assert point.iteration is not None
+    tasks = []
+    for iteration in range(at_hand, point.iteration - 1, -1):
+        stages = _ORDER if iteration > point.iteration else _ORDER[_ORDER.index(point.stage) :]
+        if point.stage is Stage.EVALUATE:
+            stages = (Stage.EVALUATE,)
+        tasks += [task for task in reversed(plan.tasks(iteration)) if task.stage in stages]
+    others = {pool for pool in plan.pools if point.pool not in ("", pool)}
+    return [task for task in tasks if task.iteration > point.iteration or task.pool not in others]
+
+
+def trim_spans(run: Run, iteration: int, folder: Path) -> None:
+    """Take the spans of the iterations that have no row any more out of spans.jsonl."""
+    if is_there(run.paths.spans):
+        lines = journal.read(run.paths.spans)
+        journal.rewrite(folder / run.paths.spans.name, lines)
+        journal.rewrite(run.paths.spans, (line for line in lines if line.get("iteration", 0) < iteration))
+
+
+def trim_rows(run: Run, iteration: int, folder: Path) -> None:
+    """Take the rows from ``iteration`` on out of metrics.jsonl, and the best policy if it was one of them.
+
+    What was published of rows goes as a whole: a driver that lost its lease may still write there.
+    """
+    rows = journal.read(run.paths.metrics)
+    kept = [row for row in rows if row["iteration"] < iteration]
+    move_folder(run.paths.rows, folder, run.paths)
+    if len(kept) == len(rows):
+        return
+    journal.rewrite(folder / run.paths.metrics.name, rows)
+    journal.rewrite(run.paths.metrics, kept)
+    trim_spans(run, iteration, folder)
+    rewind(run.paths, int(kept[-1]["iteration"]) if kept else run.plan.start)
+    best = read_best(run.paths)
+    if best and best["iteration"] >= iteration:
+        run.paths.best.rename(folder / run.paths.best.name)
+        (run.paths.policies / "best").unlink(missing_ok=True)
+        keep_best(run, kept)

@@ -1,0 +1,193 @@
+"""``metrics.jsonl``: a line for each iteration, which no two drivers can write twice, or differently.
+
+A row is published under its number in ``rows/``, once, as a task's commit is. Its line follows from that
+file, and its place from the lines before it: whoever writes it, however late, writes what is there already.
+Both are reached through descriptors that were opened under the lease. Going back moves the folder away and
+replaces the file, so that what a driver still writes that has lost its lease lands in what was moved aside.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+
+from pipeline.run import journal
+from pipeline.run.durable import link_once_in, naming, read_in
+from pipeline.run.journal import Row
+from pipeline.run.paths import RunPaths
+from slurm.sealing import sealed, unsealed
+from slurm.sharedfiles import make_folder, persistently
+
+_RECENT = 20
+"""Lines that every driver compares: of a long run it would read a thousand files else."""
+
+
+@dataclass
+class RowBook:
+    """The rows of a run, and where the next one goes."""
+
+    paths: RunPaths
+    rows: list[Row]
+    """Ascending, from the first iteration of the run on, without gaps."""
+    first: int
+    """Number of the first row."""
+    _folder: int
+    _file: int
+    _size: int
+    """Bytes of the lines of ``rows``."""
+
+    mended: int | None = None
+    """The first row whose line was not what was published, when the book was opened."""
+
+    @staticmethod
+    def open(paths: RunPaths, first: int, compared: int = _RECENT) -> "RowBook":
+        """Take up what is there, under the lease. What is no row of its place is written anew, if it was
+        published; rows behind one that is lost are lost with it, and follow again from their records.
+
+        Args:
+            compared: the newest lines that are compared with what was published; a file is read for each.
+        """
+        make_folder(paths.rows)  # lists the run's folder: what another machine replaced in it is known then
+        book = RowBook(paths, [], first, _open_folder(paths), _open_file(paths), 0)
+        with naming(paths.metrics):
+            content = _read(book._file)
+        book._take_up(content, compared)
+        return book
+
+    def close(self) -> None:
+        os.close(self._folder)
+        os.close(self._file)
+
+    @property
+    def newest(self) -> int:
+        """The newest iteration that has a row; before the first the one that the run begins after."""
+        return self.first + len(self.rows) - 1
+
+    def add(self, row: Row) -> Row:
+        """Write the next row, durably. Returns it as it was published, maybe by another driver."""
+        number = self.newest + 1
+        published = self._published(number)
+        if published is None:
+            self._publish(number, row)
+            published = self._published(number) or row
+        self._write(published)
+        return published
+
+    def _take_up(self, content: bytes, compared: int) -> None:
+        there = content.splitlines(keepends=True)
+        for line in there:
+            number = self.newest + 1
+            if (row := _row_of(line, number)) is None:
+                break
+            if len(there) - len(self.rows) <= compared and self._differs(number, row):
+                self.mended = number
+                break
+            self._append(row, line)
+        lines = [content[: self._size]]
+        while (row := self._published(self.newest + 1)) is not None:
+            lines.append(_line(row))
+            self._append(row, lines[-1])
+        wanted = b"".join(lines)
+        if not wanted.startswith(content):  # spoilt, or of rows that were taken back
+            journal.rewrite(self.paths.metrics, self.rows)
+            os.close(self._file)
+            self._file = _open_file(self.paths)
+            self._size = os.fstat(self._file).st_size
+        elif wanted != content:
+            self._put(wanted[len(content) :], len(content))
+
+    def _append(self, row: Row, line: bytes) -> None:
+        self.rows.append(row)
+        self._size += len(line)
+
+    def _write(self, row: Row) -> None:
+        line = _line(row)
+        self._put(line, self._size)
+        self._append(row, line)
+
+    def _put(self, data: bytes, place: int) -> None:
+        with naming(self.paths.metrics):
+            while data:
+                written = os.pwrite(self._file, data, place)
+                data, place = data[written:], place + written
+            os.fsync(self._file)
+
+    def _publish(self, number: int, row: Row) -> None:
+        name = _name(number)
+        text = sealed({"row": row})
+        with naming(self.paths.rows / name):
+            if not link_once_in(self._folder, name, text) and self._published(number) is None:
+                os.unlink(name, dir_fd=self._folder)  # a bit has flipped in it
+                link_once_in(self._folder, name, text)
+
+    def _differs(self, number: int, row: Row) -> bool:
+        """Whether another row was published than the one that is there. A spoilt file is written anew."""
+        with naming(self.paths.rows / _name(number)):
+            content = read_in(self._folder, _name(number))
+        if content is None:
+            return False
+        if (published := _checked(content, number)) is None:
+            self._publish(number, row)
+        return published is not None and _line(published) != _line(row)
+
+    def _published(self, number: int) -> Row | None:
+        with naming(self.paths.rows / _name(number)):
+            content = read_in(self._folder, _name(number))
+        return None if content is None else _checked(content, number)
+
+
+def _name(number: int) -> str:
+    return f"{number:05d}.json"
+
+
+def _open_folder(paths: RunPaths) -> int:
+    return persistently(paths.rows, lambda: os.open(paths.rows, os.O_RDONLY))
+
+
+def _open_file(paths: RunPaths) -> int:
+    return persistently(paths.metrics, lambda: os.open(paths.metrics, os.O_RDWR | os.O_CREAT, 0o666))
+
+
+def _read(descriptor: int) -> bytes:
+    parts, place = [], 0
+    while part := os.pread(descriptor, 1 << 20, place):
+        parts.append(part)
+        place += len(part)
+    return b"".join(parts)
+
+
+def _line(row: Row) -> bytes:
+    return json.dumps(row).encode() + b"\n"
+
+
+def _row_of(line: bytes, number: int) -> Row | None:
+    """The row of a whole line, if it is the one of its place."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if line.endswith(b"\n") and isinstance(row, dict) and row.get("iteration") == number else None
+
+
+def differing(paths: RunPaths, first: int) -> list[int]:
+    """Iterations whose line is not what was published, or whose published row is spoilt. Reads every file.
+
+    Args:
+        first: the number of the first row.
+    """
+    content = paths.metrics.read_bytes() if paths.metrics.exists() else b""
+    found = []
+    for number, line in enumerate(content.splitlines(keepends=True), first):
+        file = paths.rows / _name(number)
+        if file.exists():
+            row = _checked(file.read_bytes(), number)
+            found += [number] if row is None or _line(row) != line else []
+    return found
+
+
+def _checked(content: bytes, number: int) -> Row | None:
+    """The row of a published file, or None where it was spoilt."""
+    try:
+        row: Row = unsealed(content)["row"]
+        return row if row["iteration"] == number else None
+    except (KeyError, TypeError, ValueError):
+        return None

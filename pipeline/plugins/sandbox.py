@@ -1,0 +1,270 @@
+"""Calls of plug-ins in processes of their own: one that hangs is killed, one that crashes takes nobody along.
+
+What runs in these processes is here and imports nothing but the standard library, so that they start fast.
+They are new interpreters, not forks: this process may hold threads, locks and a GPU, which no fork survives.
+"""
+
+import contextlib
+import faulthandler
+import functools
+import inspect
+import math
+import multiprocessing
+import os
+import re
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import CancelledError, TimeoutError, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any
+
+from pipeline.plugins.load import MissingImport, PluginError, load_plugin
+from pipeline.process import uninterrupted
+
+_POLL_SECONDS = 0.2
+"""How soon it shows that all processes have ended before they took a call."""
+_STUCK = "stuck"
+_START_SECONDS = 30.0
+"""For a process to start on a busy machine, besides what its plug-in's import may take."""
+
+_SHOWN_SECONDS = 0.2
+"""For a process that is being started to be among this one's children."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A function of the user's."""
+
+    key: str
+    """Of the configuration."""
+    name: str
+    group: str | None = None
+    """Entry point group of names without a module."""
+    import_limit: float = 60.0
+    """Seconds that importing it may take."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why a plug-in gave no answer."""
+
+    text: str
+    """What it did, to be read after its name."""
+    index: int | None = None
+    """Of the row, where one is to blame."""
+    trace: str = ""
+    """Of an exception that the plug-in raised."""
+    is_users: bool = False
+    """Whether trying again cannot help."""
+    is_late: bool = False
+    is_elsewhere: bool = False
+    """Whether the plug-in imports something that this machine lacks."""
+
+
+class PluginUnusable(PluginError):
+    """The plug-in cannot be imported."""
+
+
+# what runs in the processes
+
+
+@functools.cache
+def loaded(plugin: Plugin) -> Callable[..., Any] | Trouble:
+    """The function, imported once in each process; or why not."""
+    try:
+        return load_plugin(plugin.key, plugin.name, plugin.group)
+    except PluginError as error:
+        return Trouble(str(error), is_users=True, is_elsewhere=isinstance(error, MissingImport))
+    except BaseException as error:  # a module that exits at import must not take the process along
+        return Trouble(f"{plugin.key}={plugin.name}: its import {raised(error)}", is_users=True)
+
+
+def load(plugin: Plugin, folder: str) -> None:
+    """What a process does first, so that the import does not count as part of a call.
+
+    An import that takes too long ends the process, and the file ``stuck`` says where it was.
+    """
+    Path(folder, str(os.getpid())).touch()
+    with Path(folder, _STUCK).open("a") as file:
+        faulthandler.dump_traceback_later(plugin.import_limit, exit=True, file=file)
+        loaded(plugin)
+        faulthandler.cancel_dump_traceback_later()
+
+
+def score(plugin: Plugin, arguments: Mapping[str, Any], num_rows: int) -> list[float] | Trouble:
+    """One finite number per row from the function, or why there is none."""
+    function = loaded(plugin)
+    if isinstance(function, Trouble):
+        return function
+    try:
+        returned = function(**arguments)
+        if not is_listing(returned):
+            return Trouble(f"returned {type(returned).__name__} instead of a list of numbers", is_users=True)
+        return judged(list(returned), num_rows)
+    except BaseException as error:  # also what exits: the row is what has to be named
+        return Trouble(raised(error), trace=traceback.format_exc())
+
+
+def is_listing(returned: Any) -> bool:
+    """Whether it has entries in an order of its own."""
+    return isinstance(returned, Iterable) and not isinstance(returned, str | bytes | Mapping | Set)
+
+
+def judged(answer: Sequence[Any], num_rows: int) -> list[float] | Trouble:
+    """The answer as floats, if it is one finite number per row."""
+    if len(answer) != num_rows:
+        return Trouble(f"returned {len(answer)} scores instead of {num_rows}", is_users=True)
+    for index, number in enumerate(answer):
+        if not is_finite_number(number):
+            return Trouble(f"returned {number!r:.200} instead of a finite number", index, is_users=True)
+    return [float(number) for number in answer]
+
+
+def is_finite_number(number: Any) -> bool:
+    """Python's, NumPy's and torch's scalars count; text and arrays do not."""
+    try:
+        return not isinstance(number, str | bytes) and math.isfinite(float(number))
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return False
+
+
+def raised(error: BaseException) -> str:
+    """The exception and the line it came from, in words."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"raised {type(error).__name__}: {error} at {last.filename}:{last.lineno}"
+
+
+def misfit(plugin: Plugin, names: Sequence[str], num_positional: int) -> Trouble | None:
+    """Why the function cannot be called with these arguments; None where it can or cannot be known.
+
+    Args:
+        names: of the keyword arguments.
+    """
+    function = loaded(plugin)
+    if isinstance(function, Trouble):
+        return function
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        text = f"{plugin.key}={plugin.name}: {', '.join(twice)}: both a column of the prompts and an argument"
+        return Trouble(text, is_users=True)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of a few built-in functions
+        return None
+    try:
+        signature.bind(*[None] * num_positional, **dict.fromkeys(names))
+    except TypeError as error:
+        given = f"{num_positional} arguments" if num_positional else ", ".join(names)
+        text = f"{plugin.key}={plugin.name}: cannot be called with {given}: {error}"
+        return Trouble(text, is_users=True)
+    return None
+
+
+def has_mark(plugin: Plugin, name: str) -> bool | Trouble:
+    """Whether the function was given a mark by a decorator of ours."""
+    function = loaded(plugin)
+    return function if isinstance(function, Trouble) else getattr(function, name, False) is True
+
+
+# what runs here
+
+
+class Calls:
+    """Processes that have imported a plug-in."""
+
+    def __init__(self, plugin: Plugin, pool: Any, stuck: Path) -> None:
+        self._plugin = plugin
+        self._pool = pool
+        self._stuck = stuck
+
+    def of(self, plugin: Plugin) -> "Calls":
+        """The same processes, for another function of the same module."""
+        return Calls(plugin, self._pool, self._stuck)
+
+    def ask(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Have ``function(plugin, *arguments)`` called as soon as a process is free. Returns a future.
+
+        Raises:
+            PluginUnusable: the processes have ended at its import.
+        """
+        try:
+            with uninterrupted({signal.SIGINT}):  # the first call starts processes; Ctrl-C is for this one
+                return self._pool.schedule(function, args=(self._plugin, *arguments), timeout=seconds)
+        except RuntimeError:
+            raise self._unusable() from None
+
+    def answer(self, future: Any, seconds: float) -> Any:
+        """What the call returned, or the Trouble it ended in. Answers are to be taken in the order of asking:
+        then only what was asked before can keep a call waiting.
+
+        Raises:
+            PluginUnusable: no process got as far as to call the function.
+        """
+        from pebble import ProcessExpired
+
+        until = time.monotonic() + _START_SECONDS + self._plugin.import_limit + seconds
+        while not future.done():
+            if time.monotonic() > until or not self._pool.active:
+                raise self._unusable()
+            wait([future], _POLL_SECONDS)
+        try:
+            return future.result()
+        except ProcessExpired as error:
+            return Trouble(f"ended its process ({in_words(error.exitcode)})")
+        except TimeoutError:
+            return Trouble(f"gave no answer within {seconds:g} s (time_limit)", is_late=True)
+        except (BrokenProcessPool, CancelledError):
+            raise self._unusable() from None
+
+    def _unusable(self) -> PluginUnusable:
+        what = "its import ended the process"
+        if trace := self._stuck.read_text():
+            lines = re.findall(r'File "([^<].*)", line (\d+)', trace)
+            where = f", at {lines[0][0]}:{lines[0][1]}" if lines else ""
+            what = f"its import took longer than {self._plugin.import_limit:g} s{where}"
+        return PluginUnusable(f"{self._plugin.key}={self._plugin.name}: {what}")
+
+
+@contextlib.contextmanager
+def open_calls(plugin: Plugin, workers: int) -> Iterator[Calls]:
+    """Processes for a plug-in, which are stopped in the end whatever they do."""
+    from pebble import ProcessPool
+
+    # Else strings hash differently in each process, and a sum over a set of words comes out differently.
+    os.environ.setdefault("PYTHONHASHSEED", "0")
+    resource_tracker.ensure_running()  # it lets Ctrl-C through when it starts
+    pool: Any
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, _STUCK).touch()
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPool(workers, initializer=load, initargs=(plugin, folder), context=context)
+        try:
+            yield Calls(plugin, pool, Path(folder, _STUCK))
+        finally:
+            _wait_for_starts(Path(folder), workers)
+            pool.stop()
+            pool.join()
+
+
+def _wait_for_starts(folder: Path, expected: int) -> None:
+    """A process that is stopped while it starts would complain about it in the log."""
+    from pebble.pool.process import WORKERS_NAME
+
+    begun = time.monotonic()
+    while (waited := time.monotonic() - begun) < _START_SECONDS:
+        started = {name.name for name in folder.iterdir()}
+        workers = [p for p in multiprocessing.active_children() if p.name == WORKERS_NAME]
+        # One that is being started is not among them for a moment, nor is one that has ended.
+        has_all = len(workers) >= expected or waited > _SHOWN_SECONDS
+        if has_all and all(str(worker.pid) in started for worker in workers):
+            return
+        time.sleep(0.01)
+
+
+def in_words(exit_code: int) -> str:
+    return f"exit code {exit_code}" if exit_code >= 0 else f"signal {signal.Signals(-exit_code).name}"

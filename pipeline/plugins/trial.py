@@ -1,0 +1,155 @@
+"""The plug-ins of a configuration, tried before anything runs: in processes of their own, so that none can
+hang or crash what asks, and so that what they import (torch, vLLM) stays out of it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.config.reward import RewardModelConfig, RowsPerCall, RuleConfig
+from pipeline.config.schema import Config
+from pipeline.plugins.load import RULES, PluginError
+from pipeline.plugins.sandbox import Calls, Plugin, Trouble, has_mark, misfit, open_calls, score
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The first usable row of a prompt file."""
+
+    source: str
+    """The file, as KEY=PATH."""
+    prompt_id: str
+    prompt: str
+    columns: Mapping[str, Any]
+    """The user's own columns."""
+
+
+def plugin_of(name: str, rule: RuleConfig) -> Plugin:
+    """The function of a rule component."""
+    return Plugin(f"reward.components.{name}.function", rule.function, RULES, rule.import_limit)
+
+
+def check_rules(config: Config, samples: Sequence[Sample]) -> None:
+    """Call every rule on an empty response to each sample's prompt: any policy may write one.
+
+    Raises:
+        PluginError: a rule cannot be imported, does not take its arguments, or gives no number.
+    """
+    for name, component in config.reward.components.items():
+        if isinstance(component, RuleConfig):
+            with open_calls(plugin_of(name, component), 1) as calls:
+                for sample in samples:
+                    _check_signature(calls, component, config, sample)
+                    if component.trial:
+                        _try_rule(calls, name, component, config, sample)
+
+
+def _check_signature(calls: Calls, rule: RuleConfig, config: Config, sample: Sample) -> None:
+    """A module that is missing here is no error of a rule that has no trial: its own jobs may have it."""
+    names = [*_trial_row(config, sample), *rule.arguments]
+    trouble: Trouble | None = calls.answer(calls.ask(rule.time_limit, misfit, names, 0), rule.time_limit)
+    if trouble and (rule.trial or not trouble.is_elsewhere):
+        raise PluginError(trouble.text)
+
+
+def _trial_row(config: Config, sample: Sample) -> dict[str, Any]:
+    """What a rule gets of an empty response."""
+    row = {**sample.columns, "prompts": sample.prompt, "responses": ""}
+    if config.rollout.multi_turn:
+        row["response_messages"] = [{"role": "assistant", "content": ""}]
+    return row
+
+
+def _try_rule(calls: Calls, name: str, rule: RuleConfig, config: Config, sample: Sample) -> None:
+    is_group = rule.rows_per_call is RowsPerCall.PROMPT
+    num_rows = config.rollout.samples_per_prompt if is_group else 1
+    row, seconds = _trial_row(config, sample), rule.time_limit * num_rows
+    arguments = {key: [value] * num_rows for key, value in row.items()} | rule.arguments
+    answer = calls.answer(calls.ask(seconds, score, arguments, num_rows), seconds)
+    if isinstance(answer, Trouble) and not (answer.is_late and rule.timeout_score is not None):
+        key = sample.source.partition("=")[0]
+        raise PluginError(
+            f"reward.components.{name}.function={rule.function}: {answer.text} for an empty response to "
+            f"prompt_id {sample.prompt_id} of {key}; if it needs what only its jobs have, set "
+            f"reward.components.{name}.trial=false"
+        )
+
+
+def check_scheduler(config: Config) -> None:
+    """Import the scheduler of conversations. Raises PluginError if it is no function of one argument."""
+    if config.rollout.multi_turn:
+        plugin = Plugin("rollout.multi_turn.scheduler", config.rollout.multi_turn.scheduler)
+        for trouble in tried({plugin: 1}):
+            raise PluginError(trouble.text)
+
+
+def check_engines(config: Config) -> Iterator[str]:
+    """Import the user's own engines, trainer and tokenizer. Yields a line for each that cannot be tried here.
+
+    Raises:
+        PluginError: one is missing, or not a function of so many arguments.
+    """
+    components = config.reward.components.items()
+    named = {
+        f"reward.components.{n}.engine": c.engine for n, c in components if isinstance(c, RewardModelConfig)
+    }
+    given: dict[str, tuple[str | None, int]] = {
+        "rollout.engine": (config.rollout.engine, 2),
+        "reward.engine": (config.reward.engine, 2),
+        **{key: (name, 2) for key, name in named.items()},
+        "update.engine": (config.update.engine, 1),
+        "model.tokenizer": (config.model.tokenizer, 1),
+    }
+    plugins = {Plugin(key, name): num for key, (name, num) in given.items() if name and ":" in name}
+    for trouble in (trouble for group in by_module(plugins) for trouble in tried(group)):
+        if trouble.is_elsewhere:
+            yield f"warning: {trouble.text}; compute nodes may have it"
+        else:
+            raise PluginError(trouble.text)
+    check_takes_ranks(config)
+
+
+def check_takes_ranks(config: Config) -> None:
+    """Refuse ranks that know nothing of each other: each would write the policy.
+
+    Raises:
+        PluginError: the update has several ranks, and the user's trainer does not say that it takes them.
+    """
+    plugin = Plugin("update.engine", config.update.engine)
+    if config.scheduler.num_update_ranks == 1 or ":" not in plugin.name:
+        return
+    with open_calls(plugin, 1) as calls:
+        answer = calls.answer(calls.ask(plugin.import_limit, has_mark, "takes_ranks"), plugin.import_limit)
+    if answer is False:
+        raise too_many_ranks(config)
+
+
+def too_many_ranks(config: Config) -> PluginError:
+    """What is said of a trainer of the user's that several ranks cannot run together."""
+    return PluginError(
+        f"update.engine={config.update.engine}: the update is given "
+        f"{config.scheduler.num_update_ranks} ranks, and "
+        "this trainer does not say that it takes several; give one, or put @takes_ranks of "
+        "stages.engines.base before its function"
+    )
+
+
+def by_module(plugins: Mapping[Plugin, int]) -> list[dict[Plugin, int]]:
+    """Those that come from the same module together: they are imported together too."""
+    groups: dict[str, dict[Plugin, int]] = {}
+    for plugin, num_arguments in plugins.items():
+        groups.setdefault(plugin.name.partition(":")[0], {})[plugin] = num_arguments
+    return list(groups.values())
+
+
+def tried(plugins: Mapping[Plugin, int]) -> Iterator[Trouble]:
+    """Import functions of one module, given with the number of their positional arguments.
+
+    Yields:
+        For each that cannot be called with so many, why.
+    """
+    with open_calls(next(iter(plugins)), 1) as calls:
+        for plugin, num_arguments in plugins.items():
+            own = calls.of(plugin)
+            if trouble := own.answer(own.ask(plugin.import_limit, misfit, [], num_arguments), 0):
+                yield trouble

@@ -1,0 +1,247 @@
+"""Whether a cluster can give what a configuration asks for: found before any job is submitted."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config.job_kinds import DRIVER
+from pipeline.config.problem import ConfigError, Problem
+from pipeline.config.rules import SLURM_STAGES
+from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, key_of, resources_of
+from pipeline.config.schema import Config
+from pipeline.executors.slurm.arrays import array_of, driver_submission, stage_submissions
+from pipeline.executors.slurm.resources import Lessons
+from pipeline.run.directory import imagined_run
+from pipeline.run.tasks import Stage, Task, task_of
+from slurm.associations import Associations, read_associations
+from slurm.commands import SlurmError, SlurmTimeout, run_command
+from slurm.limits import (
+    ClusterLimits,
+    NodeKind,
+    Partition,
+    format_duration,
+    parse_duration,
+    parse_gres,
+    parse_memory,
+    read_limits,
+    read_partitions,
+)
+from slurm.submission import render
+
+PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel", "srun")
+_TEST_SECONDS = 30.0
+_ELEMENTS_NEEDED = 6
+"""In the queue at once: the jobs of one iteration in the smallest pieces, and driver jobs."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What a cluster offers this user."""
+
+    limits: ClusterLimits
+    partitions: Mapping[str, Partition]
+    associations: Associations | None
+    """None: not known."""
+
+
+def check_cluster(config: Config) -> None:
+    """Everything that can be asked for cheaply, in a second or so and without a job.
+
+    Raises:
+        ConfigError: every problem, one per line.
+    """
+    problems = list(cluster_problems(config))
+    if problems:
+        raise ConfigError("\n".join(map(str, problems)))
+
+
+def cluster_problems(config: Config) -> Iterator[Problem]:
+    """What keeps jobs of this configuration from running on the cluster at hand."""
+    given = config.scheduler
+    assert isinstance(given, SlurmConfig)
+    yield from run_dir_problems(Path(config.run_dir))
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    if missing:
+        yield Problem("scheduler", given.kind, f"{', '.join(missing)} not found; type this on a login node")
+        return
+    try:
+        cluster = Cluster(read_limits(), read_partitions(), read_associations())
+    except SlurmError as error:
+        yield Problem("scheduler", given.kind, f"Slurm does not answer: {error}")
+        return
+    yield from limit_problems(given, cluster.limits)
+    for purpose in purposes_used(config):
+        found = list(stage_problems(purpose, resources_of(given, purpose), cluster))
+        yield from found or refusals(config, given, purpose)
+
+
+def purposes_used(config: Config) -> list[str]:
+    """The stages, pools' scores and drivers that have jobs in a run of this configuration."""
+    stages = [stage for stage in SLURM_STAGES if stage != Stage.EVALUATE or config.evaluate.every]
+    return [*stages, *(Task(1, Stage.SCORE, pool=pool).purpose for pool in config.reward.pools)]
+
+
+def run_dir_problems(run_dir: Path) -> Iterator[Problem]:
+    parent = existing_parent(run_dir)
+    if not os.access(parent, os.W_OK | os.X_OK):
+        yield Problem("run_dir", run_dir, f"{parent} is not writable; give a folder on a shared filesystem")
+
+
+def existing_parent(path: Path) -> Path:
+    """The nearest folder above that exists."""
+    return next(folder for folder in path.absolute().parents if folder.is_dir())
+
+
+def limit_problems(given: SlurmConfig, limits: ClusterLimits) -> Iterator[Problem]:
+    """Limits of submitted jobs that leave a run no room."""
+    if limits.max_submit is not None and limits.max_submit < _ELEMENTS_NEEDED:
+        yield Problem(
+            "scheduler.max_submitted",
+            given.max_submitted,
+            f"you may queue {limits.max_submit} jobs; a run needs at least {_ELEMENTS_NEEDED}, ask for more",
+        )
+
+
+def stage_problems(purpose: str, given: ResourcesConfig, cluster: Cluster) -> Iterator[Problem]:
+    """Of one stage or pool. Pure."""
+    key = key_of(purpose)
+    named = list(given.partition)
+    unknown = [name for name in named if name not in cluster.partitions]
+    for name in unknown:
+        yield Problem(f"{key}.partition", name, f"no such partition; legal: {_names(cluster.partitions)}")
+    if not named:
+        named = [name for name, partition in cluster.partitions.items() if partition.default]
+        if not named:
+            legal = _names(cluster.partitions)
+            yield Problem(f"{key}.partition", "null", f"the cluster has no default; legal: {legal}")
+    partitions = [cluster.partitions[name] for name in named if name in cluster.partitions]
+    for partition in partitions:
+        if partition.state != "UP":
+            yield Problem(f"{key}.partition", partition.name, f"it is {partition.state}: no job starts there")
+    yield from _association_problems(key, given, partitions, cluster.associations)
+    if partitions and not unknown:
+        yield from _time_problems(key, given, partitions)
+        yield from _size_problems(key, given, partitions)
+
+
+def _association_problems(
+    key: str, given: ResourcesConfig, partitions: Sequence[Partition], known: Associations | None
+) -> Iterator[Problem]:
+    """Accounts and QOS: of the user, and of the partitions."""
+    for name, value, mine in (
+        ("account", given.account, known.accounts if known else None),
+        ("qos", given.qos, known.qos if known else None),
+    ):
+        if value is None:
+            continue
+        if known and known.enforced and mine is not None and value not in mine:
+            yield Problem(f"{key}.{name}", value, f"not one of yours; legal: {_names(mine)}")
+            continue
+        for partition in partitions:
+            allowed = partition.allowed_accounts if name == "account" else partition.allowed_qos
+            if allowed is not None and value not in allowed:
+                why = f"partition {partition.name} does not take it; legal: {_names(allowed)}"
+                yield Problem(f"{key}.{name}", value, why)
+
+
+def _time_problems(key: str, given: ResourcesConfig, partitions: Sequence[Partition]) -> Iterator[Problem]:
+    """sbatch --test-only does not mind, and the job would wait for ever."""
+    seconds = parse_duration(given.time)
+    bounds = [partition.max_time for partition in partitions if partition.max_time is not None]
+    if len(bounds) < len(partitions):
+        return  # one of them has no limit
+    longest = max(bounds)
+    if seconds is None or seconds > longest:
+        where = _names(partition.name for partition in partitions)
+        why = f"longer than partition {where} allows; legal: up to {format_duration(longest)}"
+        yield Problem(f"{key}.time", given.time, why)
+
+
+def _size_problems(key: str, given: ResourcesConfig, partitions: Sequence[Partition]) -> Iterator[Problem]:
+    """More of something than any node has; then more of all together."""
+    where = f"partition {_names(partition.name for partition in partitions)}"
+    kinds = [kind for partition in partitions for kind in partition.kinds]
+    found = False
+    for need in needs_of(given):
+        most = max((need.of_node(kind) for kind in kinds), default=0)
+        if need.count > most:
+            found = True
+            yield Problem(f"{key}.{need.key}", need.value, _too_much(need, most, where, kinds))
+    if not found and kinds and not any(_fits(given, kind) for kind in kinds):
+        asked = ", ".join(f"{need.key}={need.value}" for need in needs_of(given))
+        yield Problem(key, asked, f"nodes of {where} have each of these, but none has all of them")
+    nodes = max((partition.nodes for partition in partitions), default=0)
+    if given.nodes > nodes:
+        legal = f"has fewer; legal: 1 to {nodes}" if nodes else "has none; choose another partition"
+        yield Problem(f"{key}.nodes", given.nodes, f"{where} {legal}")
+
+
+@dataclass(frozen=True)
+class Need:
+    """How much of one thing a job wants on each node."""
+
+    key: str
+    value: object
+    """As the user gave it."""
+    count: int
+    of_node: Callable[[NodeKind], int]
+    device: str = ""
+
+
+def needs_of(given: ResourcesConfig) -> list[Need]:
+    """CPUs, memory and devices of each node. Pure."""
+    cpus = given.cpus_per_task * given.ntasks_per_node
+    needs = [Need("cpus_per_task", given.cpus_per_task, cpus, lambda kind: kind.cpus)]
+    if given.mem is not None:
+        needs.append(Need("mem", given.mem, parse_memory(given.mem), lambda kind: kind.memory))
+    if given.gpus_per_node is not None:
+        kind_of_gpu, _, count = str(given.gpus_per_node).rpartition(":")
+        device = f"gpu:{kind_of_gpu}" if kind_of_gpu else "gpu"
+        needs.append(_device_need("gpus_per_node", given.gpus_per_node, device, int(count)))
+    for name, number in parse_gres(given.gres or "").items():
+        needs.append(_device_need("gres", given.gres, name, number))
+    return needs
+
+
+def _device_need(key: str, value: object, device: str, count: int) -> Need:
+    return Need(key, value, count, lambda kind: kind.gres.get(device, 0), device)
+
+
+def _too_much(need: Need, most: int, where: str, kinds: Sequence[NodeKind]) -> str:
+    if need.device and not most:
+        devices = {name for kind in kinds for name in kind.gres}
+        return f"no node of {where} has {need.device}; legal: {_names(devices)}"
+    if need.key == "mem":
+        return f"no node of {where} has so much; legal: up to {most}M"
+    return f"{need.count} on a node, and no node of {where} has more than {most}; legal: up to {most}"
+
+
+def _fits(given: ResourcesConfig, kind: NodeKind) -> bool:
+    return all(need.count <= need.of_node(kind) for need in needs_of(given))
+
+
+def refusals(config: Config, given: SlurmConfig, purpose: str) -> Iterator[Problem]:
+    """What sbatch itself says of the very script that would be submitted."""
+    try:
+        run_command(["sbatch", "--test-only"], input=script_of(config, given, purpose), timeout=_TEST_SECONDS)
+    except SlurmTimeout:
+        return  # a controller that is busy now says nothing about the settings
+    except SlurmError as error:
+        yield Problem(key_of(purpose), _names(resources_of(given, purpose).partition), f"{error}")
+
+
+def script_of(config: Config, given: SlurmConfig, purpose: str) -> str:
+    """The script of a job, of one element."""
+    run = imagined_run(config)
+    if purpose == DRIVER:
+        submission = driver_submission(run, 1, 1, DRIVER, 1)
+    else:
+        iteration = 0 if purpose == Stage.PREPARE else 1
+        (submission,) = stage_submissions(run, 1, 1, [task_of(iteration, purpose)], 1000)
+    return render(array_of(run, given, submission, Lessons(), None))
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

@@ -1,0 +1,122 @@
+"""How much disk a run needs, by its configuration and the headers of its models' files; and what is free."""
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config.algorithm import Estimator
+from pipeline.config.model_files import BadModel, read_header
+from pipeline.config.problem import ConfigError, Problem
+from pipeline.config.schema import Config
+from pipeline.config.update import Precision, TrainingEngine, UpdateConfig
+from pipeline.text import size
+
+_BYTES = {Precision.FP32: 4, Precision.BF16: 2, Precision.FP16: 2}
+_FP32 = 4
+_MOMENTS = 2
+_ADAPTERS_SHARE = 0.02
+"""Share of low-rank adapters in a model's parameters."""
+_TOKEN_BYTES = 24
+"""Bytes on disk for a token: id, mask, two log-probabilities, and its text twice."""
+_FILES_OF_STATE = 12
+"""Files of a policy, critic or trainer state: weights, settings, tokenizer."""
+FILES_OF_TASK = 4
+"""Data, record, log, what was submitted."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes and files."""
+
+    num_bytes: int
+    files: int
+
+    def times(self, factor: int) -> "Footprint":
+        return Footprint(self.num_bytes * factor, self.files * factor)
+
+    def plus(self, other: "Footprint") -> "Footprint":
+        return Footprint(self.num_bytes + other.num_bytes, self.files + other.files)
+
+
+def check_disk(config: Config, start: int = 0) -> Iterator[str]:
+    """Compare what the run writes with what is free where it is to be; a line for people.
+
+    Args:
+        start: iterations that a fork has from its parent.
+
+    Raises:
+        ConfigError: policies, critics and trainer states alone do not fit. Shards are never a reason, as they
+            may be shorter than the longest.
+    """
+    update, iterations = config.update, config.iterations - start
+    state, shards = imagine(config)
+    kept = states_kept(iterations, update.keep_last, update.keep_every)
+    needed, most = state.times(kept).num_bytes, shards.times(iterations).num_bytes
+    free, _ = room(existing_folder(Path(config.run_dir)))
+    told = f"{size(needed)} of policies, critics and trainer states ({kept} x {size(state.num_bytes)})"
+    if needed > free:
+        why = f"needs {told}, and only {size(free)} are free there; {_way_out(update)}"
+        raise ConfigError(str(Problem("run_dir", config.run_dir, why)))
+    if needed + most > free:
+        yield f"warning: run_dir: with the longest responses the disk would be full; {_way_out(update)}"
+    yield f"disk: {told}, at most {size(most)} of shards; {size(free)} are free"
+
+
+def _way_out(update: UpdateConfig) -> str:
+    fewer = []
+    if update.keep_last is None or update.keep_last > 2:
+        fewer.append("update.keep_last=2")
+    if update.keep_every is not None:
+        fewer.append("update.keep_every=null")
+    keep = f"keep fewer ({' '.join(fewer)}), or " if fewer else "train adapters only (update.lora), or "
+    return f"{keep}give run_dir another place"
+
+
+def existing_folder(path: Path) -> Path:
+    """The path itself, or what is there of it: the filesystem that it will be on."""
+    return next(folder for folder in (path, *path.parents) if folder.is_dir())
+
+
+def room(folder: Path) -> tuple[int, int | None]:
+    """Bytes and inodes that are free for this user; None where the filesystem counts no inodes."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
+
+
+def states_kept(iterations: int, keep_last: int | None, keep_every: int | None) -> int:
+    """The most states that are on disk at once. Pure."""
+    if keep_last is None:
+        return iterations
+    before = max(0, iterations - keep_last - 1)  # the newest is written before the oldest goes
+    return min(iterations, keep_last + 1 + (before // keep_every if keep_every else 0))
+
+
+def imagine(config: Config) -> tuple[Footprint, Footprint]:
+    """State and shards of an iteration, from the models' weights and the longest responses."""
+    update = config.update
+    policy = num_parameters(Path(config.model.policy))
+    has_critic = config.algorithm.estimator is Estimator.GAE
+    critic = num_parameters(Path(config.model.critic or config.model.policy)) if has_critic else 0
+    trained = critic + (int(policy * _ADAPTERS_SHARE) if update.lora else policy)
+    copies = _MOMENTS + (update.precision is not Precision.FP32 or update.lora is not None)
+    if update.engine != TrainingEngine.DEEPSPEED:
+        copies = 0  # nobody knows what else a trainer of the user's keeps
+    state = (policy + critic) * _BYTES[update.precision] + trained * _FP32 * copies
+    tokens = (config.model.context_length or 0) * config.responses_per_iteration
+    tasks = 2 * config.rollout.num_shards + config.rollout.num_shards * len(config.reward.pools) + 1
+    return Footprint(state, 3 * _FILES_OF_STATE), Footprint(tokens * _TOKEN_BYTES, FILES_OF_TASK * tasks)
+
+
+def num_parameters(folder: Path) -> int:
+    """Number of parameters in a model directory, by the headers of its weight files.
+
+    Raises:
+        ConfigError: a file is none.
+    """
+    files = list(folder.glob("model*.safetensors")) or list(folder.glob("*.safetensors"))
+    try:
+        return sum(math.prod(tensor.shape) for file in files for tensor in read_header(file).values())
+    except BadModel as error:
+        raise ConfigError(f"{folder}: {error}") from error

@@ -1,0 +1,165 @@
+"""Whether a run can do what it is asked to: validate. Runs nothing."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pipeline.config.model_dir import has_chat_template
+from pipeline.config.model_rules import model_warnings
+from pipeline.config.notify_rules import notify_warnings
+from pipeline.config.problem import ConfigError
+from pipeline.config.reward import Component, RemoteConfig, RewardModelConfig, unknown_field
+from pipeline.config.scheduler import LocalConfig, ResourcesConfig, SlurmConfig
+from pipeline.config.schema import Config
+from pipeline.data.checks import Judged, check_usable, describe, judge, prompt_files, read_file
+from pipeline.data.prompts import PromptError, Prompts
+from pipeline.data.tokenizer_files import CannotLook, FileTokenizer, check_can_render, read_tokenizer
+from pipeline.notify.secrets import is_secret_name
+from pipeline.plugins.load import make_importable
+from pipeline.plugins.trial import Sample, check_engines, check_rules, check_scheduler
+from pipeline.preflight.disk_need import check_disk
+from pipeline.preflight.reward_ping import why_silent
+from pipeline.run.directory import check_can_be_made, check_is_free
+from pipeline.run.paths import RunPaths
+
+
+def validate_inputs(config: Config, folder: Path | None = None, start: int = 0) -> Iterator[str]:
+    """Look at everything the user gave that can be judged without torch; a line each.
+
+    Args:
+        folder: where rules are imported from. Default: the current one.
+        start: iterations that a fork has from its parent.
+
+    Raises:
+        PromptError, PluginError: something cannot be used.
+        ConfigError: what the run keeps does not fit where it is to be.
+    """
+    check_is_free(RunPaths(Path(config.run_dir)))
+    check_can_be_made(Path(config.run_dir))
+    make_importable(str(folder or Path.cwd()))
+    yield f"configuration: {config.iterations} iterations of {config.responses_per_iteration} responses"
+    yield f"policy: {config.model.policy}, context {config.model.context_length} tokens"
+    formats = (config.update.precision, config.rollout_precision, config.reward_precision)
+    yield "number formats: update {}, rollout {}, reward and reference {}".format(*formats)
+    yield from check_disk(config, start)
+    yield from model_warnings(config)
+    files, why_not = judged_files(config)
+    yield from (line for judged in files for line in describe(judged, config))
+    if why_not:
+        yield f"not looked at: lengths in tokens ({why_not}); the run's first task does"
+    check_usable(config, files)
+    samples = [sample_of(f"{one.key}={one.path}", one.found, i) for one in files for i in one.kept[:1]]
+    check_rules(config, samples)
+    check_scheduler(config)
+    yield from check_engines(config)
+    for name, component in config.reward.components.items():
+        yield f"reward {name}: {describe_component(component)}, weight {component.weight:g}"
+        yield from remote_warnings(name, component, samples)
+        if isinstance(component, RemoteConfig):
+            yield from silence_warnings(name, component, is_here=isinstance(config.scheduler, LocalConfig))
+    if config.model.trust_remote_code:
+        yield "warning: model.trust_remote_code is on, Python code in the model directories will be run"
+    yield from notify_warnings(config.notify)
+    yield from environment_warnings(config)
+    yield "ok so far; the numbers in the models are checked by the run's first task"
+
+
+def judged_files(config: Config) -> tuple[list[Judged], str]:
+    """The prompt files, or samples of large ones; and why they were not tokenised, if so.
+
+    Raises:
+        PromptError: a whole file cannot be used.
+    """
+    found = {(key, path): read_file(config, path, is_sample=True) for key, path in prompt_files(config)}
+    for (key, path), prompts in found.items():
+        check_chat(key, path, prompts, Path(config.model.policy))
+    tokenizer, why_not = None, ""
+    try:
+        if any(not isinstance(row.prompt, str) for prompts in found.values() for row in prompts.rows):
+            check_can_render()
+        tokenizer = tokenizer_here(config)
+    except CannotLook as error:
+        why_not = str(error)
+    return [judge(*names, prompts, config, tokenizer) for names, prompts in found.items()], why_not
+
+
+def tokenizer_here(config: Config) -> FileTokenizer:
+    """The policy's tokenizer, as far as its files say it. Raises CannotLook."""
+    if config.model.tokenizer:
+        raise CannotLook(f"only tasks call model.tokenizer={config.model.tokenizer}")
+    return read_tokenizer(Path(config.model.policy))
+
+
+def environment_warnings(config: Config) -> Iterator[str]:
+    """Variables of jobs that look like secrets: their values lie in config.yaml and in batch scripts."""
+    scheduler = config.scheduler
+    if not isinstance(scheduler, SlurmConfig):
+        return
+    stages = {name: stage for name, stage in vars(scheduler).items() if isinstance(stage, ResourcesConfig)}
+    stages |= {f"pools.{name}": pool for name, pool in scheduler.pools.items()}
+    given = {"scheduler": scheduler.environment}
+    given |= {f"scheduler.{name}": stage.environment for name, stage in stages.items()}
+    for key, variables in given.items():
+        for name in filter(is_secret_name, variables):
+            yield (
+                f"warning: {key}.environment.{name}: its value is written to files of the run, which others "
+                "may read; export it where you submit, or read it from a file by scheduler.setup"
+            )
+
+
+def sample_of(source: str, found: Prompts, index: int) -> Sample:
+    """A row as rules get it, but for the chat template, which only tasks can apply."""
+    row = found.rows[index]
+    text = row.prompt if isinstance(row.prompt, str) else "\n".join(m.content for m in row.prompt)
+    columns = found.columns.slice(index, 1).to_pylist()[0] if found.columns.num_columns else {}
+    return Sample(source, row.prompt_id, text, columns)
+
+
+def describe_component(component: Component) -> str:
+    if isinstance(component, RewardModelConfig):
+        return f"model {component.path}"
+    if isinstance(component, RemoteConfig):
+        return f"{component.api} at {component.url}"
+    return f"rule {component.function}"
+
+
+def remote_warnings(name: str, component: Component, samples: Sequence[Sample]) -> Iterator[str]:
+    """What tasks need and this shell lacks; they may get it elsewhere.
+
+    Raises:
+        PromptError: the judge's message names a column that a prompt file does not have.
+    """
+    if isinstance(component, RemoteConfig):
+        for sample in samples:
+            if why := unknown_field(component, list(sample.columns)):
+                raise PromptError(f"reward.components.{name}.template: {why} ({sample.source})")
+        variable = component.api_key_env
+        if variable and not os.environ.get(variable):
+            yield f"warning: reward.components.{name}.api_key_env={variable}: is not set here; tasks need it"
+
+
+def silence_warnings(name: str, remote: RemoteConfig, is_here: bool) -> Iterator[str]:
+    """Ask a service once whether it is there.
+
+    Raises:
+        ConfigError: it is not, and tasks will ask from this machine too.
+    """
+    if not remote.trial:
+        yield f"reward {name}: not asked whether it answers (trial=false)"
+        return
+    if why := why_silent(remote.url):
+        text = f"reward.components.{name}.url={remote.url}: nothing answers there ({why})"
+        later = f"if it is started later, set reward.components.{name}.trial=false"
+        if is_here:
+            raise ConfigError(f"{text}; {later}")
+        yield f"warning: {text}; compute nodes may reach it; {later}"
+
+
+def check_chat(key: str, path: str, found: Prompts, policy: Path) -> None:
+    """Raises PromptError when there are chat messages and no template to make text of them."""
+    chats = sum(not isinstance(row.prompt, str) for row in found.rows)
+    if chats and not has_chat_template(policy):
+        raise PromptError(
+            f"{key}={path} holds chat messages in {chats} rows, but the tokenizer of model.policy={policy} "
+            "has no chat template; add chat_template to the tokenizer, or give prompts as plain text"
+        )

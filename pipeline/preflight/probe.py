@@ -1,0 +1,171 @@
+"""What ``validate`` asks compute nodes: whether jobs find there what they need."""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pipeline.config.job_kinds import DRIVER
+from pipeline.config.problem import ConfigError, Problem
+from pipeline.config.reward import RewardModelConfig
+from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, key_of, resources_of
+from pipeline.config.schema import Config
+from pipeline.executors.slurm.resources import Lessons, command_words, sbatch_options
+from pipeline.preflight.cluster import check_cluster, existing_parent, needs_of, purposes_used
+from slurm.probe import Answer, Probe, Silent, run_probes
+
+PROBE_SECONDS = 120.0
+_LEFT_OUT = (
+    *("time", "mem", "cpus-per-task", "nodes", "ntasks-per-node", "signal"),
+    *("mail-type", "mail-user"),
+)
+"""What a probe does not need, and would have to wait for; and nobody wants a mail of it."""
+_PACKAGES = ("slurm", "pipeline", "stages")
+_LIBRARIES = ("?torch", "?transformers", "?deepspeed")
+_DRIVER_PROGRAMS = ("sbatch --version", "squeue --version", "scontrol ping")
+
+
+@dataclass(frozen=True)
+class Aim:
+    """Stages and pools that one probe speaks for: their jobs go to the same place and run in the same way."""
+
+    stages: tuple[str, ...]
+    given: ResourcesConfig
+
+    @property
+    def name(self) -> str:
+        return "-".join(self.stages)
+
+
+def ask_nodes(
+    config: Config, note: Callable[[str], None], seconds: float = PROBE_SECONDS, measures_delay: bool = False
+) -> list[tuple[Aim, Answer]]:
+    """Send a tiny job to every place that stages go to, and wait for what they say.
+
+    Args:
+        note: told what is being waited for.
+    """
+    aims = aims_of(config)
+    probes = [replace(probe_of(config, aim), measures_delay=measures_delay) for aim in aims]
+    answers = run_probes(probes, existing_parent(Path(config.run_dir)), Path.cwd(), seconds, note)
+    return [(aim, answers[aim.name]) for aim in aims]
+
+
+def probe_cluster(
+    config: Config, note: Callable[[str], None], tell: Callable[[str], None], seconds: float = PROBE_SECONDS
+) -> list[Problem]:
+    """Send a tiny job to every place that stages go to.
+
+    Args:
+        note: told what is being waited for.
+        tell: told of every probe that found nothing wrong.
+    """
+    problems = []
+    for aim, answer in ask_nodes(config, note, seconds):
+        found = list(judge(aim, answer))
+        problems += found
+        if not found:
+            tell(describe(aim, answer))
+    return problems
+
+
+def validate_cluster(config: Config, with_probe: bool) -> Iterator[str]:
+    """What ``validate`` says of the cluster, a line each.
+
+    Raises:
+        ConfigError: every problem, one per line.
+    """
+    check_cluster(config)
+    yield "cluster: partitions, limits and sizes allow what is asked for"
+    if with_probe:
+        told: list[str] = []
+        problems = probe_cluster(config, lambda line: print(line, file=sys.stderr, flush=True), told.append)
+        yield from told
+        if problems:
+            raise ConfigError("\n".join(map(str, problems)))
+
+
+def aims_of(config: Config) -> list[Aim]:
+    """One for each set of options, interpreter and container. Pure."""
+    given = config.scheduler
+    assert isinstance(given, SlurmConfig)
+    groups: dict[object, list[str]] = {}
+    for stage in purposes_used(config):
+        resources = resources_of(given, stage)
+        key = (tuple(options_of(resources).items()), words_of(resources), resources.setup, stage == DRIVER)
+        groups.setdefault((key, tuple(resources.environment.items())), []).append(stage)
+    return [Aim(tuple(stages), resources_of(given, stages[0])) for stages in groups.values()]
+
+
+def options_of(given: ResourcesConfig) -> dict[str, str | int | bool]:
+    options = sbatch_options(given, Lessons(), None)
+    return {name: value for name, value in options.items() if name not in _LEFT_OUT}
+
+
+def words_of(given: ResourcesConfig) -> tuple[str, ...]:
+    """The interpreter in its container, as tasks are run, without srun."""
+    assert given.python is not None
+    words = command_words(given, "")
+    before = words[: words.index(given.python)]
+    container = before[5:] if before[:1] == ["srun"] else before
+    return (*container, given.python)
+
+
+def probe_of(config: Config, aim: Aim) -> Probe:
+    is_driver = DRIVER in aim.stages
+    return Probe(
+        name=aim.name,
+        options=options_of(aim.given),
+        command=words_of(aim.given),
+        modules=_PACKAGES if is_driver else (*_PACKAGES, *_LIBRARIES),
+        paths=() if is_driver else tuple(paths_of(config)),
+        programs=_DRIVER_PROGRAMS if is_driver else (),
+        setup=aim.given.setup or (),
+        environment=aim.given.environment,
+    )
+
+
+def paths_of(config: Config) -> Iterator[str]:
+    """Models and data."""
+    given = (config.model.policy, config.model.reference, config.model.critic)
+    yield from (path for path in (*given, config.data.prompts, config.data.heldout) if path)
+    for component in config.reward.components.values():
+        if isinstance(component, RewardModelConfig):
+            yield component.path
+
+
+def judge(aim: Aim, answer: Answer) -> Iterator[Problem]:
+    """What would keep these stages' jobs from working. Pure."""
+    key = key_of(aim.stages[0])
+    partition = ",".join(aim.given.partition) or "default"
+    if isinstance(answer, Silent):
+        if not answer.is_late:
+            yield Problem(f"{key}.partition", partition, answer.why)
+        return
+    at = f"on node {answer.node}"
+    if answer.missing_modules:
+        each = (f"{name.removeprefix('?')} ({why})" for name, why in answer.missing_modules.items())
+        yield Problem(f"{key}.python", aim.given.python, f"cannot be imported {at}: {', '.join(each)}")
+    for path in answer.missing_paths:
+        yield Problem(f"{key}.partition", partition, f"{path} does not exist {at}; use a shared filesystem")
+    for command, why in answer.unreachable.items():
+        yield Problem(f"{key}.partition", partition, f"{command.split()[0]} cannot be used {at}: {why}")
+    wanted = gpus_wanted(aim.given)
+    if answer.gpus is not None and answer.gpus != wanted:
+        told = f"{answer.gpus} GPUs are visible {at}, {wanted} were asked for"
+        yield Problem(f"{key}.gpus_per_node", aim.given.gpus_per_node, told)
+
+
+def gpus_wanted(given: ResourcesConfig) -> int:
+    """On each node."""
+    needs = needs_of(given)
+    return max((need.count for need in needs if need.device.startswith("gpu")), default=0)
+
+
+def describe(aim: Aim, answer: Answer) -> str:
+    """One line on a probe that found nothing wrong."""
+    stages = ", ".join(aim.stages)
+    if isinstance(answer, Silent):
+        return f"warning: {stages}: not probed, its job had to wait too long ({answer.why})"
+    gpus = f"GPUs: {answer.gpus or 0}" if answer.gpus or not gpus_wanted(aim.given) else "GPUs not visible"
+    return f"{stages}: ok on node {answer.node}, Python {answer.python}, {gpus}"

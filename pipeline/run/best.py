@@ -1,0 +1,58 @@
+"""The best policy of a run, by its evaluations."""
+
+import json
+import os
+from collections.abc import Sequence
+
+from pipeline.run.commits import CorruptData, NotCommitted, Record, require_record, thinned_folders
+from pipeline.run.directory import Run
+from pipeline.run.durable import replace_durably
+from pipeline.run.journal import Row
+from pipeline.run.plan import policy_maker
+from slurm.sharedfiles import is_there, read_newest
+
+
+def keep_best(run: Run, rows: Sequence[Row]) -> None:
+    """Point ``best.json`` and ``policy/best`` at the policy with the highest evaluation reward so far.
+
+    Of those that are left: once the best was taken back, the second best may have been thinned out. And of
+    those whose records can be read: one that is being made again is looked at once more when the driver ends.
+    """
+    evaluated = [row for row in rows if "evaluate/reward" in row]
+    for row in sorted(evaluated, key=lambda row: -row["evaluate/reward"]):
+        task = policy_maker(int(row["policy_version"]))
+        try:
+            record, thinned = require_record(run.paths, task), thinned_folders(run.paths, task)
+        except (NotCommitted, CorruptData):
+            continue
+        folder = _folder(record, "policy")
+        if folder not in thinned:
+            best = {"iteration": row["iteration"], "reward": row["evaluate/reward"], "policy": folder}
+            _name_best(run, record, json.dumps(best) + "\n")
+            return
+
+
+def _name_best(run: Run, record: Record, text: str) -> None:
+    if not is_there(run.paths.best) or read_newest(run.paths.best).decode() != text:
+        replace_durably(run.paths.best, text)
+        _link(run, record, "policy", "best")
+
+
+def _folder(record: Record, parent: str) -> str | None:
+    """The attempt's folder below policy/, critic/ or trainer/, relative to the run."""
+    folders = (entry.folder for entry in record.outputs)
+    return next((folder for folder in folders if folder.startswith(f"{parent}/")), None)
+
+
+def _link(run: Run, record: Record, parent: str, name: str) -> None:
+    folder = _folder(record, parent)
+    if folder is None:
+        return
+    link = run.paths.root / parent / name
+    target = folder.removeprefix(f"{parent}/")
+    if link.is_symlink() and str(link.readlink()) == target:
+        return
+    private = link.with_name(f".{name}.{os.getpid()}")
+    private.unlink(missing_ok=True)
+    private.symlink_to(target)
+    private.replace(link)

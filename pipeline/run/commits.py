@@ -1,0 +1,334 @@
+"""Done means committed: attempt-private files, hashed, published once by a record that readers verify.
+
+Writing:   data under a name of the attempt's own -> fsync -> xxh3_128
+           -> record under a private name -> fsync -> link to the record's name -> fsync of the folder.
+``link`` fails when the name is taken, also over NFS, so of two attempts exactly one wins.
+Reading:   record -> every file it names has the recorded size and hash, or :class:`CorruptData`.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from pydantic import ValidationError
+
+from pipeline.config.conversion import converted, in_words
+from pipeline.run.durable import digest_file, fsync_path, link_once_in, naming, opened_folder, umask
+from pipeline.run.packed import BadArchive, packed_size, read_packed
+from pipeline.run.paths import RunPaths
+from pipeline.run.tasks import Stage, Task, parse_task, task_key
+from slurm.sealing import checksum
+from slurm.sharedfiles import is_there, make_folder, persistently, read_newest, read_shared, size_of
+
+RECORD_VERSION = 1
+
+
+class NotCommitted(RuntimeError):
+    """A task that is needed has no commit record."""
+
+    def __init__(self, task: Task, where: Path) -> None:
+        super().__init__(f"{task} is not committed: {where} does not exist")
+        self.task = task
+
+
+class CorruptData(RuntimeError):
+    """What a commit record names is missing, cut or changed, or the record itself cannot be read."""
+
+    def __init__(self, task: Task, why: str) -> None:
+        super().__init__(f"{task} is corrupt: {why}")
+        self.task = task
+
+
+class StaleData(RuntimeError):
+    """A task was computed from inputs that have since been computed anew with another result."""
+
+    def __init__(self, task: Task, why: str) -> None:
+        super().__init__(f"{task} is stale: {why}")
+        self.task = task
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One data file of a commit. ``path`` is relative to the run directory, ``bytes`` its size."""
+
+    path: str
+    bytes: int
+    xxh3_128: str
+
+    @property
+    def folder(self) -> str:
+        """Of an update's file: the attempt's folder, e.g. ``policy/00003.1-ab``."""
+        return "/".join(self.path.split("/")[:2])
+
+
+@dataclass(frozen=True)
+class Record:
+    """The commit record of one task."""
+
+    task: Task
+    attempt: str
+    outputs: tuple[FileEntry, ...]
+    inputs: Mapping[str, str]
+    """Lineage: task key of each input -> fingerprint of the outputs that were read."""
+    policy_version: int
+    """Version of the policy that was used; of the update stage: that was made."""
+    seed: int
+    rows: int
+    schema: str
+    """Name and version of the data's schema."""
+    started: float
+    """Unix time."""
+    ended: float
+    host: str
+    pid: int
+    job_id: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """One hash over all outputs: equal if and only if the same names hold the same bytes.
+
+        Attempt ids are part of file names, so only the name's stable part counts.
+        """
+        lines = [
+            f"{entry.path.replace('.' + self.attempt, '')} {entry.bytes} {entry.xxh3_128}"
+            for entry in self.outputs
+        ]
+        return xxhash.xxh3_128_hexdigest("\n".join(sorted(lines)).encode())
+
+    def to_json(self) -> dict[str, Any]:
+        data = asdict(self) | {"task": task_key(self.task), "version": RECORD_VERSION}
+        data |= {"inputs": dict(self.inputs), "metrics": dict(self.metrics)}
+        return data | {"checksum": checksum(data)}
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> "Record":
+        """Raises KeyError, TypeError or ValueError on anything that is not a record of this version."""
+        data = dict(data)
+        if (version := data.pop("version")) != RECORD_VERSION:
+            raise ValueError(f"record version {version}, this version of slurm-ppo reads {RECORD_VERSION}")
+        if data.pop("checksum") != checksum(data | {"version": version}):
+            raise ValueError("its content does not have the checksum that it was written with")
+        data["task"] = parse_task(str(data["task"]))
+        try:
+            return converted(Record, data)
+        except ValidationError as error:
+            raise ValueError(in_words(error)) from None
+
+
+def read_record(paths: RunPaths, task: Task) -> Record | None:
+    """The task's commit record, or None when it is not committed.
+
+    Raises:
+        CorruptData: the record exists but cannot be read.
+    """
+    path = paths.task(task).record
+    content = _read(path)
+    if content is None:
+        content = packed_content(paths, task, paths.relative(path))
+    if content is None:
+        return None
+    try:
+        record = Record.from_json(json.loads(content))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptData(task, f"its record {path} cannot be read ({error})") from error
+    if record.task != task:
+        raise CorruptData(task, f"its record {path} belongs to {record.task}")
+    return record
+
+
+def _read(path: Path) -> bytes | None:
+    with contextlib.suppress(FileNotFoundError):
+        return read_shared(path)
+    return None
+
+
+def packed_content(paths: RunPaths, task: Task, name: str) -> bytes | None:
+    """A file of ``task`` that was packed, or None. Raises CorruptData."""
+    if not task.stage.is_sharded:
+        return None
+    try:
+        return read_packed(paths, task.iteration, name)
+    except BadArchive as error:
+        raise CorruptData(task, str(error)) from error
+
+
+@lru_cache(maxsize=64)
+def _look_above(folder: Path) -> None:
+    """Have this machine find the folder that has the name now, once in the life of a task.
+
+    The one that it remembers may have been moved away by another machine, going back.
+    """
+    is_there(folder)
+
+
+def require_record(paths: RunPaths, task: Task) -> Record:
+    """Like :func:`read_record`, for inputs. Raises :class:`NotCommitted` when there is none."""
+    _look_above(paths.task(task).folder)
+    record = read_record(paths, task)
+    if record is None:
+        raise NotCommitted(task, paths.task(task).record)
+    return record
+
+
+def thinned_folders(paths: RunPaths, task: Task) -> frozenset[str]:
+    """Folders of a commit that :mod:`pipeline.run.retention` removed, named like ``policy/00003.1-ab``.
+
+    Raises:
+        CorruptData: the list of them cannot be read.
+    """
+    path = paths.task(task).thinned
+    try:
+        return frozenset(json.loads(read_newest(path))["folders"])
+    except FileNotFoundError:
+        return frozenset()
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptData(task, f"{path} cannot be read ({error})") from error
+
+
+def kept_outputs(paths: RunPaths, record: Record) -> Iterator[FileEntry]:
+    """The files that must be there: all but those that were removed on purpose. Raises CorruptData."""
+    gone = thinned_folders(paths, record.task) if record.task.stage is Stage.UPDATE else frozenset()
+    return (entry for entry in record.outputs if entry.folder not in gone)
+
+
+def check_sizes(paths: RunPaths, record: Record) -> None:
+    """Notice missing and cut files by one stat each, without reading them. Raises CorruptData."""
+    for entry in kept_outputs(paths, record):
+        size = _size(paths, record, entry)
+        if size != entry.bytes:
+            raise CorruptData(record.task, f"{entry.path} has {size} bytes instead of {entry.bytes}")
+
+
+def _size(paths: RunPaths, record: Record, entry: FileEntry) -> int:
+    """Bytes of a file, wherever it is. Raises CorruptData."""
+    with contextlib.suppress(FileNotFoundError):
+        return size_of(paths.root / entry.path)
+    size = None
+    if record.task.stage.is_sharded:
+        try:
+            size = packed_size(paths, record.task.iteration, entry.path)
+        except BadArchive as error:
+            raise CorruptData(record.task, str(error)) from error
+    if size is None:
+        raise CorruptData(record.task, f"{entry.path} is gone")
+    return size
+
+
+def read_output(paths: RunPaths, record: Record, entry: FileEntry) -> bytes:
+    """A file that was packed. Raises CorruptData where it is gone, or is not what was packed."""
+    content = packed_content(paths, record.task, entry.path)
+    if content is None:
+        raise CorruptData(record.task, f"{entry.path} is gone")
+    return content
+
+
+def check_digest(record: Record, entry: FileEntry, size: int, digest: str) -> None:
+    """Compare what was read with what was recorded. Raises CorruptData."""
+    if size != entry.bytes:
+        raise CorruptData(record.task, f"{entry.path} has {size} bytes instead of {entry.bytes}")
+    if digest != entry.xxh3_128:
+        raise CorruptData(record.task, f"{entry.path} has xxh3_128 {digest} instead of {entry.xxh3_128}")
+
+
+def verify_outputs(paths: RunPaths, record: Record) -> None:
+    """Read and hash every file the record names. Raises CorruptData naming the file."""
+    check_sizes(paths, record)
+    for entry in kept_outputs(paths, record):
+        try:
+            found = digest_file(paths.root / entry.path)
+        except FileNotFoundError:
+            content = read_output(paths, record, entry)
+            found = len(content), xxhash.xxh3_128_hexdigest(content)
+        check_digest(record, entry, *found)
+
+
+def file_state(path: Path) -> str:
+    """What :func:`is_unchanged` compares, of a file of the user's: hash, size, modification time."""
+    status = persistently(path, path.stat)
+    return f"{digest_file(path)[1]}:{status.st_size}:{status.st_mtime_ns}"
+
+
+def is_unchanged(path: Path, recorded: str) -> bool:
+    """Whether a file is what it was. Size and time say whether to look closer; then the hash decides."""
+    digest, size, modified = recorded.split(":")
+    if not is_there(path):
+        return False
+    status = persistently(path, path.stat)
+    if (str(status.st_size), str(status.st_mtime_ns)) == (size, modified):
+        return True
+    return digest_file(path)[1] == digest
+
+
+def hash_file(paths: RunPaths, path: Path) -> FileEntry:
+    """A file of the run as records name it."""
+    return FileEntry(paths.relative(path), *digest_file(path))
+
+
+def hash_tree(paths: RunPaths, folder: Path) -> tuple[FileEntry, ...]:
+    """Make every file below ``folder`` durable and readable as the umask says, and hash it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for path in files:
+        path.chmod(0o666 & ~umask())  # safetensors writes its files for the owner only
+    for path in (*files, *{file.parent for file in files}, folder.parent):
+        fsync_path(path)
+    return tuple(hash_file(paths, path) for path in files)
+
+
+@contextlib.contextmanager
+def opened_history(paths: RunPaths, task: Task) -> Iterator[int]:
+    """The task's folder as it is now, for :func:`publish`.
+
+    An attempt opens it before it reads anything, and belongs to that history of the run: going back moves the
+    folder away, and what the attempt commits later goes with it.
+    """
+    folder = paths.task(task).folder
+    make_folder(folder)  # not one that was moved away and that this machine still knows by its old name
+    with opened_folder(folder) as descriptor:
+        yield descriptor
+
+
+def is_of_the_past(paths: RunPaths, task: Task, history: int) -> bool:
+    """Whether the run has gone back since ``history`` was opened."""
+    folder = paths.task(task).folder
+    try:
+        return not (is_there(folder) and os.path.samestat(os.fstat(history), folder.stat()))
+    except FileNotFoundError:
+        return True
+
+
+def publish(paths: RunPaths, record: Record, history: int | None = None) -> bool:
+    """Make the task done with this attempt's files; their data must be durable already.
+
+    Args:
+        history: see :func:`opened_history`. None: the run's present one.
+
+    Returns:
+        False if another attempt had already won; this attempt's files are then removed.
+    """
+    if history is None:
+        with opened_history(paths, record.task) as present:
+            return publish(paths, record, present)
+    target = paths.task(record.task).record
+    with naming(target):
+        won = link_once_in(history, target.name, json.dumps(record.to_json(), indent=1) + "\n")
+    if won:
+        return True
+    discard(paths, record)
+    return False
+
+
+def discard(paths: RunPaths, record: Record) -> None:
+    """Remove the files of an attempt that lost, and the folders this empties."""
+    for entry in record.outputs:
+        (paths.root / entry.path).unlink(missing_ok=True)
+        private = [folder for folder in Path(entry.path).parents if record.attempt in str(folder)]
+        with contextlib.suppress(OSError):  # not empty yet: another file's turn
+            for folder in private:
+                (paths.root / folder).rmdir()

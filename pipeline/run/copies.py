@@ -1,0 +1,93 @@
+"""Copies of what was committed: verified on the way, and in a folder that is there whole or not at all."""
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import xxhash
+
+from pipeline.run.commits import CorruptData, FileEntry, Record, check_digest
+from pipeline.run.directory import RunError
+from pipeline.run.durable import digest_file, fsync_path
+from pipeline.run.paths import RunPaths
+
+_CHUNK = 1 << 22
+_CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
+"""Another filesystem, or one that has no hard links, or too many of this file."""
+
+
+@contextlib.contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A private folder beside ``target``, which takes its name at the end, or is gone if anything failed.
+
+    Raises:
+        RunError: ``target`` is there and not an empty folder, or nothing can be made there.
+    """
+    check_is_vacant(target)
+    private = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    try:
+        private.mkdir(parents=True)
+    except OSError as error:
+        raise RunError(f"{target} cannot be made: {error}") from None
+    try:
+        yield private
+        for folder, _, _ in os.walk(private):
+            fsync_path(Path(folder))
+        try:
+            private.rename(target)
+        except OSError as error:
+            raise RunError(f"{target} cannot be made: {error}") from None
+        fsync_path(target.parent)
+    finally:
+        if private.exists():
+            shutil.rmtree(private)
+
+
+def check_is_vacant(target: Path) -> None:
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise RunError(f"{target} is a file or a link; choose another folder")
+    if target.is_dir() and any(target.iterdir()):
+        raise RunError(f"{target} exists and is not empty; choose another folder")
+
+
+def copy_verified(paths: RunPaths, record: Record, entry: FileEntry, target: Path) -> None:
+    """Copy a committed file, durably. Raises RunError when it is not what was committed."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _as_committed(paths):
+        check_digest(record, entry, *_copy(paths.root / entry.path, target))
+
+
+def link_verified(paths: RunPaths, record: Record, entry: FileEntry, target: Path) -> None:
+    """Give a committed file a second name, or copy it where that cannot be. Raises RunError like a copy."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with _as_committed(paths):
+            os.link(paths.root / entry.path, target)
+            check_digest(record, entry, *digest_file(target))
+    except OSError as error:
+        if error.errno not in _CANNOT_LINK:
+            raise
+        copy_verified(paths, record, entry, target)
+
+
+@contextlib.contextmanager
+def _as_committed(paths: RunPaths) -> Iterator[None]:
+    try:
+        yield
+    except (CorruptData, FileNotFoundError) as error:
+        raise RunError(f"{paths.root} holds no longer what was committed: {error}") from None
+
+
+def _copy(source: Path, target: Path) -> tuple[int, str]:
+    """Returns size and xxh3_128 of what was copied."""
+    digest, size = xxhash.xxh3_128(), 0
+    with source.open("rb") as reader, target.open("xb") as writer:
+        while chunk := reader.read(_CHUNK):
+            digest.update(chunk)
+            size += writer.write(chunk)
+        writer.flush()
+        os.fsync(writer.fileno())
+    return size, digest.hexdigest()

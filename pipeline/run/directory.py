@@ -1,0 +1,317 @@
+"""A run on disk: made once, loaded by everything else."""
+
+import contextlib
+import difflib
+import json
+import os
+import shlex
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import xxhash
+from pydantic import ValidationError
+
+from pipeline.config.compose import from_mapping, to_yaml
+from pipeline.config.conversion import converted, from_yaml, in_words
+from pipeline.config.problem import ConfigError
+from pipeline.config.scheduler import SlurmConfig
+from pipeline.config.schema import Config
+from pipeline.run.control import read_control
+from pipeline.run.durable import link_once, replace_durably
+from pipeline.run.lease import Lease, LeaseHeld, acquire, holder_of
+from pipeline.run.paths import RunPaths
+from pipeline.run.plan import Plan
+from pipeline.run.tasks import PREPARE
+from slurm.errors import UserError
+from slurm.sharedfiles import is_there, read_newest, read_shared
+
+_GIT_SECONDS = 10.0
+_MOST_NAMED, _LIKENESS = 2, 0.6
+_LONGEST_SHOWN = 100
+
+
+class RunError(UserError, ValueError):
+    """A run directory is missing, taken or unreadable."""
+
+
+@dataclass(frozen=True)
+class Parent:
+    """Where a fork comes from."""
+
+    id: str
+    path: str
+    """Its run directory when the fork was made."""
+    iteration: int
+    """The fork goes on from the policy of this iteration, with the next one."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Content of ``run.json``."""
+
+    id: str
+    """Stable id, also on W&B."""
+    name: str
+    created: float
+    """Unix time."""
+    config_hash: str
+    """xxh3_128 of config.yaml, which is frozen."""
+    version: str
+    """Version of slurm-ppo that made the run."""
+    folder: str = ""
+    """Folder the run was started in, where rules are imported from."""
+    parent: Parent | None = None
+    """None unless the run is a fork."""
+    git_commit: str = ""
+    """Of ``folder`` when the run was made, with ``+`` behind it if files differed; empty without git."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory with its frozen configuration."""
+
+    paths: RunPaths
+    config: Config
+    identity: Identity
+
+    @property
+    def plan(self) -> Plan:
+        parent = self.identity.parent
+        return Plan.of(self.config, parent.iteration if parent else 0)
+
+
+def slurm_settings(run: Run) -> SlurmConfig:
+    """The scheduler's settings of a run on Slurm.
+
+    Raises:
+        RunError: it is a run of this machine.
+    """
+    if not isinstance(run.config.scheduler, SlurmConfig):
+        raise RunError(
+            "scheduler=local has no queue to submit to; on this machine type slurm-ppo run, or resume RUN, "
+            "and slurm-ppo plan to see what it would do; for jobs choose scheduler=slurm"
+        )
+    return run.config.scheduler
+
+
+def create_run(config: Config) -> Run:
+    """Make the run directory of a resolved configuration.
+
+    A run in which nothing was ever committed is started over with the new settings.
+
+    Raises:
+        RunError: the directory holds a run or something else already, or another call is making one there.
+    """
+    with claimed_run(config) as (run, _):
+        return run
+
+
+@contextlib.contextmanager
+def claimed_run(config: Config) -> Iterator[tuple[Run, Lease]]:
+    """The same, with the lease: until it is released nobody else starts the run over. Raises as above."""
+    paths = RunPaths(Path(config.run_dir))
+    check_is_free(paths)
+    try:
+        paths.root.mkdir(parents=True, exist_ok=True)
+        lease = acquire(paths.locks)
+    except LeaseHeld as error:
+        why = f"another call is making a run in {paths.root}; choose another run_dir=... ({error})"
+        raise RunError(why) from None
+    except OSError as error:
+        raise RunError(f"run_dir={paths.root} cannot be made: {error}") from None
+    try:
+        check_is_free(paths, lease)  # somebody may have come and gone since
+        paths.run_json.unlink(missing_ok=True)
+        yield write_run(paths, config, str(Path.cwd())), lease
+    finally:
+        lease.release()
+
+
+def write_run(paths: RunPaths, config: Config, folder: str, parent: Parent | None = None) -> Run:
+    """Write a new run's configuration and identity. Raises RunError where another call has just done so."""
+    text = to_yaml(config)
+    identity = Identity(
+        id=os.urandom(6).hex(),
+        name=config.name,
+        created=time.time(),
+        config_hash=_hash(text),
+        version=version(),
+        folder=folder,
+        parent=parent,
+        git_commit=git_commit(folder),
+    )
+    if not link_once(paths.run_json, json.dumps(asdict(identity), indent=1) + "\n"):
+        raise RunError(f"another call is making a run in {paths.root} just now; choose another run_dir=...")
+    # Second: whoever comes too late must not write its settings beside the winner's identity.
+    replace_durably(paths.config_yaml, text)
+    return Run(paths, config, identity)
+
+
+def check_is_free(paths: RunPaths, own: Lease | None = None) -> None:
+    """Raises RunError, with the legal next moves, unless a run may begin there.
+
+    Args:
+        own: the lease of who asks.
+    """
+    if is_there(paths.run_json):
+        holder = None if own else holder_of(paths.locks)
+        if holder or is_there(paths.task(PREPARE).record) or _is_queued(paths) or _is_fork(paths):
+            raise RunError(
+                f"{paths.root} already holds a run. To continue it: slurm-ppo resume {paths.root}. "
+                "To start another: choose run_dir=... or name=..." + (f" ({holder})" if holder else "")
+            )
+        return
+    # A call that was killed before it wrote run.json may have left its configuration behind.
+    others = [p.name for p in paths.root.glob("[!.]*")] if paths.root.is_dir() else []
+    if set(others) - {paths.config_yaml.name, paths.locks.name}:
+        raise RunError(f"{paths.root} exists and holds other files; choose another run_dir=...")
+
+
+def check_can_be_made(root: Path) -> None:
+    """Try it, leaving nothing behind. Raises RunError where a run directory cannot be."""
+    there = next(path for path in (root, *root.parents) if _is_seen(path))
+    if not there.is_dir():
+        kind = "a file" if there.is_file() else "a device"
+        raise RunError(f"run_dir={root}: {there} is {kind}, not a directory; choose another run_dir=...")
+    try:
+        Path(tempfile.mkdtemp(prefix=".slurm-ppo-", dir=there)).rmdir()
+    except OSError as error:
+        why = f"{there} takes no new directory ({error.strerror})"
+        raise RunError(f"run_dir={root}: {why}; choose another run_dir=...") from None
+
+
+def _is_seen(path: Path) -> bool:
+    """Whether there is something, in a folder that may be looked into."""
+    with contextlib.suppress(PermissionError):
+        return path.exists()
+    return False
+
+
+def _is_fork(paths: RunPaths) -> bool:
+    """A fork has a committed policy from the start."""
+    return is_there(paths.policies) and not is_there(paths.task(PREPARE).record)
+
+
+def _is_queued(paths: RunPaths) -> bool:
+    """Whether jobs of the run may be in Slurm's queue: a run started over would be handed their results."""
+    if not is_there(paths.control):
+        return False
+    control = read_control(paths)
+    return not (control.cancelled or control.has_failed)
+
+
+def is_run(root: Path) -> bool:
+    """Whether the directory holds a run."""
+    return is_there(RunPaths(root).run_json)
+
+
+def no_setting(word: str) -> RunError:
+    """Why a word that sets nothing is of no use among settings: as a rule a run directory, mistyped."""
+    root = Path(word)
+    if is_run(root):
+        place = shlex.quote(word)
+        return RunError(
+            f"{shown(root)} holds a run, and settings are wanted here, as KEY=VALUE; to continue the run: "
+            f"slurm-ppo resume {place}"
+        )
+    what = "holds no run" if root.exists() else "is no run directory: nothing is there"
+    return RunError(
+        f"{shown(root)} {what}{near_runs(root)}; give the directory of a run, or settings as KEY=VALUE"
+    )
+
+
+def near_runs(root: Path) -> str:
+    """Runs that may have been meant, in words to go on with; empty where there are none."""
+    with contextlib.suppress(OSError, ValueError):
+        found = {entry.name: entry for entry in root.absolute().parent.iterdir() if is_run(entry)}
+        near = difflib.get_close_matches(root.name, found, n=_MOST_NAMED, cutoff=_LIKENESS)
+        if near:
+            return f"; did you mean {' or '.join(shown(root.parent / name) for name in near)}?"
+    return ""
+
+
+def shown(path: Path) -> str:
+    """A path in a message of one line."""
+    text = "".join(letter if letter.isprintable() else "?" for letter in str(path))
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def load_run(root: Path) -> Run:
+    """Open an existing run.
+
+    Raises:
+        RunError: there is no run, or its files were changed.
+    """
+    paths = RunPaths(root.absolute())
+    try:
+        identity = converted(Identity, json.loads(read_shared(paths.run_json)))
+        text = read_newest(paths.config_yaml).decode()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        why = (
+            f"it holds no {Path(str(error.filename)).name}"
+            if root.is_dir()
+            else "it is a file"
+            if root.exists()
+            else "nothing is there"
+        )
+        raise RunError(
+            f"{shown(root)} is not a run directory: {why}{near_runs(root)}. "
+            "Start a run with: slurm-ppo run experiment=... run_dir=..."
+        ) from None
+    except ValidationError as error:
+        raise RunError(f"{paths.run_json} cannot be read: {in_words(error)}") from None
+    except (PermissionError, ValueError) as error:  # any other OSError may pass, and is not the user's
+        raise RunError(f"{paths.run_json} cannot be read: {' '.join(str(error).split())}") from None
+    if _hash(text) != identity.config_hash:
+        raise RunError(
+            f"{paths.config_yaml} was changed since the run began, so its results would not belong together. "
+            "Restore it, or start a new run with the new settings."
+        )
+    try:
+        return Run(paths, from_mapping(from_yaml(text)), identity)
+    except ConfigError as error:
+        raise RunError(f"{paths.config_yaml} is of another version of slurm-ppo: {error}") from None
+
+
+def git_commit(folder: str) -> str:
+    """The commit that is checked out there, with ``+`` if tracked files differ; empty without one."""
+    ask = ["git", "-C", folder]
+    try:
+        head = _output([*ask, "rev-parse", "HEAD"])
+        return head + ("+" if _output([*ask, "status", "--porcelain", "--untracked-files=no"]) else "")
+    except (OSError, subprocess.SubprocessError):  # no git, no repository, or one that takes too long
+        return ""
+
+
+def _output(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
+    return done.stdout.strip()
+
+
+def _hash(text: str) -> str:
+    return xxhash.xxh3_128_hexdigest(text.encode())
+
+
+def version() -> str:
+    """Of the installed slurm-ppo."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed_version
+
+    try:
+        return installed_version("slurm-ppo")
+    except PackageNotFoundError:
+        return "source"
+
+
+def imagined_run(config: Config) -> Run:
+    """A run as it would be made, with zeros for its id."""
+    identity = Identity("0" * 12, config.name, time.time(), "", version(), str(Path.cwd()))
+    return Run(RunPaths(Path(config.run_dir)), config, identity)
+
+
+def resume_command(run: Run) -> str:
+    return f"slurm-ppo resume {shlex.quote(str(run.paths.root))}"

@@ -1,0 +1,52 @@
+"""Which engines a stage's tasks compute with, by the configuration."""
+
+from collections.abc import Iterator, Mapping
+
+from pipeline.config.algorithm import ReferenceStage
+from pipeline.config.engine_rules import has_reference_in, is_normalised_by_samples, scores_with
+from pipeline.config.engines import Engine
+from pipeline.config.reward import Component, RewardModelConfig
+from pipeline.config.schema import Config
+from pipeline.config.update import TrainingEngine
+from pipeline.run.tasks import Stage
+
+
+def engines_of(config: Config, stage: Stage, pool: str = "") -> Iterator[tuple[str, str]]:
+    """What tasks of a stage, and of score of a pool, compute with: key of the configuration, and engine."""
+    if stage in (Stage.ROLLOUT, Stage.EVALUATE):
+        yield "rollout.engine", config.rollout.engine
+    for name, component in _scored_by(config, stage, pool).items():
+        if engine := scores_with(config.reward, component):
+            own = isinstance(component, RewardModelConfig) and component.engine
+            yield f"reward.components.{name}.engine" if own else "reward.engine", engine
+    if stage is Stage.REWARD and has_reference_in(config, ReferenceStage.REWARD):
+        yield "algorithm.kl.reference_in", Engine.TRANSFORMERS
+    if stage is Stage.UPDATE or (stage is Stage.PREPARE and config.update.lora):
+        yield "update.engine", config.update.engine
+
+
+def _scored_by(config: Config, stage: Stage, pool: str) -> Mapping[str, Component]:
+    """The components that tasks of a stage score with; prepare measures how some are normalised."""
+    reward = config.reward
+    if stage in (Stage.SCORE, Stage.REWARD):
+        return reward.components_of(pool or None)
+    if stage is Stage.EVALUATE:
+        return reward.components
+    is_measured = stage is Stage.PREPARE
+    return {n: c for n, c in reward.components.items() if is_measured and is_normalised_by_samples(c)}
+
+
+def all_engines(config: Config) -> set[str]:
+    """Every engine and trainer that any task computes with."""
+    pools = ("", *config.reward.pools)
+    return {name for stage in Stage for pool in pools for _, name in engines_of(config, stage, pool)}
+
+
+def uses_torch(config: Config) -> bool:
+    """Whether any task computes with an engine of ours. Those of the user import what they need."""
+    return not all_engines(config).isdisjoint({*Engine, *TrainingEngine})
+
+
+def uses_vllm(config: Config) -> bool:
+    """Whether any task does."""
+    return Engine.VLLM in all_engines(config)

@@ -1,0 +1,72 @@
+"""A committed policy as a plain model directory, outside the run and without links into it."""
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+
+from pipeline.run.commits import FileEntry
+from pipeline.run.copies import copy_verified, new_folder
+from pipeline.run.directory import RunError
+from pipeline.run.paths import ADAPTER
+from pipeline.run.versions import Version, find_version
+
+_WORTH_A_LINE = 1 << 28
+"""Bytes of a file that takes long enough to say so."""
+
+
+def export(source: str, target: Path, adapter: bool, say: Callable[[str], None]) -> str:
+    """Copy the policy that ``source`` names (``RUN``, ``RUN@ITERATION``, ``RUN@best``) to ``target``.
+
+    Args:
+        adapter: the LoRA adapter instead of the whole model.
+        say: is told of every large file.
+
+    Returns:
+        What to do with it, in words.
+
+    Raises:
+        RunError: there is no such policy, it is damaged, or ``target`` is taken.
+    """
+    version, target = find_version(source, "policy", "policy"), target.expanduser().absolute()
+    files = adapter_files(version) if adapter else model_files(version)
+    total, done = sum(entry.bytes for _, entry in files), 0
+    with new_folder(target) as folder:
+        for name, entry in files:
+            copy_verified(version.run.paths, version.record, entry, folder / name)
+            done += entry.bytes
+            if entry.bytes >= _WORTH_A_LINE:
+                say(f"{name}: {done / 2**30:.1f} of {total / 2**30:.1f} GiB")
+    return how_to_load(version, target, adapter)
+
+
+def model_files(version: Version) -> list[tuple[PurePosixPath, FileEntry]]:
+    """The files of the model directory, by their names in it."""
+    return [(name, entry) for name, entry in policy_files(version) if name.parts[0] != ADAPTER]
+
+
+def adapter_files(version: Version) -> list[tuple[PurePosixPath, FileEntry]]:
+    """The files of the adapter, by their names in its folder. Raises RunError when there is none."""
+    found = [(name, entry) for name, entry in policy_files(version) if name.parts[0] == ADAPTER]
+    if not found:
+        raise RunError(
+            f"{version} has no adapter: the run trains all weights (update.lora is null); "
+            "leave --adapter out for the whole model"
+        )
+    return [(name.relative_to(ADAPTER), entry) for name, entry in found]
+
+
+def policy_files(version: Version) -> Sequence[tuple[PurePosixPath, FileEntry]]:
+    """Every file of the policy directory, by its name there."""
+    outputs = version.record.outputs
+    names = (PurePosixPath(entry.path).relative_to(entry.folder) for entry in outputs)
+    return [(n, e) for n, e in zip(names, outputs, strict=True) if e.folder.startswith("policy/")]
+
+
+def how_to_load(version: Version, target: Path, adapter: bool) -> str:
+    """A command to look at it, and the line of Python that loads it."""
+    model = (
+        f'AutoModelForCausalLM.from_pretrained("{version.run.config.model.policy if adapter else target}")'
+    )
+    code = f'PeftModel.from_pretrained({model}, "{target}")' if adapter else model
+    what = "the adapter of " if adapter else ""
+    return f"exported {what}{version}\n  files:  ls {shlex.quote(str(target))}\n  load:   {code}"

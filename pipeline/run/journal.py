@@ -1,0 +1,113 @@
+"""Append-only JSON lines: ``events.jsonl`` (what the driver did), ``metrics.jsonl`` (a row per iteration)."""
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.run.durable import replace_durably
+from pipeline.text import printable
+from slurm.sharedfiles import is_there, persistently, read_newest, size_of
+
+Row = dict[str, float | int]
+"""A line of metrics.jsonl: numbers of one iteration by name."""
+
+
+def append(path: Path, *rows: Mapping[str, Any]) -> None:
+    """Add lines durably. A line cut by an earlier crash is ended first, so that it stays alone."""
+    with persistently(path, lambda: path.open("ab+")) as file:
+        if file.tell() > 0:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        file.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All whole lines. A line cut by a crash is left out: its writer never said it was written."""
+    try:
+        return _parse(read_newest(path))
+    except FileNotFoundError:
+        return []
+
+
+def read_tail(path: Path, num_bytes: int = 1 << 18) -> list[dict[str, Any]]:
+    """The last lines only, so that asking costs the same however long the run is."""
+    return _parse(read_end(path, num_bytes))
+
+
+def read_end(path: Path, num_bytes: int) -> bytes:
+    """The last bytes of a file that others append to; none where there is no file."""
+
+    def read() -> bytes:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - num_bytes))
+            return file.read()
+
+    return persistently(path, read) if is_there(path) else b""
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Events at the end of a journal. What is none, as after a bit has flipped, is passed over."""
+    return [
+        row
+        for row in read_tail(path)
+        if isinstance(row.get("time"), int | float) and isinstance(row.get("event"), str)
+    ]
+
+
+def read_since(path: Path, moment: float) -> list[dict[str, Any]]:
+    """Events from ``moment`` (unix time) on, and some before: only the end of the journal is read."""
+    size = size_of(path) if is_there(path) else 0
+    num_bytes = 1 << 16
+    while True:
+        rows = read_tail(path, num_bytes)
+        if num_bytes >= size or (rows and rows[0].get("time", moment) < moment):
+            return rows
+        num_bytes *= 4
+
+
+def _parse(text: bytes) -> list[dict[str, Any]]:
+    rows = []
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def rewrite(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replace the whole file in one step."""
+    replace_durably(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def event(path: Path, name: str, **fields: Any) -> None:
+    """Note what the driver did, with the time."""
+    append(path, event_row(name, **fields))
+
+
+def event_row(name: str, **fields: Any) -> dict[str, Any]:
+    return {"time": time.time(), "event": name, **fields}
+
+
+ROWS_BYTES = 1 << 20
+"""Of the end of metrics.jsonl: as many rows as advice looks at, and more."""
+
+
+_LOG_TAIL_BYTES = 1 << 16
+"""Read from a log's end: enough for its last lines, however long it is."""
+
+
+def tail(log: Path, num_lines: int) -> list[str]:
+    """The last lines of a log."""
+    end = read_end(log, _LOG_TAIL_BYTES)
+    lines = end.decode(errors="replace").splitlines()
+    whole = lines if len(end) < _LOG_TAIL_BYTES else lines[1:]
+    return [printable(line) for line in whole[-num_lines:]] if num_lines else []

@@ -1,0 +1,194 @@
+"""At most one driver advances a run: a numbered lease in ``<run>/locks``.
+
+A driver takes the lease by linking the next number, which fails if another was faster, also over NFS. The
+highest number holds the lease until it is marked released or its holder is gone: its process on the same
+host and in the same container, or, from elsewhere, its heartbeat (the file's modification time). Numbers
+never go back, so that a driver that slept through its own expiry notices that it was replaced.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pipeline.run.durable import link_once, replace_durably
+from slurm.errors import UserError
+from slurm.sharedfiles import make_folder, names_in, persistently, read_newest
+
+HEARTBEAT_SECONDS = 10.0
+_PATIENT_SECONDS = 0.2
+EXPIRY_SECONDS = 120.0
+"""A holder elsewhere that has not beaten for this long is taken to be gone."""
+
+
+class LeaseHeld(UserError, RuntimeError):
+    """Another driver is at work on this run directory."""
+
+
+class LeaseLost(UserError, RuntimeError):
+    """This driver stood still for so long that another took its place."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lease."""
+
+    host: str
+    boot_id: str
+    pid: int
+    process_started: str
+    """Start time of the process in clock ticks since boot: tells a reused pid from the holder's."""
+    acquired: float
+    """Unix time."""
+    pid_namespace: str = ""
+    """A container's processes have numbers of their own. Empty: of an earlier version, which did not ask."""
+
+    @staticmethod
+    def this_process() -> "Holder":
+        started, now = _start_ticks(os.getpid()), time.time()
+        return Holder(socket.gethostname(), _boot_id(), os.getpid(), started, now, _pid_namespace())
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether its process can be looked for here."""
+        is_here = self.boot_id == _boot_id() and self.host == socket.gethostname()
+        return is_here and self.pid_namespace in ("", _pid_namespace())
+
+
+@dataclass
+class Lease:
+    """A held lease."""
+
+    path: Path
+    holder: Holder
+    _beaten: float = 0.0
+
+    def beat(self) -> None:
+        """Show that the holder is alive, at most every HEARTBEAT_SECONDS.
+
+        Raises:
+            LeaseLost: a higher number exists.
+        """
+        if time.monotonic() - self._beaten < HEARTBEAT_SECONDS:
+            return
+        if (newest := _newest(self.path.parent)) != self.path:
+            raise LeaseLost(f"{newest} was taken while this driver (pid {self.holder.pid}) stood still")
+        persistently(self.path, lambda: os.utime(self.path))
+        self._beaten = time.monotonic()
+
+    def release(self) -> None:
+        """Let the next driver in at once. A lease that was lost is the next driver's to speak of."""
+        if _newest(self.path.parent) != self.path:
+            return
+        replace_durably(self.path, json.dumps(asdict(self.holder) | {"released": time.time()}) + "\n")
+
+
+@contextlib.contextmanager
+def hold(folder: Path) -> Iterator[Lease]:
+    """Hold the lease for the duration of the block.
+
+    Raises:
+        LeaseHeld: naming the holder's host, process and age.
+    """
+    lease = acquire(folder)
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+@contextlib.contextmanager
+def hold_patiently(folder: Path, seconds: float) -> Iterator[Lease]:
+    """Like :func:`hold`, waiting up to ``seconds`` for a holder whose block is short."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            lease = acquire(folder)
+            break
+        except LeaseHeld:
+            if time.monotonic() > until:
+                raise
+            time.sleep(_PATIENT_SECONDS)
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+def acquire(folder: Path) -> Lease:
+    """Take the lease. Raises LeaseHeld."""
+    make_folder(folder)
+    newest = _newest(folder)
+    if newest is not None and (why := _held_because(newest)):
+        raise LeaseHeld(why)
+    number = 1 if newest is None else int(newest.stem) + 1
+    holder = Holder.this_process()
+    path = folder / f"{number:06d}.json"
+    if not link_once(path, json.dumps(asdict(holder)) + "\n"):
+        raise LeaseHeld(_held_because(path) or f"another driver took {path} just now; try again")
+    if _newest(folder) != path:  # others came and went since we looked, and removed the name we then took
+        path.unlink(missing_ok=True)
+        raise LeaseHeld(f"another driver took a lease in {folder} just now; try again")
+    for older in _leases(folder):
+        if int(older.stem) < number:
+            older.unlink(missing_ok=True)
+    return Lease(path, holder)
+
+
+def holder_of(folder: Path) -> str | None:
+    """In words, who is at work on the run, or None."""
+    newest = _newest(folder)
+    return _held_because(newest) if newest else None
+
+
+def _held_because(path: Path) -> str | None:
+    """Why the lease at ``path`` is still held, in words, or None when it is free."""
+    try:
+        content = json.loads(read_newest(path))
+        beat_age = time.time() - persistently(path, path.stat).st_mtime
+        if "released" in content:
+            return None
+        holder = Holder(**content)
+    except FileNotFoundError:  # released and pruned since it was listed
+        return None
+    except (TypeError, ValueError) as error:
+        return f"the lease {path} cannot be read ({error}); remove it if no driver is at work on this run"
+    if holder.is_visible:
+        if _start_ticks(holder.pid) != holder.process_started:
+            return None
+    elif beat_age > EXPIRY_SECONDS:
+        return None
+    age = time.time() - holder.acquired
+    return (
+        f"a driver is at work on this run: host {holder.host}, process {holder.pid}, "
+        f"since {age:.0f} s, last heard of {max(0.0, beat_age):.0f} s ago ({path}); wait for it or stop it"
+    )
+
+
+def _newest(folder: Path) -> Path | None:
+    return max(_leases(folder), key=lambda path: int(path.stem), default=None)
+
+
+def _leases(folder: Path) -> list[Path]:
+    return [folder / name for name in names_in(folder) if name[0].isdigit() and name.endswith(".json")]
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _pid_namespace() -> str:
+    return str(Path("/proc/self/ns/pid").readlink())
+
+
+def _start_ticks(pid: int) -> str:
+    """Field 22 of /proc/PID/stat, or an empty string when there is no such process (or a zombie)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return "" if fields[0] == "Z" else fields[19]

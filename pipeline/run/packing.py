@@ -1,0 +1,278 @@
+"""Packing: shards, records and logs of old iterations become one archive each, and stay readable.
+
+The archive is written under a private name, flushed, read back and compared with what was read and with the
+commit records; only then is it linked, and only then do the files go. Everything is reached through
+descriptors that were opened before: when the run goes back meanwhile, what is written and removed is what
+was moved aside. A driver that is killed leaves the files, or an archive under its first name, with which
+the next one goes on.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+import xxhash
+
+from pipeline.run import journal
+from pipeline.run.commits import CorruptData, Record, check_digest, is_of_the_past
+from pipeline.run.directory import Run, RunError
+from pipeline.run.durable import names_in, naming, opened_folder
+from pipeline.run.packed import NEW, PACKED, BadArchive, archives, open_archive
+from pipeline.run.paths import RunPaths
+from pipeline.run.plan import Plan, policy_maker
+from pipeline.run.tasks import Task
+
+_PIECE = 1 << 20
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+"""The time of every member: two drivers write the same bytes."""
+
+
+@dataclass(frozen=True)
+class Original:
+    """A file that is to be packed."""
+
+    folder: int
+    """Descriptor of the folder that it was found in."""
+    name: str
+    path: str
+    """Relative to the run directory, as the archive names it."""
+
+
+def pack_old(run: Run, newest: int) -> Iterator[str]:
+    """Pack what the configuration does not keep as files, seen from iteration ``newest``, which has a row.
+
+    Costs a look at one packed iteration, however long the run is. Yields a line for each iteration that
+    cannot be packed, since what is there of it does not verify; it stays as it is.
+
+    Raises:
+        OSError: the disk is full, for example. All that was not packed is still there.
+    """
+    keep = run.config.update.keep_shards_last
+    if keep is None:
+        return
+    for iteration in unpacked(run.paths, run.plan, newest - keep):
+        try:
+            pack(run, iteration)
+        except (CorruptData, BadArchive) as error:
+            yield f"iteration {iteration} is not packed: {error}"
+
+
+def unpacked(paths: RunPaths, plan: Plan, last: int) -> list[int]:
+    """Iterations up to ``last`` that are to be packed, ascending: those before them are."""
+    found: list[int] = []
+    for iteration in range(last, plan.start, -1):
+        if archives(paths, iteration)[1].exists():
+            break
+        found.append(iteration)
+    return found[::-1]
+
+
+def pack(run: Run, iteration: int) -> None:
+    """Pack one iteration, or finish what a killed driver began. Idempotent.
+
+    Raises:
+        CorruptData: what is there does not verify.
+        BadArchive: what was begun cannot be read.
+    """
+    paths, update = run.paths, policy_maker(iteration)
+    with contextlib.ExitStack() as opened:
+        history = opened.enter_context(opened_folder(paths.task(update).folder))
+        originals = list(_originals(paths, run.plan, iteration, opened))
+        _remove_private(history)
+        if NEW not in names_in(history):
+            with naming(archives(paths, iteration)[0]):
+                _link_archive(run.plan, iteration, originals, history)
+        if NEW not in names_in(history):  # another driver is further
+            return
+        _remove(history, originals)
+        if not is_of_the_past(paths, update, history):
+            _remove_folders(paths, run.plan, iteration)
+            journal.event(paths.events, "packed", iteration=iteration, files=len(originals))
+        with contextlib.suppress(FileNotFoundError):  # another driver was first
+            os.rename(NEW, PACKED, src_dir_fd=history, dst_dir_fd=history)
+        os.fsync(history)
+
+
+def _folders(paths: RunPaths, plan: Plan, iteration: int) -> Iterator[Path]:
+    """Those whose files are packed."""
+    tasks = {task.purpose: task for task in plan.tasks(iteration)}
+    yield from (paths.task(task).folder for task in tasks.values() if task.stage.is_sharded)
+    for task in tasks.values():
+        logs = paths.logs(task)
+        yield from sorted(logs.iterdir()) if logs.is_dir() else ()
+
+
+def _originals(
+    paths: RunPaths, plan: Plan, iteration: int, opened: contextlib.ExitStack
+) -> Iterator[Original]:
+    for path in _folders(paths, plan, iteration):
+        if path.is_dir():
+            folder = opened.enter_context(opened_folder(path))
+            with os.scandir(folder) as entries:
+                names = sorted(e.name for e in entries if e.is_file(follow_symlinks=False))
+            yield from (Original(folder, name, paths.relative(path / name)) for name in names)
+
+
+def _link_archive(plan: Plan, iteration: int, originals: list[Original], history: int) -> None:
+    """Write, flush, read back, compare, link."""
+    private = f".{NEW}.{os.getpid()}.{os.urandom(4).hex()}"
+    try:
+        descriptor = os.open(private, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=history)
+        with os.fdopen(descriptor, "w+b") as file:
+            digests = _write(file, originals)
+            file.flush()
+            os.fsync(file.fileno())
+            try:
+                _verify(file, plan, iteration, digests)
+            except zipfile.BadZipFile as error:
+                raise BadArchive(f"the disk gives back something else than was written ({error})") from error
+        with contextlib.suppress(FileExistsError, FileNotFoundError):  # another driver was first
+            os.link(private, NEW, src_dir_fd=history, dst_dir_fd=history)
+        os.fsync(history)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(private, dir_fd=history)
+
+
+def _remove_private(history: int) -> None:
+    """What a driver left that was killed while it wrote. One that still writes finds that, and lets it be."""
+    for name in names_in(history):
+        if name.startswith(f".{NEW}."):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=history)
+
+
+def _write(file: IO[bytes], originals: list[Original]) -> dict[str, tuple[int, str]]:
+    """Copy the files. Returns size and xxh3_128 of each, as it was read."""
+    digests = {}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for original in originals:
+            descriptor = os.open(original.name, os.O_RDONLY, dir_fd=original.folder)
+            with os.fdopen(descriptor, "rb") as source:
+                info = zipfile.ZipInfo(original.path, _EPOCH)
+                info.external_attr = 0o644 << 16
+                with archive.open(info, "w", force_zip64=True) as target:
+                    digests[original.path] = _copy(source, target)
+    return digests
+
+
+def _copy(source: IO[bytes], target: IO[bytes] | None = None) -> tuple[int, str]:
+    digest, size = xxhash.xxh3_128(), 0
+    while piece := source.read(_PIECE):
+        digest.update(piece)
+        size += len(piece)
+        if target is not None:
+            target.write(piece)
+    return size, digest.hexdigest()
+
+
+def _verify(file: IO[bytes], plan: Plan, iteration: int, digests: dict[str, tuple[int, str]]) -> None:
+    """That the archive holds what was read, and what the commit records name.
+
+    Raises:
+        CorruptData: it does not; the message names the file.
+    """
+    file.seek(0)
+    with zipfile.ZipFile(file) as archive:
+        for task in plan.tasks(iteration):
+            if task.stage.is_sharded:
+                _verify_commit(archive, task, digests)
+        for path, digest in digests.items():
+            with archive.open(path) as member:
+                if _copy(member) != digest:
+                    raise CorruptData(policy_maker(iteration), f"{path} was not written as it was read")
+
+
+def _verify_commit(archive: zipfile.ZipFile, task: Task, digests: dict[str, tuple[int, str]]) -> None:
+    """A record that was lost after its iteration was over names nothing."""
+    name = f"iterations/{task.iteration:05d}/{task.purpose}/{task.record_name}"
+    if name not in digests:
+        return
+    try:
+        record = Record.from_json(json.loads(archive.read(name)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptData(task, f"its record {name} cannot be read ({error})") from error
+    for entry in record.outputs:
+        if entry.path not in digests:
+            raise CorruptData(task, f"{entry.path} is gone")
+        check_digest(record, entry, *digests[entry.path])
+
+
+def _remove(history: int, originals: list[Original]) -> None:
+    """Remove the files that the archive holds, whoever wrote it; any others stay."""
+    descriptor = os.open(NEW, os.O_RDONLY, dir_fd=history)
+    try:
+        with os.fdopen(descriptor, "rb") as file, zipfile.ZipFile(file) as archive:
+            held = {name: info.file_size for name, info in archive.NameToInfo.items()}
+    except zipfile.BadZipFile as error:
+        raise BadArchive(f"{NEW}, which was begun, cannot be read ({error})") from error
+    for original in originals:
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(original.name, dir_fd=original.folder).st_size == held.get(original.path):
+                os.unlink(original.name, dir_fd=original.folder)
+
+
+def _remove_folders(paths: RunPaths, plan: Plan, iteration: int) -> None:
+    """Those that are empty now."""
+    logs = [paths.logs(task) for task in plan.tasks(iteration)]
+    for folder in dict.fromkeys((*_folders(paths, plan, iteration), *logs)):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def unpack(paths: RunPaths, iteration: int) -> None:
+    """Make the files again, records after what they name, and remove the archive. Idempotent.
+
+    What does not verify is not looked for here: readers compare every file with its record, and a record
+    with its checksum, as ever.
+
+    Raises:
+        RunError: the archive cannot be read; the message names the way out.
+    """
+    new, packed = archives(paths, iteration)
+    with contextlib.suppress(FileNotFoundError):
+        packed.rename(new)
+    try:
+        if archive := open_archive(paths, iteration):
+            for name in sorted(map(_checked, archive.namelist()), key=_is_record):
+                _restore(paths.root / name, archive, name)
+    except (BadArchive, zipfile.BadZipFile, EOFError) as error:
+        raise RunError(
+            f"iteration {iteration} is packed, and {new} is damaged ({error}); go back to "
+            f"rollout@{iteration} instead, which makes its shards again"
+        ) from error
+    new.unlink(missing_ok=True)
+
+
+def _checked(name: str) -> str:
+    """A name that leads to where packing found files. Raises BadArchive."""
+    parts = PurePosixPath(name).parts
+    if parts[0] not in ("iterations", "logs") or ".." in parts:
+        raise BadArchive(f"it holds {name!r}, which packing never writes")
+    return name
+
+
+def _is_record(name: str) -> bool:
+    return name.startswith("iterations/") and name.endswith(".json")
+
+
+def _restore(path: Path, archive: zipfile.ZipFile, name: str) -> None:
+    """One file, whole or not at all. One that is there already stays: nothing else has its name."""
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    private = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    try:
+        with archive.open(name) as source, private.open("xb") as target, naming(path):
+            shutil.copyfileobj(source, target, _PIECE)
+            target.flush()
+            os.fsync(target.fileno())
+        private.replace(path)
+    finally:
+        private.unlink(missing_ok=True)

@@ -1,0 +1,194 @@
+"""The run directory's layout. The only place that joins paths of a run.
+
+``RunPaths`` knows what belongs to the run, ``TaskPaths`` what belongs to one task. Data files carry the
+attempt in their name, so that attempts never share a file; the commit record has no attempt in its name,
+because at most one attempt wins.
+"""
+
+import fnmatch
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.run.tasks import Stage, Task
+from slurm.sharedfiles import names_in
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """Paths of one run directory."""
+
+    root: Path
+
+    @property
+    def run_json(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def config_yaml(self) -> Path:
+        return self.root / "config.yaml"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def rows(self) -> Path:
+        """Each row of metrics.jsonl, published once; see :mod:`pipeline.orchestrate.row_writer`."""
+        return self.root / "rows"
+
+    @property
+    def spans(self) -> Path:
+        """When and where every attempt waited and ran."""
+        return self.root / "spans.jsonl"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    @property
+    def best(self) -> Path:
+        return self.root / "best.json"
+
+    @property
+    def locks(self) -> Path:
+        return self.root / "locks"
+
+    @property
+    def wandb(self) -> Path:
+        return self.root / "wandb"
+
+    @property
+    def wandb_offline(self) -> Path:
+        """Which of W&B's offline segments count."""
+        return self.wandb / "offline.json"
+
+    @property
+    def wandb_online(self) -> Path:
+        """What W&B's server was sent."""
+        return self.wandb / "online.json"
+
+    @property
+    def data(self) -> Path:
+        return self.root / "data"
+
+    @property
+    def superseded(self) -> Path:
+        return self.root / "superseded"
+
+    @property
+    def compiled(self) -> Path:
+        return self.root / "cache" / "compiled"
+
+    @property
+    def policies(self) -> Path:
+        return self.root / "policy"
+
+    @property
+    def critics(self) -> Path:
+        return self.root / "critic"
+
+    @property
+    def trainers(self) -> Path:
+        return self.root / "trainer"
+
+    @property
+    def slurm(self) -> Path:
+        return self.root / "slurm"
+
+    @property
+    def control(self) -> Path:
+        return self.slurm / "control.json"
+
+    def submissions(self, iteration: int) -> Path:
+        """What was submitted to Slurm for an iteration."""
+        return self.slurm / f"{iteration:05d}"
+
+    @property
+    def iterations(self) -> Path:
+        return self.root / "iterations"
+
+    def iteration(self, iteration: int) -> Path:
+        return self.iterations / f"{iteration:05d}"
+
+    @property
+    def log_root(self) -> Path:
+        return self.root / "logs"
+
+    def logs(self, task: Task) -> Path:
+        return self.log_root / f"{task.iteration:05d}-{task.purpose}"
+
+    def task(self, task: Task) -> "TaskPaths":
+        return TaskPaths(self, task)
+
+    def relative(self, path: Path) -> str:
+        """``path`` as records name it: relative to the run directory, with forward slashes."""
+        return path.relative_to(self.root).as_posix()
+
+
+@dataclass(frozen=True)
+class TaskPaths:
+    """Paths of one task."""
+
+    run: RunPaths
+    task: Task
+
+    @property
+    def folder(self) -> Path:
+        if self.task.stage is Stage.PREPARE:
+            return self.run.data
+        return self.run.iterations / f"{self.task.iteration:05d}/{self.task.purpose}"
+
+    @property
+    def record(self) -> Path:
+        """The commit record: the task is done if and only if it exists and what it names verifies."""
+        return self.folder / self.task.record_name
+
+    @property
+    def thinned(self) -> Path:
+        """What of the commit was removed on purpose; see :mod:`pipeline.run.retention`."""
+        return self.folder / f"{self.task.file_stem}.thinned.json"
+
+    def data(self, attempt: str, name: str = "", suffix: str = "arrow") -> Path:
+        """A data file of one attempt."""
+        return self.folder / ".".join(part for part in (self.task.file_stem, name, attempt, suffix) if part)
+
+    def partial(self, attempt: str, save: str) -> Path:
+        """Data of one save of an attempt that has not finished; every save has an id of its own."""
+        return self.data(attempt, "partial", f"{save}.arrow")
+
+    def partial_record(self, attempt: str) -> Path:
+        """What names the data of an attempt's latest save."""
+        return self.data(attempt, "partial", "json")
+
+    def partial_records(self) -> list[Path]:
+        """Of every attempt at this task that saved something, in the order of their names."""
+        names = fnmatch.filter(names_in(self.folder), f"{self.task.file_stem}.partial.*.json")
+        return [self.folder / name for name in sorted(names)]
+
+    def policy(self, attempt: str) -> Path:
+        return self.run.policies / f"{self.task.iteration:05d}.{attempt}"
+
+    def critic(self, attempt: str) -> Path:
+        return self.run.critics / f"{self.task.iteration:05d}.{attempt}"
+
+    def trainer(self, attempt: str) -> Path:
+        return self.run.trainers / f"{self.task.iteration:05d}.{attempt}"
+
+    def attempt_logs(self, attempt_number: int) -> Path:
+        return self.run.logs(self.task) / f"attempt-{attempt_number}"
+
+    def log(self, attempt_number: int) -> Path:
+        """Standard output and error of one attempt."""
+        return self.attempt_logs(attempt_number) / f"{self.task.file_stem}.log"
+
+    def failure(self, attempt_number: int) -> Path:
+        """Why an attempt failed, written by the attempt itself."""
+        return self.attempt_logs(attempt_number) / f"{self.task.file_stem}.failure.json"
+
+
+ADAPTER = "adapter"
+"""Folder of a policy directory that holds the peft adapter, with update.lora."""

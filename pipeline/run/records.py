@@ -1,0 +1,235 @@
+"""What is on disk, as far as the current iterations go: commits, and what failed attempts left behind."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from pipeline.run import journal
+from pipeline.run.commits import CorruptData, Record, check_sizes, read_record, verify_outputs
+from pipeline.run.directory import Run
+from pipeline.run.packed import BadArchive, packed_names
+from pipeline.run.paths import RunPaths
+from pipeline.run.plan import Plan, policy_maker
+from pipeline.run.tasks import PREPARE, Stage, Task, task_key
+from slurm.sharedfiles import is_there, names_in
+
+_TAIL_BYTES = 1 << 16
+"""Bytes at the end of metrics.jsonl that hold more than its last row."""
+
+
+class Lineage(Protocol):
+    """What a commit was made from, and what it is; a commit record is one."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def inputs(self) -> Mapping[str, str]: ...
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What reconcile needs to know of a commit record."""
+
+    fingerprint: str
+    inputs: Mapping[str, str]
+    """Task key -> fingerprint of the input when it was read."""
+
+
+def stale_because(task: Task, inputs: Sequence[Task], committed: Mapping[Task, Lineage]) -> str | None:
+    """Why a commit no longer stands, or None.
+
+    Inputs that were not observed, or are being computed again, count as unchanged: if the repetition gives
+    the same bytes, nothing that was made from them needs repeating.
+    """
+    for source in inputs:
+        read = committed[task].inputs.get(task_key(source))
+        now = committed.get(source)
+        if read is not None and now is not None and now.fingerprint != read:
+            return f"its input {source} has changed since"
+    return None
+
+
+@dataclass
+class Records:
+    """Commit records read so far. A record never changes once published; only retracting removes it."""
+
+    paths: RunPaths
+    known: dict[Task, Record] = field(default_factory=dict)
+    corrupt: dict[Task, str] = field(default_factory=dict)
+    damaged: dict[Task, Record] = field(default_factory=dict)
+    """Of corrupt tasks: records that can be read, although what they name cannot."""
+
+    def refresh(self, tasks: Iterable[Task]) -> None:
+        """Look for the records of ``tasks`` that are not known yet: one listing per folder."""
+        unknown = (task for task in tasks if task not in self.known and task not in self.corrupt)
+        for task in recorded(self.paths, dict.fromkeys(unknown)):
+            self._read(task)
+
+    def get(self, task: Task) -> Record | None:
+        self.refresh([task])
+        return self.known.get(task)
+
+    def published(self, tasks: Collection[Task]) -> set[Task]:
+        """Those of ``tasks`` that have a record, whether or not it stands."""
+        self.refresh(tasks)
+        return {task for task in tasks if task in self.known or task in self.corrupt}
+
+    def readable(self, task: Task) -> Record | None:
+        """The record, whether or not its data are still there: enough for what it says itself."""
+        self.refresh([task])
+        return self.known.get(task) or self.damaged.get(task)
+
+    def doubt(self, task: Task) -> None:
+        """Read and hash everything that a suspected task committed."""
+        record = self.get(task)
+        if record is not None:
+            self._check(record, verify_outputs)
+
+    def committed(self) -> dict[Task, Committed]:
+        return {task: Committed(r.fingerprint, r.inputs) for task, r in self.known.items()}
+
+    def forget(self, task: Task) -> None:
+        for found in (self.known, self.corrupt, self.damaged):
+            found.pop(task, None)
+
+    def keep_only(self, tasks: Iterable[Task]) -> None:
+        """Drop what is no longer looked at, so that a long run does not grow in memory."""
+        wanted = set(tasks)
+        self.known = {task: record for task, record in self.known.items() if task in wanted}
+        self.damaged = {task: record for task, record in self.damaged.items() if task in wanted}
+
+    def _read(self, task: Task) -> None:
+        try:
+            record = read_record(self.paths, task)
+        except CorruptData as error:
+            self.corrupt[task] = str(error)
+            return
+        if record is not None:
+            self.known[task] = record
+            self._check(record, check_sizes)
+
+    def _check(self, record: Record, check: Callable[[RunPaths, Record], None]) -> None:
+        try:
+            check(self.paths, record)
+        except CorruptData as error:
+            self.damaged[record.task] = self.known.pop(record.task)
+            self.corrupt[record.task] = str(error)
+
+
+def recorded(paths: RunPaths, tasks: Iterable[Task]) -> Iterator[Task]:
+    """Those of ``tasks`` that have a commit record, as a file or packed. Every folder is listed once."""
+    wanted: dict[tuple[int, str], list[Task]] = {}
+    for task in tasks:
+        wanted.setdefault((task.iteration, task.purpose), []).append(task)
+    for group in wanted.values():
+        names = names_of_stage(paths.task(group[0]).folder)
+        if group[0].stage.is_sharded and any(task.record_name not in names for task in group):
+            names |= _names_packed(paths, group)
+        yield from (task for task in group if names and task.record_name in names)
+
+
+def names_of_stage(folder: Path) -> set[str]:
+    """Names in a stage's folder. One that another machine moved away, going back, is not looked into."""
+    return names_in(folder) if is_there(folder) else set()
+
+
+def is_committed(paths: RunPaths, task: Task) -> bool:
+    """Whether the task has a record, as the file server has it."""
+    return task.record_name in names_of_stage(paths.task(task).folder)
+
+
+def _names_packed(paths: RunPaths, tasks: Sequence[Task]) -> set[str]:
+    """Names of files of one folder's ``tasks`` that were packed."""
+    start = f"{paths.relative(paths.task(tasks[0]).folder)}/"
+    try:
+        packed = packed_names(paths, tasks[0].iteration)
+    except BadArchive:  # it is there: whoever reads a record finds out what is wrong
+        return {task.record_name for task in tasks}
+    return {name.removeprefix(start) for name in packed if name.startswith(start)}
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """How far a run has come."""
+
+    updated: int
+    """The newest iteration whose update is committed; -1 before prepare is."""
+    evaluated: int
+    """How many of the plan's evaluations are committed."""
+
+    def is_complete(self, plan: Plan, newest_row: int) -> bool:
+        """Whether everything is committed, and every iteration up to the last has its row."""
+        is_trained = self.updated >= plan.iterations and self.evaluated == len(plan.evaluations())
+        return is_trained and newest_row >= plan.iterations
+
+
+def find_frontier(plan: Plan, paths: RunPaths) -> Frontier:
+    """Found by halving, so that the cost does not grow with the run: commits are contiguous.
+
+    But for one: an evaluation that lags behind may have found its policy corrupt. Then the run goes on from
+    before that policy, and passes over the later ones, which are committed, once it is there again.
+    """
+    if not is_committed(paths, PREPARE):
+        return Frontier(-1, 0)
+    first, left = plan.start + 1, plan.iterations - plan.start
+    updated = plan.start + _count_true(left, lambda i: is_committed(paths, Task(first + i, Stage.UPDATE)))
+    updated = _before_gap(plan, paths, updated)
+    evaluations = plan.evaluations()
+    evaluated = _count_true(
+        len(evaluations), lambda i: is_committed(paths, Task(evaluations[i], Stage.EVALUATE))
+    )
+    if evaluated < len(evaluations):
+        lagging = evaluations[evaluated]
+        if plan.start < lagging <= updated and not is_committed(paths, Task(lagging, Stage.UPDATE)):
+            updated = lagging - 1
+    return Frontier(updated, evaluated)
+
+
+def _before_gap(plan: Plan, paths: RunPaths, updated: int) -> int:
+    """The newest iteration before one that has neither an update nor a row.
+
+    Halving may pass over such a gap. What stands behind it was made from what was taken back; where there is
+    a row the update was there, and only its record was lost since.
+    """
+    try:
+        rows = journal.read_tail(paths.metrics, _TAIL_BYTES)
+    except OSError:  # rows that cannot be read never stop what trains
+        return updated
+    for iteration in range(newest_row(rows, plan.start) + 1, updated):
+        if not is_committed(paths, Task(iteration, Stage.UPDATE)):
+            return iteration - 1
+    return updated
+
+
+def newest_row(rows: Sequence[Mapping[str, Any]], start: int) -> int:
+    """Iteration of the last row; without any the one that the run begins after."""
+    numbers = [row["iteration"] for row in rows[-1:] if isinstance(row.get("iteration"), int)]
+    return max(numbers, default=start)
+
+
+def _count_true(size: int, holds: Callable[[int], bool]) -> int:
+    """How many leading positions hold, given that all that hold are leading."""
+    low, high = 0, size
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def newest_commit(records: Records) -> float:
+    """Unix time of the newest commit among those at hand, 0 for none."""
+    return max((record.ended for record in records.known.values()), default=0.0)
+
+
+def newest_commit_on_disk(run: Run) -> float:
+    """The same, for those who have not looked at the disk."""
+    frontier = find_frontier(run.plan, run.paths)
+    records = Records(run.paths)
+    tasks = run.plan.window(frontier.updated, frontier.evaluated)
+    records.refresh([*tasks, policy_maker(max(frontier.updated, 0))])
+    return newest_commit(records)

@@ -1,0 +1,150 @@
+"""Thinning: policies, critics and trainer states of old iterations are removed, and readers can tell.
+
+A commit record stays, so its iteration stays done. A marker beside it, written before anything is removed,
+names the folders that went: what it names is gone on purpose, anything else that is missing is lost. A driver
+that is killed between the two leaves folders that the next one finds, because it goes by what is on disk.
+"""
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+from pipeline.run import journal
+from pipeline.run.commits import CorruptData, Record, thinned_folders
+from pipeline.run.directory import Run, RunError, load_run
+from pipeline.run.durable import replace_durably
+from pipeline.run.paths import RunPaths
+from pipeline.run.plan import policy_maker
+from slurm.sharedfiles import is_there, names_in, read_newest
+
+_FOLDER = re.compile(r"(\d{5,})\..+")
+_PARENTS = ("trainer", "critic", "policy")
+"""In the order in which they go."""
+
+
+class Thinned(RunError):
+    """A policy, critic or trainer state is needed that was removed on purpose."""
+
+
+def is_kept(
+    version: int, newest: int, keep_last: int, keep_every: int | None, awaited: Collection[int] = ()
+) -> bool:
+    """Whether the whole state of an iteration stays. Pure.
+
+    The newest can be made again from the one before it, so ``keep_last`` is at least 2.
+    """
+    is_due = keep_every is not None and version % keep_every == 0
+    return is_due or version > newest - keep_last or version in awaited
+
+
+def thin(run: Run, newest: int, awaited: Collection[int] = ()) -> Iterator[str]:
+    """Remove what the configuration does not keep, seen from iteration ``newest``; later ones are left alone,
+    and so are ``awaited``, whose policies are still to be evaluated.
+
+    Costs three listings of what is kept, however long the run is. Idempotent. The best policy stays, without
+    its critic and trainer state. Yields a line for each folder that could not be removed.
+    """
+    config = run.config.update
+    if config.keep_last is None:
+        return
+    best = best_folder(run.paths)
+    for version, folders in list_folders(run.paths).items():
+        going = [folder for folder in folders if folder != best]
+        if going and not is_kept(version, newest, config.keep_last, config.keep_every, awaited):
+            try:
+                _remove(run.paths, version, going)
+            except (OSError, CorruptData) as error:  # a reader on NFS may still hold a file open
+                yield f"{', '.join(going)} could not be thinned out yet: {error}"
+
+
+def _remove(paths: RunPaths, version: int, folders: Sequence[str]) -> None:
+    task = policy_maker(version)
+    known = thinned_folders(paths, task)
+    if not known.issuperset(folders):
+        text = json.dumps({"folders": sorted(known.union(folders))}) + "\n"
+        replace_durably(paths.task(task).thinned, text)
+        journal.event(paths.events, "thinned", folders=folders)
+    for folder in folders:
+        parent, name = folder.split("/")
+        link = paths.root / parent / name.split(".")[0]
+        if link.is_symlink() and str(link.readlink()) == name:
+            link.unlink()
+        shutil.rmtree(paths.root / folder)
+
+
+def list_folders(paths: RunPaths) -> dict[int, list[str]]:
+    """Folders of every attempt on disk, by version, ascending; named like ``trainer/00003.1-ab``."""
+    found: dict[int, list[str]] = {}
+    for parent in _PARENTS:
+        folder = paths.root / parent
+        for name in sorted(names_in(folder)):
+            if (match := _FOLDER.fullmatch(name)) and (folder / name).is_dir():
+                found.setdefault(int(match[1]), []).append(f"{parent}/{name}")
+    return dict(sorted(found.items()))
+
+
+def best_folder(paths: RunPaths) -> str | None:
+    """The folder of the best policy, or None where no policy was evaluated."""
+    best = read_best(paths)
+    return best["policy"] if best else None
+
+
+def read_best(paths: RunPaths) -> dict[str, Any] | None:
+    """Content of ``best.json``: iteration, reward, policy; None where no policy was evaluated."""
+    try:
+        best: dict[str, Any] = json.loads(read_newest(paths.best))
+    except FileNotFoundError:
+        return None
+    return best
+
+
+def kept_versions(paths: RunPaths, parents: Iterable[str] = _PARENTS) -> list[int]:
+    """Versions that are committed and of which nothing below ``parents`` was removed, ascending."""
+    return [version for version in list_folders(paths) if _is_whole(paths, version, set(parents))]
+
+
+def _is_whole(paths: RunPaths, version: int, parents: set[str]) -> bool:
+    task = policy_maker(version)
+    try:
+        gone = {folder.split("/")[0] for folder in thinned_folders(paths, task)}
+    except CorruptData:
+        return False
+    return is_there(paths.task(task).record) and not gone & parents
+
+
+def check_is_kept(paths: RunPaths, record: Record, *parents: str) -> None:
+    """That what an update committed below ``parents`` was not removed.
+
+    Raises:
+        Thinned: it was; the message names the iterations that one can go back to.
+    """
+    gone = sorted({folder.split("/")[0] for folder in thinned_folders(paths, record.task)} & set(parents))
+    if gone:
+        raise Thinned(
+            f"iteration {record.task.iteration} was thinned out on purpose (update.keep_last), its "
+            f"{', '.join(gone)} is gone; {way_back(load_run(paths.root))}"
+        )
+
+
+def way_back(run: Run) -> str:
+    """The iterations that the run can go back to, and how."""
+    first = [1] if run.plan.start == 0 else []
+    points = [*first, *(version + 1 for version in kept_versions(run.paths))]
+    points = [point for point in points if point <= run.plan.iterations]
+    command = f"slurm-ppo resume {shlex.quote(str(run.paths.root))} --from rollout@ITERATION"
+    return f"one can go back to iteration {in_words(points)}: {command}" if points else "start a new run"
+
+
+def in_words(numbers: Sequence[int]) -> str:
+    """Ascending numbers like ``1, 4 to 6, 9, 10``."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    words = {0: "{0}", 1: "{0}, {1}"}
+    return ", ".join(words.get(last - first, "{0} to {1}").format(first, last) for first, last in spans)

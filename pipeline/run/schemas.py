@@ -1,0 +1,154 @@
+"""Every Arrow schema that crosses the filesystem, with its version. Readers refuse what they do not know."""
+
+from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.config.reward import RULE_ARGUMENTS, RuleConfig
+from pipeline.config.schema import Config
+
+VERSION_KEY = b"slurm_ppo_schema"
+
+GREEDY_SAMPLE = -1
+"""``sample_index`` of a greedy response. With algorithm.estimator=remax a rollout shard has one per prompt,
+right after the prompt's samples: a baseline, scored like them, never trained on. An evaluation has no others.
+"""
+
+
+class FinishReason(StrEnum):
+    """Why a response ended."""
+
+    STOP = "stop"
+    """The model wrote a stop token, in the last turn."""
+    LENGTH = "length"
+    """max_new_tokens or the context was reached, or would have been by what was said to the last turn."""
+    REFUSED = "refused"
+    """The model cannot take the prompt, and the response is empty; or it cannot take what was said to one of
+    its turns, and the response ends with that turn."""
+
+
+class SchemaError(ValueError):
+    """A file's schema is not the one that this version reads."""
+
+
+def _versioned(name: str, fields: list[pa.Field]) -> pa.Schema:
+    return pa.schema(fields, metadata={VERSION_KEY: name.encode()})
+
+
+PROMPTS = _versioned(
+    "prompts/1",
+    [
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("prompt_text", pa.string(), nullable=False),
+        # The chat messages as JSON, so that a reward model can apply its own template; null for plain text.
+        pa.field("prompt_messages", pa.string()),
+        pa.field("prompt_tokens", pa.list_(pa.int32()), nullable=False),
+    ],
+)
+"""One row per usable prompt; the user's other columns follow."""
+
+ROLLOUT = _versioned(
+    "rollout/2",
+    [
+        pa.field("prompt_id", pa.string(), nullable=False),
+        # 0 to n - 1 among the samples of a prompt, or GREEDY_SAMPLE.
+        pa.field("sample_index", pa.int32(), nullable=False),
+        pa.field("prompt_tokens", pa.list_(pa.int32()), nullable=False),
+        pa.field("response_tokens", pa.list_(pa.int32()), nullable=False),
+        # True where the policy wrote the token, false where a tool or an environment did.
+        pa.field("response_mask", pa.list_(pa.bool_()), nullable=False),
+        pa.field("rollout_logprobs", pa.list_(pa.float32()), nullable=False),
+        pa.field("finish_reason", pa.string(), nullable=False),
+        pa.field("num_turns", pa.int32(), nullable=False),
+        pa.field("prompt_text", pa.string(), nullable=False),
+        pa.field("prompt_messages", pa.string()),
+        pa.field("response_text", pa.string(), nullable=False),
+        # With rollout.multi_turn: what followed the prompt, as JSON like prompt_messages; else null.
+        pa.field("response_messages", pa.string()),
+    ],
+)
+"""One row per response, those of a prompt side by side; the user's other columns follow."""
+
+REWARD = _versioned(
+    "reward/1",
+    [
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("sample_index", pa.int32(), nullable=False),
+        pa.field("reward", pa.float32(), nullable=False),
+        # Of the response tokens; null for greedy responses, when KL is off and when the update computes them.
+        pa.field("reference_logprobs", pa.list_(pa.float32())),
+    ],
+)
+"""The same rows in the same order as the rollout shard; one float32 column per component follows."""
+
+
+SCORE = _versioned(
+    "score/1",
+    [
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("sample_index", pa.int32(), nullable=False),
+    ],
+)
+"""The same rows in the same order as the rollout shard; one float64 column per component of a pool follows:
+in double precision, so that the reward's sum is the same wherever a component was scored.
+"""
+
+
+RESERVED_COLUMNS = frozenset(field.name for schema in (PROMPTS, ROLLOUT, REWARD) for field in schema)
+"""Names that the user's own columns may not have."""
+
+
+def reserved_columns(config: Config) -> frozenset[str]:
+    """Names that the user's columns may not have in this run."""
+    has_rules = any(isinstance(component, RuleConfig) for component in config.reward.components.values())
+    return RESERVED_COLUMNS | RULE_ARGUMENTS if has_rules else RESERVED_COLUMNS
+
+
+def extra_columns(table: pa.Table) -> pa.Table:
+    """The user's own columns of a prompt or rollout table."""
+    return table.select([name for name in table.column_names if name not in RESERVED_COLUMNS])
+
+
+def is_sampled(rows: pa.Table) -> pa.ChunkedArray:
+    """[rows] true for what the policy sampled, false for greedy responses."""
+    return pc.not_equal(rows["sample_index"], GREEDY_SAMPLE)
+
+
+def component_column(name: str) -> str:
+    """Column of one reward component."""
+    return f"reward/{name}"
+
+
+def version_of(schema: pa.Schema) -> str:
+    """Name and version of one of these schemas."""
+    version: str = schema.metadata[VERSION_KEY].decode()
+    return version
+
+
+def check_schema(found: pa.Schema, expected: pa.Schema, where: str) -> None:
+    """Refuse a table that is not of this version or lacks a column.
+
+    Raises:
+        SchemaError: naming the file, what it is and what was expected.
+    """
+    version = (found.metadata or {}).get(VERSION_KEY, b"no version").decode()
+    wanted = version_of(expected)
+    if version != wanted:
+        raise SchemaError(f"{where} holds {version}, but this version of slurm-ppo reads {wanted}")
+    for field in expected:
+        index = found.get_field_index(field.name)
+        if index < 0 or found.field(index).type != field.type:
+            has = "is absent" if index < 0 else f"has type {found.field(index).type}"
+            raise SchemaError(f"{where}: column {field.name!r} {has}; {wanted} wants {field.type}")
+
+
+def conform(columns: dict[str, Any], schema: pa.Schema, extra: pa.Table | None = None) -> pa.Table:
+    """A table of exactly ``schema``'s columns plus the columns of ``extra``, with the schema's version."""
+    arrays = [pa.array(columns[field.name], type=field.type) for field in schema]
+    fields = list(schema)
+    if extra is not None:
+        fields += [extra.schema.field(i).remove_metadata() for i in range(extra.num_columns)]
+        arrays += [column.combine_chunks() for column in extra.columns]
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields, metadata=schema.metadata))

@@ -1,0 +1,114 @@
+"""Arrow shards: written once through a hashing sink, read whole and verified before use.
+
+The IPC *file* format is used because a cut *stream* reads as a shorter table without an error. Arrow itself
+has no checksum: the commit record's hash is the only guard against flipped bits.
+"""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+from pipeline.run.commits import CorruptData, FileEntry, Record, check_digest, read_output
+from pipeline.run.durable import naming
+from pipeline.run.paths import RunPaths
+from pipeline.run.schemas import check_schema
+from slurm.sharedfiles import persistently
+
+_BATCH_BYTES = 64 << 20
+"""Record batches of about this size: few enough to cost nothing, small enough to stream."""
+
+
+_SMALLEST_PIECE, _LARGEST_PIECE = 1 << 20, 8 << 20
+"""Bytes that are read at a time, a quarter of the file in between: of a small one, most is then hashed while
+the rest is read."""
+
+
+class _HashingFile:
+    """A file that hashes what is written to it, so that the data is passed over once."""
+
+    closed = False
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
+        self._digest = xxhash.xxh3_128()
+        self._size = 0
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self._digest.update(view)
+        written = 0
+        while written < len(view):  # a raw write may take only a part (2 GiB, signals, full disks)
+            written += self._file.write(view[written:])
+        self._size += written
+        return written
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None:
+        """Unbuffered: nothing to flush."""
+
+    def finish(self, name: str) -> FileEntry:
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return FileEntry(name, self._size, self._digest.hexdigest())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def write_shard(paths: RunPaths, path: Path, table: pa.Table) -> FileEntry:
+    """Write ``table`` durably under an attempt's own name. The folder is made when it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows_per_batch = max(1, table.num_rows * _BATCH_BYTES // max(1, table.nbytes))
+    sink = _HashingFile(path)
+    try:
+        with naming(path), pa.ipc.new_file(pa.PythonFile(sink, mode="w"), table.schema) as writer:
+            writer.write_table(table, max_chunksize=rows_per_batch)
+        with naming(path):
+            return sink.finish(paths.relative(path))
+    except OSError:
+        path.unlink()  # what is there of it would only keep a full disk full
+        raise
+    finally:
+        sink.close()
+
+
+def read_shard(paths: RunPaths, record: Record, schema: pa.Schema, index: int = 0) -> pa.Table:
+    """The ``index``-th file of a commit as a table, verified: bytes, hash and schema.
+
+    Raises:
+        CorruptData: the file is not what was committed.
+        SchemaError: it is of another version.
+    """
+    if index >= len(record.outputs):
+        raise CorruptData(record.task, f"its record names {len(record.outputs)} files, not {index + 1}")
+    entry = record.outputs[index]
+    try:
+        path = paths.root / entry.path
+        buffer, digest = persistently(path, lambda: _read_and_hash(path))
+    except FileNotFoundError:
+        content = read_output(paths, record, entry)
+        buffer, digest = pa.py_buffer(content), xxhash.xxh3_128_hexdigest(content)
+    check_digest(record, entry, buffer.size, digest)
+    with pa.ipc.open_file(pa.BufferReader(buffer)) as reader:
+        table = reader.read_all()
+    check_schema(table.schema, schema, entry.path)
+    return table
+
+
+def _read_and_hash(path: Path) -> tuple[pa.Buffer, str]:
+    """A whole file and its xxh3_128. What is read is hashed by another thread while the next piece is read:
+    the kernel's copies do not lie in the processor's cache, so hashing them right away would take as long."""
+    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1) as other:
+        buffer = pa.allocate_buffer(os.fstat(file.fileno()).st_size)
+        view, digest, size = memoryview(buffer), xxhash.xxh3_128(), 0
+        piece = min(max(len(view) // 4, _SMALLEST_PIECE), _LARGEST_PIECE)
+        while size < len(view) and (count := file.readinto(view[size : size + piece])):
+            other.submit(digest.update, view[size : size + count])  # one after the other
+            size += count
+    return buffer.slice(0, size), digest.hexdigest()

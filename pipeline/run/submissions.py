@@ -1,0 +1,214 @@
+"""What was submitted to Slurm, on disk: a small file per array, written before sbatch is called.
+
+``<run>/slurm/00007/rollout-1-0.json`` says what is being submitted, and holds the task list that the array's
+elements read. It is made by ``link``, so that of two drivers one gets the number. ``rollout-1-0.state.json``
+beside it says what became of it: the job id, what it waits for, how elements ended. A crash between sbatch
+and noting its answer leaves a submission without a job id, which is then looked for by its name.
+"""
+
+import contextlib
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from pipeline.config.conversion import converted, plain
+from pipeline.config.job_kinds import DRIVERS
+from pipeline.run.control import read_control
+from pipeline.run.durable import link_once, replace_durably
+from pipeline.run.failures import Failure, FailureKind
+from pipeline.run.paths import RunPaths
+from pipeline.run.tasks import PURPOSE_PATTERN, Task, task_of
+from slurm.limits import ClusterLimits, read_limits
+from slurm.sealing import sealed, unsealed
+from slurm.sharedfiles import make_folder, names_in, read_newest, read_shared
+
+_FILE = re.compile(rf"({PURPOSE_PATTERN})-(\d+)-(\d+)\.json")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an array element ended without a commit."""
+
+    kind: FailureKind
+    message: str
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class State:
+    """What became of a submission. Written by drivers that hold the lease."""
+
+    job: str | None = None
+    """Slurm's id of the array."""
+    waits_for: tuple[str, ...] = ()
+    """Ids of the arrays that it was told to wait for, at first or later."""
+    ended: Mapping[str, Ending] = field(default_factory=dict)
+    """By array index."""
+    is_withdrawn: bool = False
+    """It was cancelled by us, to make room or since the run went back: how it ended is no failure."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One array job of ours."""
+
+    name: str
+    """Its job name: unique, so that the job can be found by it."""
+    iteration: int
+    purpose: str
+    """Of its tasks, or which driver job."""
+    number: int
+    """Counts the submissions of a stage of an iteration; names the folder of the logs."""
+    chunk: int
+    """Arrays longer than the cluster allows are split; index + chunk * chunk_size is the shard."""
+    chunk_size: int
+    call: int
+    """The call of submit, run or resume that it belongs to."""
+    created: float
+    module: str
+    arguments: tuple[str, ...]
+    elements: Mapping[str, tuple[str, ...]]
+    """Array index -> arguments of that element alone."""
+    max_restarts: int
+    state: State = State()
+
+    @property
+    def is_of_stage(self) -> bool:
+        return self.purpose not in DRIVERS
+
+    @property
+    def indices(self) -> list[int]:
+        return [int(index) for index in self.elements]
+
+    def task(self, index: int) -> Task:
+        return task_of(self.iteration, self.purpose, index + self.chunk * self.chunk_size)
+
+    def has_ended(self, task: Task) -> bool:
+        """Whether the element of one of its tasks is known to have ended without a commit."""
+        return str(task.shard - self.chunk * self.chunk_size) in self.state.ended
+
+    def tasks(self) -> Iterator[tuple[int, Task]]:
+        for index in self.indices if self.is_of_stage else ():
+            yield index, self.task(index)
+
+    def failures(self, paths: RunPaths) -> Iterator[Failure]:
+        """Of its elements that ended without a commit."""
+        for index, ending in self.state.ended.items():
+            task = self.task(int(index))
+            job = f"{self.state.job}_{index}" if self.state.job else ""
+            log = str(paths.task(task).log(self.number))
+            yield Failure(task, self.number, ending.kind, ending.message, log, ending.node, job)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The submissions of one run."""
+
+    paths: RunPaths
+
+    def load(self, iterations: Iterable[int]) -> list[Submission]:
+        """Submissions of some iterations, oldest first."""
+        found = []
+        for iteration in sorted(set(iterations)):
+            folder = self.paths.submissions(iteration)
+            for name in names_in(folder):
+                if _FILE.fullmatch(name):
+                    # An old guard's that was just forgotten, or one that is spoilt: then its tasks are
+                    # submitted again, and the commit protocol lets one attempt win.
+                    with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+                        found.append(_read(folder / name))
+        return sorted(found, key=lambda s: (s.iteration, s.purpose, s.number, s.chunk))
+
+    def next_number(self, iteration: int, purpose: str) -> int:
+        folder = self.paths.submissions(iteration)
+        names = [_FILE.fullmatch(name) for name in names_in(folder)]
+        return 1 + max((int(name[2]) for name in names if name and name[1] == purpose), default=0)
+
+    def begin(self, submission: Submission) -> bool:
+        """Note what is about to be submitted. False when another driver took the number."""
+        path = self.file(submission)
+        make_folder(path.parent)
+        content = plain(submission)
+        del content["state"]
+        return link_once(path, sealed(content))
+
+    def note(self, submission: Submission, state: State) -> Submission:
+        """Write what became of it. Returns the submission as it is now."""
+        replace_durably(_state_file(self.file(submission)), sealed(plain(state)))
+        return replace(submission, state=state)
+
+    def forget(self, submission: Submission) -> None:
+        """There is no job of it, and there will be none."""
+        path = self.file(submission)
+        for file in (path, _state_file(path), self.script(submission)):
+            file.unlink(missing_ok=True)
+
+    def file(self, submission: Submission) -> Path:
+        name = f"{submission.purpose}-{submission.number}-{submission.chunk}.json"
+        return self.paths.submissions(submission.iteration) / name
+
+    def script(self, submission: Submission) -> Path:
+        return self.file(submission).with_suffix(".sh")
+
+
+def _state_file(path: Path) -> Path:
+    return path.with_suffix(".state.json")
+
+
+def _read(path: Path) -> Submission:
+    """A submission whose folder has just been listed."""
+    submission: Submission = converted(Submission, unsealed(read_shared(path)))
+    try:
+        return replace(submission, state=converted(State, unsealed(read_shared(_state_file(path)))))
+    except (FileNotFoundError, ValueError, TypeError):  # its job is then looked for by its name
+        return submission
+
+
+def job_name(run_name: str, run_id: str, iteration: int, purpose: str, number: int, chunk: int) -> str:
+    return f"{run_name}.{run_id}.{iteration}.{purpose}.{number}.{chunk}"
+
+
+def is_job_of(run_id: str, name: str) -> bool:
+    parts = name.rsplit(".", 5)
+    return len(parts) == 6 and parts[1] == run_id
+
+
+def purpose_of(name: str) -> str:
+    """Of a job of ours."""
+    return name.rsplit(".", 3)[1]
+
+
+def chunks_of(shards: Sequence[int], chunk_size: int) -> dict[int, list[int]]:
+    """Chunk -> array indices, such that index + chunk * chunk_size is the shard."""
+    chunks: dict[int, list[int]] = {}
+    for shard in sorted(shards):
+        chunks.setdefault(shard // chunk_size, []).append(shard % chunk_size)
+    return chunks
+
+
+def chunk_size_for(max_array_size: int) -> int:
+    """The largest power of ten that the cluster's arrays can hold, so that logs can be named by shard.
+
+    Slurm pads an array index with zeros; a chunk's leading digits are written before it.
+    """
+    return int(10 ** min(5, len(str(max_array_size)) - 1))
+
+
+def age(submission: Submission) -> float:
+    return time.time() - submission.created
+
+
+def read_limits_of(paths: RunPaths) -> ClusterLimits:
+    """What the cluster allows: asked once in each call, and kept."""
+    path, call = paths.slurm / "cluster.json", read_control(paths).call
+    # Where the file is spoilt, or of another call, the cluster is asked again.
+    with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+        kept = unsealed(read_newest(path))
+        if kept["call"] == call:
+            return converted(ClusterLimits, kept["limits"])
+    limits = read_limits()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_durably(path, sealed({"call": call, "limits": asdict(limits)}))
+    return limits

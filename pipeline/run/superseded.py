@@ -1,0 +1,118 @@
+"""What is superseded or spoilt is moved aside, never deleted."""
+
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from pipeline.run.commits import Record
+from pipeline.run.packed import archives
+from pipeline.run.paths import RunPaths
+from pipeline.run.records import names_of_stage
+from pipeline.run.tasks import Stage, Task
+from slurm.sharedfiles import is_there, make_folder
+
+
+def sweep(paths: RunPaths, records: Iterable[Record], spared: Iterable[Task] = ()) -> None:
+    """Remove what losing attempts at the tasks of a finished iteration left behind: nobody can read it.
+
+    Nothing is removed of ``spared`` tasks, whose records are lost: which attempt won is not known.
+
+    An attempt that still runs beside the winner loses its files under its hands, as it would at its commit.
+    """
+    kept, folders = set(), set()
+    for task in spared:
+        kept |= set(paths.task(task).folder.glob(f"{task.file_stem}.*"))
+    for record in records:
+        files = paths.task(record.task)
+        kept |= {paths.root / entry.path for entry in record.outputs} | {files.record, files.thinned}
+        kept |= set(archives(paths, record.task.iteration))
+        folders.add(files.folder)
+        if record.task.stage is Stage.UPDATE:
+            for parent in (paths.policies, paths.critics, paths.trainers):
+                for folder in parent.glob(f"{record.task.iteration:05d}.*"):
+                    if record.attempt not in folder.name:
+                        shutil.rmtree(folder)
+    for path in (path for folder in folders if folder.is_dir() for path in folder.iterdir()):
+        if path not in kept:
+            path.unlink(missing_ok=True)
+
+
+def move_aside(paths: RunPaths, tasks: Iterable[Task], label: str) -> Path:
+    """Move commits and every attempt's files of ``tasks`` under ``superseded/``; nothing is deleted.
+
+    The record goes first: from then on the task is not done, whatever happens to the rest.
+    """
+    target = fresh_folder(paths.superseded, label)
+    move_into(target, paths, tasks)
+    return target
+
+
+def move_into(target: Path, paths: RunPaths, tasks: Iterable[Task]) -> None:
+    """Every folder is listed once, however many tasks it holds."""
+    listings: dict[Path, dict[str, list[Path]]] = {}
+    for task in tasks:
+        files = paths.task(task)
+        if files.folder not in listings:
+            listings[files.folder] = _by_stem(files.folder)
+        moved = [files.record, *listings[files.folder].get(task.file_stem, ())]
+        if task.stage is Stage.UPDATE:
+            moved += _folders_of_update(paths, task)
+        for path in dict.fromkeys(moved):
+            _move(path, target, paths)
+
+
+def _by_stem(folder: Path) -> dict[str, list[Path]]:
+    """The files of a stage's folder, by the task they belong to."""
+    grouped: dict[str, list[Path]] = {}
+    for name in sorted(names_of_stage(folder)):
+        grouped.setdefault(name.split(".")[0], []).append(folder / name)
+    return grouped
+
+
+def _folders_of_update(paths: RunPaths, task: Task) -> Iterator[Path]:
+    """Every attempt's models and trainer state; the links to the winner's are removed."""
+    for parent in (paths.policies, paths.critics, paths.trainers):
+        (parent / f"{task.iteration:05d}").unlink(missing_ok=True)
+        yield from sorted(parent.glob(f"{task.iteration:05d}.*"))
+
+
+def _move(path: Path, target: Path, paths: RunPaths) -> None:
+    if is_there(path):
+        destination = target / path.relative_to(paths.root)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(destination)
+
+
+def fresh_folder(parent: Path, label: str) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for number in range(1, 10_000):
+        folder = parent / f"{stamp}-{label}{f'-{number}' if number > 1 else ''}"
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+    raise RuntimeError(f"{parent} is full of folders named {stamp}-{label}-*")
+
+
+def move_history(target: Path, paths: RunPaths, tasks: Sequence[Task]) -> None:
+    """Move the folders of ``tasks`` away whole, with all that running attempts may still put there.
+
+    Args:
+        tasks: latest first, so that a move that is cut short leaves a run that is whole up to there.
+    """
+    for folder in dict.fromkeys(paths.task(task).folder for task in tasks):
+        move_folder(folder, target, paths)
+    for task in tasks:
+        if task.stage is Stage.UPDATE:
+            for folder in list(_folders_of_update(paths, task)):
+                _move(folder, target, paths)
+
+
+def move_folder(folder: Path, target: Path, paths: RunPaths) -> None:
+    """Move a folder away, and make an empty one in its place: else another machine whose client remembers the
+    old one under this name, and looks into it, would go on to find it there."""
+    if is_there(folder):
+        _move(folder, target, paths)
+        make_folder(folder)

@@ -1,0 +1,51 @@
+"""A run that another version of slurm-ppo made: told to who goes on with it, refused where files differ."""
+
+import json
+from collections.abc import Iterator
+
+from pipeline.run.commits import RECORD_VERSION
+from pipeline.run.directory import Run, RunError, version
+from pipeline.run.paths import RunPaths
+from pipeline.run.tasks import PREPARE, Stage, Task
+
+
+def version_warning(run: Run) -> str:
+    """What to say before going on with a run; empty where it is of this version.
+
+    Raises:
+        RunError: files of the run are in a format that this version does not read.
+    """
+    began, here = run.identity.version, version()
+    if began == here:
+        return ""
+    if foreign := next(foreign_formats(run), ""):
+        raise RunError(
+            f"{run.paths.root} was begun with slurm-ppo {began}, and this is {here}: {foreign}. Go on with "
+            f"{began}, or export its policy and start a new run"
+        )
+    return (
+        f"warning: the run began with slurm-ppo {began}, and goes on with {here}: results may differ from "
+        f"here on (to compare, see the rows before and after); or go on with {began}"
+    )
+
+
+def foreign_formats(run: Run) -> Iterator[str]:
+    """What committed files say of their formats, where it is not what this version writes."""
+    from pipeline.run.schemas import PROMPTS, ROLLOUT, version_of  # pyarrow takes its time
+
+    first = run.plan.start + 1
+    for task, schema in ((PREPARE, PROMPTS), (Task(first, Stage.ROLLOUT, 0), ROLLOUT)):
+        said = _said(run.paths, task)
+        if said.get("version", RECORD_VERSION) != RECORD_VERSION:
+            yield f"its records are of format {said['version']}, and {RECORD_VERSION} is read here"
+        elif said.get("schema", version_of(schema)) != version_of(schema):
+            yield f"its data is {said['schema']}, and {version_of(schema)} is read here"
+
+
+def _said(paths: RunPaths, task: Task) -> dict[str, object]:
+    """A record's content unjudged; empty where there is none, or none that can be read."""
+    try:
+        found = json.loads(paths.task(task).record.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,82 @@
+"""Which policy of which run somebody means by ``RUN``, ``RUN@ITERATION`` or ``RUN@best``."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.run.commits import CorruptData, Record, require_record
+from pipeline.run.directory import Run, RunError, is_run, load_run
+from pipeline.run.paths import RunPaths
+from pipeline.run.plan import policy_maker
+from pipeline.run.records import find_frontier
+from pipeline.run.retention import in_words, kept_versions, read_best
+
+
+@dataclass(frozen=True)
+class Version:
+    """A committed policy of a run."""
+
+    run: Run
+    record: Record
+    """Of the update that committed it."""
+
+    @property
+    def number(self) -> int:
+        return self.record.task.iteration
+
+    def __str__(self) -> str:
+        return f"policy {self.number} of {self.run.paths.root}"
+
+
+def find_version(text: str, needed: str, *parents: str) -> Version:
+    """The version that ``text`` names, of which nothing below ``parents`` was thinned out.
+
+    Args:
+        needed: what ``parents`` hold, in words.
+
+    Raises:
+        RunError: there is no such run or version; the message names those that there are.
+    """
+    root, word = split(text)
+    run = load_run(root)
+    updated = find_frontier(run.plan, run.paths).updated
+    number = choose(run.paths, word, updated)
+    there = [version for version in kept_versions(run.paths, parents) if version <= updated]
+    if number not in there:
+        choice = f"choose {in_words(there)}" if there else "there is none yet"
+        raise RunError(f"{needed} {number} of {run.paths.root} {_why_absent(run, number, updated)}; {choice}")
+    try:
+        return Version(run, require_record(run.paths, policy_maker(number)))
+    except CorruptData as error:
+        raise RunError(f"{run.paths.root}: {error}; slurm-ppo resume makes it again") from None
+
+
+def _why_absent(run: Run, number: int, updated: int) -> str:
+    if number > updated:
+        return "is not there yet"
+    if number < run.plan.start:
+        return "belongs to the run that this one was forked from"
+    if number == 0:
+        return f"is the model that it began with, {run.config.model.policy}"
+    return "was thinned out on purpose (update.keep_last)"
+
+
+def split(text: str) -> tuple[Path, str]:
+    """The run directory, whose name may have an @ in it, and what follows it; "" for nothing."""
+    root, _, word = text.rpartition("@")
+    if not root or is_run(Path(text)):
+        return Path(text), ""
+    return Path(root), word
+
+
+def choose(paths: RunPaths, word: str, newest: int) -> int:
+    """The version that the word after the @ names: a number, ``best``, or nothing for the newest."""
+    if word.isdecimal():
+        return int(word)
+    if word not in ("", "best"):
+        raise RunError(f"@{word}: write RUN, RUN@ITERATION or RUN@best")
+    if not word:
+        return max(newest, 0)
+    best = read_best(paths)
+    if best is None:
+        raise RunError(f"{paths.root} has no best policy: none was evaluated (evaluate.every, data.heldout)")
+    return int(best["iteration"])

@@ -1,0 +1,99 @@
+"""What is shown when a run cannot go on: what failed, where, how Slurm saw it, the log's end, the way out."""
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from pipeline.config.scheduler import SlurmConfig
+from pipeline.run.directory import Run, resume_command
+from pipeline.run.failures import Failure, FailureKind, GiveUp
+from pipeline.run.journal import tail
+from pipeline.run.submissions import is_job_of
+from pipeline.run.tasks import PREPARE
+from pipeline.text import printable
+from slurm.commands import SlurmError, SlurmMissing
+from slurm.query import Element, NoAccounting, read_ended, read_queue
+from slurm.sharedfiles import is_there
+from slurm.states import Phase, UnknownState, exit_in_words, phase_of
+
+TAIL_LINES = 20
+_MOST_SHOWN = 3
+_PATIENCE = 15.0
+"""Seconds to wait for squeue."""
+
+
+def failure_block(run: Run, given_up: tuple[GiveUp, ...]) -> str:
+    """What failed, where, the end of its log, and the command to continue."""
+    shown = [item.failure for item in given_up[:_MOST_SHOWN]]
+    is_on_slurm = isinstance(run.config.scheduler, SlurmConfig)
+    endings = read_endings(run, [f.job for f in shown if f.job]) if is_on_slurm else {}
+    return render_block(shown, endings, len(given_up) - len(shown), way_out(run, given_up))
+
+
+def render_block(
+    failures: Sequence[Failure], endings: Mapping[str, Element], num_more: int, way_out: str
+) -> str:
+    """The text. Reads the logs and nothing else."""
+    lines = []
+    for failure in failures:
+        lines += describe_failure(failure, endings.get(failure.job))
+    if num_more:
+        lines.append(f"and {num_more} more tasks")
+    return "\n".join([*lines, way_out])
+
+
+def describe_failure(failure: Failure, ending: Element | None) -> list[str]:
+    """One task that was given up."""
+    said = "\n".join(map(printable, failure.message.splitlines()))
+    lines = [f"failed: {failure.task}, attempt {failure.attempt} ({failure.kind}): {said}"]
+    if failure.job:
+        lines.append(f"  {where(failure.job, failure.node, ending)}")
+    log = Path(failure.log)
+    if failure.log and is_there(log):
+        lines += [f"  last lines of {log}:", *(f"  | {line}" for line in tail(log, TAIL_LINES))]
+    elif failure.log:
+        lines.append(f"  it left no log: {log}")
+    return lines
+
+
+def where(job: str, node: str, ending: Element | None) -> str:
+    """Like ``job 34_1 on node gpu07: FAILED, exit code 1``."""
+    node = node or (ending.node if ending else "")
+    place = f"job {job}" + (f" on node {node}" if node else "")
+    return f"{place}: {state_in_words(ending)}" if ending else place
+
+
+def state_in_words(ending: Element) -> str:
+    """Slurm's state, and exit code or signal in words."""
+    words = exit_in_words(ending.state, ending.exit_code or 0, ending.signal or 0)
+    known = words.removesuffix(f"({ending.state})").strip()
+    return str(ending.state) if known == str(ending.state).lower() else f"{ending.state}, {known}"
+
+
+def read_endings(run: Run, jobs: Collection[str]) -> dict[str, Element]:
+    """What Slurm knows of ended elements, by id like ``34_1``; nothing where it does not answer.
+
+    The block is shown in any case: how Slurm saw it is the least of what it says.
+    """
+    found: dict[str, Element] = {}
+    try:
+        for element in read_queue(lambda name: is_job_of(run.identity.id, name), _PATIENCE):
+            if phase_of(element.state) is Phase.ENDED:
+                found[f"{element.array_id}_{element.index}"] = element
+        if missing := {job.partition("_")[0] for job in jobs if job not in found}:
+            known = read_ended(missing)
+            found = {f"{array}_{index}": element for (array, index), element in known.items()} | found
+    except (SlurmError, SlurmMissing, NoAccounting, UnknownState):
+        pass
+    return {job: found[job] for job in jobs if job in found}
+
+
+def way_out(run: Run, given_up: tuple[GiveUp, ...]) -> str:
+    """The command to continue with, or what to mend first."""
+    if not any(item.failure.kind is FailureKind.CONFIG for item in given_up):
+        return f"nothing that was committed is lost; to continue: {resume_command(run)}"
+    if not is_there(run.paths.task(PREPARE).record):
+        return "nothing was committed: mend the settings and type the same command again"
+    return (
+        f"mend what the message names, then: {resume_command(run)} (settings are frozen; "
+        "to change one, start a new run with another run_dir=...)"
+    )

@@ -1,0 +1,131 @@
+"""Progress on standard error: a bar per stage on a terminal, a line per event elsewhere."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TextIO
+
+from pipeline.metrics.terminal import Row
+from pipeline.run.commits import Record
+from pipeline.run.plan import Plan
+from pipeline.run.records import Frontier, Records
+from pipeline.run.tasks import Task
+from pipeline.status.text import describe_row
+from pipeline.text import printable
+
+if TYPE_CHECKING:  # a log needs no terminal library
+    from rich.progress import Progress, TaskID
+
+
+def watcher_for(stream: TextIO, plan: Plan) -> "Lines | Bars":
+    """Bars where a person looks at a terminal, lines in a log."""
+    return Bars(plan, stream) if stream.isatty() else Lines(plan, stream)
+
+
+_QUIET_SECONDS = 60.0
+"""Without a word in the first iteration, in which nobody knows yet how long one takes."""
+_QUIET_SECONDS_LATER = 600.0
+
+
+def done_in(plan: Plan, records: Records, iteration: int) -> dict[str, tuple[list[Record], int]]:
+    """By stage and pool: records of the tasks of an iteration that are done, and how many there are."""
+    tasks = plan.tasks(iteration)
+    return {
+        purpose: (
+            [records.known[task] for task in tasks if task.purpose == purpose and task in records.known],
+            sum(task.purpose == purpose for task in tasks),
+        )
+        for purpose in plan.purposes
+    }
+
+
+@dataclass
+class Lines:
+    """One line per event."""
+
+    plan: Plan
+    stream: TextIO
+    _spoken: float = field(default_factory=time.monotonic)
+    """When it has last written a line."""
+
+    def progress(self, frontier: Frontier, records: Records, tasks: tuple[Task, ...]) -> None:
+        """How far the iteration is, once in a while: rows and notes say enough in a log of short ones."""
+        before = max(frontier.updated, self.plan.start)
+        quiet = _QUIET_SECONDS if before == self.plan.start else _QUIET_SECONDS_LATER
+        if before < self.plan.iterations and time.monotonic() - self._spoken > quiet:
+            found = done_in(self.plan, records, before + 1)
+            stages = ", ".join(
+                f"{name} {len(done)}/{total}" for name, (done, total) in found.items() if total
+            )
+            self._write(f"iteration {before + 1}/{self.plan.iterations} so far: {stages}")
+
+    def row(self, row: Row) -> None:
+        self._write(describe_row(row, self.plan.iterations))
+
+    def note(self, text: str) -> None:
+        self._write("\n".join(map(printable, text.splitlines())))
+
+    def close(self) -> None:
+        """Nothing to put back."""
+
+    def _write(self, text: str) -> None:
+        self._spoken = time.monotonic()
+        print(f"{time.strftime('%H:%M:%S')} {text}", file=self.stream, flush=True)
+
+
+def speed_of(done: Sequence[Record]) -> str:
+    """Seconds from the first start to the last end, and tokens per second where tokens were counted."""
+    if not done:
+        return ""
+    wall = max(r.ended for r in done) - min(r.started for r in done)
+    tokens = sum(r.metrics.get("response_tokens", 0.0) for r in done)
+    return f"{wall:.1f} s" + (f"  {tokens / wall:,.0f} tokens/s" if tokens and wall > 0 else "")
+
+
+@dataclass
+class Bars:
+    """A bar per stage and pool: shards done and tokens per second of the current iteration."""
+
+    plan: Plan
+    stream: TextIO
+    _progress: "Progress" = field(init=False)
+    _bars: dict[str, "TaskID"] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        console = Console(file=self.stream, soft_wrap=True)
+        columns = (
+            TextColumn("{task.description:<22}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} shards  {task.fields[speed]}"),
+        )
+        self._progress = Progress(*columns, console=console, transient=True, refresh_per_second=2)
+        self._progress.start()
+        first = self.plan.tasks(self.plan.start + 1)
+        for stage in self.plan.purposes:
+            total = sum(task.purpose == stage for task in first)
+            self._bars[stage] = self._progress.add_task(stage, total=total, speed="")
+
+    def progress(self, frontier: Frontier, records: Records, tasks: tuple[Task, ...]) -> None:
+        iteration = max(frontier.updated, self.plan.start) + 1
+        if iteration > self.plan.iterations:
+            return  # only evaluation is left: the bars stay as the last iteration left them
+        for stage, (done, _) in done_in(self.plan, records, iteration).items():
+            text = f"{iteration}/{self.plan.iterations} {stage}"
+            self._progress.update(
+                self._bars[stage], description=text, completed=len(done), speed=speed_of(done)
+            )
+
+    def row(self, row: Row) -> None:
+        self.note(describe_row(row, self.plan.iterations))
+
+    def note(self, text: str) -> None:
+        from rich.text import Text
+
+        said = "\n".join(map(printable, text.splitlines()))
+        self._progress.console.print(Text(f"{time.strftime('%H:%M:%S')} {said}"))
+
+    def close(self) -> None:
+        self._progress.stop()

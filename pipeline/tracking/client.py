@@ -1,0 +1,155 @@
+"""The W&B run of a pipeline: opened the same way every time, every metric defined anew; what the server has.
+
+Facts about the client are of wandb 0.31.
+"""
+
+import math
+import os
+import shutil
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.compose import to_mapping
+from pipeline.config.schema import WandbConfig, WandbMode
+from pipeline.metrics.catalogue import METRICS, SAMPLE_TABLE
+from pipeline.metrics.samples import Choice, Sample, choose, read_samples, sample_seed
+from pipeline.run.directory import Run
+from pipeline.run.journal import Row
+from pipeline.tracking.state import wandb_id
+
+DEFAULT_PROJECT = "slurm-ppo"
+_INIT_SECONDS = 30.0
+_FINISH_SECONDS = 60
+_ASK_SECONDS = 20
+"""How long a server may take for an answer."""
+_FLUSH_SECONDS = 0.2
+"""A machine that goes down costs the rows of this last while; the client's own default is 15."""
+_CELL = 4000
+"""Characters of a prompt or response that a table shows."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An opening of the run."""
+
+    handle: Any
+    """The ``wandb.Run``."""
+    folder: Path
+    """Where it keeps its files."""
+
+    @property
+    def path(self) -> str:
+        """``entity/project/id``, on the server."""
+        return f"{self.handle.entity}/{self.handle.project}/{self.handle.id}"
+
+    def log(self, run: Run, row: Row) -> None:
+        """Send a row as one step, with its sample table if it has one.
+
+        Numbers that are not finite are left out: W&B would turn them into words.
+        """
+        content: dict[str, Any] = {name: value for name, value in row.items() if math.isfinite(value)}
+        iteration = int(row["iteration"])
+        if has_samples(run, iteration) and (table := sample_table(run, iteration)):
+            content[SAMPLE_TABLE] = table
+        self.handle.log(content)
+
+
+def project_of(config: WandbConfig) -> str:
+    return config.project or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT
+
+
+def open_run(run: Run, mode: WandbMode) -> Opened:
+    """Open the pipeline's W&B run under its own id, and define every metric over our own x-axis.
+
+    A resumed run has no definitions of earlier openings, and offline no step either: neither is relied on.
+    """
+    run.paths.wandb.mkdir(exist_ok=True)
+    # Its caches belong to the run, not to a home directory that compute nodes may not have.
+    os.environ["WANDB_CACHE_DIR"] = str(run.paths.wandb / "cache")
+    os.environ["WANDB_DATA_DIR"] = str(run.paths.wandb / "data")
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    os.environ.pop("WANDB_SERVICE", None)  # of another process, which would take ours along when it ends
+    import wandb
+
+    given = run.config.tracking.wandb
+    handle = wandb.init(
+        project=project_of(given),
+        entity=given.entity,
+        id=wandb_id(run),
+        name=run.identity.name,
+        tags=list(given.tags) or None,
+        dir=str(run.paths.root),
+        config=recorded_config(run),
+        resume="allow",
+        reinit="create_new",
+        settings=wandb.Settings(
+            mode=str(mode),
+            console="off",
+            silent=True,
+            x_disable_stats=True,
+            x_disable_meta=True,
+            x_save_requirements=False,
+            disable_git=True,
+            disable_code=True,
+            x_transaction_log_flush_interval=_FLUSH_SECONDS,
+            init_timeout=_INIT_SECONDS,
+            finish_timeout=_FINISH_SECONDS,
+        ),
+    )
+    handle.define_metric("iteration")
+    for section in sorted({metric.name.split("/")[0] for metric in METRICS} - {"iteration"}):
+        handle.define_metric(f"{section}*", step_metric="iteration")
+    return Opened(handle, Path(handle.settings.sync_dir))
+
+
+def recorded_config(run: Run) -> dict[str, Any]:
+    """The whole configuration, and where the run is and comes from. No environment is recorded."""
+    identity = run.identity
+    facts = {
+        "run_dir": str(run.paths.root),
+        "git_commit": identity.git_commit or None,
+        "slurm_ppo_version": identity.version,
+        "forked_from": f"{identity.parent.id}@{identity.parent.iteration}" if identity.parent else None,
+    }
+    return {**to_mapping(run.config), **facts}
+
+
+def held_by_server(opened: Opened) -> Counter[int]:
+    """How many rows the server has of each iteration."""
+    import wandb
+
+    found = wandb.Api(timeout=_ASK_SECONDS).run(opened.path)
+    return Counter(int(row["iteration"]) for row in found.scan_history(keys=["iteration"], use_cache=False))
+
+
+def forget_local_copy(opened: Opened) -> None:
+    """Remove an online opening's own log, once the server has what it holds: thousands would pile up."""
+    shutil.rmtree(opened.folder, ignore_errors=True)
+
+
+def has_samples(run: Run, iteration: int) -> bool:
+    """Whether an iteration's row comes with a table of responses."""
+    every = run.config.tracking.wandb.samples_every
+    return every > 0 and (iteration in (run.plan.start + 1, run.plan.iterations) or iteration % every == 0)
+
+
+def sample_table(run: Run, iteration: int) -> Any:
+    """A ``wandb.Table`` of the best, the worst and some other responses; None if none can be read."""
+    import wandb
+
+    chosen = choose(read_samples(run, iteration), seed=sample_seed(run, iteration))
+    if not chosen:
+        return None
+    components = sorted(chosen[0][1].components)
+    columns: list[str | int] = ["iteration", "chosen", "prompt", "response", "reward"]
+    columns += [*(f"reward/{name}" for name in components), "kl", "length", "finish_reason", "num_turns"]
+    return wandb.Table(columns=columns, data=[_cells(*one, components) for one in chosen])
+
+
+def _cells(choice: Choice, sample: Sample, components: list[str]) -> list[Any]:
+    texts = (sample.prompt[-_CELL:], sample.response[:_CELL])
+    rewards = (sample.components.get(name) for name in components)
+    last = (sample.kl, sample.length, sample.finish_reason, sample.num_turns)
+    return [sample.iteration, str(choice), *texts, sample.reward, *rewards, *last]

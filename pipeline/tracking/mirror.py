@@ -1,0 +1,303 @@
+"""Bring W&B to what metrics.jsonl says: exactly one row per iteration, whatever was killed before.
+
+This is a process of its own, ``python -m pipeline.tracking.mirror RUN MODE``: W&B may be slow, down or refuse
+without training noticing. It first asks what W&B has (the server, or the segments that count; see
+:mod:`pipeline.tracking.state`), sends the rows that are missing, and follows metrics.jsonl while its standard
+input is open. It answers in JSON lines on standard output: ``{"note": ...}``, and at the end
+``{"done": ...}`` with the fields of :class:`Mirrored`.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from pipeline.config.schema import WandbMode
+from pipeline.run import journal
+from pipeline.run.directory import Run, load_run
+from pipeline.run.journal import Row
+from pipeline.run.lease import HEARTBEAT_SECONDS, LeaseHeld, hold, hold_patiently
+from pipeline.tracking.client import Opened, forget_local_copy, held_by_server, open_run
+from pipeline.tracking.state import (
+    Offline,
+    begin_anew,
+    mark_synced,
+    offline_lease,
+    online_lease,
+    read_offline,
+    read_online,
+    remove_unlisted,
+    with_segment,
+    write_state,
+)
+
+_PATIENCE = 150.0
+"""Seconds to wait for another writer to W&B; longer than the lease of one that died on another host lasts."""
+
+
+@dataclass(frozen=True)
+class Mirrored:
+    """What was done."""
+
+    mode: str
+    """online or offline."""
+    rows: int
+    """In metrics.jsonl."""
+    had: int
+    """Of these, W&B had before."""
+    sent: int
+    missing: tuple[int, ...] = ()
+    """Iterations that the server has not confirmed."""
+    twice: tuple[int, ...] = ()
+    """Iterations that the server has more than once: another program sent them."""
+    removed: int = 0
+    """Segments that killed writers left unfinished."""
+    marked: int = 0
+    """Segments whose rows the server has, so that ``wandb sync`` will leave them alone."""
+    url: str = ""
+
+
+class Target(Protocol):
+    """Where rows go."""
+
+    @property
+    def held(self) -> frozenset[int]:
+        """Iterations that W&B had when it was opened."""
+
+    def log(self, rows: list[Row]) -> None: ...
+
+    def close(self, rows: list[Row], exit_code: int) -> Mirrored:
+        """End the opening; ``rows`` are all of metrics.jsonl."""
+
+
+@dataclass
+class ToSegment:
+    """Rows into a new offline segment, which takes the place of many small ones when there are many."""
+
+    run: Run
+    state: Offline
+    replaced: Offline
+    opened: Opened
+    removed: int
+    sent: list[int] = field(default_factory=list)
+
+    @property
+    def held(self) -> frozenset[int]:
+        confirmed = range(self.run.plan.start + 1, read_online(self.run.paths).arrived + 1)
+        return (self.state.iterations | frozenset(confirmed)) - self.replaced.iterations
+
+    @staticmethod
+    @contextlib.contextmanager
+    def open(run: Run) -> "Iterator[tuple[ToSegment, Callable[[], None]]]":
+        with hold_patiently(offline_lease(run.paths), _PATIENCE) as lease:
+            state = read_offline(run.paths)
+            removed = remove_unlisted(run.paths, state.segments)
+            opened = open_run(run, WandbMode.OFFLINE)
+            yield ToSegment(run, state, state.excess(run.paths), opened, removed), lease.beat
+
+    def log(self, rows: list[Row]) -> None:
+        for row in rows:
+            self.opened.log(self.run, row)
+            self.sent.append(int(row["iteration"]))
+
+    def close(self, rows: list[Row], exit_code: int) -> Mirrored:
+        had = len(self.held)
+        self.opened.handle.finish(exit_code=exit_code)
+        if self.sent:
+            name = self.opened.folder.name
+            self.state = with_segment(self.state, name, self.sent, without=self.replaced.segments)
+            write_state(self.run.paths, self.state)
+        remove_unlisted(self.run.paths, self.state.segments)
+        return Mirrored(str(WandbMode.OFFLINE), len(rows), had, len(self.sent), removed=self.removed)
+
+
+@dataclass
+class ToServer:
+    """Rows to W&B's server, which is asked what it has."""
+
+    run: Run
+    opened: Opened
+    before: Counter[int]
+    sent: list[int] = field(default_factory=list)
+
+    @property
+    def held(self) -> frozenset[int]:
+        return frozenset(self.before)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def open(run: Run) -> "Iterator[tuple[ToServer, Callable[[], None]]]":
+        with hold_patiently(online_lease(run.paths), _PATIENCE) as lease:
+            opened = open_run(run, WandbMode.ONLINE)
+            yield ToServer(run, opened, held_by_server(opened)), lease.beat
+
+    def log(self, rows: list[Row]) -> None:
+        state = read_online(self.run.paths)
+        newest = max(int(row["iteration"]) for row in rows)
+        if newest > state.sent:
+            write_state(self.run.paths, replace(state, sent=newest))
+        for row in rows:
+            self.opened.log(self.run, row)
+            self.sent.append(int(row["iteration"]))
+
+    def close(self, rows: list[Row], exit_code: int) -> Mirrored:
+        self.opened.handle.finish(exit_code=exit_code)
+        after = held_by_server(self.opened)
+        wanted = [int(row["iteration"]) for row in rows]
+        missing = tuple(i for i in wanted if i not in after)
+        arrived = missing[0] - 1 if missing else max(wanted, default=0)
+        write_state(self.run.paths, replace(read_online(self.run.paths), arrived=arrived))
+        if not missing:
+            forget_local_copy(self.opened)
+        cut = 0 if missing else self._remove_cut_segments()
+        return Mirrored(
+            str(WandbMode.ONLINE),
+            len(rows),
+            len(self.held.intersection(wanted)),
+            len(self.sent),
+            missing,
+            tuple(sorted(i for i, count in after.items() if count > 1)),
+            removed=cut,
+            marked=self._mark(after),
+            url=self.opened.handle.url or "",
+        )
+
+    def _remove_cut_segments(self) -> int:
+        """Their rows have arrived by another way."""
+        try:
+            with hold(offline_lease(self.run.paths)):
+                return remove_unlisted(self.run.paths, read_offline(self.run.paths).segments)
+        except LeaseHeld:  # a driver is writing one just now
+            return 0
+
+    def _mark(self, after: Counter[int]) -> int:
+        """Keep ``wandb sync`` from uploading what the server has by now."""
+        segments = read_offline(self.run.paths).segments.items()
+        known = [self.run.paths.wandb / name for name, held in segments if after.keys() >= set(held)]
+        for folder in known:
+            mark_synced(folder)
+        return len(known)
+
+
+class Feed(Protocol):
+    """Says whether metrics.jsonl may still grow."""
+
+    exit_code: int
+    """How the run ended, once it does not."""
+
+    def goes_on(self, beat: Callable[[], None]) -> bool:
+        """Wait for more rows; false when none will follow."""
+
+
+@dataclass
+class Once:
+    """No rows will follow those that there are."""
+
+    exit_code: int = 0
+
+    def goes_on(self, beat: Callable[[], None]) -> bool:
+        return False
+
+
+@dataclass
+class DriverFeed:
+    """A driver's end of a pipe: a line per new row, ``end CODE``, and its closing, also by a kill."""
+
+    stream: int
+    stop: int
+    """Can be read once this process was told to end."""
+    exit_code: int = 1
+    _line: str = field(default="", init=False)
+
+    def goes_on(self, beat: Callable[[], None]) -> bool:
+        while not (ready := select.select([self.stream, self.stop], [], [], HEARTBEAT_SECONDS)[0]):
+            beat()
+        if self.stop in ready:
+            return False
+        text = os.read(self.stream, 1 << 16).decode()
+        *lines, self._line = (self._line + text).split("\n")
+        codes = [int(line.removeprefix("end ")) for line in lines if line.startswith("end ")]
+        self.exit_code = codes[-1] if codes else self.exit_code
+        return bool(text)
+
+
+def mirror(run: Run, mode: WandbMode, feed: Feed, note: Callable[[str], None]) -> Mirrored:
+    """Send the rows that W&B has not, now and for as long as ``feed`` goes on.
+
+    Raises:
+        LeaseHeld: another writer has been at it for minutes.
+        wandb.errors.Error, and whatever else its client raises: W&B refuses or cannot be reached.
+    """
+    kind: type[ToServer | ToSegment] = ToServer if mode is WandbMode.ONLINE else ToSegment
+    with kind.open(run) as (target, beat):
+        rows = read_rows(run)
+        last = int(rows[-1]["iteration"]) if rows else run.plan.start
+        if taken_back := [i for i in target.held if i > last]:
+            target.close(rows, 0)
+        else:
+            return follow(run, target, feed, beat)
+    note(f"W&B has rows that were taken back (from iteration {min(taken_back)} on): a new W&B run has all")
+    begin_anew(run.paths)
+    with kind.open(run) as (target, beat):
+        return follow(run, target, feed, beat)
+
+
+def follow(run: Run, target: Target, feed: Feed, beat: Callable[[], None]) -> Mirrored:
+    """Send what is missing, again whenever more has come, and close."""
+    known = set(target.held)
+    goes_on = True
+    while goes_on:
+        send(run, target, known)
+        beat()
+        goes_on = feed.goes_on(beat)
+    send(run, target, known)
+    return target.close(read_rows(run), feed.exit_code)
+
+
+def send(run: Run, target: Target, known: set[int]) -> None:
+    """Log the rows that are not ``known``, and know them."""
+    rows = [row for row in read_rows(run) if int(row["iteration"]) not in known]
+    if rows:
+        target.log(rows)
+        known.update(int(row["iteration"]) for row in rows)
+
+
+def read_rows(run: Run) -> list[Row]:
+    """metrics.jsonl, where of an iteration the last line counts."""
+    rows = {int(row["iteration"]): row for row in journal.read(run.paths.metrics) if "iteration" in row}
+    return [rows[iteration] for iteration in sorted(rows)]
+
+
+def closed_by_sigterm() -> int:
+    """A descriptor that can be read from SIGTERM on: what was sent is kept by closing W&B in order."""
+    stop, told = os.pipe()
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        os.write(told, b"x")
+
+    signal.signal(signal.SIGTERM, terminate)
+    return stop
+
+
+def main() -> None:
+    """``python -m pipeline.tracking.mirror RUN MODE [--once]``"""
+
+    def say(**what: object) -> None:
+        print(json.dumps(what), flush=True)
+
+    run, mode = load_run(Path(sys.argv[1])), WandbMode(sys.argv[2])
+    feed = Once() if "--once" in sys.argv else DriverFeed(sys.stdin.fileno(), closed_by_sigterm())
+    say(done=asdict(mirror(run, mode, feed, lambda text: say(note=text))))
+    os._exit(0)  # everything is closed; the client's own exit waits for its service without a limit
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Whether and how a run is mirrored on W&B: online, offline, or not at all."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipeline.config.schema import WandbMode
+from slurm.errors import UserError
+
+NO_KEY = "there is no API key for W&B: type `wandb login`, or set WANDB_API_KEY"
+
+
+class NoKey(UserError, ValueError):
+    """There is no API key for W&B."""
+
+
+def wandb_mode(asked: WandbMode, environment: Mapping[str, str]) -> WandbMode:
+    """The configuration decides; when it says auto, WANDB_MODE does; without it, whether there is a key."""
+    if asked is not WandbMode.AUTO:
+        return asked
+    named = environment.get("WANDB_MODE", "")
+    if named in tuple(WandbMode) and named != WandbMode.AUTO:
+        return WandbMode(named)
+    return WandbMode.ONLINE if has_key(environment) else WandbMode.OFFLINE
+
+
+def has_key(environment: Mapping[str, str]) -> bool:
+    """Whether an API key is in the environment or in ~/.netrc."""
+    return bool(environment.get("WANDB_API_KEY")) or _has_netrc_key()
+
+
+def _has_netrc_key() -> bool:
+    netrc = Path.home() / ".netrc"
+    try:
+        return "wandb" in netrc.read_text(errors="replace")
+    except OSError:
+        return False

@@ -1,0 +1,247 @@
+"""Carry the workspace to W&B: made once for a project, brought up to date ever after.
+
+The client does so in a process of its own, ``python -m pipeline.tracking.push TARGET SECONDS``, which is
+ended when it has answered or takes too long: at its exit the client waits for its service without a limit.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from pipeline.config.schema import WandbConfig
+from pipeline.run.directory import Run, is_run, load_run
+from pipeline.tracking.client import project_of
+from pipeline.tracking.mode import NO_KEY, NoKey, has_key
+from pipeline.tracking.state import wandb_id
+from pipeline.tracking.workspace import NAME, Spec, build, merged, pinned
+from slurm.errors import ServiceError, UserError
+
+_SLUG = "slurmppo001"
+"""Of the workspace's address. It stays when people rename the workspace, so we find it again by this."""
+_VIEW = f"nw-{_SLUG}-v"
+
+_START_SECONDS = 60
+"""For the client to be imported, on a slow filesystem."""
+_FIND = """
+query View($entityName: String, $name: String, $viewName: String) {
+  project(name: $name, entityName: $entityName) {
+    allViews(viewType: "project-view", viewName: $viewName) {
+      edges { node { id displayName spec } }
+    }
+  }
+}
+"""
+_FIND_RUN = """
+query Run($entity: String, $project: String, $name: String!) {
+  project(name: $project, entityName: $entity) { run(name: $name) { id } }
+}
+"""
+_SAVE = """
+mutation UpsertView2($id: ID, $entityName: String, $projectName: String, $type: String, $name: String,
+    $displayName: String, $description: String, $spec: String) {
+  upsertView(input: {id: $id, entityName: $entityName, projectName: $projectName, name: $name,
+      displayName: $displayName, description: $description, type: $type, spec: $spec,
+      createdUsing: WANDB_SDK}) {
+    view { id name }
+    inserted
+  }
+}
+"""
+
+
+class NoProject(UserError, ValueError):
+    """W&B does not have the project."""
+
+
+class PushFailed(ServiceError, RuntimeError):
+    """W&B could not be reached, or refused."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the workspace belongs."""
+
+    project: str
+    entity: str | None = None
+    """None: the one that the API key belongs to."""
+    runs: tuple[str, ...] = ()
+    """W&B ids of runs to keep in view."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The workspace as it is made anew, with keys that stay."""
+        return {
+            "schema": 1,
+            "name": NAME,
+            "entity": self.entity,
+            "project": self.project,
+            "pinned_runs": list(self.runs),
+            "spec": build(),
+        }
+
+
+def target_of(run: Run | None, project: str | None, entity: str | None) -> Target:
+    """What is given comes first, then the run's configuration, then W&B's environment variables."""
+    config = run.config.tracking.wandb if run else WandbConfig()
+    return Target(
+        project or project_of(config),
+        entity or config.entity or os.environ.get("WANDB_ENTITY") or None,
+        tuple(lineage(run)) if run else (),
+    )
+
+
+def lineage(run: Run) -> list[str]:
+    """W&B ids of a run and of those it was forked from, itself last."""
+    parent = run.identity.parent
+    if parent is None:
+        return [wandb_id(run)]
+    folder = Path(parent.path)
+    before = load_run(folder) if is_run(folder) else None
+    if before is None or before.identity.id != parent.id:
+        return [parent.id, wandb_id(run)]
+    return [*lineage(before), wandb_id(run)]
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What was done."""
+
+    url: str
+    is_new: bool
+    has_changed: bool
+    absent: tuple[str, ...] = ()
+    """Runs that W&B does not have."""
+
+    def __str__(self) -> str:
+        done = "is new" if self.is_new else "was brought up to date" if self.has_changed else "was up to date"
+        absent = f"; not on W&B yet, so not kept in view: {', '.join(self.absent)}" if self.absent else ""
+        return f"the workspace {done}{absent}"
+
+
+def push(target: Target, seconds: int) -> Pushed:
+    """Create the project's workspace, or bring it up to date.
+
+    Args:
+        seconds: how long each answer of the server may take.
+
+    Raises:
+        NoKey: naming the ways to give one.
+        NoProject: nothing was ever logged to the project.
+        PushFailed: the server cannot be reached, or refuses.
+    """
+    if not has_key(os.environ):
+        raise NoKey(NO_KEY)
+    limit = _START_SECONDS + seconds * (len(target.runs) + 4)
+    command = [sys.executable, "-m", "pipeline.tracking.push", json.dumps(asdict(target)), str(seconds)]
+    environment = os.environ | {"WANDB_SILENT": "true"}
+    with tempfile.TemporaryFile("w+") as answer:
+        client = subprocess.Popen(command, stdout=answer, env=environment, start_new_session=True)
+        try:
+            client.wait(limit)
+        except subprocess.TimeoutExpired:
+            raise PushFailed(f"W&B's client was not done after {limit} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(client.pid, signal.SIGKILL)  # with its service
+            client.wait()
+        answer.seek(0)
+        return _understood(answer.read())
+
+
+def _understood(answer: str) -> Pushed:
+    """What the client's process said on its standard output."""
+    if not answer:
+        raise PushFailed("W&B's client broke, as it says above")
+    said = json.loads(answer)
+    errors = {error.__name__: error for error in (NoKey, NoProject, PushFailed)}
+    if "error" in said:
+        raise errors[said["error"]](said["text"])
+    return Pushed(**said["done"])
+
+
+def main(given: Sequence[str]) -> None:
+    """Push, and say in JSON what came of it: ``done``, or ``error`` and ``text``."""
+    target, seconds = Target(**json.loads(given[0])), int(given[1])
+    try:
+        said: dict[str, Any] = {"done": asdict(_pushed(target, seconds))}
+    except (NoKey, NoProject, PushFailed) as error:
+        said = {"error": type(error).__name__, "text": str(error)}
+    print(json.dumps(said), flush=True)
+    os._exit(0)
+
+
+def _pushed(target: Target, seconds: int) -> Pushed:
+    import wandb
+    from wandb.sdk.lib.service.service_connection import WandbApiFailedError
+
+    try:
+        return _push(wandb.Api(timeout=seconds), target)
+    except wandb.errors.UsageError:  # e.g. one for another server in ~/.netrc
+        raise NoKey(NO_KEY) from None
+    except (wandb.errors.Error, WandbApiFailedError) as error:
+        server = wandb.setup().settings.base_url
+        raise PushFailed(f"W&B at {server} {_what_went_wrong(error, seconds)}") from None
+
+
+def _push(api: Any, target: Target) -> Pushed:
+    from wandb_workspaces._graphql import execute_graphql, get_app_url
+
+    def ask(query: str, given: Mapping[str, Any]) -> Any:
+        return execute_graphql(api, query, given)
+
+    entity = target.entity or api.default_entity
+    place = {"entityName": entity, "name": target.project, "viewName": _VIEW}
+    project = ask(_FIND, place).get("project")
+    if project is None:
+        raise NoProject(
+            f"W&B has no project {entity}/{target.project} that your key may see; it begins with its first "
+            "run: start one with tracking=wandb and a key, or send one's rows by `slurm-ppo sync RUN`"
+        )
+    found = next((edge["node"] for edge in project["allViews"]["edges"]), None)
+    where = {"entity": entity, "project": target.project}
+    runs = {name: ask(_FIND_RUN, where | {"name": name})["project"]["run"] for name in target.runs}
+    spec, has_changed = _updated(found, [run["id"] for run in runs.values() if run])
+    if has_changed:
+        ask(_SAVE, _saved_as(found, entity, target.project, spec))
+    url = f"{get_app_url(api)}{quote(entity)}/{quote(target.project)}?nw={_SLUG}"
+    return Pushed(url, found is None, has_changed, tuple(name for name, run in runs.items() if not run))
+
+
+def _updated(found: Mapping[str, Any] | None, runs: Sequence[str]) -> tuple[Spec, bool]:
+    """The spec to save, and whether it differs from the one that is there."""
+    if found is None:
+        return pinned(build(), runs), True
+    before = json.loads(found["spec"])
+    after = pinned(merged(before, build()), runs)
+    return after, after != before
+
+
+def _saved_as(found: Mapping[str, Any] | None, entity: str, project: str, spec: Spec) -> dict[str, Any]:
+    given = {
+        "entityName": entity,
+        "projectName": project,
+        "type": "project-view",
+        "name": _VIEW,
+        "displayName": found["displayName"] if found else NAME,
+        "description": "",
+        "spec": json.dumps(spec),
+    }
+    return given | ({"id": found["id"]} if found else {})
+
+
+def _what_went_wrong(error: Exception, seconds: int) -> str:
+    """The client calls it a busy process when the server says nothing."""
+    text = " ".join(str(error).split())[:300].rstrip(".")
+    return f"did not answer within {seconds} s" if "did not respond in time" in text else f"refused: {text}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,151 @@
+"""What W&B has of a run, as far as this side knows: two small files in ``<run>/wandb``.
+
+Offline, ``offline.json`` is to W&B's segments (folders, one per opening of the run) what a commit record is
+to a shard: a segment counts if and only if it is named there, which happens once it was closed. What a killed
+writer left is not named, is removed, and its rows are written anew. Online the server knows what it has;
+``online.json`` remembers what may have reached it, so that rows that were taken back are noticed.
+"""
+
+import json
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from pipeline.config.conversion import converted
+from pipeline.run.directory import Run
+from pipeline.run.durable import replace_durably
+from pipeline.run.lease import hold_patiently
+from pipeline.run.paths import RunPaths
+from slurm.sharedfiles import read_newest
+
+_PATIENCE = 60.0
+"""Seconds to wait for a writer that is about to close."""
+_MANY_SEGMENTS = 24
+"""So many segments are written anew as one: each is six files, and a run of days has hundreds of drivers."""
+
+State = TypeVar("State", "Offline", "Online")
+
+
+@dataclass(frozen=True)
+class Offline:
+    """Segments that count."""
+
+    segments: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Name of the folder -> iterations whose rows it holds."""
+
+    @property
+    def iterations(self) -> frozenset[int]:
+        return frozenset(i for held in self.segments.values() for i in held)
+
+    def excess(self, paths: RunPaths) -> "Offline":
+        """Segments to be written anew as one, when there are many; never one that was uploaded."""
+        loose = {name: held for name, held in self.segments.items() if not synced_marks(paths.wandb / name)}
+        return Offline(loose if len(loose) >= _MANY_SEGMENTS else {})
+
+
+@dataclass(frozen=True)
+class Online:
+    """What was sent to the server."""
+
+    generation: int = 1
+    """W&B cannot take rows back: once some were, or on request, the rows begin anew in another W&B run."""
+    sent: int = 0
+    """The newest iteration whose row may be on the server; written before it is sent."""
+    arrived: int = 0
+    """The server has confirmed every row up to this iteration."""
+
+
+def read_offline(paths: RunPaths) -> Offline:
+    return _read(paths.wandb_offline, Offline)
+
+
+def read_online(paths: RunPaths) -> Online:
+    return _read(paths.wandb_online, Online)
+
+
+def write_state(paths: RunPaths, state: Offline | Online) -> None:
+    path = paths.wandb_offline if isinstance(state, Offline) else paths.wandb_online
+    path.parent.mkdir(exist_ok=True)
+    replace_durably(path, json.dumps(asdict(state)) + "\n")
+
+
+def _read(path: Path, kind: type[State]) -> State:
+    """A file that is not there, or cannot be understood, says that nothing is known."""
+    try:
+        return converted(kind, json.loads(read_newest(path)))
+    except (FileNotFoundError, ValueError):
+        return kind()
+
+
+def wandb_id(run: Run) -> str:
+    """The run's id on W&B: its own, with the generation where rows were taken back."""
+    generation = read_online(run.paths).generation
+    return run.identity.id if generation == 1 else f"{run.identity.id}-{generation}"
+
+
+def segment_folders(paths: RunPaths) -> list[Path]:
+    """W&B's offline segments on the disk, oldest first."""
+    return sorted(paths.wandb.glob("offline-run-*"))
+
+
+def synced_marks(segment: Path) -> list[Path]:
+    """What ``wandb sync`` leaves beside a segment that it has uploaded."""
+    return list(segment.glob("run-*.wandb.synced"))
+
+
+def mark_synced(segment: Path) -> None:
+    """Let ``wandb sync`` leave the segment alone from now on: W&B has its rows."""
+    for data in segment.glob("run-*.wandb"):
+        data.with_name(f"{data.name}.synced").touch()
+
+
+def remove_unlisted(paths: RunPaths, listed: Collection[str]) -> int:
+    """Remove segments that do not count. Returns how many there were. Only for the holder of the lease."""
+    loose = [folder for folder in segment_folders(paths) if folder.name not in listed]
+    for folder in loose:
+        shutil.rmtree(folder)
+    return len(loose)
+
+
+def offline_lease(paths: RunPaths) -> Path:
+    """Where the one writer of offline segments holds its lease."""
+    return paths.locks / "wandb-offline"
+
+
+def online_lease(paths: RunPaths) -> Path:
+    """Where the one writer to the server holds its lease."""
+    return paths.locks / "wandb-online"
+
+
+def begin_anew(paths: RunPaths) -> None:
+    """Let every row be written again, on the server into another W&B run."""
+    with hold_patiently(offline_lease(paths), _PATIENCE), hold_patiently(online_lease(paths), _PATIENCE):
+        write_state(paths, Online(read_online(paths).generation + 1))
+        write_state(paths, Offline())
+
+
+def rewind(paths: RunPaths, iteration: int) -> None:
+    """Take back the rows after ``iteration``, where W&B has any.
+
+    Raises:
+        LeaseHeld: somebody has been writing to W&B for a minute.
+    """
+    offline, online = read_offline(paths), read_online(paths)
+    uploaded = [
+        max(held, default=0) for name, held in offline.segments.items() if synced_marks(paths.wandb / name)
+    ]
+    if max([online.sent, *uploaded]) > iteration:
+        begin_anew(paths)
+    elif max(offline.iterations, default=0) > iteration:
+        with hold_patiently(offline_lease(paths), _PATIENCE):
+            write_state(paths, Offline())
+
+
+def with_segment(
+    offline: Offline, name: str, iterations: Collection[int], without: Collection[str]
+) -> Offline:
+    """The state after a segment was closed that takes the place of others. Pure."""
+    kept = {other: held for other, held in offline.segments.items() if other not in without}
+    return replace(offline, segments={**kept, name: tuple(iterations)})

@@ -1,0 +1,206 @@
+"""The driver's end of the mirror on W&B: a process of its own that is told of new rows, and never waited for.
+
+metrics.jsonl is the truth. W&B being absent, slow, refused or broken is said once and never stops training;
+what did not arrive is sent by the next driver, or by ``slurm-ppo sync``.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import IO, Any, Protocol
+
+from pipeline.config.schema import WandbMode
+from pipeline.run.directory import Run
+from pipeline.tracking.mode import wandb_mode
+from pipeline.tracking.state import read_offline, read_online
+
+_CLOSE_SECONDS = 60.0
+"""How long a driver that is about to end waits for the last rows to arrive."""
+_KILL_SECONDS = 10.0
+
+Note = Callable[[str], None]
+
+
+class Tracker(Protocol):
+    """Is told when metrics.jsonl has grown."""
+
+    def update(self) -> None: ...
+
+    def close(self, exit_code: int) -> None: ...
+
+
+class NoTracker:
+    """Takes rows nowhere."""
+
+    def update(self) -> None:
+        pass
+
+    def close(self, exit_code: int) -> None:
+        pass
+
+
+class MirrorFailed(RuntimeError):
+    """The mirror process ended without having done its work; the message is its last line."""
+
+
+def last_words(text: str) -> str:
+    """What a process said last, in one line: of a traceback the error, which may itself have several."""
+    lines = [line for line in text.splitlines() if line.strip() and "For further information" not in line]
+    frames = [index for index, line in enumerate(lines) if line.startswith('  File "')]
+    after = lines[frames[-1] :] if frames else []
+    begin = next((index for index, line in enumerate(after) if not line.startswith(" ")), len(after))
+    name, colon, rest = (" ".join(after[begin:] or lines[-1:]) or "no word").partition(": ")
+    return " ".join((name.rpartition(".")[2] + colon + rest).split())[:240]
+
+
+@dataclass
+class MirrorProcess:
+    """One ``python -m pipeline.tracking.mirror``."""
+
+    process: "subprocess.Popen[bytes]"
+    output: IO[bytes]
+    errors: IO[bytes]
+    _read: int = 0
+
+    @staticmethod
+    def start(run: Run, mode: WandbMode, *options: str) -> "MirrorProcess":
+        """In a session of its own: Ctrl-C is for the driver, which then closes this in order."""
+        output, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "pipeline.tracking.mirror",
+            str(run.paths.root),
+            str(mode),
+            *options,
+        ]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=output, stderr=errors, start_new_session=True
+        )
+        assert process.stdin
+        os.set_blocking(process.stdin.fileno(), False)
+        return MirrorProcess(process, output, errors)
+
+    def tell(self, line: str) -> None:
+        """A line that is lost because the process is gone, or has thousands to read, does no harm."""
+        assert self.process.stdin
+        with suppress(BrokenPipeError, BlockingIOError):
+            os.write(self.process.stdin.fileno(), f"{line}\n".encode())
+
+    def said(self) -> list[dict[str, Any]]:
+        """What it has said since the last call."""
+        self.output.seek(self._read)
+        lines = self.output.read().splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith(b"\n")]
+        self._read += sum(map(len, whole))
+        return [json.loads(line) for line in whole]
+
+    @property
+    def has_failed(self) -> bool:
+        return self.process.poll() not in (None, 0)
+
+    def last_line(self) -> str:
+        """Of its standard error, for a person."""
+        self.errors.seek(0)
+        return last_words(self.errors.read().decode(errors="replace"))
+
+    def wait(self, seconds: float) -> bool:
+        """Close its input and wait for its end; false where it had to be killed."""
+        assert self.process.stdin
+        self.process.stdin.close()
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return False
+        return True
+
+    def kill(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(_KILL_SECONDS)
+                return
+
+
+@dataclass
+class WandbTracker:
+    """A mirror process for as long as the driver lives; offline where online fails."""
+
+    run: Run
+    mode: WandbMode
+    note: Note
+    mirror: MirrorProcess | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.mirror = MirrorProcess.start(self.run, self.mode)
+
+    def update(self) -> None:
+        if self.mirror:
+            self.mirror.tell("row")
+            self._listen()
+
+    def close(self, exit_code: int) -> None:
+        while self.mirror:
+            closing = self.mirror
+            closing.tell(f"end {exit_code}")
+            if not closing.wait(_CLOSE_SECONDS):
+                self._say_notes()
+                self.note(
+                    f"W&B did not take every row within {_CLOSE_SECONDS:g} s; the rest follows with the "
+                    f"next driver, or by: slurm-ppo sync {self.run.paths.root}"
+                )
+                return
+            self._listen()
+            if self.mirror is closing:
+                return
+
+    def _listen(self) -> None:
+        """Pass on what it says; where online failed go on offline, and where that failed, without."""
+        assert self.mirror
+        self._say_notes()
+        if not self.mirror.has_failed:
+            return
+        why = self.mirror.last_line()
+        self.mirror = None
+        if self.mode is WandbMode.ONLINE:
+            self.note(f"W&B cannot be used now ({why}); writing its files under {self.run.paths.wandb}")
+            self.mode = WandbMode.OFFLINE
+            self.mirror = MirrorProcess.start(self.run, self.mode)
+        else:
+            self.note(f"W&B is off, it does not work here ({why}); metrics.jsonl has every row")
+
+    def _say_notes(self) -> None:
+        assert self.mirror
+        for said in self.mirror.said():
+            if "note" in said:
+                self.note(said["note"])
+            elif missing := said["done"]["missing"]:
+                self.note(f"W&B has not confirmed {len(missing)} rows yet; the next driver looks again")
+
+
+def open_tracker(run: Run, note: Note) -> Tracker:
+    """The tracker that the configuration and the environment ask for. ``note`` is told what goes wrong."""
+    mode = wandb_mode(run.config.tracking.wandb.mode, os.environ)
+    return NoTracker() if mode is WandbMode.DISABLED else WandbTracker(run, mode, note)
+
+
+def is_behind(run: Run, rows: Sequence[Mapping[str, float]]) -> bool:
+    """Whether there are rows that W&B should have and has not."""
+    mode = wandb_mode(run.config.tracking.wandb.mode, os.environ)
+    newest = rows[-1]["iteration"] if rows else 0
+    arrived = read_online(run.paths).arrived
+    if mode is WandbMode.DISABLED or arrived >= newest:
+        return False
+    if mode is WandbMode.ONLINE:
+        return True
+    wanted = {row["iteration"] for row in rows if row["iteration"] > arrived}
+    return not read_offline(run.paths).iterations >= wanted

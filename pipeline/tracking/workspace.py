@@ -1,0 +1,208 @@
+"""The W&B workspace of a project, built from the tables that the report and the rows are made of.
+
+The charts of :data:`pipeline.metrics.charts.CHARTS` come first in each section, then a panel for every other
+metric of :data:`pipeline.metrics.catalogue.METRICS`. All of it is pure; :mod:`pipeline.tracking.push` carries
+it to W&B.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.metrics.catalogue import METRICS, SAMPLE_TABLE, Metric, Section
+from pipeline.metrics.charts import CHARTS, Chart
+from pipeline.run.tasks import Stage
+
+NAME = "slurm-ppo"
+"""What the workspace is called at first; people may rename it."""
+SAMPLES = "samples"
+"""Section of the responses; it has no numbers."""
+X_AXIS = "iteration"
+NOT_SHOWN = frozenset({X_AXIS, "policy_version", "slurm/job_id/*"})
+"""Numbers that are worth no panel: the x-axis, what follows from it, and names that happen to be numbers."""
+
+Spec = dict[str, Any]
+"""A workspace as W&B stores it."""
+
+_MARK = "slurmppo-"
+"""Begins the id of every panel of ours, so that we know them again among those people have added."""
+_OPEN = (Section.OBJECTIVE, Section.REWARDS, Section.HEALTH)
+_COLUMNS = ("summary:iteration", "summary:reward/mean", "summary:evaluate/reward")
+"""Of the list of runs."""
+_MOST_PINNED = 20
+"""Runs that W&B keeps in view at once."""
+_PURPOSES = f"({'|'.join(s for s in Stage if s is not Stage.SCORE)}|{Stage.SCORE}-[^/]+)"
+_STANDS_FOR = {"seconds/*": _PURPOSES}
+"""What ``*`` means where other metrics would match, too; elsewhere it is anything without a slash."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves over iterations, of every run that is shown."""
+
+    section: Section
+    title: str
+    names: tuple[str, ...]
+    """Of METRICS; ``*`` is a curve per match."""
+    from_zero: bool = False
+
+    @property
+    def regex(self) -> str | None:
+        """What W&B finds the curves by; None when their names are known.
+
+        ``reward/*/mean`` also finds ``reward/greedy/mean`` and the like: there is no way to leave them out.
+        """
+        if not any("*" in name for name in self.names):
+            return None
+        patterns = [_pattern(name) for name in self.names]
+        return f"^{patterns[0]}$" if len(patterns) == 1 else f"^({'|'.join(patterns)})$"
+
+
+def _pattern(name: str) -> str:
+    before, star, after = name.partition("*")
+    middle = _STANDS_FOR.get(name, "[^/]+") if star else ""
+    return re.escape(before) + middle + re.escape(after)
+
+
+def panels(charts: Sequence[Chart] = CHARTS, metrics: Sequence[Metric] = METRICS) -> list[Panel]:
+    """Those of the charts, then one for each metric that is in none of them."""
+    known = {metric.name for metric in metrics}
+    drawn = [panel for chart in charts for panel in _of_chart(chart, known)]
+    shown = {name for panel in drawn for name in panel.names} | NOT_SHOWN
+    return drawn + [Panel(m.section, m.name, (m.name,)) for m in metrics if m.name not in shown]
+
+
+def _of_chart(chart: Chart, known: Iterable[str]) -> list[Panel]:
+    """One panel, and one more for curves of another unit. Left out is what only the report computes."""
+    upper = tuple(name for name in chart.names.split() if name in known)
+    lower = tuple(name for name in chart.lower.split() if name in known)
+    made = [Panel(chart.section, chart.title, upper, chart.from_zero)] if upper else []
+    return made + ([Panel(chart.section, f"{chart.title}: {chart.lower}", lower)] if lower else [])
+
+
+def meanings(section: Section, metrics: Sequence[Metric] = METRICS) -> str:
+    """What the numbers of a section are, as Markdown."""
+    lines = (f"- `{metric.name}`: {metric.meaning}" for metric in metrics if metric.section is section)
+    return "\n".join(lines)
+
+
+def build(charts: Sequence[Chart] = CHARTS, metrics: Sequence[Metric] = METRICS) -> Spec:
+    """The whole workspace. The same tables give the same bytes: nothing in it is random."""
+    import wandb_workspaces.workspaces as ws
+
+    drawn = panels(charts, metrics)
+    inside = {section: [panel for panel in drawn if panel.section is section] for section in Section}
+    sections = [_section(section, held, metrics) for section, held in inside.items() if held]
+    place = next((i for i, section in enumerate(sections) if section.name == Section.EVALUATION), None)
+    sections.insert(len(sections) if place is None else place, _samples())
+    workspace = ws.Workspace(
+        entity="",
+        project="",
+        name=NAME,
+        sections=sections,
+        settings=ws.WorkspaceSettings(x_axis=X_AXIS),
+        runset_settings=ws.RunsetSettings(pinned_columns=list(_COLUMNS)),
+        auto_generate_panels=False,
+    )
+    spec: Spec = workspace._to_model().spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    for section in sections_of(spec):
+        for panel in section["panels"]:
+            panel["__id__"] = _id(section["name"], panel)
+    return spec
+
+
+def _section(section: Section, held: Sequence[Panel], metrics: Sequence[Metric]) -> Any:
+    import wandb_workspaces.workspaces as ws
+    from wandb_workspaces.reports.v2.interface import MarkdownPanel
+
+    curves = [_line_plot(panel) for panel in held]
+    return ws.Section(
+        name=str(section),
+        is_open=section in _OPEN,
+        panels=[*curves, MarkdownPanel(markdown=meanings(section, metrics))],
+        layout_settings=ws.SectionLayoutSettings(columns=3, rows=2),
+        panel_settings=ws.SectionPanelSettings(x_axis=X_AXIS),
+    )
+
+
+def _line_plot(panel: Panel) -> Any:
+    """Its x-axis is said each time: a panel does not take that of its section."""
+    from wandb_workspaces.reports.v2.interface import LinePlot
+
+    curves = {"metric_regex": panel.regex} if panel.regex else {"y": list(panel.names)}
+    range_y = (0.0 if panel.from_zero else None, None)
+    return LinePlot(title=panel.title, x=X_AXIS, range_y=range_y, **curves)
+
+
+def _samples() -> Any:
+    """The newest table of every run that is shown."""
+    import wandb_workspaces.workspaces as ws
+    from wandb_workspaces.reports.v2.interface import WeavePanelSummaryTable
+
+    return ws.Section(
+        name=SAMPLES,
+        panels=[WeavePanelSummaryTable(table_name=SAMPLE_TABLE)],
+        layout_settings=ws.SectionLayoutSettings(columns=1, rows=1),
+    )
+
+
+def _id(section: str, panel: Mapping[str, Any]) -> str:
+    """Stays the same as long as section and title do, so that what people set on a panel stays, too."""
+    title = panel["config"].get("chartTitle") or panel["viewType"]
+    return _MARK + hashlib.sha256(f"{section}/{title}".encode()).hexdigest()[:8]
+
+
+def sections_of(spec: Spec) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = spec["section"]["panelBankConfig"]["sections"]
+    return found
+
+
+def merged(existing: Spec, ours: Spec) -> Spec:
+    """``existing`` with our panels brought up to date. Pure.
+
+    Everything else stays as people have it: other sections, panels of theirs in ours, the order of sections,
+    which are open, the list of runs and its filters, and all settings.
+    """
+    wanted = {section["name"]: section for section in sections_of(ours)}
+    sections = [
+        kept for s in sections_of(existing) if (kept := _with_panels(s, wanted.get(s["name"]))) is not None
+    ]
+    names = [section["name"] for section in sections]
+    place = 0
+    for name, section in wanted.items():
+        if name in names:
+            place = names.index(name) + 1
+        else:
+            sections.insert(place, section)
+            names.insert(place, name)
+            place += 1
+    bank = existing["section"]["panelBankConfig"] | {"sections": sections}
+    return existing | {"section": existing["section"] | {"panelBankConfig": bank}}
+
+
+def _with_panels(existing: dict[str, Any], ours: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A section with our panels and those of other people; None if it was ours and nothing is left of it."""
+    theirs = [panel for panel in existing["panels"] if not is_ours(panel)]
+    if ours is None and not theirs and existing["panels"]:
+        return None
+    return existing | {"panels": [*(ours["panels"] if ours else ()), *theirs]}
+
+
+def is_ours(panel: Mapping[str, Any]) -> bool:
+    return str(panel.get("__id__", "")).startswith(_MARK)
+
+
+def pinned(spec: Spec, runs: Sequence[str]) -> Spec:
+    """With these runs kept in view, besides those that are already. Pure.
+
+    Args:
+        runs: ids as W&B's database has them; the newest ones stay when there are too many.
+    """
+    first, *others = spec["section"]["runSets"]
+    before = [run for run in first.get("pinnedRunIds", ()) if run not in runs]
+    if not runs:
+        return spec
+    first = first | {"pinnedRunIds": [*before, *runs][-_MOST_PINNED:]}
+    return spec | {"section": spec["section"] | {"runSets": [first, *others]}}
