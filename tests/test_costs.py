@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.metrics import costs, describe
+from pipeline.metrics import costs
+from pipeline.metrics.catalogue import describe
 from pipeline.metrics.costs import (
     Accountant,
     Costs,

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.data import (
+from pipeline.data import sources
+from pipeline.data.prompts import (
     Message,
     PromptError,
     Prompts,
@@ -22,7 +23,6 @@ from pipeline.data import (
     columns,
     content_id,
     read_prompts,
-    sources,
     summarize,
     write_rejected,
 )

@@ -1,8 +1,8 @@
 """What to look at in a run: rules that read its numbers and say what is wrong, how it shows, what to change.
 
-Pure. Every rule is a function of its own in :mod:`pipeline.metrics.learning_advice` (what the policy learns)
-or :mod:`pipeline.metrics.speed_advice` (where the time goes), with its thresholds and their reasons beside it.
-A rule that lacks a number is silent, and so are all rules on short runs.
+Pure. Every rule is a function of its own in :mod:`pipeline.metrics.learning_advice` (what the policy
+learns) or :mod:`pipeline.metrics.speed_advice` (where the time goes), with its thresholds and their reasons
+beside it. A rule that lacks a number is silent, and so are all rules on short runs.
 """
 
 from collections.abc import Sequence
