@@ -4,7 +4,7 @@
 # make test-fast    without torch, cluster and browser: while you work
 # make test-times   the whole suite, and a page of docs that says where its time goes
 # make soak ROUNDS=20   runs that are disturbed at random, again and again; 10,000 shards
-# make check        format, lint, types
+# make check        format, lint, types, who imports whom
 # make docs         the documentation as a site in site/, its reference made anew from the code
 # PYTHON=python3.12 make ...   another interpreter
 
@@ -57,6 +57,7 @@ check: $(VENV)/dev
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy pipeline slurm
+	@$(BIN)/lint-imports --no-logo --cache-dir .cache/lint-imports
 
 docs: $(VENV)/dev
 	@$(BIN)/python -m docs.generate

@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend: shown as one message, without a traceback."""
+"""Errors in one line that a person can read, with the way out."""
 
 import errno
 import os

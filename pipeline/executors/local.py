@@ -1,4 +1,4 @@
-"""The attempts at a run's tasks, wherever they run: what the driver needs to know and to ask."""
+"""A run's attempts as processes of this machine, and the loop that drives them."""
 
 import contextlib
 import os

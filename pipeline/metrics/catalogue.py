@@ -1,4 +1,4 @@
-"""One flat row per iteration: what each number is called, what it means, and how the row comes about.
+"""What each number of an iteration's row is called, and what it means.
 
 Every number that :func:`iteration_row` writes is described by one entry of :data:`METRICS`; tracking and
 report take names and sections from there.
