@@ -63,7 +63,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Sighting:
+class ProbeResult:
     """What a probe saw."""
 
     node: str
@@ -79,7 +79,7 @@ class Sighting:
 
 
 @dataclass(frozen=True)
-class Silent:
+class ProbeTimeout:
     """No answer came."""
 
     why: str
@@ -87,7 +87,7 @@ class Silent:
     """Its job did not start or end in time: nothing is known. Otherwise it ended, and left nothing."""
 
 
-Answer = Sighting | Silent
+Answer = ProbeResult | ProbeTimeout
 
 
 def run_probes(
@@ -169,7 +169,7 @@ class _Sent:
         try:
             self._jobs[probe.name] = submit(script, array.name)
         except Refused as error:
-            self.answers[probe.name] = Silent(str(error).replace(f"{script}", "it"), is_late=False)
+            self.answers[probe.name] = ProbeTimeout(str(error).replace(f"{script}", "it"), is_late=False)
 
     def wait(self, until: float, note: Callable[[str], None]) -> None:
         noted = time.monotonic() - _NOTE_SECONDS + _FIRST_NOTE_SECONDS
@@ -179,7 +179,9 @@ class _Sent:
             self._note_ended(seen, now)
             if now > until:
                 for name in missing:
-                    self.answers.setdefault(name, Silent(_waiting(seen.get(self._jobs[name])), is_late=True))
+                    self.answers.setdefault(
+                        name, ProbeTimeout(_waiting(seen.get(self._jobs[name])), is_late=True)
+                    )
                 return
             if now - noted > _NOTE_SECONDS:
                 noted = now
@@ -207,10 +209,10 @@ class _Sent:
         for name in self._jobs.keys() - self.answers.keys():
             with contextlib.suppress(FileNotFoundError):
                 content: dict[str, Any] = json.loads(read_shared(self.place / f"{name}.answer"))
-                self.answers[name] = self._with_exchange(name, Sighting(**content))
+                self.answers[name] = self._with_exchange(name, ProbeResult(**content))
         return [name for name in self._jobs if name not in self.answers]
 
-    def _with_exchange(self, name: str, sighting: Sighting) -> Sighting:
+    def _with_exchange(self, name: str, sighting: ProbeResult) -> ProbeResult:
         measured = sighting.delay
         if measured is None or name not in self._greeted:
             return sighting
@@ -232,7 +234,7 @@ class _Sent:
             has_spoken = is_there(self._log(name)) and size_of(self._log(name)) > 0
             grace = _SHORT_GRACE_SECONDS if has_spoken else _GRACE_SECONDS
             if now - self._ended.setdefault(name, now) > grace:
-                self.answers[name] = Silent(self._how_it_ended(name, job, element), is_late=False)
+                self.answers[name] = ProbeTimeout(self._how_it_ended(name, job, element), is_late=False)
 
     def _how_it_ended(self, name: str, job: str, element: Element | None) -> str:
         with contextlib.suppress(NoAccounting, SlurmError):
@@ -256,7 +258,9 @@ class _Sent:
 
     def cancel(self) -> None:
         """What has not answered."""
-        silent = [job for name, job in self._jobs.items() if not isinstance(self.answers.get(name), Sighting)]
+        silent = [
+            job for name, job in self._jobs.items() if not isinstance(self.answers.get(name), ProbeResult)
+        ]
         if silent:
             with contextlib.suppress(SlurmError):  # they end by themselves within minutes
                 cancel(silent, only_pending=False)

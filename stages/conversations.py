@@ -94,7 +94,7 @@ def open_conversations(
         return
     calls = Calls(load_plugin(SCHEDULER_KEY, settings.scheduler), settings.workers, settings.step_seconds)
     openings = openings_of(prompts, samples)
-    room = Room(config.rollout.max_new_tokens, settings.max_turn_tokens, generator.limits.context)
+    room = TokenBudget(config.rollout.max_new_tokens, settings.max_turn_tokens, generator.limits.context)
     problem_with = generator.problem_with
     try:
         yield Conversations(settings, openings, requests, tokenizer, room, problem_with, calls, should_stop)
@@ -103,7 +103,7 @@ def open_conversations(
 
 
 @dataclass(frozen=True)
-class Opening:
+class ConversationStart:
     """What a conversation begins with."""
 
     prompt_id: str
@@ -116,12 +116,14 @@ class Opening:
         return f"prompt_id {self.prompt_id}, sample {self.sample_index}"
 
 
-def openings_of(prompts: pa.Table, samples: Sequence[int]) -> list[Opening]:
+def openings_of(prompts: pa.Table, samples: Sequence[int]) -> list[ConversationStart]:
     """One per row of ``prompts``, which has each prompt once per sample."""
     extra = extra_columns(prompts).to_pylist() if extra_columns(prompts).num_columns else cycle([{}])
     named = prompts.select(["prompt_id", "prompt_text", "prompt_messages"]).to_pylist()
     return [
-        Opening(row["prompt_id"], sample, row["prompt_text"], _parsed(row["prompt_messages"]), columns)
+        ConversationStart(
+            row["prompt_id"], sample, row["prompt_text"], _parsed(row["prompt_messages"]), columns
+        )
         for row, columns, sample in zip(named, extra, cycle(samples), strict=False)
     ]
 
@@ -131,7 +133,7 @@ def _parsed(messages: str | None) -> list[dict[str, str]] | None:
 
 
 @dataclass(frozen=True)
-class Room:
+class TokenBudget:
     """How much a conversation may hold."""
 
     response_tokens: int
@@ -152,10 +154,10 @@ class Conversations(Turns):
     def __init__(
         self,
         settings: MultiTurnConfig,
-        openings: Sequence[Opening],
+        openings: Sequence[ConversationStart],
         requests: Sequence[Request],
         tokenizer: "PreTrainedTokenizerBase",
-        room: Room,
+        room: TokenBudget,
         problem_with: Callable[[Request], str | None],
         calls: Calls,
         should_stop: Callable[[], bool],
@@ -243,7 +245,7 @@ class Conversations(Turns):
         self._episodes[index] = episode.with_answer(said, messages)
         return following
 
-    def _messages(self, opening: Opening, answer: Answer) -> tuple[Message, ...] | None:
+    def _messages(self, opening: ConversationStart, answer: Answer) -> tuple[Message, ...] | None:
         if error := answer.raised:
             last = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{last.filename}:{last.lineno}"
@@ -259,7 +261,7 @@ class Conversations(Turns):
             return None
         return tuple(Message(message["role"], message["content"]) for message in answer.returned)
 
-    def _tokens(self, opening: Opening, episode: Episode, messages: Sequence[Message]) -> list[int]:
+    def _tokens(self, opening: ConversationStart, episode: Episode, messages: Sequence[Message]) -> list[int]:
         """Ids of what is new: after a chat prompt by the chat template, else the contents as they are."""
         text = "".join(message.content for message in messages)
         if opening.prompt_messages is not None:

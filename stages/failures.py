@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 
-from pipeline.config.problem import ConfigError
+from pipeline.config.issue import ConfigError
 from pipeline.data.prompts import PromptError
 from pipeline.plugins.load import PluginError
 from pipeline.run.commits import CorruptData, NotCommitted, StaleData

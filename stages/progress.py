@@ -52,7 +52,7 @@ PARTIAL = pa.schema(
 
 
 @dataclass(frozen=True)
-class Origin:
+class PartialKey:
     """What a task's responses follow from. Those of another origin are of no use to it."""
 
     task: Task
@@ -62,8 +62,8 @@ class Origin:
     seed: int
 
     @staticmethod
-    def of(record: Record) -> "Origin":
-        return Origin(record.task, record.inputs, record.policy_version, record.seed)
+    def of(record: Record) -> "PartialKey":
+        return PartialKey(record.task, record.inputs, record.policy_version, record.seed)
 
 
 def origin_of(
@@ -72,14 +72,14 @@ def origin_of(
     requests: Sequence[Request],
     sampling: Sampling,
     plan: Sequence[Sequence[int]],
-) -> Origin:
+) -> PartialKey:
     """Of the responses of policy ``version``. Every input must have been read: the lineage so far counts."""
     # The prompts' tokens are not hashed: the lineage names the file that they are in.
     asked = [(len(r.prompt_tokens), r.max_new_tokens, r.seed, r.greedy) for r in requests]
     text = json.dumps([asked, asdict(sampling), [list(group) for group in plan]])
     task = context.task
     seed = derive_seed(context.config.seed, task.iteration, task.stage, task.shard)
-    return Origin(task, context.lineage | {"requests": xxh3_128_hexdigest(text.encode())}, version, seed)
+    return PartialKey(task, context.lineage | {"requests": xxh3_128_hexdigest(text.encode())}, version, seed)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def merge(saves: Iterable[Saved]) -> Saved:
     return Saved(responses, seconds)
 
 
-def load(context: Context, origin: Origin) -> Saved:
+def load(context: Context, origin: PartialKey) -> Saved:
     """What earlier attempts saved of ``origin``. The log names a save that cannot be used and says why."""
     saves = []
     for path in context.files.partial_records():
@@ -116,10 +116,10 @@ def load(context: Context, origin: Origin) -> Saved:
     return merge(saves)
 
 
-def _read(paths: RunPaths, path: Path, origin: Origin) -> Saved:
+def _read(paths: RunPaths, path: Path, origin: PartialKey) -> Saved:
     """Raises whatever reading and verifying raise, and StaleData when it is of another origin."""
     record = Record.from_json(json.loads(read_shared(path)))
-    if (found := Origin.of(record)) != origin:
+    if (found := PartialKey.of(record)) != origin:
         differing = [name for name, value in asdict(origin).items() if asdict(found)[name] != value]
         raise StaleData(record.task, f"this attempt differs in {', '.join(differing)}")
     table = read_shard(paths, record, PARTIAL)
@@ -160,7 +160,7 @@ class Progress:
     """The responses of one task by the index of their request: found, added, saved from time to time."""
 
     def __init__(
-        self, context: Context, origin: Origin, total: int, save_every: float = SAVE_SECONDS
+        self, context: Context, origin: PartialKey, total: int, save_every: float = SAVE_SECONDS
     ) -> None:
         """Take over what earlier attempts saved, with the compute time it took.
 

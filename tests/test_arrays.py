@@ -25,7 +25,7 @@ from pipeline.executors.slurm.arrays import (
     output_pattern,
     stage_submissions,
 )
-from pipeline.executors.slurm.resources import Lessons
+from pipeline.executors.slurm.resources import Escalation
 from pipeline.preflight.dry_run import scripts
 from pipeline.run.directory import Run
 from pipeline.run.submissions import Ledger, chunk_size_for, chunks_of, is_job_of, job_name
@@ -162,7 +162,7 @@ def test_nothing_that_is_given_is_split_or_expanded_by_the_shell(bench, purpose)
         submission = driver_submission(run, 1, 1, DRIVER, 1)
     else:
         (submission,) = stage_submissions(run, 1, 1, [Task(1, Stage(purpose))], 1000)
-    text = render(array_of(run, run.config.scheduler, submission, Lessons(), None))
+    text = render(array_of(run, run.config.scheduler, submission, Escalation(), None))
     arguments, variables = run_script(bench, text)
     tasks = f"/runs/{NASTY}/slurm/00001/{purpose}-1-0.json"
     assert arguments == ["-P", "-m", "slurm.element", tasks, *(["--rank"] if purpose == "update" else [])]
@@ -241,7 +241,7 @@ def read_by_sbatch(script: Path, folder: Path) -> dict[str, str]:
 def test_sbatch_itself_reads_every_option_as_it_was_meant(tmp_path, purpose):
     run = RUNS["everything"]
     (submission,) = stage_submissions(run, 1, 1, [Task(1, Stage(purpose))], 1000)
-    array = array_of(run, run.config.scheduler, submission, Lessons(), None, "afterok:7")
+    array = array_of(run, run.config.scheduler, submission, Escalation(), None, "afterok:7")
     (tmp_path / "script.sh").write_text(render(array))
     found = read_by_sbatch(tmp_path / "script.sh", tmp_path)
     meant = {
@@ -288,7 +288,7 @@ def test_a_driver_job_that_cannot_write_its_log_runs_all_the_same(bench, tmp_pat
     """Slurm would not start it; so its log is its own business."""
     run = imagined_run(tmp_path / f"100%a {NASTY}", {"driver": {"python": "echo"}})
     submission = driver_submission(run, 1, 3, purpose, 2)
-    text = render(array_of(run, run.config.scheduler, submission, Lessons(), None))
+    text = render(array_of(run, run.config.scheduler, submission, Escalation(), None))
     assert "#SBATCH --output=/dev/null" in text
     folder = log_folder(run, submission)
     for is_there in (False, True):

@@ -11,7 +11,7 @@ from pipeline.preflight.cluster import Cluster, cluster_problems, needs_of, run_
 from pipeline.preflight.probe import Aim, aims_of, describe, judge, probe_of
 from slurm.associations import Associations, parse_associations
 from slurm.limits import ClusterLimits, NodeKind, Partition
-from slurm.probe import Sighting, Silent
+from slurm.probe import ProbeResult, ProbeTimeout
 
 HOUR = 3600.0
 LIMITS = ClusterLimits((23, 11), 1001, 10000, 300.0, None)
@@ -186,20 +186,20 @@ def test_stages_that_go_to_the_same_place_share_a_probe(inputs, tmp_path):
 AIM = Aim(
     ("rollout", "evaluate"), ResourcesConfig(partition=("gpu",), gpus_per_node="a100:2", python="/env/python")
 )
-FINE = Sighting("gpu07", "3.11.7", {}, [], {}, 2)
+FINE = ProbeResult("gpu07", "3.11.7", {}, [], {}, 2)
 
 
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
         (FINE, []),
-        (Sighting("gpu07", "3.11.7", {}, [], {}, None), []),
+        (ProbeResult("gpu07", "3.11.7", {}, [], {}, None), []),
         (
-            Sighting("gpu07", "3.11.7", {"?torch": "not installed"}, [], {}, 2),
+            ProbeResult("gpu07", "3.11.7", {"?torch": "not installed"}, [], {}, 2),
             ["scheduler.rollout.python=/env/python: cannot be imported on node gpu07: torch (not installed)"],
         ),
         (
-            Sighting("gpu07", "3.11.7", {}, ["/m"], {"sbatch --version": "not on PATH"}, 1),
+            ProbeResult("gpu07", "3.11.7", {}, ["/m"], {"sbatch --version": "not on PATH"}, 1),
             [
                 "scheduler.rollout.partition=gpu: /m does not exist on node gpu07; use a shared filesystem",
                 "scheduler.rollout.partition=gpu: sbatch cannot be used on node gpu07: not on PATH",
@@ -207,10 +207,10 @@ FINE = Sighting("gpu07", "3.11.7", {}, [], {}, 2)
             ],
         ),
         (
-            Silent("job 3 left no answer", is_late=False),
+            ProbeTimeout("job 3 left no answer", is_late=False),
             ["scheduler.rollout.partition=gpu: job 3 left no answer"],
         ),
-        (Silent("waiting for free resources", is_late=True), []),
+        (ProbeTimeout("waiting for free resources", is_late=True), []),
     ],
 )
 def test_what_a_probe_saw_is_judged(answer, said):
@@ -219,7 +219,7 @@ def test_what_a_probe_saw_is_judged(answer, said):
 
 def test_a_probe_without_a_problem_is_one_line():
     assert describe(AIM, FINE) == "rollout, evaluate: ok on node gpu07, Python 3.11.7, GPUs: 2"
-    assert describe(AIM, Silent("waiting for free resources", is_late=True)) == (
+    assert describe(AIM, ProbeTimeout("waiting for free resources", is_late=True)) == (
         "warning: rollout, evaluate: not probed, its job had to wait too long (waiting for free resources)"
     )
     assert [need.count for need in needs_of(AIM.given)] == [1, 2]

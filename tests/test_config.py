@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pipeline.config import schema as config_module
 from pipeline.config.algorithm import GROUP_ESTIMATORS, Estimator, KLPlacement
 from pipeline.config.compose import compose, from_mapping, known_groups, to_mapping, to_yaml
-from pipeline.config.problem import ConfigError
+from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
 from pipeline.config.schema import Config
 from pipeline.config.schema import scheduler as schedulerconfig

@@ -23,7 +23,7 @@ from refusing_engine import LONGEST
 from schedulers import RUBBISH
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from pipeline.config.problem import ConfigError
+from pipeline.config.issue import ConfigError
 from pipeline.config.rollout import MultiTurnConfig
 from pipeline.config.update import Precision
 from pipeline.data.checks import prompt_text
@@ -38,7 +38,7 @@ from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.calls import Calls, Late
 from stages.chat import continuation_text
 from stages.context import UserError
-from stages.conversations import Conversations, Room, SchedulerFailed, openings_of
+from stages.conversations import Conversations, SchedulerFailed, TokenBudget, openings_of
 from stages.engines.base import Request, Response, Sampling, Stopped
 from stages.engines.transformers import TransformersGenerator
 from stages.episodes import Episode
@@ -132,7 +132,7 @@ class Played:
     ) -> None:
         given = MultiTurnConfig(scheduler=f"schedulers:{scheduler}", **settings)
         generator = TransformersGenerator(model, budget, context)
-        room = Room(new_tokens, given.max_turn_tokens, generator.limits.context)
+        room = TokenBudget(new_tokens, given.max_turn_tokens, generator.limits.context)
         self.requests = [
             Request(tokens, max(1, room.of_turn(len(tokens), 0)), seed=i)
             for i, tokens in enumerate(prompts["prompt_tokens"].to_pylist())
@@ -291,7 +291,7 @@ def test_a_conversation_that_outgrows_its_room_ends_with_length_and_no_half_mess
 @pytest.mark.parametrize("left", [-1, 0, 1])
 def test_the_last_token_that_fits_is_still_written(left, tokenizer, prompts):
     """A message may leave room for one token, not for none."""
-    room = Room(10, None, CONTEXT)
+    room = TokenBudget(10, None, CONTEXT)
     turns = scripted("ten", room, tokenizer, prompts)
     first = Response([40] * (9 - left - 5) + [1], [-1.0] * (10 - left - 5), FinishReason.STOP)
     turns.ended(0, first)
@@ -308,7 +308,7 @@ def takes_all(request: Request) -> None:
     """In place of an engine's opinion."""
 
 
-def scripted(said: str, room: Room, tokenizer: Any, prompts: pa.Table, should_stop=lambda: False):
+def scripted(said: str, room: TokenBudget, tokenizer: Any, prompts: pa.Table, should_stop=lambda: False):
     """Conversations whose scheduler always says five letters."""
     settings = MultiTurnConfig(scheduler="schedulers:echo")
     requests = [Request(tokens, 5) for tokens in prompts["prompt_tokens"].to_pylist()]
@@ -372,7 +372,7 @@ def test_a_scheduler_sees_the_whole_conversation(tokenizer, prompts):
     settings = MultiTurnConfig(scheduler="schedulers:echo")
     calls = Calls(lambda c: (seen.append(c), [{"role": "user", "content": "more"}])[1], 1, 60.0)
     requests = [Request(tokens, 5) for tokens in prompts["prompt_tokens"].to_pylist()]
-    room = Room(60, None, CONTEXT)
+    room = TokenBudget(60, None, CONTEXT)
     turns = Conversations(
         settings, openings_of(prompts, [0]), requests, tokenizer, room, takes_all, calls, lambda: False
     )
@@ -532,7 +532,7 @@ def test_a_call_that_takes_too_long_names_the_row_while_others_come_back():
 
 def test_waiting_for_a_scheduler_ends_when_the_process_is_to_stop(tokenizer, prompts):
     asked = iter(range(100))
-    room = Room(60, None, CONTEXT)
+    room = TokenBudget(60, None, CONTEXT)
     turns = scripted("x", room, tokenizer, prompts, should_stop=lambda: next(asked) >= 2)
     turns._calls = Calls(lambda conversation: time.sleep(3600), 1, 3600.0)
     turns.ended(0, Response([40, 1], [-1.0, -1.0], FinishReason.STOP))

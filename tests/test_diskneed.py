@@ -13,7 +13,7 @@ import pytest
 import tiny
 from processes import config_of
 
-from pipeline.config.problem import ConfigError
+from pipeline.config.issue import ConfigError
 from pipeline.config.schema import Config
 from pipeline.preflight import disk_need as diskneed
 from pipeline.preflight.disk_need import check_disk, imagine

@@ -11,7 +11,7 @@ import tiny
 from processes import make_run, stage
 
 from pipeline.config.compose import compose
-from pipeline.config.problem import ConfigError
+from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
 from pipeline.run.commits import read_record
 from pipeline.run.paths import RunPaths

@@ -16,7 +16,7 @@ from toyworld import Luck, World, make_world
 
 from benchmarks.noop import make_record
 from pipeline.config.algorithm import Estimator
-from pipeline.config.problem import ConfigError
+from pipeline.config.issue import ConfigError
 from pipeline.orchestrate.fork import find_parent, fork, fork_config
 from pipeline.orchestrate.reconcile import Observation, reconcile
 from pipeline.orchestrate.rewind import go_back, parse_point

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_kill import wait_for
 
 from pipeline.executors.slurm.arrays import stage_submissions
-from pipeline.orchestrate.publish import Books
+from pipeline.orchestrate.publish import Publisher
 from pipeline.orchestrate.rewind import Point, go_back, parse_point, superseded
 from pipeline.run import journal
 from pipeline.run.commits import read_record
@@ -162,7 +162,7 @@ def test_who_follows_the_rows_is_told_of_each_as_it_is_written(copied_run):
         def update(self) -> None:
             seen.append(len(journal.read(run.paths.metrics)))
 
-    books = Books(run, Tracker())
+    books = Publisher(run, Tracker())
 
     books.open()
     assert len(list(books.write_rows(Records(run.paths), find_frontier(run.plan, run.paths), print))) == 2

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from benchmarks.noop import make_record
 from pipeline.config.compose import compose, from_mapping
-from pipeline.config.problem import ConfigError
+from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
 from pipeline.metrics.samples import read_samples
-from pipeline.orchestrate.publish import Books
+from pipeline.orchestrate.publish import Publisher
 from pipeline.orchestrate.rewind import go_back, parse_point
 from pipeline.run import journal
 from pipeline.run.commits import (
@@ -182,7 +182,7 @@ def test_a_fork_s_first_policy_stays_until_it_is_evaluated(tmp_path):
     """No row waits for that evaluation: the iteration belongs to the parent."""
     run = make_run(tmp_path / "run", 8, start=5, every=10, keep_last=2)
     journal.append(run.paths.metrics, *({"iteration": i} for i in (6, 7, 8)))
-    books = Books(run, NoTracker())
+    books = Publisher(run, NoTracker())
     books.open()
     assert list(books.thin(Frontier(8, 0))) == []
     assert left(run) == dict.fromkeys((5, 7, 8), "cpt")
@@ -314,14 +314,14 @@ def test_once_the_best_is_taken_back_the_best_that_is_left_takes_its_place(tmp_p
     rewards = {1: 5.0, 2: 1.0, 3: 4.0, 4: 2.0, 5: 9.0, 6: 0.0}
     rows = [{"iteration": i, "policy_version": i, "evaluate/reward": r} for i, r in rewards.items()]
     journal.append(run.paths.metrics, *rows)
-    books = Books(run, NoTracker())
+    books = Publisher(run, NoTracker())
     books.open()
     assert list(books.thin(Frontier(6, 0))) == []
     assert left(run) == {2: "cpt", 4: "cpt", 5: "cpt", 6: "cpt"}
     assert json.loads(run.paths.best.read_text())["iteration"] == 5
     journal.rewrite(run.paths.metrics, rows[:4])
     run.paths.best.unlink()
-    Books(run, NoTracker()).open()
+    Publisher(run, NoTracker()).open()
     assert json.loads(run.paths.best.read_text())["iteration"] == 4
 
 

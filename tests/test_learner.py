@@ -36,7 +36,7 @@ from stages.ppo.masked import NoValidTokens
 from stages.ppo.metrics import mean_kl
 from stages.ppo.shaping import RunningMoments
 from stages.ppo.targets import token_rewards
-from stages.ppo.training import Place, split_epoch
+from stages.ppo.training import StepPosition, split_epoch
 from stages.ppo.update import TrainerState, resumed
 
 
@@ -308,9 +308,9 @@ def test_a_learning_rate_never_leaves_its_schedule_whatever_a_fork_changes(make)
     """A fork of iteration 8 of 10 with other epochs and mini-batches is where its parent would have been."""
     for epochs, minibatches in ((4, 2), (1, 8)):
         config = make("iterations=10", f"update.epochs={epochs}", f"update.minibatches={minibatches}").config
-        position, total = Place(9, 0, 0).position(config)
+        position, total = StepPosition(9, 0, 0).position(config)
         assert position / total == 0.8
-        last, total = Place(10, epochs - 1, minibatches - 1).position(config)
+        last, total = StepPosition(10, epochs - 1, minibatches - 1).position(config)
         assert last == total - 1
 
 

@@ -19,7 +19,7 @@ from test_local_scheduler import eventually
 from test_ranks import respond_and_score, updated
 
 from pipeline.config.compose import compose
-from pipeline.config.problem import ConfigError
+from pipeline.config.issue import ConfigError
 from pipeline.executors.local import LocalJobs
 from pipeline.executors.processes import LocalLimits, LocalScheduler
 from pipeline.orchestrate.reconcile import Launch, Observation
@@ -140,7 +140,7 @@ def test_what_a_rank_says_whose_peer_was_killed_is_not_the_reason(models, tmp_pa
     (running,) = scheduler._running.values()
     assert eventually(lambda: not running.unfinished, seconds=60)
     jobs.query()
-    (ended,) = jobs.settle([task], lambda _: ())
+    (ended,) = jobs.collect_ended([task], lambda _: ())
     log = run.paths.task(task).log(1).with_name("shard-00000.rank-1.log")
     assert ended.failure == Failure(task, 1, FailureKind.KILLED, "rank 1 of 2 killed by signal 9", str(log))
     assert ended.suspect is None

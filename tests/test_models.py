@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from pipeline.config.compose import compose
+from pipeline.config.issue import ConfigError
 from pipeline.config.model_files import BadModel, read_header
-from pipeline.config.problem import ConfigError
 from pipeline.config.resolve import resolve
 from pipeline.config.reward import RewardModelConfig
 from pipeline.config.schema import Config

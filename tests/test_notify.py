@@ -21,8 +21,8 @@ from toyworld import Luck, Watcher, World, make_world
 
 from pipeline.config.compose import compose
 from pipeline.config.conversion import converted
+from pipeline.config.issue import ConfigError
 from pipeline.config.notify import NotifyConfig, Occasion
-from pipeline.config.problem import ConfigError
 from pipeline.config.resolve import resolve
 from pipeline.config.schema import TrackingConfig, WandbConfig
 from pipeline.executors.slurm.advance import advance_run

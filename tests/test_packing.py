@@ -11,12 +11,12 @@ import reportrun
 import tiny
 
 from pipeline.config.compose import compose
-from pipeline.config.problem import ConfigError
+from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
 from pipeline.config.scheduler import LocalConfig
 from pipeline.config.update import UpdateConfig
 from pipeline.metrics.samples import read_samples
-from pipeline.orchestrate.publish import Books
+from pipeline.orchestrate.publish import Publisher
 from pipeline.orchestrate.rewind import go_back, parse_point
 from pipeline.run import journal, packing
 from pipeline.run.commits import (
@@ -32,7 +32,7 @@ from pipeline.run.packed import archives
 from pipeline.run.packing import pack, pack_old, unpack
 from pipeline.run.plan import policy_maker
 from pipeline.run.records import Frontier, Records, find_frontier
-from pipeline.run.superseded import sweep
+from pipeline.run.superseded import remove_losers
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.status.logs import describe_failed, parse_choice
 from pipeline.status.plan import every_task
@@ -146,7 +146,7 @@ def test_a_pass_looks_at_one_packed_iteration_however_many_there_are(run, monkey
 def test_rows_that_are_written_anew_sweep_no_archive_away(run, made):
     list(pack_old(run, NEWEST))
     records = [require_record(run.paths, task) for task in run.plan.tasks(2)]
-    sweep(run.paths, records)
+    remove_losers(run.paths, records)
     check_all_reads(run, made)
 
 
@@ -200,7 +200,7 @@ def test_killed_at_any_step_nothing_is_lost_and_the_next_one_ends_the_same(run, 
 
 
 def test_a_full_disk_leaves_the_files_and_is_told_until_it_is_over(run, made, monkeypatch):
-    books = Books(run, NoTracker())
+    books = Publisher(run, NoTracker())
     books.open()
     before = files(run, "iterations", "logs")
 
@@ -214,7 +214,7 @@ def test_a_full_disk_leaves_the_files_and_is_told_until_it_is_over(run, made, mo
     assert files(run, "iterations", "logs") == before
     (trouble,) = read_status(run).troubles
     assert trouble.startswith("old iterations cannot be packed, while training goes on, last ")
-    books = Books(run, NoTracker())
+    books = Publisher(run, NoTracker())
     books.open()
     assert list(books.pack(Frontier(NEWEST, 0))) == []
     assert read_status(run).troubles == ()

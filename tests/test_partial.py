@@ -26,14 +26,14 @@ from pipeline.run.commits import read_record
 from pipeline.run.directory import Run, load_run
 from pipeline.run.failures import DISK_EXIT
 from pipeline.run.schemas import FinishReason
-from pipeline.run.superseded import move_into, sweep
+from pipeline.run.superseded import move_into, remove_losers
 from pipeline.run.tasks import Stage, Task
 from stages.context import Context
 from stages.engines.base import Request, Response, Sampling
 from stages.engines.transformers import TransformersGenerator
 from stages.episodes import BEFORE_THE_FIRST_TURN, Episode
 from stages.models import load_causal_lm
-from stages.progress import Origin, Progress, Saved, from_table, load, merge, origin_of, to_table
+from stages.progress import PartialKey, Progress, Saved, from_table, load, merge, origin_of, to_table
 from stages.warning import StoppedOnWarning
 
 ROLLOUT = Task(1, Stage.ROLLOUT)
@@ -321,14 +321,14 @@ def conversation(i: int, length: int) -> Episode:
     return begun.with_answer([9, 9], [Message("tool", '"quoted"\n')]).with_turn(response(i, 1), "\U0001f642")
 
 
-def origin(**others: Any) -> Origin:
+def origin(**others: Any) -> PartialKey:
     fields = {
         "task": ROLLOUT,
         "inputs": {"0/prepare/0": "a", "requests": "b"},
         "policy_version": 0,
         "seed": 7,
     }
-    return Origin(**(fields | others))
+    return PartialKey(**(fields | others))
 
 
 def context_of(run: Run, attempt: str) -> Context:
@@ -465,7 +465,7 @@ def test_finished_iterations_are_swept_of_saves_and_going_back_moves_them(undist
     progress_of(run, save_every=0).add(some(range(3)))
     saved = set(folder.iterdir()) - set(before)
     assert len(saved) == 2
-    sweep(run.paths, [read_record(run.paths, ROLLOUT)])
+    remove_losers(run.paths, [read_record(run.paths, ROLLOUT)])
     assert sorted(folder.iterdir()) == before
     progress_of(run, save_every=0).add(some(range(3)))
     move_into(tmp_path / "aside", run.paths, [ROLLOUT])

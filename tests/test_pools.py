@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scripted import imagined_run
 
 from pipeline.config.compose import compose, to_mapping
-from pipeline.config.problem import ConfigError
+from pipeline.config.issue import ConfigError
 from pipeline.config.rules import contradictions
 from pipeline.config.scheduler import resources_of
 from pipeline.metrics.catalogue import describe
@@ -33,7 +33,7 @@ from pipeline.status.slurm import SlurmStatus, TaskFacts, stages_of
 from pipeline.status.text import describe_slurm
 from slurm.accounting import Usage
 from slurm.limits import ClusterLimits
-from slurm.probe import Sighting
+from slurm.probe import ProbeResult
 from stages.score import score_table
 
 RULES = """
@@ -295,7 +295,7 @@ def test_validate_asks_for_every_pool_whether_the_cluster_has_what_it_wants():
     assert str(problem) == "scheduler.pools.big.partition=rm: no such partition; legal: none"
     assert any("score-big" in aim.stages for aim in aims_of(config))
     (found,) = judge(
-        Aim(("score-big",), config.scheduler.pools["big"]), Sighting("n1", "3.11", {}, (), {}, 1)
+        Aim(("score-big",), config.scheduler.pools["big"]), ProbeResult("n1", "3.11", {}, (), {}, 1)
     )
     assert str(found).startswith("scheduler.pools.big.gpus_per_node=2: 1 GPUs are visible on node n1")
 

@@ -18,7 +18,7 @@ from services import Answer, service
 from transformers import AutoTokenizer
 
 from pipeline.config.compose import compose
-from pipeline.config.problem import ConfigError
+from pipeline.config.issue import ConfigError
 from pipeline.config.reward import RemoteApi, RemoteConfig
 from pipeline.config.rules import contradictions
 from pipeline.run.commits import read_record

@@ -4,7 +4,7 @@ import pytest
 from scripted import imagined_run
 
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
-from pipeline.executors.slurm.resources import Lessons, bad_nodes, command_words, learn, sbatch_options
+from pipeline.executors.slurm.resources import Escalation, bad_nodes, command_words, escalate, sbatch_options
 from pipeline.preflight.inputs import environment_warnings
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.tasks import Stage, Task
@@ -19,7 +19,7 @@ def failed(kind: FailureKind, task: Task = TASK, node: str = "") -> Failure:
 def test_out_of_memory_asks_for_twice_as_much_up_to_a_bound():
     given = ResourcesConfig(mem="16G", max_mem="40G")
     asked = [
-        sbatch_options(given, learn([failed(FailureKind.MEMORY)] * times, []), None)["mem"]
+        sbatch_options(given, escalate([failed(FailureKind.MEMORY)] * times, []), None)["mem"]
         for times in range(4)
     ]
     assert asked == ["16G", "32768M", "40960M", "40960M"]
@@ -27,17 +27,17 @@ def test_out_of_memory_asks_for_twice_as_much_up_to_a_bound():
 
 def test_a_timeout_asks_for_more_time_up_to_what_the_partition_allows():
     given = ResourcesConfig(time="4:00:00")
-    lessons = learn([failed(FailureKind.TIMEOUT)], [])
-    assert sbatch_options(given, lessons, None)["time"] == "0-06:00:00"
-    assert sbatch_options(given, lessons, 5 * 3600.0)["time"] == "0-05:00:00"
+    escalation = escalate([failed(FailureKind.TIMEOUT)], [])
+    assert sbatch_options(given, escalation, None)["time"] == "0-06:00:00"
+    assert sbatch_options(given, escalation, 5 * 3600.0)["time"] == "0-05:00:00"
     # A configured time over the limit is not cut behind the user's back.
-    assert sbatch_options(given, lessons, 3600.0)["time"] == "0-04:00:00"
-    assert sbatch_options(given, Lessons(), 3600.0)["time"] == "4:00:00"
+    assert sbatch_options(given, escalation, 3600.0)["time"] == "0-04:00:00"
+    assert sbatch_options(given, Escalation(), 3600.0)["time"] == "4:00:00"
 
 
 def test_one_task_that_failed_twice_counts_and_not_two_that_failed_once():
-    assert learn([failed(FailureKind.TIMEOUT), failed(FailureKind.TIMEOUT, OTHER)], []).time_factor == 1.5
-    assert learn([failed(FailureKind.TIMEOUT)] * 2, []).time_factor == 1.5**2
+    assert escalate([failed(FailureKind.TIMEOUT), failed(FailureKind.TIMEOUT, OTHER)], []).time_factor == 1.5
+    assert escalate([failed(FailureKind.TIMEOUT)] * 2, []).time_factor == 1.5**2
 
 
 def test_a_node_that_failed_twice_is_excluded_with_those_of_the_user():
@@ -45,12 +45,12 @@ def test_a_node_that_failed_twice_is_excluded_with_those_of_the_user():
     everywhere += [failed(FailureKind.LOST, node="n8"), failed(FailureKind.PREEMPTED, node="n9")] * 1
     everywhere += [failed(FailureKind.PREEMPTED, node="n9"), failed(FailureKind.KILLED, node="n6")] * 3
     assert bad_nodes(everywhere) == ("n7",)
-    options = sbatch_options(ResourcesConfig(exclude=("n1",)), learn([], everywhere), None)
+    options = sbatch_options(ResourcesConfig(exclude=("n1",)), escalate([], everywhere), None)
     assert options["exclude"] == "n1,n7"
 
 
 def test_what_the_user_left_open_is_left_to_the_cluster():
-    options = sbatch_options(ResourcesConfig(), Lessons(), None)
+    options = sbatch_options(ResourcesConfig(), Escalation(), None)
     assert set(options) == {
         "time", "nodes", "ntasks-per-node", "cpus-per-task", "signal", "requeue",
     }  # fmt: skip
@@ -58,7 +58,7 @@ def test_what_the_user_left_open_is_left_to_the_cluster():
 
 def test_options_of_the_users_own_win():
     given = ResourcesConfig(options={"mail-type": "FAIL", "exclusive": True, "signal": "B:USR2@300"})
-    options = sbatch_options(given, Lessons(), None)
+    options = sbatch_options(given, Escalation(), None)
     assert (options["mail-type"], options["exclusive"], options["signal"]) == ("FAIL", True, "B:USR2@300")
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_kill import events
 
 from pipeline.orchestrate.rewind import go_back, parse_point
-from pipeline.orchestrate.row_writer import RowBook, differing
+from pipeline.orchestrate.row_writer import RowWriter, differing
 from pipeline.run import journal
 from pipeline.run.directory import load_run
 from pipeline.run.paths import RunPaths
@@ -98,7 +98,7 @@ def test_an_update_that_is_gone_before_its_row_is_made_again(copied_run, slurm_p
 def test_a_driver_that_slept_writes_nothing_twice(tmp_path):
     """It lost its lease between its look and its row; the others have gone on."""
     paths = RunPaths(tmp_path)
-    sleeper, other = RowBook.open(paths, 1), RowBook.open(paths, 1)
+    sleeper, other = RowWriter.open(paths, 1), RowWriter.open(paths, 1)
     sleeper.add({"iteration": 1, "by": 1})
     for number in (1, 2, 3):
         other.add({"iteration": number, "by": 2})
@@ -108,7 +108,7 @@ def test_a_driver_that_slept_writes_nothing_twice(tmp_path):
 
 def test_what_it_writes_after_a_going_back_belongs_to_what_was_taken_back(copied_run):
     run = load_run(copied_run)
-    sleeper = RowBook.open(run.paths, 1)
+    sleeper = RowWriter.open(run.paths, 1)
     folder = go_back(run, parse_point("rollout@2"))
     sleeper.add({"iteration": 3})
     assert iterations(copied_run) == [1]
@@ -120,10 +120,10 @@ def test_what_it_writes_after_a_going_back_belongs_to_what_was_taken_back(copied
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=20))
 def test_however_drivers_alternate_each_row_is_there_once(tmp_path_factory, steps):
     paths = RunPaths(tmp_path_factory.mktemp("rows"))
-    books: dict[int, RowBook] = {}
+    books: dict[int, RowWriter] = {}
     for driver, is_new in steps:
         if is_new or driver not in books:
-            books[driver] = RowBook.open(paths, 1)
+            books[driver] = RowWriter.open(paths, 1)
         before = journal.read(paths.metrics)
         books[driver].add({"iteration": books[driver].newest + 1, "by": driver})
         after = journal.read(paths.metrics)
@@ -134,28 +134,28 @@ def test_however_drivers_alternate_each_row_is_there_once(tmp_path_factory, step
 @pytest.mark.parametrize("cut", [1, 20, 10_000])
 def test_a_line_that_a_kill_cut_is_completed_from_what_was_published(tmp_path, cut):
     paths = RunPaths(tmp_path)
-    book = RowBook.open(paths, 1)
+    book = RowWriter.open(paths, 1)
     for number in (1, 2):
         book.add({"iteration": number, "reward/mean": number / 3})
     whole = paths.metrics.read_bytes()
     paths.metrics.write_bytes(whole[: max(0, len(whole) - cut)])
-    assert RowBook.open(paths, 1).newest == 2
+    assert RowWriter.open(paths, 1).newest == 2
     assert paths.metrics.read_bytes() == whole
 
 
 def test_a_spoilt_line_comes_back_and_so_does_a_spoilt_row(tmp_path):
     paths = RunPaths(tmp_path)
-    book = RowBook.open(paths, 1)
+    book = RowWriter.open(paths, 1)
     for number in (1, 2, 3):
         book.add({"iteration": number})
     whole = paths.metrics.read_bytes()
     paths.metrics.write_bytes(whole.replace(b'{"iteration": 2}', b'{"iteration": 7}'))
     flip_bit(paths.rows / "00003.json")
-    book = RowBook.open(paths, 1)
+    book = RowWriter.open(paths, 1)
     assert book.newest == 2
     book.add({"iteration": 3})
     assert paths.metrics.read_bytes() == whole
-    assert RowBook.open(paths, 1).newest == 3
+    assert RowWriter.open(paths, 1).newest == 3
 
 
 # --- what people see never stops what trains ---
@@ -213,18 +213,18 @@ def test_a_digit_that_flipped_is_found_and_mended(copied_run, slurm_ppo):
 
 def test_a_published_row_that_is_spoilt_is_written_anew(tmp_path):
     paths = RunPaths(tmp_path)
-    book = RowBook.open(paths, 1)
+    book = RowWriter.open(paths, 1)
     for number in range(1, 31):
         book.add({"iteration": number, "reward/mean": number / 7})
     whole, published = paths.metrics.read_bytes(), (paths.rows / "00029.json").read_bytes()
     flip_bit(paths.rows / "00029.json")
     assert differing(paths, 1) == [29]
-    assert RowBook.open(paths, 1).mended is None
+    assert RowWriter.open(paths, 1).mended is None
     assert (paths.rows / "00029.json").read_bytes() == published
     assert differing(paths, 1) == []
     old = whole.replace(b'"iteration": 2, "reward/mean": 0.2', b'"iteration": 2, "reward/mean": 0.3')
     paths.metrics.write_bytes(old)
-    assert RowBook.open(paths, 1).mended is None  # a driver reads a few files, not thousands
+    assert RowWriter.open(paths, 1).mended is None  # a driver reads a few files, not thousands
     assert differing(paths, 1) == [2]
-    assert RowBook.open(paths, 1, compared=1000).mended == 2
+    assert RowWriter.open(paths, 1, compared=1000).mended == 2
     assert paths.metrics.read_bytes() == whole

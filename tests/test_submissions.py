@@ -15,7 +15,7 @@ from scripted import imagined_run
 from pipeline.config.job_kinds import DRIVER
 from pipeline.config.schema import Config
 from pipeline.executors.slurm.arrays import driver_submission, stage_submissions
-from pipeline.executors.slurm.resources import Lessons
+from pipeline.executors.slurm.resources import Escalation
 from pipeline.executors.slurm.submitter import Submitter
 from pipeline.run import submissions
 from pipeline.run.control import Control, SpoiltControl, begin_call, read_control, write_control
@@ -151,7 +151,7 @@ def test_a_submission_that_slurm_refuses_is_forgotten(run, monkeypatch, refusal)
     monkeypatch.setattr("pipeline.executors.slurm.submitter.submit", refuse)
     submitter = Submitter(run, run.config.scheduler, lambda partitions: None, lambda: None)
     with pytest.raises(refusal):
-        submitter.submit(submission(run), Lessons(), "", ())
+        submitter.submit(submission(run), Escalation(), "", ())
     assert Ledger(run.paths).load([1]) == []
 
 
@@ -166,7 +166,7 @@ def test_what_earlier_failures_ask_for_is_left_out_where_slurm_refuses_it(run, m
 
     monkeypatch.setattr("pipeline.executors.slurm.submitter.submit", submit)
     submitter = Submitter(run, run.config.scheduler, lambda partitions: None, lambda: None)
-    noted = submitter.submit(submission(run), Lessons(exclude=("n7",)), "", ())
+    noted = submitter.submit(submission(run), Escalation(exclude=("n7",)), "", ())
     assert (noted.state.job, len(scripts)) == ("7", 2)
     assert Ledger(run.paths).load([1]) == [noted]
 
@@ -229,7 +229,7 @@ def test_failures_of_earlier_calls_do_not_count(run, monkeypatch):
     submitter = Submitter(run, config, lambda partitions: None, lambda: None)
     jobs = SlurmJobs(run, config, limits, submitter, lambda text: None)
     jobs.query()
-    jobs.settle([Task(1, Stage.ROLLOUT)], lambda tasks: ())
+    jobs.collect_ended([Task(1, Stage.ROLLOUT)], lambda tasks: ())
     of_first = [(f.attempt, f.message) for f in jobs.failures[Task(1, Stage.ROLLOUT, 0)]]
     assert of_first == [(2, "in call 2")]
     assert isinstance(run.config, Config)

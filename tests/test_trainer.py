@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from pipeline.config.compose import compose
-from pipeline.config.problem import ConfigError
+from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
 from pipeline.config.update import Precision, Schedule, UpdateConfig
 from pipeline.run.commits import hash_tree

@@ -28,9 +28,9 @@ from pipeline.executors.slurm.queue import Queue, look_at_queue
 from pipeline.metrics.advice import Advice, Rule, Severity
 from pipeline.status.slurm import DriverJob, StageProgress
 from pipeline.text import printable
-from pipeline.watch.happenings import happenings
+from pipeline.watch.event_lines import event_lines
 from pipeline.watch.localtasks import last_attempts
-from pipeline.watch.look import Lane, Look, Looker, ShardState, SlurmLook
+from pipeline.watch.look import Lane, Look, ShardState, SlurmLook, SnapshotReader
 from pipeline.watch.plain import changes
 from pipeline.watch.reading import Reading
 from pipeline.watch.screen import LogEnd, Page, View, chosen, marks_of, screen, to_ascii
@@ -317,7 +317,7 @@ def test_events_are_told_in_words_and_shards_that_did_alike_together():
         {"time": NOON, "event": "failed", "task": "nonsense"},
         {"event": "without a time"},
     ]
-    told = [str(one) for one in happenings([*EVENTS, *more], [row(23)], NOON - 23_200.0, 100)]
+    told = [str(one) for one in event_lines([*EVENTS, *more], [row(23)], NOON - 23_200.0, 100)]
     assert told == [
         "11:53:20 submitted iteration 24 rollout: job 36, 64 elements",
         "11:56:40 iteration 23/100  reward +0.750  KL 6.900  length 122.0  900.0 s, 19 h 15 min left",
@@ -390,7 +390,7 @@ def prepare(world: World) -> None:
 
 
 def test_a_look_shows_each_shard_as_it_goes_on_and_changes_nothing(world):
-    looker, run = Looker(world.run), world.run
+    looker, run = SnapshotReader(world.run), world.run
     prepare(world)
     rollouts = [e for e in of_stage(world, "rollout") if world.task(e).iteration == 1]
     world.start(rollouts[0])
@@ -411,11 +411,11 @@ def test_a_look_shows_each_shard_as_it_goes_on_and_changes_nothing(world):
     lanes = {lane.key: lane.shards for lane in look.lanes}
     assert lanes[1, "rollout"][:2] == (DONE, AGAIN)
     assert again.is_pending
-    assert any("attempt 1" in one.text for one in happenings(look.events, look.rows, 0, 1))
+    assert any("attempt 1" in one.text for one in event_lines(look.events, look.rows, 0, 1))
 
 
 def test_a_run_without_an_answer_of_slurm_is_unknown_and_goes_on_to_be_looked_at(world):
-    looker = Looker(world.run)
+    looker = SnapshotReader(world.run)
     assert looker.look(None).state == "unknown"
     known = look_at_queue(world.run)
     silent = looker.look(Queue(known.elements, "timed out"), NOON)
@@ -425,7 +425,7 @@ def test_a_run_without_an_answer_of_slurm_is_unknown_and_goes_on_to_be_looked_at
 
 
 def test_a_commit_that_is_taken_back_is_seen_to_be_gone(world):
-    looker = Looker(world.run)
+    looker = SnapshotReader(world.run)
     prepare(world)
     rollout = next(e for e in of_stage(world, "rollout") if world.task(e).iteration == 1)
     world.start(rollout)

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from pipeline.config.scheduler import StreamingDependency
 from pipeline.executors.slurm.dependencies import (
     NEVER,
-    Carrier,
+    ArrayElement,
     Waiting,
-    carriers_of,
     dependency_of,
+    elements_of,
     missing_inputs,
     rewire,
     watch_expression,
@@ -31,8 +31,8 @@ def reward(shard: int, iteration: int = 1) -> Task:
     return Task(iteration, Stage.REWARD, shard)
 
 
-def carried(array: str, *tasks: Task) -> dict[Task, Carrier]:
-    return {task: Carrier(array, task.shard) for task in tasks}
+def carried(array: str, *tasks: Task) -> dict[Task, ArrayElement]:
+    return {task: ArrayElement(array, task.shard) for task in tasks}
 
 
 def none_committed(task: Task) -> bool:
@@ -59,13 +59,13 @@ def test_an_update_waits_for_the_rewards_alone():
 
 
 def test_a_task_with_an_input_that_nobody_carries_cannot_be_ordered():
-    assert carriers_of(PLAN, reward(1), none_committed, {}) is None
+    assert elements_of(PLAN, reward(1), none_committed, {}) is None
     carriers = carried("7", rollout(1))
-    assert carriers_of(PLAN, reward(1), none_committed, carriers) == (Carrier("7", 1),)
+    assert elements_of(PLAN, reward(1), none_committed, carriers) == (ArrayElement("7", 1),)
 
 
 def elements(tasks, carriers):
-    return [(t, t.shard, carriers_of(PLAN, t, none_committed, carriers) or ()) for t in tasks]
+    return [(t, t.shard, elements_of(PLAN, t, none_committed, carriers) or ()) for t in tasks]
 
 
 def test_scoring_follows_generation_shard_by_shard():
@@ -81,7 +81,7 @@ def test_rewards_of_rollouts_in_several_arrays_wait_for_all_of_them():
 
 
 def test_indices_that_do_not_correspond_are_not_said_to():
-    wanted = [(reward(1001), 1, (Carrier("7", 2),))]
+    wanted = [(reward(1001), 1, (ArrayElement("7", 2),))]
     assert dependency_of(wanted, CORR) == ("afterok:7", ("7",))
 
 
@@ -90,7 +90,7 @@ def test_what_needs_nothing_waits_for_nothing():
 
 
 def waiting(task: Task, array: str, reason: str, *waits_for: str) -> Waiting:
-    return Waiting(task, Carrier(array, task.shard), reason, waits_for)
+    return Waiting(task, ArrayElement(array, task.shard), reason, waits_for)
 
 
 def test_after_a_failed_rollout_just_its_reward_is_told_to_wait_for_the_new_one():
@@ -98,7 +98,7 @@ def test_after_a_failed_rollout_just_its_reward_is_told_to_wait_for_the_new_one(
     committed = {PREPARE, rollout(0), rollout(2)}.__contains__
     items = [waiting(reward(0), "8", "Resources", "7"), waiting(reward(1), "8", NEVER, "7")]
     (change,) = rewire(PLAN, items, committed, carriers, CORR)
-    assert change.elements == (Carrier("8", 1),)
+    assert change.elements == (ArrayElement("8", 1),)
     assert (change.dependency, change.waits_for) == ("aftercorr:12", ("12",))
 
 
@@ -136,7 +136,7 @@ def test_whatever_was_lost_one_round_of_rewiring_is_enough(lost, done):
     """After a rewiring, every waiting element's dependency is on jobs that carry its missing input now."""
     plan = Plan(iterations=1, num_shards=6, evaluate_every=0)
     lost -= done
-    carriers = {rollout(s): Carrier("12" if s in lost else "7", s) for s in range(6) if s not in done}
+    carriers = {rollout(s): ArrayElement("12" if s in lost else "7", s) for s in range(6) if s not in done}
     committed = {PREPARE, *(rollout(s) for s in done)}.__contains__
     items = [waiting(reward(s), "8", NEVER if s in lost else "Dependency", "7") for s in range(6)]
     changes = rewire(plan, items, committed, carriers, CORR)
@@ -154,7 +154,7 @@ def score(shard: int, pool: str) -> Task:
     return Task(1, Stage.SCORE, shard, pool)
 
 
-def scores_carried(big: str, small: str) -> dict[Task, Carrier]:
+def scores_carried(big: str, small: str) -> dict[Task, ArrayElement]:
     found = {}
     for array, pool in ((big, "big"), (small, "b_2")):
         found |= carried(array, *(score(s, pool) for s in range(3)))
@@ -162,7 +162,7 @@ def scores_carried(big: str, small: str) -> dict[Task, Carrier]:
 
 
 def pooled_elements(tasks, is_committed, carriers):
-    return [(t, t.shard, carriers_of(POOLED, t, is_committed, carriers) or ()) for t in tasks]
+    return [(t, t.shard, elements_of(POOLED, t, is_committed, carriers) or ()) for t in tasks]
 
 
 def test_a_reward_follows_every_pool_shard_by_shard_and_each_pool_the_rollout():
@@ -189,7 +189,7 @@ def test_after_a_failed_score_just_its_reward_is_told_to_wait_for_the_new_one():
     committed = {PREPARE, *(rollout(s) for s in range(3))}.__contains__
     items = [waiting(reward(s), "10", NEVER if s == 1 else "Dependency", "8", "9") for s in range(3)]
     (change,) = rewire(POOLED, items, committed, carriers, CORR)
-    assert change.elements == (Carrier("10", 1),)
+    assert change.elements == (ArrayElement("10", 1),)
     assert (change.dependency, change.waits_for) == ("aftercorr:9:12", ("9", "12"))
 
 
@@ -202,4 +202,4 @@ def test_a_driver_that_watches_an_iteration_is_woken_by_every_pools_failure():
 @pytest.mark.parametrize("stage", [Stage.ROLLOUT, Stage.UPDATE])
 def test_only_scoring_streams(stage):
     task = Task(1, stage, 0)
-    assert dependency_of([(task, 0, (Carrier("7", 0),))], CORR)[0] == "afterok:7"
+    assert dependency_of([(task, 0, (ArrayElement("7", 0),))], CORR)[0] == "afterok:7"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config.problem import ConfigError
+from pipeline.config.issue import ConfigError
 from pipeline.config.reward import RewardModelConfig
 from pipeline.config.scheduler import LocalConfig, LocalStageConfig, SlurmConfig
 from pipeline.config.schema import Config
@@ -26,7 +26,7 @@ from pipeline.notify.events import breakdown, completion, failure, tell
 from pipeline.orchestrate.driver import Outcome
 from pipeline.orchestrate.publish import note_mended
 from pipeline.orchestrate.rewind import Point, go_back, parse_point
-from pipeline.orchestrate.row_writer import RowBook
+from pipeline.orchestrate.row_writer import RowWriter
 from pipeline.run import journal
 from pipeline.run.control import Control, begin_call, read_control, write_control
 from pipeline.run.directory import Run, RunError, claimed_run, resume_command, slurm_settings
@@ -113,7 +113,7 @@ def mend_rows(run: Run, patience: float) -> None:
     """Write lines of metrics.jsonl anew in which a bit has flipped. Drivers compare the newest ones only."""
     try:
         with hold_patiently(run.paths.locks, patience):
-            book = RowBook.open(run.paths, run.plan.start + 1, compared=sys.maxsize)
+            book = RowWriter.open(run.paths, run.plan.start + 1, compared=sys.maxsize)
             book.close()
             note_mended(run, book.mended)
     except OSError as error:  # what people see never stops what trains; the driver tells more

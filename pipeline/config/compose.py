@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from pipeline.config.choices import packaged_configs, without_superseded
 from pipeline.config.conversion import converted, from_yaml, plain
-from pipeline.config.problem import ConfigError
+from pipeline.config.issue import ConfigError
 from pipeline.config.reward import KINDS
 from pipeline.config.scheduler import LocalConfig, SlurmConfig
 from pipeline.config.schema import Config

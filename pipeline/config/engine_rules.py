@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 from pipeline.config.algorithm import CorrectionLevel, ReferenceStage
 from pipeline.config.engines import Engine, VllmConfig
-from pipeline.config.problem import Problem
+from pipeline.config.issue import ConfigIssue
 from pipeline.config.reward import Component, RewardConfig, RewardModelConfig
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig
 from pipeline.config.schema import Config
 
 
-def engine_problems(config: Config) -> Iterator[Problem]:
+def engine_problems(config: Config) -> Iterator[ConfigIssue]:
     """Of generation and scoring."""
     yield from _truncation_problems(config)
     rollout, context = config.rollout, config.data.max_prompt_tokens
@@ -18,14 +18,14 @@ def engine_problems(config: Config) -> Iterator[Problem]:
         yield from _parallel_problems("rollout", rollout.vllm, config)
         if rollout.device_map is not None:
             why = "vLLM places the model itself; leave it out, and see rollout.vllm.tensor_parallel_size"
-            yield Problem("rollout.device_map", rollout.device_map, why)
+            yield ConfigIssue("rollout.device_map", rollout.device_map, why)
         if context and rollout.vllm.max_model_len and rollout.vllm.max_model_len <= context:
             why = f"leaves no room for one new token after data.max_prompt_tokens={context}; give more"
-            yield Problem("rollout.vllm.max_model_len", rollout.vllm.max_model_len, why)
+            yield ConfigIssue("rollout.vllm.max_model_len", rollout.vllm.max_model_len, why)
         elif (rollout.vllm.max_model_len or rollout.max_new_tokens + 1) <= rollout.max_new_tokens:
             new = f"rollout.max_new_tokens={rollout.max_new_tokens}"
             why = f"leaves no room for a prompt beside {new}; give more"
-            yield Problem("rollout.vllm.max_model_len", rollout.vllm.max_model_len, why)
+            yield ConfigIssue("rollout.vllm.max_model_len", rollout.vllm.max_model_len, why)
     scored = [c for c in config.reward.components.values() if scores_with(config.reward, c) == Engine.VLLM]
     for where in dict.fromkeys(f"pools.{c.pool}" if c.pool else "reward" for c in scored):
         yield from _parallel_problems("reward", config.reward.vllm, config, where)
@@ -37,7 +37,7 @@ def scores_with(reward: RewardConfig, component: Component) -> str | None:
     return component.engine or reward.engine if isinstance(component, RewardModelConfig) else None
 
 
-def _truncation_problems(config: Config) -> Iterator[Problem]:
+def _truncation_problems(config: Config) -> Iterator[ConfigIssue]:
     """top_p and top_k cut the distribution that was sampled from, which log-probabilities do not show."""
     rollout = config.rollout
     given = [("rollout.top_p", rollout.top_p)] if rollout.top_p < 1 else []
@@ -49,30 +49,30 @@ def _truncation_problems(config: Config) -> Iterator[Problem]:
                 f"{key.split('.')[1]} cuts off stays in them as an error; turn it off, or set "
                 "algorithm.correction.level=none"
             )
-            yield Problem(key, value, why)
+            yield ConfigIssue(key, value, why)
         elif rollout.engine == Engine.VLLM and rollout.temperature != 1:
             why = (
                 "vLLM gives log-probabilities before the temperature or after the cut, and training needs "
                 f"neither; with rollout.temperature={rollout.temperature:g} turn it off, or set "
                 "rollout.engine=transformers"
             )
-            yield Problem(key, value, why)
+            yield ConfigIssue(key, value, why)
 
 
 def _parallel_problems(
     stage: str, given: VllmConfig, config: Config, where: str | None = None
-) -> Iterator[Problem]:
+) -> Iterator[ConfigIssue]:
     """A model that is split over more or fewer GPUs than the jobs ``where`` it runs ask Slurm for."""
     where = where or stage
     asked, needed = _gpus(config, where), _num_gpus(given)
     may_have_more = stage == "reward" and config.reward.device_map is not None  # for the reference
     if asked is not None and (asked < needed or (asked > needed and not may_have_more)):
-        yield Problem(
+        yield ConfigIssue(
             f"scheduler.{where}.gpus_per_node", asked, f"{_sizes(stage, given)} uses {needed}; give that"
         )
 
 
-def _shared_problems(config: Config) -> Iterator[Problem]:
+def _shared_problems(config: Config) -> Iterator[ConfigIssue]:
     """Evaluations generate and score in one job; prepare scores the reference samples of normalisation."""
     sizes = [("rollout", config.rollout.vllm)] if config.rollout.engine == Engine.VLLM else []
     scored = [c for c in config.reward.components.values() if scores_with(config.reward, c) == Engine.VLLM]
@@ -84,11 +84,11 @@ def _shared_problems(config: Config) -> Iterator[Problem]:
         yield from _fewer_problems("prepare", "reward", config.reward.vllm, config)
 
 
-def _fewer_problems(where: str, stage: str, given: VllmConfig, config: Config) -> Iterator[Problem]:
+def _fewer_problems(where: str, stage: str, given: VllmConfig, config: Config) -> Iterator[ConfigIssue]:
     asked, needed = _gpus(config, where), _num_gpus(given)
     if asked is not None and asked < needed:
         why = f"it runs models as {stage} does, and {_sizes(stage, given)} uses {needed}; give at least that"
-        yield Problem(f"scheduler.{where}.gpus_per_node", asked, why)
+        yield ConfigIssue(f"scheduler.{where}.gpus_per_node", asked, why)
 
 
 def _num_gpus(given: VllmConfig) -> int:

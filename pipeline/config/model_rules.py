@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.config.algorithm import ReferenceStage
 from pipeline.config.engine_rules import scores_with
 from pipeline.config.engines import Engine
+from pipeline.config.issue import ConfigIssue
 from pipeline.config.model_dir import num_labels, read_json
 from pipeline.config.model_files import (
     ADAPTER_SETTINGS,
@@ -24,7 +25,6 @@ from pipeline.config.model_files import (
     read_tensors,
     read_vocabulary,
 )
-from pipeline.config.problem import Problem
 from pipeline.config.reward import RewardModelConfig
 from pipeline.config.schema import Config
 from pipeline.config.update import TrainingEngine
@@ -88,20 +88,20 @@ def used_models(config: Config) -> Iterator[UsedModel]:
             yield UsedModel(key, Path(component.path), Use.REWARD, is_ours)
 
 
-def model_problems(config: Config) -> Iterator[Problem]:
+def model_problems(config: Config) -> Iterator[ConfigIssue]:
     """For each model the first thing that keeps it from being used."""
     known: dict[str, Known] = {}
     for model in used_models(config):
         try:
             known[model.key] = examine(model, with_tokenizer=config.model.tokenizer is None)
         except BadModel as error:
-            yield Problem(model.key, model.directory, str(error))
+            yield ConfigIssue(model.key, model.directory, str(error))
     for model in used_models(config):
         if not model.is_ours or model.use not in (Use.REFERENCE, Use.CRITIC):
             continue
         mine, policy = known.get(model.key), known.get("model.policy")
         if mine and policy and (why := _other_vocabulary(mine, policy)):
-            yield Problem(model.key, model.directory, why)
+            yield ConfigIssue(model.key, model.directory, why)
 
 
 def model_warnings(config: Config) -> Iterator[str]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from pipeline.config.issue import ConfigIssue
 from pipeline.config.notify import NotifyConfig
-from pipeline.config.problem import Problem
 
 _SECRET_HOSTS = (
     *("hooks.slack.com", "discord.com", "discordapp.com", "webhook.office.com", "logic.azure.com"),
@@ -17,7 +17,7 @@ _SECRET_HOSTS = (
 """Whoever knows an address there may post to it."""
 
 
-def notify_problems(given: NotifyConfig) -> Iterator[Problem]:
+def notify_problems(given: NotifyConfig) -> Iterator[ConfigIssue]:
     """Keys that do not go together. Pure."""
     addresses = {
         name: value
@@ -25,24 +25,24 @@ def notify_problems(given: NotifyConfig) -> Iterator[Problem]:
         if (value := getattr(given, name)) is not None
     }
     if len(addresses) > 1:
-        yield Problem("notify", ", ".join(addresses), "say the same in several ways; give one of them")
+        yield ConfigIssue("notify", ", ".join(addresses), "say the same in several ways; give one of them")
     host = urlsplit(given.webhook or "").hostname or ""
     if any(host == known or host.endswith(f".{known}") for known in _SECRET_HOSTS):
         why = (
             "whoever knows this address may post to it, and settings are written to config.yaml; put it into "
             "an environment variable and give its name: notify.webhook_env=NAME, or notify.webhook_file=FILE"
         )
-        yield Problem("notify.webhook", f"https://{host}/...", why)
+        yield ConfigIssue("notify.webhook", f"https://{host}/...", why)
 
 
-def missing_means(given: NotifyConfig) -> Iterator[Problem]:
+def missing_means(given: NotifyConfig) -> Iterator[ConfigIssue]:
     """A program or a file that is not there."""
     if given.command and shutil.which(given.command[0]) is None:
-        yield Problem(
+        yield ConfigIssue(
             "notify.command", given.command[0], "no such program on this machine; give its full path"
         )
     if given.webhook_file and not os.access(given.webhook_file, os.R_OK):
-        yield Problem("notify.webhook_file", given.webhook_file, "cannot be read")
+        yield ConfigIssue("notify.webhook_file", given.webhook_file, "cannot be read")
 
 
 def notify_warnings(given: NotifyConfig) -> Iterator[str]:

@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
+from pipeline.config.issue import ConfigError, ConfigIssue
 from pipeline.config.model_dir import position_limit, text_settings
 from pipeline.config.model_rules import model_problems
 from pipeline.config.notify_rules import absolute, missing_means
-from pipeline.config.problem import ConfigError, Problem
 from pipeline.config.reward import Component, RemoteConfig, RewardModelConfig, RuleConfig
 from pipeline.config.rules import contradictions
 from pipeline.config.schema import Config
@@ -30,12 +30,12 @@ def resolve(config: Config) -> Config:
     return config
 
 
-def missing_paths(config: Config) -> Iterator[Problem]:
+def missing_paths(config: Config) -> Iterator[ConfigIssue]:
     """Inputs of the user that do not exist or are not what they should be."""
     yield from model_problems(config)
     for key, path in _data_paths(config):
         if not Path(path).exists():
-            yield Problem(key, path, "no such file or directory")
+            yield ConfigIssue(key, path, "no such file or directory")
     yield from missing_means(config.notify)
 
 
@@ -61,7 +61,7 @@ def _with_context(config: Config) -> Config:
             "model.context_length: must be given; the policy's config.json has no max_position_embeddings"
         )
     if limit is not None and context > limit:
-        problem = Problem(
+        problem = ConfigIssue(
             "model.context_length", context, f"the policy has positions for {limit} tokens only"
         )
         raise ConfigError(str(problem))
@@ -72,12 +72,12 @@ def _with_context(config: Config) -> Config:
     return dataclasses.replace(config, data=dataclasses.replace(config.data, max_prompt_tokens=prompt))
 
 
-def _vocabulary_problems(config: Config) -> Iterator[Problem]:
+def _vocabulary_problems(config: Config) -> Iterator[ConfigIssue]:
     """Token ids that the policy does not have."""
     size = text_settings(Path(config.model.policy)).get("vocab_size")
     for token in config.rollout.stop_token_ids:
         if isinstance(size, int) and token >= size:
-            yield Problem(
+            yield ConfigIssue(
                 "rollout.stop_token_ids", token, f"the policy has {size} tokens; legal: 0 to {size - 1}"
             )
 

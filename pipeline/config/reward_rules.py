@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from pipeline.config.problem import Problem
+from pipeline.config.issue import ConfigIssue
 from pipeline.config.reward import (
     RULE_ARGUMENTS,
     RemoteApi,
@@ -21,7 +21,7 @@ _OURS = frozenset(
 """Fields of requests that say what is asked, or in what form the answer comes."""
 
 
-def component_problems(config: Config) -> Iterator[Problem]:
+def component_problems(config: Config) -> Iterator[ConfigIssue]:
     """Of all rules and remote services."""
     for name, component in config.reward.components.items():
         key = f"reward.components.{name}"
@@ -31,44 +31,44 @@ def component_problems(config: Config) -> Iterator[Problem]:
             yield from _remote_problems(key, component)
 
 
-def _rule_problems(key: str, rule: RuleConfig) -> Iterator[Problem]:
+def _rule_problems(key: str, rule: RuleConfig) -> Iterator[ConfigIssue]:
     for name in sorted(RULE_ARGUMENTS & rule.arguments.keys()):
         why = "is what slurm-ppo itself passes under this name; leave it out"
-        yield Problem(f"{key}.arguments.{name}", rule.arguments[name], why)
+        yield ConfigIssue(f"{key}.arguments.{name}", rule.arguments[name], why)
     if rule.timeout_score is not None and rule.rows_per_call is not RowsPerCall.RESPONSE:
         why = (
             f"all responses of a call would get it, with {key}.rows_per_call={rule.rows_per_call}; leave it "
             "out, or set rows_per_call to response"
         )
-        yield Problem(f"{key}.timeout_score", rule.timeout_score, why)
+        yield ConfigIssue(f"{key}.timeout_score", rule.timeout_score, why)
 
 
-def _remote_problems(key: str, remote: RemoteConfig) -> Iterator[Problem]:
+def _remote_problems(key: str, remote: RemoteConfig) -> Iterator[ConfigIssue]:
     yield from _misplaced(key, remote)
     if remote.api is RemoteApi.CHAT:
         for name in ("model", "template"):
             if getattr(remote, name) is None:
-                yield Problem(f"{key}.{name}", None, f"must be given with {key}.api=chat")
+                yield ConfigIssue(f"{key}.{name}", None, f"must be given with {key}.api=chat")
         yield from _chat_problems(key, remote)
     if remote.max_model_len is not None and remote.tokenizer is None:
         why = f"only tokens can be counted and cut; give {key}.tokenizer=DIRECTORY too, or leave it out"
-        yield Problem(f"{key}.max_model_len", remote.max_model_len, why)
+        yield ConfigIssue(f"{key}.max_model_len", remote.max_model_len, why)
     if remote.max_backoff < remote.backoff:
-        yield Problem(
+        yield ConfigIssue(
             f"{key}.max_backoff", remote.max_backoff, f"is less than {key}.backoff={remote.backoff}"
         )
     for name in sorted(_OURS & remote.parameters.keys()):
         why = "is set by slurm-ppo itself; leave it out"
-        yield Problem(f"{key}.parameters.{name}", remote.parameters[name], why)
+        yield ConfigIssue(f"{key}.parameters.{name}", remote.parameters[name], why)
     try:
         is_complete = bool(urlsplit(remote.url).hostname) and urlsplit(remote.url).port != 0
     except ValueError:
         is_complete = False
     if not is_complete:
-        yield Problem(f"{key}.url", remote.url, "is no address; write e.g. http://gpu07:8000/classify")
+        yield ConfigIssue(f"{key}.url", remote.url, "is no address; write e.g. http://gpu07:8000/classify")
 
 
-def _misplaced(key: str, remote: RemoteConfig) -> Iterator[Problem]:
+def _misplaced(key: str, remote: RemoteConfig) -> Iterator[ConfigIssue]:
     """Keys of another api."""
     owners = {
         RemoteApi.CLASSIFY: ("tokenizer", "max_model_len"),
@@ -78,18 +78,18 @@ def _misplaced(key: str, remote: RemoteConfig) -> Iterator[Problem]:
         for name in names:
             if remote.api is not api and getattr(remote, name) is not None:
                 why = f"is of {key}.api={api}, and it is {remote.api}; leave it out"
-                yield Problem(f"{key}.{name}", getattr(remote, name), why)
+                yield ConfigIssue(f"{key}.{name}", getattr(remote, name), why)
 
 
-def _chat_problems(key: str, remote: RemoteConfig) -> Iterator[Problem]:
+def _chat_problems(key: str, remote: RemoteConfig) -> Iterator[ConfigIssue]:
     if (remote.batch_size or 1) > 1:
-        yield Problem(
+        yield ConfigIssue(
             f"{key}.batch_size", remote.batch_size, "a judge gets one response per request; legal: 1"
         )
     if remote.score_pattern is not None and (problem := pattern_problem(remote.score_pattern)):
-        yield Problem(f"{key}.score_pattern", remote.score_pattern, problem)
+        yield ConfigIssue(f"{key}.score_pattern", remote.score_pattern, problem)
     if remote.template is not None and (why := template_problem(remote.template)):
-        yield Problem(f"{key}.template", remote.template, why)
+        yield ConfigIssue(f"{key}.template", remote.template, why)
 
 
 def pattern_problem(pattern: str) -> str | None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.config.problem import Problem
+from pipeline.config.issue import ConfigIssue
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, key_of, resources_of
 from pipeline.config.schema import Config
 from pipeline.doctor.findings import Check, Finding, Group, milliseconds, ok, problem, skipped, warning
@@ -24,7 +24,7 @@ from pipeline.run.lease import EXPIRY_SECONDS
 from slurm.associations import read_associations
 from slurm.commands import SlurmError, SlurmMissing, run_command
 from slurm.limits import Partition, format_duration, parse_limits, read_limits, read_partitions
-from slurm.probe import Answer, Exchange, Probe, Silent, run_probes
+from slurm.probe import Answer, Exchange, Probe, ProbeTimeout, run_probes
 
 _OPTIONAL = {"sinfo": "partitions are", "sacct": "costs are", "sacctmgr": "limits are"}
 _SLOW_SECONDS = 5.0
@@ -202,7 +202,7 @@ def look_at_stages(config: Config) -> Iterator[Finding]:
         yield judge_stage(purpose, resources, found)
 
 
-def judge_stage(purpose: str, given: ResourcesConfig, problems: Sequence[Problem]) -> Finding:
+def judge_stage(purpose: str, given: ResourcesConfig, problems: Sequence[ConfigIssue]) -> Finding:
     """Pure."""
     title = f"jobs of {purpose}"
     if problems:
@@ -229,10 +229,10 @@ def look_at_nodes(config: Config | None, folder: Path) -> Iterator[Finding]:
     yield from judge_node("the default partition", list(judge(aim, answer)), answer)
 
 
-def judge_node(name: str, problems: Sequence[Problem], answer: Answer) -> Iterator[Finding]:
+def judge_node(name: str, problems: Sequence[ConfigIssue], answer: Answer) -> Iterator[Finding]:
     """Pure."""
     title = f"node for {name}"
-    if isinstance(answer, Silent):
+    if isinstance(answer, ProbeTimeout):
         advice = "type slurm-ppo doctor again when the queue is shorter"
         if answer.is_late:
             yield warning(title, f"its job had to wait too long ({answer.why})", advice)

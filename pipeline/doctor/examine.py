@@ -41,7 +41,7 @@ from pipeline.run.directory import Run
 
 
 @dataclass(frozen=True)
-class Patient:
+class Subject:
     """What is looked at."""
 
     folder: Path
@@ -58,7 +58,7 @@ class Patient:
         return str(self.run.paths.root if self.run else self.folder)
 
 
-def patient_of(root: Path | None, imagined: Run | None) -> Patient:
+def patient_of(root: Path | None, imagined: Run | None) -> Subject:
     """A run directory, settings, or nothing: the current folder.
 
     Raises:
@@ -69,17 +69,17 @@ def patient_of(root: Path | None, imagined: Run | None) -> Patient:
 
     if imagined is not None:
         target = imagined.paths.root
-        return Patient(target if target.is_dir() else existing_parent(target), imagined)
+        return Subject(target if target.is_dir() else existing_parent(target), imagined)
     if root is None:
-        return Patient(Path.cwd())
+        return Subject(Path.cwd())
     if run_check(Check(Group.RUN, "run", lambda: _reach(root))) is None:
-        return Patient(root.absolute(), trouble=f"{root} does not answer")
+        return Subject(root.absolute(), trouble=f"{root} does not answer")
     if not is_run(root):
         load_run(root)  # says what is missing
     try:
-        return Patient(root.absolute(), load_run(root), exists=True)
+        return Subject(root.absolute(), load_run(root), exists=True)
     except RunError as error:
-        return Patient(root.absolute(), trouble=str(error))
+        return Subject(root.absolute(), trouble=str(error))
 
 
 def _reach(root: Path) -> list[Finding]:
@@ -87,7 +87,7 @@ def _reach(root: Path) -> list[Finding]:
     return [ok("run", f"{root} exists: {root.exists()}")]
 
 
-def checks_of(patient: Patient, with_probe: bool) -> list[Check]:
+def checks_of(patient: Subject, with_probe: bool) -> list[Check]:
     """In the order in which they are made and shown."""
     run = patient.run
     config = run.config if run else None
@@ -108,7 +108,7 @@ def checks_of(patient: Patient, with_probe: bool) -> list[Check]:
     return checks
 
 
-def examine(patient: Patient, with_probe: bool, tell: Callable[[Grouped], None]) -> list[Grouped]:
+def examine(patient: Subject, with_probe: bool, tell: Callable[[Grouped], None]) -> list[Grouped]:
     """Make every check, telling of each finding as it comes. Leaves nothing behind, also when interrupted."""
     found = []
     with interruptible():
@@ -149,7 +149,7 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def next_command(patient: Patient, found: list[Grouped]) -> str:
+def next_command(patient: Subject, found: list[Grouped]) -> str:
     """What to type once everything is read."""
     root = shlex.quote(patient.subject)
     if count(found, Verdict.PROBLEM):
@@ -159,7 +159,7 @@ def next_command(patient: Patient, found: list[Grouped]) -> str:
     return "slurm-ppo validate ..., then submit or run" if patient.run else "slurm-ppo run experiment=..."
 
 
-def show(patient: Patient, with_probe: bool, stream: TextIO) -> list[Grouped]:
+def show(patient: Subject, with_probe: bool, stream: TextIO) -> list[Grouped]:
     """Print findings as they come, under their groups."""
     shown = in_colour if stream.isatty() and "NO_COLOR" not in os.environ else plain
     last: list[Group] = []
@@ -175,7 +175,7 @@ def show(patient: Patient, with_probe: bool, stream: TextIO) -> list[Grouped]:
     return found
 
 
-def doctor(patient: Patient, with_probe: bool, as_json: bool) -> bool:
+def doctor(patient: Subject, with_probe: bool, as_json: bool) -> bool:
     """Print what was found. Returns whether there was no problem."""
     import json
 

@@ -19,7 +19,7 @@ from pipeline.orchestrate.driver import (
     wait_for_rows,
 )
 from pipeline.orchestrate.jobs import CommittedOf, Ended
-from pipeline.orchestrate.publish import Books
+from pipeline.orchestrate.publish import Publisher
 from pipeline.orchestrate.reconcile import Launch, Observation
 from pipeline.process import interruptible
 from pipeline.run import journal
@@ -65,7 +65,7 @@ class LocalJobs:
             if status.state is JobState.ENDED and key in self._attempts:
                 self._ended[key] = status
 
-    def settle(self, tasks: Sequence[Task], committed_of: CommittedOf) -> list[Ended]:
+    def collect_ended(self, tasks: Sequence[Task], committed_of: CommittedOf) -> list[Ended]:
         found = []
         committed = committed_of([self._attempts[key].task for key in self._ended])
         for key, status in self._ended.items():
@@ -108,7 +108,7 @@ class LocalJobs:
         ranks = ranks_of(self.run.config, task)
         return Job(key, task.purpose, arguments, log, priority=URGENCY[task.stage], ranks=ranks), event
 
-    def tend(self, seen: Observation) -> None:
+    def update_dependencies(self, seen: Observation) -> None:
         """Jobs of this machine wait for nothing."""
 
     def give_up(self, given_up: Sequence[GiveUp]) -> None:
@@ -151,7 +151,7 @@ def drive(
     """
     with contextlib.nullcontext(held) if held else hold(run.paths.locks) as lease, interruptible():
         journal.event(run.paths.events, "driver_started", host=lease.holder.host, pid=lease.holder.pid)
-        books = Books(run, open_tracker(run, watcher.note))
+        books = Publisher(run, open_tracker(run, watcher.note))
         driver = Driver.of(run, LocalJobs(run, scheduler), watcher, books)
         outcome = Outcome.FAILED
         try:

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.issue import ConfigError
 from pipeline.config.notify import NotifyConfig, Occasion
-from pipeline.config.problem import ConfigError
 from pipeline.notify.deliver import Delivery, post, run_words
 from pipeline.notify.secrets import secrets_of, without_secrets
 from pipeline.run import journal

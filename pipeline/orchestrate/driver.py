@@ -11,7 +11,7 @@ from typing import Protocol
 from pipeline.metrics.advice import Evidence, Rule, first_shown, in_a_line
 from pipeline.notify.events import rows_unwritten, tell, tell_if_stalled
 from pipeline.orchestrate.jobs import Ended, Jobs
-from pipeline.orchestrate.publish import Books
+from pipeline.orchestrate.publish import Publisher
 from pipeline.orchestrate.reconcile import Actions, Observation, Retract, reconcile
 from pipeline.orchestrate.rewind import Point
 from pipeline.orchestrate.rewind import take_back as take_history_back
@@ -60,7 +60,7 @@ class Driver:
     run: Run
     jobs: Jobs
     watcher: Watcher
-    books: Books
+    books: Publisher
     records: Records
     frontier: Frontier
     given_up: tuple[GiveUp, ...] = ()
@@ -72,7 +72,7 @@ class Driver:
     """Whether the journal says of no trouble with rows that is over; an earlier driver may have left one."""
 
     @staticmethod
-    def of(run: Run, jobs: Jobs, watcher: Watcher, books: Books) -> "Driver":
+    def of(run: Run, jobs: Jobs, watcher: Watcher, books: Publisher) -> "Driver":
         driver = Driver(run, jobs, watcher, books, Records(run.paths), find_frontier(run.plan, run.paths))
         with never_in_the_way(driver):
             books.open()
@@ -180,8 +180,8 @@ def observe(driver: Driver) -> Observation:
     jobs, records = driver.jobs, driver.records
     jobs.query()
     tasks = look(driver)
-    for ended in jobs.settle(tasks, records.published):
-        take_note(driver, ended)
+    for ended in jobs.collect_ended(tasks, records.published):
+        record_failure(driver, ended)
     return Observation(tasks, records.committed(), dict(records.corrupt), jobs.live, jobs.failures)
 
 
@@ -232,7 +232,7 @@ def find_moved(driver: Driver) -> Frontier:
     return Frontier(updated, evaluated)
 
 
-def take_note(driver: Driver, ended: Ended) -> None:
+def record_failure(driver: Driver, ended: Ended) -> None:
     """Write down a failed attempt, and look closely at the input that it suspects."""
     failure = ended.failure
     journal.event(
@@ -247,7 +247,7 @@ def take_note(driver: Driver, ended: Ended) -> None:
     )
     driver.watcher.note(f"{failure.task}, attempt {failure.attempt}: {failure.message}")
     if ended.suspect is not None:
-        driver.records.doubt(ended.suspect)
+        driver.records.verify(ended.suspect)
 
 
 def act(driver: Driver, actions: Actions, seen: Observation) -> None:
@@ -259,7 +259,7 @@ def act(driver: Driver, actions: Actions, seen: Observation) -> None:
         return
     if actions.launch:
         driver.jobs.launch(actions.launch, seen)
-    driver.jobs.tend(seen)
+    driver.jobs.update_dependencies(seen)
 
 
 def take_back(driver: Driver, retracts: Sequence[Retract]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipeline.config.algorithm import Estimator, KLController
 from pipeline.config.compose import compose, to_mapping
-from pipeline.config.problem import ConfigError, Problem
+from pipeline.config.issue import ConfigError, ConfigIssue
 from pipeline.config.resolve import resolve
 from pipeline.config.reward import RewardModelConfig
 from pipeline.config.schema import Config
@@ -54,43 +54,45 @@ def fork_config(parent: Version, root: Path, overrides: Sequence[str], config_di
     return config
 
 
-def misfits(parent: Version, config: Config) -> Iterator[Problem]:
+def misfits(parent: Version, config: Config) -> Iterator[ConfigIssue]:
     """Settings of a fork that its parent's state cannot go on with, or would silently go on without."""
     before, model = parent.run.config, config.model
     if config.iterations <= parent.number:
         why = f"{parent} is its last; give iterations=N, more than {parent.number}"
-        yield Problem("iterations", config.iterations, why)
+        yield ConfigIssue("iterations", config.iterations, why)
     if model.policy != before.model.policy:
         why = f"the fork goes on from {parent}; leave it out, or start a new run from that model"
-        yield Problem("model.policy", model.policy, why)
+        yield ConfigIssue("model.policy", model.policy, why)
     has_critic = before.algorithm.estimator is Estimator.GAE
     if config.algorithm.estimator is Estimator.GAE and not has_critic:
         why = (
             f"needs a critic, and the parent (algorithm.estimator={before.algorithm.estimator}) has none; "
             "start a new run from an export of its policy"
         )
-        yield Problem("algorithm.estimator", config.algorithm.estimator, why)
+        yield ConfigIssue("algorithm.estimator", config.algorithm.estimator, why)
     if has_critic and model.critic != before.model.critic:
-        yield Problem("model.critic", model.critic, "the fork goes on from the parent's critic; leave it out")
+        yield ConfigIssue(
+            "model.critic", model.critic, "the fork goes on from the parent's critic; leave it out"
+        )
     for key in ("lora", "precision"):
         mine, theirs = getattr(config.update, key), getattr(before.update, key)
         if mine != theirs:
             why = f"the trainer state to go on from was made with {theirs}; leave it out, or start a new run"
-            yield Problem(f"update.{key}", mine, why)
+            yield ConfigIssue(f"update.{key}", mine, why)
     kl = config.algorithm.kl
     if kl.controller is KLController.ADAPTIVE and kl.coef != before.algorithm.kl.coef:
         why = "the adaptive controller goes on from where the parent's was; leave it out"
-        yield Problem("algorithm.kl.coef", kl.coef, why)
+        yield ConfigIssue("algorithm.kl.coef", kl.coef, why)
     if config.algorithm.shaping.normalize and config.reward.components != before.reward.components:
         why = (
             "the trainer state has the mean and spread of the parent's reward, and this fork has another one "
             "(reward.components); set it to false, or start a new run from an export of the parent's policy"
         )
-        yield Problem("algorithm.shaping.normalize", True, why)
+        yield ConfigIssue("algorithm.shaping.normalize", True, why)
     yield from changed_models(parent, config)
 
 
-def changed_models(parent: Version, config: Config) -> Iterator[Problem]:
+def changed_models(parent: Version, config: Config) -> Iterator[ConfigIssue]:
     """Models of the user's that the fork shares with its parent, and that changed since that began.
 
     Raises:
@@ -110,7 +112,7 @@ def changed_models(parent: Version, config: Config) -> Iterator[Problem]:
                 f"{changed} {happened} since the parent began, and what the fork goes on from belongs to "
                 "what it was; restore it, or start a new run"
             )
-            yield Problem(key, directory, why)
+            yield ConfigIssue(key, directory, why)
 
 
 def shared_models(before: Config, config: Config) -> Iterator[tuple[str, str]]:

@@ -31,7 +31,7 @@ class Jobs(Protocol):
     def query(self) -> None:
         """Ask what runs. Comes before reading commits, so that an ended job's commit is seen."""
 
-    def settle(self, tasks: Sequence[Task], committed_of: CommittedOf) -> Sequence[Ended]:
+    def collect_ended(self, tasks: Sequence[Task], committed_of: CommittedOf) -> Sequence[Ended]:
         """Attempts that the last query showed as ended and that left no commit."""
 
     @property
@@ -48,7 +48,7 @@ class Jobs(Protocol):
     def launch(self, launches: Sequence[Launch], seen: Observation) -> None:
         """Start attempts."""
 
-    def tend(self, seen: Observation) -> None:
+    def update_dependencies(self, seen: Observation) -> None:
         """After launching: see to it that what waits, waits for the right thing."""
 
     def give_up(self, given_up: Sequence[GiveUp]) -> None:

@@ -8,7 +8,7 @@ from pipeline.metrics.attempts import Facts, attempts_of, last_written
 from pipeline.metrics.costs import cost_metrics
 from pipeline.metrics.row import Clock, iteration_row
 from pipeline.metrics.spans import iteration_spans, share_metrics, to_line
-from pipeline.orchestrate.row_writer import RowBook
+from pipeline.orchestrate.row_writer import RowWriter
 from pipeline.run import journal
 from pipeline.run.best import _link, keep_best
 from pipeline.run.commits import Record
@@ -18,7 +18,7 @@ from pipeline.run.packing import pack_old
 from pipeline.run.plan import policy_maker
 from pipeline.run.records import Frontier, Records
 from pipeline.run.retention import thin
-from pipeline.run.superseded import sweep
+from pipeline.run.superseded import remove_losers
 from pipeline.run.tasks import PREPARE, Task, task_key
 from pipeline.run.troubles import Trouble, described, note_recovery, note_trouble
 from pipeline.tracking.tracker import Tracker
@@ -28,14 +28,14 @@ _PACE = 5
 
 
 @dataclass
-class Books:
+class Publisher:
     """Rows written so far, and where else they go."""
 
     run: Run
     tracker: Tracker
     facts: Callable[[int], Facts] = lambda iteration: Facts()
     """What the scheduler knows of the jobs of an iteration."""
-    _book: RowBook | None = None
+    _book: RowWriter | None = None
     """None until it was opened: a disk that does not let it stops no training."""
     _packed: int | None = None
     """The newest iteration when packing was done last."""
@@ -45,7 +45,7 @@ class Books:
     def open(self) -> None:
         """Take up metrics.jsonl where it ends, unless that was done."""
         if self._book is None:
-            self._book = RowBook.open(self.run.paths, self.run.plan.start + 1)
+            self._book = RowWriter.open(self.run.paths, self.run.plan.start + 1)
             note_mended(self.run, self._book.mended)
             keep_best(self.run, self.rows)  # the driver before may have been killed between the row and this
             self.tracker.update()
@@ -104,7 +104,7 @@ class Books:
             row = self._book.add(row)
             self.tracker.update()
             keep_best(self.run, self.rows)
-            sweep(self.run.paths, [r for task in tasks if (r := records.readable(task))], spared=lost)
+            remove_losers(self.run.paths, [r for task in tasks if (r := records.readable(task))], spared=lost)
             yield row
 
     def _may_come(self, task: Task, frontier: Frontier) -> bool:

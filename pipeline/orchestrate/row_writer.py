@@ -22,7 +22,7 @@ _RECENT = 20
 
 
 @dataclass
-class RowBook:
+class RowWriter:
     """The rows of a run, and where the next one goes."""
 
     paths: RunPaths
@@ -39,7 +39,7 @@ class RowBook:
     """The first row whose line was not what was published, when the book was opened."""
 
     @staticmethod
-    def open(paths: RunPaths, first: int, compared: int = _RECENT) -> "RowBook":
+    def open(paths: RunPaths, first: int, compared: int = _RECENT) -> "RowWriter":
         """Take up what is there, under the lease. What is no row of its place is written anew, if it was
         published; rows behind one that is lost are lost with it, and follow again from their records.
 
@@ -47,7 +47,7 @@ class RowBook:
             compared: the newest lines that are compared with what was published; a file is read for each.
         """
         make_folder(paths.rows)  # lists the run's folder: what another machine replaced in it is known then
-        book = RowBook(paths, [], first, _open_folder(paths), _open_file(paths), 0)
+        book = RowWriter(paths, [], first, _open_folder(paths), _open_file(paths), 0)
         with naming(paths.metrics):
             content = _read(book._file)
         book._take_up(content, compared)

@@ -51,7 +51,7 @@ class Plugin:
 
 
 @dataclass(frozen=True)
-class Trouble:
+class PluginFailure:
     """Why a plug-in gave no answer."""
 
     text: str
@@ -75,14 +75,14 @@ class PluginUnusable(PluginError):
 
 
 @functools.cache
-def loaded(plugin: Plugin) -> Callable[..., Any] | Trouble:
+def loaded(plugin: Plugin) -> Callable[..., Any] | PluginFailure:
     """The function, imported once in each process; or why not."""
     try:
         return load_plugin(plugin.key, plugin.name, plugin.group)
     except PluginError as error:
-        return Trouble(str(error), is_users=True, is_elsewhere=isinstance(error, MissingImport))
+        return PluginFailure(str(error), is_users=True, is_elsewhere=isinstance(error, MissingImport))
     except BaseException as error:  # a module that exits at import must not take the process along
-        return Trouble(f"{plugin.key}={plugin.name}: its import {raised(error)}", is_users=True)
+        return PluginFailure(f"{plugin.key}={plugin.name}: its import {raised(error)}", is_users=True)
 
 
 def load(plugin: Plugin, folder: str) -> None:
@@ -97,18 +97,20 @@ def load(plugin: Plugin, folder: str) -> None:
         faulthandler.cancel_dump_traceback_later()
 
 
-def score(plugin: Plugin, arguments: Mapping[str, Any], num_rows: int) -> list[float] | Trouble:
+def score(plugin: Plugin, arguments: Mapping[str, Any], num_rows: int) -> list[float] | PluginFailure:
     """One finite number per row from the function, or why there is none."""
     function = loaded(plugin)
-    if isinstance(function, Trouble):
+    if isinstance(function, PluginFailure):
         return function
     try:
         returned = function(**arguments)
         if not is_listing(returned):
-            return Trouble(f"returned {type(returned).__name__} instead of a list of numbers", is_users=True)
+            return PluginFailure(
+                f"returned {type(returned).__name__} instead of a list of numbers", is_users=True
+            )
         return judged(list(returned), num_rows)
     except BaseException as error:  # also what exits: the row is what has to be named
-        return Trouble(raised(error), trace=traceback.format_exc())
+        return PluginFailure(raised(error), trace=traceback.format_exc())
 
 
 def is_listing(returned: Any) -> bool:
@@ -116,13 +118,13 @@ def is_listing(returned: Any) -> bool:
     return isinstance(returned, Iterable) and not isinstance(returned, str | bytes | Mapping | Set)
 
 
-def judged(answer: Sequence[Any], num_rows: int) -> list[float] | Trouble:
+def judged(answer: Sequence[Any], num_rows: int) -> list[float] | PluginFailure:
     """The answer as floats, if it is one finite number per row."""
     if len(answer) != num_rows:
-        return Trouble(f"returned {len(answer)} scores instead of {num_rows}", is_users=True)
+        return PluginFailure(f"returned {len(answer)} scores instead of {num_rows}", is_users=True)
     for index, number in enumerate(answer):
         if not is_finite_number(number):
-            return Trouble(f"returned {number!r:.200} instead of a finite number", index, is_users=True)
+            return PluginFailure(f"returned {number!r:.200} instead of a finite number", index, is_users=True)
     return [float(number) for number in answer]
 
 
@@ -140,18 +142,18 @@ def raised(error: BaseException) -> str:
     return f"raised {type(error).__name__}: {error} at {last.filename}:{last.lineno}"
 
 
-def misfit(plugin: Plugin, names: Sequence[str], num_positional: int) -> Trouble | None:
+def signature_error(plugin: Plugin, names: Sequence[str], num_positional: int) -> PluginFailure | None:
     """Why the function cannot be called with these arguments; None where it can or cannot be known.
 
     Args:
         names: of the keyword arguments.
     """
     function = loaded(plugin)
-    if isinstance(function, Trouble):
+    if isinstance(function, PluginFailure):
         return function
     if twice := sorted({name for name in names if names.count(name) > 1}):
         text = f"{plugin.key}={plugin.name}: {', '.join(twice)}: both a column of the prompts and an argument"
-        return Trouble(text, is_users=True)
+        return PluginFailure(text, is_users=True)
     try:
         signature = inspect.signature(function)
     except ValueError:  # of a few built-in functions
@@ -161,14 +163,14 @@ def misfit(plugin: Plugin, names: Sequence[str], num_positional: int) -> Trouble
     except TypeError as error:
         given = f"{num_positional} arguments" if num_positional else ", ".join(names)
         text = f"{plugin.key}={plugin.name}: cannot be called with {given}: {error}"
-        return Trouble(text, is_users=True)
+        return PluginFailure(text, is_users=True)
     return None
 
 
-def has_mark(plugin: Plugin, name: str) -> bool | Trouble:
+def has_mark(plugin: Plugin, name: str) -> bool | PluginFailure:
     """Whether the function was given a mark by a decorator of ours."""
     function = loaded(plugin)
-    return function if isinstance(function, Trouble) else getattr(function, name, False) is True
+    return function if isinstance(function, PluginFailure) else getattr(function, name, False) is True
 
 
 # what runs here
@@ -199,7 +201,7 @@ class Calls:
             raise self._unusable() from None
 
     def answer(self, future: Any, seconds: float) -> Any:
-        """What the call returned, or the Trouble it ended in. Answers are to be taken in the order of asking:
+        """What the call returned, or the PluginFailure it ended in. Answers are to be taken in the order of asking:
         then only what was asked before can keep a call waiting.
 
         Raises:
@@ -215,9 +217,9 @@ class Calls:
         try:
             return future.result()
         except ProcessExpired as error:
-            return Trouble(f"ended its process ({in_words(error.exitcode)})")
+            return PluginFailure(f"ended its process ({in_words(error.exitcode)})")
         except TimeoutError:
-            return Trouble(f"gave no answer within {seconds:g} s (time_limit)", is_late=True)
+            return PluginFailure(f"gave no answer within {seconds:g} s (time_limit)", is_late=True)
         except (BrokenProcessPool, CancelledError):
             raise self._unusable() from None
 

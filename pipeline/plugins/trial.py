@@ -9,7 +9,15 @@ from typing import Any
 from pipeline.config.reward import RewardModelConfig, RowsPerCall, RuleConfig
 from pipeline.config.schema import Config
 from pipeline.plugins.load import RULES, PluginError
-from pipeline.plugins.sandbox import Calls, Plugin, Trouble, has_mark, misfit, open_calls, score
+from pipeline.plugins.sandbox import (
+    Calls,
+    Plugin,
+    PluginFailure,
+    has_mark,
+    open_calls,
+    score,
+    signature_error,
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,9 @@ def check_rules(config: Config, samples: Sequence[Sample]) -> None:
 def _check_signature(calls: Calls, rule: RuleConfig, config: Config, sample: Sample) -> None:
     """A module that is missing here is no error of a rule that has no trial: its own jobs may have it."""
     names = [*_trial_row(config, sample), *rule.arguments]
-    trouble: Trouble | None = calls.answer(calls.ask(rule.time_limit, misfit, names, 0), rule.time_limit)
+    trouble: PluginFailure | None = calls.answer(
+        calls.ask(rule.time_limit, signature_error, names, 0), rule.time_limit
+    )
     if trouble and (rule.trial or not trouble.is_elsewhere):
         raise PluginError(trouble.text)
 
@@ -66,7 +76,7 @@ def _try_rule(calls: Calls, name: str, rule: RuleConfig, config: Config, sample:
     row, seconds = _trial_row(config, sample), rule.time_limit * num_rows
     arguments = {key: [value] * num_rows for key, value in row.items()} | rule.arguments
     answer = calls.answer(calls.ask(seconds, score, arguments, num_rows), seconds)
-    if isinstance(answer, Trouble) and not (answer.is_late and rule.timeout_score is not None):
+    if isinstance(answer, PluginFailure) and not (answer.is_late and rule.timeout_score is not None):
         key = sample.source.partition("=")[0]
         raise PluginError(
             f"reward.components.{name}.function={rule.function}: {answer.text} for an empty response to "
@@ -142,7 +152,7 @@ def by_module(plugins: Mapping[Plugin, int]) -> list[dict[Plugin, int]]:
     return list(groups.values())
 
 
-def tried(plugins: Mapping[Plugin, int]) -> Iterator[Trouble]:
+def tried(plugins: Mapping[Plugin, int]) -> Iterator[PluginFailure]:
     """Import functions of one module, given with the number of their positional arguments.
 
     Yields:
@@ -151,5 +161,5 @@ def tried(plugins: Mapping[Plugin, int]) -> Iterator[Trouble]:
     with open_calls(next(iter(plugins)), 1) as calls:
         for plugin, num_arguments in plugins.items():
             own = calls.of(plugin)
-            if trouble := own.answer(own.ask(plugin.import_limit, misfit, [], num_arguments), 0):
+            if trouble := own.answer(own.ask(plugin.import_limit, signature_error, [], num_arguments), 0):
                 yield trouble

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.config.issue import ConfigError, ConfigIssue
 from pipeline.config.job_kinds import DRIVER
-from pipeline.config.problem import ConfigError, Problem
 from pipeline.config.rules import SLURM_STAGES
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, key_of, resources_of
 from pipeline.config.schema import Config
 from pipeline.executors.slurm.arrays import array_of, driver_submission, stage_submissions
-from pipeline.executors.slurm.resources import Lessons
+from pipeline.executors.slurm.resources import Escalation
 from pipeline.run.directory import imagined_run
 from pipeline.run.tasks import Stage, Task, task_of
 from slurm.associations import Associations, read_associations
@@ -57,19 +57,21 @@ def check_cluster(config: Config) -> None:
         raise ConfigError("\n".join(map(str, problems)))
 
 
-def cluster_problems(config: Config) -> Iterator[Problem]:
+def cluster_problems(config: Config) -> Iterator[ConfigIssue]:
     """What keeps jobs of this configuration from running on the cluster at hand."""
     given = config.scheduler
     assert isinstance(given, SlurmConfig)
     yield from run_dir_problems(Path(config.run_dir))
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:
-        yield Problem("scheduler", given.kind, f"{', '.join(missing)} not found; type this on a login node")
+        yield ConfigIssue(
+            "scheduler", given.kind, f"{', '.join(missing)} not found; type this on a login node"
+        )
         return
     try:
         cluster = Cluster(read_limits(), read_partitions(), read_associations())
     except SlurmError as error:
-        yield Problem("scheduler", given.kind, f"Slurm does not answer: {error}")
+        yield ConfigIssue("scheduler", given.kind, f"Slurm does not answer: {error}")
         return
     yield from limit_problems(given, cluster.limits)
     for purpose in purposes_used(config):
@@ -83,10 +85,12 @@ def purposes_used(config: Config) -> list[str]:
     return [*stages, *(Task(1, Stage.SCORE, pool=pool).purpose for pool in config.reward.pools)]
 
 
-def run_dir_problems(run_dir: Path) -> Iterator[Problem]:
+def run_dir_problems(run_dir: Path) -> Iterator[ConfigIssue]:
     parent = existing_parent(run_dir)
     if not os.access(parent, os.W_OK | os.X_OK):
-        yield Problem("run_dir", run_dir, f"{parent} is not writable; give a folder on a shared filesystem")
+        yield ConfigIssue(
+            "run_dir", run_dir, f"{parent} is not writable; give a folder on a shared filesystem"
+        )
 
 
 def existing_parent(path: Path) -> Path:
@@ -94,32 +98,34 @@ def existing_parent(path: Path) -> Path:
     return next(folder for folder in path.absolute().parents if folder.is_dir())
 
 
-def limit_problems(given: SlurmConfig, limits: ClusterLimits) -> Iterator[Problem]:
+def limit_problems(given: SlurmConfig, limits: ClusterLimits) -> Iterator[ConfigIssue]:
     """Limits of submitted jobs that leave a run no room."""
     if limits.max_submit is not None and limits.max_submit < _ELEMENTS_NEEDED:
-        yield Problem(
+        yield ConfigIssue(
             "scheduler.max_submitted",
             given.max_submitted,
             f"you may queue {limits.max_submit} jobs; a run needs at least {_ELEMENTS_NEEDED}, ask for more",
         )
 
 
-def stage_problems(purpose: str, given: ResourcesConfig, cluster: Cluster) -> Iterator[Problem]:
+def stage_problems(purpose: str, given: ResourcesConfig, cluster: Cluster) -> Iterator[ConfigIssue]:
     """Of one stage or pool. Pure."""
     key = key_of(purpose)
     named = list(given.partition)
     unknown = [name for name in named if name not in cluster.partitions]
     for name in unknown:
-        yield Problem(f"{key}.partition", name, f"no such partition; legal: {_names(cluster.partitions)}")
+        yield ConfigIssue(f"{key}.partition", name, f"no such partition; legal: {_names(cluster.partitions)}")
     if not named:
         named = [name for name, partition in cluster.partitions.items() if partition.default]
         if not named:
             legal = _names(cluster.partitions)
-            yield Problem(f"{key}.partition", "null", f"the cluster has no default; legal: {legal}")
+            yield ConfigIssue(f"{key}.partition", "null", f"the cluster has no default; legal: {legal}")
     partitions = [cluster.partitions[name] for name in named if name in cluster.partitions]
     for partition in partitions:
         if partition.state != "UP":
-            yield Problem(f"{key}.partition", partition.name, f"it is {partition.state}: no job starts there")
+            yield ConfigIssue(
+                f"{key}.partition", partition.name, f"it is {partition.state}: no job starts there"
+            )
     yield from _association_problems(key, given, partitions, cluster.associations)
     if partitions and not unknown:
         yield from _time_problems(key, given, partitions)
@@ -128,7 +134,7 @@ def stage_problems(purpose: str, given: ResourcesConfig, cluster: Cluster) -> It
 
 def _association_problems(
     key: str, given: ResourcesConfig, partitions: Sequence[Partition], known: Associations | None
-) -> Iterator[Problem]:
+) -> Iterator[ConfigIssue]:
     """Accounts and QOS: of the user, and of the partitions."""
     for name, value, mine in (
         ("account", given.account, known.accounts if known else None),
@@ -137,16 +143,18 @@ def _association_problems(
         if value is None:
             continue
         if known and known.enforced and mine is not None and value not in mine:
-            yield Problem(f"{key}.{name}", value, f"not one of yours; legal: {_names(mine)}")
+            yield ConfigIssue(f"{key}.{name}", value, f"not one of yours; legal: {_names(mine)}")
             continue
         for partition in partitions:
             allowed = partition.allowed_accounts if name == "account" else partition.allowed_qos
             if allowed is not None and value not in allowed:
                 why = f"partition {partition.name} does not take it; legal: {_names(allowed)}"
-                yield Problem(f"{key}.{name}", value, why)
+                yield ConfigIssue(f"{key}.{name}", value, why)
 
 
-def _time_problems(key: str, given: ResourcesConfig, partitions: Sequence[Partition]) -> Iterator[Problem]:
+def _time_problems(
+    key: str, given: ResourcesConfig, partitions: Sequence[Partition]
+) -> Iterator[ConfigIssue]:
     """sbatch --test-only does not mind, and the job would wait for ever."""
     seconds = parse_duration(given.time)
     bounds = [partition.max_time for partition in partitions if partition.max_time is not None]
@@ -156,10 +164,12 @@ def _time_problems(key: str, given: ResourcesConfig, partitions: Sequence[Partit
     if seconds is None or seconds > longest:
         where = _names(partition.name for partition in partitions)
         why = f"longer than partition {where} allows; legal: up to {format_duration(longest)}"
-        yield Problem(f"{key}.time", given.time, why)
+        yield ConfigIssue(f"{key}.time", given.time, why)
 
 
-def _size_problems(key: str, given: ResourcesConfig, partitions: Sequence[Partition]) -> Iterator[Problem]:
+def _size_problems(
+    key: str, given: ResourcesConfig, partitions: Sequence[Partition]
+) -> Iterator[ConfigIssue]:
     """More of something than any node has; then more of all together."""
     where = f"partition {_names(partition.name for partition in partitions)}"
     kinds = [kind for partition in partitions for kind in partition.kinds]
@@ -168,14 +178,14 @@ def _size_problems(key: str, given: ResourcesConfig, partitions: Sequence[Partit
         most = max((need.of_node(kind) for kind in kinds), default=0)
         if need.count > most:
             found = True
-            yield Problem(f"{key}.{need.key}", need.value, _too_much(need, most, where, kinds))
+            yield ConfigIssue(f"{key}.{need.key}", need.value, _too_much(need, most, where, kinds))
     if not found and kinds and not any(_fits(given, kind) for kind in kinds):
         asked = ", ".join(f"{need.key}={need.value}" for need in needs_of(given))
-        yield Problem(key, asked, f"nodes of {where} have each of these, but none has all of them")
+        yield ConfigIssue(key, asked, f"nodes of {where} have each of these, but none has all of them")
     nodes = max((partition.nodes for partition in partitions), default=0)
     if given.nodes > nodes:
         legal = f"has fewer; legal: 1 to {nodes}" if nodes else "has none; choose another partition"
-        yield Problem(f"{key}.nodes", given.nodes, f"{where} {legal}")
+        yield ConfigIssue(f"{key}.nodes", given.nodes, f"{where} {legal}")
 
 
 @dataclass(frozen=True)
@@ -222,14 +232,14 @@ def _fits(given: ResourcesConfig, kind: NodeKind) -> bool:
     return all(need.count <= need.of_node(kind) for need in needs_of(given))
 
 
-def refusals(config: Config, given: SlurmConfig, purpose: str) -> Iterator[Problem]:
+def refusals(config: Config, given: SlurmConfig, purpose: str) -> Iterator[ConfigIssue]:
     """What sbatch itself says of the very script that would be submitted."""
     try:
         run_command(["sbatch", "--test-only"], input=script_of(config, given, purpose), timeout=_TEST_SECONDS)
     except SlurmTimeout:
         return  # a controller that is busy now says nothing about the settings
     except SlurmError as error:
-        yield Problem(key_of(purpose), _names(resources_of(given, purpose).partition), f"{error}")
+        yield ConfigIssue(key_of(purpose), _names(resources_of(given, purpose).partition), f"{error}")
 
 
 def script_of(config: Config, given: SlurmConfig, purpose: str) -> str:
@@ -240,7 +250,7 @@ def script_of(config: Config, given: SlurmConfig, purpose: str) -> str:
     else:
         iteration = 0 if purpose == Stage.PREPARE else 1
         (submission,) = stage_submissions(run, 1, 1, [task_of(iteration, purpose)], 1000)
-    return render(array_of(run, given, submission, Lessons(), None))
+    return render(array_of(run, given, submission, Escalation(), None))
 
 
 def _names(names: Iterable[str]) -> str:

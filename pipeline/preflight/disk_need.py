@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.algorithm import Estimator
+from pipeline.config.issue import ConfigError, ConfigIssue
 from pipeline.config.model_files import BadModel, read_header
-from pipeline.config.problem import ConfigError, Problem
 from pipeline.config.schema import Config
 from pipeline.config.update import Precision, TrainingEngine, UpdateConfig
 from pipeline.text import size
@@ -58,7 +58,7 @@ def check_disk(config: Config, start: int = 0) -> Iterator[str]:
     told = f"{size(needed)} of policies, critics and trainer states ({kept} x {size(state.num_bytes)})"
     if needed > free:
         why = f"needs {told}, and only {size(free)} are free there; {_way_out(update)}"
-        raise ConfigError(str(Problem("run_dir", config.run_dir, why)))
+        raise ConfigError(str(ConfigIssue("run_dir", config.run_dir, why)))
     if needed + most > free:
         yield f"warning: run_dir: with the longest responses the disk would be full; {_way_out(update)}"
     yield f"disk: {told}, at most {size(most)} of shards; {size(free)} are free"

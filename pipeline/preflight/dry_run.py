@@ -9,14 +9,14 @@ from pipeline.config.job_kinds import GUARD
 from pipeline.config.scheduler import SlurmConfig
 from pipeline.executors.slurm.arrays import array_of, driver_submission, in_order, stage_submissions
 from pipeline.executors.slurm.dependencies import (
-    Carrier,
-    carriers_of,
+    ArrayElement,
     dependency_of,
+    elements_of,
     watch_expression,
     watches,
 )
 from pipeline.executors.slurm.jobs import GUARDS
-from pipeline.executors.slurm.resources import Lessons
+from pipeline.executors.slurm.resources import Escalation
 from pipeline.orchestrate.reconcile import Launch
 from pipeline.run.directory import Run, is_run, slurm_settings
 from pipeline.run.records import Records, find_frontier
@@ -42,21 +42,21 @@ def scripts(run: Run) -> str:
 def _rendered(run: Run, ledger: Ledger) -> Iterator[tuple[Submission, str]]:
     config = slurm_settings(run)
     tasks, committed = _outstanding(run)
-    carriers: dict[Task, Carrier] = {}
+    carriers: dict[Task, ArrayElement] = {}
     for group in in_order([Launch(task, "") for task in tasks]):
         number = ledger.next_number(group[0].iteration, group[0].purpose)
         for submission in stage_submissions(run, 1, number, group, _CHUNK_SIZE):
             waits = [
-                (task, index, carriers_of(run.plan, task, committed.__contains__, carriers) or ())
+                (task, index, elements_of(run.plan, task, committed.__contains__, carriers) or ())
                 for index, task in submission.tasks()
             ]
             dependency, _ = dependency_of(waits, config.dependency)
             yield (
                 submission,
-                render(array_of(run, config, submission, Lessons(), None, dependency)),
+                render(array_of(run, config, submission, Escalation(), None, dependency)),
             )
             job = f"JOB-{submission.iteration}-{submission.purpose}"
-            carriers |= {task: Carrier(job, index) for index, task in submission.tasks()}
+            carriers |= {task: ArrayElement(job, index) for index, task in submission.tasks()}
     for watch in watches((task, carrier.array) for task, carrier in carriers.items()):
         expression = watch_expression(watch.last, watch.earlier)
         number = ledger.next_number(watch.iteration, watch.purpose)
@@ -70,7 +70,7 @@ def _rendered(run: Run, ledger: Ledger) -> Iterator[tuple[Submission, str]]:
 def _driver(
     run: Run, config: SlurmConfig, submission: Submission, dependency: str, begin: str
 ) -> tuple[Submission, str]:
-    array = array_of(run, config, submission, Lessons(), None, dependency, begin)
+    array = array_of(run, config, submission, Escalation(), None, dependency, begin)
     return submission, render(array)
 
 

@@ -4,10 +4,10 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pipeline.config.issue import ConfigError
 from pipeline.config.model_dir import has_chat_template
 from pipeline.config.model_rules import model_warnings
 from pipeline.config.notify_rules import notify_warnings
-from pipeline.config.problem import ConfigError
 from pipeline.config.reward import Component, RemoteConfig, RewardModelConfig, unknown_field
 from pipeline.config.scheduler import LocalConfig, ResourcesConfig, SlurmConfig
 from pipeline.config.schema import Config

@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pipeline.config.issue import ConfigError, ConfigIssue
 from pipeline.config.job_kinds import DRIVER
-from pipeline.config.problem import ConfigError, Problem
 from pipeline.config.reward import RewardModelConfig
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, key_of, resources_of
 from pipeline.config.schema import Config
-from pipeline.executors.slurm.resources import Lessons, command_words, sbatch_options
+from pipeline.executors.slurm.resources import Escalation, command_words, sbatch_options
 from pipeline.preflight.cluster import check_cluster, existing_parent, needs_of, purposes_used
-from slurm.probe import Answer, Probe, Silent, run_probes
+from slurm.probe import Answer, Probe, ProbeTimeout, run_probes
 
 PROBE_SECONDS = 120.0
 _LEFT_OUT = (
@@ -53,7 +53,7 @@ def ask_nodes(
 
 def probe_cluster(
     config: Config, note: Callable[[str], None], tell: Callable[[str], None], seconds: float = PROBE_SECONDS
-) -> list[Problem]:
+) -> list[ConfigIssue]:
     """Send a tiny job to every place that stages go to.
 
     Args:
@@ -98,7 +98,7 @@ def aims_of(config: Config) -> list[Aim]:
 
 
 def options_of(given: ResourcesConfig) -> dict[str, str | int | bool]:
-    options = sbatch_options(given, Lessons(), None)
+    options = sbatch_options(given, Escalation(), None)
     return {name: value for name, value in options.items() if name not in _LEFT_OUT}
 
 
@@ -134,26 +134,28 @@ def paths_of(config: Config) -> Iterator[str]:
             yield component.path
 
 
-def judge(aim: Aim, answer: Answer) -> Iterator[Problem]:
+def judge(aim: Aim, answer: Answer) -> Iterator[ConfigIssue]:
     """What would keep these stages' jobs from working. Pure."""
     key = key_of(aim.stages[0])
     partition = ",".join(aim.given.partition) or "default"
-    if isinstance(answer, Silent):
+    if isinstance(answer, ProbeTimeout):
         if not answer.is_late:
-            yield Problem(f"{key}.partition", partition, answer.why)
+            yield ConfigIssue(f"{key}.partition", partition, answer.why)
         return
     at = f"on node {answer.node}"
     if answer.missing_modules:
         each = (f"{name.removeprefix('?')} ({why})" for name, why in answer.missing_modules.items())
-        yield Problem(f"{key}.python", aim.given.python, f"cannot be imported {at}: {', '.join(each)}")
+        yield ConfigIssue(f"{key}.python", aim.given.python, f"cannot be imported {at}: {', '.join(each)}")
     for path in answer.missing_paths:
-        yield Problem(f"{key}.partition", partition, f"{path} does not exist {at}; use a shared filesystem")
+        yield ConfigIssue(
+            f"{key}.partition", partition, f"{path} does not exist {at}; use a shared filesystem"
+        )
     for command, why in answer.unreachable.items():
-        yield Problem(f"{key}.partition", partition, f"{command.split()[0]} cannot be used {at}: {why}")
+        yield ConfigIssue(f"{key}.partition", partition, f"{command.split()[0]} cannot be used {at}: {why}")
     wanted = gpus_wanted(aim.given)
     if answer.gpus is not None and answer.gpus != wanted:
         told = f"{answer.gpus} GPUs are visible {at}, {wanted} were asked for"
-        yield Problem(f"{key}.gpus_per_node", aim.given.gpus_per_node, told)
+        yield ConfigIssue(f"{key}.gpus_per_node", aim.given.gpus_per_node, told)
 
 
 def gpus_wanted(given: ResourcesConfig) -> int:
@@ -165,7 +167,7 @@ def gpus_wanted(given: ResourcesConfig) -> int:
 def describe(aim: Aim, answer: Answer) -> str:
     """One line on a probe that found nothing wrong."""
     stages = ", ".join(aim.stages)
-    if isinstance(answer, Silent):
+    if isinstance(answer, ProbeTimeout):
         return f"warning: {stages}: not probed, its job had to wait too long ({answer.why})"
     gpus = f"GPUs: {answer.gpus or 0}" if answer.gpus or not gpus_wanted(aim.given) else "GPUs not visible"
     return f"{stages}: ok on node {answer.node}, Python {answer.python}, {gpus}"

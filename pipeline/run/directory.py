@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from pipeline.config.compose import from_mapping, to_yaml
 from pipeline.config.conversion import converted, from_yaml, in_words
-from pipeline.config.problem import ConfigError
+from pipeline.config.issue import ConfigError
 from pipeline.config.scheduler import SlurmConfig
 from pipeline.config.schema import Config
 from pipeline.run.control import read_control

@@ -81,7 +81,7 @@ class Records:
         self.refresh([task])
         return self.known.get(task) or self.damaged.get(task)
 
-    def doubt(self, task: Task) -> None:
+    def verify(self, task: Task) -> None:
         """Read and hash everything that a suspected task committed."""
         record = self.get(task)
         if record is not None:

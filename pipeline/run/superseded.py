@@ -13,7 +13,7 @@ from pipeline.run.tasks import Stage, Task
 from slurm.sharedfiles import is_there, make_folder
 
 
-def sweep(paths: RunPaths, records: Iterable[Record], spared: Iterable[Task] = ()) -> None:
+def remove_losers(paths: RunPaths, records: Iterable[Record], spared: Iterable[Task] = ()) -> None:
     """Remove what losing attempts at the tasks of a finished iteration left behind: nobody can read it.
 
     Nothing is removed of ``spared`` tasks, whose records are lost: which attempt won is not known.

@@ -132,7 +132,7 @@ class Tail:
 
 
 @dataclass
-class Looker:
+class SnapshotReader:
     """Looks again and again, and remembers what cannot have changed."""
 
     run: Run

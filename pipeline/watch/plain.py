@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 
 from pipeline.metrics.advice import worst
-from pipeline.watch.happenings import happenings
+from pipeline.watch.event_lines import event_lines
 from pipeline.watch.look import Lane, Look
 
 
@@ -41,7 +41,7 @@ def _news(before: Look | None, after: Look) -> Iterator[object]:
     events = [event for event in after.events if event.get("time", 0.0) > last]
     known = max((row.get("iteration", 0) for row in before.rows), default=0)
     rows = [row for row in after.rows if row.get("iteration", 0) > known]
-    yield from happenings(events, rows, after.created, after.iterations)
+    yield from event_lines(events, rows, after.created, after.iterations)
 
 
 def _lanes(before: Look | None, after: Look) -> Iterator[str]:

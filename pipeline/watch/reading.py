@@ -9,7 +9,7 @@ from pipeline.config.scheduler import SlurmConfig
 from pipeline.executors.slurm.queue import Queue, look_at_queue
 from pipeline.run.directory import Run
 from pipeline.watch.logends import read_log_end
-from pipeline.watch.look import Look, Looker, ShardState
+from pipeline.watch.look import Look, ShardState, SnapshotReader
 from pipeline.watch.screen import LogEnd
 
 _DISK_SECONDS = 2.0
@@ -77,7 +77,7 @@ class Reading:
         self._answer = Answer()
         self._is_on_slurm = isinstance(run.config.scheduler, SlurmConfig)
         self._stop, self._hurry = threading.Event(), threading.Event()
-        self._looker = Looker(run)
+        self._looker = SnapshotReader(run)
         self._looks = 0
         self._ended_at: tuple[str, int] | None = None
         """The state, and how many looks or answers there were when it showed first."""

@@ -12,7 +12,7 @@ from pipeline.metrics.advice import Severity, worst
 from pipeline.metrics.terminal import Column, sparkline
 from pipeline.status.text import job_details
 from pipeline.text import duration, number, printable, shortened
-from pipeline.watch.happenings import happenings
+from pipeline.watch.event_lines import event_lines
 from pipeline.watch.look import Lane, Look, ShardState
 
 LEAST_WIDTH, LEAST_HEIGHT = 40, 8
@@ -240,7 +240,7 @@ def _findings(look: Look) -> Lines:
 def _latest(look: Look, width: int, room: int) -> Lines:
     """What happened last; a failure on several lines where they fit, for its reason comes last."""
     lines: Lines = []
-    for one in reversed(happenings(look.events[-500:], look.rows[-30:], look.created, look.iterations)):
+    for one in reversed(event_lines(look.events[-500:], look.rows[-30:], look.created, look.iterations)):
         if len(lines) >= room:
             break
         folded = textwrap.wrap(str(one), width, subsequent_indent=" " * 9, max_lines=3, placeholder=" …")

@@ -46,7 +46,7 @@ class MiniBatch:
 
 
 @dataclass(frozen=True)
-class Place:
+class StepPosition:
     """Where in the run a mini-batch is."""
 
     iteration: int
@@ -81,7 +81,7 @@ SUMMED = (
 
 
 @dataclass
-class Tally:
+class MiniBatchStats:
     """Sums over one mini-batch, of this rank's rows; on its device, so that adding waits for nothing."""
 
     sums: dict[str, Tensor] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class Steps:
     """What became of the mini-batches of one update; the same on every rank."""
 
     sums: list[Mapping[str, float]] = field(default_factory=list)
-    """Of the mini-batches that were trained on, each as :meth:`Tally.reduced` gives them."""
+    """Of the mini-batches that were trained on, each as :meth:`MiniBatchStats.reduced` gives them."""
     tokens: int = 0
     """Valid tokens of these."""
     policy_norms: list[float] = field(default_factory=list)
@@ -215,23 +215,23 @@ def train(
 
 def all_minibatches(
     config: Config, experience: Experience, first_epoch: list[MiniBatch], iteration: int
-) -> Iterator[tuple[Place, MiniBatch]]:
+) -> Iterator[tuple[StepPosition, MiniBatch]]:
     """Every mini-batch of the update."""
     for epoch in range(config.update.epochs):
         batches = first_epoch if epoch == 0 else split_epoch(config, experience, iteration, epoch)
         for number, batch in enumerate(batches):
-            yield Place(iteration, epoch, number), batch
+            yield StepPosition(iteration, epoch, number), batch
 
 
 def accumulate(
     learner: Learner, targets: Targets, batch: MiniBatch, counts: Counts, log_probs: Tensor | None = None
-) -> Tally:
+) -> MiniBatchStats:
     """Forward and backward over the micro-batches; the gradients wait for a step or for being discarded.
 
     Args:
         log_probs: [N, T] to write the policy's into.
     """
-    tally = Tally()
+    tally = MiniBatchStats()
     for number, micro in enumerate(batch.micro_batches):
         is_last = number == len(batch.micro_batches) - 1
         on_device = micro.to(device())
@@ -248,7 +248,7 @@ def policy_part(
     targets: Targets,
     batch: MicroBatch,
     counts: Counts,
-    tally: Tally,
+    tally: MiniBatchStats,
     found: Tensor | None = None,
 ) -> Tensor:
     """Policy loss of one micro-batch, as its share of the mini-batch's loss; its log-probabilities go into
@@ -287,7 +287,7 @@ def policy_part(
 
 
 def critic_part(
-    learner: Learner, targets: Targets, batch: MicroBatch, counts: Counts, tally: Tally
+    learner: Learner, targets: Targets, batch: MicroBatch, counts: Counts, tally: MiniBatchStats
 ) -> Tensor:
     """Value loss of one micro-batch, as its share of the mini-batch's loss."""
     assert learner.critic is not None
@@ -311,7 +311,7 @@ def no_loss(outputs: Tensor) -> Tensor:
     return masked_sum(outputs, torch.zeros_like(outputs, dtype=torch.bool))
 
 
-def problem_of(tally: Tally, experience: Experience, place: Place) -> str | None:
+def problem_of(tally: MiniBatchStats, experience: Experience, place: StepPosition) -> str | None:
     """What is wrong with this rank's losses, in words."""
     if (found := tally.first_not_finite()) is None:
         return None
@@ -331,7 +331,7 @@ def discard(learner: Learner) -> None:
 
 
 def take_step(
-    learner: Learner, steps: Steps, sums: Mapping[str, float], counts: Counts, place: Place
+    learner: Learner, steps: Steps, sums: Mapping[str, float], counts: Counts, place: StepPosition
 ) -> str | None:
     """One optimizer step of policy and critic, each skipped if its own gradient is not finite.
 

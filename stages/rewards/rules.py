@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.config.reward import RowsPerCall, RuleConfig
-from pipeline.plugins.sandbox import Calls, Trouble, misfit, open_calls, score
+from pipeline.plugins.sandbox import Calls, PluginFailure, open_calls, score, signature_error
 from pipeline.plugins.trial import plugin_of
 from stages.context import UserError
 from stages.rewards.rows import name_of, rule_inputs
@@ -51,7 +51,7 @@ def rule_scores(name: str, config: RuleConfig, rows: pa.Table) -> tuple[list[flo
             futures.append((part, seconds, asked))
         for part, seconds, future in futures:
             answer = calls.answer(future, seconds)
-            if isinstance(answer, Trouble):
+            if isinstance(answer, PluginFailure):
                 length = part.stop - part.start
                 answer = [substitute(name, config, answer, rows.slice(part.start, length))] * length
                 num_late += length
@@ -75,12 +75,12 @@ def call_slices(rows: pa.Table, rows_per_call: RowsPerCall) -> Iterator[slice]:
 
 def check_fits(calls: Calls, names: Sequence[str], seconds: float) -> None:
     """Raises UserError when the rule cannot be called with these arguments, PluginError without a rule."""
-    trouble = calls.answer(calls.ask(seconds, misfit, names, 0), seconds)
+    trouble = calls.answer(calls.ask(seconds, signature_error, names, 0), seconds)
     if trouble:
         raise UserError(trouble.text)
 
 
-def substitute(name: str, config: RuleConfig, trouble: Trouble, rows: pa.Table) -> float:
+def substitute(name: str, config: RuleConfig, trouble: PluginFailure, rows: pa.Table) -> float:
     """The score of a call that took too long, where one is configured; else raises what went wrong."""
     if trouble.is_late and config.timeout_score is not None:
         return config.timeout_score

@@ -18,7 +18,7 @@ from benchmarks.noop import make_record
 from cluster.conftest import NETWORK, without_network
 from cluster.scenario import ROOT, policy_of, room_on, take, wait_for
 from cluster.test_devcluster import SMALL, related_to
-from pipeline.orchestrate.row_writer import RowBook
+from pipeline.orchestrate.row_writer import RowWriter
 from pipeline.run import journal
 from pipeline.run.commits import opened_history, publish
 from pipeline.run.durable import link_once, replace_durably
@@ -40,7 +40,7 @@ from pipeline.run.commits import *
 from pipeline.run.durable import *
 from pipeline.run.records import Records
 from pipeline.run.paths import RunPaths
-from pipeline.orchestrate.row_writer import RowBook
+from pipeline.orchestrate.row_writer import RowWriter
 from pipeline.run.tasks import Stage, Task
 from slurm.sharedfiles import *
 from stages import runner
@@ -268,9 +268,9 @@ def test_whoever_looks_into_a_folder_all_the_time_sees_that_it_was_moved(there, 
 def test_rows_go_where_the_run_is_after_it_went_back(there, room):
     paths = RunPaths(room)
     there(f"paths:=RunPaths(Path({str(room)!r}))")
-    there("book:=RowBook.open(paths, 1)")
+    there("book:=RowWriter.open(paths, 1)")
     there("book.add(dict(iteration=1, loss=1.0))")
-    book = RowBook.open(paths, 1)
+    book = RowWriter.open(paths, 1)
     assert book.newest == 1
     book.close()
     aside = fresh_folder(paths.superseded, "from-rollout-1")
@@ -281,7 +281,7 @@ def test_rows_go_where_the_run_is_after_it_went_back(there, room):
     assert journal.read(paths.metrics) == []
     assert names_in(aside / "rows") == {"00001.json", "00002.json"}
     there("book.close()")
-    there("book:=RowBook.open(paths, 1)")
+    there("book:=RowWriter.open(paths, 1)")
     there("book.add(dict(iteration=1, loss=3.0))")
     there("book.close()")
     assert journal.read(paths.metrics) == [{"iteration": 1, "loss": 3.0}]

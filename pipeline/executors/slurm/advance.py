@@ -12,7 +12,7 @@ from pipeline.executors.slurm.submitter import Submitter
 from pipeline.metrics.costs import Accountant
 from pipeline.notify.events import completion, failure, pass_failed, rows_unwritten, tell, tell_if_stalled
 from pipeline.orchestrate.driver import Driver, Outcome, Watcher, advance, has_whole_chain, never_in_the_way
-from pipeline.orchestrate.publish import Books
+from pipeline.orchestrate.publish import Publisher
 from pipeline.orchestrate.reconcile import Actions
 from pipeline.process import interruptible
 from pipeline.run import journal
@@ -126,10 +126,10 @@ def one_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
     jobs = SlurmJobs(
         run, config, read_limits_of(run.paths), Submitter(run, config, longest_time, lease.beat), watcher.note
     )
-    books = Books(run, NoTracker(), Accountant(run, watcher.note).facts_of)
+    books = Publisher(run, NoTracker(), Accountant(run, watcher.note).facts_of)
     driver = Driver.of(run, jobs, watcher, books)
     if not driver.is_complete:
-        jobs.arm()
+        jobs.ensure_watchdogs()
     while must_look_again(jobs, actions := advance(driver)):
         time.sleep(_AGAIN_SECONDS)
         lease.beat()

@@ -10,7 +10,7 @@ from pathlib import Path
 from pipeline.config.job_kinds import DRIVER, GUARD
 from pipeline.config.scheduler import SlurmConfig, resources_of
 from pipeline.executors.slurm.dependencies import CHAIN
-from pipeline.executors.slurm.resources import Lessons, command_words, sbatch_options
+from pipeline.executors.slurm.resources import Escalation, command_words, sbatch_options
 from pipeline.orchestrate.reconcile import Launch
 from pipeline.run.directory import Run
 from pipeline.run.invocation import common_arguments, own_arguments
@@ -89,7 +89,7 @@ def array_of(
     run: Run,
     config: SlurmConfig,
     submission: Submission,
-    lessons: Lessons,
+    escalation: Escalation,
     longest: float | None,
     dependency: str = "",
     begin: str = "",
@@ -102,7 +102,7 @@ def array_of(
         command=command_words(given, str(Ledger(run.paths).file(submission))),
         output=output_pattern(run, submission) if submission.is_of_stage else os.devnull,
         folder=Path(run.identity.folder or run.paths.root),
-        options=sbatch_options(given, lessons, longest),
+        options=sbatch_options(given, escalation, longest),
         parallelism=given.array_parallelism,
         setup=(*into_log(run, submission), *(given.setup or ())),
         environment=given.environment,

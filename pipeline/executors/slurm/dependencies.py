@@ -22,7 +22,7 @@ IsCommitted = Callable[[Task], bool]
 
 
 @dataclass(frozen=True)
-class Carrier:
+class ArrayElement:
     """The array element that a live task is."""
 
     array: str
@@ -35,7 +35,7 @@ class Waiting:
     """A live task that has not started."""
 
     task: Task
-    carrier: Carrier
+    carrier: ArrayElement
     reason: str
     """Slurm's word."""
     waits_for: Collection[str]
@@ -43,10 +43,10 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Rewire:
+class DependencyUpdate:
     """Tell pending elements to wait for something else."""
 
-    elements: tuple[Carrier, ...]
+    elements: tuple[ArrayElement, ...]
     waits_for: tuple[str, ...]
     dependency: str
     """Empty: for nothing, all inputs are there."""
@@ -61,9 +61,9 @@ def missing_inputs(plan: Plan, task: Task, is_committed: IsCommitted) -> list[Ta
     return [source for source in missing if source not in implied]
 
 
-def carriers_of(
-    plan: Plan, task: Task, is_committed: IsCommitted, carriers: Mapping[Task, Carrier]
-) -> tuple[Carrier, ...] | None:
+def elements_of(
+    plan: Plan, task: Task, is_committed: IsCommitted, carriers: Mapping[Task, ArrayElement]
+) -> tuple[ArrayElement, ...] | None:
     """The elements that ``task`` has to wait for; None if an input is neither committed nor live."""
     missing = missing_inputs(plan, task, is_committed)
     if any(source not in carriers for source in missing):
@@ -72,7 +72,7 @@ def carriers_of(
 
 
 def dependency_of(
-    elements: Sequence[tuple[Task, int, tuple[Carrier, ...]]], streaming: StreamingDependency
+    elements: Sequence[tuple[Task, int, tuple[ArrayElement, ...]]], streaming: StreamingDependency
 ) -> tuple[str, tuple[str, ...]]:
     """The expression for one array, and the ids in it.
 
@@ -87,11 +87,13 @@ def dependency_of(
     return f"afterok:{':'.join(arrays)}", arrays
 
 
-def _correspond(elements: Sequence[tuple[Task, int, tuple[Carrier, ...]]], arrays: Sequence[str]) -> bool:
+def _correspond(
+    elements: Sequence[tuple[Task, int, tuple[ArrayElement, ...]]], arrays: Sequence[str]
+) -> bool:
     """Whether each element waits for just the one of the same index in every array."""
     return all(
         task.stage in (Stage.SCORE, Stage.REWARD)
-        and set(waits_for) == {Carrier(array, index) for array in arrays}
+        and set(waits_for) == {ArrayElement(array, index) for array in arrays}
         for task, index, waits_for in elements
     )
 
@@ -100,13 +102,13 @@ def rewire(
     plan: Plan,
     waiting: Iterable[Waiting],
     is_committed: IsCommitted,
-    carriers: Mapping[Task, Carrier],
+    carriers: Mapping[Task, ArrayElement],
     streaming: StreamingDependency,
-) -> list[Rewire]:
+) -> list[DependencyUpdate]:
     """What has to change; elements of one array that are to wait for the same are told together."""
-    groups: dict[tuple[str, tuple[str, ...]], list[tuple[Task, int, tuple[Carrier, ...]]]] = {}
+    groups: dict[tuple[str, tuple[str, ...]], list[tuple[Task, int, tuple[ArrayElement, ...]]]] = {}
     for item in waiting:
-        now = carriers_of(plan, item.task, is_committed, carriers)
+        now = elements_of(plan, item.task, is_committed, carriers)
         if now is None or not _needs_rewiring(item, now):
             continue
         arrays = tuple(sorted({c.array for c in now}, key=_by_id))
@@ -114,12 +116,12 @@ def rewire(
     changes = []
     for (array, _), elements in groups.items():
         dependency, arrays = dependency_of(elements, streaming)
-        told = tuple(Carrier(array, index) for _, index, _ in elements)
-        changes.append(Rewire(told, arrays, dependency))
+        told = tuple(ArrayElement(array, index) for _, index, _ in elements)
+        changes.append(DependencyUpdate(told, arrays, dependency))
     return changes
 
 
-def _needs_rewiring(item: Waiting, now: Sequence[Carrier]) -> bool:
+def _needs_rewiring(item: Waiting, now: Sequence[ArrayElement]) -> bool:
     return item.reason == NEVER or any(carrier.array not in item.waits_for for carrier in now)
 
 

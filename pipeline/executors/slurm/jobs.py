@@ -11,20 +11,20 @@ from pipeline.config.job_kinds import DRIVERS, GUARD
 from pipeline.config.scheduler import SlurmConfig
 from pipeline.executors.slurm.arrays import driver_submission, in_order, position, stage_submissions
 from pipeline.executors.slurm.dependencies import (
-    Carrier,
-    Rewire,
+    ArrayElement,
+    DependencyUpdate,
     Waiting,
     Watch,
-    carriers_of,
     committed_in,
     dependency_of,
+    elements_of,
     rewire,
     watch_expression,
     watches,
 )
 from pipeline.executors.slurm.exit_reasons import as_seen, evidence_of, verdict_of
 from pipeline.executors.slurm.queue import Queue, cancel_jobs, is_live, is_pending, read_run_queue
-from pipeline.executors.slurm.resources import Lessons, learn
+from pipeline.executors.slurm.resources import Escalation, escalate
 from pipeline.executors.slurm.submitter import Submitter
 from pipeline.orchestrate.jobs import CommittedOf, Ended
 from pipeline.orchestrate.reconcile import Launch, Observation
@@ -52,7 +52,7 @@ class Live:
     """An array element that waits or runs."""
 
     submission: Submission
-    carrier: Carrier
+    carrier: ArrayElement
     element: Element | None
     """None right after it was submitted."""
 
@@ -101,7 +101,7 @@ class SlurmJobs:
             self._queue = read_run_queue(self.run)
         self._is_fresh = False
 
-    def arm(self) -> None:
+    def ensure_watchdogs(self) -> None:
         """See to it that guards wait, before anything else is tried: a pass that fails must not be the last.
 
         Two of them, one behind the other, so that one that is lost does not end the run either.
@@ -117,7 +117,7 @@ class SlurmJobs:
             self.note(f"the queue takes no guard now ({error})")
         self._forget_old_guards()
 
-    def settle(self, tasks: Sequence[Task], committed_of: CommittedOf) -> list[Ended]:
+    def collect_ended(self, tasks: Sequence[Task], committed_of: CommittedOf) -> list[Ended]:
         """Match what was submitted with what Slurm shows, and explain what ended without a commit."""
         self._submissions = self._with_job_ids(self.ledger.load({task.iteration for task in tasks} | {0}))
         self._live = dict(self._find_live())
@@ -142,9 +142,9 @@ class SlurmJobs:
             elements = {e.index: e for e in self._queue.get(submission.name, ()) if is_live(e)}
             for index, task in submission.tasks():
                 if element := elements.get(index):
-                    yield task, Live(submission, Carrier(element.array_id, index), element)
+                    yield task, Live(submission, ArrayElement(element.array_id, index), element)
                 elif self._is_expected(submission) and not submission.state.ended:
-                    yield task, Live(submission, Carrier("", index), None)
+                    yield task, Live(submission, ArrayElement("", index), None)
 
     def _find_gone(self, committed_of: CommittedOf) -> Iterator[tuple[Submission, int]]:
         """Elements that have ended without a commit and are not accounted for yet."""
@@ -268,7 +268,7 @@ class SlurmJobs:
         """Submit what fits and has its inputs in sight. Returns the number of elements."""
         is_committed = committed_in(seen)
         carriers = self._carriers()
-        waits = {task: carriers_of(self.run.plan, task, is_committed, carriers) for task in tasks}
+        waits = {task: elements_of(self.run.plan, task, is_committed, carriers) for task in tasks}
         fitting = [task for task in tasks if waits[task] is not None][:room]
         if not fitting:
             return 0
@@ -276,32 +276,37 @@ class SlurmJobs:
         number = self.ledger.next_number(first.iteration, first.purpose)
         # NFS remembers for a while that a folder was not there: so it is there before anybody looks.
         self.run.paths.task(first).folder.mkdir(parents=True, exist_ok=True)
-        lessons = self._lessons(fitting)
+        escalation = self._lessons(fitting)
         for new in stage_submissions(self.run, self.control.call, number, fitting, size):
             wanted = [(task, index, waits[task] or ()) for index, task in new.tasks()]
             dependency, arrays = dependency_of(wanted, self.config.dependency)
-            submission = self._submit(new, lessons, dependency, arrays)
+            submission = self._submit(new, escalation, dependency, arrays)
             assert submission.state.job is not None
             for index, task in submission.tasks():
-                self._live[task] = Live(submission, Carrier(submission.state.job, index), None)
+                self._live[task] = Live(submission, ArrayElement(submission.state.job, index), None)
         return len(fitting)
 
-    def _carriers(self) -> dict[Task, Carrier]:
+    def _carriers(self) -> dict[Task, ArrayElement]:
         return {task: live.carrier for task, live in self._live.items() if live.carrier.array}
 
-    def _lessons(self, tasks: Sequence[Task]) -> Lessons:
+    def _lessons(self, tasks: Sequence[Task]) -> Escalation:
         everywhere = (failure for failures in self.failures.values() for failure in failures)
-        return learn((f for task in tasks for f in self.failures.get(task, ())), everywhere)
+        return escalate((f for task in tasks for f in self.failures.get(task, ())), everywhere)
 
     def _submit(
-        self, new: Submission, lessons: Lessons, dependency: str, arrays: tuple[str, ...], begin: str = ""
+        self,
+        new: Submission,
+        escalation: Escalation,
+        dependency: str,
+        arrays: tuple[str, ...],
+        begin: str = "",
     ) -> Submission:
-        submission = self.submitter.submit(new, lessons, dependency, arrays, begin)
+        submission = self.submitter.submit(new, escalation, dependency, arrays, begin)
         self._submissions.append(submission)
         return submission
 
-    def tend(self, seen: Observation) -> None:
-        """Rewire what waits for jobs that failed, and see to it that driver jobs watch what is queued."""
+    def update_dependencies(self, seen: Observation) -> None:
+        """DependencyUpdate what waits for jobs that failed, and see to it that driver jobs watch what is queued."""
         carriers = self._carriers()
         waiting = list(self._waiting())
         for change in rewire(self.run.plan, waiting, committed_in(seen), carriers, self.config.dependency):
@@ -318,7 +323,7 @@ class SlurmJobs:
                 told = live.submission.state.waits_for
                 yield Waiting(task, live.carrier, live.element.reason, told)
 
-    def _carry_out(self, change: Rewire) -> None:
+    def _carry_out(self, change: DependencyUpdate) -> None:
         self.submitter.beat()
         array = change.elements[0].array
         elements = f"{array}_[{array_expression(sorted(e.index for e in change.elements), None)}]"
@@ -385,7 +390,7 @@ class SlurmJobs:
     ) -> None:
         number = self.ledger.next_number(iteration, purpose)
         new = driver_submission(self.run, self.control.call, iteration, purpose, number)
-        submission = self._submit(new, Lessons(), dependency, arrays, begin)
+        submission = self._submit(new, Escalation(), dependency, arrays, begin)
         self._driver_jobs.append(submission.state.job or "")
 
     def give_up(self, given_up: Sequence[GiveUp]) -> None:

@@ -18,7 +18,7 @@ _MOST_EXCLUDED = 8
 
 
 @dataclass(frozen=True)
-class Lessons:
+class Escalation:
     """What the failures of earlier attempts ask of the next."""
 
     memory_factor: float = 1.0
@@ -26,7 +26,7 @@ class Lessons:
     exclude: tuple[str, ...] = ()
 
 
-def learn(failures: Iterable[Failure], everywhere: Iterable[Failure]) -> Lessons:
+def escalate(failures: Iterable[Failure], everywhere: Iterable[Failure]) -> Escalation:
     """More memory after OUT_OF_MEMORY, more time after TIMEOUT, not again the node that failed twice.
 
     Args:
@@ -38,7 +38,7 @@ def learn(failures: Iterable[Failure], everywhere: Iterable[Failure]) -> Lessons
         kinds.setdefault(failure.task, Counter())[failure.kind] += 1
     memory = max((count[FailureKind.MEMORY] for count in kinds.values()), default=0)
     time = max((count[FailureKind.TIMEOUT] for count in kinds.values()), default=0)
-    return Lessons(MORE_MEMORY**memory, MORE_TIME**time, bad_nodes(everywhere))
+    return Escalation(MORE_MEMORY**memory, MORE_TIME**time, bad_nodes(everywhere))
 
 
 def bad_nodes(failures: Iterable[Failure]) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ def bad_nodes(failures: Iterable[Failure]) -> tuple[str, ...]:
 
 
 def sbatch_options(
-    given: ResourcesConfig, lessons: Lessons, longest: float | None
+    given: ResourcesConfig, escalation: Escalation, longest: float | None
 ) -> dict[str, str | int | bool]:
     """sbatch's long options.
 
@@ -60,15 +60,15 @@ def sbatch_options(
         "partition": ",".join(given.partition) or None,
         "account": given.account,
         "qos": given.qos,
-        "time": time_limit(given.time, lessons.time_factor, longest),
+        "time": time_limit(given.time, escalation.time_factor, longest),
         "nodes": given.nodes,
         "ntasks-per-node": given.ntasks_per_node,
         "gpus-per-node": given.gpus_per_node,
         "gres": given.gres,
         "cpus-per-task": given.cpus_per_task,
-        "mem": memory(given, lessons.memory_factor),
+        "mem": memory(given, escalation.memory_factor),
         "constraint": given.constraint,
-        "exclude": ",".join((*given.exclude, *lessons.exclude)) or None,
+        "exclude": ",".join((*given.exclude, *escalation.exclude)) or None,
         "reservation": given.reservation,
         "signal": f"B:USR2@{given.signal}",
         "requeue" if given.requeue else "no-requeue": True,

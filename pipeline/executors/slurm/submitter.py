@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pipeline.config.job_kinds import DRIVER
 from pipeline.config.scheduler import SlurmConfig, resources_of
 from pipeline.executors.slurm.arrays import array_of, log_folder
-from pipeline.executors.slurm.resources import Lessons
+from pipeline.executors.slurm.resources import Escalation
 from pipeline.run import journal
 from pipeline.run.directory import Run
 from pipeline.run.lease import LeaseLost
@@ -28,7 +28,7 @@ class Submitter:
     def submit(
         self,
         submission: Submission,
-        lessons: Lessons,
+        escalation: Escalation,
         dependency: str,
         arrays: tuple[str, ...],
         begin: str = "",
@@ -46,7 +46,7 @@ class Submitter:
             raise LeaseLost(f"{ledger.file(submission)} was taken by another driver")
         log_folder(self.run, submission).mkdir(parents=True, exist_ok=True)
         try:
-            job = self._hand_over(submission, lessons, dependency, begin)
+            job = self._hand_over(submission, escalation, dependency, begin)
         except Refused as error:
             ledger.forget(submission)
             journal.event(self.run.paths.events, "refused", array=submission.name, message=str(error))
@@ -61,21 +61,21 @@ class Submitter:
         )
         return ledger.note(submission, State(job, arrays))
 
-    def _hand_over(self, submission: Submission, lessons: Lessons, dependency: str, begin: str) -> str:
+    def _hand_over(self, submission: Submission, escalation: Escalation, dependency: str, begin: str) -> str:
         """sbatch's job id. What earlier failures ask for may be more than the cluster has: then without."""
         script = Ledger(self.run.paths).script(submission)
-        script.write_text(self._script(submission, lessons, dependency, begin))
+        script.write_text(self._script(submission, escalation, dependency, begin))
         try:
             return submit(script, submission.name, self.beat)
         except QueueFull:
             raise
         except Refused:
-            if lessons == Lessons():
+            if escalation == Escalation():
                 raise
-            return self._hand_over(submission, Lessons(), dependency, begin)
+            return self._hand_over(submission, Escalation(), dependency, begin)
 
-    def _script(self, submission: Submission, lessons: Lessons, dependency: str, begin: str) -> str:
+    def _script(self, submission: Submission, escalation: Escalation, dependency: str, begin: str) -> str:
         stage = submission.purpose if submission.is_of_stage else DRIVER
         partitions = resources_of(self.config, stage).partition
-        longest = self.longest(partitions) if lessons.time_factor > 1 else None
-        return render(array_of(self.run, self.config, submission, lessons, longest, dependency, begin))
+        longest = self.longest(partitions) if escalation.time_factor > 1 else None
+        return render(array_of(self.run, self.config, submission, escalation, longest, dependency, begin))

@@ -7,7 +7,7 @@ from slurm.errors import UserError
 
 
 @dataclass(frozen=True)
-class Problem:
+class ConfigIssue:
     """One key that cannot be used as given."""
 
     key: str

@@ -28,7 +28,7 @@ class Happening:
         return f"{time.strftime('%H:%M:%S', time.localtime(self.time))} {printable(self.text)}"
 
 
-def happenings(
+def event_lines(
     events: Sequence[Event], rows: Sequence[Row], created: float, iterations: int
 ) -> list[Happening]:
     """Oldest first; what many shards did alike is one line."""
