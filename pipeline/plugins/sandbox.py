@@ -201,8 +201,8 @@ class Calls:
             raise self._unusable() from None
 
     def answer(self, future: Any, seconds: float) -> Any:
-        """What the call returned, or the PluginFailure it ended in. Answers are to be taken in the order of asking:
-        then only what was asked before can keep a call waiting.
+        """What the call returned, or the PluginFailure it ended in. Answers are to be taken in the order of
+        asking: then only what was asked before can keep a call waiting.
 
         Raises:
             PluginUnusable: no process got as far as to call the function.

@@ -306,7 +306,7 @@ class SlurmJobs:
         return submission
 
     def update_dependencies(self, seen: Observation) -> None:
-        """DependencyUpdate what waits for jobs that failed, and see to it that driver jobs watch what is queued."""
+        """Have what waits for failed jobs wait for their replacements; ensure driver jobs for what is queued."""
         carriers = self._carriers()
         waiting = list(self._waiting())
         for change in rewire(self.run.plan, waiting, committed_in(seen), carriers, self.config.dependency):
