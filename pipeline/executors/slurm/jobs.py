@@ -306,7 +306,7 @@ class SlurmJobs:
         return submission
 
     def update_dependencies(self, seen: Observation) -> None:
-        """Have what waits for failed jobs wait for their replacements; ensure driver jobs for what is queued."""
+        """Have what waits for failed jobs wait for what replaces them; ensure driver jobs."""
         carriers = self._carriers()
         waiting = list(self._waiting())
         for change in rewire(self.run.plan, waiting, committed_in(seen), carriers, self.config.dependency):
