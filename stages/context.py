@@ -119,26 +119,27 @@ class Context:
         self.lineage[task_key(task)] = record.fingerprint
         return record
 
-    def table(self, task: Task, schema: pa.Schema, index: int = 0) -> pa.Table:
+    def table(self, task: Task, schema: pa.Schema, part: str = "") -> pa.Table:
         """One Arrow file of an input, verified."""
-        return read_shard(self.paths, self.read(task), schema, index)
+        return read_shard(self.paths, self.read(task), schema, part)
 
     def prompts(self) -> pa.Table:
         """All usable training prompts, in the file's order."""
-        return self.table(PREPARE, PROMPTS, index=0)
+        return self.table(PREPARE, PROMPTS)
 
     def heldout(self) -> pa.Table:
-        return self.table(PREPARE, PROMPTS, index=1)
+        return self.table(PREPARE, PROMPTS, "heldout")
 
-    def json(self, task: Task, index: int) -> dict[str, Any]:
+    def json(self, task: Task, part: str) -> dict[str, Any]:
         """One JSON file of an input, verified."""
         record = self.read(task)
-        path = self.paths.root / record.outputs[index].path
+        entry = record.output(part, "json")
+        path = self.paths.root / entry.path
         try:
             text = read_shared(path)
         except FileNotFoundError:
             text = b""
-        check_digest(record, record.outputs[index], len(text), xxh3_128_hexdigest(text))
+        check_digest(record, entry, len(text), xxh3_128_hexdigest(text))
         content: dict[str, Any] = json.loads(text)
         return content
 

@@ -17,7 +17,7 @@ from pipeline.data.prompts import Message, Rejected, write_rejected
 from pipeline.plugins.trial import Sample, check_rules, check_scheduler
 from pipeline.run.commits import file_state, hash_file
 from pipeline.run.durable import replace_durably
-from pipeline.run.schemas import PROMPTS, conform, extra_columns
+from pipeline.run.schemas import PROMPTS, conform, extra_columns, version_of
 from pipeline.run.shards import write_shard
 from pipeline.run.tasks import Task
 from stages.chat import messages_json
@@ -68,7 +68,7 @@ def run(task: Task, context: Context) -> Result:
         "rejected": float(sum(len(judged.rejected) for judged in files)),
         "truncated": float(sum(judged.num_truncated for judged in files)),
     }
-    return Result(outputs, prompts.num_rows, "prompts/1", 0, metrics)
+    return Result(outputs, prompts.num_rows, version_of(PROMPTS), 0, metrics)
 
 
 def named(judged: Judged) -> Sequence[Rejected]:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from pipeline.config.algorithm import ReferenceStage
 from pipeline.config.engine_rules import has_reference_in
 from pipeline.config.schema import Config
-from pipeline.run.schemas import REWARD, ROLLOUT, SCORE, component_column, conform, is_sampled
+from pipeline.run.schemas import REWARD, ROLLOUT, SCORE, component_column, conform, is_sampled, version_of
 from pipeline.run.shards import write_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context, Result
@@ -29,7 +29,7 @@ def run(task: Task, context: Context) -> Result:
     output = write_shard(context.paths, context.files.data(context.attempt), table)
     metrics["responses"] = float(pc.sum(is_sampled(rows)).as_py())
     metrics["response_tokens"] = num_tokens(rows)
-    return Result((output,), rows.num_rows, "reward/1", source.policy_version, metrics)
+    return Result((output,), rows.num_rows, version_of(REWARD), source.policy_version, metrics)
 
 
 def reference_of(context: Context, rows: pa.Table) -> Sequence[list[float] | None] | None:

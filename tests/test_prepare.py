@@ -34,8 +34,8 @@ def prepared(models: Path, folder: Path, rows: list[dict], *more: str) -> tuple[
     return run, stage(run, "prepare")
 
 
-def table(run: Run, index: int = 0):
-    return read_shard(run.paths, read_record(run.paths, PREPARE), PROMPTS, index)
+def table(run: Run, part: str = ""):
+    return read_shard(run.paths, read_record(run.paths, PREPARE), PROMPTS, part)
 
 
 def listed(run: Run) -> dict[str | None, str]:
@@ -206,7 +206,7 @@ def test_heldout_prompts_are_prepared_too(models, tmp_path):
         models, tmp_path, [], f"data.heldout={heldout}", "evaluate.every=1", "evaluate.num_prompts=3"
     )
     assert done.code == 0, done.log
-    assert table(run, index=1)["prompt_id"].to_pylist() == ["h0", "h1", "h2"]
+    assert table(run, "heldout")["prompt_id"].to_pylist() == ["h0", "h1", "h2"]
 
 
 def test_heldout_prompts_of_which_none_can_be_used_stop_the_run(models, tmp_path):

@@ -209,7 +209,7 @@ def note_rejected(driver: Driver) -> None:
     """Say how many prompts were left out, and where they are listed."""
     record = driver.records.known[PREPARE]
     if count := int(record.metrics.get("rejected", 0)):
-        listing = next(entry.path for entry in record.outputs if entry.path.endswith(".jsonl"))
+        listing = record.output("rejected", "jsonl").path
         where = driver.run.paths.root / listing
         driver.watcher.note(f"{count} prompt rows cannot be used and are left out; listed in {where}")
 

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from pipeline.config.conversion import converted, in_words
 from pipeline.run.durable import digest_file, fsync_path, link_once_in, naming, opened_folder, umask
 from pipeline.run.packed import BadArchive, packed_size, read_packed
-from pipeline.run.paths import RunPaths
+from pipeline.run.paths import RunPaths, data_name
 from pipeline.run.tasks import Stage, Task, parse_task, task_key
 from slurm.sealing import checksum
 from slurm.sharedfiles import is_there, make_folder, persistently, read_newest, read_shared, size_of
@@ -101,6 +101,18 @@ class Record:
             for entry in self.outputs
         ]
         return xxhash.xxh3_128_hexdigest("\n".join(sorted(lines)).encode())
+
+    def output(self, part: str = "", suffix: str = "arrow") -> FileEntry:
+        """The data file that :meth:`TaskPaths.data` names so; the main one has no part.
+
+        Raises:
+            CorruptData: the record names no such file.
+        """
+        name = data_name(self.task, self.attempt, part, suffix)
+        for entry in self.outputs:
+            if entry.path.rpartition("/")[2] == name:
+                return entry
+        raise CorruptData(self.task, f"its record names no file {name}")
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self) | {"task": task_key(self.task), "version": RECORD_VERSION}

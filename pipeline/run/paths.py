@@ -129,6 +129,11 @@ class RunPaths:
         return path.relative_to(self.root).as_posix()
 
 
+def data_name(task: Task, attempt: str, part: str = "", suffix: str = "arrow") -> str:
+    """The name of a data file, without its folder."""
+    return ".".join(word for word in (task.file_stem, part, attempt, suffix) if word)
+
+
 @dataclass(frozen=True)
 class TaskPaths:
     """Paths of one task."""
@@ -152,9 +157,9 @@ class TaskPaths:
         """What of the commit was removed on purpose; see :mod:`pipeline.run.retention`."""
         return self.folder / f"{self.task.file_stem}.thinned.json"
 
-    def data(self, attempt: str, name: str = "", suffix: str = "arrow") -> Path:
-        """A data file of one attempt."""
-        return self.folder / ".".join(part for part in (self.task.file_stem, name, attempt, suffix) if part)
+    def data(self, attempt: str, part: str = "", suffix: str = "arrow") -> Path:
+        """A data file of one attempt; of several, all but the main one have a ``part`` in their names."""
+        return self.folder / data_name(self.task, attempt, part, suffix)
 
     def partial(self, attempt: str, save: str) -> Path:
         """Data of one save of an attempt that has not finished; every save has an id of its own."""

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
-from pipeline.run.commits import CorruptData, FileEntry, Record, check_digest, read_output
+from pipeline.run.commits import FileEntry, Record, check_digest, read_output
 from pipeline.run.durable import naming
 from pipeline.run.paths import RunPaths
 from pipeline.run.schemas import check_schema
@@ -78,16 +78,17 @@ def write_shard(paths: RunPaths, path: Path, table: pa.Table) -> FileEntry:
         sink.close()
 
 
-def read_shard(paths: RunPaths, record: Record, schema: pa.Schema, index: int = 0) -> pa.Table:
-    """The ``index``-th file of a commit as a table, verified: bytes, hash and schema.
+def read_shard(paths: RunPaths, record: Record, schema: pa.Schema, part: str = "") -> pa.Table:
+    """An Arrow file of a commit as a table, verified: bytes, hash and schema.
+
+    Args:
+        part: of the file's name, where a task commits several (:meth:`Record.output`).
 
     Raises:
         CorruptData: the file is not what was committed.
         SchemaError: it is of another version.
     """
-    if index >= len(record.outputs):
-        raise CorruptData(record.task, f"its record names {len(record.outputs)} files, not {index + 1}")
-    entry = record.outputs[index]
+    entry = record.output(part)
     try:
         path = paths.root / entry.path
         buffer, digest = persistently(path, lambda: _read_and_hash(path))

@@ -163,7 +163,7 @@ def normalization_of(context: Context, name: str, config: NormalizationConfig | 
         return 0.0, 1.0
     if config.mean is not None and config.std is not None:
         return config.mean, config.std
-    measured = context.json(PREPARE, index=3)[name]
+    measured = context.json(PREPARE, "normalization")[name]
     return float(measured["mean"]), float(measured["std"])
 
 
