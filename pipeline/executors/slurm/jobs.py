@@ -23,7 +23,7 @@ from pipeline.executors.slurm.dependencies import (
     watches,
 )
 from pipeline.executors.slurm.exit_reasons import as_seen, evidence_of, verdict_of
-from pipeline.executors.slurm.queue import Queue, cancel_jobs, is_live, is_pending, read_run_queue
+from pipeline.executors.slurm.queue import ElementsByName, cancel_jobs, is_live, is_pending, read_run_queue
 from pipeline.executors.slurm.resources import Escalation, escalate
 from pipeline.executors.slurm.submitter import Submitter
 from pipeline.orchestrate.jobs import CommittedOf, Ended
@@ -72,7 +72,7 @@ class SlurmJobs:
     note: Callable[[str], None]
     control: Control = field(default_factory=Control)
     failures: dict[Task, list[Failure]] = field(default_factory=dict)
-    _queue: Queue = field(default_factory=dict)
+    _queue: ElementsByName = field(default_factory=dict)
     _submissions: list[Submission] = field(default_factory=list)
     _live: dict[Task, Live] = field(default_factory=dict)
     _driver_jobs: list[str] = field(default_factory=list)
