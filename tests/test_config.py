@@ -16,13 +16,13 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.config import scheduler as schedulerconfig
 from pipeline.config import schema as config_module
 from pipeline.config.algorithm import GROUP_ESTIMATORS, Estimator, KLPlacement
 from pipeline.config.compose import compose, from_mapping, known_groups, to_mapping, to_yaml
 from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
 from pipeline.config.schema import Config
-from pipeline.config.schema import scheduler as schedulerconfig
 
 ROOT = Path(__file__).parent.parent
 COMPLETE = ("reward=rule", "reward.components.rule.function=a:b", "model.policy=x", "data.prompts=x")

@@ -13,14 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.data import sources
+from pipeline.data import columns, sources
 from pipeline.data.prompts import (
     Message,
     PromptError,
     Prompts,
     Rejected,
     RejectReason,
-    columns,
     content_id,
     read_prompts,
     summarize,

@@ -15,11 +15,11 @@ from pydantic.fields import FieldInfo
 from docs.generate.docstrings import attribute_docs, member_docs
 from docs.generate.markdown import code, page, prose, slug, table
 from pipeline.config import engines as engineconfig
+from pipeline.config import scheduler as schedulerconfig
 from pipeline.config import types as configtypes
 from pipeline.config.choices import packaged_configs
 from pipeline.config.compose import known_groups
 from pipeline.config.schema import Config
-from pipeline.config.schema import scheduler as schedulerconfig
 
 WORDS: dict[int, str] = {
     id(found): words

@@ -51,5 +51,6 @@ def _components(content: Any, *keys: str) -> Mapping[str, Any]:
 
 def packaged_configs() -> Path:
     """The folder of Hydra groups: inside the installed package, or beside it in a checkout."""
-    inside = Path(__file__).parent / "configs"
-    return inside if inside.is_dir() else Path(__file__).parent.parent / "configs"
+    package = Path(__file__).parents[1]
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"
