@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import tiny
 
-from pipeline.cli.app import app as cli
+from pipeline.cli import app as cli
 from pipeline.run.control import Control, read_control, write_control
 from pipeline.run.durable import link_once, read_in, replace_durably
 from pipeline.run.paths import RunPaths
