@@ -15,8 +15,8 @@ from pipeline.executors.slurm.dependencies import (
     watch_expression,
     watches,
 )
-from pipeline.executors.slurm.jobs import GUARDS
 from pipeline.executors.slurm.resources import Escalation
+from pipeline.executors.slurm.watchdogs import WATCHDOGS
 from pipeline.orchestrate.reconcile import Launch
 from pipeline.run.directory import Run, is_run, slurm_settings
 from pipeline.run.records import Records, find_frontier
@@ -62,7 +62,7 @@ def _rendered(run: Run, ledger: Ledger) -> Iterator[tuple[Submission, str]]:
         number = ledger.next_number(watch.iteration, watch.purpose)
         driver = driver_submission(run, 1, watch.iteration, watch.purpose, number)
         yield _driver(run, config, driver, expression, "")
-    for waiting in range(GUARDS):
+    for waiting in range(WATCHDOGS):
         guard = driver_submission(run, 1, 0, GUARD, ledger.next_number(0, GUARD) + waiting)
         yield _driver(run, config, guard, "", f"now+{60 * config.check_minutes * (waiting + 1)}")
 

@@ -123,7 +123,7 @@ def one_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
     config = slurm_settings(run)
     if read_control(run.paths).cancelled:
         return Pass(Outcome.CANCELLED)
-    jobs = SlurmJobs(
+    jobs = SlurmJobs.of(
         run, config, read_limits_of(run.paths), Submitter(run, config, longest_time, lease.beat), watcher.note
     )
     books = Publisher(run, NoTracker(), Accountant(run, watcher.note).facts_of)
@@ -148,12 +148,12 @@ def one_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
     if jobs.refusal:
         raise jobs.refusal
     newest = newest_commit(driver.records)
-    return Pass(None, is_watched=jobs.is_watched, newest=newest, trouble=driver.trouble)
+    return Pass(None, is_watched=jobs.watchdogs.is_watched, newest=newest, trouble=driver.trouble)
 
 
 def must_look_again(jobs: SlurmJobs, actions: Actions) -> bool:
     """What was taken back is launched once it is seen to be gone; what a lost driver submitted shows soon."""
-    return bool(actions.retract) or jobs.is_unsure
+    return bool(actions.retract) or jobs.table.is_unsure
 
 
 def note_failure(run: Run, given_up: Sequence[GiveUp]) -> None:

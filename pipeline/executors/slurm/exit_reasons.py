@@ -1,10 +1,13 @@
 """Why array elements ended: from what the queue and accounting show to failures."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from pipeline.run.failures import DISK_EXIT, Failure, FailureKind
+from pipeline.orchestrate.jobs import Ended
+from pipeline.run.failures import DISK_EXIT, Failure, FailureKind, explain_failure
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import Submission
+from pipeline.run.tasks import task_key
 from slurm.commands import SlurmError
 from slurm.query import Element, NoAccounting, read_ended
 from slurm.states import SlurmState, exit_in_words
@@ -28,8 +31,33 @@ ElementKey = tuple[str, int]
 """Array id and index."""
 
 
+def explain(
+    paths: RunPaths,
+    gone: Sequence[tuple[Submission, int]],
+    seen: Mapping[ElementKey, Element],
+    retracted: Mapping[str, str],
+) -> list[Ended]:
+    """Say why elements ended without a commit, in their order.
+
+    Args:
+        seen: what the queue shows of elements that have just ended.
+        retracted: keys of tasks whose commits were taken back in this invocation, with reasons.
+    """
+    evidence = evidence_of(gone, seen)
+    found = []
+    for submission, index in gone:
+        element = evidence.get((submission.state.job or "", index))
+        outside = as_seen(paths, submission, index, element)
+        said, suspect = explain_failure(paths, outside)
+        failure = verdict_of(outside, said, element.state if element else None)
+        if task_key(failure.task) in retracted and (not element or element.state is SlurmState.COMPLETED):
+            failure = replace(failure, kind=FailureKind.INPUTS, message="its commit was taken back")
+        found.append(Ended(failure, suspect))
+    return found
+
+
 def evidence_of(
-    gone: list[tuple[Submission, int]], seen: Mapping[ElementKey, Element]
+    gone: Sequence[tuple[Submission, int]], seen: Mapping[ElementKey, Element]
 ) -> dict[ElementKey, Element]:
     """What the queue still shows of ended elements, and what accounting says of the others, in one call."""
     jobs = {s.state.job for s, index in gone if s.state.job and (s.state.job, index) not in seen}
