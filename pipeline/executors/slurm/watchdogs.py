@@ -1,4 +1,4 @@
-"""Driver jobs in the queue: one that starts when an iteration needs a pass, and watchdogs that always start."""
+"""Driver jobs in the queue: one that starts when an iteration needs a pass; watchdogs that always start."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
