@@ -1,6 +1,7 @@
-"""A run on Slurm: one pass, made by whoever comes by, and the loop of somebody who watches.
+"""A run on Slurm: one pass of its driver, and the loop of a foreground ``run``.
 
-Driver jobs, a foreground ``run`` and people may all call it: a pass takes the lease, looks, acts and lets go.
+Driver jobs, a foreground ``run`` and people may all make passes: each takes the lease, observes, acts and
+releases it.
 """
 
 import time
@@ -32,34 +33,35 @@ LEASE_PATIENCE = 300.0
 """Seconds to wait for another driver's pass; longer than a lost driver's lease lasts."""
 
 SLURM_PATIENCE = 600.0
-"""Seconds for which a controller that does not answer is asked again."""
+"""Seconds for which a pass is retried while Slurm's controller does not answer."""
 _RETRY_SECONDS = 10.0
 _AGAIN_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
 class Pass:
-    """How a pass ended."""
+    """Result of one pass."""
 
     outcome: Outcome | None
-    """None: the run goes on by itself."""
+    """Outcome of the run; None while it goes on by itself."""
     given_up: tuple[GiveUp, ...] = ()
     is_watched: bool = True
-    """Whether a driver job waits in the queue; not where the queue is full."""
+    """Whether a driver job waits in the queue; false where the queue is full."""
     newest: float = 0.0
-    """When the newest commit at hand was made, unix time; 0 for none."""
+    """Unix time of the newest commit that the pass saw; 0 for none."""
     trouble: str = ""
-    """Why rows could not be written."""
+    """Reason why rows could not be written; empty if they could."""
 
 
 def advance_run(run: Run, watcher: Watcher) -> Pass:
     """Observe the disk and the queue, submit what is due, repair what failed. Idempotent.
 
     Raises:
-        LeaseHeld: another driver has been at it for five minutes.
+        LeaseHeld: another driver has held the lease for five minutes.
+        LeaseLost: another driver took over during the pass.
         Refused: Slurm does not take a job.
         SlurmTimeout: Slurm has not answered for ten minutes.
-        SlurmError: Slurm answers nonsense.
+        SlurmError: Slurm's answer is not understood, or a command failed.
     """
     try:
         done = pass_patiently(run, watcher)
@@ -75,7 +77,7 @@ def advance_run(run: Run, watcher: Watcher) -> Pass:
 
 
 def pass_patiently(run: Run, watcher: Watcher) -> Pass:
-    """A pass, asking again where Slurm does not answer."""
+    """Make a pass, and again for up to SLURM_PATIENCE seconds while Slurm does not answer."""
     until = time.monotonic() + SLURM_PATIENCE
     while True:
         try:
@@ -89,7 +91,9 @@ def pass_patiently(run: Run, watcher: Watcher) -> Pass:
 
 
 def tell_of_failed_pass(run: Run, error: Exception, watcher: Watcher) -> None:
-    """Note it where status and doctor look, and tell people: of what may pass by itself if it lasts."""
+    """Note a failed pass where status and doctor look, and notify people; of Slurm's own errors, which may
+    pass, only once the run is stalled.
+    """
     why = described(error)
     note_trouble(run.paths, Trouble.PASS, why)
     try:
@@ -103,11 +107,11 @@ def tell_of_failed_pass(run: Run, error: Exception, watcher: Watcher) -> None:
 
 
 def tell_of_pass(run: Run, done: Pass, watcher: Watcher) -> None:
-    """Tell people what they want to hear of, outside the lease: their command may be slow."""
+    """Notify people of what a pass found. Outside the lease, as their notification command may be slow."""
     if done.outcome is Outcome.COMPLETE:
         tell(run, completion(run), watcher.note)
     elif done.outcome is Outcome.FAILED:
-        tell(run, failure(run, done.given_up, read_control(run.paths).call), watcher.note)
+        tell(run, failure(run, done.given_up, call_begun(run)), watcher.note)
     elif done.outcome is None:
         tell_if_stalled(run, done.newest, call_begun(run), watcher.note)
     if done.trouble:
@@ -119,7 +123,7 @@ def call_begun(run: Run) -> float:
 
 
 def one_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
-    """A pass, by the holder of the lease."""
+    """Make a pass as the holder of the lease."""
     config = slurm_settings(run)
     if read_control(run.paths).cancelled:
         return Pass(Outcome.CANCELLED)
@@ -152,12 +156,14 @@ def one_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
 
 
 def must_look_again(jobs: SlurmJobs, actions: Actions) -> bool:
-    """What was taken back is launched once it is seen to be gone; what a lost driver submitted shows soon."""
+    """Whether another pass is due at once: to launch what was taken back, or because a job that may have been
+    submitted (by a lost driver, say) is not in the queue yet.
+    """
     return bool(actions.retract) or jobs.table.is_unsure
 
 
 def note_failure(run: Run, given_up: Sequence[GiveUp]) -> None:
-    """Once in each call."""
+    """Record that the run gave up, once for each call (``submit``, ``run`` or ``resume``)."""
     control = read_control(run.paths)
     if not control.has_failed:
         write_control(run.paths, control.as_failed())
@@ -166,7 +172,9 @@ def note_failure(run: Run, given_up: Sequence[GiveUp]) -> None:
 
 
 def longest_time(partitions: Sequence[str]) -> float | None:
-    """The most seconds that every one of these partitions allows; by default, that the default one does."""
+    """Return the time limit in seconds that all of these partitions allow (the default one's if none is
+    known); None if it is unlimited.
+    """
     known = read_partitions()
     chosen = [known[name] for name in partitions if name in known]
     chosen = chosen or [partition for partition in known.values() if partition.default]
@@ -174,13 +182,13 @@ def longest_time(partitions: Sequence[str]) -> float | None:
 
 
 def mirror(run: Run, watcher: Watcher) -> None:
-    """Bring W&B up to date, outside the lease: it may be slow."""
+    """Bring W&B up to date. Outside the lease, as it may be slow."""
     if is_behind(run, journal.read(run.paths.metrics)):
         open_tracker(run, watcher.note).close(exit_code=0)
 
 
 def follow(run: Run, watcher: Watcher, poll_seconds: float) -> Pass:
-    """Advance until the run has ended or the person has seen enough; the jobs go on without us."""
+    """Advance until the run has ended or is interrupted; its jobs then go on without this process."""
     with interruptible():
         while True:
             try:
