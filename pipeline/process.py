@@ -1,4 +1,4 @@
-"""Signals that come at a bad moment."""
+"""Context managers for signals that come at a bad moment."""
 
 import contextlib
 import signal
@@ -10,9 +10,10 @@ STOPPING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
 @contextlib.contextmanager
 def uninterrupted(numbers: Collection[signal.Signals] = STOPPING) -> Iterator[None]:
-    """Let Ctrl-C and its like wait until the block is done: it takes seconds at most.
+    """Block Ctrl-C and similar signals until the block is done, which takes seconds at most.
 
-    Threads and processes that are started in the block never hear of them, unless they ask to.
+    Threads and processes that are started in it inherit the mask: they never get these signals, unless they
+    unblock them.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:

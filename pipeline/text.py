@@ -1,4 +1,4 @@
-"""How numbers are written for people."""
+"""Numbers, sizes, times and names as text for people."""
 
 import math
 import re
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def size(num_bytes: float) -> str:
-    """Like 12.3 GiB."""
+    """Write a number of bytes like 12.3 GiB."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if num_bytes < 1024:
             return f"{num_bytes:.0f} bytes" if unit == "bytes" else f"{num_bytes:.1f} {unit}"
@@ -32,16 +32,16 @@ _ESCAPES = re.compile(
 
 
 def printable(text: str) -> str:
-    """What others wrote, on one line and without what a terminal would obey: cursor, colours, clipboard."""
+    """Return foreign text on one line, without what a terminal would obey: cursor, colours, clipboard."""
     plain = _ESCAPES.sub("", text).expandtabs()
     return "".join(c if c.isprintable() else " " for c in plain).rstrip()
 
 
 def number(value: float | None, digits: int | None = None) -> str:
-    """A number in few characters; "-" for None, integers in full, ``k`` and ``M`` for other large numbers.
+    """Write a number in few characters; "-" for None, integers in full, ``k`` and ``M`` for large others.
 
     Args:
-        digits: after the point, so that numbers line up. Default: as many as give four significant ones.
+        digits: decimal places, so that numbers line up. Default: as many as give four significant digits.
     """
     if value is None:
         return MISSING
@@ -49,7 +49,7 @@ def number(value: float | None, digits: int | None = None) -> str:
     if value == 0 or not math.isfinite(value) or (isinstance(value, int) and size < 1e6):
         return f"{value:g}" if size < 1e6 else str(value)
     if digits is not None and size < 10 ** -(digits + 2):
-        return f"{0:.{digits}f}"  # rounding noise, as of a KL that is zero
+        return f"{0:.{digits}f}"  # rounding noise, e.g. of a KL that is zero
     if digits is None:
         digits = 3 if size < 10 else 2 if size < 100 else 1 if size < 1000 else 0
     if size < 0.5 * 10**-digits or size >= 1e9:
@@ -60,12 +60,12 @@ def number(value: float | None, digits: int | None = None) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """The text, or its beginning and an ellipsis where it has more than ``width`` characters."""
+    """Return the text, or its beginning and an ellipsis where it has more than ``width`` characters."""
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def duration(seconds: float) -> str:
-    """Like 45 s, 3 min 20 s, 5 h 12 min, 2 d 3 h."""
+    """Write a duration like 45 s, 3 min 20 s, 5 h 12 min, 2 d 3 h."""
     whole = round(seconds)
     for size, name, below, below_name in (
         (86400, "d", 3600, "h"),
@@ -78,7 +78,7 @@ def duration(seconds: float) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as messages show it: its type, and its beginning."""
+    """Describe a value for messages: its type, and its beginning."""
     return f"{type(value).__name__} {reprlib.repr(value)}"
 
 
@@ -86,7 +86,7 @@ _NAMES_SHOWN = 20
 
 
 def listing(names: Sequence[str]) -> str:
-    """Names as messages list them: quoted, and not too many."""
+    """List names for messages: quoted, and not too many."""
     first = ", ".join(repr(name) for name in names[:_NAMES_SHOWN])
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return first + more if first else "nothing"

@@ -1,4 +1,4 @@
-"""What jobs cost: time in the queue, CPU and GPU hours, and how much of it was for nothing."""
+"""Costs of jobs from Slurm's accounting: time in the queue, CPU and GPU hours, and the share wasted."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -16,45 +16,45 @@ _SECONDS_PER_HOUR = 3600.0
 
 @dataclass(frozen=True)
 class Record:
-    """One run of one job or array element: a requeued one has several. Times are unix seconds."""
+    """One run of a job or array element; a requeued one has several. Times are unix seconds."""
 
     job_id: str
-    """As Slurm writes it, e.g. 12_3."""
+    """Job id as Slurm writes it, e.g. 12_3."""
     name: str
     state: SlurmState
     submitted: float | None
     eligible: float | None
-    """When nothing but resources and priority kept it from starting."""
+    """Time from which only resources and priority kept it from starting."""
     started: float | None
     elapsed: float
-    """Seconds it ran, without those it was suspended."""
+    """Seconds it ran, without those in which it was suspended."""
     cpus: int
     gpus: int
-    """0 too where the cluster does not account for GPUs (AccountingStorageTRES)."""
+    """Number of GPUs; 0 also where the cluster does not account for them (AccountingStorageTRES)."""
     nodes: str
     partition: str = ""
-    """Several, with commas between, of a job that waits for any of them."""
+    """Partition; several, separated by commas, of a job that waits for any of them."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What several runs of jobs cost together."""
+    """Sums over several runs of jobs."""
 
     attempts: int
-    """Runs that started."""
+    """Number of runs that started."""
     queue_seconds: float
     run_seconds: float
     cpu_hours: float
     gpu_hours: float
     wasted_cpu_hours: float
-    """Of runs that are over and did not complete: failed, cancelled, preempted, requeued."""
+    """CPU hours of runs that are over and did not complete: failed, cancelled, preempted, requeued."""
     wasted_gpu_hours: float
 
 
 def read_records(ids: Collection[str], timeout: float = 60.0) -> list[Record]:
-    """Every run of these jobs and arrays. Raises :class:`slurm.query.NoAccounting`.
+    """Read every run of these jobs and arrays. Raises :class:`slurm.query.NoAccounting`.
 
-    ``timeout``: seconds for each call of sacct, which is made again only where there is time.
+    ``timeout``: seconds for each call of sacct; it is retried only if they are the usual 60 or more.
     """
     records: list[Record] = []
     for batch in in_batches(ids):
@@ -64,7 +64,7 @@ def read_records(ids: Collection[str], timeout: float = 60.0) -> list[Record]:
 
 
 def parse_records(text: str) -> list[Record]:
-    """The runs in sacct's output."""
+    """Parse the runs in sacct's output."""
     return [_record(row) for row in split_accounting(text, len(_FIELDS))]
 
 
@@ -86,12 +86,12 @@ def _record(row: list[str]) -> Record:
 
 
 def _count(resources: str, name: str) -> int:
-    """How many of a resource, in words like ``cpu=4,gres/gpu=2,gres/gpu:a100=2``."""
+    """Count a resource in a list like ``cpu=4,gres/gpu=2,gres/gpu:a100=2``."""
     return sum(int(number) for number in re.findall(rf"(?:^|,){name}=(\d+)", resources))
 
 
 def summarize(records: Iterable[Record]) -> Usage:
-    """Add up; what runs now counts up to now and is not wasted."""
+    """Add up runs; what runs now counts up to now and is not wasted."""
     started = [record for record in records if record.started is not None and record.cpus]
     wasted = [record for record in started if is_wasted(record)]
     return Usage(
@@ -106,13 +106,15 @@ def summarize(records: Iterable[Record]) -> Usage:
 
 
 def is_wasted(record: Record) -> bool:
-    """Whether this run of a job is over and left nothing."""
+    """Whether this run of a job is over and did not complete."""
     # REQUEUED is no end of the job, but it is the end of this run of it.
     return record.state != SlurmState.COMPLETED and phase_of(record.state) != Phase.RUNNING
 
 
 def queued(record: Record) -> float:
-    """Seconds since it could have started: waits for other jobs and requeue delays are left out."""
+    """Return the seconds between when it could have started and when it did: waits for other jobs and requeue
+    delays are left out.
+    """
     since = record.eligible or record.submitted
     return max(0.0, record.started - since) if record.started and since else 0.0
 

@@ -11,17 +11,17 @@ _TIMEOUT = 15.0
 
 @dataclass(frozen=True)
 class Associations:
-    """What accounting says of this user."""
+    """Associations of this user, by accounting."""
 
     accounts: frozenset[str]
     qos: frozenset[str]
-    """Of any of the accounts."""
+    """QOS that any of the accounts may use."""
     enforced: bool
-    """Whether the controller refuses what is not among them."""
+    """Whether the controller refuses other accounts and QOS."""
 
 
 def read_associations() -> Associations | None:
-    """None where there is no accounting, or none that answers."""
+    """Ask accounting for the user's associations; None where there is none, or none that answers."""
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
         command = [
@@ -42,7 +42,7 @@ def read_associations() -> Associations | None:
 
 
 def parse_associations(rows: str, config: str) -> Associations:
-    """From rows of Account|QOS|DefaultQOS and the output of ``scontrol show config``."""
+    """Parse rows of Account|QOS|DefaultQOS and the output of ``scontrol show config``."""
     fields = [line.split("|") for line in rows.splitlines() if line]
     names = {name for row in fields for name in [*row[1].split(","), row[2]] if name}
     settings = (line.partition("=") for line in config.splitlines())

@@ -1,4 +1,4 @@
-"""Slurm's commands: a clean environment, a time limit, and errors that say whether asking again can help."""
+"""Calls of Slurm's commands: a clean environment, a time limit, and errors that say if a retry can help."""
 
 import os
 import re
@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from slurm.errors import ServiceError, UserError
 
 calls: Counter[str] = Counter()
-"""Commands started by this process, by program; repeats count. Shows that calls do not grow with shards."""
+"""Number of commands started by this process, by program, retries included. Tests check that it does not
+grow with the number of shards."""
 
 _KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
 # Variables like SBATCH_PARTITION, SQUEUE_FORMAT or, inside a job, SLURM_MEM_PER_NODE change what commands do.
@@ -23,7 +24,7 @@ _FORCED = {
     "SLURM_TIME_FORMAT": "%s",  # unix seconds: no time zone, no daylight saving
     "LC_ALL": "C.UTF-8",
 }
-# What a command says when the controller may not have heard it, or did and its answer was lost.
+# Messages of commands when the controller may not have got the request, or did and its answer was lost.
 _TRANSIENT = re.compile(
     r"timed out|unable to contact slurm controller|failed to contact|unable to contact|"
     r"connection (refused|reset)|communication (connection|shutdown) failure|zero bytes were transmitted|"
@@ -39,22 +40,22 @@ _LONGEST_MESSAGE = 300
 
 
 class SlurmError(ServiceError, RuntimeError):
-    """A Slurm command failed."""
+    """Failure of a Slurm command."""
 
     def __init__(self, command: Sequence[str], returncode: int | None, stderr: str) -> None:
         self.command = tuple(command)
         self.returncode = returncode
-        """None where the command did not end by itself."""
+        """Exit code; None where the command did not end by itself."""
         self.stderr = stderr
         super().__init__(f"{_shown(command)} failed: {_words(stderr, returncode)}")
 
 
 class SlurmTimeout(SlurmError):
-    """The controller did not answer, or cannot now: the request may have been carried out all the same."""
+    """Missing answer of the controller. The request may have been carried out all the same."""
 
 
 class SlurmMissing(UserError, ValueError):
-    """The program is not on this machine."""
+    """Absence of a Slurm program on this machine."""
 
     def __init__(self, program: str) -> None:
         self.program = program
@@ -62,20 +63,22 @@ class SlurmMissing(UserError, ValueError):
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` without what alters Slurm's commands or their output."""
+    """Return ``environ`` without variables that alter Slurm's commands or their output."""
     kept = {name: value for name, value in environ.items() if name in _KEPT or not _DROPPED.match(name)}
     return {name: _without_repeats(name, value) for name, value in kept.items()} | _FORCED
 
 
 def _without_repeats(name: str, value: str) -> str:
-    """A job's setup puts folders before PATH, and what it submits inherits that: it must not grow."""
+    """Remove repeated folders from PATH-like variables: each job's setup adds some, and the jobs that it
+    submits inherit them, so that the variables would grow.
+    """
     return ":".join(dict.fromkeys(value.split(":"))) if name.endswith("PATH") else value
 
 
 def run_command(
     arguments: Sequence[str], *, timeout: float = 60.0, retries: int = 0, input: str | None = None
 ) -> str:
-    """Standard output of a command.
+    """Run a command. Returns its standard output.
 
     ``timeout``: seconds for each try. ``retries``: further tries after a :class:`SlurmTimeout`; only for
     commands that change nothing, since a lost answer does not mean that a request was not carried out.
@@ -114,13 +117,13 @@ def _run_once(arguments: Sequence[str], timeout: float, input: str | None) -> st
 
 
 def _shown(command: Sequence[str]) -> str:
-    """The command's name and first word, which is enough to know it: ids and formats may be long."""
+    """Return the command's name and first word, which identify it: ids and formats may be long."""
     words = [command[0], *(word for word in command[1:2] if not word.startswith("-"))]
     return " ".join(words)
 
 
 def _words(stderr: str, returncode: int | None) -> str:
-    """Slurm's words on one line, without its prefixes."""
+    """Return Slurm's message on one line, without its prefixes."""
     lines = (_NOISE.sub("", line.strip()) for line in stderr.splitlines())
     told = "; ".join(dict.fromkeys(line for line in lines if line))
     return told[:_LONGEST_MESSAGE] or f"exit code {returncode}"

@@ -1,9 +1,9 @@
-"""What every array element runs: ``python -m slurm.element TASKS [--rank]``.
+"""Entry point of every array element: ``python -m slurm.element TASKS [--rank]``.
 
 TASKS is a JSON file with a checksum: ``module`` to run, ``arguments`` common to all elements, and
-``elements``, by array index, with the arguments of each; the word ``{attempt}`` becomes an id that no other
-start of a job has.
-With ``--rank`` the process is one of several under srun, and is told which in the usual variables.
+``elements``, by array index, with the arguments of each; the word ``{attempt}`` is replaced
+by an id that no other start of a job has.
+With ``--rank`` the process is one of several under srun, and gets its rank in torch's variables.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from slurm.sharedfiles import read_shared
 
 ATTEMPT = "{attempt}"
 _MOST_RETURNS = 100
-"""Times that a job goes back into the queue because its task list cannot be read. Slurm holds it there for
-two minutes each time: long enough for most outages of a file server, and an end where the run was removed."""
+"""Number of times that a job is requeued because its task list cannot be read. Slurm holds it for two minutes
+each time: enough for most outages of a file server, and an end where the run was removed."""
 
 
 def main(argv: list[str]) -> None:
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> None:
 
 
 def read_work(tasks: Path, environment: Mapping[str, str]) -> dict[str, Any]:
-    """The task list. Does not return where it cannot be read: the job waits in the queue again, or fails."""
+    """Read the task list. Does not return where that fails: the job is requeued, or exits with an error."""
     try:
         return unsealed(read_shared(tasks))
     except ValueError as error:
@@ -60,7 +60,7 @@ def read_work(tasks: Path, environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def go_back(job: str) -> None:
-    """Let the job that this is go back into the queue, if it may: else its exit code says that it failed."""
+    """Requeue this job, if Slurm lets it: otherwise its exit code says that it failed."""
     from slurm.commands import SlurmError, SlurmMissing
     from slurm.submission import requeue
 
@@ -69,18 +69,18 @@ def go_back(job: str) -> None:
 
 
 def _note(line: str) -> None:
-    """Into the log, unless its disk is full: a job that waited for the space must not end of this."""
+    """Print to the log, unless its disk is full: a job that waits for space there must not end by this."""
     with contextlib.suppress(OSError):
         print(line, flush=True)
 
 
 def words(work: Mapping[str, Any], index: str) -> list[str]:
-    """The arguments of one element."""
+    """Return the arguments of one element."""
     return [*work["arguments"], *work["elements"][index]]
 
 
 def rank_variables(environment: Mapping[str, str], rendezvous: Path) -> dict[str, str]:
-    """This rank's place among the job's ranks, as torch names it, and the file where they find each other."""
+    """Return this rank's place among the job's ranks, in torch's variables, and their rendezvous file."""
     return {
         "RANK": environment["SLURM_PROCID"],
         "LOCAL_RANK": environment["SLURM_LOCALID"],

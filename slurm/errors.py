@@ -1,9 +1,9 @@
-"""Two kinds of errors that end a command with one readable message: what the user mends, and what passes."""
+"""Base classes of errors that end a command with one readable message: the user's to mend, or a service's."""
 
 
 class UserError(Exception):
-    """Something that whoever typed the command can mend. Exit code 2."""
+    """Error that whoever typed the command can mend. Exit code 2."""
 
 
 class ServiceError(Exception):
-    """Slurm, W&B or a file server did not do its part. Nothing is lost, and later it may. Exit code 1."""
+    """Failure of Slurm, W&B or a file server. Nothing is lost, and a later try may succeed. Exit code 1."""

@@ -1,4 +1,4 @@
-"""What a cluster allows: limits, partitions and their nodes; and how Slurm writes time and memory."""
+"""Limits of a cluster, its partitions and their nodes; and Slurm's notation of time and memory."""
 
 import math
 import os
@@ -15,11 +15,11 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 @dataclass(frozen=True)
 class ClusterLimits:
-    """Limits of the whole cluster, and of this user."""
+    """Limits of the whole cluster and of this user."""
 
     version: tuple[int, int]
     max_array_size: int
-    """Array indices are below this."""
+    """Upper bound of array indices, exclusive."""
     max_jobs: int
     """Jobs that the controller keeps at once, of all users; each array element counts."""
     min_job_age: float
@@ -35,34 +35,34 @@ class NodeKind:
     count: int
     cpus: int
     memory: int
-    """MiB."""
+    """Memory of each node in MiB."""
     gres: Mapping[str, int]
     """Devices of each node, by name and by name:type, e.g. gpu -> 4 and gpu:a100 -> 4."""
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Where jobs may be sent."""
+    """Partition that jobs may be submitted to."""
 
     name: str
     max_time: float | None
-    """Seconds; None where there is no limit."""
+    """Longest time of a job in seconds; None where there is no limit."""
     state: str
-    """UP, or why no jobs start: DOWN, DRAIN, INACTIVE."""
+    """State: UP, or DOWN, DRAIN or INACTIVE, in which no jobs start."""
     nodes: int
     default: bool
     allowed_accounts: frozenset[str] | None
-    """None: all, but for those that are denied."""
+    """Accounts that may use it; None: all but those that are denied."""
     allowed_qos: frozenset[str] | None
     kinds: tuple[NodeKind, ...]
 
     def most(self, device: str) -> int:
-        """The most devices of a name (gpu) or name and type (gpu:a100) that one node has."""
+        """Return the most devices of a name (gpu) or name and type (gpu:a100) that one node has."""
         return max((kind.gres.get(device, 0) for kind in self.kinds), default=0)
 
 
 def read_limits() -> ClusterLimits:
-    """Ask the controller, and accounting where there is any.
+    """Ask the controller for limits, and accounting where there is any.
 
     Raises :class:`SlurmError`, :class:`SlurmMissing`.
     """
@@ -71,7 +71,7 @@ def read_limits() -> ClusterLimits:
 
 
 def parse_limits(text: str, max_submit: int | None = None) -> ClusterLimits:
-    """The limits in the output of ``scontrol show config``."""
+    """Parse the limits in the output of ``scontrol show config``."""
     settings = dict(re.findall(r"^(\w+)\s+=\s*(.*?)\s*$", text, re.MULTILINE))
     try:
         major, minor = settings["SLURM_VERSION"].split(".")[:2]
@@ -87,10 +87,10 @@ def parse_limits(text: str, max_submit: int | None = None) -> ClusterLimits:
 
 
 def _max_submit() -> int | None:
-    """The strictest limit of the user's accounts and default QOS.
+    """Return the strictest limit of submitted jobs of the user's accounts and default QOS; None if unknown.
 
     A QOS that a user may name and does not (for interactive work, say) bounds nothing. Limits that are not
-    seen here are met when sbatch refuses a job for them.
+    seen here show when sbatch refuses a job for them.
     """
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
@@ -106,7 +106,7 @@ def _sacctmgr(what: str, *options: str) -> str:
 
 
 def parse_max_submit(associations: str, qos: str) -> int | None:
-    """The smallest of a user's limits.
+    """Return the smallest of a user's limits of submitted jobs; None if there is none.
 
     ``associations``: rows of MaxSubmitJobs|GrpSubmit|QOS|DefaultQOS; ``qos``: rows of Name|limit|limit.
     """
@@ -118,14 +118,14 @@ def parse_max_submit(associations: str, qos: str) -> int | None:
 
 
 def read_partitions() -> dict[str, Partition]:
-    """Every partition, by name: a call of scontrol and one of sinfo. Raises as :func:`read_limits`."""
+    """Read every partition, by name: a call of scontrol and one of sinfo. Raises as :func:`read_limits`."""
     shown = run_command(["scontrol", "-a", "-o", "show", "partition"], retries=_RETRIES)
     nodes = run_command(["sinfo", "-a", "-e", "-h", "-o", "%R|%D|%c|%m|%G"], retries=_RETRIES)
     return parse_partitions(shown, nodes)
 
 
 def parse_partitions(shown: str, nodes: str) -> dict[str, Partition]:
-    """Partitions in the output of ``scontrol -o show partition`` and ``sinfo -e -h -o '%R|%D|%c|%m|%G'``."""
+    """Parse the output of ``scontrol -o show partition`` and ``sinfo -e -h -o '%R|%D|%c|%m|%G'``."""
     kinds: dict[str, list[NodeKind]] = {}
     for line in nodes.splitlines():
         name, count, cpus, memory, gres = line.split("|", 4)
@@ -161,12 +161,12 @@ def _allowed(text: str) -> frozenset[str] | None:
 
 
 def _least(text: str) -> int:
-    """A count; sinfo writes 8+ where nodes differ and 8 is the least of them."""
+    """Parse a count; sinfo writes 8+ where nodes differ and 8 is the least of them."""
     return int(text.rstrip("+"))
 
 
 def parse_gres(text: str) -> dict[str, int]:
-    """Devices in sinfo's words, e.g. ``gpu:a100:4(S:0-1),nvme:1``, by name and by name:type."""
+    """Count devices in sinfo's notation, e.g. ``gpu:a100:4(S:0-1),nvme:1``, by name and by name:type."""
     found: dict[str, int] = {}
     for item in re.sub(r"\([^)]*\)", "", text).split(","):
         name, *rest = [word for word in item.split(":") if word != "no_consume"]
@@ -185,7 +185,9 @@ _MEBIBYTES = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
 
 
 def parse_duration(text: str) -> float | None:
-    """Seconds in Slurm's words for a time: minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S; None for UNLIMITED.
+    """Parse Slurm's notation of a time into seconds; None for UNLIMITED.
+
+    Takes minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S.
 
     Raises :class:`ValueError`.
     """
@@ -202,13 +204,13 @@ def parse_duration(text: str) -> float | None:
 
 
 def format_duration(seconds: float) -> str:
-    """D-HH:MM:SS, for ``--time``: never less than what was asked for."""
+    """Write seconds as D-HH:MM:SS, for ``--time``, rounded up."""
     days, rest = divmod(math.ceil(seconds), _DAY)
     return f"{days}-{rest // _HOUR:02}:{rest % _HOUR // _MINUTE:02}:{rest % _MINUTE:02}"
 
 
 def parse_memory(text: str) -> int:
-    """MiB in words like 16G, 512M, 1.5T or 4096, rounded up. Raises :class:`ValueError`."""
+    """Parse memory like 16G, 512M, 1.5T or 4096 into MiB, rounded up. Raises :class:`ValueError`."""
     found = _MEMORY.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"not a size of memory that Slurm knows (like 4096, 512M or 16G): {text!r}")
@@ -216,6 +218,6 @@ def parse_memory(text: str) -> int:
 
 
 def format_memory(mebibytes: int) -> str:
-    """16G, or 1500M where it is no whole number of GiB, for ``--mem``."""
+    """Write MiB for ``--mem``: like 16G, or 1500M where it is no whole number of GiB."""
     whole, rest = divmod(mebibytes, 1024)
     return f"{mebibytes}M" if rest or not whole else f"{whole}G"

@@ -1,4 +1,4 @@
-"""Tiny jobs that look at the cluster from a compute node: what no login node can know."""
+"""Probes: tiny jobs that check on a compute node what no login node can know."""
 
 import contextlib
 import json
@@ -23,48 +23,48 @@ _GREET_SECONDS = 0.1
 _FIRST_NOTE_SECONDS = 5.0
 _NOTE_SECONDS = 15.0
 _GRACE_SECONDS = 10.0
-"""How long an answer may take to be seen here after its job ended: caches of network filesystems."""
+"""Seconds that an answer may take to appear here after its job ended: caches of network filesystems."""
 _SHORT_GRACE_SECONDS = 3.0
 _LOG_LINES = 3
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One job to send."""
+    """One probe job to send."""
 
     name: str
-    """Short and unique: names its files."""
+    """Name of its files, short and unique."""
     options: Mapping[str, Option]
     command: Sequence[str]
     """Words before the script's path: the interpreter, in its container."""
     modules: Sequence[str] = ()
-    """To import; with a ? before the name only to look for."""
+    """Modules to import; with a ? before the name only to look for."""
     paths: Sequence[str] = ()
-    """That must exist."""
+    """Paths that must exist."""
     programs: Sequence[str] = ()
     """Commands that must succeed."""
     setup: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     measures_delay: bool = False
-    """Exchange files with the job, to see how long each side takes to see the other's."""
+    """Whether to exchange files with the job, and measure how long each side takes to see the other's."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Files that a job and this machine wrote for each other. Seconds."""
+    """Delays, in seconds, of files that a job and this machine wrote for each other."""
 
     round_trip: float | None
-    """From the job's file to the job seeing the answer, on its clock, without the time between the job's file
-    being seen here and the answer being written. None: the answer was not seen there in time."""
+    """Time from the job's file to the job seeing the answer, on its clock, without the time between the job's
+    file being seen here and the answer being written. None: the answer was not seen there in time."""
     seen_here: float
-    """From the job's file to its being seen here, by two clocks."""
+    """Time from the job's file, by its clock, to its being seen here, by ours."""
     node_skew: float
-    """By which the file server's clock is ahead of the node's."""
+    """Seconds by which the file server's clock is ahead of the node's."""
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What a probe saw."""
+    """Findings of a probe on its node."""
 
     node: str
     python: str
@@ -72,19 +72,20 @@ class ProbeResult:
     missing_paths: Sequence[str]
     unreachable: Mapping[str, str]
     gpus: int | None
-    """None where the node does not say."""
+    """Number of visible GPUs; None where the node does not say."""
     delay: Mapping[str, float | None] | None = None
-    """What the node measured, where it was asked to."""
+    """Times that the node measured, where it was asked to."""
     exchange: Exchange | None = None
 
 
 @dataclass(frozen=True)
 class ProbeTimeout:
-    """No answer came."""
+    """Absence of an answer."""
 
     why: str
     is_late: bool
-    """Its job did not start or end in time: nothing is known. Otherwise it ended, and left nothing."""
+    """Whether its job did not start or end in time, so that nothing is known. Otherwise it was refused, or
+    ended without an answer."""
 
 
 Answer = ProbeResult | ProbeTimeout
@@ -93,13 +94,13 @@ Answer = ProbeResult | ProbeTimeout
 def run_probes(
     probes: Sequence[Probe], parent: Path, folder: Path, seconds: float, note: Callable[[str], None]
 ) -> dict[str, Answer]:
-    """Send the jobs, wait for what they say, and leave nothing behind.
+    """Send the jobs, wait for their answers, and leave nothing behind.
 
     Args:
-        parent: where a run directory is to be made; the probes meet in a folder there.
+        parent: folder where a run directory is to be made; the probes exchange files in a folder there.
         folder: working directory of the jobs.
         seconds: to wait for all of them.
-        note: told every few seconds what is being waited for.
+        note: called every few seconds with what is being waited for.
 
     Raises:
         OSError: nothing can be made in ``parent``.
@@ -134,13 +135,13 @@ class _Sent:
     folder: Path
     answers: dict[str, Answer] = field(default_factory=dict)
     _jobs: dict[str, str] = field(default_factory=dict)
-    """Probe -> job id."""
+    """Job id by probe."""
     _ended: dict[str, float] = field(default_factory=dict)
-    """Probe -> when its job was first seen to have ended."""
+    """Monotonic time by probe at which its job was first seen to have ended."""
     _expected: set[str] = field(default_factory=set)
     """Probes that will write a greeting."""
     _greeted: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Probe -> when its greeting was seen, and when it was answered; unix time."""
+    """Unix times by probe at which its greeting was seen and was answered."""
 
     def send(self, probe: Probe) -> None:
         request: dict[str, object] = {"modules": probe.modules, "paths": probe.paths}
@@ -191,7 +192,7 @@ class _Sent:
             self._greet_until(time.monotonic() + _POLL_SECONDS)
 
     def _greet_until(self, until: float) -> None:
-        """Answer greetings at once: what is measured is the filesystem, and not our patience."""
+        """Answer greetings at once, so that the filesystem is measured and not the polling interval."""
         while (left := until - time.monotonic()) > 0:
             silent = self._expected - self._greeted.keys()
             names = {path.name for path in self.place.iterdir()} if silent else set()
@@ -205,7 +206,7 @@ class _Sent:
             time.sleep(_GREET_SECONDS if silent else left)
 
     def _look(self) -> list[str]:
-        """Take up answers that have come. Returns the names of those that have not."""
+        """Read the answers that have come. Returns the names of the probes without one."""
         for name in self._jobs.keys() - self.answers.keys():
             with contextlib.suppress(FileNotFoundError):
                 content: dict[str, Any] = json.loads(read_shared(self.place / f"{name}.answer"))
@@ -226,7 +227,7 @@ class _Sent:
         return {e.array_id: e for e in read_queue(lambda name: name.startswith(f"{self.place.name}."))}
 
     def _note_ended(self, seen: Mapping[str, Element], now: float) -> None:
-        """A job that is over and stays silent for a while has nothing more to say."""
+        """Record as unanswered the probes whose jobs ended without an answer a while ago."""
         for name, job in self._jobs.items():
             element = seen.get(job)
             if name in self.answers or (element and phase_of(element.state) is not Phase.ENDED):
@@ -257,7 +258,7 @@ class _Sent:
         return f"{self.place.name}.{name}"
 
     def cancel(self) -> None:
-        """What has not answered."""
+        """Cancel the jobs of probes that have not answered."""
         silent = [
             job for name, job in self._jobs.items() if not isinstance(self.answers.get(name), ProbeResult)
         ]

@@ -1,4 +1,4 @@
-"""What a probe's job runs on a compute node: looks around and writes what it saw beside the request.
+"""Program of a probe's job on a compute node: it checks what was requested and writes an answer file.
 
 A copy of this file is run by the job's own interpreter, so it needs nothing but Python's standard library.
 """
@@ -18,7 +18,7 @@ _REPLY_SECONDS = 60
 
 
 def main(request_path: str, answer_path: str) -> None:
-    """Answer a request, in one step so that nobody reads half of it."""
+    """Answer a request. The file appears in one step, so that nobody reads half of it."""
     request = json.loads(Path(request_path).read_text())
     answer: dict[str, object] = {
         "node": os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
@@ -36,7 +36,7 @@ def main(request_path: str, answer_path: str) -> None:
 
 
 def import_error(name: str) -> str:
-    """Why a module cannot be imported; packages that take long to import are only looked for."""
+    """Return why a module cannot be imported; those marked with ?, slow to import, are only looked for."""
     sys.path[0] = str(Path.cwd())  # as for "python -m", which is how tasks are run
     try:
         if name.startswith("?"):
@@ -48,7 +48,7 @@ def import_error(name: str) -> str:
 
 
 def program_error(command: str) -> str:
-    """Why a command of Slurm's cannot be used here."""
+    """Return why a command of Slurm's cannot be used here; empty if it can."""
     words = command.split()
     if shutil.which(words[0]) is None:
         return "not on PATH"
@@ -60,7 +60,7 @@ def program_error(command: str) -> str:
 
 
 def exchange(stem: Path) -> "dict[str, float | None]":
-    """Write a greeting, and wait for its answer as tasks look for files: by listing the folder."""
+    """Write a greeting, and time its reply, looking for it as tasks look for files: by listing the folder."""
     private, hello = stem.with_suffix(".hello.tmp"), stem.with_suffix(".hello")
     private.write_text("")
     before = time.time()
@@ -77,7 +77,7 @@ def exchange(stem: Path) -> "dict[str, float | None]":
 
 
 def visible_gpus() -> "int | None":
-    """How many devices this job was given; None where that cannot be seen."""
+    """Count the devices that this job was given; None where that cannot be seen."""
     for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "SLURM_JOB_GPUS"):
         if name in os.environ:
             listed = [word for word in os.environ[name].split(",") if word and word != "NoDevFiles"]

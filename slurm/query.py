@@ -1,4 +1,4 @@
-"""What the cluster knows of our jobs: one call for all that wait or run, one for all that ended."""
+"""State of our jobs: one squeue call for all that wait or run, one sacct call for all that ended."""
 
 import math
 import os
@@ -15,37 +15,37 @@ from slurm.states import Phase, SlurmState, parse_state, phase_of
 
 @dataclass(frozen=True)
 class Element:
-    """One element of a job array, or a job that is none. Times are unix seconds."""
+    """One element of a job array, or a job without an array. Times are unix seconds."""
 
     array_id: str
     index: int
-    """0 for a job that is no array."""
+    """Array index; 0 for a job without an array."""
     name: str
     state: SlurmState
     reason: str
-    """Slurm's word for why it waits; see :func:`slurm.states.reason_in_words`."""
+    """Reason why it waits, as Slurm shows it; see :func:`slurm.states.reason_in_words`."""
     node: str
-    """Where it runs or ran last; empty before."""
+    """Node where it runs or last ran; empty before."""
     partition: str
     submitted: float | None
-    """When it was submitted, or requeued last."""
+    """Time when it was submitted, or last requeued."""
     started: float | None
     ended: float | None
     exit_code: int | None
-    """Once ended. Of 128 and more, accounting shows what is over 128 and squeue the whole."""
+    """Exit code once ended. From 128 on, accounting shows the excess over 128 and squeue the whole code."""
     signal: int | None
-    """Once ended: what killed it, or 0."""
+    """Signal that killed it, or 0, once ended."""
     restarts: int | None
-    """How often it was requeued."""
+    """Number of times that it was requeued."""
     time_limit: float | None
-    """Seconds; None where there is no limit."""
+    """Time limit in seconds; None where there is none."""
 
 
 class NoAccounting(RuntimeError):
-    """Accounting cannot be asked: what it holds is unknown, not empty."""
+    """Failure to ask accounting: what it holds is unknown, not empty."""
 
 
-# The name last: it may hold the separator. Free text that Slurm itself writes is before it.
+# The name last, as it may hold the separator. Free text that Slurm itself writes is before it.
 _QUEUE_FIELDS = (
     *("ArrayJobID", "ArrayTaskID", "State", "exit_code", "RestartCnt", "SubmitTime", "StartTime", "EndTime"),
     *("TimeLimit", "Partition", "NodeList", "Reason", "Name"),
@@ -70,7 +70,7 @@ _PATIENCE = 60.0
 
 
 def read_queue(is_ours: Callable[[str], bool], timeout: float = _PATIENCE) -> list[Element]:
-    """Every job of this user whose name ``is_ours``: waiting, running, or ended less than MinJobAge ago.
+    """Read every job of this user whose name ``is_ours``: waiting, running, or ended less than MinJobAge ago.
 
     One call of squeue. Raises :class:`SlurmError`, :class:`SlurmMissing` and, for a state of a job of ours,
     :class:`slurm.states.UnknownState`.
@@ -85,12 +85,12 @@ def _squeue(*filters: str, timeout: float = _PATIENCE) -> str:
 
 
 def _retries(timeout: float) -> int:
-    """Somebody who waits less than usual wants one answer, or none."""
+    """Return how often to retry: not at all for a caller whose timeout is shorter than usual."""
     return _RETRIES if timeout >= _PATIENCE else 0
 
 
 def parse_queue(text: str, is_ours: Callable[[str], bool] = lambda name: True) -> list[Element]:
-    """The elements in squeue's output: those that wait and share a line are told apart."""
+    """Parse the elements in squeue's output. A line of several pending elements yields each of them."""
     # squeue puts a separator after the name as well: were a field missing, the name would be cut too early.
     rows = _records(text, _QUEUE_START, len(_QUEUE_FIELDS), "squeue", end="|\n")
     return [element for row in rows if is_ours(row[-1]) for element in _queued(row)]
@@ -99,7 +99,9 @@ def parse_queue(text: str, is_ours: Callable[[str], bool] = lambda name: True) -
 def _records(
     text: str, start: re.Pattern[str], width: int, program: str, end: str = "\n"
 ) -> Iterator[list[str]]:
-    """Rows of fields. A name may hold separators and line breaks, so a row ends where the next starts."""
+    """Split output into rows of fields. A name may hold separators and line breaks, so a row ends where the
+    next starts.
+    """
     before, *records = start.split(text) if start.search(text) else [text]
     if before.strip():
         raise SlurmError([program], 0, f"its output is not understood: {before.strip()[:100]!r}")
@@ -126,7 +128,7 @@ def _queued(row: Sequence[str]) -> Iterator[Element]:
         node=_text(node),
         partition=partition,
         submitted=unix_time(submitted),
-        # For jobs to come these hold Slurm's guess.
+        # For pending jobs the start is Slurm's estimate.
         started=None if phase == Phase.PENDING else unix_time(started),
         ended=unix_time(ended) if over else None,
         exit_code=exit_code,
@@ -138,7 +140,7 @@ def _queued(row: Sequence[str]) -> Iterator[Element]:
 
 
 def expand(indices: str) -> list[int]:
-    """The indices in an array expression like ``[3-7,9,20-40:5%2]``. ``N/A``, for no array, is index 0.
+    """List the indices in an array expression like ``[3-7,9,20-40:5%2]``. ``N/A``, for no array, is index 0.
 
     Raises :class:`ValueError`, also where Slurm cut the expression short.
     """
@@ -157,7 +159,7 @@ def _expand_part(part: str, whole: str) -> range:
 
 
 def _exit(status: str) -> tuple[int | None, int | None]:
-    """Exit code and signal from "code:signal" or from the number that wait(2) gives."""
+    """Parse exit code and signal from "code:signal" or from the status that wait(2) gives."""
     code, colon, signal = status.partition(":")
     if not code.isdigit() or (colon and not signal.isdigit()):
         return None, None
@@ -165,12 +167,12 @@ def _exit(status: str) -> tuple[int | None, int | None]:
 
 
 def unix_time(text: str) -> float | None:
-    """Unix seconds; Slurm says Unknown, None or N/A where there is no time."""
+    """Parse unix seconds; None where Slurm shows no time (Unknown, None, N/A)."""
     return float(text) if text.isdigit() and text != "0" else None
 
 
 def _limit(text: str) -> float | None:
-    """Seconds; not every job has a limit yet."""
+    """Parse a time limit into seconds; None where a job has no limit, or none yet."""
     return parse_duration(text) if re.fullmatch(r"[\d:-]+", text) else None
 
 
@@ -179,10 +181,10 @@ def _text(text: str) -> str:
 
 
 def read_ended(ids: Collection[str]) -> dict[tuple[str, int], Element]:
-    """Elements of these jobs of which accounting has the end, by array id and index; their last runs count.
+    """Read the last run of each element of these jobs, by array id and index, if accounting has its end.
 
-    What the queue says comes first: for a moment a job that is requeued after its node failed, say, has
-    only the record of its old run here. One call of sacct for a thousand ids. Raises :class:`NoAccounting`
+    The queue takes precedence: for a moment a job that is requeued after its node failed, say, has only
+    the record of its old run here. One call of sacct for a thousand ids. Raises :class:`NoAccounting`
     where it cannot be asked, and :class:`SlurmError`.
     """
     known = read_accounting(ids)
@@ -190,7 +192,7 @@ def read_ended(ids: Collection[str]) -> dict[tuple[str, int], Element]:
 
 
 def read_accounting(ids: Collection[str]) -> dict[tuple[str, int], Element]:
-    """Like :func:`read_ended`, with what waits or runs: accounting may lag behind the queue."""
+    """Do as :func:`read_ended`, for pending and running elements too. Accounting may lag behind the queue."""
     found: dict[tuple[str, int], Element] = {}
     for batch in in_batches(ids):
         fields = ",".join(_ACCOUNTING_FIELDS)
@@ -200,7 +202,7 @@ def read_accounting(ids: Collection[str]) -> dict[tuple[str, int], Element]:
 
 
 def ask_accounting(options: Sequence[str], timeout: float = _PATIENCE) -> str:
-    """sacct's output without a header, fields separated by ``|``. Raises :class:`NoAccounting`.
+    """Run sacct. Returns its output: no header, fields separated by ``|``. Raises :class:`NoAccounting`.
 
     ``timeout``: seconds for each try.
     """
@@ -216,14 +218,14 @@ def ask_accounting(options: Sequence[str], timeout: float = _PATIENCE) -> str:
 
 
 def in_batches(items: Iterable[str]) -> Iterator[list[str]]:
-    """Ids or names without repeats, as many at a time as one command line surely takes."""
+    """Yield ids or names without repeats, in lists short enough for one command line."""
     unique = sorted(set(items))
     return (unique[start : start + _MOST_IDS] for start in range(0, len(unique), _MOST_IDS))
 
 
 @dataclass
 class _Run:
-    """A job's record and what its steps add."""
+    """One run of a job in accounting, with corrections from its steps."""
 
     job_id: str
     job: Element
@@ -232,12 +234,12 @@ class _Run:
 
 
 def split_accounting(text: str, width: int) -> Iterator[list[str]]:
-    """Rows of sacct's output, which must begin with JobID and State and end with JobName."""
+    """Split sacct's output, which must begin with JobID and State and end with JobName, into rows."""
     return _records(text, _ACCOUNTING_START, width, "sacct")
 
 
 def parse_accounting(text: str) -> dict[tuple[str, int], Element]:
-    """The last run of each element in sacct's output, by array id and index."""
+    """Parse the last run of each element in sacct's output, by array id and index."""
     runs: list[_Run] = []
     seen: Counter[str] = Counter()
     for row in split_accounting(text, len(_ACCOUNTING_FIELDS)):
@@ -256,7 +258,7 @@ def parse_accounting(text: str) -> dict[tuple[str, int], Element]:
 
 
 def _job_id(text: str) -> tuple[str, str | None, str | None]:
-    """Array id, index or indices, step."""
+    """Split a job id into array id, index or indices, and step."""
     found = _JOB_ID.fullmatch(text)
     if found is None:
         raise SlurmError(["sacct"], 0, f"its output is not understood: {text[:100]!r}")
@@ -288,7 +290,7 @@ def _accounted(array_id: str, row: Sequence[str]) -> Element:
 
 
 def _add_step(runs: list[_Run], row: Sequence[str]) -> None:
-    """Let a step explain its job, which may show 0:0 for TIMEOUT, or FAILED where a step lacked memory.
+    """Correct a job by its step: the job may show 0:0 for TIMEOUT, or FAILED where a step lacked memory.
 
     sacct shows steps right after the run of the job that they belong to.
     """
@@ -305,9 +307,9 @@ def _add_step(runs: list[_Run], row: Sequence[str]) -> None:
 
 
 def find_by_name(names: Collection[str], since: float | None = None) -> dict[str, str]:
-    """Job name -> id of the first job (or array) of this user with this name; names of no job are left out.
+    """Find the id of the first job (or array) of this user by each name; names of no job are left out.
 
-    The queue is asked first, then accounting, if there is any, for jobs since ``since`` (unix seconds; by
+    Asks the queue first, then accounting, if there is any, for jobs since ``since`` (unix seconds; by
     default two weeks ago). Names must not hold commas.
     """
     found: dict[str, str] = {}

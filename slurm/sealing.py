@@ -1,6 +1,6 @@
-"""JSON objects with a checksum: a bit that flips in a file is seen where it is read.
+"""JSON objects with a checksum, so that a flipped bit in a file is found when it is read.
 
-Here and not in pipeline/, because what every array element runs reads such a file.
+Here and not in pipeline/, because :mod:`slurm.element` reads such a file.
 """
 
 import json
@@ -11,15 +11,15 @@ import xxhash
 
 
 def sealed(content: Mapping[str, Any]) -> str:
-    """A JSON object with a checksum over its values, as text of one line."""
+    """Return a JSON object with a checksum over its values, as text of one line."""
     return json.dumps({**content, "checksum": checksum(content)}) + "\n"
 
 
 def unsealed(data: bytes) -> dict[str, Any]:
-    """Inverse of :func:`sealed`. An object without a checksum, of an earlier version, is taken as it is.
+    """Undo :func:`sealed`. An object without a checksum, from an earlier version, is taken as it is.
 
     Raises:
-        ValueError: it is cut, or a bit has flipped in it.
+        ValueError: it is truncated or corrupt.
     """
     content = json.loads(data)
     if not isinstance(content, dict):
@@ -31,5 +31,5 @@ def unsealed(data: bytes) -> dict[str, Any]:
 
 
 def checksum(content: Mapping[str, Any]) -> str:
-    """Checksum over the values, not the text: a file may be laid out differently, but not changed."""
+    """Compute a checksum over the values, not the text: the file's layout may change, its content may not."""
     return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())

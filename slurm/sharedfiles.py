@@ -1,15 +1,15 @@
-"""Reading what other machines make, replace and move, on a filesystem whose clients remember.
+"""Reading files that other machines make, replace and move, on a network filesystem with client caches.
 
-A client of a network filesystem answers for some seconds from what it has seen: a file that another machine
+A client of a network filesystem answers for some seconds from its cache: a file that another machine
 made is missing, one that was replaced has its old content, or its handle is stale; one that was removed is
 still there; a folder that was moved away is found under its old name, for as long as somebody looks into it.
-A listing is always asked of the server, and what the client remembers of the names in it is renewed. So:
+A listing always comes from the server, and renews what the client caches of the names in it. So:
 
-* whether a file is there is what the listing of its folder says (:func:`is_there`, :func:`names_in`);
-* who reads a file that others replace lists its folder first (:func:`read_newest`);
-* who opens a folder that others move lists the folder above it first (:func:`is_there`), and who moves one
-  away makes a new one in its place, so that there is a name to be renewed;
-* an answer that says that a handle is stale, or that the server cannot be asked now, is not believed at once
+* a file exists if the listing of its folder has it (:func:`is_there`, :func:`names_in`);
+* a reader of a file that others replace lists its folder first (:func:`read_newest`);
+* whoever opens a folder that others move lists the folder above it first (:func:`is_there`), and whoever
+  moves one away makes a new one in its place, so that there is a name to be renewed;
+* an error that says that a handle is stale, or the server not reachable, leads to retries
   (:func:`persistently`).
 """
 
@@ -27,27 +27,28 @@ STALE = frozenset({errno.ESTALE})
 PASSING = STALE | {errno.EIO, errno.ENOTCONN}
 """Errors that may pass. Whatever failed may have been carried out all the same."""
 WAITS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-"""Seconds between two tries. Together they are longer than clients remember by default (1 to 3 s)."""
+"""Seconds between tries. Their sum is longer than clients cache by default (1 to 3 s)."""
 
 Result = TypeVar("Result")
 
 
 class FileServerError(ServiceError, OSError):
-    """A file cannot be read or replaced: its server says for seconds that its handle is stale, or worse."""
+    """Failure to read or replace a file: for seconds its server reported a stale handle, or worse."""
 
 
 def persistently(
     path: Path, act: Callable[[], Result], errors: frozenset[int] = PASSING, waits: tuple[float, ...] = WAITS
 ) -> Result:
-    """What ``act`` returns, however often it has to be called.
+    """Call ``act``, again after errors that may pass, and return its result.
 
     Args:
-        path: what it acts upon; between two calls the client is made to look at its folder again.
+        path: path that it acts upon; between two calls the client's cache of its folder is renewed.
         errors: numbers of the errors after which it is called again.
+        waits: seconds before each further call.
 
     Raises:
-        FileServerError: one of them is still there after the last of ``waits``.
-        OSError: another one, at once.
+        FileServerError: one of ``errors`` is still raised after the last of ``waits``.
+        OSError: any other error, at once.
     """
     for wait in waits:
         try:
@@ -68,7 +69,7 @@ def persistently(
 
 
 def names_in(folder: Path) -> set[str]:
-    """Names in a folder as the file server has them; none where there is no such folder."""
+    """List the names in a folder as the file server has them; none where there is no such folder."""
     try:
         return set(_list(folder))
     except (FileNotFoundError, NotADirectoryError):
@@ -80,7 +81,7 @@ def names_in(folder: Path) -> set[str]:
 
 
 def is_there(path: Path) -> bool:
-    """Whether something has this name, as the file server has it."""
+    """Whether this path exists on the file server, whatever the client has cached."""
     if path == path.parent:
         return True
     try:
@@ -90,28 +91,28 @@ def is_there(path: Path) -> bool:
 
 
 def read_shared(path: Path) -> bytes:
-    """Content of a file that others make, and do not change.
+    """Read a file that others make, and do not change.
 
     Raises:
-        FileNotFoundError: there is none, the listing of its folder says so, too.
+        FileNotFoundError: there is none, by the listing of its folder, too.
         OSError: see :func:`persistently`.
     """
     return persistently(path, lambda: _if_there(path, path.read_bytes))
 
 
 def read_newest(path: Path) -> bytes:
-    """Content of a file that others replace or append to, as it is now. Raises as :func:`read_shared`."""
+    """Read a file that others replace or append to, as it is now. Raises as :func:`read_shared`."""
     _renew(path.parent)
     return read_shared(path)
 
 
 def size_of(path: Path) -> int:
-    """Size in bytes. Raises as :func:`read_shared`."""
+    """Return a file's size in bytes. Raises as :func:`read_shared`."""
     return persistently(path, lambda: _if_there(path, path.stat)).st_size
 
 
 def _if_there(path: Path, act: Callable[[], Result]) -> Result:
-    """Raises OSError (stale) where the client says that there is no such file, and the server has one."""
+    """Call ``act``. Raises OSError (stale) where the client finds no such file, and the server has one."""
     try:
         return act()
     except FileNotFoundError:
@@ -127,8 +128,7 @@ def make_folder(path: Path) -> None:
     """Make a folder where there is none, with those above it.
 
     Raises:
-        OSError: it cannot be made, or for some seconds the client says that it is there, and the server that
-            it is not.
+        OSError: it cannot be made, or for some seconds it exists for the client and not for the server.
     """
 
     def make() -> None:
@@ -144,10 +144,10 @@ def _list(folder: Path) -> list[str]:
 
 
 def _renew(folder: Path) -> None:
-    """Have the client ask the server for the names in a folder."""
+    """Make the client ask the server for the names in a folder."""
     try:
         os.listdir(folder)  # noqa: PTH208
     except OSError:
-        # The folder itself may be what is stale. What it cannot say, the operation that follows will.
+        # The folder itself may be stale. Any other error shows in the operation that follows.
         if folder != folder.parent:
             _renew(folder.parent)

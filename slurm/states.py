@@ -42,7 +42,7 @@ class SlurmState(StrEnum):
 
 
 class Phase(StrEnum):
-    """What a state means for somebody who waits for the job."""
+    """Phase of a job's life that a state belongs to."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -99,7 +99,7 @@ _BASE = frozenset(
 
 
 def parse_state(text: str) -> SlurmState:
-    """The state that a command shows.
+    """Parse the state that a command shows.
 
     Takes "CANCELLED by 1000", a truncated "OUT_OF_ME+", any case, and lists ("RUNNING,COMPLETING" and JSON's
     form), of which the base state is returned: see :func:`parse_flags`. Raises :class:`UnknownState`.
@@ -109,7 +109,7 @@ def parse_state(text: str) -> SlurmState:
 
 
 def parse_flags(text: str) -> frozenset[SlurmState]:
-    """The flags in a list of states: COMPLETING in "RUNNING,COMPLETING". Raises :class:`UnknownState`."""
+    """Parse the flags in a list of states: COMPLETING in "RUNNING,COMPLETING". Raises UnknownState."""
     return frozenset(_parse_all(text)) - _BASE
 
 
@@ -131,7 +131,7 @@ def _parse_word(word: str, text: str) -> SlurmState:
 
 
 def phase_of(state: SlurmState) -> Phase:
-    """Whether a job in this state waits, runs (or is being started, paused or cleaned up), or has ended."""
+    """Return whether a job in this state waits, runs (or is started, paused or cleaned up), or has ended."""
     if state in _PENDING:
         return Phase.PENDING
     return Phase.ENDED if state in _ENDED else Phase.RUNNING
@@ -220,7 +220,7 @@ _WHAT = {
 
 
 def reason_in_words(reason: str) -> str:
-    """Slurm's reason why a job waits, in words; one that is not known is returned as it is."""
+    """Explain Slurm's reason why a job waits, in words; an unknown one is returned as it is."""
     bare = reason.strip().strip("()")
     # squeue shows "launch failed requeued held" with or without underscores, by its version and option.
     known = _REASONS.get(bare.split(",")[0].replace("_", " ").lower())
@@ -256,7 +256,7 @@ _ENDINGS = {
 
 
 def exit_in_words(state: SlurmState, exit_code: int, signal: int) -> str:
-    """How a job ended, for a person: Slurm's own verdict where it has one, else its exit code or signal."""
+    """Say how a job ended, for a person: Slurm's verdict where it has one, else its exit code or signal."""
     if state in _ENDINGS:
         return _ENDINGS[state]
     # A shell reports a child's signal as 128 + its number, and Slurm reports the shell.

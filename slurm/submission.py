@@ -1,8 +1,8 @@
-"""An array job of one plain command: rendered by a pure function, submitted through submitit.
+"""Array jobs of one plain command: rendered by a pure function, submitted through submitit.
 
 submitit's own jobs are pickled functions, which must not lie in a shared directory; here every element runs
 the same command, :mod:`slurm.element`, and finds what to do in a task list on disk. submitit is imported
-where it is needed: that takes longer than most of those who look at a queue take for everything else.
+where it is needed, as the import takes longer than a whole look at the queue.
 """
 
 import re
@@ -17,14 +17,14 @@ from slurm.errors import UserError
 from slurm.query import find_by_name
 
 SUBMIT_SECONDS = 60.0
-"""How long sbatch may take before its answer is given up and the job is looked for by its name."""
+"""Seconds that sbatch may take before its answer is given up and the job is looked for by its name."""
 
 Option = str | int | bool
 
 
 @dataclass(frozen=True)
 class Array:
-    """One array job. Everything in it may come from a user: the rendering quotes it."""
+    """One array job. Every value may come from a user: :func:`render` quotes it."""
 
     name: str
     """Job name, unique among all submissions, so that a job can be found by it."""
@@ -33,13 +33,13 @@ class Array:
     command: Sequence[str]
     """Words of the command that every element runs."""
     output: str
-    """Where output goes, in sbatch's pattern language (see :func:`literal`)."""
+    """Path of the output, in sbatch's pattern language (see :func:`literal`)."""
     folder: Path
     """Working directory."""
     options: Mapping[str, Option] = field(default_factory=dict)
     """sbatch options by their long names."""
     parallelism: int | None = None
-    """Elements that may run at once."""
+    """Number of elements that may run at once; None: no limit."""
     setup: Sequence[str] = ()
     """Shell lines before the command, taken as they are."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -48,10 +48,10 @@ class Array:
 
 
 def render(array: Array) -> str:
-    """The batch script. Pure.
+    """Render the batch script. Pure.
 
     Raises:
-        Refused: a value holds what would not come through its #SBATCH line.
+        Refused: a value holds a character that an #SBATCH line cannot express.
     """
     from submitit.slurm.slurm import _make_sbatch_string
 
@@ -63,7 +63,7 @@ def render(array: Array) -> str:
     }
     options |= {name: value for name, value in _when_given(array).items() if value}
     for name, value in {"job-name": array.name, **options, **array.environment}.items():
-        # sbatch takes a backslash for itself, and one in a path turns the patterns in it off.
+        # sbatch interprets backslashes, and one in a path disables the patterns in it.
         unusable = "\n" if name in array.environment else "\n\\"
         if set(unusable) & set(str(value)):
             raise Refused(f"{name} holds a line break or a backslash, which sbatch does not take: {value!r}")
@@ -87,7 +87,7 @@ def _when_given(array: Array) -> dict[str, Option]:
 
 
 def array_expression(indices: Sequence[int], parallelism: int | None) -> str:
-    """Like ``0-3,7%2``."""
+    """Write indices as an array expression like ``0-3,7%2``."""
     runs: list[list[int]] = []
     for index in indices:
         if runs and index == runs[-1][1] + 1:
@@ -99,31 +99,31 @@ def array_expression(indices: Sequence[int], parallelism: int | None) -> str:
 
 
 def literal(path: Path | str) -> str:
-    """A path in sbatch's pattern language, none of its characters taken for a pattern."""
+    """Escape a path for sbatch's pattern language, so that none of its characters is taken for a pattern."""
     return str(path).replace("%", "%%")
 
 
 class Unclear(SlurmTimeout):
-    """sbatch's answer was lost, or is not understood: there may be a job or not."""
+    """Lost or unintelligible answer of sbatch: there may be a job or not."""
 
 
 class ArrayExecutor:
-    """Does as submitit's executor does, with scripts that are on disk already."""
+    """Executor like submitit's, for scripts that are on disk already."""
 
     def __init__(self, folder: Path) -> None:
         from submitit.slurm.slurm import SlurmExecutor
 
         try:
             SlurmExecutor(folder)
-        except RuntimeError:  # it looks for srun
+        except RuntimeError:  # its constructor looks for srun
             raise SlurmMissing("srun") from None
 
     def submit_script(self, script: Path) -> str:
         """Submit a rendered script. Returns the array's job id.
 
         Raises:
-            Unclear: no answer, or none that says an id; the job may have been accepted all the same.
-            SlurmError: refused.
+            Unclear: no answer, or one without an id; the job may have been accepted all the same.
+            SlurmError: sbatch refused the script.
         """
         from submitit.core.utils import FailedSubmissionError
         from submitit.slurm.slurm import SlurmExecutor
@@ -139,11 +139,11 @@ class ArrayExecutor:
 
 
 class Refused(UserError, ValueError):
-    """sbatch does not take the job: there is none, and asking again would not help."""
+    """Refusal by sbatch: there is no job, and asking again would not help."""
 
 
 class QueueFull(Refused):
-    """A limit of submitted jobs is reached; later there is room again."""
+    """Refusal because a limit of submitted jobs is reached; later there is room again."""
 
 
 _LIMITS = re.compile(r"\b(?:QOS|Assoc)\w+")
@@ -155,7 +155,7 @@ _FULL = re.compile(
 
 
 def is_full(words: str) -> bool:
-    """Whether sbatch's words mean that there are too many jobs, and not that one asks for too much."""
+    """Whether sbatch's message means that there are too many jobs, and not that one asks for too much."""
     limits = _LIMITS.findall(words)
     return any("Submit" in limit for limit in limits) if limits else bool(_FULL.search(words))
 
@@ -167,13 +167,13 @@ _LOOK_SECONDS = 2.0
 
 
 def submit(script: Path, name: str, beat: Callable[[], None] = lambda: None) -> str:
-    """Submit once, whatever becomes of the answer. Returns the array's job id.
+    """Submit once, even if sbatch's answer is lost. Returns the array's job id.
 
-    After an answer that was lost the job is looked for by its name before anything is submitted again.
-    ``beat`` is called between tries, which may take minutes; what it raises ends them.
+    After a lost answer the job is looked for by its name before anything is submitted again.
+    ``beat`` is called between tries, which may take minutes; an exception from it ends them.
 
     Raises:
-        QueueFull, Refused: Slurm's words.
+        QueueFull, Refused: sbatch does not take the job; the message has its words.
         SlurmTimeout: no answer, and no job of that name.
     """
     executor = ArrayExecutor(script.parent)
@@ -194,10 +194,10 @@ def submit(script: Path, name: str, beat: Callable[[], None] = lambda: None) -> 
 
 
 def look_for(name: str, beat: Callable[[], None]) -> str | None:
-    """The job of this name; it may take the controller a while to show it.
+    """Find the job of this name; it may take the controller a while to show it. None if there is none.
 
     Raises:
-        SlurmTimeout: nobody could be asked, so there may be a job.
+        SlurmTimeout: Slurm could not be asked, so there may be a job.
     """
     unanswered: SlurmTimeout | None = None
     for _ in range(_LOOKS):
@@ -215,15 +215,15 @@ def look_for(name: str, beat: Callable[[], None]) -> str | None:
 
 
 def update_dependency(elements: str, dependency: str) -> None:
-    """Let a pending job, or elements like ``12_[3-7]``, wait for something else; they keep their place.
+    """Change the dependency of a pending job, or of elements like ``12_[3-7]``; they keep their place.
 
-    Also revives those that can never start because what they waited for failed. Raises SlurmError.
+    Also revives those that could never start because what they waited for failed. Raises SlurmError.
     """
     run_command(["scontrol", "update", f"jobid={elements}", f"dependency={dependency}"])
 
 
 def cancel(jobs: Sequence[str], only_pending: bool) -> None:
-    """scancel in one call. Those that have ended meanwhile are no matter."""
+    """Cancel jobs by one call of scancel. Jobs that have ended meanwhile are no error."""
     try:
         run_command(["scancel", *(["--state=PENDING"] if only_pending else []), *jobs])
     except SlurmError as error:
@@ -232,5 +232,5 @@ def cancel(jobs: Sequence[str], only_pending: bool) -> None:
 
 
 def requeue(job: str) -> None:
-    """Let a running job go back into the queue: it takes no new place there. Slurm holds it for a while."""
+    """Requeue a running job, without adding a job to the queue. Slurm holds it for about two minutes."""
     run_command(["scontrol", "requeue", job])

@@ -216,7 +216,7 @@ def _plan_lines(run: "Run", every: bool) -> "Iterator[str]":
 
 
 def _planned_run(overrides: list[str] | None, config_dir: Path | None) -> "Run":
-    """The run of a directory, or one that the overrides would make."""
+    """Return the run of a directory, or one that the overrides would make."""
     from pipeline.run.directory import RunError, is_run, load_run
 
     if existing := _existing_run(overrides):
@@ -371,7 +371,7 @@ def fork(
 
 
 def _existing_run(overrides: list[str] | None) -> "Run | None":
-    """The run, where the only argument is a run directory."""
+    """Return the run, where the only argument is a run directory."""
     from pipeline.run.directory import is_run, load_run
 
     if overrides and len(overrides) == 1 and is_run(Path(overrides[0])):
@@ -391,7 +391,7 @@ def _config(overrides: list[str] | None, config_dir: Path | None) -> "Config":
 
 
 def main() -> None:
-    """Carry out the command line: errors of the user's are one readable message and exit code 2."""
+    """Run the command line: errors of the user's are one readable message and exit code 2."""
     from pipeline.cli.errors import is_passing, system_error
 
     try:

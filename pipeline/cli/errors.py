@@ -1,4 +1,4 @@
-"""Errors in one line that a person can read, with the way out."""
+"""System errors in one line that a person can read, with the way out."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ _LONGEST_NAME = 120
 _PASSING = frozenset(
     {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN, errno.EAGAIN}
 )
-"""What a file server says that is away, and a machine that is short of something."""
+"""Errors of a file server that is away, and of a machine that is short of something."""
 _REMEDIES = {
     errno.EROFS: "the filesystem is mounted read-only here: type the command where it can be written",
     errno.EACCES: "change its permissions, or type the command as its owner",
@@ -21,14 +21,14 @@ _REMEDIES = {
 
 
 def clipped(line: str) -> str:
-    """A line that a person can read. What is left out is from its middle: the way out is at its end."""
+    """Clip a line in its middle, to a length that a person can read: the way out is at its end."""
     plain = "".join(letter if letter.isprintable() else "?" for letter in line)
     over = len(plain) - LONGEST_LINE
     return plain if over <= 0 else f"{plain[: LONGEST_LINE // 2]} ... {plain[LONGEST_LINE // 2 + over + 5 :]}"
 
 
 def system_error(error: OSError) -> str:
-    """What the system refused, of which file, and the way out, in one line."""
+    """Say what the system refused, of which file, and the way out, in one line."""
     what = error.strerror or " ".join(str(error).split()) or type(error).__name__
     names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
     short = [name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..." for name in names]

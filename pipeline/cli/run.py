@@ -1,4 +1,4 @@
-"""One call of ``run`` or ``resume``: drive the run on this machine, show progress, say how it ended."""
+"""Calls that start, continue, fork or cancel a run: they act, show progress, say how it ended."""
 
 import contextlib
 import importlib.util
@@ -92,8 +92,9 @@ def resume_run(run: Run, watch: bool, back_to: str | None = None) -> int:
 
 
 def mend_chain(run: Run, is_on_slurm: bool) -> None:
-    """Take back what was made from a policy that has been made again since, with another result, and the last
-    policy if it is damaged: no later task reads it, and so nobody else would see.
+    """Take back what was made from a policy that has been made again since, with another result.
+
+    Take back the last policy too if it is damaged: no later task reads it, and so nobody else would see.
     """
     updated = find_frontier(run.plan, run.paths).updated
     if updated >= run.plan.iterations > run.plan.start:
@@ -110,7 +111,7 @@ def mend_chain(run: Run, is_on_slurm: bool) -> None:
 
 
 def mend_rows(run: Run, patience: float) -> None:
-    """Write lines of metrics.jsonl anew in which a bit has flipped. Drivers compare the newest ones only."""
+    """Restore lines of metrics.jsonl in which a bit has flipped. Drivers compare the newest ones only."""
     try:
         with hold_patiently(run.paths.locks, patience):
             book = RowWriter.open(run.paths, run.plan.start + 1, compared=sys.maxsize)
@@ -125,8 +126,9 @@ def mend_rows(run: Run, patience: float) -> None:
 
 
 def clear_queue(run: Run) -> None:
-    """Cancel what would compute what is being taken back. What is left on a node that is cut off commits to
-    the history that was taken back, whenever it ends.
+    """Cancel jobs that would compute what is being taken back.
+
+    What is left on a node that is cut off commits to the history that was taken back, whenever it ends.
     """
     cancel_run(run)
     if left := wait_until_gone(run, _GONE_PATIENCE):
@@ -179,7 +181,7 @@ def carry_on(run: Run, scheduler: Scheduler, lease: Lease | None = None) -> int:
     """Drive the run on this machine until it ends. Returns the exit code.
 
     Args:
-        lease: of who has just made the run.
+        lease: held since the run was made; None: it is taken now.
     """
     announce(run)
     watcher = watcher_for(sys.stderr, run.plan)
@@ -209,7 +211,7 @@ def announce(run: Run) -> None:
 def tell_how_it_ended(
     run: Run, outcome: Outcome, given_up: Sequence[GiveUp], begun: float, note: Callable[[str], None]
 ) -> None:
-    """Tell those who are to be told. A run that was interrupted was so by somebody who knows."""
+    """Notify people that a run is complete or has failed. Whoever interrupts one knows."""
     if outcome is Outcome.COMPLETE:
         tell(run, completion(run), note)
     elif outcome is Outcome.FAILED:
@@ -244,7 +246,7 @@ def follow_run(run: Run) -> int:
 
 
 def advance_once(run: Run) -> int:
-    """What a driver job does. Returns the exit code.
+    """Make one pass, as a driver job. Returns the exit code.
 
     A job whose pass fails asks Slurm to start it again later: that needs no file of ours, so that a disk
     which is full for hours, or folders that cannot be written, do not empty the queue.
@@ -255,7 +257,7 @@ def advance_once(run: Run) -> int:
         done = advance_run(run, watcher)
     except (LeaseHeld, LeaseLost, RunError):
         raise  # another driver is at it, or a person has to act
-    except Exception:  # whatever it is, this job must not be the last that looks after the run
+    except Exception:  # whatever it is, this job must not be the last that advances the run
         with contextlib.suppress(OSError):  # its log may be on the disk that is full
             traceback.print_exc()
         wait_once_more("this job waits in the queue once more, and tries again", watcher)
@@ -269,7 +271,7 @@ def advance_once(run: Run) -> int:
 
 
 def wait_once_more(why: str, watcher: Lines) -> None:
-    """Let the job that this is go back into the queue; outside of one, where a person types, do nothing."""
+    """Put this job back into the queue; outside of one, where a person types, do nothing."""
     if job := os.environ.get("SLURM_JOB_ID"):
         with contextlib.suppress(OSError):
             watcher.note(why)
@@ -303,7 +305,7 @@ def say_how_it_ended(run: Run, outcome: Outcome, given_up: tuple[GiveUp, ...], o
 
 
 def next_commands(run: Run) -> str:
-    """What a person will want after submitting."""
+    """Return the commands that a person will want after submitting."""
     root = shlex.quote(str(run.paths.root))
     return "\n".join(
         (
@@ -318,7 +320,7 @@ def next_commands(run: Run) -> str:
 
 
 def local_scheduler(config: Config) -> LocalScheduler:
-    """Processes of this machine that run ``python -m stages``'s entry.
+    """Make a scheduler of processes of this machine, which run ``python -m stages``'s entry.
 
     Raises:
         ConfigError: the training libraries are not installed.
@@ -353,7 +355,7 @@ def local_scheduler(config: Config) -> LocalScheduler:
 
 
 def model_modules(config: Config) -> list[str]:
-    """The modules that define the run's models, to be imported once instead of in every task."""
+    """Return the modules that define the run's models, to be imported once instead of in every task."""
     rewards = [c.path for c in config.reward.components.values() if isinstance(c, RewardModelConfig)]
     kinds = set()
     for directory in (config.model.policy, *rewards):
@@ -364,7 +366,7 @@ def model_modules(config: Config) -> list[str]:
 
 
 def summary(run: Run) -> str:
-    """How a complete run went: table, curve, where things are."""
+    """Write a complete run's report, and sum the run up: table, curve, where things are."""
     from pipeline.metrics.advice import Evidence, advise, in_a_line
     from pipeline.metrics.terminal import iteration_table, reward_curve
     from pipeline.report import write_report

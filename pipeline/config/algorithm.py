@@ -1,4 +1,4 @@
-"""The configuration of what is learned from a reward: estimators, losses, KL, reward shaping, corrections."""
+"""The configuration of learning from a reward: estimators, losses, KL, reward shaping, corrections."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,7 +15,7 @@ from pipeline.config.types import (
 
 
 class Estimator(StrEnum):
-    """How advantages are computed."""
+    """Estimators of advantages."""
 
     GAE = "gae"
     """Generalised advantage estimation with a learned critic (arXiv 1506.02438)."""
@@ -36,7 +36,7 @@ GROUP_ESTIMATORS = frozenset({Estimator.GRPO, Estimator.RLOO, Estimator.REINFORC
 
 
 class LossAggregation(StrEnum):
-    """How a matrix of per-token losses becomes one number, always with counts of the whole mini-batch."""
+    """Aggregations of a matrix of per-token losses to one number, with counts of the whole mini-batch."""
 
     TOKEN_MEAN = "token-mean"
     TOKEN_SUM = "token-sum"
@@ -55,7 +55,7 @@ class KLEstimator(StrEnum):
 
 
 class KLController(StrEnum):
-    """How the KL coefficient moves."""
+    """Controllers of the KL coefficient."""
 
     FIXED = "fixed"
     ADAPTIVE = "adaptive"
@@ -63,7 +63,7 @@ class KLController(StrEnum):
 
 
 class KLPlacement(StrEnum):
-    """Where the KL to the reference enters."""
+    """Places where the KL to the reference enters."""
 
     REWARD = "reward"
     """Taken off the reward at every token (arXiv 1909.08593)."""
@@ -72,7 +72,7 @@ class KLPlacement(StrEnum):
 
 
 class ReferenceStage(StrEnum):
-    """Which stage computes the frozen reference's log-probabilities."""
+    """Stages that can compute the frozen reference's log-probabilities."""
 
     REWARD = "reward"
     """Beside the reward models; the update then needs no memory for the reference."""
@@ -81,7 +81,7 @@ class ReferenceStage(StrEnum):
 
 
 class CorrectionLevel(StrEnum):
-    """What one importance weight between rollout engine and trainer is of."""
+    """Granularity of the importance weights between rollout engine and trainer."""
 
     NONE = "none"
     """No correction; the mismatch is measured all the same."""
@@ -90,16 +90,16 @@ class CorrectionLevel(StrEnum):
     SEQUENCE = "sequence"
     """The product of the ratios of a response's tokens, for all of its tokens."""
     GEOMETRIC = "geometric"
-    """Their geometric mean, for all of its tokens."""
+    """The geometric mean of the ratios of a response's tokens, for all of its tokens."""
 
 
 class CorrectionMode(StrEnum):
-    """What becomes of an importance weight outside the thresholds."""
+    """Treatment of an importance weight outside the thresholds."""
 
     TRUNCATE = "truncate"
-    """It is lowered to the upper one (truncated importance sampling)."""
+    """A weight above the upper threshold is lowered to it (truncated importance sampling)."""
     MASK = "mask"
-    """It becomes 0, so that the tokens teach nothing (IcePop)."""
+    """A weight outside becomes 0, so that its tokens teach nothing (IcePop)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ class KLConfig:
     reference_in: ReferenceStage = ReferenceStage.REWARD
     """Stage that computes the reference's log-probabilities."""
     controller: KLController = KLController.FIXED
-    """Whether the coefficient moves."""
+    """Controller of the coefficient, which may keep it fixed."""
     target: PositiveFloat = 6.0
     """Adaptive controller: KL per sequence to steer to."""
     horizon: PositiveInt = 10000
@@ -133,14 +133,14 @@ class KLConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ShapingConfig:
-    """What becomes of a response's reward before advantages, in the order of these keys."""
+    """Changes to a response's reward before advantages, in the order of these keys."""
 
     normalize: bool = False
     """Subtract the mean and divide by the standard deviation of all rewards of the run so far."""
     clip: PositiveFloat | None = None
     """Limit rewards to this magnitude."""
     missing_eos_penalty: NonNegativeFloat = 0.0
-    """Subtracted from responses that did not end by themselves."""
+    """Penalty subtracted from the reward of responses that did not end by themselves."""
     overlong_buffer: PositiveInt | None = None
     """Tokens before rollout.max_new_tokens over which a penalty for length grows from 0 to
     overlong_penalty (soft overlong punishment, arXiv 2503.14476)."""
@@ -156,9 +156,9 @@ class CorrectionConfig:
     """Importance weights trainer / rollout engine, for what the two compute differently."""
 
     level: CorrectionLevel = CorrectionLevel.NONE
-    """What one weight is of."""
+    """Granularity of the weights: one per token, or one per response."""
     mode: CorrectionMode = CorrectionMode.TRUNCATE
-    """What becomes of weights outside the thresholds."""
+    """Treatment of weights outside the thresholds."""
     high: PositiveFloat = 2.0
     """Upper threshold."""
     low: NonNegativeFloat = 0.5
@@ -185,7 +185,7 @@ class AlgorithmConfig:
     dual_clip: Annotated[float, Field(gt=1)] = 3.0
     """Bound of the loss for negative advantages (arXiv 1912.09729)."""
     value_clip_range: PositiveFloat = 0.2
-    """The new value may move this far from the old one."""
+    """Distance to which the new value is clipped around the old one."""
     whiten_rewards: bool = False
     """Scale per-token rewards of the whole iteration to variance 1, KL penalty included (GAE only)."""
     whiten_advantages: bool = True
@@ -193,7 +193,7 @@ class AlgorithmConfig:
     normalize_group_std: bool = True
     """GRPO: divide by the group's standard deviation (off: Dr. GRPO, arXiv 2503.20783)."""
     loss_aggregation: LossAggregation = LossAggregation.TOKEN_MEAN
-    """How per-token losses become one number."""
+    """Aggregation of per-token losses to one number."""
     entropy_coef: NonNegativeFloat = 0.0
     """Weight of the entropy bonus in the policy loss."""
     target_kl: PositiveFloat | None = None

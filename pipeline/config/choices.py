@@ -1,4 +1,4 @@
-"""Options of config groups that are chosen over those of an experiment, and what of it goes with them."""
+"""Removal of an experiment's reward components when another ``reward`` option replaces its own."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,8 +10,8 @@ from pipeline.config.conversion import from_yaml
 def without_superseded(
     data: dict[str, Any], overrides: Sequence[str], config_dir: Path | None
 ) -> dict[str, Any]:
-    """A composed configuration without the reward components that an experiment gives for another option of
-    ``reward`` than the one that was chosen: ``experiment=E reward=R`` is E with R's components, not its own.
+    """Return a composed configuration without the reward components that an experiment gives for another
+    ``reward`` option than the chosen one: ``experiment=E reward=R`` is E with R's components, not its own.
     """
     chosen = dict(text.lstrip("+").split("=", 1) for text in overrides if "=" in text)
     experiment = _read(config_dir, "experiment", chosen.get("experiment"))
@@ -26,7 +26,7 @@ def without_superseded(
 
 
 def _read(config_dir: Path | None, group: str, option: str | None) -> Mapping[str, Any]:
-    """The file of an option, as Hydra finds it; empty without one."""
+    """Return the content of an option's file, as Hydra finds it; empty without one."""
     for root in (config_dir, packaged_configs()):
         if root is not None and option and (file := root / group / f"{option}.yaml").is_file():
             content = from_yaml(file.read_text())
@@ -35,7 +35,7 @@ def _read(config_dir: Path | None, group: str, option: str | None) -> Mapping[st
 
 
 def _option_of(experiment: Mapping[str, Any], group: str) -> str | None:
-    """The option of a group that an experiment chooses."""
+    """Return the option of a group that an experiment chooses; None where it chooses none."""
     for entry in experiment.get("defaults") or ():
         for key, option in entry.items() if isinstance(entry, dict) else ():
             if str(key).removeprefix("override ").lstrip("/") == group:
@@ -50,7 +50,7 @@ def _components(content: Any, *keys: str) -> Mapping[str, Any]:
 
 
 def packaged_configs() -> Path:
-    """The folder of Hydra groups: inside the installed package, or beside it in a checkout."""
+    """Return the folder of Hydra groups: inside the installed package, or beside it in a checkout."""
     package = Path(__file__).parents[1]
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"

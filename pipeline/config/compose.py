@@ -31,7 +31,7 @@ _BASE = "base"
 
 
 _CHOICES = ("scheduler", "reward")
-"""Groups of which what one option has does not fit another."""
+"""Groups whose options do not mix: a newly chosen one replaces all settings of the one before."""
 
 
 def compose(
@@ -66,7 +66,7 @@ def from_mapping(data: Mapping[str, Any]) -> Config:
 
 
 def to_mapping(config: Config) -> dict[str, Any]:
-    """Plain values only, as YAML holds them."""
+    """Return a configuration as plain values, as YAML holds them."""
     return plain(config)
 
 
@@ -75,7 +75,7 @@ def to_yaml(config: Config) -> str:
 
 
 def known_groups(config_dir: Path | None) -> dict[str, list[str]]:
-    """Config groups and their options, packaged and the user's."""
+    """List config groups and their options, the packaged ones and the user's."""
     groups: dict[str, list[str]] = {}
     for root in [packaged_configs(), *([config_dir] if config_dir else [])]:
         for file in sorted(root.glob("*/*.yaml")):
@@ -96,7 +96,7 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
     for text in overrides:
         try:
             override = parser.parse_override(text)
-        except (HydraException, ValueError):  # also a number of thousands of digits
+        except (HydraException, ValueError):  # ValueError: a number of thousands of digits
             raise ConfigError(
                 f"{_cut(text)} is not an override; write KEY=VALUE (quote values with special characters: "
                 f"\"KEY='a=b'\")"
@@ -121,7 +121,7 @@ def _check_option(group: str, option: Any, options: Sequence[str]) -> None:
 
 
 def _check_key(key: str, groups: Mapping[str, Sequence[str]]) -> None:
-    """Walk the dataclasses along the dots of ``key``."""
+    """Refuse a key that the dataclasses do not have, walking them along its dots. Raises ConfigError."""
     node: Any = Config
     if _fields_of(_fields_of(Config).get(key)):
         raise ConfigError(f"{key}: holds several keys; set one of them, e.g. {key}.KEY=VALUE")
@@ -144,7 +144,7 @@ def _check_key(key: str, groups: Mapping[str, Sequence[str]]) -> None:
 
 
 def _fields_of(node: Any) -> dict[str, Any]:
-    """Field name -> type of a dataclass; empty for anything else."""
+    """Return field name -> type of a dataclass or a union of them; empty for anything else."""
     if dataclasses.is_dataclass(node):
         return typing.get_type_hints(node)
     fields: dict[str, Any] = {}
@@ -162,7 +162,7 @@ def _is_mapping(node: Any) -> bool:
 
 
 def _with_legal(problem: str, word: str, names: Sequence[str]) -> str:
-    """A problem with the legal names behind it: as many of them as a line has room for."""
+    """Append the legal names to a problem: as many of them as a line has room for."""
     shown, hint = list(names), _hint(word, names)
     while len(line := f"{problem}; legal: {_listing(shown, len(names))}{hint}") > _LONGEST_LINE and shown:
         shown.pop()
@@ -213,16 +213,17 @@ def _hydra_compose(
 
 
 def _with_base(defaults: Sequence[str | dict[str, Any]]) -> list[str | dict[str, Any]]:
-    """The defaults list with the base after the dataclasses' defaults, and no option chosen."""
+    """Return the defaults list with the base after the dataclasses' defaults, and no option chosen."""
     first, *others = defaults
     unchosen = [entry if isinstance(entry, str) else dict.fromkeys(entry) for entry in others]
     return [first, _BASE, *unchosen]
 
 
 def _as_hydra_takes_it(text: str) -> list[str]:
-    """Keys were checked against the dataclasses; ``++`` lets Hydra set those that no YAML names.
+    """Return an override as Hydra takes it: with ``++``, which lets it set keys that no YAML file names.
 
-    Hydra merges mappings, so that an empty one would change nothing: it takes the place of what was there.
+    Keys were checked against the dataclasses before. Hydra merges mappings, so that an empty one would
+    change nothing; the key is set to null first.
     """
     key, _, value = text.partition("=")
     if "." not in key:
@@ -242,7 +243,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _defaults(node: Any) -> dict[str, Any]:
-    """The dataclass tree's defaults as plain values; required fields as Hydra's ``???``."""
+    """Return the dataclass tree's defaults as plain values; required fields as Hydra's ``???``."""
     values: dict[str, Any] = {}
     hints = typing.get_type_hints(node)
     for field in dataclasses.fields(node):
@@ -302,8 +303,8 @@ def _options(group: str) -> str:
 
 
 def _location(given: Sequence[str | int]) -> tuple[list[str], str]:
-    """The key's parts, and the kind that pydantic puts among them where a key has several."""
-    location = [str(part) for part in given if part != "[key]"]  # of a name that is itself at fault
+    """Return the parts of a key, and the union's tag that pydantic puts among them, where it puts one."""
+    location = [str(part) for part in given if part != "[key]"]  # marks an invalid name in a mapping
     if location[:2] == ["reward", "components"] and len(location) > 3:
         return location, location.pop(3)
     if location[:1] == ["scheduler"] and len(location) > 1:
@@ -312,7 +313,7 @@ def _location(given: Sequence[str | int]) -> tuple[list[str], str]:
 
 
 def _describe(problem: Any) -> str:
-    """One pydantic error as: key: what is wrong (got value)."""
+    """Describe one pydantic error as ``key: what is wrong (got value)``."""
     location, kind = _location(problem["loc"])
     key = ".".join(location) or "config"
     if problem["type"] == "unexpected_keyword_argument":
@@ -351,7 +352,7 @@ def _describe(problem: Any) -> str:
 
 
 def _cut(value: Any) -> str:
-    """A value as it was given, or its beginning."""
+    """Return a value as it was given, or its beginning where it is long."""
     text = repr(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 

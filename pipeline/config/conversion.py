@@ -1,6 +1,6 @@
-"""Plain values, as JSON and YAML hold them, to dataclasses and back, by the types that these say.
+"""Conversion of plain values, as JSON and YAML hold them, to dataclasses and back, by the fields' types.
 
-What pydantic needs for a type takes long to build, and a command reads few types: it is built on first use.
+A pydantic adapter takes long to build, and a command reads few types: each is built on first use.
 """
 
 from typing import Any, TypeVar, cast
@@ -14,18 +14,18 @@ _ADAPTERS: dict[type, TypeAdapter[Any]] = {}
 
 
 def converted(kind: type[T], data: object) -> T:
-    """``data`` as a ``kind``. Raises pydantic's ValidationError, a ValueError."""
+    """Convert ``data`` to a ``kind``. Raises pydantic's ValidationError, a ValueError."""
     return cast(T, _adapter(kind).validate_python(data))
 
 
 def plain(value: object) -> dict[str, Any]:
-    """A dataclass as a dictionary of values that JSON holds."""
+    """Return a dataclass as a dictionary of values that JSON holds."""
     mapping: dict[str, Any] = _adapter(type(value)).dump_python(value, mode="json")
     return mapping
 
 
 def from_yaml(text: str) -> Any:
-    """Read with libyaml, ten times as fast as Python, where PyYAML comes with it."""
+    """Parse YAML with libyaml, ten times as fast as in Python, where PyYAML comes with it."""
     return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
@@ -36,5 +36,5 @@ def _adapter(kind: type) -> TypeAdapter[Any]:
 
 
 def in_words(error: ValidationError) -> str:
-    """Each wrong value with its place, in one line."""
+    """Describe each wrong value with its place, on one line."""
     return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())

@@ -1,4 +1,4 @@
-"""Keys of the engines that do not go together, each with the way out. Pure: looks at no file."""
+"""Contradictions between keys of the engines, each with the way out. Pure: looks at no file."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from pipeline.config.schema import Config
 
 
 def engine_problems(config: Config) -> Iterator[ConfigIssue]:
-    """Of generation and scoring."""
+    """Yield contradictions among the keys of generation and scoring."""
     yield from _truncation_problems(config)
     rollout, context = config.rollout, config.data.max_prompt_tokens
     if rollout.engine == Engine.VLLM:
@@ -33,12 +33,12 @@ def engine_problems(config: Config) -> Iterator[ConfigIssue]:
 
 
 def scores_with(reward: RewardConfig, component: Component) -> str | None:
-    """Name of the engine that scores a component; None of what is no reward model."""
+    """Return the name of the engine that scores a component; None if it is no reward model."""
     return component.engine or reward.engine if isinstance(component, RewardModelConfig) else None
 
 
 def _truncation_problems(config: Config) -> Iterator[ConfigIssue]:
-    """top_p and top_k cut the distribution that was sampled from, which log-probabilities do not show."""
+    """Yield top_p and top_k where training needs log-probabilities that show what these cut off."""
     rollout = config.rollout
     given = [("rollout.top_p", rollout.top_p)] if rollout.top_p < 1 else []
     given += [("rollout.top_k", rollout.top_k)] if rollout.top_k else []
@@ -62,7 +62,7 @@ def _truncation_problems(config: Config) -> Iterator[ConfigIssue]:
 def _parallel_problems(
     stage: str, given: VllmConfig, config: Config, where: str | None = None
 ) -> Iterator[ConfigIssue]:
-    """A model that is split over more or fewer GPUs than the jobs ``where`` it runs ask Slurm for."""
+    """Yield a model that is split over more or fewer GPUs than its jobs, ``where``, ask Slurm for."""
     where = where or stage
     asked, needed = _gpus(config, where), _num_gpus(given)
     may_have_more = stage == "reward" and config.reward.device_map is not None  # for the reference
@@ -73,7 +73,10 @@ def _parallel_problems(
 
 
 def _shared_problems(config: Config) -> Iterator[ConfigIssue]:
-    """Evaluations generate and score in one job; prepare scores the reference samples of normalisation."""
+    """Yield jobs with too few GPUs for the models of another stage that they run.
+
+    Evaluations generate and score in one job; prepare scores the reference samples of normalisation.
+    """
     sizes = [("rollout", config.rollout.vllm)] if config.rollout.engine == Engine.VLLM else []
     scored = [c for c in config.reward.components.values() if scores_with(config.reward, c) == Engine.VLLM]
     sizes += [("reward", config.reward.vllm)] if scored else []
@@ -103,14 +106,14 @@ def _sizes(stage: str, given: VllmConfig) -> str:
 
 
 def _gpus(config: Config, where: str) -> int | None:
-    """GPUs of one task; None where Slurm is not asked for a number of them: a whole node may have some."""
+    """Return the GPUs of one task; None where Slurm is asked for no number: a whole node may have some."""
     resources = _resources(config, where)
     asked = resources and resources.gpus_per_node
     return int(asked.rsplit(":", 1)[-1]) if asked else None
 
 
 def _resources(config: Config, where: str) -> ResourcesConfig | None:
-    """Of the jobs of a stage or a pool on Slurm; None elsewhere, and where a pool has none."""
+    """Return the resources of a stage's or pool's Slurm jobs; None elsewhere, and where a pool has none."""
     if not isinstance(config.scheduler, SlurmConfig):
         return None
     if where.startswith("pools."):

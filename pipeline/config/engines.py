@@ -10,7 +10,7 @@ from pipeline.config.types import OpenFraction, PositiveFloat, PositiveInt
 
 
 class Engine(StrEnum):
-    """The engines that come with slurm-ppo."""
+    """Engines that come with slurm-ppo."""
 
     TRANSFORMERS = "transformers"
     """Wherever torch runs."""
@@ -24,7 +24,7 @@ EngineName = Annotated[str, Field(pattern=r"^(transformers|vllm|[A-Za-z_][\w.]*:
 
 @dataclass(frozen=True, kw_only=True)
 class VllmConfig:
-    """How vLLM uses the GPUs that a task was given. Number format and threads are the stage's own."""
+    """Use of a task's GPUs by vLLM. Number format and threads are the stage's own."""
 
     tensor_parallel_size: PositiveInt = 1
     """GPUs that share each layer. Times pipeline_parallel_size: the GPUs of one task."""

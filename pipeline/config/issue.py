@@ -1,4 +1,4 @@
-"""What is wrong with one key of the configuration."""
+"""Problems with keys of the configuration, and the error that reports them."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,14 +1,14 @@
-"""The kinds of Slurm jobs of a run that are no stage's: those that advance it."""
+"""Purposes of driver jobs: the Slurm jobs that advance a run and are no stage's."""
 
 DRIVER = "driver"
-"""Name of the jobs that advance a run, where stages have theirs."""
+"""Purpose of ordinary driver jobs, in names where other jobs have their stage."""
 
 
 EVALUATION_DRIVER = "evaldriver"
 
 
 GUARD = "guard"
-"""The driver job that starts after some time, whatever happens to the others."""
+"""Purpose of the guard: a driver job with a start time, which runs whatever happens to the others."""
 
 
 DRIVERS = frozenset({DRIVER, EVALUATION_DRIVER, GUARD})

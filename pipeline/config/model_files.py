@@ -68,7 +68,7 @@ Tensors = Mapping[str, Tensor]
 
 
 def read_tensors(directory: Path) -> dict[str, Tensor]:
-    """Every tensor that transformers would load, by name.
+    """Return every tensor that transformers would load, by name.
 
     Raises:
         BadModel: there is no weight file, or one is missing, cut short or not of safetensors.
@@ -92,7 +92,7 @@ def _no_weights(directory: Path, name: str) -> str:
 
 
 def read_shards(directory: Path, index: str) -> dict[str, Tensor]:
-    """The tensors of an index. Raises BadModel."""
+    """Return the tensors that an index file names. Raises BadModel."""
     content = read_json(directory / index)
     names = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
@@ -111,7 +111,7 @@ def read_shards(directory: Path, index: str) -> dict[str, Tensor]:
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
-    """The tensors of one file. Raises BadModel."""
+    """Return the tensors of one safetensors file, from its header. Raises BadModel."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -141,7 +141,7 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
 
 
 def _described(path: Path, header: Mapping[str, Any], data: int) -> Iterator[tuple[str, Tensor]]:
-    """Raises BadModel for a tensor whose bytes are not those of its shape."""
+    """Yield each tensor of a header by name. Raises BadModel where a tensor's bytes do not fit its shape."""
     for name, entry in header.items():
         if name == "__metadata__":
             continue
@@ -157,7 +157,7 @@ def _described(path: Path, header: Mapping[str, Any], data: int) -> Iterator[tup
 
 
 def embedding_rows(tensors: Tensors) -> int | None:
-    """Token ids that a model has an embedding for; None where it has no tensor of a known name."""
+    """Return how many token ids a model has an embedding for; None where it has no tensor of a known name."""
     found = [
         tensor.shape[0]
         for name, tensor in tensors.items()
@@ -170,7 +170,7 @@ def embedding_rows(tensors: Tensors) -> int | None:
 
 
 def head_of(tensors: Tensors) -> str | None:
-    """Name of a linear head without ``.weight``: of a classifier, a reward model or a critic; or None."""
+    """Return a linear head's name without ``.weight``: of a classifier, reward model or critic; or None."""
     for name, tensor in tensors.items():
         head = name.removesuffix(".weight")
         is_known = f".{head}".endswith(tuple(f".{one}" for one in _HEADS))
@@ -180,7 +180,7 @@ def head_of(tensors: Tensors) -> str | None:
 
 
 def has_head(tensors: Tensors) -> bool:
-    """Whether there is any that makes a score, of one layer or several."""
+    """Whether the model has a head that makes a score, of one layer or several."""
     others = (part in _OTHER_HEADS for name in tensors for part in name.split("."))
     return head_of(tensors) is not None or any(others)
 
@@ -194,9 +194,9 @@ class Vocabulary:
     """The ids of a tokenizer."""
 
     base: Mapping[str, int]
-    """Tokens of its model."""
+    """Ids of the tokens of the tokenizer's model (BPE, Unigram, ...), by token."""
     added: Mapping[str, int]
-    """Tokens that were added to it, special ones among them."""
+    """Ids of the tokens that were added to it, special ones among them, by token."""
 
     @property
     def num_base(self) -> int:
@@ -213,12 +213,12 @@ class Vocabulary:
 
 
 def has_tokenizer(directory: Path) -> bool:
-    """Whether it has any file of a tokenizer."""
+    """Whether the directory has any file of a tokenizer."""
     return any((directory / name).is_file() for name in _VOCABULARIES)
 
 
 def read_vocabulary(directory: Path) -> Vocabulary | None:
-    """None where it is in a format that needs the tokenizer's library. Raises BadModel."""
+    """Return a tokenizer's ids; None where their format needs the tokenizer's library. Raises BadModel."""
     path = directory / "tokenizer.json"
     if not path.is_file():
         return None
@@ -234,7 +234,7 @@ def read_vocabulary(directory: Path) -> Vocabulary | None:
 
 
 def _ids(vocab: Any) -> dict[str, int]:
-    """By token; Unigram models list tokens with scores in the order of ids."""
+    """Return ids by token. Unigram models list tokens with scores in the order of ids."""
     if isinstance(vocab, dict):
         return {str(token): int(id_) for token, id_ in vocab.items()}
     return {str(token): id_ for id_, (token, _) in enumerate(vocab)}

@@ -1,4 +1,4 @@
-"""Whether model directories can be what they are given as: by their files' headers, without torch."""
+"""Checks that model directories fit their use in a run, by their files' headers, without torch."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ from pipeline.config.schema import Config
 from pipeline.config.update import TrainingEngine
 
 _SAME_VOCABULARY = 0.99
-"""Share of the ids that two tokenizers both have, and for which they have the same token: fine-tuned models
+"""Least share of the ids common to two tokenizers that must stand for the same token: fine-tuned models
 rename some."""
 _NOT_CAUSAL = ("Classification", "QuestionAnswering", "MaskedLM", "MultipleChoice", "RewardModel")
 _NOT_SCORING = ("CausalLM", "LMHeadModel", "MaskedLM", "QuestionAnswering", "TokenClassification")
@@ -54,7 +54,7 @@ class UsedModel:
     directory: Path
     use: Use
     is_ours: bool
-    """Loaded by an engine or trainer that comes with slurm-ppo; those of the user's may read anything."""
+    """Whether an engine or trainer of slurm-ppo loads it; the user's own may read anything."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class Known:
 
     tensors: Tensors
     vocabulary: Vocabulary | None
-    """None where it was not looked at, or is in a format that needs the tokenizer's library."""
+    """Ids of its tokenizer; None where they were not read, or need the tokenizer's library."""
 
 
 def used_models(config: Config) -> Iterator[UsedModel]:
-    """Every model that the configuration names."""
+    """Yield every model that the configuration names."""
     model, trains = config.model, config.update.engine in (*TrainingEngine,)
     scores_reference = config.algorithm.kl.coef > 0 and (
         trains or config.algorithm.kl.reference_in is ReferenceStage.REWARD
@@ -89,7 +89,7 @@ def used_models(config: Config) -> Iterator[UsedModel]:
 
 
 def model_problems(config: Config) -> Iterator[ConfigIssue]:
-    """For each model the first thing that keeps it from being used."""
+    """Yield, for each model, the first thing that keeps it from being used."""
     known: dict[str, Known] = {}
     for model in used_models(config):
         try:
@@ -105,7 +105,7 @@ def model_problems(config: Config) -> Iterator[ConfigIssue]:
 
 
 def model_warnings(config: Config) -> Iterator[str]:
-    """Tokens without an embedding, of models that have no problem."""
+    """Yield warnings about tokens without an embedding, of models that have no problem."""
     for model in used_models(config):
         if not model.is_ours or config.model.tokenizer or model.use not in (Use.POLICY, Use.REWARD):
             continue
@@ -120,7 +120,7 @@ def model_warnings(config: Config) -> Iterator[str]:
 
 
 def examine(model: UsedModel, with_tokenizer: bool) -> Known:
-    """Raises BadModel for what keeps the model from being used."""
+    """Read a model's headers. Raises BadModel for what keeps the model from being used."""
     directory = model.directory
     settings = _settings(directory)
     if model.is_ours:
@@ -142,7 +142,7 @@ def examine(model: UsedModel, with_tokenizer: bool) -> Known:
 
 
 def _settings(directory: Path) -> dict[str, Any]:
-    """config.json. Raises BadModel where the directory is not one of a model with safetensors."""
+    """Return config.json. Raises BadModel where the directory is not that of a model with safetensors."""
     if not directory.is_dir():
         raise BadModel("no such directory; give a Hugging Face model directory on this filesystem")
     if not (directory / "config.json").is_file():
@@ -188,7 +188,7 @@ def _check_head(model: UsedModel, settings: Mapping[str, Any], tensors: Tensors)
 
 
 def _check_embeddings(rows: int | None, vocabulary: Vocabulary) -> None:
-    """Added tokens without an embedding are met row by row."""
+    """Refuse a tokenizer whose own ids exceed the embeddings. Added tokens are judged prompt by prompt."""
     if rows is not None and vocabulary.num_base > rows:
         raise BadModel(
             f"has {rows} embeddings, and its tokenizer gives ids up to {vocabulary.num_base - 1}; it is not "
@@ -197,7 +197,7 @@ def _check_embeddings(rows: int | None, vocabulary: Vocabulary) -> None:
 
 
 def _other_vocabulary(other: Known, policy: Known) -> str | None:
-    """Why a critic or reference cannot read the policy's tokens."""
+    """Return why a critic or reference cannot read the policy's tokens; None where it can."""
     rows, needed = embedding_rows(other.tensors), embedding_rows(policy.tensors)
     if needed and policy.vocabulary:  # embeddings beyond the tokenizer's are padding
         needed = min(needed, policy.vocabulary.num_ids)

@@ -1,4 +1,4 @@
-"""The configuration of notifications: who is told when a run fails, completes or stands still."""
+"""The configuration of notifications: who is notified when a run fails, completes or stalls."""
 
 import shlex
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from pipeline.config.types import EnvironmentName, HttpUrl, PositiveInt, Text
 
 
 class Occasion(StrEnum):
-    """What people want to be told of."""
+    """Occasions for a notification."""
 
     FAILED = "failed"
     """The run cannot go on: a task was given up, or the driver itself broke down."""
@@ -24,7 +24,7 @@ class Occasion(StrEnum):
 
 
 def _split_into_words(value: object) -> object:
-    """No shell: quotes hold words together, and nothing else is special."""
+    """Split text into words as a shell does with quotes and backslashes; nothing else is special."""
     return shlex.split(value) if isinstance(value, str) else value
 
 
@@ -34,7 +34,7 @@ Words = Annotated[tuple[Text, ...], Field(min_length=1), BeforeValidator(_split_
 
 @dataclass(frozen=True, kw_only=True)
 class NotifyConfig:
-    """A command or a webhook of the user's that is told how a run fares."""
+    """A command or a webhook of the user's that is notified how a run fares."""
 
     command: Words | None = None
     """Program and arguments, a list or one text; no shell sees it. It gets the event as JSON on standard
@@ -46,7 +46,7 @@ class NotifyConfig:
     webhook_file: Text | None = None
     """File that holds the address of a webhook, read each time: the other place for a secret one."""
     on: tuple[Occasion, ...] = tuple(Occasion)
-    """Of what to tell: failed, complete, stalled, trouble."""
+    """Occasions to notify of: failed, complete, stalled, trouble."""
     stall_after: PositiveInt = 21600
     """Seconds without a commit after which a run that is not at its end counts as stalled."""
     time_limit: PositiveInt = 30
@@ -54,5 +54,5 @@ class NotifyConfig:
 
     @property
     def tells_anybody(self) -> bool:
-        """Whether there is anybody to tell."""
+        """Whether there is anybody to notify."""
         return any((self.command, self.webhook, self.webhook_env, self.webhook_file))

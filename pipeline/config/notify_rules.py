@@ -1,4 +1,4 @@
-"""Notifications that could not be sent: found before a run begins."""
+"""Checks of the notification settings, made before a run begins."""
 
 import os
 import shutil
@@ -14,11 +14,11 @@ _SECRET_HOSTS = (
     *("hooks.slack.com", "discord.com", "discordapp.com", "webhook.office.com", "logic.azure.com"),
     *("chat.googleapis.com", "api.telegram.org", "maker.ifttt.com", "open.feishu.cn", "qyapi.weixin.qq.com"),
 )
-"""Whoever knows an address there may post to it."""
+"""Hosts of webhooks whose address is a secret: whoever knows it may post there."""
 
 
 def notify_problems(given: NotifyConfig) -> Iterator[ConfigIssue]:
-    """Keys that do not go together. Pure."""
+    """Yield keys that do not go together, and a secret address that would be written to config.yaml. Pure."""
     addresses = {
         name: value
         for name in ("webhook", "webhook_env", "webhook_file")
@@ -36,7 +36,7 @@ def notify_problems(given: NotifyConfig) -> Iterator[ConfigIssue]:
 
 
 def missing_means(given: NotifyConfig) -> Iterator[ConfigIssue]:
-    """A program or a file that is not there."""
+    """Yield a program that does not exist here, and a file that cannot be read."""
     if given.command and shutil.which(given.command[0]) is None:
         yield ConfigIssue(
             "notify.command", given.command[0], "no such program on this machine; give its full path"
@@ -46,7 +46,7 @@ def missing_means(given: NotifyConfig) -> Iterator[ConfigIssue]:
 
 
 def notify_warnings(given: NotifyConfig) -> Iterator[str]:
-    """What the processes that tell need, and this shell lacks."""
+    """Yield warnings about environment variables that sending needs and this shell lacks."""
     if (variable := given.webhook_env) and not os.environ.get(variable):
         yield (
             f"warning: notify.webhook_env={variable}: is not set here; the run's driver needs it, and driver "
@@ -55,7 +55,7 @@ def notify_warnings(given: NotifyConfig) -> Iterator[str]:
 
 
 def absolute(given: NotifyConfig) -> NotifyConfig:
-    """With paths that mean the same everywhere. A program without a slash is looked for on PATH."""
+    """Return the settings with absolute paths. A program without a slash is looked for on PATH."""
     command, file = given.command, given.webhook_file
     if command and "/" in command[0]:
         command = (_full(command[0]), *command[1:])

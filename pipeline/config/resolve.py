@@ -31,7 +31,7 @@ def resolve(config: Config) -> Config:
 
 
 def missing_paths(config: Config) -> Iterator[ConfigIssue]:
-    """Inputs of the user that do not exist or are not what they should be."""
+    """Yield inputs of the user that do not exist or are not what they should be."""
     yield from model_problems(config)
     for key, path in _data_paths(config):
         if not Path(path).exists():
@@ -73,7 +73,7 @@ def _with_context(config: Config) -> Config:
 
 
 def _vocabulary_problems(config: Config) -> Iterator[ConfigIssue]:
-    """Token ids that the policy does not have."""
+    """Yield stop token ids that the policy does not have."""
     size = text_settings(Path(config.model.policy)).get("vocab_size")
     for token in config.rollout.stop_token_ids:
         if isinstance(size, int) and token >= size:

@@ -1,4 +1,4 @@
-"""The configuration of the reward: what scores responses."""
+"""The configuration of the reward: the components that score responses."""
 
 import string
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ class RewardModelConfig:
     weight: FiniteFloat = 1.0
     """Factor of this component in the total reward."""
     normalization: NormalizationConfig | None = None
-    """How raw scores are normalised. Default: not at all."""
+    """Normalisation of raw scores. Default: none."""
     engine: EngineName | None = None
     """Scoring engine of this model. Default: reward.engine."""
     pool: PoolName | None = None
@@ -60,7 +60,7 @@ class RewardModelConfig:
 
 
 class RowsPerCall(StrEnum):
-    """What one call of a rule gets."""
+    """Responses that one call of a rule gets."""
 
     RESPONSE = "response"
     """One response: each has a time limit of its own, and an error names it."""
@@ -82,7 +82,7 @@ class RuleConfig:
     arguments: dict[ArgumentName, JsonValue] = field(default_factory=dict)
     """Further keyword arguments of each call."""
     rows_per_call: RowsPerCall = RowsPerCall.RESPONSE
-    """What one call gets: response (one), prompt (all of a prompt) or shard (all of a shard)."""
+    """Responses that one call gets: response (one), prompt (all of a prompt) or shard (all of a shard)."""
     time_limit: PositiveFloat = 30.0
     """Seconds that a call may take for each of its responses."""
     timeout_score: FiniteFloat | None = None
@@ -97,7 +97,7 @@ class RuleConfig:
     weight: FiniteFloat = 1.0
     """Factor of this component in the total reward."""
     pool: PoolName | None = None
-    """As of a reward model."""
+    """Pool whose jobs score it, as of a reward model. Default: in the reward stage's jobs."""
 
 
 RULE_ARGUMENTS = frozenset({"prompts", "responses"})
@@ -105,7 +105,7 @@ RULE_ARGUMENTS = frozenset({"prompts", "responses"})
 
 
 class RemoteApi(StrEnum):
-    """What a reward service is asked, and what it answers."""
+    """Protocols of reward services: the form of requests and answers."""
 
     CLASSIFY = "classify"
     """vLLM's /classify of a sequence-classification model: the last logit."""
@@ -124,22 +124,22 @@ class RemoteConfig:
     url: HttpUrl
     """Whole address that is posted to, such as http://gpu07:8000/classify."""
     api: RemoteApi = RemoteApi.CLASSIFY
-    """What is asked and answered: classify, chat or plain."""
+    """Protocol of the service: classify, chat or plain."""
     model: Text | None = None
     """Name of the model in each request. Default: the one that the service has; chat needs a name."""
     tokenizer: Text | None = None
-    """Of classify: directory of the served model's tokenizer. What it gives, with its chat template, is sent
-    as token ids. Default: the text as the policy saw and wrote it is sent."""
+    """Directory of the served model's tokenizer (for classify): the token ids that it gives, with its chat
+    template, are sent. Default: the text as the policy saw and wrote it is sent."""
     max_model_len: PositiveInt | None = None
     """With tokenizer: most tokens of one sequence; what is longer is cut on the left, and counted."""
     template: Text | None = None
-    """Of chat: the judge's message, with {prompt}, {response} and {COLUMN} for columns of the prompt file;
+    """Message to the judge (for chat), with {prompt}, {response} and {COLUMN} for columns of the prompt file;
     braces of its own are doubled."""
     score_pattern: Text | None = None
-    """Of chat: regular expression whose group is the score; its last match in the reply counts. Default: the
-    reply is the number and nothing else."""
+    """Regular expression whose group is the score (for chat); its last match in the reply counts. Default:
+    the reply is the number and nothing else."""
     unreadable_score: FiniteFloat | None = None
-    """Of chat: score where the reply holds none. Default: an error that names the response."""
+    """Score where the reply holds none (for chat). Default: an error that names the response."""
     parameters: dict[ArgumentName, JsonValue] = field(default_factory=dict)
     """Further fields of each request, such as {max_tokens: 256}."""
     batch_size: PositiveInt | None = None
@@ -149,9 +149,9 @@ class RemoteConfig:
     timeout: PositiveFloat = 60.0
     """Seconds until the whole answer to a request must be there."""
     max_retries: NonNegativeInt = 5
-    """How often a request is sent again after a failed connection or a status of 500 and above."""
+    """Times that a request is sent again after a failed connection or a status of 500 and above."""
     backoff: PositiveFloat = 0.5
-    """Seconds before the first of these; each next wait is twice as long."""
+    """Seconds before the first retry; each next wait is twice as long."""
     max_backoff: PositiveFloat = 30.0
     """Longest wait, also where the service asks for a longer one (Retry-After)."""
     api_key_env: EnvironmentName | None = None
@@ -161,7 +161,7 @@ class RemoteConfig:
     weight: FiniteFloat = 1.0
     """Factor of this component in the total reward."""
     pool: PoolName | None = None
-    """As of a reward model."""
+    """Pool whose jobs score it, as of a reward model. Default: in the reward stage's jobs."""
 
 
 Component = Annotated[RewardModelConfig | RuleConfig | RemoteConfig, Field(discriminator="kind")]
@@ -171,12 +171,12 @@ KINDS: dict[str, type[RewardModelConfig] | type[RuleConfig] | type[RemoteConfig]
     "rule": RuleConfig,
     "remote": RemoteConfig,
 }
-"""Of components."""
+"""Classes of the components, by kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
-    """What scores responses."""
+    """Components that score responses, and how reward models are run."""
 
     components: Annotated[dict[Name, Component], Field(min_length=1)]
     """Named components; the reward is their weighted sum, and each is kept as a column."""
@@ -201,12 +201,12 @@ class RewardConfig:
         return tuple(dict.fromkeys(c.pool for c in self.components.values() if c.pool))
 
     def components_of(self, pool: str | None) -> dict[str, Component]:
-        """Components of one pool; of None those that the reward task scores itself."""
+        """Return the components of one pool; for None, those that the reward task scores itself."""
         return {name: c for name, c in self.components.items() if c.pool == pool}
 
 
 def template_problem(template: str) -> str | None:
-    """What is wrong with a judge's message, if anything is."""
+    """Return what is wrong with a judge's message, if anything is."""
     try:
         fields = template_fields(template)
     except ValueError as error:
@@ -218,7 +218,7 @@ def template_problem(template: str) -> str | None:
 
 
 def template_fields(template: str) -> list[str]:
-    """What stands between braces, format and conversion included. Raises ValueError for unpaired braces."""
+    """Return the fields between braces, with conversion and format. Raises ValueError for unpaired braces."""
     return [
         name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
         for _, name, form, conversion in string.Formatter().parse(template)
@@ -227,7 +227,7 @@ def template_fields(template: str) -> list[str]:
 
 
 def unknown_field(remote: RemoteConfig, columns: Sequence[str]) -> str | None:
-    """What a judge's message names that is no column of the prompts, if anything."""
+    """Return which field of a judge's message is no column of the prompts, as a problem, if any."""
     known = ["prompt", "response", "response_messages", *columns]
     unknown = [field for field in template_fields(remote.template or "") if field not in known]
     return f"{{{unknown[0]}}} is no column of the prompts; known: {', '.join(known)}" if unknown else None

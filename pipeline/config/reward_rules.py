@@ -18,11 +18,11 @@ from pipeline.config.schema import Config
 _OURS = frozenset(
     {"model", "input", "use_activation", "messages", "prompts", "responses", "columns", "n", "stream"}
 )
-"""Fields of requests that say what is asked, or in what form the answer comes."""
+"""Request fields that slurm-ppo sets: those for what is asked, and for the form of the answer."""
 
 
 def component_problems(config: Config) -> Iterator[ConfigIssue]:
-    """Of all rules and remote services."""
+    """Yield contradictions among the keys of rules and remote services."""
     for name, component in config.reward.components.items():
         key = f"reward.components.{name}"
         if isinstance(component, RuleConfig):
@@ -69,7 +69,7 @@ def _remote_problems(key: str, remote: RemoteConfig) -> Iterator[ConfigIssue]:
 
 
 def _misplaced(key: str, remote: RemoteConfig) -> Iterator[ConfigIssue]:
-    """Keys of another api."""
+    """Yield keys that belong to another api than the chosen one."""
     owners = {
         RemoteApi.CLASSIFY: ("tokenizer", "max_model_len"),
         RemoteApi.CHAT: ("template", "score_pattern", "unreadable_score"),

@@ -34,7 +34,7 @@ class MultiTurnConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutConfig:
-    """How responses are sampled."""
+    """Sampling of responses."""
 
     engine: EngineName = "transformers"
     """Generation engine: transformers, vllm, or ``module:function`` of your own (see stages/engines)."""

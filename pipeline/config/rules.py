@@ -1,4 +1,4 @@
-"""Keys of the configuration that do not go together, each with the way out. Pure: looks at no file."""
+"""Contradictions between keys of the configuration, each with the way out. Pure: looks at no file."""
 
 from collections.abc import Iterator
 
@@ -23,11 +23,11 @@ from pipeline.config.update import Precision
 from slurm.limits import parse_duration, parse_memory
 
 SLURM_STAGES = ("prepare", "rollout", "reward", "update", "evaluate", "driver")
-"""Whose jobs have resources of their own."""
+"""Stages whose jobs have resources of their own, and the driver."""
 
 
 def contradictions(config: Config) -> Iterator[ConfigIssue]:
-    """Pairs of keys that do not go together. Pure: looks at no file."""
+    """Yield keys that do not go together. Pure: looks at no file."""
     yield from _batch_problems(config)
     yield from _length_problems(config)
     yield from _placement_problems(config)
@@ -72,7 +72,7 @@ def _batch_problems(config: Config) -> Iterator[ConfigIssue]:
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:
-    """Divisor of a number that is nearest to another one, the smaller of two."""
+    """Return the divisor of ``number`` that is nearest to ``wanted``, the smaller of two."""
     divisors = (divisor for divisor in range(1, min(number, 2 * wanted) + 1) if number % divisor == 0)
     return min(divisors, key=lambda divisor: abs(divisor - wanted))
 
@@ -227,7 +227,7 @@ _OURS = frozenset(
     {"array", "chdir", "clusters", "dependency", "error", "export", "hold", "job-name", "output"}
     | {"parsable", "quiet", "test-only", "wait", "wrap"}
 )
-"""sbatch options without which a job could not be found again, or would not be ours."""
+"""sbatch options that slurm-ppo sets itself, to run a task in the job and to find the job again."""
 
 
 def _slurm_problems(given: LocalConfig | SlurmConfig) -> Iterator[ConfigIssue]:
@@ -240,7 +240,7 @@ def _slurm_problems(given: LocalConfig | SlurmConfig) -> Iterator[ConfigIssue]:
 
 
 def _mail_problems(given: SlurmConfig) -> Iterator[ConfigIssue]:
-    """An address that nothing is sent to; events that exclude each other."""
+    """Yield an address that nothing is sent to, and mail types that exclude each other."""
     stages = {stage: getattr(given, stage) for stage in SLURM_STAGES} | dict(given.pools)
     listed = {"scheduler": given.mail_type} | {f"scheduler.{name}": s.mail_type for name, s in stages.items()}
     if given.mail_user and not any(listed.values()):
@@ -252,7 +252,7 @@ def _mail_problems(given: SlurmConfig) -> Iterator[ConfigIssue]:
 
 
 def _pool_problems(config: Config) -> Iterator[ConfigIssue]:
-    """Pools without resources, and resources without use. On this machine a pool has a slot by default."""
+    """Yield pools without resources, and resources without use. On this machine, pools default to a slot."""
     given = config.scheduler
     for name, component in config.reward.components.items():
         pool = component.pool
@@ -266,7 +266,7 @@ def _pool_problems(config: Config) -> Iterator[ConfigIssue]:
 
 
 def _resource_problems(stage: str, given: ResourcesConfig) -> Iterator[ConfigIssue]:
-    """What one stage or pool asks for, and no cluster can give."""
+    """Yield what one stage or pool asks for and no cluster can give."""
     key = f"scheduler.{stage}"
     for option in sorted(_OURS & given.options.keys()):
         yield ConfigIssue(

@@ -51,15 +51,15 @@ class LocalConfig:
     slots: PositiveInt = 2
     """Tasks of all stages that may run at once."""
     rollout: LocalStageConfig = LocalStageConfig(slots=2)
-    """Rollout pool."""
+    """Slots of the rollout stage."""
     reward: LocalStageConfig = LocalStageConfig(slots=2)
-    """Reward pool."""
+    """Slots of the reward stage."""
     update: LocalUpdateConfig = LocalUpdateConfig()
-    """Update pool."""
+    """Slots and ranks of the update stage."""
     evaluate: LocalStageConfig = LocalStageConfig()
-    """Evaluate pool."""
+    """Slots of the evaluate stage."""
     pools: dict[PoolName, LocalStageConfig] = field(default_factory=dict)
-    """Of reward components that name a pool of their own. Default: one slot each."""
+    """Slots of the pools that reward components name. Default: one slot for each pool."""
     max_attempts: PositiveInt = 3
     """Tries per task and per call of run or resume, before the run stops as failed."""
     time_limit: PositiveInt = 14400
@@ -80,10 +80,10 @@ Names = Annotated[tuple[SbatchWord, ...], BeforeValidator(_split_at_commas)]
 
 
 class MailType(StrEnum):
-    """Of what Slurm writes a mail, as sbatch --mail-type has it. Of an array it writes once."""
+    """Events that Slurm sends mail about, as in sbatch --mail-type: one mail for a whole array."""
 
     NONE = "NONE"
-    """Of nothing, in a stage where others are written of."""
+    """No mail, even if scheduler.mail_type asks for some."""
     BEGIN = "BEGIN"
     END = "END"
     FAIL = "FAIL"
@@ -91,20 +91,20 @@ class MailType(StrEnum):
     ALL = "ALL"
     """BEGIN, END, FAIL, INVALID_DEPEND, REQUEUE and STAGE_OUT."""
     INVALID_DEPEND = "INVALID_DEPEND"
-    """What it waits for can never happen."""
+    """The job's dependency can never be satisfied."""
     STAGE_OUT = "STAGE_OUT"
-    """Its burst buffer has been written back."""
+    """The job's burst buffer has been written back."""
     TIME_LIMIT = "TIME_LIMIT"
     TIME_LIMIT_90 = "TIME_LIMIT_90"
-    """It has used 90 percent of its time."""
+    """The job has used 90 percent of its time limit."""
     TIME_LIMIT_80 = "TIME_LIMIT_80"
     TIME_LIMIT_50 = "TIME_LIMIT_50"
     ARRAY_TASKS = "ARRAY_TASKS"
-    """Of every element on its own, and not of the array: as many mails as shards."""
+    """Mail about each array element instead of the whole array: as many mails as shards."""
 
 
 def _in_capitals(value: object) -> object:
-    """As sbatch takes them: in any case, and with commas between them."""
+    """Return mail types in capitals: sbatch takes them in any case, and with commas between them."""
     words = _split_at_commas(value)
     if not isinstance(words, list | tuple):
         return words
@@ -112,12 +112,12 @@ def _in_capitals(value: object) -> object:
 
 
 MailTypes = Annotated[tuple[MailType, ...], BeforeValidator(_in_capitals)]
-"""A YAML list, or text with commas between them."""
+"""Mail types: a YAML list, or text with commas between them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResourcesConfig:
-    """What the jobs of one stage ask Slurm for. What is null is left to the cluster's defaults."""
+    """Resources that the jobs of one stage ask Slurm for. A null key is left to the cluster's defaults."""
 
     partition: Names = ()
     """Partition, or several of which Slurm takes the first that has room."""
@@ -140,7 +140,7 @@ class ResourcesConfig:
     mem: Memory | None = None
     """Memory on each node, e.g. 64G. A task that ran out of memory is tried again with twice as much."""
     max_mem: Memory | None = None
-    """No try asks for more memory than this. Default: eight times mem."""
+    """Most memory that any try asks for. Default: eight times mem."""
     constraint: Line | None = None
     """Node features, as sbatch --constraint writes them."""
     exclude: Names = ()
@@ -165,8 +165,8 @@ class ResourcesConfig:
     mail_user: SbatchWord | None = None
     """Address that Slurm writes to. Default: scheduler.mail_user."""
     mail_type: MailTypes | None = None
-    """Of what Slurm writes. Default: scheduler.mail_type; of driver jobs, of which there is one every few
-    minutes: nothing."""
+    """Events that Slurm sends mail about. Default: scheduler.mail_type; for driver jobs, of which there is
+    one every few minutes: none."""
     options: dict[OptionName, Line | int | bool] = field(default_factory=dict)
     """Any other sbatch option, without its dashes: {comment: ppo, exclusive: true}."""
 
@@ -177,7 +177,7 @@ class ResourcesConfig:
 
 
 class StreamingDependency(StrEnum):
-    """When the scoring of a shard may start."""
+    """Dependency of a shard's scoring on the rollout: when it may start."""
 
     AFTERCORR = "aftercorr"
     """As soon as that shard is generated, while others still are."""
@@ -221,8 +221,8 @@ class SlurmConfig:
     mail_user: SbatchWord | None = None
     """Address that Slurm writes to. Default: the account that submits."""
     mail_type: MailTypes = ()
-    """Of what Slurm writes a mail, once for each array of every stage, e.g. [FAIL, TIME_LIMIT_80]. Default:
-    of nothing. Driver jobs are left out, unless driver.mail_type says otherwise."""
+    """Events that Slurm sends mail about, once for each array of every stage, e.g. [FAIL, TIME_LIMIT_80].
+    Default: none. Driver jobs are left out, unless driver.mail_type says otherwise."""
     horizon: PositiveInt = 2
     """Iterations that wait in the queue at once, each behind the one before."""
     dependency: StreamingDependency = StreamingDependency.AFTERCORR
@@ -233,9 +233,9 @@ class SlurmConfig:
     max_submitted: PositiveInt | None = None
     """Array elements of this run's stages in the queue at once. Default: what the cluster's limits allow."""
     check_minutes: PositiveInt = 15
-    """A driver job looks after the run at least this often, even if every other one was lost."""
+    """Most minutes between two driver jobs, even if every other one was lost."""
     poll_seconds: PositiveInt = 10
-    """How often slurm-ppo run asks Slurm while it watches."""
+    """Seconds between two queries of Slurm while slurm-ppo run watches."""
 
     @property
     def num_update_ranks(self) -> int:
@@ -247,12 +247,12 @@ SchedulerConfig = Annotated[LocalConfig | SlurmConfig, Field(discriminator="kind
 
 
 def key_of(purpose: str) -> str:
-    """Of the resources of a stage, a pool's scores or driver jobs: scheduler.reward, scheduler.pools.big."""
+    """Return the key of a purpose's resources: scheduler.reward, or scheduler.pools.big for score-big."""
     return f"scheduler.pools.{pool}" if (pool := purpose.partition("-")[2]) else f"scheduler.{purpose}"
 
 
 def resources_of(config: SlurmConfig, purpose: str) -> ResourcesConfig:
-    """Of a stage, a pool's scores or driver jobs, with the scheduler's own settings filled in."""
+    """Return a purpose's resources (a stage, score-POOL, driver), with the scheduler's settings filled in."""
     pool = purpose.partition("-")[2]
     given: ResourcesConfig = config.pools[pool] if pool else getattr(config, purpose)
     # Driver jobs call sbatch, which images for training do not have.

@@ -29,7 +29,7 @@ from pipeline.config.update import Precision, UpdateConfig
 
 
 class BadRows(StrEnum):
-    """What to do with prompt rows that cannot be used."""
+    """Treatment of prompt rows that cannot be used."""
 
     DROP = "drop"
     """Leave them out, count them, and list them in a file of the run."""
@@ -38,7 +38,7 @@ class BadRows(StrEnum):
 
 
 class LongPrompts(StrEnum):
-    """What to do with prompts of more than data.max_prompt_tokens tokens."""
+    """Treatment of prompts of more than data.max_prompt_tokens tokens."""
 
     DROP = "drop"
     """Leave them out, count them, and list them."""
@@ -49,7 +49,7 @@ class LongPrompts(StrEnum):
 
 
 class WandbMode(StrEnum):
-    """Where W&B rows go."""
+    """Ways to mirror rows on W&B."""
 
     AUTO = "auto"
     """Online when an API key is present, offline otherwise; WANDB_MODE decides when set."""
@@ -79,7 +79,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Where prompts come from and how they are dealt to iterations."""
+    """Source of the prompts, and their dealing to iterations."""
 
     prompts: Text
     """JSONL, Parquet or Arrow file, or a Hugging Face dataset directory written by save_to_disk."""
@@ -139,7 +139,7 @@ class WandbConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
-    """Where metrics go besides the run directory."""
+    """Mirrors of the metrics besides the run directory."""
 
     wandb: WandbConfig = WandbConfig()
     """Weights & Biases."""
@@ -156,7 +156,7 @@ class Config:
     run_dir: Text = "runs/${name}"
     """Directory that holds everything the run has; it must not exist yet."""
     seed: NonNegativeInt = 0
-    """Every random choice derives from this number and from what is being done."""
+    """Number that every random choice derives from, together with the name of what is being done."""
     iterations: PositiveInt = 100
     """PPO iterations: rollout, reward, update."""
     model: ModelConfig
@@ -174,11 +174,11 @@ class Config:
     evaluate: EvaluateConfig = EvaluateConfig()
     """Evaluation on held-out prompts."""
     scheduler: SchedulerConfig = field(default_factory=LocalConfig)
-    """Where tasks run."""
+    """Scheduler of the tasks: this machine, or a Slurm cluster."""
     tracking: TrackingConfig = TrackingConfig()
-    """Metrics' mirrors."""
+    """Mirrors of the metrics."""
     notify: NotifyConfig = field(default_factory=NotifyConfig)
-    """Whom to tell when the run fails, completes or stands still."""
+    """Notifications when the run fails, completes or stalls."""
 
     @property
     def responses_per_iteration(self) -> int:
@@ -187,7 +187,7 @@ class Config:
 
     @property
     def rollout_precision(self) -> Precision:
-        """Number format that responses are generated in: what is trained is what generates."""
+        """Number format of generating responses. Default: that of training, with bf16 for fp32 under vLLM."""
         if self.rollout.precision is not None:
             return self.rollout.precision
         is_slow = self.rollout.engine == Engine.VLLM and self.update.precision is Precision.FP32

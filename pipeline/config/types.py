@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field
 
 
 def _text_of_number(value: object) -> object:
-    """YAML reads a bare 90 as a number."""
+    """Return a bare integer, such as 90, as text: YAML reads it as a number."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
@@ -31,7 +31,7 @@ PluginName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
 RuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*(:[A-Za-z_][\w.]*)?$")]
 ArgumentName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 HttpUrl = Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9._\[\]:-]+(/[^\s@]*)?$")]
-"""Without user name and password, which would be secrets in a file."""
+"""Address without user name and password, which would be secrets in a file."""
 
 DeviceMap = Annotated[
     str, Field(pattern=r"^(auto|balanced(_low_0)?|sequential|(cpu|cuda|xpu|npu|hpu|mlu|musa|mps)(:\d+)?)$")

@@ -17,7 +17,7 @@ from pipeline.config.types import (
 
 
 class TrainingEngine(StrEnum):
-    """The trainers that come with slurm-ppo."""
+    """Trainers that come with slurm-ppo."""
 
     DEEPSPEED = "deepspeed"
     """AdamW with ZeRO, on one rank or many."""
@@ -58,10 +58,10 @@ class LoraConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateConfig:
-    """How the policy and the critic are trained."""
+    """Training of the policy and the critic."""
 
     engine: TrainerName = TrainingEngine.DEEPSPEED
-    """What trains: deepspeed, or module:function of a trainer of your own; see docs/howto/own_engine.md."""
+    """Trainer: deepspeed, or module:function of one of your own; see docs/howto/own_engine.md."""
     epochs: PositiveInt = 1
     """Passes over an iteration's responses."""
     minibatches: PositiveInt = 4
@@ -84,7 +84,7 @@ class UpdateConfig:
     weight_decay: NonNegativeFloat = 0.0
     """AdamW's decoupled weight decay."""
     max_grad_norm: PositiveFloat = 1.0
-    """Gradients are scaled down to this global norm."""
+    """Global norm that larger gradients are scaled down to."""
     max_skipped_steps: NonNegativeInt = 2
     """Steps of an iteration that may be skipped because a loss or gradient is not finite; with one more, or
     without any step taken, the update fails. Steps at which fp16 lowers its loss scale do not count."""
@@ -108,7 +108,7 @@ class UpdateConfig:
     """Keep policy, critic and trainer state of the newest this many iterations, at least 2, and thin older
     ones out as keep_every says. The best policy is always kept. null: keep all."""
     keep_every: PositiveInt | None = None
-    """Of older iterations keep every this many. Needs keep_last. Default: none."""
+    """Interval of older iterations to keep: those that it divides. Needs keep_last. Default: none."""
     keep_shards_last: PositiveInt | None = None
     """Keep shards, records and logs of the newest this many iterations, at least 2, as files, and pack those
     of each older one into an archive, which everything still reads. Default: keep all as files."""

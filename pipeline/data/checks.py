@@ -1,6 +1,6 @@
-"""What becomes of a prompt file: which prompts the policy can be given, and whether enough are left.
+"""Judgement of a prompt file: which prompts the policy can be given, and whether enough are left.
 
-Prepare and validate judge by the same functions, with whatever tokenizer there is.
+Prepare and validate judge by the same functions, with the tokenizer that each of them has.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ from pipeline.run.schemas import reserved_columns
 from pipeline.text import printable
 
 _WARN_ABOVE = 0.1
-"""Share of rows that are dropped."""
+"""Share of dropped rows above which people are warned."""
 _MOST_LISTED = 10
 _MOST_QUOTED = 80
 _WAYS_OUT = {
@@ -51,10 +51,10 @@ class PromptTokenizer(Protocol):
 
 
 class ScoringTemplate(Protocol):
-    """The chat template of what scores responses."""
+    """The chat template of a component that scores responses."""
 
     def refusal(self, messages: Sequence[Message]) -> str | None:
-        """Why it does not take a prompt, if it does not."""
+        """Return why the template does not take a prompt; None if it does."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,14 @@ class Judged:
 
 
 def prompt_files(config: Config) -> Iterator[tuple[str, str]]:
-    """Keys and paths of what is read: held-out prompts only where something is evaluated."""
+    """Yield keys and paths of the prompt files to read: held-out prompts only if something is evaluated."""
     yield "data.prompts", config.data.prompts
     if config.data.heldout and config.evaluate.every:
         yield "data.heldout", config.data.heldout
 
 
 def read_file(config: Config, path: str, is_sample: bool = False) -> Prompts:
-    """Raises PromptError where the whole file cannot be used."""
+    """Read a prompt file. Raises PromptError where the whole file cannot be used."""
     data = config.data
     return read_prompts(
         Path(path),
@@ -118,10 +118,10 @@ def judge(
     tokenizer: PromptTokenizer | None = None,
     templates: Sequence[ScoringTemplate] = (),
 ) -> Judged:
-    """Say of each prompt whether it can be used; without a tokenizer as far as can be said without tokens.
+    """Decide for each prompt whether it can be used; without a tokenizer, as far as is known without tokens.
 
     Args:
-        templates: of what scores, that have to take the messages too.
+        templates: chat templates of scoring components, which have to take the messages too.
 
     Raises:
         PromptError: the chat template, or the tokenizer, is of no use for the whole file.
@@ -152,7 +152,7 @@ class TemplateRefused(PromptError):
 
 
 def prompt_text(prompt: str | Sequence[Message], tokenizer: PromptTokenizer) -> str:
-    """The text that the policy continues: plain text as it is, messages through the chat template.
+    """Return the text that the policy continues: plain text as it is, messages through the chat template.
 
     Raises:
         TemplateRefused: the template refuses these messages.
@@ -180,7 +180,7 @@ def prompt_text(prompt: str | Sequence[Message], tokenizer: PromptTokenizer) -> 
 def prompt_texts(
     rows: Sequence[Prompt], tokenizer: PromptTokenizer, templates: Sequence[ScoringTemplate] = ()
 ) -> tuple[list[str], dict[int, Rejected]]:
-    """The text of each row, and by index the rows whose messages a chat template refuses."""
+    """Return the text of each row, and by index the rows whose messages a chat template refuses."""
     texts, refused = [], {}
     for index, row in enumerate(rows):
         try:
@@ -194,14 +194,14 @@ def prompt_texts(
 
 
 def refused_by(templates: Sequence[ScoringTemplate], prompt: str | Sequence[Message]) -> str | None:
-    """The first refusal of a prompt's messages; None of plain text."""
+    """Return the first refusal of a prompt's messages; None if there is none, and for plain text."""
     if isinstance(prompt, str):
         return None
     return next(filter(None, (template.refusal(prompt) for template in templates)), None)
 
 
 def tokenize(texts: Sequence[str], rows: Sequence[Prompt], tokenizer: PromptTokenizer) -> list[list[int]]:
-    """Token ids; a chat template has written its own special tokens already."""
+    """Return the token ids of each text; a chat template has written its own special tokens already."""
     tokens: list[list[int]] = [[] for _ in texts]
     for is_chat in (False, True):
         chosen = [i for i, row in enumerate(rows) if isinstance(row.prompt, str) is not is_chat]
@@ -214,11 +214,11 @@ def tokenize(texts: Sequence[str], rows: Sequence[Prompt], tokenizer: PromptToke
 
 
 def token_problem(row: Prompt, tokens: Sequence[int], limit: int, size: int | None) -> Rejected | None:
-    """Why the policy cannot be given a prompt of these tokens.
+    """Return why the policy cannot be given a prompt of these tokens; None if it can.
 
     Args:
         limit: most tokens of a prompt.
-        size: of the model's vocabulary; None where it is not known.
+        size: the model's vocabulary size; None where it is not known.
     """
     if not tokens:
         return _rejected(row, RejectReason.NO_TOKENS, "the tokenizer gives no token for it")
@@ -236,7 +236,7 @@ def _rejected(row: Prompt, reason: RejectReason, detail: str) -> Rejected:
 
 
 def check_vocabulary(problems: Sequence[Rejected], num_kept: int, config: Config) -> None:
-    """Raises PromptError when ids without an embedding are the rule: the tokenizer is not the model's own."""
+    """Raise PromptError when ids without an embedding are the rule: the tokenizer is not the model's own."""
     unknown = [problem for problem in problems if problem.reason is RejectReason.UNKNOWN_TOKEN]
     if len(unknown) > num_kept:
         raise PromptError(
@@ -245,11 +245,11 @@ def check_vocabulary(problems: Sequence[Rejected], num_kept: int, config: Config
         )
 
 
-# --- what is said of it ---
+# --- reporting ---
 
 
 def describe(judged: Judged, config: Config) -> Iterator[str]:
-    """Lines for people: counts by reason, rows as examples, a warning if many are dropped."""
+    """Yield lines for people: counts by reason, rows as examples, a warning if many are dropped."""
     found = judged.found
     line = f"{judged.key}: {len(judged.kept)} usable rows in {judged.path}; {summarize(judged.rejected)}"
     if found.num_rows < found.num_total:
@@ -269,7 +269,7 @@ def describe(judged: Judged, config: Config) -> Iterator[str]:
 
 
 def num_without_room(judged: Judged, config: Config) -> int:
-    """Usable prompts after which a response cannot be as long as it may be."""
+    """Count usable prompts after which there is no room for the longest response."""
     lengths = [config.model.context_length]
     lengths += [config.rollout.vllm.max_model_len] if config.rollout.engine == Engine.VLLM else []
     room = min(length for length in lengths if length) - config.rollout.max_new_tokens
@@ -277,7 +277,7 @@ def num_without_room(judged: Judged, config: Config) -> int:
 
 
 def listed(rejected: Sequence[Rejected]) -> Iterator[str]:
-    """Up to ten rows, of each reason at least one as long as there is room; then how many more there are."""
+    """Yield up to ten rows, at least one for each reason while there is room; then how many more exist."""
     first = {one.reason: index for index, one in reversed(list(enumerate(rejected)))}
     chosen = dict.fromkeys([*sorted(first.values()), *range(len(rejected))])
     shown = sorted(list(chosen)[:_MOST_LISTED])
@@ -307,7 +307,7 @@ def check_usable(config: Config, files: Sequence[Judged], listing: str = "") -> 
 
 
 def too_few(config: Config, judged: Judged, by_example: bool) -> str:
-    """What to say of a file of which not enough is left; empty where enough is.
+    """Return the complaint about a file of which too little is left; empty where enough is.
 
     Args:
         by_example: whether to show a row that cannot be used.
@@ -325,7 +325,7 @@ def too_few(config: Config, judged: Judged, by_example: bool) -> str:
 
 
 def decided_by(config: Config, row: Rejected) -> str:
-    """The key of ``data`` that says what becomes of a row that cannot be used."""
+    """Return the key of ``data`` that decides what becomes of a row that cannot be used."""
     is_long = row.reason is RejectReason.TOO_LONG and config.data.long_prompts is not None
     return "long_prompts" if is_long else "bad_rows"
 
@@ -335,7 +335,7 @@ def _portion(judged: Judged) -> str:
 
 
 def _because(judged: Judged, by_example: bool) -> str:
-    """The reason that most rows have."""
+    """Return, as a clause, the reason that most rejected rows have; empty where none was rejected."""
     if not judged.rejected:
         return ""
     reason = _commonest(judged)

@@ -19,7 +19,7 @@ _KINDS: dict[type, str] = {
 _MOST_SHOWN = 60
 
 Place = tuple[str | None, ...]
-"""Where in a JSON value: keys of objects, None for the entries of a list."""
+"""Path into a JSON value: keys of objects, None for the entries of a list."""
 
 
 class Mixed(ValueError):
@@ -32,7 +32,7 @@ class Mixed(ValueError):
 
 
 def array(values: Sequence[object]) -> pa.Array:
-    """JSON values as one column. Raises Mixed where their types differ."""
+    """Convert JSON values to one column. Raises Mixed where their types differ."""
     found = _array_or_error(values)
     if not isinstance(found, Exception):
         return found
@@ -44,7 +44,7 @@ def array(values: Sequence[object]) -> pa.Array:
 
 
 def misfits(values: Sequence[object]) -> dict[int, str]:
-    """By index, the values that keep the others from being one column, and why.
+    """Find, by index, the values that keep the others from being one column, and why.
 
     In each place, the kind of value that most rows have there is right (the first one where two are as
     frequent). Numbers that Arrow cannot hold are never right.
@@ -65,7 +65,7 @@ def misfits(values: Sequence[object]) -> dict[int, str]:
 
 
 def kinds_of(value: object) -> dict[tuple[Place, str], None]:
-    """Each place in a JSON value with the kind of what is there, in order; null is of every kind."""
+    """Return each place in a JSON value with the kind of value there, in order; null is of every kind."""
     found: dict[tuple[Place, str], None] = {}
     ahead: list[tuple[Place, object]] = [((), value)]
     while ahead:  # not by recursion: JSON may be nested deeper than Python's stack

@@ -1,7 +1,8 @@
-"""Prompts in: read a file or a dataset directory, and say which rows cannot be used.
+"""Prompts of a file or a dataset directory, and the rows of it that cannot be used.
 
-Trouble with one row becomes a :class:`Rejected`, trouble with the whole source a :class:`PromptError`.
-Nothing here needs a tokenizer or torch; :attr:`RejectReason.TOO_LONG` and ``NO_TOKENS`` come from later.
+A problem with one row becomes a :class:`Rejected`, one with the whole source a :class:`PromptError`. Nothing
+here needs a tokenizer or torch; what needs tokens, such as :attr:`RejectReason.TOO_LONG`, is found in
+:mod:`pipeline.data.checks`.
 """
 
 import json
@@ -51,7 +52,7 @@ class Prompt:
     prompt_id: str
     prompt: str | tuple[Message, ...]
     where: str
-    """The row as people are told of it."""
+    """The row as messages name it, e.g. ``line 3``."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Prompts:
-    """What a source holds. ``columns`` has one row per item of ``rows``: those kept besides prompt and id."""
+    """Content of a source. ``columns`` has one row per item of ``rows``: those kept besides prompt and id."""
 
     rows: tuple[Prompt, ...]
     columns: pa.Table
@@ -124,14 +125,14 @@ def _misfit(prompt: Prompt, detail: str) -> Rejected:
 
 
 def content_id(prompt: str | tuple[Message, ...]) -> str:
-    """The xxh3_128 hex digest of a prompt's canonical JSON: the same content has the same id anywhere."""
+    """Return the xxh3_128 hex digest of a prompt's canonical JSON: equal content has the same id anywhere."""
     plain = prompt if isinstance(prompt, str) else as_dicts(prompt)
     text = json.dumps(plain, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     return xxhash.xxh3_128_hexdigest(text.encode())
 
 
 def as_dicts(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Chat messages as everybody else writes them."""
+    """Return chat messages as dictionaries ``{role, content}``, as other libraries take them."""
     return [{"role": message.role, "content": message.content} for message in messages]
 
 
@@ -141,7 +142,7 @@ def write_rejected(path: Path, rejected: Sequence[Rejected]) -> None:
 
 
 def summarize(rejected: Sequence[Rejected]) -> str:
-    """One line for people, e.g. ``7 rows cannot be used: 3 empty, 2 duplicate_id, 2 too_long``."""
+    """Summarise on one line, e.g. ``7 rows cannot be used: 3 empty, 2 duplicate_id, 2 too_long``."""
     if not rejected:
         return "all rows can be used"
     counts = sorted(Counter(one.reason for one in rejected).items(), key=lambda item: (-item[1], item[0]))
@@ -157,7 +158,7 @@ def _check_columns(
     kept: Sequence[str] | None,
     reserved: frozenset[str],
 ) -> list[str]:
-    """The columns to keep besides prompt and id, in the source's order. Raises PromptError."""
+    """Return the columns to keep besides prompt and id, in the source's order. Raises PromptError."""
     if prompt_column not in names:
         way_out = f"set data.prompt_column to one of its columns: {listing(names)}"
         raise PromptError(f"{path} has no column {prompt_column!r} in any row; {way_out}")
@@ -237,7 +238,7 @@ def _parse_message(item: Mapping[str, object], place: int) -> Message:
 
 
 def _check_turns(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Whether there is something for the model to answer at the end of a chat."""
+    """Return the messages. Raises Unusable where a chat ends with nothing for the model to answer."""
     if not messages:
         raise Unusable(RejectReason.EMPTY, "prompt has no messages")
     last = messages[-1]

@@ -1,4 +1,4 @@
-"""Deal prompts to iterations and their shards."""
+"""Dealing of prompts to iterations and their shards."""
 
 from dataclasses import dataclass
 
@@ -25,9 +25,9 @@ def deal(
     seed: int,
     shuffle: bool,
 ) -> Deal:
-    """The prompts of one shard of one 1-based iteration, as a pure function of the arguments.
+    """Return the prompts of one shard of one 1-based iteration, as a pure function of the arguments.
 
-    An epoch is an order of all prompts, cut into iterations, and those into contiguous shards. What is left
+    An epoch is an order of all prompts, cut into iterations, and those into contiguous shards. The rest
     at an epoch's end is not dealt in that epoch, so that no iteration has a prompt twice.
 
     Raises:
@@ -49,7 +49,7 @@ def deal(
 
 
 def _epoch_order(num_prompts: int, seed: int, epoch: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """A permutation of ``range(num_prompts)`` that depends on nothing but the arguments.
+    """Return a permutation of ``range(num_prompts)`` that depends on nothing but the arguments.
 
     numpy guarantees the stream of raw integers of Philox across its versions, but not what
     ``Generator.permutation`` makes of it; hence the prompts are sorted by one raw integer each.

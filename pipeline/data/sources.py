@@ -29,11 +29,11 @@ from pipeline.text import shown
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
 _SAMPLE_ROWS = 20_000
 _SAMPLE_BYTES = 32 << 20
-"""What a sample has at most: so much is read, judged and tokenised in seconds."""
+"""Limits of a sample, in rows and bytes: so much is judged and tokenised in seconds."""
 
 
 class RejectReason(StrEnum):
-    """Why one row cannot be used."""
+    """Reasons that a row cannot be used."""
 
     BAD_JSON = "bad_json"
     """The line is not JSON."""
@@ -66,11 +66,11 @@ class RejectReason(StrEnum):
     NO_TOKENS = "no_tokens"
     """The prompt has no token left after tokenisation."""
     UNKNOWN_TOKEN = "unknown_token"
-    """The tokenizer gives it an id that the model has no embedding for."""
+    """The tokenizer gives the prompt an id that the model has no embedding for."""
 
 
 class Unusable(Exception):
-    """Why a row cannot be used: raised while judging it, or kept in place of what could not be read."""
+    """Reason that a row cannot be used: raised while judging it, or kept in place of an unreadable value."""
 
     def __init__(self, reason: RejectReason, detail: str) -> None:
         super().__init__(detail)
@@ -125,7 +125,7 @@ class _Lines:
                 yield Cells(row, f"line {number}", value.get(prompt_column, no_prompt), prompt_id)
 
     def misfits(self, names: Sequence[str], rows: Sequence[int]) -> dict[int, str]:
-        """By row, what does not fit a column that the others fit."""
+        """Find the rows whose values do not fit a column that the others fit, with descriptions."""
         found: dict[int, str] = {}
         for name in names:
             values = [_value_at(self.lines[row], name) for row in rows]
@@ -137,7 +137,7 @@ class _Lines:
         used = [self.lines[row] for row in rows]
         arrays = [_array(self.path, name, used) for name in names]
         counted = pa.table([pa.nulls(len(used)), *arrays], names=["", *names])
-        return counted.select(range(1, len(names) + 1))  # keeps the number of rows also without columns
+        return counted.select(range(1, len(names) + 1))  # without columns too, the number of rows is kept
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class _Table:
             yield Cells(row, f"row {self.places[row]}", prompt, prompt_id)
 
     def misfits(self, names: Sequence[str], rows: Sequence[int]) -> dict[int, str]:
-        """None: a column has one type."""
+        """Return nothing: a column has one type."""
         return {}
 
     def select(self, names: Sequence[str], rows: Sequence[int]) -> pa.Table:
@@ -187,7 +187,7 @@ def read_source(
 
     Args:
         wanted: the only columns to read, if the source has them. Default: all.
-        is_sample: whether some rows of a large source are enough: the same ones each time, all over it.
+        is_sample: whether some rows of a large source are enough: the same ones each time, spread over it.
 
     Raises:
         PromptError: there is none, or it is not in one of the formats.
@@ -212,7 +212,7 @@ def _read(path: Path, split: str, wanted: Collection[str] | None, is_sample: boo
 
 
 def _check_name(path: Path) -> None:
-    """Raises PromptError for a file of another format, or one without content."""
+    """Raise PromptError for a file of another format, or one without content."""
     suffix = path.suffix.lower()
     if suffix not in (*_JSON_LINES, *ARROW, ".parquet"):
         raise PromptError(f"{path} has the unknown extension {suffix!r}; name {LEGAL}")
@@ -221,7 +221,7 @@ def _check_name(path: Path) -> None:
 
 
 def _chosen(num_rows: int, num_bytes: int, is_sample: bool) -> Sequence[int]:
-    """The rows to look at, in order."""
+    """Return the rows to look at, in order."""
     limit = min(_SAMPLE_ROWS, max(num_rows * _SAMPLE_BYTES // max(num_bytes, 1), 1))
     if not is_sample or num_rows <= limit:
         return range(num_rows)
@@ -253,13 +253,13 @@ def _parse_line(line: bytes) -> dict[str, object] | Unusable:
 
 
 def _value_at(line: _Line, name: str) -> object:
-    """Values of one JSON key; null where a line lacks it."""
+    """Return the value of one JSON key; None where a line lacks it."""
     value = line[1]
     return None if isinstance(value, Unusable) else value.get(name)
 
 
 def _array(path: Path, name: str, lines: Sequence[_Line]) -> pa.Array:
-    """The values of one JSON key as an Arrow array."""
+    """Return the values of one JSON key as an Arrow array. Raises PromptError where they do not fit one."""
     values = [_value_at(line, name) for line in lines]
     try:
         return array(values)
@@ -270,7 +270,7 @@ def _array(path: Path, name: str, lines: Sequence[_Line]) -> pa.Array:
 
 
 def _values(path: Path, table: pa.Table, name: str) -> Iterator[object]:
-    """A column as Python values, with :class:`Unusable` where a cell cannot be one."""
+    """Return a column as Python values, with :class:`Unusable` where a cell cannot be one."""
     _check_values(path, name, table[name], is_judged_by_row=True)
     return map(_value, table[name])
 

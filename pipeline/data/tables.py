@@ -32,7 +32,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 Part = tuple[pa.Table, list[str]]
-"""The columns that are wanted, and the names of all."""
+"""Table of the wanted columns, and the names of all columns."""
 
 
 def read_part(path: Path, wanted: Collection[str] | None) -> Part:
@@ -54,7 +54,7 @@ def _read_parquet(path: Path, wanted: Collection[str] | None) -> Part:
 
 
 def _read_arrow(path: Path, wanted: Collection[str] | None = None) -> Part:
-    """An Arrow IPC file or stream, whichever its first bytes say."""
+    """Read an Arrow IPC file or stream, whichever its first bytes say."""
     with readable(path), pa.OSFile(str(path)) as file:
         is_file = file.read(6) == b"ARROW1"
         file.seek(0)
@@ -64,7 +64,7 @@ def _read_arrow(path: Path, wanted: Collection[str] | None = None) -> Part:
 
 
 def _joined(parts: Sequence[Part], **options: str) -> Part:
-    """One below the other; names that any of them has, in order."""
+    """Concatenate the rows of parts; the names are those that any of them has, in order."""
     names = parts[0][1]
     more = dict.fromkeys(name for _, others in parts for name in others if name not in names)
     return pa.concat_tables([table for table, _ in parts], **options), [*names, *more]
@@ -91,7 +91,7 @@ def read_directory(path: Path, split: str, wanted: Collection[str] | None) -> Pa
 
 
 def _of_split(path: Path, parts: list[Path], split: str) -> list[Path]:
-    """The files named after ``split``; where none is, all of them, unless they are of several splits."""
+    """Return the files named after ``split``, or all if none is. Raises PromptError for several splits."""
     if named := [part for part in parts if part.name.startswith(f"{split}-") or part.stem == split]:
         return named
     found = sorted({part.stem.split("-")[0] for part in parts} & _SPLITS)
@@ -102,9 +102,10 @@ def _of_split(path: Path, parts: list[Path], split: str) -> list[Path]:
 
 
 def _read_saved_dataset(path: Path, wanted: Collection[str] | None) -> Part:
-    """A directory written by ``datasets.Dataset.save_to_disk``: state.json names Arrow streams, in order.
+    """Read a directory of ``datasets.Dataset.save_to_disk``: state.json names Arrow streams, in order.
 
-    Before ``datasets`` 1.15, a filtered or shuffled dataset was saved whole with the rows to take beside it.
+    Before ``datasets`` 1.15, a filtered or shuffled dataset was saved whole, with the indices of its rows
+    in a file beside it.
     """
     state = path / "state.json"
     files = _saved_names(state, "_data_files")
@@ -116,7 +117,7 @@ def _read_saved_dataset(path: Path, wanted: Collection[str] | None) -> Part:
 
 
 def _saved_names(path: Path, key: str) -> list[str]:
-    """Names of files or splits under ``key`` in a JSON file of ``save_to_disk``; none where it is null."""
+    """Return file or split names under ``key`` in a JSON file of ``save_to_disk``; none where it is null."""
     try:
         items = json.loads(path.read_bytes()).get(key) or []
         return [str(item["filename"] if isinstance(item, dict) else item) for item in items]

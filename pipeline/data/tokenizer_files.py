@@ -1,4 +1,4 @@
-"""A model directory's tokenizer as far as its files say it, without transformers, which takes seconds.
+"""A model directory's tokenizer, made from its files without importing transformers, which takes seconds.
 
 tokenizer.json is what transformers' tokenizers are made of; special tokens and the chat template are taken
 from where transformers looks. Needs the packages tokenizers and, for chat messages, jinja2.
@@ -24,11 +24,11 @@ _FILE = "tokenizer.json"
 
 
 class CannotLook(Exception):
-    """There is no tokenizer to be had here; the message says why. Tasks may have it."""
+    """The tokenizer cannot be made on this machine; the message says why. Tasks may have it."""
 
 
 class FileTokenizer:
-    """What is asked of transformers' tokenizers to make prompts of text and messages."""
+    """The methods of transformers' tokenizers that make prompts of text and messages."""
 
     def __init__(
         self, tokenizer: "Tokenizer", chat_template: str | None, special_tokens: Mapping[str, str]
@@ -41,7 +41,7 @@ class FileTokenizer:
     def __call__(
         self, text: Sequence[str], *, add_special_tokens: bool = True, verbose: bool = True
     ) -> Mapping[str, list[list[int]]]:
-        """``input_ids`` of each text. ``verbose`` is for likeness only."""
+        """Return ``input_ids`` of each text. ``verbose`` only matches transformers' signature."""
         encoded = self._tokenizer.encode_batch_fast(list(text), add_special_tokens=add_special_tokens)
         return {"input_ids": [one.ids for one in encoded]}
 
@@ -51,7 +51,7 @@ class FileTokenizer:
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, str]], *, tokenize: bool, add_generation_prompt: bool
     ) -> str:
-        """The messages as text. Raises jinja2.TemplateError and whatever a template comes to."""
+        """Render the messages as text. Raises jinja2.TemplateError and whatever else a template causes."""
         assert not tokenize, "only text is made here"
         assert self.chat_template is not None
         self._compiled = self._compiled or _environment().from_string(self.chat_template)
@@ -65,7 +65,7 @@ class FileTokenizer:
 
 
 def read_tokenizer(directory: Path) -> FileTokenizer:
-    """The tokenizer of a model directory. Raises CannotLook."""
+    """Read the tokenizer of a model directory. Raises CannotLook."""
     tokenizer, settings = _tokenizer(directory), _json(directory / "tokenizer_config.json")
     if "auto_map" in settings:
         raise CannotLook(f"the tokenizer of {directory} is Python code of its own")
@@ -82,7 +82,7 @@ def read_tokenizer(directory: Path) -> FileTokenizer:
 
 
 def check_can_render() -> None:
-    """Raises CannotLook where chat messages cannot be made text of."""
+    """Raise CannotLook where chat messages cannot be rendered as text."""
     if not importlib.util.find_spec("jinja2"):
         raise CannotLook("the package jinja2 is not installed here")
 
@@ -92,7 +92,7 @@ def _tokenizer(directory: Path) -> "Tokenizer":
         raise CannotLook("the package tokenizers is not installed here")
     if not (directory / _FILE).is_file():
         raise CannotLook(f"{directory} has no {_FILE}")
-    # One thread: a process that may still start others, on a login node that others use.
+    # One thread: this process may still start others, and may be on a shared login node.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", TASK_ENVIRONMENT["TOKENIZERS_PARALLELISM"])
     from tokenizers import Tokenizer
 
@@ -106,7 +106,7 @@ def _tokenizer(directory: Path) -> "Tokenizer":
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """An object in a file; empty where there is no such file."""
+    """Return the JSON object in a file; empty where there is no such file. Raises CannotLook."""
     found = read_json(path) if path.is_file() else {}
     if not isinstance(found, dict):
         raise CannotLook(f"{path} is not a JSON object")
@@ -128,7 +128,7 @@ def _chat_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
 
 
 def _environment() -> "Environment":
-    """Jinja as transformers sets it up: templates cannot reach Python's insides, nor change what they get."""
+    """Set up Jinja as transformers does: templates cannot reach Python's internals or change their input."""
     from jinja2 import TemplateError, nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.parser import Parser

@@ -1,1 +1,1 @@
-"""``slurm-ppo doctor``: is everything here that a run needs, measured rather than assumed."""
+"""``slurm-ppo doctor``: checks that all that a run needs is here, measured rather than assumed."""

@@ -1,4 +1,4 @@
-"""Slurm as this user meets it: its commands, limits, partitions, and files as compute nodes see them."""
+"""Checks of Slurm for this user: commands, limits, partitions, and files as compute nodes see them."""
 
 import re
 import shutil
@@ -38,7 +38,7 @@ _ASK = "wait, and ask the administrators if it lasts; nothing of a run is lost m
 
 
 def slurm_checks(config: Config | None, folder: Path, with_probe: bool) -> list[Check]:
-    """None where there is no Slurm here and none is needed.
+    """Return the checks of Slurm; a skipped one where there is no Slurm here and none is needed.
 
     Args:
         config: of a run on Slurm, or None: then what the cluster is like.
@@ -71,7 +71,7 @@ def _asking(
     gate: str = "",
     is_needed: bool = True,
 ) -> Check:
-    """A check that asks Slurm, which may be missing or silent."""
+    """Make a check that asks Slurm, which may be missing or silent."""
 
     def carefully() -> Iterator[Finding]:
         try:
@@ -90,7 +90,7 @@ def look_at_commands() -> Iterator[Finding]:
 
 
 def judge_commands(paths: Mapping[str, str | None]) -> Finding:
-    """Pure."""
+    """Judge which of Slurm's commands are on PATH. Pure."""
     missing = [name for name in PROGRAMS if paths[name] is None]
     without = [name for name in _OPTIONAL if paths[name] is None]
     if missing:
@@ -104,7 +104,7 @@ def judge_commands(paths: Mapping[str, str | None]) -> Finding:
 
 
 def look_at_controller() -> Iterator[Finding]:
-    """How long it takes to answer what is asked in every pass."""
+    """Measure how long it takes to answer what is asked in every pass."""
     started = time.perf_counter()
     version = run_command(["sbatch", "--version"], timeout=_CALL_SECONDS).strip()
     run_command(["squeue", "--me", "-h", "-o", "%i"], timeout=_CALL_SECONDS)
@@ -132,7 +132,7 @@ def _is_slurm(config: Config) -> bool:
 
 
 def judge_settings(text: str) -> Finding:
-    """What matters in ``scontrol show config``. Pure."""
+    """Judge the settings that matter in ``scontrol show config``. Pure."""
     limits = parse_limits(text)
     settings = dict(re.findall(r"^(\w+)\s+=\s*(.*?)\s*$", text, re.MULTILINE))
     dependency = settings.get("DependencyParameters", "(null)")
@@ -174,7 +174,7 @@ _MOST_SHOWN = 6
 
 
 def judge_partitions(partitions: Mapping[str, Partition]) -> Finding:
-    """Pure."""
+    """Judge whether some partition takes jobs. Pure."""
     up = [partition for partition in partitions.values() if partition.state == "UP" and partition.nodes]
     shown = "; ".join(map(_in_words, up[:_MOST_SHOWN]))
     more = f"; and {len(up) - _MOST_SHOWN} more" if len(up) > _MOST_SHOWN else ""
@@ -192,7 +192,7 @@ def _in_words(partition: Partition) -> str:
 
 
 def look_at_stages(config: Config) -> Iterator[Finding]:
-    """What each stage asks for against what its partitions have, and what sbatch says of the very script."""
+    """Compare what each stage asks for with what its partitions have, and let sbatch test the script."""
     given = config.scheduler
     assert isinstance(given, SlurmConfig)
     cluster = Cluster(read_limits(), read_partitions(), read_associations())
@@ -203,7 +203,7 @@ def look_at_stages(config: Config) -> Iterator[Finding]:
 
 
 def judge_stage(purpose: str, given: ResourcesConfig, problems: Sequence[ConfigIssue]) -> Finding:
-    """Pure."""
+    """Judge a stage's jobs by the problems found. Pure."""
     title = f"jobs of {purpose}"
     if problems:
         told = "; ".join(map(str, problems))
@@ -214,7 +214,7 @@ def judge_stage(purpose: str, given: ResourcesConfig, problems: Sequence[ConfigI
 
 
 def look_at_nodes(config: Config | None, folder: Path) -> Iterator[Finding]:
-    """Tiny jobs, one for each place that stages go to; or one to the default partition."""
+    """Send tiny jobs, one to each place that stages go to; or one to the default partition."""
 
     def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -230,7 +230,7 @@ def look_at_nodes(config: Config | None, folder: Path) -> Iterator[Finding]:
 
 
 def judge_node(name: str, problems: Sequence[ConfigIssue], answer: Answer) -> Iterator[Finding]:
-    """Pure."""
+    """Judge the answer of a probe job. Pure."""
     title = f"node for {name}"
     if isinstance(answer, ProbeTimeout):
         advice = "type slurm-ppo doctor again when the queue is shorter"
@@ -250,7 +250,7 @@ def judge_node(name: str, problems: Sequence[ConfigIssue], answer: Answer) -> It
 
 
 def judge_exchange(title: str, seen: Exchange) -> Finding:
-    """How long files take between a node and this machine. Pure."""
+    """Judge how long files take between a node and this machine. Pure."""
     clock = f"its clock is {abs(seen.node_skew):.2f} s {'behind' if seen.node_skew > 0 else 'ahead of'} the "
     clock = f"; {clock}file server's" if abs(seen.node_skew) >= 0.1 else ""
     numbers = {"node_skew_seconds": seen.node_skew}

@@ -1,4 +1,4 @@
-"""Room and inodes where a run writes, against what it still needs."""
+"""Checks of room and inodes where a run writes, against what it still needs."""
 
 import os
 import time
@@ -13,7 +13,7 @@ from pipeline.run.directory import Run
 from pipeline.text import size
 
 WRITING = "room to write"
-"""A gate: files are tried out only where any can be made."""
+"""Gate of the checks of files, which are tried out only where any can be made."""
 _WRITTEN_BYTES = 8 << 20
 _LITTLE_BYTES = 1 << 30
 _LITTLE_FILES = 10_000
@@ -23,7 +23,7 @@ _TIGHT_SHARE = 0.8
 
 
 def space_checks(folder: Path, run: Run | None, exists: bool) -> list[Check]:
-    """Of the run directory's folder, and of those that libraries write to."""
+    """Return the checks of the run directory's folder, and of those that libraries write to."""
     writing = Check(
         Group.SPACE, "writing", lambda: look_at_writing(folder), limit=30, place=str(folder), gate=WRITING
     )
@@ -49,7 +49,7 @@ def look_at_space(title: str, folder: Path) -> Iterator[Finding]:
 
 
 def judge_space(title: str, folder: str, free: int, inodes: int | None) -> Finding:
-    """Whether anything can be written at all. Pure."""
+    """Judge whether anything can be written at all. Pure."""
     files = "inodes not counted" if inodes is None else f"{inodes} inodes free"
     told = f"{folder}: {size(free)} free, {files}"
     numbers = {"free_bytes": float(free)} | ({} if inodes is None else {"free_inodes": float(inodes)})
@@ -62,7 +62,7 @@ def judge_space(title: str, folder: str, free: int, inodes: int | None) -> Findi
 
 
 def look_at_writing(folder: Path) -> Iterator[Finding]:
-    """A quota shows only here: what is free is of the whole filesystem."""
+    """Write a file: a quota shows only here, what is free is of the whole filesystem."""
     try:
         with scratch(folder) as place:
             started = time.perf_counter()
@@ -85,7 +85,7 @@ def look_at_need(folder: Path, run: Run, exists: bool) -> Iterator[Finding]:
 
 
 def judge_need(given: Estimate, free: int, inodes: int | None) -> Finding:
-    """Pure."""
+    """Judge the need against what is free. Pure."""
     if not given.iterations_left:
         return skipped("need", "no iteration is left")
     need: Footprint = given.needed

@@ -1,4 +1,4 @@
-"""How much disk a run still needs: from what its iterations took, or before the first from its models."""
+"""Disk that a run still needs: from what its last iteration took, or before the first from its models."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ _FILES_OF_PACKED = 8
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run will still write, net of what it will remove."""
+    """Disk space that a run will still use, net of what it will remove."""
 
     state: Footprint
     """Policy, critic and trainer state of one iteration."""
@@ -23,11 +23,11 @@ class Estimate:
     """Everything else of one iteration."""
     iterations_left: int
     states_more: int
-    """States that will be there at most, more than now."""
+    """Largest number of states at once, less those that are there now."""
     is_measured: bool
-    """From an iteration that is done, not from the size of the models."""
+    """Whether it is from an iteration that is done, not from the size of the models."""
     iterations_packed: int = 0
-    """Those of ``iterations_left`` that will be packed; see ``update.keep_shards_last``."""
+    """Number of ``iterations_left`` that will be packed; see ``update.keep_shards_last``."""
 
     @property
     def needed(self) -> Footprint:
@@ -37,7 +37,7 @@ class Estimate:
 
 
 def estimate(run: Run, exists: bool) -> Estimate:
-    """Of a run on disk, or of one that would be made."""
+    """Estimate for a run on disk, or for one that would be made."""
     done = max(find_frontier(run.plan, run.paths).updated, run.plan.start) if exists else run.plan.start
     left = run.plan.iterations - done
     update = run.config.update
@@ -50,13 +50,13 @@ def estimate(run: Run, exists: bool) -> Estimate:
 
 
 def packed_of(left: int, keep_shards_last: int | None) -> int:
-    """How many of the iterations that are left will be packed. Pure."""
+    """Count how many of the iterations that are left will be packed. Pure."""
     # The newest is written before the oldest of those that stay is packed.
     return 0 if keep_shards_last is None else max(0, left - keep_shards_last - 1)
 
 
 def measure(run: Run, iteration: int) -> tuple[Footprint, Footprint] | None:
-    """State and shards of an iteration that is done, by its commit records."""
+    """Measure state and shards of an iteration that is done, by its commit records."""
     records = Records(run.paths)
     tasks = run.plan.tasks(iteration)
     records.refresh(tasks)

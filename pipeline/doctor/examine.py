@@ -42,16 +42,16 @@ from pipeline.run.directory import Run
 
 @dataclass(frozen=True)
 class Subject:
-    """What is looked at."""
+    """Subject of the checks: a run, settings, or a folder."""
 
     folder: Path
-    """Where files are tried out: the run directory, or where it would be made."""
+    """Folder where files are tried out: the run directory, or where it would be made."""
     run: Run | None = None
-    """A run, on disk or of the settings at hand; None: this machine and folder."""
+    """Run on disk, or of the settings at hand; None: this machine and folder."""
     exists: bool = False
     """Whether the run is on disk."""
     trouble: str = ""
-    """Why the run on disk cannot be opened."""
+    """Reason why the run on disk cannot be opened."""
 
     @property
     def subject(self) -> str:
@@ -59,7 +59,7 @@ class Subject:
 
 
 def patient_of(root: Path | None, imagined: Run | None) -> Subject:
-    """A run directory, settings, or nothing: the current folder.
+    """Return the subject for a run directory, settings, or nothing: the current folder.
 
     Raises:
         RunError: ``root`` holds no run.
@@ -83,12 +83,12 @@ def patient_of(root: Path | None, imagined: Run | None) -> Subject:
 
 
 def _reach(root: Path) -> list[Finding]:
-    """In a process of its own, because a dead file server never answers."""
+    """Look for the folder; in a process of its own, because a dead file server never answers."""
     return [ok("run", f"{root} exists: {root.exists()}")]
 
 
 def checks_of(patient: Subject, with_probe: bool) -> list[Check]:
-    """In the order in which they are made and shown."""
+    """Return the checks in the order in which they are made and shown."""
     run = patient.run
     config = run.config if run else None
     is_local = config is not None and isinstance(config.scheduler, LocalConfig)
@@ -109,7 +109,7 @@ def checks_of(patient: Subject, with_probe: bool) -> list[Check]:
 
 
 def examine(patient: Subject, with_probe: bool, tell: Callable[[Grouped], None]) -> list[Grouped]:
-    """Make every check, telling of each finding as it comes. Leaves nothing behind, also when interrupted."""
+    """Make every check, reporting each finding as it comes. Leaves nothing behind, also when interrupted."""
     found = []
     with interruptible():
         try:
@@ -123,7 +123,7 @@ def examine(patient: Subject, with_probe: bool, tell: Callable[[Grouped], None])
 
 
 def clean_up(folder: Path) -> None:
-    """In a process with a limit too: the folder may be what hangs."""
+    """Remove left-overs, in a process with a limit too: the folder may be what hangs."""
     own = os.getpid()
 
     def remove() -> Iterator[None]:
@@ -135,7 +135,7 @@ def clean_up(folder: Path) -> None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let a closed terminal or SIGTERM end it as Ctrl-C does."""
+    """Let a closed terminal or SIGTERM end the block as Ctrl-C does."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -150,7 +150,7 @@ def interruptible() -> Iterator[None]:
 
 
 def next_command(patient: Subject, found: list[Grouped]) -> str:
-    """What to type once everything is read."""
+    """Say which command to type next."""
     root = shlex.quote(patient.subject)
     if count(found, Verdict.PROBLEM):
         return f"mend the problems, then slurm-ppo doctor {root}" if patient.exists else "mend the problems"

@@ -1,4 +1,4 @@
-"""What a check found: a verdict, what was measured, and what to do; and how a person reads that."""
+"""Findings of checks: a verdict, what was measured, and what to do; and their text for people."""
 
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ SCHEMA = 1
 
 
 class Verdict(StrEnum):
-    """How a check came out."""
+    """Outcome of a check."""
 
     OK = "ok"
     WARNING = "warning"
@@ -24,7 +24,7 @@ class Verdict(StrEnum):
 
 
 class Group(StrEnum):
-    """What a check is about; the order of the output."""
+    """Subject of a check; the order is that of the output."""
 
     MACHINE = "Machine"
     SPACE = "Space"
@@ -36,16 +36,16 @@ class Group(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """Result of looking at one thing."""
 
     title: str
     verdict: Verdict
     measured: str
-    """What was found, with its numbers."""
+    """Measurement in words, with its numbers."""
     advice: str = ""
-    """What to do, in a line; empty where nothing is."""
+    """Instruction in a line; empty where nothing is to be done."""
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """What was measured, for scripts; units are in the names."""
+    """Measurements for scripts; units are in the names."""
 
 
 def ok(title: str, measured: str, **numbers: float) -> Finding:
@@ -73,16 +73,16 @@ class Check:
 
     group: Group
     title: str
-    """Used where the check itself finds no words: it hung or broke down."""
+    """Title of the finding where the check itself gives none: it hung or broke down."""
     look: Look
     limit: float = 10.0
-    """Seconds."""
+    """Seconds after which it counts as hung."""
     place: str = ""
     """The folder or service that it asks: once one check of it hung, the others are not tried."""
     gate: str = ""
-    """What is not there if this check finds a problem."""
+    """Name of what counts as missing unless all findings of this check are ok."""
     needs: str = ""
-    """A gate: if it is closed, the check would only say the same again."""
+    """Gate that must be open: if it is closed, the check would only say the same again."""
 
 
 Grouped = tuple[Group, Finding]
@@ -93,7 +93,7 @@ def count(found: Sequence[Grouped], verdict: Verdict) -> int:
 
 
 def to_json(subject: str, found: Sequence[Grouped]) -> dict[str, Any]:
-    """Stable keys."""
+    """Return an object with stable keys."""
     return {
         "schema": SCHEMA,
         "subject": subject,
@@ -115,7 +115,7 @@ def plain(verdict: Verdict) -> str:
 
 
 def describe(group: Group | None, finding: Finding, shown: Callable[[Verdict], str] = plain) -> str:
-    """A few lines of at most 80 characters, under the group's name where that is new."""
+    """Render a finding in a few lines of at most 80 characters, under its group's name where that is new."""
     lines = _wrapped(f"{finding.title}: {finding.measured}", " " * _INDENT)
     if finding.advice:
         lines += _wrapped(f"-> {finding.advice}", " " * (_INDENT + 3), " " * _INDENT)
@@ -135,7 +135,7 @@ def _wrapped(text: str, indent: str, first: str | None = None) -> list[str]:
 
 
 def conclusion(found: Sequence[Grouped], next_command: str) -> str:
-    """The last lines."""
+    """Render the last lines."""
     problems, warnings = count(found, Verdict.PROBLEM), count(found, Verdict.WARNING)
     counted = ", ".join(
         f"{number} {word}{'' if number == 1 else 's'}"

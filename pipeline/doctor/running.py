@@ -15,7 +15,7 @@ from pipeline.doctor.findings import Check, Finding, Grouped, Verdict, problem, 
 from pipeline.process import STOPPING, uninterrupted
 
 _CLEANING_SECONDS = 15.0
-"""For a check that is stopped: to cancel its jobs and remove its files."""
+"""Seconds for a check that is stopped to cancel its jobs and remove its files."""
 _KILL_SECONDS = 1.0
 
 
@@ -37,11 +37,11 @@ def run_checks(checks: Sequence[Check]) -> Iterator[Grouped]:
 
 
 def run_check(check: Check) -> list[Finding] | None:
-    """What a check found, or None where it hung. Its process is gone afterwards, if it can be killed."""
+    """Return a check's findings, or None if it hung. Its process is gone afterwards, if it can be killed."""
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_look, args=(check, there), daemon=False)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # a child that is begun is also stopped
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # a child that was started is also stopped
     try:
         process.start()
         there.close()
@@ -61,7 +61,7 @@ def run_check(check: Check) -> list[Finding] | None:
 
 
 def _look(check: Check, answer: Connection) -> None:
-    """In the child: a session of its own, so that Ctrl-C is the parent's, and its children go with it."""
+    """Make the check in the child, a session of its own: Ctrl-C is the parent's, its children go with it."""
     os.setsid()
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -114,7 +114,7 @@ def _stop(process: ForkProcess) -> None:
 
 
 def _send(pid: int, number: signal.Signals) -> None:
-    """To its whole session, or to it alone while it has none."""
+    """Send SIGKILL to its whole session, or to it alone while it has none; other signals to it alone."""
     if number is signal.SIGKILL and os.getpgid(pid) == pid:
         os.killpg(pid, number)
     else:

@@ -1,4 +1,4 @@
-"""What the commit protocol needs of a filesystem, tried out in the very folder.
+"""Checks of what the commit protocol needs of a filesystem, tried out in the very folder.
 
 ``commits.py`` publishes by ``link``, replaces by ``rename`` and flushes files and folders; ``lease.py``
 compares the file server's clock with this machine's.
@@ -27,13 +27,13 @@ _FLUSHES = 5
 _SLOW_FLUSH_SECONDS = 1.0
 _NOTICED_SKEW_SECONDS = 5.0
 _NAME_BYTES = 200
-"""The longest names of ours: a hidden copy of a save of an attempt."""
+"""Length of the longest names of ours: a hidden copy of a save of an attempt."""
 _REMOTE = frozenset({"lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "9p", "pvfs2", "wekafs", "panfs"})
 _ELSEWHERE = "choose a run_dir on another filesystem, such as your project's NFS, Lustre, GPFS or BeeGFS"
 
 
 def file_checks(folder: Path, is_shared: bool) -> list[Check]:
-    """One for each thing that is needed.
+    """Return a check for each thing that is needed.
 
     Args:
         is_shared: whether compute nodes have to see the folder.
@@ -76,7 +76,7 @@ def look_at_kind(folder: Path, is_shared: bool) -> Iterator[Finding]:
 
 
 def tried_on(kind: str) -> str:
-    """What our own tests know of a kind of filesystem that a network is behind."""
+    """Say whether our own tests run on a kind of filesystem that a network is behind."""
     if kind == "fuse.glusterfs":
         return "; the tests of slurm-ppo run on GlusterFS 10.3"
     remote = kind.startswith(("nfs", "fuse.")) or kind in _REMOTE
@@ -84,7 +84,7 @@ def tried_on(kind: str) -> str:
 
 
 def look_at_links(place: Path) -> Iterator[Finding]:
-    """Of two processes that link the same name at once exactly one must win, every time."""
+    """Race two processes to link the same name: exactly one must win, every time."""
     file, name = place / "private", place / "published"
     file.write_text("x")
     try:
@@ -112,7 +112,7 @@ def look_at_links(place: Path) -> Iterator[Finding]:
 
 
 def race(place: Path, rounds: int) -> list[int]:
-    """How many of two processes got each name."""
+    """Count how many of two processes got each name."""
     shared = mmap.mmap(-1, 4096)
     context = multiprocessing.get_context("fork")
     racers = [context.Process(target=_race, args=(place, me, rounds, shared)) for me in (0, 1)]
@@ -143,7 +143,7 @@ def _race(place: Path, me: int, rounds: int, shared: mmap.mmap) -> None:
 
 
 def look_at_rename(place: Path) -> Iterator[Finding]:
-    """Whoever reads a name while it is replaced must see the old file or the new one, whole."""
+    """Read a name while it is replaced: every read must give the old file or the new one, whole."""
     target, size = place / "target", 4096
     target.write_bytes(b"0" * size)
     writer = multiprocessing.get_context("fork").Process(target=_replace, args=(target, size))
@@ -154,7 +154,7 @@ def look_at_rename(place: Path) -> Iterator[Finding]:
     while writer.is_alive() and time.monotonic() < until:
         try:
             content = target.read_bytes()
-        except OSError:  # a handle that became stale: all that reads what others replace tries again
+        except OSError:  # a stale handle: all that reads what others replace tries again
             again += 1
             with contextlib.suppress(OSError):
                 content = read_newest(target)
@@ -229,9 +229,9 @@ def look_at_clock(place: Path) -> Iterator[Finding]:
 
 
 def clock_skew(file: Path, before: float, after: float) -> float:
-    """Seconds by which the file server's clock is ahead of this machine's, by a file touched in between.
+    """Return the seconds by which the file server's clock is ahead of this machine's.
 
-    0 where the difference is within what touching took.
+    ``file`` was touched between ``before`` and ``after``: 0 where the difference is within that time.
     """
     touched = file.stat().st_mtime
     nearest = min(max(touched, before), after)
@@ -239,7 +239,7 @@ def clock_skew(file: Path, before: float, after: float) -> float:
 
 
 def judge_skew(skew: float) -> Finding:
-    """Drivers on other hosts take a lease to be lost after EXPIRY_SECONDS without a heartbeat. Pure."""
+    """Judge the skew: other hosts take a lease to be lost after EXPIRY_SECONDS without a heartbeat. Pure."""
     title = "clock of the file server"
     how = "ahead of" if skew > 0 else "behind"
     told = f"{abs(skew):.2f} s {how} this machine's" if abs(skew) >= 0.005 else "agrees with this machine's"

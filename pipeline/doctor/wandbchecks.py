@@ -16,7 +16,11 @@ _DEFAULT_URL = "https://api.wandb.ai"
 
 
 def wandb_checks(asked: WandbMode) -> list[Check]:
-    """Args: asked: what the configuration says."""
+    """Return the checks of W&B.
+
+    Args:
+        asked: the mode of the configuration.
+    """
     mode = wandb_mode(asked, os.environ)
     checks = [Check(Group.WANDB, "mode", lambda: [judge_mode(asked, mode)])]
     if mode is not WandbMode.DISABLED:
@@ -28,7 +32,7 @@ def wandb_checks(asked: WandbMode) -> list[Check]:
 
 
 def judge_mode(asked: WandbMode, mode: WandbMode) -> Finding:
-    """Which, and why. The key itself is never shown."""
+    """Judge the mode and say why it applies. The key itself is never shown."""
     why = f"tracking.wandb.mode={asked}"
     if asked is WandbMode.AUTO and os.environ.get("WANDB_MODE"):
         why += f", WANDB_MODE={os.environ['WANDB_MODE']}"
@@ -45,7 +49,7 @@ def judge_mode(asked: WandbMode, mode: WandbMode) -> Finding:
 
 
 def look_at_client() -> Iterator[Finding]:
-    """It starts a program of its own, which a noexec mount or another processor refuses."""
+    """Start the client's own program, which a noexec mount or another processor refuses."""
     found = importlib.util.find_spec("wandb")
     if found is None or found.origin is None:
         yield problem("client", "wandb is not installed", "pip install slurm-ppo, or tracking=none")

@@ -1,4 +1,4 @@
-"""A run's attempts as processes of this machine, and the loop that drives them."""
+"""A run on one machine: its attempts as processes, and the loop that drives them."""
 
 import contextlib
 import os
@@ -47,7 +47,7 @@ class _Attempt:
 
 @dataclass
 class LocalJobs:
-    """Attempts as jobs of this machine: they live no longer than this process, and so does what is known."""
+    """Attempts as processes of this machine. They end with the driver, and state is kept in memory only."""
 
     run: Run
     scheduler: Scheduler
@@ -96,7 +96,7 @@ class LocalJobs:
         self.scheduler.submit(jobs)
 
     def _job(self, item: Launch) -> tuple[Job, dict[str, object]]:
-        """A new attempt as a job, and the event that says so."""
+        """Return a new attempt as a job, and the journal's event of its launch."""
         task, paths = item.task, self.run.paths
         number = last_attempt_number(paths, task) + 1
         attempt = f"{number}-{os.urandom(4).hex()}"
@@ -109,23 +109,23 @@ class LocalJobs:
         return Job(key, task.purpose, arguments, log, priority=URGENCY[task.stage], ranks=ranks), event
 
     def update_dependencies(self, seen: Observation) -> None:
-        """Jobs of this machine wait for nothing."""
+        """Do nothing: jobs of this machine have no dependencies."""
 
     def give_up(self, given_up: Sequence[GiveUp]) -> None:
-        """What is queued is dropped when the driver ends."""
+        """Do nothing: the driver then ends, and cancels what is queued and what runs."""
 
 
 def ranks_of(config: Config, task: Task) -> int:
-    """Processes that do a task of this machine together."""
+    """Return the number of processes that do a task together on this machine."""
     return config.scheduler.num_update_ranks if task.stage is Stage.UPDATE else 1
 
 
 def _of_ranks(
     said: Failure, suspect: Task | None, unsaid: Failure, status: JobStatus
 ) -> tuple[Failure, Task | None]:
-    """The failure of a task of several ranks, one of which left a word.
+    """Return the failure of a task of several ranks, one of which left a failure file.
 
-    One that was killed leaves none: the word is then another's, who found out that its peer was gone.
+    A rank that was killed leaves none: the file is then another rank's, which only found its peer gone.
     """
     if was_killed(status.exit_code):
         return unsaid, None
@@ -167,7 +167,7 @@ def drive(
 
 
 def loop(driver: Driver, scheduler: Scheduler, lease: Lease) -> Outcome:
-    """The whole of a run, one pass at a time."""
+    """Make passes until the run has ended."""
     since = None
     while True:
         lease.beat()

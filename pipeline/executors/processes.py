@@ -1,4 +1,4 @@
-"""The scheduler protocol on this machine: every job processes of its own, a bounded number at a time.
+"""A scheduler of this machine: every job runs as processes of its own, a bounded number of jobs at a time.
 
 Processes are forked from a server that has imported the heavy libraries once, so that a job neither pays
 for the imports nor inherits another job's state.
@@ -22,17 +22,17 @@ from pathlib import Path
 from pipeline.executors.scheduler import Job, JobState, JobStatus, rank_log, was_killed
 
 _GRACE_SECONDS = 5.0
-"""How long processes may take to end when the job is cancelled, or after another rank has failed."""
+"""Seconds that processes may take to end when their job is cancelled, or after another rank has failed."""
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class LocalLimits:
-    """How many jobs may run at once, and for how long."""
+    """Limits on how many jobs run at once, and for how long."""
 
     slots: int
     pools: Mapping[str, int]
-    """Pool name -> jobs of this pool that may run at once."""
+    """Jobs of each pool that may run at once, by the pool's name."""
     time_limit: float
     """Seconds a job may run."""
 
@@ -41,13 +41,13 @@ class LocalLimits:
 class _Running:
     job: Job
     processes: Sequence[ForkServerProcess]
-    """By rank."""
+    """Processes of the job by rank."""
     rendezvous: Path
     deadline: float
     failed_rank: int | None = None
-    """The one that failed first; the others cannot go on without it."""
+    """Rank that failed first; the others cannot go on without it."""
     clean: set[int] = field(default_factory=set)
-    """Ranks that have ended and left no process behind."""
+    """Ranks that have ended and whose left-over processes were killed."""
 
     @property
     def unfinished(self) -> list[ForkServerProcess]:
@@ -55,7 +55,7 @@ class _Running:
 
 
 class LocalScheduler:
-    """Runs jobs as processes; ``entry`` is a ``module:function`` that takes a list of arguments."""
+    """Scheduler of jobs as processes; ``entry`` is a ``module:function`` that takes a list of arguments."""
 
     def __init__(self, entry: str, preload: Sequence[str], limits: LocalLimits) -> None:
         self._entry = entry
@@ -151,8 +151,8 @@ class LocalScheduler:
 
 
 def _start_server() -> None:
-    """Start the fork server, unless it runs. Ctrl-C is for the scheduler, not for the server while it
-    imports, nor for its processes: they are told by SIGTERM.
+    """Start the fork server, unless it runs. Ctrl-C (SIGINT) is blocked in the server and its processes: the
+    scheduler handles it, and ends them by SIGTERM.
     """
     resource_tracker.ensure_running()  # it lets Ctrl-C through when it starts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -163,8 +163,8 @@ def _start_server() -> None:
 
 
 def _note_failure(running: _Running) -> None:
-    """Which rank failed first. Where several have since the last look, one that was killed: the errors of the
-    others are what they get when their peer is gone.
+    """Note which rank failed first, and shorten the job's deadline. Where several failed since the last look,
+    take one that was killed: the others' errors only say that their peer is gone.
     """
     if running.failed_rank is not None:
         return
@@ -176,7 +176,7 @@ def _note_failure(running: _Running) -> None:
 
 
 def _remove_leftovers(running: _Running) -> None:
-    """Kill what ended ranks left behind: it would keep memory. Once, since numbers are used again."""
+    """Kill processes that ended ranks left behind: they keep memory. Once, since process ids are reused."""
     for rank, process in enumerate(running.processes):
         if process.exitcode is not None and rank not in running.clean:
             _signal(process, signal.SIGKILL)
@@ -184,7 +184,7 @@ def _remove_leftovers(running: _Running) -> None:
 
 
 def _failed(job: Job, rank: int, exit_code: int | None) -> JobStatus:
-    """Of a job one of whose ranks failed; a single process speaks for itself."""
+    """Return the status of a job one of whose ranks failed; it names the rank where there are several."""
     assert exit_code is not None
     if job.ranks == 1:
         return JobStatus(JobState.ENDED, exit_code)
@@ -193,7 +193,9 @@ def _failed(job: Job, rank: int, exit_code: int | None) -> JobStatus:
 
 
 def rank_variables(rank: int, size: int, rendezvous: Path) -> dict[str, str]:
-    """What one of several ranks is told. An address in the user's own environment is not for these ranks."""
+    """Return the environment variables of one of several ranks. They clear a master address in the user's own
+    environment, which is not for these ranks.
+    """
     if size == 1:
         return {}
     place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
@@ -201,7 +203,9 @@ def rank_variables(rank: int, size: int, rendezvous: Path) -> dict[str, str]:
 
 
 def run_entry(entry: str, arguments: Sequence[str], log: str, environment: Mapping[str, str]) -> None:
-    """Body of a job's process: its own session and log, gone when the scheduler or the server is gone."""
+    """Run the entry point in a job's process, with its own session and log. The process dies with the
+    scheduler or the server.
+    """
     os.setsid()
     threading.Thread(target=_end_with_scheduler, daemon=True).start()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -215,7 +219,7 @@ def run_entry(entry: str, arguments: Sequence[str], log: str, environment: Mappi
 
 
 def _end_with_scheduler() -> None:
-    """The server outlives a scheduler that was killed: each of its processes keeps it alive."""
+    """Kill this job once the scheduler is gone: the server outlives it, as its processes keep it alive."""
     scheduler = multiprocessing.parent_process()
     assert scheduler is not None
     wait_for_any([scheduler.sentinel])
@@ -233,7 +237,7 @@ def _redirect_output(log: str) -> None:
 
 
 def _signal(process: ForkServerProcess, number: signal.Signals) -> None:
-    """Signal what is left of a job's process group, whether or not the job itself has ended."""
+    """Signal what is left of a job's process group, even if its first process has ended."""
     assert process.pid is not None
     try:
         os.killpg(process.pid, number)

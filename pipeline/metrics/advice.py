@@ -1,4 +1,4 @@
-"""What to look at in a run: rules that read its numbers and say what is wrong, how it shows, what to change.
+"""Advice on a run: rules that read its numbers and say what is wrong, how it shows, what to change.
 
 Pure. Every rule is a function of its own in :mod:`pipeline.metrics.learning_advice` (what the policy
 learns) or :mod:`pipeline.metrics.speed_advice` (where the time goes), with its thresholds and their reasons
@@ -28,24 +28,24 @@ RULES = (*LEARNING_RULES, *SPEED_RULES)
 
 
 def advise(evidence: Evidence) -> list[Advice]:
-    """Everything that was noticed, worst first; of equally bad ones in the order of :class:`Rule`."""
+    """Apply every rule. Findings come worst first, equally bad ones in the order of :class:`Rule`."""
     found = [advice for rule in RULES for advice in rule(evidence)]
     severities, rules = list(Severity), list(Rule)
     return sorted(found, key=lambda a: (-severities.index(a.severity), rules.index(a.rule)))
 
 
 def first_shown(evidence: Evidence) -> list[Advice]:
-    """Findings, more than notes, that the newest row is the first to show."""
+    """Return warnings and problems that the newest row is the first to show."""
     now = replace(evidence, rows=evidence.rows[-LOOK_BACK - 1 :])
     before = {advice.rule for advice in advise(replace(now, rows=now.rows[:-1]))}
     return [a for a in advise(now) if a.severity is not Severity.NOTE and a.rule not in before]
 
 
 def in_a_line(advice: Advice) -> str:
-    """What was noticed, with its numbers, and what to do."""
+    """Format a finding as one line: what was noticed, with its numbers, and what to do."""
     return f"{advice.severity}: {advice.title} ({advice.rule}): {advice.what}; {advice.remedy}"
 
 
 def worst(found: Sequence[Advice], count: int = 2) -> tuple[Advice, ...]:
-    """The first few that are more than notes."""
+    """Return the first ``count`` findings that are more than notes."""
     return tuple(advice for advice in found if advice.severity is not Severity.NOTE)[:count]

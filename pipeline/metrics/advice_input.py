@@ -1,4 +1,4 @@
-"""What advice is made from, and the statistics it rests on: medians of windows, never single points. Pure."""
+"""Input of advice, and the statistics it rests on: medians of windows, never single points. Pure."""
 
 import math
 import re
@@ -12,32 +12,32 @@ from pipeline.config.schema import Config
 WINDOW = 5
 """Rows that "now" is the median of: one odd iteration, or two, do not move it."""
 MIN_ROWS = 5
-"""A run of fewer rows gets no advice: its first iterations are unlike all others (empty caches, a critic that
-knows nothing)."""
+"""Fewest rows of a run that gets advice: the first iterations are unlike all others (empty caches, a critic
+that knows nothing)."""
 TREND_ROWS = 40
-"""Rows that trends are looked for in; what was before is the past of a run that has changed since."""
+"""Rows in which trends are looked for; older ones are of a run that has changed since."""
 LOOK_BACK = 100
-"""Rows that any rule looks at, so that advice on a long run costs no more; the journal's end is enough."""
+"""Most rows that any rule reads: advice on a long run costs no more, and the journal's end is enough."""
 _MIN_EVALUATIONS = 4
 _IGNORED_ABOVE = 1e15
-"""No number of ours is as large; one that is says nothing but that it is broken."""
+"""Limit from which numbers are ignored: no valid metric is as large, so they are corrupt."""
 
 Row = Mapping[str, float]
 
 
 class Severity(StrEnum):
-    """How much a finding matters, least first."""
+    """Importance of a finding, least first."""
 
     NOTE = "note"
-    """Could be better, and costs only time or money."""
+    """Room for improvement; costs only time or money."""
     WARNING = "warning"
-    """Probably makes the result worse, or wastes much."""
+    """Probable harm to the result, or much waste."""
     PROBLEM = "problem"
-    """The run teaches nothing more, or something wrong; look before it goes on."""
+    """Training that teaches nothing more, or something wrong; look before it goes on."""
 
 
 class Rule(StrEnum):
-    """What was noticed. docs/howto/read_a_run.md has a section for each."""
+    """Kinds of findings. docs/howto/read_a_run.md has a section for each."""
 
     REWARD_HACKING = "reward-hacking"
     REWARD_FALLING = "reward-falling"
@@ -76,16 +76,16 @@ class Advice:
     title: str
     """A few words, for one line."""
     what: str
-    """The numbers, and of which iterations."""
+    """The numbers, and the iterations that they are from."""
     remedy: str
-    """What to change; names keys of the configuration."""
+    """Changes to make; names keys of the configuration."""
     metrics: tuple[str, ...] = ()
-    """Names of the numbers it rests on."""
+    """Names of the metrics that it rests on."""
 
 
 @dataclass(frozen=True)
 class TaskTime:
-    """How long one attempt at a task took, and where."""
+    """Duration and node of one attempt at a task."""
 
     iteration: int
     purpose: str
@@ -99,17 +99,17 @@ class TaskTime:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that rules may look at."""
+    """All data that rules may read."""
 
     rows: Sequence[Row]
-    """Of metrics.jsonl, ascending. Any number may be absent or not finite."""
+    """Rows of metrics.jsonl, ascending. Any number may be absent or not finite."""
     config: Config
     attempts: Sequence[TaskTime] = ()
-    """Of the newest iterations, or of all; without them rules about nodes and shards are silent."""
+    """Attempts of the newest iterations, or of all; without them rules about nodes and shards are silent."""
 
     @property
     def trained(self) -> Sequence[Row]:
-        """The newest rows that are of a training iteration, not of the first policy's evaluation alone."""
+        """Newest rows of training iterations: a row that only evaluates the first policy is left out."""
         return [row for row in self.rows[-LOOK_BACK:] if any(map(_is_of_training, row))]
 
 
@@ -135,7 +135,7 @@ class Series:
         return Series(self.name, self.iterations[:count], self.values[:count])
 
     def between(self, first: int, last: int) -> "Series":
-        """Of these iterations, both included."""
+        """Return the values of these iterations, both ends included."""
         kept = [(i, v) for i, v in zip(self.iterations, self.values, strict=True) if first <= i <= last]
         return Series(self.name, tuple(i for i, _ in kept), tuple(v for _, v in kept))
 
@@ -145,12 +145,12 @@ class Series:
 
     @property
     def span(self) -> str:
-        """Its iterations in words."""
+        """Iterations covered, in words."""
         return spanned(self.iterations[0], self.iterations[-1])
 
 
 def series(rows: Sequence[Row], name: str) -> Series:
-    """The values of ``name`` that can be trusted to be numbers."""
+    """Collect the values of ``name`` that are finite and not implausibly large."""
     found = [(int(row["iteration"]), float(row[name])) for row in rows if is_number(row, name)]
     return Series(name, tuple(i for i, _ in found), tuple(v for _, v in found))
 
@@ -164,14 +164,14 @@ def _is_finite(value: object) -> bool:
 
 
 def recent(evidence: Evidence, name: str, count: int = WINDOW) -> Series | None:
-    """The last values, or None where there are too few to say anything, or none of late."""
+    """Return the last ``count`` values, or None where too few are recent to say anything."""
     rows = evidence.trained[-2 * count :]
     found = series(rows, name).last(count)
     return found if len(evidence.trained) >= MIN_ROWS and len(found) >= min(count, 3) else None
 
 
 def matching(evidence: Evidence, pattern: str) -> list[tuple[str, str]]:
-    """(name, first group) of the numbers in recent rows that match a regular expression, in order."""
+    """Find (name, first group) of the numbers in recent rows that match a regular expression, in order."""
     names = dict.fromkeys(name for row in evidence.trained[-WINDOW:] for name in row)
     return [(name, found[1]) for name in names if (found := re.fullmatch(pattern, name))]
 
@@ -183,14 +183,14 @@ class Trend:
     earlier: Series
     later: Series
     step: float
-    """How far one value usually is from the next: what chance alone does."""
+    """Median distance between successive values: the change that chance alone makes."""
 
     @property
     def change(self) -> float:
         return self.later.middle - self.earlier.middle
 
     def rises(self, at_least: float = 0.0) -> bool:
-        """By more than twice what chance does, and at least so much."""
+        """Whether it rises by more than twice what chance does, and by more than ``at_least``."""
         return self.change > max(2 * self.step, at_least, _smallest(self))
 
     def falls(self, at_least: float = 0.0) -> bool:
@@ -198,12 +198,12 @@ class Trend:
 
 
 def _smallest(trend: Trend) -> float:
-    """Rounding is no change."""
+    """Return the largest change that may be rounding."""
     return 1e-9 * max(1.0, abs(trend.earlier.middle), abs(trend.later.middle))
 
 
 def trend_of(found: Series, least: int = 2 * WINDOW) -> Trend | None:
-    """Both halves; None for fewer than ``least`` values.
+    """Split a series into halves; None for fewer than ``least`` values.
 
     White noise of standard deviation s has a median step of about s, and the medians of two halves of ten
     differ by 0.6 s: twice the step is then three times that.
@@ -216,7 +216,7 @@ def trend_of(found: Series, least: int = 2 * WINDOW) -> Trend | None:
 
 
 def evaluation_trend(rows: Sequence[Row], name: str = "evaluate/reward") -> Trend | None:
-    """Of the last six evaluations; they are rare, so four are enough."""
+    """Return the trend of the last six evaluations; they are rare, so four are enough."""
     return trend_of(series(rows, name).last(6), _MIN_EVALUATIONS)
 
 

@@ -1,5 +1,6 @@
-"""Every attempt at an iteration's tasks, from all that is known of them: commit records, failures, what was
-submitted, and Slurm's accounting where it answers.
+"""Every attempt at an iteration's tasks, as spans.
+
+Sources are commit records, failures, submissions, and Slurm's accounting where it answers.
 """
 
 import json
@@ -31,16 +32,16 @@ TaskAttempt = tuple[Task, int]
 
 @dataclass(frozen=True)
 class Facts:
-    """What the scheduler knows of an iteration's jobs. Empty on this machine."""
+    """The scheduler's knowledge of an iteration's jobs; empty for runs on one machine."""
 
     submissions: Sequence[Submission] = ()
     jobs: Sequence[accounting.Record] = ()
-    """None where accounting does not answer."""
+    """Empty where accounting does not answer."""
 
 
 @dataclass(frozen=True)
 class _Failed:
-    """An attempt that ended without a commit, as the journal and its own failure file have it."""
+    """An attempt that ended without a commit, from the journal and the attempt's own failure file."""
 
     message: str
     job: str
@@ -51,7 +52,7 @@ class _Failed:
 
 @dataclass
 class _Gathering:
-    """What spans are made from."""
+    """Sources of spans, and which attempts have one already."""
 
     run: Run
     iteration: int
@@ -61,7 +62,7 @@ class _Gathering:
     seen: set[TaskAttempt] = field(default_factory=set)
     """Attempts that have a span."""
     submission_of: Mapping[TaskAttempt, tuple[Submission, int]] = field(init=False)
-    """The submission of an attempt, and its array index."""
+    """Attempt -> its submission and array index."""
 
     def __post_init__(self) -> None:
         of_stages = (s for s in self.submissions.values() if s.iteration == self.iteration)
@@ -69,10 +70,10 @@ class _Gathering:
 
 
 def attempts_of(run: Run, iteration: int, record_of: RecordOf, facts: Facts, since: float) -> list[Span]:
-    """Spans of every attempt at the tasks of an iteration, and of driver jobs.
+    """Return spans of every attempt at the tasks of an iteration, and of driver jobs.
 
     Args:
-        record_of: the commit record of a task, or None.
+        record_of: returns the commit record of a task, or None.
         since: driver jobs that ended later than this unix time have no span yet.
     """
     by_name = {s.name: s for s in facts.submissions}
@@ -84,21 +85,21 @@ def attempts_of(run: Run, iteration: int, record_of: RecordOf, facts: Facts, sin
 
 
 def last_written(run: Run, iteration: int) -> float:
-    """When the line of the iteration before was written; before the first one: when the run was made."""
+    """Return when the previous iteration's line was written, or if it has none, when the run was created."""
     lines = journal.read_tail(run.paths.spans)
     times = [line["written"] for line in lines if line.get("iteration") == iteration - 1]
     return float(times[-1]) if times else run.identity.created
 
 
 def _begin(run: Run, iteration: int, record_of: RecordOf, facts: Facts) -> float:
-    """A time before which nothing of an iteration can have failed."""
+    """Return a time before which nothing of an iteration can have failed."""
     before = record_of(policy_maker(iteration - 1))
     created = [s.created for s in facts.submissions if s.iteration == iteration and s.is_of_stage]
     return min([before.ended if before else run.identity.created, *created])
 
 
 def read_failures(run: Run, iteration: int, since: float) -> dict[TaskAttempt, _Failed]:
-    """Failed attempts at the tasks of an iteration, from the end of the journal."""
+    """Read the failed attempts at the tasks of an iteration from the end of the journal."""
     found: dict[TaskAttempt, _Failed] = {}
     for event in journal.read_since(run.paths.events, since):
         if event.get("event") == "failed" and event["task"].startswith(f"{iteration}/"):
@@ -116,7 +117,7 @@ def read_failures(run: Run, iteration: int, since: float) -> dict[TaskAttempt, _
 
 
 def _said(run: Run, task: Task, number: int) -> dict[str, Any]:
-    """What the attempt itself left; nothing if it was killed."""
+    """Read the attempt's own failure file; empty if it left none (was killed) or it cannot be parsed."""
     path = run.paths.task(task).failure(number)
     try:
         said = json.loads(read_shared(path))
@@ -126,7 +127,7 @@ def _said(run: Run, task: Task, number: int) -> dict[str, Any]:
 
 
 def ready_time(run: Run, task: Task, record_of: RecordOf) -> float | None:
-    """When the last of a task's inputs was committed; None while one is missing."""
+    """Return when the last of a task's inputs was committed; None while one is missing, or without inputs."""
     records = [record_of(source) for source in run.plan.inputs(task)]
     ended = [record.ended for record in records if record is not None]
     return max(ended, default=None) if len(ended) == len(records) else None
@@ -152,7 +153,7 @@ def _from_accounting(
 
 
 def _driver_span(submission: Submission, job: accounting.Record, since: float) -> Iterator[Span]:
-    """Of a driver job that is over, in the first line after its end: the one that writes it still runs."""
+    """Yield the span of a driver job that ended after ``since``; the job that writes this line still runs."""
     is_over = phase_of(job.state) is Phase.ENDED or job.state is SlurmState.REQUEUED
     if job.started is None or not is_over or job.started + job.elapsed <= since:
         return
@@ -166,7 +167,7 @@ def _task_spans(
 ) -> Iterator[Span]:
     index = job.job_id.partition("_")[2]
     if not index.isdecimal() or index not in submission.elements:
-        return  # the part of an array that waits, in one line
+        return  # the pending part of an array, which sacct shows as one line
     task = submission.task(int(index))
     array = job.job_id.partition("_")[0]
     attempt = f"{submission.number}-{array}r{restart}"
@@ -187,7 +188,7 @@ def _task_spans(
 
 
 def _is_of(record: Record, number: int, array: str, restart: int, is_last: bool) -> bool:
-    """Whether a job's run made the commit. A restart that accounting does not know is its last run."""
+    """Whether this run of a job made the commit. A restart that accounting lacks counts as the last run."""
     found = _ATTEMPT.fullmatch(record.attempt)
     if found is None or (int(found[1]), found[2]) != (number, array):
         return False
@@ -205,7 +206,7 @@ def _end(job: accounting.Record, is_winner: bool) -> SpanEnd:
 
 
 def _accounted(job: accounting.Record, span: Span) -> Span:
-    """With what accounting knows of where and when it ran."""
+    """Add what accounting knows: when, where and on how many CPUs and GPUs it ran."""
     ended = job.started + job.elapsed if job.started is not None and job.elapsed else None
     return replace(
         span,
@@ -223,7 +224,7 @@ def _accounted(job: accounting.Record, span: Span) -> Span:
 
 
 def _from_records(gathering: _Gathering) -> Iterator[Span]:
-    """Of commits whose jobs accounting has not told of."""
+    """Yield spans of commits whose jobs accounting did not report."""
     run = gathering.run
     for task in run.plan.tasks(gathering.iteration):
         record = gathering.record_of(task)
@@ -237,7 +238,7 @@ def _from_records(gathering: _Gathering) -> Iterator[Span]:
 
 
 def _plain(gathering: _Gathering, task: Task, number: int, end: SpanEnd) -> Span:
-    """What is known of any attempt: since when it could have started, where, and as which job."""
+    """Return a span with what is known of any attempt: when it could have started, its lane and its job."""
     ready, job = ready_time(gathering.run, task, gathering.record_of), ""
     if found := gathering.submission_of.get((task, number)):
         submission, index = found
@@ -248,7 +249,7 @@ def _plain(gathering: _Gathering, task: Task, number: int, end: SpanEnd) -> Span
 
 
 def _with_record(span: Span, record: Record) -> Span:
-    """With what the task itself noted of its compute."""
+    """Add what the task itself recorded of its compute; accounting's start and node take precedence."""
     computing = record.started + record.metrics.get("startup_seconds", 0.0)
     return replace(
         span,
@@ -276,7 +277,7 @@ def _from_failures(gathering: _Gathering) -> Iterator[Span]:
 
 
 def _open(gathering: _Gathering) -> Iterator[Span]:
-    """What was submitted, and of which no more is known."""
+    """Yield spans of submitted attempts of which nothing more is known."""
     for (task, number), (submission, index) in gathering.submission_of.items():
         is_over = submission.state.is_withdrawn or str(index) in submission.state.ended
         is_known = (task, number) in gathering.seen or gathering.record_of(task) is not None
@@ -285,7 +286,7 @@ def _open(gathering: _Gathering) -> Iterator[Span]:
 
 
 def lane_of(run: Run, purpose: str) -> str:
-    """The partitions that a purpose asks for; on this machine the purpose."""
+    """Return the partitions that a purpose asks for; for runs on one machine, the purpose."""
     config = run.config.scheduler
     if not isinstance(config, SlurmConfig):
         return purpose
@@ -293,7 +294,7 @@ def lane_of(run: Run, purpose: str) -> str:
 
 
 def _in_turn(spans: Sequence[Span]) -> list[Span]:
-    """An attempt that followed another at the same task could start when that had ended."""
+    """Sort spans by end; an attempt after another at the same task was ready when that one had ended."""
     found: list[Span] = []
     last: dict[tuple[str, int], float] = {}
     for span in sorted(spans, key=lambda s: (s.ended or s.started or float("inf"), s.number)):

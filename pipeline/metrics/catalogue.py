@@ -1,4 +1,4 @@
-"""What each number of an iteration's row is called, and what it means.
+"""Catalogue of the numbers of an iteration's row: their names and meanings.
 
 Every number that :func:`iteration_row` writes is described by one entry of :data:`METRICS`; tracking and
 report take names and sections from there.
@@ -14,15 +14,15 @@ class Section(StrEnum):
     """Part of a dashboard."""
 
     OBJECTIVE = "objective"
-    """What is being optimised."""
+    """Quantities that are optimised."""
     REWARDS = "reward components"
-    """What the reward is made of."""
+    """Parts of the reward."""
     HEALTH = "PPO health"
-    """Whether the update behaves."""
+    """Signs of whether the update behaves."""
     ROLLOUT = "rollout"
-    """What the policy writes."""
+    """Properties of the policy's responses."""
     EVALUATION = "evaluation"
-    """Held-out prompts."""
+    """Results on held-out prompts."""
     PIPELINE = "pipeline"
     """Time, speed, memory."""
     PROGRESS = "progress"
@@ -30,7 +30,7 @@ class Section(StrEnum):
 
 
 SAMPLE_TABLE = "sample_responses"
-"""Under which W&B's rows hold a table of responses; no number of the row is called so."""
+"""Key of the table of responses in W&B's rows; no number of the row has this name."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ METRICS: tuple[Metric, ...] = (
 
 @functools.cache
 def describe(name: str) -> Metric | None:
-    """The entry that describes a number, or None for one that nobody described."""
+    """Find the entry that describes a number, or None for one that has no entry."""
     exact = [metric for metric in METRICS if metric.name == name]
     patterns = [m for m in METRICS if "*" in m.name and fnmatch.fnmatchcase(name, m.name)]
     return next(iter([*exact, *sorted(patterns, key=lambda m: -len(m.name))]), None)

@@ -5,28 +5,28 @@ from typing import Literal
 
 from pipeline.metrics.catalogue import Section
 
-_FEW = 12
-"""Up to so many iterations each has a marker and a tick."""
+FEW = 12
+"""Number of iterations up to which each has a marker and a tick."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves over iterations. ``names`` are of METRICS, with spaces between; ``*`` is a curve per match."""
+    """Curves over iterations. ``names``: of METRICS, separated by spaces; ``*`` is a curve per match."""
 
     section: Section
     title: str
     names: str
     lower: str = ""
-    """Curves of another unit, in a panel below."""
+    """Names of curves of another unit, in a panel below."""
     caption: str = ""
-    """Default: the meaning of the first name, and of the first lower one."""
+    """Text under the title. Default: the meaning of the first name, and of the first lower one."""
     kind: Literal["lines", "bars", "band"] = "lines"
-    """bars are stacked; the names of a band are its middle, its two edges, and dots to put on it."""
+    """Style: bars are stacked; a band's names are its middle, its two edges, and dots to put on it."""
     from_zero: bool = False
 
 
-_LOW, _HIGH = "reward/mean-std", "reward/mean+std"
-"""Edges of the reward's band, computed here."""
+LOW, HIGH = "reward/mean-std", "reward/mean+std"
+"""Edges of the reward's band, no metrics: pipeline/report/figures.py computes them."""
 
 
 _O, _S, _H, _R = Section.OBJECTIVE, Section.REWARDS, Section.HEALTH, Section.ROLLOUT
@@ -57,7 +57,7 @@ _LENGTHS = "response_length/mean response_length/min response_length/max"
 
 
 CHARTS: tuple[Chart, ...] = (
-    Chart(_O, "Reward", f"reward/mean {_LOW} {_HIGH} evaluate/reward", "", _REWARD, "band"),
+    Chart(_O, "Reward", f"reward/mean {LOW} {HIGH} evaluate/reward", "", _REWARD, "band"),
     Chart(_O, "Prompts without spread", "reward/frac_zero_std", from_zero=True),
     Chart(_O, "KL to the reference", "objective/kl", "objective/kl_coef", _KL),
     Chart(_S, "Reward components", "reward/*/mean"),

@@ -1,4 +1,4 @@
-"""What a run cost on Slurm: hours of GPUs and CPUs, waiting and running, of every attempt."""
+"""Costs of a run on Slurm: GPU and CPU hours, waiting and running time, of every attempt."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,16 +17,16 @@ from slurm.commands import SlurmError
 from slurm.query import NoAccounting
 
 Key = tuple[int, str]
-"""Iteration, and a stage, a pool's scores (``score-big``) or "driver"."""
+"""Iteration, and a purpose: a stage, a pool's scores (``score-big``) or "driver"."""
 
 _PASS_PATIENCE = 10.0
-"""Seconds that a pass, which holds the lease, waits for sacct; a row without these numbers is no harm."""
+"""Seconds that a pass, which holds the lease, waits for sacct; a row without these numbers is acceptable."""
 _ORDER: tuple[str, ...] = (*Stage, DRIVER)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What the jobs of a run cost, driver jobs included."""
+    """Costs of a run's jobs, driver jobs included."""
 
     usage: Mapping[Key, Usage]
 
@@ -34,12 +34,12 @@ class Costs:
         return total(usage for (_, name), usage in self.usage.items() if name == stage)
 
     def of_iteration(self, iteration: int) -> dict[str, Usage]:
-        """By stage."""
+        """Return the iteration's usage by stage."""
         return {stage: usage for (number, stage), usage in self.usage.items() if number == iteration}
 
     @property
     def stages(self) -> list[str]:
-        """Those that anything ran of, in the order of the pipeline."""
+        """Stages of which anything ran, in the order of the pipeline."""
         return sorted({stage for _, stage in self.usage}, key=_rank)
 
     def to_json(self) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class Costs:
 
 
 def _rank(stage: str) -> tuple[int, str]:
-    """Its place in the pipeline; pools by their names."""
+    """Return a sort key: place in the pipeline, then the pool's name."""
     name, _, pool = stage.partition("-")
     return _ORDER.index(name), pool
 
@@ -62,43 +62,43 @@ def _rank(stage: str) -> tuple[int, str]:
 def read_costs(run: Run, iterations: Iterable[int], timeout: float = 60.0) -> Costs:
     """Ask accounting for every attempt of these iterations; iteration 0 holds prepare and guard jobs.
 
-    One call of sacct for a thousand arrays.
+    Calls sacct once per thousand arrays.
 
     Raises:
         NoAccounting: sacct cannot be asked.
-        SlurmError: it answers nonsense.
+        SlurmError: sacct fails otherwise.
     """
     submissions = Ledger(run.paths).load(iterations)
     return costs_of(submissions, read_records({s.state.job for s in submissions if s.state.job}, timeout))
 
 
 def costs_of(submissions: Sequence[Submission], records: Iterable[Record]) -> Costs:
-    """Records belong to the submission of their job's name. Pure."""
+    """Sum records by iteration and stage; a record belongs to the submission of its job's name. Pure."""
     keys = {s.name: (s.iteration, s.purpose if s.is_of_stage else DRIVER) for s in submissions}
     grouped: dict[Key, list[Record]] = {}
     for record in records:
-        if record.name in keys:  # an id that was given twice, after a controller lost its state, is not ours
+        if record.name in keys:  # a controller that lost its state reuses job ids: others' jobs
             grouped.setdefault(keys[record.name], []).append(record)
     ordered = sorted(grouped, key=lambda key: (key[0], _rank(key[1])))
     return Costs({key: summarize(grouped[key]) for key in ordered})
 
 
 def total(usages: Iterable[Usage]) -> Usage:
-    """Their sum."""
+    """Add up usages."""
     found = [asdict(usage) for usage in usages]
     names = ("attempts", *(name for name in Usage.__dataclass_fields__ if name != "attempts"))
     return Usage(**{name: sum(usage[name] for usage in found) for name in names})
 
 
 def wasted_share(usage: Usage) -> float:
-    """Share of GPU-hours, or of CPU-hours where there were no GPUs, of attempts that left no result."""
+    """Return the share of GPU-hours (CPU-hours if there were no GPUs) of attempts that left no result."""
     if usage.gpu_hours:
         return usage.wasted_gpu_hours / usage.gpu_hours
     return usage.wasted_cpu_hours / usage.cpu_hours if usage.cpu_hours else 0.0
 
 
 def metrics_of(stages: Mapping[str, Usage]) -> Row:
-    """The numbers of an iteration's row from what its stages cost. Pure."""
+    """Return the ``slurm/*`` numbers of an iteration's row from its stages' usage. Pure."""
     row: Row = {}
     for stage, usage in stages.items():
         row |= {
@@ -115,7 +115,7 @@ def metrics_of(stages: Mapping[str, Usage]) -> Row:
 
 @dataclass
 class Accountant:
-    """What is known of the jobs of the iterations that a pass writes rows of. Accounting is asked for each,
+    """Source of :class:`Facts` for the iterations whose rows a pass writes. Accounting is asked for each,
     until it does not answer."""
 
     run: Run
@@ -123,7 +123,7 @@ class Accountant:
     is_away: bool = field(default=False, init=False)
 
     def facts_of(self, iteration: int) -> Facts:
-        """Jobs of the iteration, driver jobs of the one before, and guards."""
+        """Return jobs of the iteration, driver jobs of the one before, and guards."""
         submissions = Ledger(self.run.paths).load({0, max(0, iteration - 1), iteration})
         ours = [s for s in submissions if s.iteration == iteration or not s.is_of_stage]
         if self.is_away:
@@ -136,7 +136,7 @@ class Accountant:
             return Facts(ours)
 
     def _note_once(self, text: str) -> None:
-        """In each call of a person's: where there is no accounting, every pass finds none."""
+        """Note it once per call of submit, run or resume: without accounting every pass would."""
         call = read_control(self.run.paths).call
         noted = (e for e in journal.read_tail(self.run.paths.events) if e.get("event") == "no_accounting")
         if all(event.get("call") != call for event in noted):
@@ -145,18 +145,18 @@ class Accountant:
 
 
 def cost_metrics(facts: Facts, iteration: int) -> Row:
-    """The part of an iteration's row that comes from accounting. Pure."""
+    """Return the part of an iteration's row that comes from accounting. Pure."""
     return metrics_of(costs_of(facts.submissions, facts.jobs).of_iteration(iteration))
 
 
 _TITLES = ("stage", "attempts", "GPU hours", "CPU hours", "waited", "ran", "wasted")
 _WIDTHS = (9, 10, 10, 14, 14, 8)
 _NAME_WIDTHS = range(9, 15)
-"""Of the names of stages: as few as are enough; more would not fit into 80 columns."""
+"""Allowed widths of stage names, the narrowest that fits being used; more would not fit into 80 columns."""
 
 
 def describe_costs(costs: Costs) -> str:
-    """A table of stages and the total."""
+    """Format a table of stages and the total."""
     if not costs.usage:
         return "accounting knows no job of this run"
     rows = [(stage, costs.of_stage(stage)) for stage in costs.stages]

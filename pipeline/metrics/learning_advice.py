@@ -26,11 +26,11 @@ Findings = Iterator[Advice]
 
 _SOFTER = "raise algorithm.kl.coef (or set algorithm.kl.controller=adaptive), lower update.learning_rate"
 _IMPORTANT = 0.1
-"""Of the spread of rewards among responses: what mean rewards change by before it matters."""
+"""Share of the rewards' standard deviation by which a mean reward has to change before it matters."""
 
 
 def reward_hacking(evidence: Evidence) -> Findings:
-    """The score rises, and what it stands for falls."""
+    """Detect a score that rises while what it stands for falls."""
     important = _IMPORTANT * _spread(evidence)
     heldout = evaluation_trend(evidence.trained)
     if heldout and heldout.falls(important):
@@ -63,7 +63,7 @@ def _moved(trend: Trend) -> str:
 
 
 def _rule_trends(evidence: Evidence) -> Iterator[tuple[str, Trend]]:
-    """Of rules that count towards the reward and fall. Reward models are what is being hacked."""
+    """Yield trends of rules with positive weight that fall. Reward models are what is being hacked."""
     components = evidence.config.reward.components
     for name, component in components.items() if len(components) > 1 else ():
         trend = trend_of(series(evidence.trained, f"reward/{name}/mean").last(TREND_ROWS))
@@ -80,7 +80,7 @@ def _spread(evidence: Evidence) -> float:
 
 
 def reward_falling(evidence: Evidence) -> Findings:
-    """The reward is half a standard deviation of responses below what it has been for a while."""
+    """Detect a reward that is half a standard deviation of responses below its best window."""
     found = series(evidence.trained, "reward/mean").last(TREND_ROWS)
     now, spread = found.last(WINDOW), _spread(evidence)
     windows = [found.between(i, i + WINDOW - 1) for i in found.iterations[: -2 * WINDOW + 1]]
@@ -95,11 +95,11 @@ def reward_falling(evidence: Evidence) -> Findings:
 
 
 _KL_FACTOR, _KL_FLOOR = 3.0, 0.1
-"""Nats per token: a KL that trebles within a few iterations matters once it is as much as this."""
+"""Factor, and nats per token: a KL that trebles within a few iterations matters above the floor."""
 
 
 def kl_jump(evidence: Evidence) -> Findings:
-    """Three times as far from the reference as a few iterations before."""
+    """Detect a policy three times as far from the reference as a few iterations before."""
     jump = _jump(evidence, "objective/kl_per_token", _KL_FACTOR)
     if jump and jump[1].middle > _KL_FLOOR:
         title = "the policy runs away from the reference"
@@ -109,7 +109,7 @@ def kl_jump(evidence: Evidence) -> Findings:
 
 
 def _jump(evidence: Evidence, name: str, factor: float) -> tuple[Series, Series] | None:
-    """The ten values before, and the last three, if these are so many times as large."""
+    """Return the ten values before and the last three, if the latter are ``factor`` times as large."""
     found = series(evidence.trained, name)
     after, before = found.last(3), Series(name, found.iterations[-13:-3], found.values[-13:-3])
     if len(before) < WINDOW:
@@ -126,7 +126,7 @@ _LENGTH_FACTOR = 2.0
 
 
 def length_change(evidence: Evidence) -> Findings:
-    """Responses of twice or half the length within 40 iterations. Growth that pays is only worth a note."""
+    """Detect lengths that double or halve within 40 iterations. Growth that pays is only worth a note."""
     found = series(evidence.trained, "response_length/mean").last(TREND_ROWS)
     before, after = found.first(WINDOW), found.last(WINDOW)
     if len(found) < 2 * WINDOW or before.middle <= 0:
@@ -148,11 +148,12 @@ def length_change(evidence: Evidence) -> Findings:
 
 
 _ENTROPY_LOW, _ENTROPY_GONE, _ENTROPY_FACTOR = 0.05, 0.01, 0.2
-"""Nats per token: at 0.05 about one token in a hundred is a choice. What began so has not collapsed."""
+"""Nats per token, and a factor: at 0.05 about one token in a hundred is a choice. A policy that was so low at
+first has not collapsed."""
 
 
 def entropy_collapse(evidence: Evidence) -> Findings:
-    """The policy hardly tries anything any more."""
+    """Detect a policy that hardly explores any more."""
     now = recent(evidence, "policy/entropy")
     before = series(evidence.trained, "policy/entropy").first(WINDOW)
     if now is None or now.middle > _ENTROPY_LOW or now.middle > _ENTROPY_FACTOR * before.middle:
@@ -171,7 +172,7 @@ _FLAT_MANY, _FLAT_ALL = 0.5, 0.9
 
 
 def flat_groups(evidence: Evidence) -> Findings:
-    """Prompts whose samples all score the same: estimators that compare them learn nothing there."""
+    """Detect many prompts whose samples score the same: estimators that compare them learn nothing there."""
     found = recent(evidence, "reward/frac_zero_std")
     config = evidence.config
     if config.rollout.samples_per_prompt < 2 or found is None or found.middle <= _FLAT_MANY:
@@ -190,13 +191,13 @@ def flat_groups(evidence: Evidence) -> Findings:
 
 
 _CLIPPED_MUCH = 0.3
-"""PPO's own runs clip a few to twenty in a hundred; of more, most of the gradient is thrown away."""
+"""Clipped share of tokens: PPO's own runs have a few to twenty percent; above, most gradient is lost."""
 _STILL = 1e-7
-"""KL per token of an update: below the rounding of single precision nothing has moved."""
+"""KL per token of an update that moves nothing: the rounding of single precision."""
 
 
 def clipping(evidence: Evidence) -> Findings:
-    """Steps that go too far, or nowhere."""
+    """Detect steps that go too far, or nowhere."""
     low, high = (recent(evidence, f"policy/clip_fraction_{side}") for side in ("low", "high"))
     if low and high and low.middle + high.middle > _CLIPPED_MUCH:
         what = f"{percent(low.middle)} of tokens below and {percent(high.middle)} above, in {low.span}"
@@ -205,7 +206,7 @@ def clipping(evidence: Evidence) -> Findings:
         yield Advice(Severity.WARNING, Rule.CLIPPING, title, what, remedy, (low.name, high.name))
     moved, rate = recent(evidence, "policy/approx_kl"), recent(evidence, "policy/learning_rate")
     update = evidence.config.update
-    # With one step in all the ratio is 1 when it is measured; and at its schedule's end a run stands still.
+    # With one step in all the ratio is 1 when it is measured; and at its schedule's end a run moves nothing.
     is_seen = update.epochs * update.minibatches > 1 and rate and rate.middle > 0.01 * update.learning_rate
     if is_seen and moved and abs(moved.middle) < _STILL:
         what = f"policy/approx_kl is {number(moved.middle)} in {moved.span}, and nothing is clipped"
@@ -215,7 +216,7 @@ def clipping(evidence: Evidence) -> Findings:
 
 
 def stopped_early(evidence: Evidence) -> Findings:
-    """Most of each update's steps are not taken."""
+    """Detect updates most of whose steps are not taken."""
     update = evidence.config.update
     planned = update.epochs * update.minibatches
     stopped, steps = recent(evidence, "policy/stopped_early"), recent(evidence, "policy/steps")
@@ -227,11 +228,11 @@ def stopped_early(evidence: Evidence) -> Findings:
 
 
 _RATIO_ERROR = 0.01
-"""Of the largest of all tokens: kernels whose sums come in any order stay below it, wrong inputs do not."""
+"""Largest error of any token: kernels that sum in any order stay below it, wrong inputs do not."""
 
 
 def first_ratio(evidence: Evidence) -> Findings:
-    """Before the first step old and new policy are the same, so the ratio must be 1."""
+    """Detect a first ratio other than 1: before the first step old and new policy are the same."""
     found = recent(evidence, "policy/ratio_error_first")
     if found and found.middle > _RATIO_ERROR:
         what = f"{found.name}: median {number(found.middle)} in {found.span}; 0 is right"
@@ -244,11 +245,11 @@ def first_ratio(evidence: Evidence) -> Findings:
 
 
 _SKIPPED_SHARE, _OVERFLOW_SHARE = 0.02, 0.2
-"""fp16 looks for its loss scale by overflowing now and then; a step in five is more than that."""
+"""Shares of steps: fp16 looks for its loss scale by overflowing now and then, but not every fifth step."""
 
 
 def skipped_steps(evidence: Evidence) -> Findings:
-    """Steps that were lost to numbers that are not finite."""
+    """Detect steps that were lost to numbers that are not finite."""
     for name, share, rule, title, remedy in _LOST_STEPS:
         rows = evidence.trained[-2 * WINDOW :]
         lost, taken = series(rows, name), series(rows, "policy/steps")
@@ -279,7 +280,7 @@ _NORM_FACTOR = 10.0
 
 
 def gradient_explosion(evidence: Evidence) -> Findings:
-    """Gradients ten times as large as before, and clipped to update.max_grad_norm."""
+    """Detect gradients ten times as large as before, and clipped to update.max_grad_norm."""
     rates = {"policy": "update.learning_rate", "value": "update.critic_learning_rate"}
     for model, key in rates.items():
         jump = _jump(evidence, f"{model}/grad_norm", _NORM_FACTOR)
@@ -291,7 +292,7 @@ def gradient_explosion(evidence: Evidence) -> Findings:
 
 
 def blind_critic(evidence: Evidence) -> Findings:
-    """A critic that foresees no more than a constant adds noise to advantages. It is given ten iterations."""
+    """Detect a critic that predicts no more than a constant, which adds noise, after ten iterations."""
     found = recent(evidence, "value/explained_variance")
     is_used = evidence.config.algorithm.estimator is Estimator.GAE
     if not is_used or found is None or len(evidence.trained) < 2 * WINDOW or found.middle > 0.0:
@@ -306,11 +307,11 @@ def blind_critic(evidence: Evidence) -> Findings:
 
 
 _CUT_MANY, _CUT_MOST = 0.25, 0.75
-"""Of responses; an untrained model may ramble, but what never ends is scored for a beginning."""
+"""Shares of responses: an untrained model may ramble, but one that never ends is scored on a beginning."""
 
 
 def truncation(evidence: Evidence) -> Findings:
-    """Responses that were cut at rollout.max_new_tokens, and did not end."""
+    """Detect responses that were cut at rollout.max_new_tokens, and did not end."""
     found = recent(evidence, "finish_reason/length") or recent(evidence, "response_length/clip_ratio")
     if found is None or found.middle <= _CUT_MANY:
         return
@@ -335,7 +336,7 @@ _LOST_HOW = {
 
 
 def unscored(evidence: Evidence) -> Findings:
-    """More than one response in a hundred has a reward that is not about it."""
+    """Detect that more than one response in a hundred has a reward that is not about it."""
     responses = evidence.config.responses_per_iteration
     for name, kind in matching(evidence, rf"reward/.+/({'|'.join(_LOST_HOW)})"):
         found, component = recent(evidence, name), name.split("/")[1]
@@ -354,11 +355,11 @@ def unscored(evidence: Evidence) -> Findings:
 
 
 _K3_MUCH, _K3_TOO_MUCH = 0.01, 0.1
-"""Nats per token. Engines that differ in rounding alone are at 1e-3 (bf16) and below."""
+"""Nats per token: engines that differ in rounding alone are at 1e-3 (bf16) and below."""
 
 
 def engine_mismatch(evidence: Evidence) -> Findings:
-    """What generated the responses and what trains on them compute different probabilities."""
+    """Detect a rollout engine and a trainer that compute different probabilities."""
     found = recent(evidence, "mismatch/k3")
     if found is None or found.middle <= _K3_MUCH:
         return

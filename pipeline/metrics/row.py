@@ -17,12 +17,12 @@ _OWN_OF_RECORD = frozenset(
 
 @dataclass(frozen=True)
 class Clock:
-    """What the row's times are counted from. Unix times, and counts."""
+    """Reference points of a row's times: unix times, and counts."""
 
     created: float
-    """When the run was made."""
+    """Unix time at which the run was created."""
     previous_end: float
-    """When the previous policy was committed; of the first iteration: when prepare was. 0: nobody knows."""
+    """Unix time of the previous policy's commit; in the first iteration, of prepare's. 0: unknown."""
     iterations: int
     recent_seconds: Sequence[float]
     """``seconds/iteration`` of the last few rows, this one not included."""
@@ -31,9 +31,9 @@ class Clock:
 def iteration_row(
     iteration: int, records: Mapping[str, Sequence[Record]], clock: Clock
 ) -> dict[str, float | int]:
-    """The row of one iteration from its commit records by :attr:`Task.purpose`. Pure.
+    """Build the row of one iteration from its commit records by :attr:`Task.purpose`. Pure.
 
-    Records may be missing, and then so are the numbers that they had.
+    Records may be missing, and then so are the numbers that they held.
     """
     row: dict[str, float | int] = {"iteration": iteration, "policy_version": iteration}
     if rollouts := records.get(Stage.ROLLOUT):
@@ -50,12 +50,12 @@ def iteration_row(
 
 
 def pace_metrics(iteration: int, records: Sequence[Record], clock: Clock) -> dict[str, float]:
-    """How long an iteration took, up to its update, and how long the rest will."""
+    """Return how long an iteration took, up to its update, and how long the rest of the run will."""
     training = [record for record in records if record.task.stage is not Stage.EVALUATE]
     if not training:
         return {}
-    # From its own first task where that came later: a run that lay still between iterations was not slow. And
-    # where the previous policy was made again meanwhile.
+    # Counts from the previous policy, or from the iteration's own first task where that started later (a run
+    # that paused between iterations was not slow) or where the previous policy was committed again since.
     begin, end = min(record.started for record in training), max(record.ended for record in training)
     begin = max(begin, clock.previous_end) if clock.previous_end < end else begin
     pace = [*clock.recent_seconds, end - begin]
@@ -67,7 +67,7 @@ def pace_metrics(iteration: int, records: Sequence[Record], clock: Clock) -> dic
 
 
 def stage_metrics(stage: str, records: Sequence[Record]) -> dict[str, float]:
-    """Time, speed and memory of one stage, or of one pool's scores."""
+    """Return time, speed and memory of one stage, or of one pool's scores."""
     wall = max(r.ended for r in records) - min(r.started for r in records)
     metrics = {
         f"seconds/{stage}": wall,
@@ -95,7 +95,7 @@ def evaluation_metrics(record: Record) -> dict[str, float]:
 
 
 _COUNTED = frozenset({"truncated", "unscored", "late", "unreadable", "retries"})
-"""What scoring counts for a component."""
+"""Counters that scoring keeps for each reward component."""
 
 
 def _counted(records: Sequence[Record]) -> dict[str, float]:

@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _READ_BYTES = 64 << 20
-"""Of rollout data for one iteration: more shards than these hold are not read for a few samples."""
+"""Bytes of rollout data to read per iteration: a few samples do not justify reading further shards."""
 _COMPONENT = "reward/"
-"""Begins the names of the components' columns; see :func:`pipeline.run.schemas.component_column`."""
+"""Prefix of the components' columns; see :func:`pipeline.run.schemas.component_column`."""
 
 
 class Choice(StrEnum):
-    """Why a sample was chosen."""
+    """Reason for which a sample was chosen."""
 
     BEST = "best"
-    """Among the highest total rewards of what was read."""
+    """One of the highest total rewards of the samples read."""
     WORST = "worst"
-    """Among the lowest."""
+    """One of the lowest."""
     RANDOM = "random"
-    """Drawn from the others."""
+    """Random draw from the others."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One response and what it was given."""
+    """One response, its prompt and its scores."""
 
     iteration: int
     prompt_id: str
@@ -43,7 +43,7 @@ class Sample:
     reward: float
     """Total, before KL."""
     components: Mapping[str, float] = field(default_factory=dict)
-    """By name, before their weights."""
+    """Scores by component name, before their weights."""
     kl: float | None = None
     """Rollout minus reference log-probability, summed over the policy's own tokens (k1); None where the
     reward shard has no reference's: KL is off, or the update computes them."""
@@ -54,10 +54,10 @@ class Sample:
 
 
 def read_samples(run: Run, iteration: int, max_bytes: int = _READ_BYTES) -> list[Sample]:
-    """Sampled responses of an iteration, greedy ones left out, in the order of shards and rows.
+    """Read the sampled responses of an iteration, without greedy ones, in the order of shards and rows.
 
-    Shards that are gone or corrupt are left out, and so none may be left. Of an iteration with more than
-    ``max_bytes`` of rollout data some shards are read, drawn by the run's seed, at least one.
+    Shards that are gone or corrupt are skipped, so the result may be empty. Of an iteration with more than
+    ``max_bytes`` of rollout data only some shards are read, drawn by the run's seed, at least one.
     """
     found: dict[int, list[Sample]] = {}
     read = 0
@@ -75,10 +75,9 @@ def read_samples(run: Run, iteration: int, max_bytes: int = _READ_BYTES) -> list
 def choose(
     samples: Sequence[Sample], best: int = 4, worst: int = 4, at_random: int = 8, seed: int = 0
 ) -> list[tuple[Choice, Sample]]:
-    """The highest rewards, descending, the lowest, ascending, and some of the others, by the seed. Pure.
+    """Choose the highest rewards, descending, the lowest, ascending, and some others, by the seed. Pure.
 
-    No sample is chosen twice: of few samples the best come first. Rewards that are not numbers are only
-    chosen at random.
+    No sample is chosen twice: of few samples the best come first. NaN rewards are only chosen at random.
     """
     ranked = sorted((s for s in samples if s.reward == s.reward), key=lambda sample: sample.reward)
     highest = ranked[::-1][:best]
@@ -91,7 +90,7 @@ def choose(
 
 
 def sample_seed(run: Run, iteration: int) -> int:
-    """The seed of what is drawn from an iteration: the same whenever and by whomever it is asked."""
+    """Derive the seed of what is drawn from an iteration, from the run's seed and the iteration only."""
     return derive_seed(run.config.seed, "samples", iteration)
 
 
@@ -109,7 +108,7 @@ def _record(run: Run, task: Task) -> Record | None:
 
 
 def _read_shard(run: Run, rollout: Record, reward: Record) -> list[Sample]:
-    """None where the files are not what was committed, or of another version of slurm-ppo."""
+    """Read a shard's samples; none if a file is unreadable, not as committed, or of another schema."""
     from pipeline.run.schemas import REWARD, ROLLOUT, SchemaError, is_sampled
     from pipeline.run.shards import read_shard
 
@@ -136,14 +135,14 @@ def _samples(iteration: int, texts: "pa.Table", scores: "pa.Table") -> list[Samp
 
 
 def _components(scores: "pa.Table") -> list[dict[str, float]]:
-    """[rows] the components' scores by their names."""
+    """Return each row's component scores by name: [rows]."""
     columns = [name for name in scores.column_names if name.startswith(_COMPONENT)]
     rows = scores.select(columns).to_pylist()
     return [{name.removeprefix(_COMPONENT): value for name, value in row.items()} for row in rows]
 
 
 def _kls(texts: "pa.Table", scores: "pa.Table") -> list[float | None]:
-    """[rows] see :attr:`Sample.kl`."""
+    """Compute :attr:`Sample.kl` of each row: [rows]."""
     names = ("rollout_logprobs", "response_mask")
     columns = (*(texts[name] for name in names), scores["reference_logprobs"])
     return [_kl(*row) for row in zip(*columns, strict=True)]

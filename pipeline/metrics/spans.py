@@ -14,93 +14,93 @@ from typing import Any
 from pipeline.config.job_kinds import DRIVER
 
 _MOST_ATTEMPTS = 400
-"""Of a stage and iteration that a line holds one by one."""
+"""Attempts of a stage that a line lists one by one."""
 _DIGITS = 2
-"""Of seconds: sacct knows whole ones, and a bar of ten milliseconds is narrower than a pixel."""
+"""Decimals of seconds: sacct knows whole ones, and a bar of ten milliseconds is narrower than a pixel."""
 
 
 class SpanEnd(StrEnum):
-    """How an attempt ended."""
+    """Outcome of an attempt."""
 
     COMMITTED = "committed"
-    """Its result is the task's."""
+    """Success: its result is the task's."""
     FAILED = "failed"
-    """Without a result: it failed, was killed, preempted, requeued."""
+    """No result: it failed, was killed, preempted or requeued."""
     ENDED = "ended"
-    """Well, but without a result that counts: a driver job, or another attempt was first."""
+    """Success, but no result that counts: a driver job, or another attempt was first."""
     OPEN = "open"
-    """Not yet, when it was looked at: it waits or runs."""
+    """No end yet when observed: it waits or runs."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """One attempt at a task, or one driver job. Times are unix seconds; None where nobody knows them."""
+    """One attempt at a task, or one driver job. Times are unix seconds; None if unknown."""
 
     purpose: str
-    """Of the task, or ``driver``."""
+    """Purpose of the task, or ``driver``."""
     shard: int
     attempt: str
     """The attempt's id; of a driver job its kind and number."""
     end: SpanEnd
     ready: float | None = None
-    """Since when nothing but the scheduler kept it from starting: inputs committed, dependencies met."""
+    """Time from which only the scheduler kept it from starting: inputs committed, dependencies met."""
     started: float | None = None
     computing: float | None = None
-    """When its model began to compute; where no model does, when the task's own code began."""
+    """Start of its model's compute; where no model computes, of the task's own code."""
     ended: float | None = None
     compute: float = 0.0
     """Seconds of model compute."""
     node: str = ""
     lane: str = ""
-    """Its partition; on this machine its purpose."""
+    """Partition; for runs on one machine, the purpose."""
     job: str = ""
     note: str = ""
-    """Why it failed."""
+    """Reason for which it failed."""
     cpus: int = 0
     gpus: int = 0
-    """0 where no accounting says."""
+    """GPUs held; 0, as ``cpus``, where accounting does not say."""
 
     @property
     def number(self) -> int:
-        """Which attempt at the task: names the folder of its log."""
+        """Number of the attempt at its task; names the folder of its log."""
         first = self.attempt.split("-")[0]
         return int(first) if first.isdecimal() else 0
 
 
 @dataclass(frozen=True)
 class StageTime:
-    """A stage of an iteration (or a pool's scores, or driver jobs): sums over its attempts, in seconds.
+    """Sums over the attempts of a stage of an iteration (or a pool's scores, or driver jobs), in seconds.
 
     ``run`` is ``startup + compute + idle + retry`` for tasks; driver jobs only wait and run.
     """
 
     lane: str
     attempts: int
-    """That started."""
+    """Attempts that started."""
     failed: int
     ready: float | None
-    """Unix time at which the first of them could have started."""
+    """Unix time at which the first attempt could have started."""
     started: float | None
     """Unix time of the first start."""
     ended: float | None
     """Unix time of the last end."""
     queue: float
-    """From ready to started."""
+    """Seconds from ready to started."""
     run: float
-    """From started to ended, of every attempt that has ended."""
+    """Seconds from started to ended, of every attempt that has ended."""
     startup: float
-    """Of committed attempts, from the job's start to the first model compute."""
+    """Seconds of committed attempts from the job's start to the first model compute."""
     compute: float
-    """Of committed attempts, in which a model computed."""
+    """Seconds of committed attempts in which a model computed."""
     idle: float
-    """Of committed attempts, the rest: reading, hashing, rules, writing, leaving."""
+    """Seconds of committed attempts spent neither starting up nor computing (I/O, hashing, rules, exit)."""
     retry: float
-    """Of attempts without a result that counts."""
+    """Seconds of attempts without a result that counts."""
     gpu_hours: float
     cpu_hours: float
 
     def plus(self, other: "StageTime") -> "StageTime":
-        """The sums of both, where and when the first was."""
+        """Add up the sums of both; lane and times stay those of this one."""
         return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in _SUMS})
 
 
@@ -124,17 +124,17 @@ class IterationSpans:
 
     iteration: int
     stages: Mapping[str, StageTime]
-    """By purpose, in the order in which they began."""
+    """Sums by purpose, in the order in which they began."""
     attempts: tuple[Span, ...] = ()
     left_out: int = 0
     """Attempts that are in the sums and not in ``attempts``."""
     written: float = 0.0
-    """When the line was made, unix time. A driver job is in the first line after its end."""
+    """Unix time at which the line was made. A driver job is in the first line after its end."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Where the seconds of one attempt went."""
+    """Seconds of one attempt, by what they were spent on."""
 
     queue: float = 0.0
     run: float = 0.0
@@ -145,7 +145,7 @@ class Parts:
 
 
 def parts_of(span: Span) -> Parts:
-    """Split an attempt's time. What is not known counts as nothing."""
+    """Split an attempt's time. Unknown parts count as 0."""
     queue = max(0.0, span.started - span.ready) if span.started and span.ready else 0.0
     if span.started is None or span.ended is None:
         return Parts(queue)
@@ -161,7 +161,7 @@ def parts_of(span: Span) -> Parts:
 
 
 def stage_times(spans: Iterable[Span]) -> dict[str, StageTime]:
-    """The sums of each purpose."""
+    """Sum spans by purpose."""
     groups: dict[str, list[Span]] = {}
     for span in sorted(spans, key=lambda s: s.started or s.ready or 0.0):
         groups.setdefault(span.purpose, []).append(span)
@@ -193,13 +193,13 @@ def _stage_time(spans: Sequence[Span]) -> StageTime:
 
 
 def iteration_spans(iteration: int, spans: Sequence[Span], written: float = 0.0) -> IterationSpans:
-    """The sums of all spans, and the spans, thinned."""
+    """Make an iteration's line: the sums of all spans, and the spans, thinned."""
     kept = _thinned(spans)
     return IterationSpans(iteration, stage_times(spans), tuple(kept), len(spans) - len(kept), written)
 
 
 def _thinned(spans: Sequence[Span]) -> list[Span]:
-    """Of each purpose what failed, the one that ended last, and others evenly, in the order of starts."""
+    """Keep of each purpose failures, the last to end, and evenly chosen others, in the order of starts."""
     groups: dict[str, list[Span]] = {}
     for span in sorted(spans, key=lambda s: (s.started or s.ready or 0.0, s.shard)):
         groups.setdefault(span.purpose, []).append(span)
@@ -217,7 +217,7 @@ def _some(spans: Sequence[Span]) -> list[Span]:
 
 
 def share_metrics(stages: Mapping[str, StageTime]) -> dict[str, float]:
-    """The part of an iteration's row that says what of the stages' job time was no compute."""
+    """Return the shares of the stages' job time that were start-up and idle, for an iteration's row."""
     ran = {purpose: stage for purpose, stage in stages.items() if stage.run and purpose != DRIVER}
     return {
         f"slurm/{part}_share/{purpose}": getattr(stage, part) / stage.run
@@ -232,7 +232,7 @@ _TIMES = ("ready", "started", "computing", "ended")
 
 
 def to_line(spans: IterationSpans) -> dict[str, Any]:
-    """A line of ``spans.jsonl``: times count from ``base``, and names are places in ``names``."""
+    """Format a line of ``spans.jsonl``: times count from ``base``, and names are indices into ``names``."""
     times = [getattr(stage, name) for stage in spans.stages.values() for name in ("ready", "started")]
     base = round(min((time for time in times if time is not None), default=0.0))
     names = dict.fromkeys(name for span in spans.attempts for name in (span.purpose, span.node, span.lane))
@@ -249,7 +249,7 @@ def to_line(spans: IterationSpans) -> dict[str, Any]:
 
 
 def _stage_line(stage: StageTime) -> dict[str, Any]:
-    """Hours with more digits than seconds: a run has a thousand of them to add up."""
+    """Round a stage's numbers, hours to more digits than seconds: a run adds up a thousand of them."""
     return {
         name: round(value, 8 if name.endswith("_hours") else 4) if isinstance(value, float) else value
         for name, value in asdict(stage).items()
@@ -257,7 +257,7 @@ def _stage_line(stage: StageTime) -> dict[str, Any]:
 
 
 def _attempt_line(span: Span, base: float, place: Mapping[str, int]) -> list[Any]:
-    """What is usual comes last and is left out."""
+    """Format an attempt as a list; usual values come last and are left out."""
     times = (getattr(span, name) for name in _TIMES)
     line = [
         *(place[span.purpose], span.shard, span.attempt),
@@ -276,7 +276,7 @@ _NO_LINE = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 
 
 def from_line(line: Mapping[str, Any], with_attempts: bool = True) -> IterationSpans:
-    """Inverse of :func:`to_line`. On anything else raises one of the errors of :data:`_NO_LINE`."""
+    """Invert :func:`to_line`. On anything else raises one of the errors of :data:`_NO_LINE`."""
     stages = {purpose: StageTime(**stage) for purpose, stage in line["stages"].items()}
     names, base = line["names"], line["base"]
     attempts = (_span(attempt, names, base) for attempt in (line["attempts"] if with_attempts else ()))
@@ -308,7 +308,7 @@ def _span(line: Sequence[Any], names: Sequence[str], base: float) -> Span:
 
 
 def stage_totals(iterations: Iterable[IterationSpans]) -> dict[str, StageTime]:
-    """Sums over iterations, by purpose."""
+    """Sum stage times over iterations, by purpose."""
     found: dict[str, StageTime] = {}
     for spans in iterations:
         for purpose, stage in spans.stages.items():
@@ -317,9 +317,9 @@ def stage_totals(iterations: Iterable[IterationSpans]) -> dict[str, StageTime]:
 
 
 def read_lines(lines: Iterable[Mapping[str, Any]], newest: int, detailed: int) -> dict[int, IterationSpans]:
-    """Iterations up to ``newest``, of each the last line; the last ``detailed`` with their attempts.
+    """Parse the last line of each iteration up to ``newest``; the last ``detailed`` with their attempts.
 
-    Lines that are no such lines are left out.
+    Malformed lines are left out.
     """
     by_iteration: dict[int, Mapping[str, Any]] = {}
     for line in lines:

@@ -25,12 +25,12 @@ from slurm.limits import parse_memory
 Findings = Iterator[Advice]
 
 _WORTH_SECONDS = 60.0
-"""Of an iteration: in shorter ones there is nothing to gain that anybody would notice."""
+"""Seconds of an iteration from which on speed matters: in shorter ones nobody would notice a gain."""
 _LIMITING_SHARE = 0.7
 
 
 def bottleneck(evidence: Evidence) -> Findings:
-    """The stage that takes most of each iteration: nothing else is worth making faster."""
+    """Detect the stage that takes most of each iteration: nothing else is worth making faster."""
     for purpose in _purposes(evidence):
         share = _share_of_iteration(evidence, purpose)
         if share is not None and share > _LIMITING_SHARE:
@@ -44,12 +44,12 @@ def bottleneck(evidence: Evidence) -> Findings:
 
 
 def _purposes(evidence: Evidence) -> tuple[str, ...]:
-    """Those that an iteration waits for; evaluation stands aside."""
+    """Return the purposes that an iteration waits for, so not evaluation."""
     return Plan.of(evidence.config).purposes
 
 
 def _share_of_iteration(evidence: Evidence, purpose: str) -> float | None:
-    """None where iterations are too short to matter."""
+    """Return its share of the time; None if unknown, or iterations are too short to matter."""
     whole, part = recent(evidence, "seconds/iteration"), recent(evidence, f"seconds/{purpose}")
     if whole is None or part is None or whole.middle < _WORTH_SECONDS:
         return None
@@ -72,7 +72,7 @@ def _faster(evidence: Evidence, purpose: str) -> str:
 
 
 def _key(purpose: str) -> str:
-    """The part of the configuration that says where a purpose runs."""
+    """Return the key of the configuration that says where a purpose runs."""
     _, _, pool = purpose.partition("-")
     return f"scheduler.pools.{pool}" if pool else f"scheduler.{purpose}"
 
@@ -81,7 +81,7 @@ _GAP_SHARE = 0.5
 
 
 def queue_bound(evidence: Evidence) -> Findings:
-    """Jobs wait longer than they run. Without accounting: nothing runs for most of an iteration."""
+    """Detect jobs that wait longer than they run; without accounting, iterations that are mostly idle."""
     if not isinstance(evidence.config.scheduler, SlurmConfig):
         return
     waited, ran = _sums(evidence, "slurm/queue_seconds/"), _sums(evidence, "slurm/run_seconds/")
@@ -106,7 +106,7 @@ def queue_bound(evidence: Evidence) -> Findings:
 
 
 def _sums(evidence: Evidence, prefix: str) -> dict[str, float]:
-    """By what follows ``prefix``: the sum over the last rows."""
+    """Sum numbers over the last rows, by what follows ``prefix`` in their names."""
     rows = evidence.trained[-WINDOW:] if len(evidence.trained) >= MIN_ROWS else []
     names = {name for row in rows for name in row if name.startswith(prefix)}
     sums = {name.removeprefix(prefix): sum(series(rows, name).values) for name in sorted(names)}
@@ -114,7 +114,7 @@ def _sums(evidence: Evidence, prefix: str) -> dict[str, float]:
 
 
 def _gap(evidence: Evidence) -> float:
-    """Share of an iteration that is in no stage; stages that overlap only make it smaller."""
+    """Return the share of an iteration that is in no stage; stages that overlap only make it smaller."""
     shares = [_share_of_iteration(evidence, purpose) for purpose in _purposes(evidence)]
     known = [share for share in shares if share is not None]
     return 1 - sum(known) if known and len(known) == len(shares) else 0.0
@@ -125,7 +125,7 @@ _START_UP_SECONDS = 30.0
 
 
 def start_up(evidence: Evidence) -> Findings:
-    """Tasks that load models for longer than they use them."""
+    """Detect tasks that load models for longer than they use them."""
     for purpose in _purposes(evidence):
         compute, total = recent(evidence, f"seconds/compute/{purpose}"), _task_seconds(evidence, purpose)
         if compute is None or total is None or total <= 0:
@@ -155,7 +155,7 @@ def _fewer_starts(evidence: Evidence, purpose: str) -> str:
 
 
 def _task_seconds(evidence: Evidence, purpose: str) -> float | None:
-    """What an iteration's tasks take in all, by attempts, by accounting, or where there is one task."""
+    """Return the seconds of all tasks of an iteration: from attempts, accounting, or the only task's time."""
     totals: dict[int, float] = {}
     for attempt in evidence.attempts:
         if attempt.purpose == purpose and attempt.is_committed:
@@ -176,7 +176,7 @@ _WASTED_MUCH, _WASTED_MOST = 0.15, 0.4
 
 
 def wasted(evidence: Evidence) -> Findings:
-    """Attempts that ended without a result: failures, preemptions, time limits."""
+    """Detect much time in attempts without a result: failures, preemptions, time limits."""
     found = recent(evidence, "slurm/wasted_share")
     share = found.middle if found else _wasted_by_attempts(evidence)
     if share <= _WASTED_MUCH:
@@ -204,11 +204,11 @@ def _wasted_by_attempts(evidence: Evidence) -> float:
 
 
 _SLOW_FACTOR, _SLOW_ITERATIONS, _LEAST_SECONDS = 1.4, 3, 5.0
-"""Responses differ in length, so shards differ in time: a node is slow by its median over iterations."""
+"""Thresholds. Shards differ in time as responses do in length, so a node's median over iterations counts."""
 
 
 def slow_node(evidence: Evidence) -> Findings:
-    """One whose tasks take longer than the same tasks elsewhere, time and again."""
+    """Detect a node whose tasks take longer than the same tasks elsewhere, time and again."""
     ratios: dict[tuple[str, str], dict[int, float]] = {}
     for (iteration, purpose), tasks in _arrays(evidence):
         for node in sorted({task.node for task in tasks}):
@@ -227,7 +227,7 @@ def slow_node(evidence: Evidence) -> Findings:
 
 
 def _arrays(evidence: Evidence) -> Iterator[tuple[tuple[int, str], Sequence[TaskTime]]]:
-    """The committed attempts of each array with more than one shard, of the newest iterations."""
+    """Yield committed attempts of the newest iterations, by array; only arrays of several shards count."""
     newest = max((a.iteration for a in evidence.attempts), default=0)
     arrays: dict[tuple[int, str], list[TaskTime]] = {}
     for attempt in evidence.attempts:
@@ -237,7 +237,7 @@ def _arrays(evidence: Evidence) -> Iterator[tuple[tuple[int, str], Sequence[Task
 
 
 def _slowness(node: str, tasks: Sequence[TaskTime]) -> float | None:
-    """Its median over that of the others; None where there are no others, or all are too short to tell."""
+    """Return the node's median time over the others'; None without others, or where theirs is too short."""
     own = [task.seconds for task in tasks if task.node == node]
     others = [task.seconds for task in tasks if task.node != node]
     if not node or not own or not others or median(others) < _LEAST_SECONDS:
@@ -249,7 +249,7 @@ _STRAGGLER_FACTOR, _FEW_SHARDS = 2.0, 4
 
 
 def stragglers(evidence: Evidence) -> Findings:
-    """The last shard takes twice as long as most, and everybody waits for it."""
+    """Detect a last shard that takes twice as long as most, and that everybody waits for."""
     longest: dict[str, list[tuple[float, float]]] = {}
     for (_, purpose), tasks in _arrays(evidence):
         seconds = [task.seconds for task in tasks]
@@ -272,7 +272,7 @@ _PADDING_SHARE, _UPDATE_SHARE = 0.5, 0.3
 
 
 def padding(evidence: Evidence) -> Findings:
-    """The update computes more padding than tokens, and takes long."""
+    """Detect an update that computes more padding than tokens, and takes long."""
     found, share = recent(evidence, "policy/padding_efficiency"), _share_of_iteration(evidence, Stage.UPDATE)
     if found and share is not None and found.middle < _PADDING_SHARE and share > _UPDATE_SHARE:
         what = f"{percent(1 - found.middle)} of what micro-batches hold is padding, in {found.span}"
@@ -288,7 +288,7 @@ _NEAR_LIMIT = 0.9
 
 
 def memory(evidence: Evidence) -> Findings:
-    """Tasks that nearly use the memory their jobs asked for."""
+    """Detect tasks that nearly use the memory their jobs asked for."""
     for purpose in _purposes(evidence):
         given, found = _resources(evidence, purpose), recent(evidence, f"memory_gib/{purpose}")
         if given is None or given.mem is None or found is None:

@@ -1,4 +1,4 @@
-"""What the terminal shows of a run's rows: a table, a curve, a sparkline. Pure: rows in, text out.
+"""Text views of a run's rows for the terminal: a table, a curve, a sparkline. Pure: rows in, text out.
 
 Rows are those of ``metrics.jsonl``, ascending; any number may be absent from any row. Colours are ANSI
 sequences, and only there when ``color`` is true.
@@ -26,7 +26,7 @@ class Column:
     scale: float = 1
 
     def value(self, row: Row) -> float | None:
-        """The row's number, or None when the row has none of the names."""
+        """Return the row's number, or None when the row has none of the names."""
         found = [row[name] for name in self.names if name in row]
         return self.scale * sum(found) if found else None
 
@@ -45,16 +45,16 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 _FIRST_TO_GO = ("tok/s", "± std", "clip %", "entropy", "length", "s/iter", "KL", "eval")
-"""Columns that a narrow terminal does without, in this order."""
+"""Columns that are dropped on a narrow terminal, in this order."""
 
 
 def cells(row: Row, columns: Sequence[Column] = COLUMNS) -> list[str]:
-    """One text per column."""
+    """Return one text per column."""
     return [number(column.value(row), column.digits) for column in columns]
 
 
 def iteration_table(rows: Sequence[Row], width: int = 80, color: bool = False) -> str:
-    """One line per row under a line of titles; columns are left out until it fits ``width`` characters."""
+    """Format one line per row under a line of titles; columns are dropped until ``width`` suffices."""
     columns = list(COLUMNS)
     for title in (None, *_FIRST_TO_GO):
         columns = [column for column in columns if column.title != title]
@@ -69,14 +69,14 @@ def iteration_table(rows: Sequence[Row], width: int = 80, color: bool = False) -
 
 
 def reward_curve(rows: Sequence[Row], width: int = 80, height: int = 16, color: bool = False) -> str:
-    """``reward/mean`` as a line over iterations and ``evaluate/reward`` as dots.
+    """Plot ``reward/mean`` as a line over iterations and ``evaluate/reward`` as dots.
 
     Args:
         width: columns of the text, at least 30.
         height: lines of the text, at least 8.
 
     Returns:
-        One line that says so when no row has a reward.
+        The plot, or one line that says so when no row has a reward.
     """
     line, dots = points(rows, "reward/mean"), points(rows, "evaluate/reward")
     if not line and not dots:
@@ -86,7 +86,7 @@ def reward_curve(rows: Sequence[Row], width: int = 80, height: int = 16, color: 
 
 
 def points(rows: Sequence[Row], name: str) -> list[tuple[float, float]]:
-    """(iteration, value) of every row that has a finite value."""
+    """Return (iteration, value) of every row that has a finite value."""
     return [(r["iteration"], r[name]) for r in rows if name in r and math.isfinite(r[name])]
 
 
@@ -125,13 +125,13 @@ def _rule(ruler: Any, low: float, high: float, ticks: Sequence[float]) -> None:
 
 
 def _limits(values: Sequence[float], margin: float) -> tuple[float, float]:
-    """Lowest and highest value; ``margin`` around them when they are the same."""
+    """Return the lowest and the highest value, with ``margin`` around them when they are the same."""
     low, high = min(values), max(values)
     return (low, high) if low < high else (low - margin, high + margin)
 
 
 def even_ticks(low: float, high: float, count: int, whole: bool = False) -> list[float]:
-    """At most ``count`` + 1 multiples of 1, 2 or 5 times a power of ten between two different limits."""
+    """Return at most ``count`` + 1 multiples of 1, 2 or 5 times a power of ten between distinct limits."""
     step = 10.0 ** math.floor(math.log10((high - low) / count))
     step *= next(factor for factor in (1, 2, 5, 10) if (high - low) / (step * factor) <= count)
     step = max(step, 1.0) if whole else step
@@ -139,9 +139,9 @@ def even_ticks(low: float, high: float, count: int, whole: bool = False) -> list
 
 
 def sparkline(values: Sequence[float | None], width: int = 40) -> str:
-    """At most ``width`` block characters from lowest to highest; each is the mean of its share of values.
+    """Draw at most ``width`` block characters from lowest to highest; each averages a share of values.
 
-    Absent and non-finite values are left out; a share that has only such is a space.
+    Absent and non-finite values are left out; a share with only such values is a space.
     """
     count = min(len(values), width)
     shares = [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]

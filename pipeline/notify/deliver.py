@@ -1,4 +1,4 @@
-"""A command or an address that is told something: within a limit of time, and whatever it does is a line."""
+"""Delivery to a command or an address, within a time limit; any failure becomes a line of text."""
 
 import contextlib
 import os
@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import IO
 
 _LAST_BYTES = 4096
-"""Of what a command says, to find its last line in."""
+"""Bytes kept of a command's standard error, to find its last line in."""
 _LONGEST_LINE = 200
 _AFTER_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """What came of telling one of them."""
+    """Result of a delivery to one recipient."""
 
     to: str
-    """command or webhook."""
+    """Recipient: command or webhook."""
     trouble: str = ""
-    """Empty: it was told."""
+    """Reason of failure. Empty: delivered."""
 
 
 def run_words(
@@ -64,7 +64,7 @@ def run_words(
 
 
 def _listen(stream: IO[bytes], last: bytearray) -> None:
-    """Keep the end of what is said, however much that is."""
+    """Keep the end of a stream, however long it is."""
     with stream:
         while chunk := os.read(stream.fileno(), 1 << 16):
             last += chunk
@@ -80,7 +80,7 @@ def _in_words(program: str, code: int, said: bytes) -> str:
 def post(address: str, body: bytes, limit: float) -> str:
     """POST JSON. Returns what went wrong, in a line.
 
-    In a thread, because neither names that cannot be looked up nor answers that trickle in have a limit.
+    Runs in a thread, since neither name lookups nor answers that trickle in have a time limit.
     """
     trouble = [_unanswered(limit)]
 
@@ -103,7 +103,7 @@ def _post(address: str, body: bytes, limit: float) -> str:
     from urllib.request import HTTPRedirectHandler, Request, build_opener
 
     class Staying(HTTPRedirectHandler):
-        """The address may be a secret, and is for the server that it names."""
+        """Handler that follows no redirect: the address may be a secret, meant for its server only."""
 
         def redirect_request(
             self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str

@@ -1,4 +1,4 @@
-"""Tell people how a run fares: a command or a webhook of theirs, when it fails, completes or stands still.
+"""Notifications to people, by command or webhook, when a run fails, completes, stalls or meets trouble.
 
 An event is sent once and noted in ``events.jsonl`` with what came of it; a driver that is killed between the
 two sends it a second time. Whatever the command or the server does, training goes on.
@@ -29,18 +29,18 @@ from pipeline.run.records import Frontier, find_frontier
 from pipeline.text import duration
 
 TEST = "test"
-"""The event that a person asks for, to see that it arrives."""
+"""Name of the event that a person asks for, to see that it arrives."""
 
 Note = Callable[[str], None]
 
 _LONGEST_MESSAGE = 1000
 _TAIL_BYTES = 1 << 22
-"""Of events.jsonl, in which an event that was told is looked for: about ten thousand lines."""
+"""Bytes at the end of events.jsonl searched for an event that was sent: about ten thousand lines."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """What people are told."""
+    """Content of a notification."""
 
     event: str
     """An :class:`Occasion`, or ``test``."""
@@ -48,28 +48,28 @@ class Event:
     """The run directory."""
     name: str
     iteration: int
-    """The one that failed or is at hand; of a complete run the last."""
+    """Iteration that failed or is at hand; of a complete run the last."""
     iterations: int
     state: str
-    """failed, complete or running."""
+    """State of the run: failed, complete or running."""
     message: str
     next: str
     """The command to type next."""
     key: str
-    """An event of the same key is not told again."""
+    """Identity of the event: one of the same key is not sent again."""
 
     @property
     def text(self) -> str:
-        """For people, in two lines."""
+        """The event for people, in two lines."""
         how_far = f"{self.name}: {self.event}, iteration {self.iteration} of {self.iterations}"
         return f"{how_far}: {self.message}\nnext: {self.next}"
 
     def to_json(self) -> dict[str, Any]:
-        """With ``text``, which chat servers show, and when and where it was sent."""
+        """Return the fields, ``text``, which chat servers show, and when and where it was sent."""
         return {"text": self.text, **asdict(self), "time": time.time(), "host": socket.gethostname()}
 
     def variables(self) -> dict[str, str]:
-        """Environment variables."""
+        """Return the environment variables for the command."""
         named = {name: value for name, value in asdict(self).items() if name not in ("key", "iterations")}
         return {f"SLURM_PPO_{name.upper()}": str(value).replace("\0", "") for name, value in named.items()}
 
@@ -77,8 +77,8 @@ class Event:
 # --- what happened -----------------------------------------------------------------------------------
 
 
-def failure(run: Run, given_up: Sequence[GiveUp], call: int | float) -> Event:
-    """Tasks were given up. Told once in each call of a person's."""
+def failure(run: Run, given_up: Sequence[GiveUp], call: float) -> Event:
+    """Make the event that tasks were given up. Sent once per call (submit, run, resume)."""
     first = given_up[0].failure
     more = f", and {len(given_up) - 1} more tasks" if len(given_up) > 1 else ""
     message = f"{first.task}, attempt {first.attempt}: {first.message}{more}"
@@ -86,19 +86,19 @@ def failure(run: Run, given_up: Sequence[GiveUp], call: int | float) -> Event:
 
 
 def breakdown(run: Run, error: BaseException, call: float) -> Event:
-    """The driver itself could not go on."""
+    """Make the event that the driver could not go on."""
     message = f"the driver ended: {type(error).__name__}: {' '.join(str(error).split())}"
     iteration = at_hand(run, find_frontier(run.plan, run.paths))
     return _event(run, Occasion.FAILED, iteration, message, f"failed in call {call}")
 
 
 def rows_unwritten(run: Run, why: str, call: float) -> Event:
-    """Training goes on, and nobody sees how. Told once in each call of a person's."""
+    """Make the event that rows cannot be written; training goes on. Sent once per call."""
     return _trouble(run, f"rows cannot be written: {why}; training goes on", f"rows, call {call}")
 
 
 def pass_failed(run: Run, why: str, call: float) -> Event:
-    """A driver could not look at the run, or not do what was due. Told once in each call of a person's."""
+    """Make the event that a driver could not look at the run, or not do what was due. Sent once per call."""
     message = f"a driver's pass failed: {why}; the next one tries again"
     return _trouble(run, message, f"pass, call {call}")
 
@@ -109,7 +109,7 @@ def _trouble(run: Run, message: str, key: str) -> Event:
 
 
 def completion(run: Run) -> Event:
-    """The run is at its end. Told once, however often it is resumed, unless its end is made anew."""
+    """Make the event that the run is complete. Sent once, also if resumed, unless its end is remade."""
     try:
         record = read_record(run.paths, policy_maker(run.plan.iterations))
     except CorruptData:
@@ -122,17 +122,17 @@ def completion(run: Run) -> Event:
 
 
 def has_stalled(since: float, now: float, stall_after: float, is_over: bool) -> bool:
-    """Whether a run stands still. Pure.
+    """Whether a run has stalled. Pure.
 
     Args:
         since: unix time of the newest commit, or of the person's call if that was later.
-        is_over: it is complete, failed or cancelled, so that nothing is expected of it.
+        is_over: the run is complete, failed or cancelled, so nothing is expected of it.
     """
     return not is_over and now - since >= stall_after
 
 
 def standstill(run: Run, since: float, now: float, why: str = "") -> Event:
-    """Nothing was committed since a time. Told once in each standstill."""
+    """Make the event that nothing was committed since a time. Sent once per standstill."""
     frontier = find_frontier(run.plan, run.paths)
     iteration = at_hand(run, frontier)
     message = f"nothing was committed for {duration(now - since)}" + (f"; {why}" if why else "")
@@ -140,13 +140,13 @@ def standstill(run: Run, since: float, now: float, why: str = "") -> Event:
 
 
 def trial(run: Run) -> Event:
-    """What ``slurm-ppo notify`` sends. The run need not exist yet."""
+    """Make the test event of ``slurm-ppo notify``. The run need not exist yet."""
     iteration = at_hand(run, find_frontier(run.plan, run.paths))
     return _event(run, TEST, iteration, "this is a test; nothing happened to the run", "test")
 
 
 def at_hand(run: Run, frontier: Frontier) -> int:
-    """The first iteration that is not done, or the last."""
+    """Return the first iteration that is not done, or the last."""
     return min(max(frontier.updated, run.plan.start) + 1, run.plan.iterations)
 
 
@@ -175,7 +175,7 @@ def _event(run: Run, event: str, iteration: int, message: str, key: str) -> Even
 def tell(run: Run, event: Event, note: Note) -> None:
     """Send an event that is wanted and was not sent before, and note what came of it.
 
-    Never raises for what the command, the server or the disk does: a full disk is worth hearing of.
+    Never raises for what the command, the server or the disk does: a full disk is worth a notification.
     """
     given = run.config.notify
     if event.event not in given.on or not given.tells_anybody or _was_told(run, event.key):
@@ -194,7 +194,7 @@ def tell(run: Run, event: Event, note: Note) -> None:
 
 
 def tell_if_stalled(run: Run, newest: float, begun: float, note: Note, why: str = "") -> None:
-    """Tell of a run that goes on, if nothing was committed for ``notify.stall_after`` seconds.
+    """Notify of a stalled run: nothing was committed for ``notify.stall_after`` seconds.
 
     Args:
         newest: unix time of the newest commit, 0 for none.
@@ -208,7 +208,11 @@ def tell_if_stalled(run: Run, newest: float, begun: float, note: Note, why: str 
 
 
 def _alone(run: Run) -> Lease | None:
-    """Raises LeaseHeld. None where the disk takes no lease: better told twice than not at all."""
+    """Take the lease of notifying. None where the disk takes none: better twice than never.
+
+    Raises:
+        LeaseHeld: another driver notifies now.
+    """
     try:
         return acquire(run.paths.locks / "notify")
     except OSError:
@@ -235,13 +239,13 @@ def _record(run: Run, event: Event, deliveries: Sequence[Delivery], note: Note) 
 
 
 def _folder(run: Run) -> Path:
-    """Where the command runs: where the run was started, if that is still there."""
+    """Return where the command runs: where the run was started, if that is still there."""
     folder = Path(run.identity.folder or run.paths.root)
     return folder if folder.is_dir() else run.paths.root
 
 
 def deliver(given: NotifyConfig, event: Event, folder: Path) -> list[Delivery]:
-    """Send an event to everybody. Takes ``given.time_limit`` seconds for each at most."""
+    """Send an event to every recipient. Takes at most ``given.time_limit`` seconds for each."""
     found = []
     if given.command:
         environment = {**os.environ, **event.variables()}
@@ -264,10 +268,10 @@ def _to_webhook(given: NotifyConfig, event: Event) -> Delivery:
 
 
 def send_trial(run: Run) -> tuple[list[str], bool]:
-    """Send a test event. Returns what to say, a line each, and whether it arrived everywhere.
+    """Send a test event. Returns lines that report it, and whether it arrived everywhere.
 
     Raises:
-        ConfigError: there is nobody to tell.
+        ConfigError: no recipient is configured.
     """
     given = run.config.notify
     if not given.tells_anybody:
@@ -281,11 +285,11 @@ def send_trial(run: Run) -> tuple[list[str], bool]:
 
 
 def webhook_address(given: NotifyConfig, environment: Mapping[str, str]) -> str:
-    """The address, from wherever it is kept.
+    """Return the webhook's address, from wherever it is kept.
 
     Raises:
         OSError: its file cannot be read.
-        ValueError: there is none, or what is there is none. Never shows it.
+        ValueError: there is none, or it is not an address. The message never shows it.
     """
     if given.webhook:
         return given.webhook

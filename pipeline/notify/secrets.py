@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|WEBHOOK|HOOK|AUTH|COOKIE", re.IGNORECASE)
 _SHORTEST = 6
-"""Shorter values would be found in everything."""
+"""Fewest characters of a secret: shorter ones would be found in everything."""
 _HIDDEN = "[hidden]"
 
 
@@ -16,7 +16,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def secrets_of(environment: Mapping[str, str], *addresses: str) -> set[str]:
-    """What must not be shown: values of variables named like secrets, and addresses with their parts."""
+    """Collect what must not be shown: values of variables named like secrets, addresses and their parts."""
     found = {value for name, value in environment.items() if is_secret_name(name)}
     for address in addresses:
         parts = urlsplit(address)
@@ -25,7 +25,7 @@ def secrets_of(environment: Mapping[str, str], *addresses: str) -> set[str]:
 
 
 def without_secrets(text: str, secrets: Collection[str]) -> str:
-    """``text`` with every secret hidden, longer ones first."""
+    """Hide every secret in ``text``, longer ones first."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, _HIDDEN)
     return text

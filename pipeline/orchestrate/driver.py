@@ -1,4 +1,4 @@
-"""The loop: observe, reconcile, act. It may be killed at any moment and started again anywhere."""
+"""The driver's pass: observe, reconcile, act. It may be killed at any moment and started again anywhere."""
 
 import contextlib
 import shlex
@@ -27,7 +27,7 @@ from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from pipeline.run.troubles import Trouble, described, note_recovery, note_trouble
 
 ROWS_PATIENCE = 600.0
-"""Seconds for which the rows of a run that is trained to its end are tried again."""
+"""Seconds for which writing the rows of a fully trained run is retried."""
 _ROWS_REST = 1.0
 
 
@@ -41,16 +41,16 @@ class Outcome(StrEnum):
 
 
 class Watcher(Protocol):
-    """Is told what happens; shows it to a person."""
+    """Callbacks that display progress."""
 
     def progress(self, frontier: Frontier, records: Records, tasks: tuple[Task, ...]) -> None:
-        """Called after every pass."""
+        """Show how far the run has come. Called after every pass."""
 
     def row(self, row: dict[str, float | int]) -> None:
-        """A new row of metrics.jsonl."""
+        """Show a new row of metrics.jsonl."""
 
     def note(self, text: str) -> None:
-        """Something a person wants to know: a retry, a repair."""
+        """Show a line that a person wants to read: a retry, a repair."""
 
 
 @dataclass
@@ -65,11 +65,12 @@ class Driver:
     frontier: Frontier
     given_up: tuple[GiveUp, ...] = ()
     advised: set[Rule] = field(default_factory=set)
-    """Findings that were told."""
+    """Findings of the metrics that this driver has reported."""
     trouble: str = ""
-    """Why rows could not be written in the last pass."""
+    """Reason why rows could not be written in the last pass; empty if they could."""
     has_recovered: bool = False
-    """Whether the journal says of no trouble with rows that is over; an earlier driver may have left one."""
+    """Whether the journal holds no unresolved trouble with rows; false until checked, as an earlier driver
+    may have left some."""
 
     @staticmethod
     def of(run: Run, jobs: Jobs, watcher: Watcher, books: Publisher) -> "Driver":
@@ -89,7 +90,7 @@ class Driver:
 
 
 def tell_on_the_way(driver: Driver, begun: float) -> None:
-    """Tell people of a run that stands still, or whose rows cannot be written."""
+    """Notify people of a run that is stalled, or whose rows cannot be written."""
     run, note = driver.run, driver.watcher.note
     tell_if_stalled(run, newest_commit(driver.records), begun, note)
     if driver.trouble:
@@ -97,8 +98,8 @@ def tell_on_the_way(driver: Driver, begun: float) -> None:
 
 
 def has_whole_chain(driver: Driver) -> bool:
-    """Whether every policy of a run that is at its end was made from the one before it. If not, what was not
-    is taken back, and the run goes on from there.
+    """Whether every policy of a run that is at its end was made from the one before it. If not, the first one
+    that was not is taken back with everything after it, and the run goes on from there.
 
     Raises:
         RunError: it cannot be made again: what it would be made from was thinned out.
@@ -115,10 +116,10 @@ def has_whole_chain(driver: Driver) -> bool:
 
 
 def wait_for_rows(driver: Driver, since: float) -> None:
-    """A full disk may have room again soon.
+    """Sleep before rows are tried again: a full disk may have room soon.
 
     Raises:
-        RunError: rows are waited for since ``since`` (monotonic), which is too long ago.
+        RunError: rows have been waited for since ``since`` (monotonic), longer than ROWS_PATIENCE.
     """
     if time.monotonic() - since > ROWS_PATIENCE:
         raise RunError(
@@ -129,7 +130,7 @@ def wait_for_rows(driver: Driver, since: float) -> None:
 
 
 def advance(driver: Driver) -> Actions:
-    """One pass: observe the disk and the scheduler, decide, act, and keep books. Idempotent."""
+    """Make one pass: observe the disk and the scheduler, decide, act, and keep books. Idempotent."""
     seen = observe(driver)
     max_attempts = driver.run.config.scheduler.max_attempts
     actions = reconcile(driver.run.plan, seen, max_attempts, in_advance=driver.jobs.horizon > 0)
@@ -140,7 +141,7 @@ def advance(driver: Driver) -> Actions:
 
 
 def keep_books(driver: Driver, tasks: Sequence[Task]) -> None:
-    """Write the rows that are due and remove what is not to be kept."""
+    """Write the rows that are due, remove what is not to be kept, and pack old iterations."""
     books, records, watcher = driver.books, driver.records, driver.watcher
     with never_in_the_way(driver):
         for row in books.write_rows(records, driver.frontier, watcher.note):
@@ -155,7 +156,7 @@ def keep_books(driver: Driver, tasks: Sequence[Task]) -> None:
 
 
 def tell_advice(driver: Driver) -> None:
-    """Say what the newest row shows for the first time, once in the life of a driver."""
+    """Report findings that the newest row shows for the first time, each once in the life of a driver."""
     for advice in first_shown(Evidence(driver.books.rows, driver.run.config)):
         if advice.rule not in driver.advised:
             driver.watcher.note(in_a_line(advice))
@@ -164,7 +165,9 @@ def tell_advice(driver: Driver) -> None:
 
 @contextlib.contextmanager
 def never_in_the_way(driver: Driver) -> Iterator[None]:
-    """What people see never stops what trains: an error is told, and the next pass tries again."""
+    """Keep errors of a block that serves people (rows, best policy, trackers) from stopping training: they
+    are reported, and the next pass tries again.
+    """
     try:
         yield
     except Exception as error:  # whatever it is: training goes on
@@ -176,7 +179,7 @@ def never_in_the_way(driver: Driver) -> Iterator[None]:
 
 
 def observe(driver: Driver) -> Observation:
-    """Ended jobs, new commits, and how far the run has come by now."""
+    """Collect ended jobs and new commits, and find how far the run has come."""
     jobs, records = driver.jobs, driver.records
     jobs.query()
     tasks = look(driver)
@@ -186,7 +189,7 @@ def observe(driver: Driver) -> Observation:
 
 
 def look(driver: Driver) -> tuple[Task, ...]:
-    """Read new commits and move the frontier along. Returns the window."""
+    """Read new commits and move the frontier along. Returns the window: the tasks to be considered now."""
     plan, records = driver.run.plan, driver.records
     while True:
         tasks = plan.window(driver.frontier.updated, driver.frontier.evaluated, driver.jobs.horizon)
@@ -201,12 +204,12 @@ def look(driver: Driver) -> tuple[Task, ...]:
 
 
 def around(plan: Plan, tasks: Sequence[Task]) -> tuple[Task, ...]:
-    """Tasks and what they read."""
+    """Return the tasks and those whose output they read, without repeats."""
     return unique(*tasks, *(source for task in tasks for source in plan.inputs(task)))
 
 
 def note_rejected(driver: Driver) -> None:
-    """Say how many prompts were left out, and where they are listed."""
+    """Report how many prompts were left out, and where they are listed."""
     record = driver.records.known[PREPARE]
     if count := int(record.metrics.get("rejected", 0)):
         listing = record.output("rejected", "jsonl").path
@@ -215,8 +218,8 @@ def note_rejected(driver: Driver) -> None:
 
 
 def find_moved(driver: Driver) -> Frontier:
-    """The frontier after the commits that are known now. It does not pass over an update that is stale: one
-    that was made from what is no longer there is for reconcile to take back.
+    """Return the frontier after the commits known now. It does not pass over an update that is stale: one
+    whose inputs have changed since is for reconcile to take back.
     """
     plan, known = driver.run.plan, driver.records.known
     updated, evaluated = driver.frontier.updated, driver.frontier.evaluated
@@ -233,7 +236,7 @@ def find_moved(driver: Driver) -> Frontier:
 
 
 def record_failure(driver: Driver, ended: Ended) -> None:
-    """Write down a failed attempt, and look closely at the input that it suspects."""
+    """Write a failed attempt into the journal, and verify the input that it suspects."""
     failure = ended.failure
     journal.event(
         driver.run.paths.events,
@@ -263,7 +266,7 @@ def act(driver: Driver, actions: Actions, seen: Observation) -> None:
 
 
 def take_back(driver: Driver, retracts: Sequence[Retract]) -> None:
-    """Move what does not stand aside, and look anew how far the run has come."""
+    """Move the commits to retract aside, and find again how far the run has come."""
     label = task_key(retracts[0].task).replace("/", "-")
     more = f"-and-{len(retracts) - 1}-more" if len(retracts) > 1 else ""
     for iteration in {retract.task.iteration for retract in retracts if retract.task.stage.is_sharded}:

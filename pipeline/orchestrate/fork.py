@@ -1,7 +1,8 @@
 """Forks: a new run that goes on from a policy of another one, with a configuration of its own.
 
-Its iterations are counted on, and so go on seeds, position in the data, learning-rate schedule and the axis
-of the curves. It begins with a commit of its own of the parent's update: the same bytes under its own names.
+Its iterations continue the parent's numbering, and so do seeds, position in the data, learning-rate schedule
+and the axis of the curves. It begins with a commit of its own for the parent's update, over hard links to the
+parent's files.
 """
 
 import os
@@ -26,20 +27,19 @@ from pipeline.run.tasks import PREPARE, task_key
 from pipeline.run.versions import Version, find_version
 
 ATTEMPT = "fork"
-"""Id of the attempt whose files a fork begins with."""
+"""Attempt id under which a fork has the files it begins with."""
 
 
 def find_parent(source: str) -> Version:
-    """The version to go on from. Raises RunError unless its policy, critic and trainer state are there."""
+    """Find the version to go on from. Raises RunError unless policy, critic and trainer state are there."""
     return find_version(source, "trainer state", "policy", "critic", "trainer")
 
 
 def fork_config(parent: Version, root: Path, overrides: Sequence[str], config_dir: Path | None) -> Config:
-    """The parent's configuration with the overrides, resolved and checked.
+    """Compose the fork's configuration: the parent's with the overrides, resolved and checked.
 
     Raises:
-        ConfigError: the overrides are no good, or they or the user's models do not fit what the parent's
-            state is of.
+        ConfigError: the overrides are invalid, or they or the user's models do not fit the parent's state.
         RunError: what the parent was made from cannot be read.
     """
     if any(text.lstrip("+").startswith("run_dir=") for text in overrides):
@@ -55,7 +55,7 @@ def fork_config(parent: Version, root: Path, overrides: Sequence[str], config_di
 
 
 def misfits(parent: Version, config: Config) -> Iterator[ConfigIssue]:
-    """Settings of a fork that its parent's state cannot go on with, or would silently go on without."""
+    """Find settings of a fork that its parent's state contradicts, or that would silently have no effect."""
     before, model = parent.run.config, config.model
     if config.iterations <= parent.number:
         why = f"{parent} is its last; give iterations=N, more than {parent.number}"
@@ -93,7 +93,7 @@ def misfits(parent: Version, config: Config) -> Iterator[ConfigIssue]:
 
 
 def changed_models(parent: Version, config: Config) -> Iterator[ConfigIssue]:
-    """Models of the user's that the fork shares with its parent, and that changed since that began.
+    """Find models of the user's that the fork shares with its parent and that changed since the parent began.
 
     Raises:
         RunError: the parent's record of what it was made from cannot be read.
@@ -116,7 +116,7 @@ def changed_models(parent: Version, config: Config) -> Iterator[ConfigIssue]:
 
 
 def shared_models(before: Config, config: Config) -> Iterator[tuple[str, str]]:
-    """Keys and directories of the models that must be what they were for the parent's state to go on."""
+    """Yield keys and directories of the models that must be unchanged for the parent's state to be usable."""
     yield "model.policy", config.model.policy
     if config.model.reference and config.model.reference == before.model.reference:
         yield "model.reference", config.model.reference
@@ -127,7 +127,7 @@ def shared_models(before: Config, config: Config) -> Iterator[tuple[str, str]]:
 
 
 def fork(parent: Version, config: Config) -> Run:
-    """Make the new run. Its directory is there whole or not at all.
+    """Make the new run. Its directory appears whole or not at all.
 
     Raises:
         RunError: the directory is taken, or the parent's files are damaged.
@@ -146,7 +146,7 @@ def fork(parent: Version, config: Config) -> Run:
 
 
 def adopt(parent: RunPaths, record: Record, entry: FileEntry, paths: RunPaths) -> FileEntry:
-    """One file of the parent's update under the fork's own name."""
+    """Link one file of the parent's update under the fork's own name. Returns its entry for the record."""
     top, _, *rest = entry.path.split("/")
     path = "/".join((top, f"{record.task.iteration:05d}.{ATTEMPT}", *rest))
     link_verified(parent, record, entry, paths.root / path)
@@ -154,7 +154,7 @@ def adopt(parent: RunPaths, record: Record, entry: FileEntry, paths: RunPaths) -
 
 
 def adopted(parent: Version, outputs: tuple[FileEntry, ...]) -> Record:
-    """The commit record that a fork begins with. Its lineage ends at the parent."""
+    """Return the commit record that a fork begins with. Its lineage ends at the parent."""
     record, now = parent.record, time.time()
     origin = f"run:{parent.run.identity.id}/{task_key(record.task)}"
     return replace(

@@ -1,4 +1,4 @@
-"""Attempts at tasks, wherever they run: what the driver needs to know and to ask."""
+"""Protocol between the driver and attempts at tasks, wherever they run."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from pipeline.run.failures import Failure, GiveUp
 from pipeline.run.tasks import Task
 
 CommittedOf = Callable[[Collection[Task]], Collection[Task]]
-"""Those of some tasks that are committed: asked at once, for the answer lists their folders."""
+"""Function that returns the committed ones of some tasks; called once for all, as it lists folders."""
 
 
 @dataclass(frozen=True)
@@ -22,17 +22,17 @@ class Ended:
 
 
 class Jobs(Protocol):
-    """Attempts at tasks."""
+    """Attempts at tasks, as processes of one machine or as jobs of a cluster."""
 
     @property
     def horizon(self) -> int:
-        """Iterations that are launched before their inputs are there; 0: none."""
+        """Number of iterations that are launched before their inputs are committed."""
 
     def query(self) -> None:
-        """Ask what runs. Comes before reading commits, so that an ended job's commit is seen."""
+        """Ask the scheduler what runs. Precedes reading commits, so that an ended job's commit is seen."""
 
     def collect_ended(self, tasks: Sequence[Task], committed_of: CommittedOf) -> Sequence[Ended]:
-        """Attempts that the last query showed as ended and that left no commit."""
+        """Return the attempts that the last query showed as ended and that left no commit."""
 
     @property
     def live(self) -> Collection[Task]:
@@ -43,13 +43,13 @@ class Jobs(Protocol):
         """Attempts that ended without a commit in this call, oldest first."""
 
     def note_retracted(self, failure: Failure) -> None:
-        """A commit was taken back: counts as a failure."""
+        """Count a commit that was taken back as a failure of its task."""
 
     def launch(self, launches: Sequence[Launch], seen: Observation) -> None:
         """Start attempts."""
 
     def update_dependencies(self, seen: Observation) -> None:
-        """After launching: see to it that what waits, waits for the right thing."""
+        """Correct the dependencies of pending jobs. Called after launching."""
 
     def give_up(self, given_up: Sequence[GiveUp]) -> None:
-        """The run cannot go on: nothing that waits needs to start."""
+        """Withdraw pending jobs of a run that cannot go on: none of them needs to start."""

@@ -1,4 +1,4 @@
-"""What the driver writes besides launching: metrics rows, the best policy, links to policies, trackers."""
+"""The driver's books: metrics rows, spans, best policy, links to policies, trackers, thinning, packing."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ from pipeline.metrics.row import Clock, iteration_row
 from pipeline.metrics.spans import iteration_spans, share_metrics, to_line
 from pipeline.orchestrate.row_writer import RowWriter
 from pipeline.run import journal
-from pipeline.run.best import _link, keep_best
+from pipeline.run.best import keep_best, link_folder
 from pipeline.run.commits import Record
 from pipeline.run.directory import Run
 from pipeline.run.journal import Row
@@ -24,26 +24,26 @@ from pipeline.run.troubles import Trouble, described, note_recovery, note_troubl
 from pipeline.tracking.tracker import Tracker
 
 _PACE = 5
-"""Iterations whose mean duration predicts the rest."""
+"""Number of recent iterations whose mean duration predicts the time left."""
 
 
 @dataclass
 class Publisher:
-    """Rows written so far, and where else they go."""
+    """Writer of everything that follows from commits: rows, and the places they are shown in."""
 
     run: Run
     tracker: Tracker
     facts: Callable[[int], Facts] = lambda iteration: Facts()
-    """What the scheduler knows of the jobs of an iteration."""
+    """Lookup of the scheduler's facts about the jobs of an iteration, by its number."""
     _book: RowWriter | None = None
-    """None until it was opened: a disk that does not let it stops no training."""
+    """Writer of metrics.jsonl; None until it could be opened, as a failing disk must not stop training."""
     _packed: int | None = None
-    """The newest iteration when packing was done last."""
+    """Newest iteration with a row when packing was done last."""
     _thinned: tuple[int, int] | None = None
-    """The newest iteration and the number of evaluations when thinning was done last."""
+    """Newest iteration with a row and number of evaluations when thinning was done last."""
 
     def open(self) -> None:
-        """Take up metrics.jsonl where it ends, unless that was done."""
+        """Open metrics.jsonl and continue where it ends, unless that was done."""
         if self._book is None:
             self._book = RowWriter.open(self.run.paths, self.run.plan.start + 1)
             note_mended(self.run, self._book.mended)
@@ -59,7 +59,7 @@ class Publisher:
             self.tracker.close(0 if is_complete else 1)
 
     def close_rows(self) -> None:
-        """Let go of metrics.jsonl, to be taken up anew."""
+        """Close metrics.jsonl; the next :meth:`open` loads it again."""
         if self._book is not None:
             self._book.close()
             self._book = None
@@ -70,11 +70,11 @@ class Publisher:
 
     @property
     def newest(self) -> int:
-        """The newest iteration that has a row; before the first the one that the run begins after."""
+        """Newest iteration that has a row; before the first row, the iteration that the run begins after."""
         return self._book.newest if self._book else self.run.plan.start
 
     def wanted(self, frontier: Frontier) -> tuple[Task, ...]:
-        """Tasks whose records a row still to be written is made from."""
+        """Return the tasks whose records are needed for rows that are still to be written."""
         first = self.newest + 1
         plan = self.run.plan
         if self._book is None or first > plan.iterations or first > frontier.updated + 1:
@@ -84,10 +84,10 @@ class Publisher:
         return (PREPARE, *before, *tasks)
 
     def write_rows(self, records: Records, frontier: Frontier, note: Callable[[str], None]) -> Iterator[Row]:
-        """Rows of every iteration that is complete, its evaluation included. Yields each new one.
+        """Write the row of every iteration that is complete, its evaluation included. Yields each new row.
 
-        A record that is lost once its iteration is over is made by nothing again: the row is written without
-        it, and says so.
+        Nothing makes a record again that is lost once its iteration is over: the row is written without
+        it, and says so (``records_lost``).
         """
         self.open()
         assert self._book
@@ -117,7 +117,7 @@ class Publisher:
         return row | ({"records_lost": len(lost)} if lost else {})
 
     def _note_lost(self, records: Records, iteration: int, lost: Sequence[Task]) -> str:
-        """Write down what a row lacks. Returns it in words."""
+        """Write into the journal which records a row lacks. Returns it in words."""
         why = records.corrupt.get(lost[0], f"{lost[0]} has no commit record any more")
         names = [task_key(task) for task in lost]
         journal.event(self.run.paths.events, "row_without", iteration=iteration, tasks=names, message=why)
@@ -125,7 +125,7 @@ class Publisher:
         return f"row {iteration} is written without what a lost record knew: {why}{more}"
 
     def _note_spans(self, records: Records, iteration: int) -> Row:
-        """Write the line of spans, before the row, which says that it is there. Returns its numbers."""
+        """Write the line of spans, before the row whose existence implies it. Returns its numbers."""
         facts = self.facts(iteration)
         found = attempts_of(self.run, iteration, records.readable, facts, last_written(self.run, iteration))
         spans = iteration_spans(iteration, found, time.time())
@@ -134,10 +134,10 @@ class Publisher:
         return costs | share_metrics(spans.stages) if costs else {}
 
     def thin(self, frontier: Frontier) -> Iterator[str]:
-        """Remove old policies and trainer states that are not to be kept. Yields what went wrong.
+        """Apply retention: remove policies and trainer states not to be kept. Yields errors.
 
-        Iterations without a row are left alone, and so is every policy that is still to be evaluated: of a
-        fork also its first, whose evaluation no row waits for.
+        Iterations without a row are left alone, and so is every policy that is still to be evaluated, a
+        fork's first one included, whose evaluation no row waits for.
         """
         seen = min(self.newest, frontier.updated), frontier.evaluated
         if seen != self._thinned:
@@ -145,8 +145,8 @@ class Publisher:
             self._thinned = seen
 
     def pack(self, frontier: Frontier) -> Iterator[str]:
-        """Put old iterations into archives, as far as they are to be. What goes wrong is noted, yielded, and
-        tried again by the next driver or with the next row.
+        """Pack the iterations that are due into archives. Errors are noted, yielded, and the packing is tried
+        again by the next driver or with the next row.
         """
         seen = min(self.newest, frontier.updated)
         if seen == self._packed:
@@ -169,15 +169,15 @@ class Publisher:
         return Clock(self.run.identity.created, previous_end, self.run.plan.iterations, recent)
 
     def link_policies(self, records: Records, frontier: Frontier) -> None:
-        """``policy/00007`` -> the winning attempt's folder: for people; readers go by the record."""
+        """Link ``policy/00007`` to the winning attempt's folder, for people; stages go by the record."""
         record = records.known.get(policy_maker(frontier.updated)) if frontier.updated > 0 else None
         if record is not None:
             for parent in ("policy", "critic", "trainer"):
-                _link(self.run, record, parent, f"{record.policy_version:05d}")
+                link_folder(self.run, record, parent, f"{record.policy_version:05d}")
 
 
 def note_mended(run: Run, iteration: int | None) -> None:
-    """Write down from which line on metrics.jsonl was not what was published, and is again."""
+    """Note in the journal the first row whose line differed from what was published, and was mended."""
     if iteration is not None:
         journal.event(run.paths.events, "rows_mended", iteration=iteration)
 

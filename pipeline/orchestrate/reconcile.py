@@ -1,4 +1,4 @@
-"""Orchestration as one pure function: from what is committed, live and failed to what to do next."""
+"""Orchestration as one pure function: from committed, live and failed tasks to the actions of one pass."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Retract:
 
 @dataclass(frozen=True)
 class Actions:
-    """What one pass decided. Nothing at all means: wait for what is live."""
+    """Decisions of one pass. None at all means: wait for the live attempts."""
 
     launch: tuple[Launch, ...] = ()
     retract: tuple[Retract, ...] = ()
@@ -36,14 +36,14 @@ class Actions:
 
 @dataclass(frozen=True)
 class Observation:
-    """What one pass saw."""
+    """State of the disk and the scheduler as one pass sees it."""
 
     tasks: Sequence[Task]
-    """The window, inputs before what reads them."""
+    """Window of tasks that are considered, each after those whose output it reads."""
     committed: Mapping[Task, Committed]
-    """Commits of the window's tasks and of what they read."""
+    """Commits of the window's tasks and of those whose output they read."""
     corrupt: Mapping[Task, str]
-    """Committed tasks that do not verify, and why."""
+    """Committed tasks that do not verify, with the reason in words."""
     live: Collection[Task]
     """Tasks with an attempt that is queued or running."""
     failures: Mapping[Task, Sequence[Failure]]
@@ -53,7 +53,7 @@ class Observation:
 FREE_KINDS = frozenset(
     {FailureKind.INPUTS, FailureKind.LOST, FailureKind.PREEMPTED, FailureKind.PAUSED, FailureKind.DISK}
 )
-"""Not the task's fault, or progress: not counted against its budget of attempts."""
+"""Failures not counted against a task's budget of attempts: not its fault, or progress."""
 _FREE_FACTOR = 5
 
 
@@ -102,7 +102,7 @@ def _give_up_given(task: Task, damage: str | None) -> GiveUp:
 
 
 def needed_by(plan: Plan, seen: Observation) -> set[Task]:
-    """The window, and what its tasks that are not done read."""
+    """Return the window, and the tasks whose output its uncommitted tasks read."""
     undone = (task for task in seen.tasks if task not in seen.committed)
     return {*seen.tasks, *(source for task in undone for source in plan.inputs(task))}
 

@@ -1,4 +1,4 @@
-"""Going back: what a later point of a run supersedes is moved aside, never deleted."""
+"""Going back to an earlier point of a run: everything from there on is moved aside, never deleted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,9 +28,9 @@ class Point:
 
     stage: Stage
     iteration: int | None
-    """None: the iteration at hand, or the last one of a complete run."""
+    """Iteration to start in; None: the one in progress, or the last one of a complete run."""
     pool: str = ""
-    """Of stage score: the one pool to score again. Empty: all."""
+    """Pool to score again, where the stage is score. Empty: all pools."""
 
     def __str__(self) -> str:
         return f"{self.stage}-{self.pool}" if self.pool else str(self.stage)
@@ -52,14 +52,14 @@ def parse_point(text: str) -> Point:
 
 
 def go_back(run: Run, point: Point, patience: float = 0.0) -> Path | None:
-    """Move everything from ``point`` on aside. Returns the folder it is in now; None if there was nothing.
+    """Move everything from ``point`` on aside. Returns the folder it is now in; None if there was nothing.
 
     Args:
         patience: seconds to wait for a driver whose pass is short.
 
     Raises:
-        RunError: the run has not come as far as that point, begins after it, has no such pool, or what it
-            would go on from was thinned out.
+        RunError: the run has not reached that point, begins after it, has no such pool, or what it would go
+            on from was thinned out.
         LeaseHeld: a driver is at work.
     """
     check_has_pool(run.plan, point)
@@ -68,7 +68,7 @@ def go_back(run: Run, point: Point, patience: float = 0.0) -> Path | None:
 
 
 def take_back(run: Run, point: Point) -> Path | None:
-    """The same for the holder of the lease."""
+    """Do what :func:`go_back` does, for a caller that holds the lease and knows that the pool exists."""
     updated = find_frontier(run.plan, run.paths).updated
     at_hand = min(max(updated, run.plan.start) + 1, run.plan.iterations)
     iteration = at_hand if point.iteration is None else point.iteration
@@ -82,7 +82,7 @@ def take_back(run: Run, point: Point) -> Path | None:
     if point.stage in (Stage.SCORE, Stage.REWARD, Stage.UPDATE):  # some of its shards stay
         unpack(run.paths, iteration)
     folder = fresh_folder(run.paths.superseded, f"from-{point}-{iteration}")
-    trim_rows(run, iteration, folder)  # first: cut short here, the driver writes the rows anew
+    trim_rows(run, iteration, folder)  # first: interrupted here, the driver writes the rows again
     move_history(folder, run.paths, tasks)
     withdraw_submissions(run, tasks)
     names = [task_key(task) for task in done]
@@ -91,7 +91,7 @@ def take_back(run: Run, point: Point) -> Path | None:
 
 
 def withdraw_submissions(run: Run, tasks: Sequence[Task]) -> None:
-    """Their jobs are not to be explained: that they ended without a commit is our doing."""
+    """Mark the submissions of these tasks as withdrawn: that they end without a commit is no failure."""
     ledger, purposes = Ledger(run.paths), {(task.iteration, task.purpose) for task in tasks}
     for submission in ledger.load({task.iteration for task in tasks}):
         if (submission.iteration, submission.purpose) in purposes:
@@ -99,20 +99,20 @@ def withdraw_submissions(run: Run, tasks: Sequence[Task]) -> None:
 
 
 def newest_begun(run: Run) -> int:
-    """The newest iteration that an attempt has begun: a lost driver may have left some ahead of the run."""
+    """Return the newest iteration that has a folder: a lost driver may have begun some ahead of the run."""
     begun = (int(path.name) for path in run.paths.iterations.glob("[0-9]*"))
     return min(max(begun, default=0), run.plan.iterations)
 
 
 def check_has_pool(plan: Plan, point: Point) -> None:
-    """Raises RunError where the point is of scores that the run does not have."""
+    """Raise RunError where the point names scores that the run does not have."""
     if point.stage is Stage.SCORE and (not plan.pools or (point.pool and point.pool not in plan.pools)):
         pools = ", ".join(plan.pools) or "none: no reward component names one"
         raise RunError(f"the run has no {point} to start from; pools: {pools}")
 
 
 def check_can_start_from(run: Run, stage: Stage, iteration: int, updated: int) -> None:
-    """Raises RunError unless everything is there that will be read again."""
+    """Raise RunError unless everything that will be read again still exists."""
     plan = run.plan
     if iteration + (stage is Stage.EVALUATE) <= plan.start:
         raise RunError(
@@ -132,10 +132,10 @@ def check_can_start_from(run: Run, stage: Stage, iteration: int, updated: int) -
 
 
 def superseded(plan: Plan, point: Point, at_hand: int) -> list[Task]:
-    """Tasks that depend on ``point``: of its iteration from its stage on, and of all later iterations.
+    """Return the tasks that depend on ``point``: of its iteration from its stage on, and of all later ones.
 
-    Latest first, so that a going back that is cut short leaves a run that is whole up to where it stopped.
-    Evaluations feed nothing, so going back to one takes back evaluations only.
+    Latest first, so that going back, if interrupted, leaves a run that is whole up to where it stopped.
+    Nothing reads evaluations, so going back to one takes back evaluations only.
     """
     assert point.iteration is not None
     tasks = []
@@ -149,7 +149,7 @@ def superseded(plan: Plan, point: Point, at_hand: int) -> list[Task]:
 
 
 def trim_spans(run: Run, iteration: int, folder: Path) -> None:
-    """Take the spans of the iterations that have no row any more out of spans.jsonl."""
+    """Remove the spans from ``iteration`` on from spans.jsonl, after a copy of it was put into ``folder``."""
     if is_there(run.paths.spans):
         lines = journal.read(run.paths.spans)
         journal.rewrite(folder / run.paths.spans.name, lines)
@@ -157,9 +157,9 @@ def trim_spans(run: Run, iteration: int, folder: Path) -> None:
 
 
 def trim_rows(run: Run, iteration: int, folder: Path) -> None:
-    """Take the rows from ``iteration`` on out of metrics.jsonl, and the best policy if it was one of them.
+    """Remove the rows from ``iteration`` on from metrics.jsonl, and the best policy if it was one of them.
 
-    What was published of rows goes as a whole: a driver that lost its lease may still write there.
+    The folder of published rows moves as a whole: a driver that lost its lease may still write there.
     """
     rows = journal.read(run.paths.metrics)
     kept = [row for row in rows if row["iteration"] < iteration]

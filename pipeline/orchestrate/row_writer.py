@@ -1,9 +1,9 @@
 """``metrics.jsonl``: a line for each iteration, which no two drivers can write twice, or differently.
 
-A row is published under its number in ``rows/``, once, as a task's commit is. Its line follows from that
-file, and its place from the lines before it: whoever writes it, however late, writes what is there already.
+A row is published under its number in ``rows/``, once, by hard link as a task's commit is. Its line follows
+from that file, and its place from the lines before it: whoever writes it, however late, writes what is there.
 Both are reached through descriptors that were opened under the lease. Going back moves the folder away and
-replaces the file, so that what a driver still writes that has lost its lease lands in what was moved aside.
+replaces the file, so that a driver that has lost its lease writes into what was moved aside.
 """
 
 import json
@@ -18,33 +18,34 @@ from slurm.sealing import sealed, unsealed
 from slurm.sharedfiles import make_folder, persistently
 
 _RECENT = 20
-"""Lines that every driver compares: of a long run it would read a thousand files else."""
+"""Number of newest lines that every driver compares; all lines of a long run would be a thousand files."""
 
 
 @dataclass
 class RowWriter:
-    """The rows of a run, and where the next one goes."""
+    """Rows of a run, and the place of the next one in metrics.jsonl."""
 
     paths: RunPaths
     rows: list[Row]
-    """Ascending, from the first iteration of the run on, without gaps."""
+    """Rows by ascending iteration, from the first of the run on, without gaps."""
     first: int
     """Number of the first row."""
     _folder: int
     _file: int
     _size: int
-    """Bytes of the lines of ``rows``."""
+    """Size of the lines of ``rows`` in bytes."""
 
     mended: int | None = None
-    """The first row whose line was not what was published, when the book was opened."""
+    """Number of the first row whose line differed from what was published when the file was opened."""
 
     @staticmethod
     def open(paths: RunPaths, first: int, compared: int = _RECENT) -> "RowWriter":
-        """Take up what is there, under the lease. What is no row of its place is written anew, if it was
-        published; rows behind one that is lost are lost with it, and follow again from their records.
+        """Open the file and load its rows; the caller holds the lease. A line that is not the row of its
+        place is written again, if that row was published; rows behind one that is lost are dropped, and made
+        again from their records.
 
         Args:
-            compared: the newest lines that are compared with what was published; a file is read for each.
+            compared: how many of the newest lines to compare with what was published; each costs a read.
         """
         make_folder(paths.rows)  # lists the run's folder: what another machine replaced in it is known then
         book = RowWriter(paths, [], first, _open_folder(paths), _open_file(paths), 0)
@@ -59,11 +60,11 @@ class RowWriter:
 
     @property
     def newest(self) -> int:
-        """The newest iteration that has a row; before the first the one that the run begins after."""
+        """Newest iteration that has a row; before the first row, the iteration that the run begins after."""
         return self.first + len(self.rows) - 1
 
     def add(self, row: Row) -> Row:
-        """Write the next row, durably. Returns it as it was published, maybe by another driver."""
+        """Publish and write the next row, durably. Returns it as published, maybe by another driver."""
         number = self.newest + 1
         published = self._published(number)
         if published is None:
@@ -120,7 +121,7 @@ class RowWriter:
                 link_once_in(self._folder, name, text)
 
     def _differs(self, number: int, row: Row) -> bool:
-        """Whether another row was published than the one that is there. A spoilt file is written anew."""
+        """Whether the published row differs from ``row``. A corrupt file is published again from ``row``."""
         with naming(self.paths.rows / _name(number)):
             content = read_in(self._folder, _name(number))
         if content is None:
@@ -160,7 +161,7 @@ def _line(row: Row) -> bytes:
 
 
 def _row_of(line: bytes, number: int) -> Row | None:
-    """The row of a whole line, if it is the one of its place."""
+    """Return the row in a whole line, or None if it is not row ``number``."""
     try:
         row = json.loads(line)
     except ValueError:
@@ -169,10 +170,10 @@ def _row_of(line: bytes, number: int) -> Row | None:
 
 
 def differing(paths: RunPaths, first: int) -> list[int]:
-    """Iterations whose line is not what was published, or whose published row is spoilt. Reads every file.
+    """Find iterations whose line differs from the published row, or whose published row is corrupt.
 
     Args:
-        first: the number of the first row.
+        first: number of the first row. Every published file from it on is read.
     """
     content = paths.metrics.read_bytes() if paths.metrics.exists() else b""
     found = []
@@ -185,7 +186,7 @@ def differing(paths: RunPaths, first: int) -> list[int]:
 
 
 def _checked(content: bytes, number: int) -> Row | None:
-    """The row of a published file, or None where it was spoilt."""
+    """Return the row in a published file, or None where it is corrupt."""
     try:
         row: Row = unsealed(content)["row"]
         return row if row["iteration"] == number else None

@@ -21,7 +21,7 @@ class PluginError(UserError, ValueError):
 
 
 class MissingImport(PluginError):
-    """The plug-in is there, and imports a module that is not."""
+    """The plug-in exists, but imports a module that does not."""
 
 
 def make_importable(folder: str) -> None:
@@ -62,7 +62,7 @@ def load_plugin(key: str, name: str, group: str | None = None) -> Callable[..., 
 
 
 def registered(key: str, name: str, group: str) -> str:
-    """``module:function`` that installed packages have registered as ``name``.
+    """Return the ``module:function`` that installed packages have registered as ``name``.
 
     Raises:
         PluginError: none has, or several differ.

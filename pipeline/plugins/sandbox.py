@@ -1,6 +1,6 @@
-"""Calls of plug-ins in processes of their own: one that hangs is killed, one that crashes takes nobody along.
+"""Calls of plug-ins in processes of their own: one that hangs is killed, one that crashes harms no other.
 
-What runs in these processes is here and imports nothing but the standard library, so that they start fast.
+The code that runs in them is here and imports nothing but the standard library, so that they start fast.
 They are new interpreters, not forks: this process may hold threads, locks and a GPU, which no fork survives.
 """
 
@@ -28,13 +28,13 @@ from pipeline.plugins.load import MissingImport, PluginError, load_plugin
 from pipeline.process import uninterrupted
 
 _POLL_SECONDS = 0.2
-"""How soon it shows that all processes have ended before they took a call."""
+"""Seconds between checks whether all processes have ended before they took a call."""
 _STUCK = "stuck"
 _START_SECONDS = 30.0
-"""For a process to start on a busy machine, besides what its plug-in's import may take."""
+"""Seconds that a process may take to start on a busy machine, besides its plug-in's import."""
 
 _SHOWN_SECONDS = 0.2
-"""For a process that is being started to be among this one's children."""
+"""Most seconds until a process that is being started appears among this one's children."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Plugin:
     """A function of the user's."""
 
     key: str
-    """Of the configuration."""
+    """Key of the configuration that names it."""
     name: str
     group: str | None = None
     """Entry point group of names without a module."""
@@ -52,16 +52,16 @@ class Plugin:
 
 @dataclass(frozen=True)
 class PluginFailure:
-    """Why a plug-in gave no answer."""
+    """The reason that a plug-in gave no answer."""
 
     text: str
-    """What it did, to be read after its name."""
+    """Description; of a failed call, to be read after the plug-in's name, else with that name in it."""
     index: int | None = None
-    """Of the row, where one is to blame."""
+    """Index of the row, where one is to blame."""
     trace: str = ""
-    """Of an exception that the plug-in raised."""
+    """Traceback of an exception that the plug-in raised."""
     is_users: bool = False
-    """Whether trying again cannot help."""
+    """Whether the user has to fix it, since trying again cannot help."""
     is_late: bool = False
     is_elsewhere: bool = False
     """Whether the plug-in imports something that this machine lacks."""
@@ -76,7 +76,7 @@ class PluginUnusable(PluginError):
 
 @functools.cache
 def loaded(plugin: Plugin) -> Callable[..., Any] | PluginFailure:
-    """The function, imported once in each process; or why not."""
+    """Return the function, imported once in each process, or why it cannot be."""
     try:
         return load_plugin(plugin.key, plugin.name, plugin.group)
     except PluginError as error:
@@ -86,9 +86,9 @@ def loaded(plugin: Plugin) -> Callable[..., Any] | PluginFailure:
 
 
 def load(plugin: Plugin, folder: str) -> None:
-    """What a process does first, so that the import does not count as part of a call.
+    """Import the plug-in when a process starts, so that the import does not count as part of a call.
 
-    An import that takes too long ends the process, and the file ``stuck`` says where it was.
+    An import that takes too long ends the process, and the file ``stuck`` gets its traceback.
     """
     Path(folder, str(os.getpid())).touch()
     with Path(folder, _STUCK).open("a") as file:
@@ -98,7 +98,7 @@ def load(plugin: Plugin, folder: str) -> None:
 
 
 def score(plugin: Plugin, arguments: Mapping[str, Any], num_rows: int) -> list[float] | PluginFailure:
-    """One finite number per row from the function, or why there is none."""
+    """Call the function and return one finite number per row, or why there is none."""
     function = loaded(plugin)
     if isinstance(function, PluginFailure):
         return function
@@ -109,17 +109,17 @@ def score(plugin: Plugin, arguments: Mapping[str, Any], num_rows: int) -> list[f
                 f"returned {type(returned).__name__} instead of a list of numbers", is_users=True
             )
         return judged(list(returned), num_rows)
-    except BaseException as error:  # also what exits: the row is what has to be named
+    except BaseException as error:  # also SystemExit: the message has to name the row
         return PluginFailure(raised(error), trace=traceback.format_exc())
 
 
 def is_listing(returned: Any) -> bool:
-    """Whether it has entries in an order of its own."""
+    """Whether a value has entries in a defined order: no text, mapping or set."""
     return isinstance(returned, Iterable) and not isinstance(returned, str | bytes | Mapping | Set)
 
 
 def judged(answer: Sequence[Any], num_rows: int) -> list[float] | PluginFailure:
-    """The answer as floats, if it is one finite number per row."""
+    """Return the answer as floats if it is one finite number per row, else what is wrong with it."""
     if len(answer) != num_rows:
         return PluginFailure(f"returned {len(answer)} scores instead of {num_rows}", is_users=True)
     for index, number in enumerate(answer):
@@ -129,7 +129,7 @@ def judged(answer: Sequence[Any], num_rows: int) -> list[float] | PluginFailure:
 
 
 def is_finite_number(number: Any) -> bool:
-    """Python's, NumPy's and torch's scalars count; text and arrays do not."""
+    """Whether a value is a finite scalar of Python, NumPy or torch; text and arrays of several are not."""
     try:
         return not isinstance(number, str | bytes) and math.isfinite(float(number))
     except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -137,16 +137,16 @@ def is_finite_number(number: Any) -> bool:
 
 
 def raised(error: BaseException) -> str:
-    """The exception and the line it came from, in words."""
+    """Describe an exception and the line it came from."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"raised {type(error).__name__}: {error} at {last.filename}:{last.lineno}"
 
 
 def signature_error(plugin: Plugin, names: Sequence[str], num_positional: int) -> PluginFailure | None:
-    """Why the function cannot be called with these arguments; None where it can or cannot be known.
+    """Return why the function cannot be called with these arguments; None where it can, or nobody can know.
 
     Args:
-        names: of the keyword arguments.
+        names: names of the keyword arguments.
     """
     function = loaded(plugin)
     if isinstance(function, PluginFailure):
@@ -156,7 +156,7 @@ def signature_error(plugin: Plugin, names: Sequence[str], num_positional: int) -
         return PluginFailure(text, is_users=True)
     try:
         signature = inspect.signature(function)
-    except ValueError:  # of a few built-in functions
+    except ValueError:  # a few built-in functions have none
         return None
     try:
         signature.bind(*[None] * num_positional, **dict.fromkeys(names))
@@ -168,12 +168,12 @@ def signature_error(plugin: Plugin, names: Sequence[str], num_positional: int) -
 
 
 def has_mark(plugin: Plugin, name: str) -> bool | PluginFailure:
-    """Whether the function was given a mark by a decorator of ours."""
+    """Whether a decorator of slurm-ppo has marked the function with ``name``."""
     function = loaded(plugin)
     return function if isinstance(function, PluginFailure) else getattr(function, name, False) is True
 
 
-# what runs here
+# what runs in this process
 
 
 class Calls:
@@ -185,11 +185,11 @@ class Calls:
         self._stuck = stuck
 
     def of(self, plugin: Plugin) -> "Calls":
-        """The same processes, for another function of the same module."""
+        """Return the same processes, for another function of the same module."""
         return Calls(plugin, self._pool, self._stuck)
 
     def ask(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Have ``function(plugin, *arguments)`` called as soon as a process is free. Returns a future.
+        """Schedule ``function(plugin, *arguments)`` on the first free process, and return its future.
 
         Raises:
             PluginUnusable: the processes have ended at its import.
@@ -201,7 +201,7 @@ class Calls:
             raise self._unusable() from None
 
     def answer(self, future: Any, seconds: float) -> Any:
-        """What the call returned, or the PluginFailure it ended in. Answers are to be taken in the order of
+        """Return the call's result, or the PluginFailure it ended in. Answers are to be taken in the order of
         asking: then only what was asked before can keep a call waiting.
 
         Raises:
@@ -234,7 +234,7 @@ class Calls:
 
 @contextlib.contextmanager
 def open_calls(plugin: Plugin, workers: int) -> Iterator[Calls]:
-    """Processes for a plug-in, which are stopped in the end whatever they do."""
+    """Start processes for a plug-in, and stop them in the end whatever they do."""
     from pebble import ProcessPool
 
     # Else strings hash differently in each process, and a sum over a set of words comes out differently.
@@ -254,7 +254,7 @@ def open_calls(plugin: Plugin, workers: int) -> Iterator[Calls]:
 
 
 def _wait_for_starts(folder: Path, expected: int) -> None:
-    """A process that is stopped while it starts would complain about it in the log."""
+    """Wait for all processes to start: one that is stopped while it starts would complain in the log."""
     from pebble.pool.process import WORKERS_NAME
 
     begun = time.monotonic()

@@ -1,5 +1,7 @@
-"""The plug-ins of a configuration, tried before anything runs: in processes of their own, so that none can
-hang or crash what asks, and so that what they import (torch, vLLM) stays out of it.
+"""Trial of a configuration's plug-ins before anything runs.
+
+They are tried in processes of their own, so that none can hang or crash the caller, and so that what they
+import (torch, vLLM) stays out of it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +35,7 @@ class Sample:
 
 
 def plugin_of(name: str, rule: RuleConfig) -> Plugin:
-    """The function of a rule component."""
+    """Return the plug-in of a rule component."""
     return Plugin(f"reward.components.{name}.function", rule.function, RULES, rule.import_limit)
 
 
@@ -53,7 +55,9 @@ def check_rules(config: Config, samples: Sequence[Sample]) -> None:
 
 
 def _check_signature(calls: Calls, rule: RuleConfig, config: Config, sample: Sample) -> None:
-    """A module that is missing here is no error of a rule that has no trial: its own jobs may have it."""
+    """Refuse a rule that does not take its arguments. A module that is missing here is no error without a
+    trial: the rule's own jobs may have it.
+    """
     names = [*_trial_row(config, sample), *rule.arguments]
     trouble: PluginFailure | None = calls.answer(
         calls.ask(rule.time_limit, signature_error, names, 0), rule.time_limit
@@ -63,7 +67,7 @@ def _check_signature(calls: Calls, rule: RuleConfig, config: Config, sample: Sam
 
 
 def _trial_row(config: Config, sample: Sample) -> dict[str, Any]:
-    """What a rule gets of an empty response."""
+    """Return what a rule gets for an empty response, by argument."""
     row = {**sample.columns, "prompts": sample.prompt, "responses": ""}
     if config.rollout.multi_turn:
         row["response_messages"] = [{"role": "assistant", "content": ""}]
@@ -97,7 +101,7 @@ def check_engines(config: Config) -> Iterator[str]:
     """Import the user's own engines, trainer and tokenizer. Yields a line for each that cannot be tried here.
 
     Raises:
-        PluginError: one is missing, or not a function of so many arguments.
+        PluginError: one is missing, or not a function of the right number of arguments.
     """
     components = config.reward.components.items()
     named = {
@@ -120,7 +124,7 @@ def check_engines(config: Config) -> Iterator[str]:
 
 
 def check_takes_ranks(config: Config) -> None:
-    """Refuse ranks that know nothing of each other: each would write the policy.
+    """Refuse several ranks for a trainer that does not say that it takes them: each would write the policy.
 
     Raises:
         PluginError: the update has several ranks, and the user's trainer does not say that it takes them.
@@ -135,7 +139,7 @@ def check_takes_ranks(config: Config) -> None:
 
 
 def too_many_ranks(config: Config) -> PluginError:
-    """What is said of a trainer of the user's that several ranks cannot run together."""
+    """Return the error about a trainer of the user's that does not take several ranks."""
     return PluginError(
         f"update.engine={config.update.engine}: the update is given "
         f"{config.scheduler.num_update_ranks} ranks, and "
@@ -145,7 +149,7 @@ def too_many_ranks(config: Config) -> PluginError:
 
 
 def by_module(plugins: Mapping[Plugin, int]) -> list[dict[Plugin, int]]:
-    """Those that come from the same module together: they are imported together too."""
+    """Group plug-ins by module: those of the same one are imported together."""
     groups: dict[str, dict[Plugin, int]] = {}
     for plugin, num_arguments in plugins.items():
         groups.setdefault(plugin.name.partition(":")[0], {})[plugin] = num_arguments

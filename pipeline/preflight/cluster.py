@@ -1,4 +1,4 @@
-"""Whether a cluster can give what a configuration asks for: found before any job is submitted."""
+"""Checks whether a cluster can give what a configuration asks for, before any job is submitted."""
 
 import os
 import shutil
@@ -33,21 +33,21 @@ from slurm.submission import render
 PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel", "srun")
 _TEST_SECONDS = 30.0
 _ELEMENTS_NEEDED = 6
-"""In the queue at once: the jobs of one iteration in the smallest pieces, and driver jobs."""
+"""Elements that a run needs in the queue at once: one iteration's in the smallest pieces, and driver jobs."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a cluster offers this user."""
+    """Limits, partitions and associations that a cluster offers this user."""
 
     limits: ClusterLimits
     partitions: Mapping[str, Partition]
     associations: Associations | None
-    """None: not known."""
+    """Accounts and QOS of the user; None where they are not known."""
 
 
 def check_cluster(config: Config) -> None:
-    """Everything that can be asked for cheaply, in a second or so and without a job.
+    """Check everything that can be checked in about a second and without a job.
 
     Raises:
         ConfigError: every problem, one per line.
@@ -58,7 +58,7 @@ def check_cluster(config: Config) -> None:
 
 
 def cluster_problems(config: Config) -> Iterator[ConfigIssue]:
-    """What keeps jobs of this configuration from running on the cluster at hand."""
+    """Find reasons why jobs of this configuration cannot run on the cluster at hand."""
     given = config.scheduler
     assert isinstance(given, SlurmConfig)
     yield from run_dir_problems(Path(config.run_dir))
@@ -80,7 +80,7 @@ def cluster_problems(config: Config) -> Iterator[ConfigIssue]:
 
 
 def purposes_used(config: Config) -> list[str]:
-    """The stages, pools' scores and drivers that have jobs in a run of this configuration."""
+    """Return the purposes that have jobs in a run of this configuration: stages, driver, ``score-POOL``."""
     stages = [stage for stage in SLURM_STAGES if stage != Stage.EVALUATE or config.evaluate.every]
     return [*stages, *(Task(1, Stage.SCORE, pool=pool).purpose for pool in config.reward.pools)]
 
@@ -94,12 +94,12 @@ def run_dir_problems(run_dir: Path) -> Iterator[ConfigIssue]:
 
 
 def existing_parent(path: Path) -> Path:
-    """The nearest folder above that exists."""
+    """Return the nearest folder above ``path`` that exists."""
     return next(folder for folder in path.absolute().parents if folder.is_dir())
 
 
 def limit_problems(given: SlurmConfig, limits: ClusterLimits) -> Iterator[ConfigIssue]:
-    """Limits of submitted jobs that leave a run no room."""
+    """Find limits of submitted jobs that leave a run no room."""
     if limits.max_submit is not None and limits.max_submit < _ELEMENTS_NEEDED:
         yield ConfigIssue(
             "scheduler.max_submitted",
@@ -109,7 +109,7 @@ def limit_problems(given: SlurmConfig, limits: ClusterLimits) -> Iterator[Config
 
 
 def stage_problems(purpose: str, given: ResourcesConfig, cluster: Cluster) -> Iterator[ConfigIssue]:
-    """Of one stage or pool. Pure."""
+    """Find reasons why jobs of one purpose cannot run in their partitions. Pure."""
     key = key_of(purpose)
     named = list(given.partition)
     unknown = [name for name in named if name not in cluster.partitions]
@@ -135,7 +135,7 @@ def stage_problems(purpose: str, given: ResourcesConfig, cluster: Cluster) -> It
 def _association_problems(
     key: str, given: ResourcesConfig, partitions: Sequence[Partition], known: Associations | None
 ) -> Iterator[ConfigIssue]:
-    """Accounts and QOS: of the user, and of the partitions."""
+    """Find accounts and QOS that the user does not have or a partition does not allow."""
     for name, value, mine in (
         ("account", given.account, known.accounts if known else None),
         ("qos", given.qos, known.qos if known else None),
@@ -155,7 +155,7 @@ def _association_problems(
 def _time_problems(
     key: str, given: ResourcesConfig, partitions: Sequence[Partition]
 ) -> Iterator[ConfigIssue]:
-    """sbatch --test-only does not mind, and the job would wait for ever."""
+    """Find a time that no partition allows: sbatch --test-only takes it, and the job would wait for ever."""
     seconds = parse_duration(given.time)
     bounds = [partition.max_time for partition in partitions if partition.max_time is not None]
     if len(bounds) < len(partitions):
@@ -170,7 +170,7 @@ def _time_problems(
 def _size_problems(
     key: str, given: ResourcesConfig, partitions: Sequence[Partition]
 ) -> Iterator[ConfigIssue]:
-    """More of something than any node has; then more of all together."""
+    """Find requests that exceed every node, first each resource by itself, then all together."""
     where = f"partition {_names(partition.name for partition in partitions)}"
     kinds = [kind for partition in partitions for kind in partition.kinds]
     found = False
@@ -190,18 +190,18 @@ def _size_problems(
 
 @dataclass(frozen=True)
 class Need:
-    """How much of one thing a job wants on each node."""
+    """Amount of one resource that a job wants on each node."""
 
     key: str
     value: object
-    """As the user gave it."""
+    """Value of the key as the user gave it."""
     count: int
     of_node: Callable[[NodeKind], int]
     device: str = ""
 
 
 def needs_of(given: ResourcesConfig) -> list[Need]:
-    """CPUs, memory and devices of each node. Pure."""
+    """Return the CPUs, memory and devices that a job wants on each node. Pure."""
     cpus = given.cpus_per_task * given.ntasks_per_node
     needs = [Need("cpus_per_task", given.cpus_per_task, cpus, lambda kind: kind.cpus)]
     if given.mem is not None:
@@ -233,7 +233,7 @@ def _fits(given: ResourcesConfig, kind: NodeKind) -> bool:
 
 
 def refusals(config: Config, given: SlurmConfig, purpose: str) -> Iterator[ConfigIssue]:
-    """What sbatch itself says of the very script that would be submitted."""
+    """Ask sbatch (``--test-only``) for objections to the very script that would be submitted."""
     try:
         run_command(["sbatch", "--test-only"], input=script_of(config, given, purpose), timeout=_TEST_SECONDS)
     except SlurmTimeout:
@@ -243,7 +243,7 @@ def refusals(config: Config, given: SlurmConfig, purpose: str) -> Iterator[Confi
 
 
 def script_of(config: Config, given: SlurmConfig, purpose: str) -> str:
-    """The script of a job, of one element."""
+    """Render the batch script of a purpose's job, with one element."""
     run = imagined_run(config)
     if purpose == DRIVER:
         submission = driver_submission(run, 1, 1, DRIVER, 1)

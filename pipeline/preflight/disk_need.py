@@ -1,4 +1,4 @@
-"""How much disk a run needs, by its configuration and the headers of its models' files; and what is free."""
+"""Disk space that a run needs, by its configuration and its models' file headers; and what is free."""
 
 import math
 import os
@@ -17,18 +17,18 @@ _BYTES = {Precision.FP32: 4, Precision.BF16: 2, Precision.FP16: 2}
 _FP32 = 4
 _MOMENTS = 2
 _ADAPTERS_SHARE = 0.02
-"""Share of low-rank adapters in a model's parameters."""
+"""Share of low-rank adapters in a model's parameters (an estimate)."""
 _TOKEN_BYTES = 24
 """Bytes on disk for a token: id, mask, two log-probabilities, and its text twice."""
 _FILES_OF_STATE = 12
 """Files of a policy, critic or trainer state: weights, settings, tokenizer."""
 FILES_OF_TASK = 4
-"""Data, record, log, what was submitted."""
+"""Files of a task: data, record, log, submission."""
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes and files."""
+    """Size on disk, in bytes and files."""
 
     num_bytes: int
     files: int
@@ -41,14 +41,14 @@ class Footprint:
 
 
 def check_disk(config: Config, start: int = 0) -> Iterator[str]:
-    """Compare what the run writes with what is free where it is to be; a line for people.
+    """Compare what the run writes with what is free in its place. Yields lines for people.
 
     Args:
-        start: iterations that a fork has from its parent.
+        start: number of iterations that a fork has from its parent.
 
     Raises:
-        ConfigError: policies, critics and trainer states alone do not fit. Shards are never a reason, as they
-            may be shorter than the longest.
+        ConfigError: policies, critics and trainer states alone do not fit. Shards are never a reason, as
+            responses may be shorter than the longest.
     """
     update, iterations = config.update, config.iterations - start
     state, shards = imagine(config)
@@ -75,18 +75,18 @@ def _way_out(update: UpdateConfig) -> str:
 
 
 def existing_folder(path: Path) -> Path:
-    """The path itself, or what is there of it: the filesystem that it will be on."""
+    """Return the path or its nearest parent that exists, on whose filesystem it will be."""
     return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
 
 def room(folder: Path) -> tuple[int, int | None]:
-    """Bytes and inodes that are free for this user; None where the filesystem counts no inodes."""
+    """Return bytes and inodes that are free for this user; None where the filesystem counts no inodes."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
 
 
 def states_kept(iterations: int, keep_last: int | None, keep_every: int | None) -> int:
-    """The most states that are on disk at once. Pure."""
+    """Return the largest number of states that are on disk at once. Pure."""
     if keep_last is None:
         return iterations
     before = max(0, iterations - keep_last - 1)  # the newest is written before the oldest goes
@@ -94,7 +94,7 @@ def states_kept(iterations: int, keep_last: int | None, keep_every: int | None) 
 
 
 def imagine(config: Config) -> tuple[Footprint, Footprint]:
-    """State and shards of an iteration, from the models' weights and the longest responses."""
+    """Estimate an iteration's state and shards, from the models' weights and the longest responses."""
     update = config.update
     policy = num_parameters(Path(config.model.policy))
     has_critic = config.algorithm.estimator is Estimator.GAE
@@ -110,10 +110,10 @@ def imagine(config: Config) -> tuple[Footprint, Footprint]:
 
 
 def num_parameters(folder: Path) -> int:
-    """Number of parameters in a model directory, by the headers of its weight files.
+    """Count the parameters in a model directory, by the headers of its weight files.
 
     Raises:
-        ConfigError: a file is none.
+        ConfigError: a file is not a valid weight file.
     """
     files = list(folder.glob("model*.safetensors")) or list(folder.glob("*.safetensors"))
     try:

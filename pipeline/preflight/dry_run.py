@@ -1,6 +1,6 @@
-"""What a run would do: its tasks, and the batch scripts that ``submit`` would submit. Runs nothing.
+"""Dry run: the batch scripts that ``submit`` would submit next. Runs nothing.
 
-Job ids are names such as JOB-1-rollout.
+Dependencies name jobs by placeholders such as JOB-1-rollout.
 """
 
 from collections.abc import Iterator
@@ -25,14 +25,14 @@ from pipeline.run.tasks import Task
 from slurm.submission import render
 
 _CHUNK_SIZE = 1000
-"""Of Slurm's default MaxArraySize; a real submission asks the cluster."""
+"""Elements of an array with Slurm's default MaxArraySize; a real submission asks the cluster."""
 
 
 def scripts(run: Run) -> str:
-    """Every script of the next submission, each under its file's name.
+    """Return every script of the next submission, each under its file's name.
 
     Raises:
-        RunError: the run is one of this machine.
+        RunError: the run is not one on Slurm.
     """
     ledger = Ledger(run.paths)
     parts = [f"### {ledger.script(s)}\n{text}" for s, text in _rendered(run, ledger)]
@@ -75,7 +75,7 @@ def _driver(
 
 
 def _outstanding(run: Run) -> tuple[list[Task], set[Task]]:
-    """Tasks of the window that are not committed, and those that are."""
+    """Return the uncommitted tasks of the window, and the committed tasks of it and its inputs."""
     config = slurm_settings(run)
     if not is_run(run.paths.root):
         return list(run.plan.window(-1, 0, config.horizon)), set()

@@ -1,4 +1,4 @@
-"""Whether a run can do what it is asked to: validate. Runs nothing."""
+"""Checks of everything the user gave, for ``validate``. Starts no run."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -24,15 +24,15 @@ from pipeline.run.paths import RunPaths
 
 
 def validate_inputs(config: Config, folder: Path | None = None, start: int = 0) -> Iterator[str]:
-    """Look at everything the user gave that can be judged without torch; a line each.
+    """Check everything the user gave that can be judged without torch. Yields lines for people.
 
     Args:
-        folder: where rules are imported from. Default: the current one.
-        start: iterations that a fork has from its parent.
+        folder: folder that rules are imported from. Default: the current one.
+        start: number of iterations that a fork has from its parent.
 
     Raises:
         PromptError, PluginError: something cannot be used.
-        ConfigError: what the run keeps does not fit where it is to be.
+        ConfigError: what the run keeps does not fit on its disk.
     """
     check_is_free(RunPaths(Path(config.run_dir)))
     check_can_be_made(Path(config.run_dir))
@@ -65,7 +65,7 @@ def validate_inputs(config: Config, folder: Path | None = None, start: int = 0) 
 
 
 def judged_files(config: Config) -> tuple[list[Judged], str]:
-    """The prompt files, or samples of large ones; and why they were not tokenised, if so.
+    """Read the prompt files, or samples of large ones. Returns them, and why they were not tokenised, if so.
 
     Raises:
         PromptError: a whole file cannot be used.
@@ -84,14 +84,14 @@ def judged_files(config: Config) -> tuple[list[Judged], str]:
 
 
 def tokenizer_here(config: Config) -> FileTokenizer:
-    """The policy's tokenizer, as far as its files say it. Raises CannotLook."""
+    """Read the policy's tokenizer, as far as its files describe it. Raises CannotLook."""
     if config.model.tokenizer:
         raise CannotLook(f"only tasks call model.tokenizer={config.model.tokenizer}")
     return read_tokenizer(Path(config.model.policy))
 
 
 def environment_warnings(config: Config) -> Iterator[str]:
-    """Variables of jobs that look like secrets: their values lie in config.yaml and in batch scripts."""
+    """Warn of job variables that look like secrets: their values lie in config.yaml and batch scripts."""
     scheduler = config.scheduler
     if not isinstance(scheduler, SlurmConfig):
         return
@@ -108,7 +108,7 @@ def environment_warnings(config: Config) -> Iterator[str]:
 
 
 def sample_of(source: str, found: Prompts, index: int) -> Sample:
-    """A row as rules get it, but for the chat template, which only tasks can apply."""
+    """Return a row as rules get it, except for the chat template, which only tasks can apply."""
     row = found.rows[index]
     text = row.prompt if isinstance(row.prompt, str) else "\n".join(m.content for m in row.prompt)
     columns = found.columns.slice(index, 1).to_pylist()[0] if found.columns.num_columns else {}
@@ -124,7 +124,7 @@ def describe_component(component: Component) -> str:
 
 
 def remote_warnings(name: str, component: Component, samples: Sequence[Sample]) -> Iterator[str]:
-    """What tasks need and this shell lacks; they may get it elsewhere.
+    """Warn of an API key that is not set in this shell; tasks may get it elsewhere.
 
     Raises:
         PromptError: the judge's message names a column that a prompt file does not have.
@@ -139,10 +139,10 @@ def remote_warnings(name: str, component: Component, samples: Sequence[Sample]) 
 
 
 def silence_warnings(name: str, remote: RemoteConfig, is_here: bool) -> Iterator[str]:
-    """Ask a service once whether it is there.
+    """Ask a service once whether it answers. Yields warnings.
 
     Raises:
-        ConfigError: it is not, and tasks will ask from this machine too.
+        ConfigError: it does not, and tasks will run on this machine too.
     """
     if not remote.trial:
         yield f"reward {name}: not asked whether it answers (trial=false)"
@@ -156,7 +156,7 @@ def silence_warnings(name: str, remote: RemoteConfig, is_here: bool) -> Iterator
 
 
 def check_chat(key: str, path: str, found: Prompts, policy: Path) -> None:
-    """Raises PromptError when there are chat messages and no template to make text of them."""
+    """Raise PromptError when there are chat messages and no template to make text of them."""
     chats = sum(not isinstance(row.prompt, str) for row in found.rows)
     if chats and not has_chat_template(policy):
         raise PromptError(

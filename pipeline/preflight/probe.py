@@ -1,4 +1,4 @@
-"""What ``validate`` asks compute nodes: whether jobs find there what they need."""
+"""Probe jobs of ``validate``: whether jobs find what they need on compute nodes."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ _LEFT_OUT = (
     *("time", "mem", "cpus-per-task", "nodes", "ntasks-per-node", "signal"),
     *("mail-type", "mail-user"),
 )
-"""What a probe does not need, and would have to wait for; and nobody wants a mail of it."""
+"""sbatch options that probes leave out: resources they need not wait for, and mail that nobody wants."""
 _PACKAGES = ("slurm", "pipeline", "stages")
 _LIBRARIES = ("?torch", "?transformers", "?deepspeed")
 _DRIVER_PROGRAMS = ("sbatch --version", "squeue --version", "scontrol ping")
@@ -27,7 +27,7 @@ _DRIVER_PROGRAMS = ("sbatch --version", "squeue --version", "scontrol ping")
 
 @dataclass(frozen=True)
 class Aim:
-    """Stages and pools that one probe speaks for: their jobs go to the same place and run in the same way."""
+    """Purposes that share a probe, as their jobs have the same options, interpreter and environment."""
 
     stages: tuple[str, ...]
     given: ResourcesConfig
@@ -40,10 +40,10 @@ class Aim:
 def ask_nodes(
     config: Config, note: Callable[[str], None], seconds: float = PROBE_SECONDS, measures_delay: bool = False
 ) -> list[tuple[Aim, Answer]]:
-    """Send a tiny job to every place that stages go to, and wait for what they say.
+    """Send a tiny job to every place that stages go to, and wait for the answers.
 
     Args:
-        note: told what is being waited for.
+        note: called with what is being waited for.
     """
     aims = aims_of(config)
     probes = [replace(probe_of(config, aim), measures_delay=measures_delay) for aim in aims]
@@ -54,11 +54,11 @@ def ask_nodes(
 def probe_cluster(
     config: Config, note: Callable[[str], None], tell: Callable[[str], None], seconds: float = PROBE_SECONDS
 ) -> list[ConfigIssue]:
-    """Send a tiny job to every place that stages go to.
+    """Send a tiny job to every place that stages go to. Returns every problem found.
 
     Args:
-        note: told what is being waited for.
-        tell: told of every probe that found nothing wrong.
+        note: called with what is being waited for.
+        tell: called with a line for every probe that found nothing wrong.
     """
     problems = []
     for aim, answer in ask_nodes(config, note, seconds):
@@ -70,7 +70,7 @@ def probe_cluster(
 
 
 def validate_cluster(config: Config, with_probe: bool) -> Iterator[str]:
-    """What ``validate`` says of the cluster, a line each.
+    """Check the cluster for ``validate``. Yields lines for people.
 
     Raises:
         ConfigError: every problem, one per line.
@@ -86,7 +86,7 @@ def validate_cluster(config: Config, with_probe: bool) -> Iterator[str]:
 
 
 def aims_of(config: Config) -> list[Aim]:
-    """One for each set of options, interpreter and container. Pure."""
+    """Group the purposes by options, interpreter, container, setup and environment. Pure."""
     given = config.scheduler
     assert isinstance(given, SlurmConfig)
     groups: dict[object, list[str]] = {}
@@ -103,7 +103,7 @@ def options_of(given: ResourcesConfig) -> dict[str, str | int | bool]:
 
 
 def words_of(given: ResourcesConfig) -> tuple[str, ...]:
-    """The interpreter in its container, as tasks are run, without srun."""
+    """Return the interpreter's command in its container, as for tasks but without srun."""
     assert given.python is not None
     words = command_words(given, "")
     before = words[: words.index(given.python)]
@@ -126,7 +126,7 @@ def probe_of(config: Config, aim: Aim) -> Probe:
 
 
 def paths_of(config: Config) -> Iterator[str]:
-    """Models and data."""
+    """Yield the paths of models and data that compute nodes must see."""
     given = (config.model.policy, config.model.reference, config.model.critic)
     yield from (path for path in (*given, config.data.prompts, config.data.heldout) if path)
     for component in config.reward.components.values():
@@ -135,7 +135,7 @@ def paths_of(config: Config) -> Iterator[str]:
 
 
 def judge(aim: Aim, answer: Answer) -> Iterator[ConfigIssue]:
-    """What would keep these stages' jobs from working. Pure."""
+    """Find in a probe's answer what would keep the jobs of its purposes from working. Pure."""
     key = key_of(aim.stages[0])
     partition = ",".join(aim.given.partition) or "default"
     if isinstance(answer, ProbeTimeout):
@@ -159,13 +159,13 @@ def judge(aim: Aim, answer: Answer) -> Iterator[ConfigIssue]:
 
 
 def gpus_wanted(given: ResourcesConfig) -> int:
-    """On each node."""
+    """Return the number of GPUs wanted on each node."""
     needs = needs_of(given)
     return max((need.count for need in needs if need.device.startswith("gpu")), default=0)
 
 
 def describe(aim: Aim, answer: Answer) -> str:
-    """One line on a probe that found nothing wrong."""
+    """Return one line on a probe that found nothing wrong."""
     stages = ", ".join(aim.stages)
     if isinstance(answer, ProbeTimeout):
         return f"warning: {stages}: not probed, its job had to wait too long ({answer.why})"

@@ -1,4 +1,4 @@
-"""Whether a service that scores answers, asked once before a run begins. Sends nothing of the user's."""
+"""Check that a scoring service answers, made once before a run begins. Sends none of the user's data."""
 
 import queue
 import threading
@@ -10,13 +10,13 @@ from urllib.request import BaseHandler, HTTPRedirectHandler, ProxyHandler, Reque
 
 PING_SECONDS = 5.0
 _NOT_YET = (502, 503, 504)
-"""What a gateway answers for a service that is not there."""
+"""HTTP codes that a gateway answers for a service that is not there."""
 _LOCAL = ("localhost", "127.0.0.1", "::1")
-"""Hosts that no proxy of the environment can reach for us."""
+"""Hosts that are asked directly: a proxy from the environment would reach itself, not this machine."""
 
 
 def why_silent(url: str) -> str:
-    """Why nothing answers there within :data:`PING_SECONDS`; empty where something does, whatever it says."""
+    """Return why nothing answers within :data:`PING_SECONDS`; empty if anything does, whatever it says."""
     answers: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=lambda: answers.put(_ask(url)), daemon=True).start()
     try:  # looking up a name has no limit of its own
@@ -41,7 +41,7 @@ def _ask(url: str) -> str:
 
 
 class _NoRedirect(HTTPRedirectHandler):
-    """Takes a redirection for an answer, as tasks do."""
+    """Handler that takes a redirection for an answer, as tasks do."""
 
     def redirect_request(self, *arguments: Any) -> None:
         return None

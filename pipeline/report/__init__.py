@@ -10,7 +10,7 @@ from pipeline.run.durable import replace_durably
 __all__ = ["COMPARISON", "read_rows", "write_comparison", "write_report"]
 
 COMPARISON = "report-compare.html"
-"""What a comparison is called unless somebody says otherwise; it is written into the current folder."""
+"""File name of a comparison, in the current folder, unless another path is given."""
 
 
 def write_report(run: Run, out: Path | None = None) -> Path:

@@ -1,4 +1,4 @@
-"""The sample browser: responses with what they were given, which the reader filters and sorts."""
+"""The sample browser: prompts with their responses, which the reader filters and sorts."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ _SORTS: Mapping[str, str] = {
 
 
 def sample_browser(data: ReportData) -> str:
-    """The section; nothing before the first iteration."""
+    """Render the section; empty before the first iteration."""
     if not data.trained:
         return ""
     if not data.samples:
@@ -38,7 +38,7 @@ _PLACE = (
 
 
 def samples_data(samples: Sequence[tuple[Choice, Sample]]) -> str:
-    """For the script."""
+    """Embed the samples for the page's script."""
     return embedded("samples-data", [_entry(choice, sample) for choice, sample in samples])
 
 
@@ -95,5 +95,5 @@ def _entry(choice: Choice, sample: Sample) -> dict[str, Any]:
 
 
 def _number(value: float | None) -> float | None:
-    """Six digits: shards hold rewards in single precision. None for what JSON has no number for."""
+    """Round to six digits: shards hold rewards in single precision. None for what JSON has no number for."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")

@@ -1,4 +1,4 @@
-"""Several runs beside each other: their curves overlaid, their outcomes, and what was set differently."""
+"""Comparison of several runs: their curves overlaid, their outcomes, and what was set differently."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,23 +17,23 @@ from pipeline.run.directory import Run, RunError
 from pipeline.text import MISSING
 
 _COLOURS = 6
-"""Of the style sheet; further runs have colours between them."""
+"""Number of colours in the style sheet; further runs have computed ones between them."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One of the runs."""
+    """One of the runs that are compared."""
 
     run: Run
     label: str
-    """Its name, made unique."""
+    """Name of the run, made unique."""
     colour: str
     rows: Sequence[Row]
     best: Best | None
 
 
 def read_compared(runs: Sequence[Run]) -> list[Compared]:
-    """Rows and labels. Raises RunError for a run that is given twice, or rows that cannot be read."""
+    """Read rows and labels. Raises RunError for a run that is given twice, or rows that cannot be read."""
     places: dict[Path, Run] = {}
     for run in runs:
         place = run.paths.root.resolve()
@@ -48,7 +48,7 @@ def read_compared(runs: Sequence[Run]) -> list[Compared]:
 
 
 def labels_of(runs: Sequence[Run]) -> list[str]:
-    """Their names; where two have the same, also their ids, and places where copies have the same id."""
+    """Return the runs' names; where two are the same with ids, and with paths where copies share an id."""
     names = [run.identity.name for run in runs]
     ids = [f"{run.identity.name} ({run.identity.id})" for run in runs]
     places = [f"{run.identity.name} ({run.paths.root})" for run in runs]
@@ -64,7 +64,7 @@ def colour_of(index: int) -> str:
 
 
 def comparison(compared: Sequence[Compared]) -> str:
-    """The whole document."""
+    """Render the whole document."""
     charts = {
         chart_id(chart): (chart, made) for chart in CHARTS if (made := overlay(chart, _lines(compared)))
     }
@@ -80,7 +80,7 @@ def _lines(compared: Sequence[Compared]) -> list[tuple[str, str, Sequence[Row]]]
 
 
 def outcomes(compared: Sequence[Compared]) -> str:
-    """A table with a column for each run."""
+    """Render a table with a column for each run."""
     found = [outcome_of(one.run, one.rows, one.best) for one in compared]
     keys = dict.fromkeys(key for facts in found for key in facts)
     rows = [[key, *(facts.get(key, MISSING) for facts in found)] for key in keys]
@@ -94,7 +94,7 @@ def _table(label: str, compared: Sequence[Compared], rows: Sequence[Sequence[str
 
 
 def settings(compared: Sequence[Compared]) -> str:
-    """The keys of which the runs have different values."""
+    """Render the keys that have different values in the runs."""
     found = differences([one.run.config for one in compared])
     if not found:
         return section("settings", "Settings that differ", caption("None but name and run_dir."))

@@ -1,4 +1,4 @@
-"""What a report is made from: rows, spans, samples, advice. Reads the run directory and nothing else."""
+"""Contents of a report: rows, spans, samples, advice. Reads the run directory and nothing else."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -22,13 +22,13 @@ from pipeline.run.tasks import Stage, Task
 
 _MOST_ITERATIONS = 20
 _MOST_ATTEMPTS = 6000
-"""Iterations, and attempts, that the timeline shows one by one."""
+"""Limits on the iterations, and attempts, that the timeline shows one by one."""
 _WITHOUT_LINES = 10
 """Newest iterations whose spans are read from their records where spans.jsonl has none."""
 _SAMPLED_ITERATIONS = 8
 _BEST, _WORST, _RANDOM = 8, 8, 24
 _SAMPLE_BYTES = 4 << 20
-"""Of rollout data that is read for the samples of one iteration."""
+"""Bytes of rollout data that are read for the samples of one iteration."""
 _TEXT_BUDGET = 2_000_000
 """Letters of prompts and responses that a report holds."""
 
@@ -43,22 +43,22 @@ class Best:
 
 @dataclass(frozen=True)
 class ReportData:
-    """Of one run."""
+    """All that the report of one run is made from."""
 
     run: Run
     rows: Sequence[Row]
-    """Ascending; before the first iteration's, if there is one, that of the first policy's evaluation."""
+    """Rows, ascending; the first may be that of the evaluation of the policy that the run begins with."""
     best: Best | None
     spans: Mapping[int, IterationSpans]
-    """Ascending; the newest with their attempts."""
+    """Spans by iteration, ascending; the newest with their attempts."""
     samples: Sequence[tuple[Choice, Sample]]
     advice: Sequence[Advice]
     now: float
-    """When it was read, unix time."""
+    """Unix time at which it was read."""
 
     @property
     def trained(self) -> Sequence[Row]:
-        """Rows of iterations."""
+        """Rows of iterations, without that of the first policy's evaluation."""
         return [row for row in self.rows if row["iteration"] > self.run.plan.start]
 
     @property
@@ -68,7 +68,7 @@ class ReportData:
 
 
 def read_report(run: Run) -> ReportData:
-    """Everything that a page about the run shows."""
+    """Read everything that a page about the run shows."""
     rows, now = read_rows(run), time.time()
     spans = read_spans(run, int(rows[-1]["iteration"]) if rows else run.plan.start)
     found = Evidence(rows, run.config, task_times(spans))
@@ -77,9 +77,9 @@ def read_report(run: Run) -> ReportData:
 
 
 def read_rows(run: Run) -> list[Row]:
-    """Rows of ``metrics.jsonl``, ascending, the last line of an iteration being the one that counts.
+    """Read ``metrics.jsonl``, ascending, the last line of an iteration being the one that counts.
 
-    Before them, if the policy that the run begins with was evaluated, a row with that evaluation alone.
+    If the policy that the run begins with was evaluated, a row with that evaluation alone comes first.
 
     Raises:
         RunError: a row is not made of numbers.
@@ -99,7 +99,7 @@ def read_rows(run: Run) -> list[Row]:
 
 
 def check_rows(run: Run, rows: Sequence[Mapping[str, object]]) -> None:
-    """Raises RunError where a row holds something else than numbers, or no iteration."""
+    """Raise RunError where a row holds something else than numbers, or no iteration."""
     for count, row in enumerate(rows, 1):
         wrong = next((name for name, value in row.items() if not isinstance(value, int | float)), None)
         wrong = wrong or ("iteration" if not isinstance(row.get("iteration"), int) else None)
@@ -119,7 +119,9 @@ def read_best(run: Run) -> Best | None:
 
 
 def read_spans(run: Run, newest: int) -> dict[int, IterationSpans]:
-    """Of every iteration that has a line, of the first and the one at hand, and of the newest without a line.
+    """Read spans from spans.jsonl, and from records where it lacks a line.
+
+    The latter only for the start, the iteration at hand, and the newest that have a row.
 
     Args:
         newest: the newest iteration that has a row.
@@ -134,7 +136,7 @@ def read_spans(run: Run, newest: int) -> dict[int, IterationSpans]:
 
 
 def read_live(run: Run, iteration: int) -> list[Span]:
-    """Attempts at the tasks of one iteration as its records, submissions and failures tell of them."""
+    """Read the attempts at one iteration's tasks from its records, submissions and failures."""
     records = Records(run.paths)
     records.refresh(run.plan.tasks(iteration))
     is_on_slurm = isinstance(run.config.scheduler, SlurmConfig)
@@ -143,7 +145,7 @@ def read_live(run: Run, iteration: int) -> list[Span]:
 
 
 def _with_few_attempts(found: Mapping[int, IterationSpans]) -> dict[int, IterationSpans]:
-    """The newest iterations keep their attempts, as many as a page can draw, the newest one in any case."""
+    """Keep the attempts of the newest iterations, as many as a page can draw; always those of the newest."""
     kept: dict[int, IterationSpans] = {}
     room = _MOST_ATTEMPTS
     for count, iteration in enumerate(sorted(found, reverse=True)):
@@ -155,7 +157,7 @@ def _with_few_attempts(found: Mapping[int, IterationSpans]) -> dict[int, Iterati
 
 
 def task_times(spans: Mapping[int, IterationSpans]) -> list[TaskTime]:
-    """What advice on nodes and shards is made from."""
+    """Return the times of attempts, evidence for advice on nodes and shards."""
     return [
         TaskTime(
             iteration,
@@ -175,7 +177,7 @@ def task_times(spans: Mapping[int, IterationSpans]) -> list[TaskTime]:
 
 
 def sampled_iterations(iterations: Sequence[int], count: int = _SAMPLED_ITERATIONS) -> list[int]:
-    """Up to ``count`` iterations, ascending: the newest three, the first, and others evenly between. Pure."""
+    """Choose ``count`` iterations at most, ascending: newest three, first, others evenly between. Pure."""
     if len(iterations) <= count:
         return sorted(iterations)
     newest, before = list(iterations[-3:]), list(iterations[:-3])
@@ -185,7 +187,7 @@ def sampled_iterations(iterations: Sequence[int], count: int = _SAMPLED_ITERATIO
 
 
 def read_some_samples(run: Run, iterations: Sequence[int]) -> list[tuple[Choice, Sample]]:
-    """Best, worst and random responses of some iterations, newest first, with texts that fit the page."""
+    """Read best, worst and random responses of some iterations, newest first, cut to fit the page."""
     of_training = [iteration for iteration in iterations if iteration > run.plan.start]
     chosen: list[tuple[Choice, Sample]] = []
     for iteration in reversed(sampled_iterations(of_training)):
@@ -196,7 +198,7 @@ def read_some_samples(run: Run, iterations: Sequence[int]) -> list[tuple[Choice,
 
 
 def shortened(sample: Sample, letters: int) -> Sample:
-    """With prompt and response of at most so many letters: of a prompt its end, of a response both ends."""
+    """Cut prompt and response to so many letters: of a prompt keep its end, of a response both ends."""
     prompt, response = sample.prompt, sample.response
     if len(prompt) > letters:
         prompt = f"[{len(prompt) - letters} letters left out] … {prompt[-letters:]}"

@@ -6,22 +6,22 @@ from html import escape
 from typing import Any
 
 from pipeline.metrics.catalogue import describe
-from pipeline.metrics.charts import _FEW, _HIGH, _LOW, Chart
+from pipeline.metrics.charts import FEW, HIGH, LOW, Chart
 from pipeline.metrics.terminal import Row
 from pipeline.run.tasks import Stage
 
 _COLOURS = 6
 """Series colours of the style sheet: --c0 and so on, and --c0-soft for areas."""
 _STAGES = (Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE, Stage.EVALUATE)
-"""A stage has the same colour in every chart; the pools' scores follow."""
+"""Stages in the order of their colours, the same in every chart; the pools' scores follow."""
 _MANY = 200
-"""From so many points on, lines and diamonds are drawn finer, and stacked bars as areas."""
+"""Number of points above which lines and diamonds are drawn finer, and stacked bars as areas."""
 _MOST_POINTS = 1500
-"""Of a curve; of longer ones the lowest and highest of each part are drawn."""
+"""Most points of a curve; of longer ones the lowest and highest of each part are drawn."""
 
 
 def figure(chart: Chart, rows: Sequence[Row], names: Sequence[str]) -> dict[str, Any] | None:
-    """A plotly figure with colours as CSS variables, or None when no row has the chart's numbers.
+    """Make a plotly figure with colours as CSS variables, or None when no row has the chart's numbers.
 
     Args:
         names: all names that occur in ``rows``.
@@ -43,7 +43,7 @@ _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 def overlay(
     chart: Chart, runs: Sequence[tuple[str, str, Sequence[Row]]]
 ) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
-    """One chart of several runs over each other, and which dash is which number where there are several.
+    """Draw one chart of several runs over each other; also return which dash is which number.
 
     Args:
         runs: (label, colour, rows) of each; a run has the same colour in every chart.
@@ -52,7 +52,7 @@ def overlay(
         None when no run has the chart's numbers.
     """
     names = list(dict.fromkeys(name for _, _, rows in runs for row in rows for name in row))
-    upper = _series([name for name in chart.names.split() if name not in (_LOW, _HIGH)], names)
+    upper = _series([name for name in chart.names.split() if name not in (LOW, HIGH)], names)
     if chart.kind == "band" and not chart.names.startswith("reward/"):
         upper = upper[:1]  # shortest and longest of every run would hide each other
     lower = _series(chart.lower.split(), names)
@@ -88,7 +88,7 @@ def _overlaid(
 
 
 def _series(patterns: Iterable[str], names: Sequence[str]) -> list[tuple[str, str, int]]:
-    """(name, label, colour) of the numbers that the patterns mean."""
+    """Find (name, label, colour) of the numbers that the patterns match."""
     found: list[tuple[str, str, int]] = []
     for pattern in patterns:
         before, _, after = pattern.partition("*")
@@ -102,7 +102,7 @@ def _series(patterns: Iterable[str], names: Sequence[str]) -> list[tuple[str, st
 
 
 def _colour(label: str, before: Sequence[str]) -> int:
-    """Of a series, given the labels of those before it."""
+    """Choose the colour of a series, given the labels of those before it."""
     if label in _STAGES:
         return _STAGES.index(Stage(label))
     if _is_pool(label):
@@ -116,14 +116,14 @@ def _is_pool(label: str) -> bool:
 
 
 def _points(rows: Sequence[Row], name: str) -> dict[str, list[float | None]]:
-    """x and y; six digits are enough to look at, and what is not finite leaves a gap."""
+    """Return x and y; six digits are enough to look at, and what is not finite leaves a gap."""
     found = thinned([(row["iteration"], row[name]) for row in rows if name in row])
     y = [float(f"{value:.6g}") if math.isfinite(value) else None for _, value in found]
     return {"x": [iteration for iteration, _ in found], "y": y}
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int = _MOST_POINTS) -> Sequence[tuple[float, float]]:
-    """At most about ``most`` points: of each part of a longer curve the lowest, the highest and one gap.
+    """Thin a curve to about ``most`` points: of each part the lowest, the highest and one gap.
 
     So peaks stay, and what is drawn are values of the curve. Pure.
     """
@@ -144,7 +144,7 @@ def _line(rows: Sequence[Row], name: str, label: str, colour: int, axis: str = "
     dash = ("solid", "dash", "dot", "dashdot")[colour // _COLOURS % 4]
     width = 2 if len(points["x"]) <= _MANY else 1
     line = {"color": f"var(--c{colour % _COLOURS})", "width": width, "dash": dash}
-    mode = "lines+markers" if len(points["x"]) <= _FEW else "lines"
+    mode = "lines+markers" if len(points["x"]) <= FEW else "lines"
     style = {"mode": mode, "line": line, "marker": {"size": 5}, "yaxis": axis}
     return {"type": "scatter", "name": escape(label), **points, **style}
 
@@ -155,7 +155,7 @@ def _bars(rows: Sequence[Row], name: str, label: str, colour: int) -> dict[str, 
 
 
 def _area(rows: Sequence[Row], name: str, label: str, colour: int) -> dict[str, Any]:
-    """One of many stacked bars, as an area; of very many iterations every second, third, ..."""
+    """Draw one of many stacked bars as an area; of very many iterations every second, third, ..."""
     step = math.ceil(len(rows) / _MOST_POINTS)
     line = {"color": f"var(--c{colour % _COLOURS})", "width": 0}
     points = _points([{name: 0.0, **row} for row in rows[::step]], name)
@@ -170,7 +170,7 @@ def _area(rows: Sequence[Row], name: str, label: str, colour: int) -> dict[str, 
 
 
 def _band(names: Sequence[str], rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """A line between two edges, and diamonds. The area between the edges is shaded."""
+    """Draw a line between two edges, and diamonds. The area between the edges is shaded."""
     rows = [_with_edges(row) for row in rows]
     middle, low, high, *dots = names
     known = {name for row in rows for name in row}
@@ -191,7 +191,7 @@ def _with_edges(row: Row) -> Row:
     if "reward/mean" not in row or "reward/std" not in row:
         return row
     mean, std = row["reward/mean"], row["reward/std"]
-    return {**row, _LOW: mean - std, _HIGH: mean + std}
+    return {**row, LOW: mean - std, HIGH: mean + std}
 
 
 def _layout(chart: Chart, rows: Sequence[Row], series: int, has_lower: bool) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def _layout(chart: Chart, rows: Sequence[Row], series: int, has_lower: bool) -> 
     lines = {"gridcolor": "var(--line)", "zerolinecolor": "var(--axis)", "automargin": True}
     title = {"text": "iteration", "standoff": 8, "font": {"size": 12}}
     x = {**lines, "title": title, "zeroline": False, "tickformat": "d", "range": [first - 0.6, last + 0.6]}
-    x |= {"unifiedhovertitle": {"text": "iteration %{x}"}} | ({"dtick": 1} if last - first <= _FEW else {})
+    x |= {"unifiedhovertitle": {"text": "iteration %{x}"}} | ({"dtick": 1} if last - first <= FEW else {})
     y = {**lines, "hoverformat": ".4~g", "exponentformat": "e", "nticks": 6}
     y["rangemode"] = "tozero" if chart.from_zero else "normal"
     upper = {"domain": [0.4, 1.0] if has_lower else [0.0, 1.0]}
@@ -229,6 +229,6 @@ def _layout(chart: Chart, rows: Sequence[Row], series: int, has_lower: bool) -> 
 
 
 def meaning(name: str) -> str:
-    """What METRICS says about a name; the name itself when it says nothing."""
+    """Return what METRICS says about a name; the name itself when it says nothing."""
     metric = describe(name)
     return metric.meaning if metric else name

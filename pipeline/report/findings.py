@@ -1,4 +1,4 @@
-"""What to look at: the advice, with links to the charts of its numbers."""
+"""Findings section: the advice, with links to the charts of its numbers."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ _ABOUT = "Rules that read the newest iterations; each says what it saw and what 
 
 
 def findings(advice: Sequence[Advice], places: Mapping[str, Chart], enough: bool) -> str:
-    """The section.
+    """Render the section.
 
     Args:
         places: the charts on the page by the ids of their places.
@@ -41,7 +41,7 @@ _WORDS = {Severity.NOTE: "note", Severity.WARNING: "warning", Severity.PROBLEM: 
 
 
 def _charts_of(found: Advice, places: Mapping[str, Chart]) -> dict[str, Chart]:
-    """The charts on the page that show the numbers that it rests on."""
+    """Find the charts on the page that show the numbers that a finding rests on."""
     patterns = {metric.name for name in found.metrics if (metric := describe(name))}
     return {
         key: chart

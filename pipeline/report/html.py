@@ -9,11 +9,11 @@ from typing import Any
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
 """Unicode categories that show nothing, or change how what follows is shown."""
 _KEPT = frozenset("\n\t\u200c\u200d")
-"""Of those: line ends, tabs, and the joiners that scripts and emoji need."""
+"""Characters of those categories to keep: line ends, tabs, and the joiners that scripts and emoji need."""
 
 
 def visible(text: str) -> str:
-    """With control and direction characters spelled out, so that a text cannot look like another."""
+    """Spell out control and direction characters, so that a text cannot look like another."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_shown(letter) for letter in text)
@@ -26,12 +26,12 @@ def _shown(letter: str) -> str:
 
 
 def words(text: object) -> str:
-    """Text for an element or an attribute: visible and escaped."""
+    """Make a text visible and escape it, for an element or an attribute."""
     return escape(visible(str(text)))
 
 
 def embedded(key: str, data: Any) -> str:
-    """Data for a script, as JSON that no text in it can end."""
+    """Embed data for a script, as JSON that no text in it can end."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return f'<script type="application/json" id="{key}">{text}</script>'
 
@@ -51,12 +51,12 @@ def table(
     kind: str = "",
     colours: Sequence[str | None] = (),
 ) -> str:
-    """A table in a box that scrolls by itself.
+    """Render a table in a box that scrolls by itself.
 
     Args:
         heads: titles and what they mean.
         kind: a class of the style sheet.
-        colours: of a swatch before each title.
+        colours: colour of a swatch before each title.
     """
     swatches = [_swatch(colour) for colour in colours] or [""] * len(heads)
     titles = "".join(

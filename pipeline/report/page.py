@@ -1,4 +1,4 @@
-"""One HTML document: opens from disk, loads nothing, reads in light and dark, wide and narrow.
+"""HTML page about a run: opens from disk, loads nothing, reads in light and dark, wide and narrow.
 
 Colours in the charts are names of CSS variables; the script puts in the values of the reader's colour scheme
 and draws again when the scheme changes.
@@ -29,7 +29,7 @@ from pipeline.run.directory import Run
 from pipeline.text import duration, number
 
 _TABLE_ROWS = 500
-"""Iterations that the table holds."""
+"""Most iterations that the table holds."""
 
 MORE_COLUMNS = (
     Column("KL coef", ("objective/kl_coef",)),
@@ -48,7 +48,7 @@ class Shown:
 
 
 def page(data: ReportData) -> str:
-    """The whole document."""
+    """Render the whole document."""
     charts = charts_of(data.rows)
     used, used_figure = usage(data)
     figures = {key: shown.figure for key, shown in charts.items()}
@@ -71,7 +71,7 @@ def page(data: ReportData) -> str:
 
 
 def document(title: str, parts: Sequence[str], data_parts: Sequence[str], has_charts: bool) -> str:
-    """Head, body, the data, and the scripts; plotly only where there is something to draw."""
+    """Assemble head, body, data and scripts; plotly only where there is something to draw."""
     from plotly.offline import get_plotlyjs
 
     scripts = [get_plotlyjs()] if has_charts else []
@@ -99,7 +99,7 @@ _HEAD = """<!doctype html>
 
 
 def header(data: ReportData) -> str:
-    """Name, outcome, and what to do next."""
+    """Render name, outcome, and what to do next."""
     run, done = data.run, data.done
     command = words(f"slurm-ppo resume {shlex.quote(str(run.paths.root))}")
     if done == run.plan.start:
@@ -118,7 +118,7 @@ def remaining(row: Row) -> str:
 
 
 def outcome_of(run: Run, rows: Sequence[Row], best: Best | None) -> dict[str, str]:
-    """How far a run came, and what with. ``rows`` as :func:`read_rows` gives them."""
+    """Sum up how far a run came, and its results. ``rows`` as :func:`read_rows` gives them."""
     rows = [row for row in rows if row["iteration"] > run.plan.start]
     done = int(rows[-1]["iteration"]) if rows else run.plan.start
     found = {"iterations": f"{done} of {run.config.iterations}"}
@@ -137,19 +137,19 @@ def outcome_of(run: Run, rows: Sequence[Row], best: Best | None) -> dict[str, st
 
 
 def gpu_hours(rows: Sequence[Row]) -> float:
-    """Of all stages and iterations that accounting told of."""
+    """Sum the GPU hours of all stages and iterations for which accounting answered."""
     return sum(value for row in rows for name, value in row.items() if name.startswith("slurm/gpu_hours/"))
 
 
 def contents(sections: Mapping[str, str]) -> str:
-    """Links to the sections that are there."""
+    """Render links to the sections that are there."""
     found = {title: re.match(r'<section id="([^"]+)"', text) for title, text in sections.items()}
     links = "".join(f'<a href="#{match[1]}">{words(title)}</a>' for title, match in found.items() if match)
     return f'<nav aria-label="Sections">{links}</nav>' if links else ""
 
 
 def settings(run: Run) -> str:
-    """What was set, and all of the configuration, folded."""
+    """Render the settings that are not the defaults, and all of the configuration, folded."""
     apart = settings_apart(run.config)
     rows = [(key, plain_text(value)) for key, value in apart.items()]
     given = table("Settings", (("key", ""), ("value", "")), rows, "settings")
@@ -180,19 +180,19 @@ def _moment(time: float) -> str:
 
 
 def charts_of(rows: Sequence[Row]) -> dict[str, Shown]:
-    """The charts that have numbers, by the ids of their places."""
+    """Find the charts that have numbers, by the ids of their places."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     figures = ((chart, figure(chart, rows, names)) for chart in CHARTS)
     return {chart_id(chart): Shown(chart, made) for chart, made in figures if made}
 
 
 def chart_id(chart: Chart) -> str:
-    """Of its place: links from elsewhere go there."""
+    """Return the id of the chart's place, to which links elsewhere lead."""
     return "chart-" + re.sub(r"[^a-z0-9]+", "-", chart.title.lower()).strip("-")
 
 
 def curves(charts: Mapping[str, Shown]) -> str:
-    """The charts' places, under a heading for each section that has any."""
+    """Render the charts' places, under a heading for each section that has any."""
     if not charts:
         return ""
     parts = []
@@ -216,7 +216,7 @@ def _place(key: str, shown: Shown) -> str:
 
 
 def iteration_table(rows: Sequence[Row]) -> str:
-    """The newest rows first, in a box that scrolls by itself."""
+    """Render the newest rows first, in a box that scrolls by itself."""
     if not rows:
         return ""
     columns = [

@@ -1,4 +1,4 @@
-"""What of a configuration was set: the values that are not the defaults, by their keys. Pure."""
+"""Settings by key: those that are not the defaults, and those in which configurations differ. Pure."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,16 +12,16 @@ from pipeline.config.schema import Config
 from pipeline.text import MISSING
 
 _NOTHING = object()
-"""The default of what has none."""
+"""Default of a key that has none."""
 
 
 def settings_apart(config: Config) -> dict[str, Any]:
-    """Key -> plain value, of the keys whose value is not the default, and of those that have none."""
+    """Return key -> plain value, of keys whose value is not the default, and of those that have none."""
     return dict(_apart("", config, _NOTHING))
 
 
 def differences(configs: Sequence[Config]) -> dict[str, tuple[str, ...]]:
-    """Key -> the value in each configuration in words, of the keys that are not the same in all.
+    """Return key -> the value in each configuration in words, of the keys that are not the same in all.
 
     A dash where a configuration lacks the key. Names and folders, which always differ, are left out.
     """
@@ -76,7 +76,7 @@ def _plain(value: Any) -> Any:
 
 
 def plain_text(value: object) -> str:
-    """A value as YAML writes it, where that is one line."""
+    """Write a value as YAML does, where that is one line."""
     if isinstance(value, list):
         return f"[{', '.join(map(plain_text, value))}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""The timeline: when and where every attempt waited and ran. Rows for the script that draws them.
+"""The timeline: when and where every attempt waited and ran, as rows for the script that draws them.
 
 Newest iterations attempt by attempt, all of them as one bar for each stage; the reader chooses the window.
 """
@@ -17,7 +17,7 @@ _WINDOW = 100
 """Iterations that a window of stages shows."""
 _NEWEST = 3
 _MOST_AT_ONCE = 1500
-"""Attempts that the first window shows: as many of the newest iterations."""
+"""Most attempts in the first window, which holds as many of the newest iterations as fit."""
 _ABOUT = (
     "Solid: it ran. Hatched: it waited although its inputs were there. Red with a cross: the attempt ended "
     "without a result. Drag over a part to enlarge it, double-click for the whole."
@@ -25,7 +25,7 @@ _ABOUT = (
 
 
 def timeline(data: ReportData) -> str:
-    """The section, or nothing where nothing was ever tried."""
+    """Render the section; empty where nothing was ever tried."""
     if not data.spans:
         return ""
     windows = _windows(data.spans)
@@ -40,7 +40,7 @@ def timeline(data: ReportData) -> str:
 
 
 def _windows(spans: Mapping[int, IterationSpans]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Groups of (value, words). A value says what is drawn, and from which iteration to which."""
+    """Return groups of (value, words). A value says what is drawn, and from which iteration to which."""
     detailed = [iteration for iteration, of_iteration in spans.items() if of_iteration.attempts]
     groups: list[tuple[str, list[tuple[str, str]]]] = []
     if detailed:
@@ -55,7 +55,7 @@ def _windows(spans: Mapping[int, IterationSpans]) -> list[tuple[str, list[tuple[
 
 
 def _newest(spans: Mapping[int, IterationSpans], detailed: Sequence[int]) -> list[int]:
-    """The newest iterations that can be drawn together."""
+    """Find the newest iterations that can be drawn together."""
     kept: list[int] = []
     count = 0
     for iteration in reversed(detailed[-_NEWEST:]):
@@ -81,7 +81,7 @@ def _chooser(windows: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> str:
 
 
 def timeline_data(data: ReportData) -> dict[str, Any]:
-    """For the script: times are seconds since ``base``, names are places in ``names``."""
+    """Return the script's data: times are seconds since ``base``, names are places in ``names``."""
     spans = data.spans
     stages = [stage for of_iteration in spans.values() for stage in of_iteration.stages.values()]
     times = [time for stage in stages for time in (stage.ready, stage.started) if time is not None]
@@ -117,7 +117,7 @@ def _names(spans: Mapping[int, IterationSpans]) -> Sequence[str]:
 
 
 def purposes_of(data: ReportData) -> list[str]:
-    """Of what ran, in the order of the pipeline."""
+    """Return the purposes that ran, in the order of the pipeline."""
     found = {purpose for of_iteration in data.spans.values() for purpose in of_iteration.stages}
     order = (Stage.PREPARE, *data.run.plan.purposes, Stage.EVALUATE, DRIVER)
     known = [str(purpose) for purpose in order if purpose in found]
@@ -125,7 +125,7 @@ def purposes_of(data: ReportData) -> list[str]:
 
 
 def colour_of(purpose: str, purposes: Sequence[str]) -> int:
-    """Of the style sheet: a stage has the same one in every chart, and pools follow."""
+    """Choose a colour of the style sheet: a stage has the same one in every chart, and pools follow."""
     usual: dict[str, int] = {Stage.ROLLOUT: 0, Stage.REWARD: 1, Stage.UPDATE: 2, Stage.EVALUATE: 3}
     if purpose in usual:
         return usual[purpose]
@@ -157,7 +157,7 @@ def _since(time: float | None, base: float) -> float | None:
 
 
 def log_of(run: Run, iteration: int, span: Span) -> str:
-    """Of an attempt, relative to the run directory."""
+    """Return the path of an attempt's log, relative to the run directory."""
     if span.purpose == DRIVER:
         kind, of_iteration, number = span.attempt.split("-")
         folder = run.paths.log_root / f"{int(of_iteration):05d}-{kind}" / f"attempt-{number}"

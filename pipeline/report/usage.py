@@ -38,11 +38,11 @@ _MEANINGS: Mapping[str, str] = {
     "hashing, rules, writing, leaving.",
     "no result": "all of the attempts that failed, were preempted, killed or requeued, or came second.",
 }
-"""What the table's words mean exactly. Everything is a sum over attempts."""
+"""Exact meanings of the table's words. Everything is a sum over attempts."""
 
 
 def usage(data: ReportData) -> tuple[str, dict[str, Any] | None]:
-    """The section, and the figure of its chart; nothing where nothing ran."""
+    """Render the section, and make the figure of its chart; empty and None where nothing ran."""
     stages = stage_totals(data.spans.values())
     ordered = {purpose: stages[purpose] for purpose in purposes_of(data) if stages[purpose].attempts}
     if not ordered:
@@ -76,7 +76,7 @@ _HOURS = (("GPU hours", "as Slurm accounts for them"), ("CPU hours", "as Slurm a
 
 
 def _table(stages: Mapping[str, StageTime]) -> str:
-    """With hours and partitions where there are any."""
+    """Render the table, with hours and partitions where there are any."""
     hidden = {title for title, _ in _HOURS if not any(stage.cpu_hours for stage in stages.values())}
     hidden |= {"partition"} if all(stage.lane == purpose for purpose, stage in stages.items()) else set()
     heads = [head for head in (*_HEADS, *_HOURS) if head[0] not in hidden]
@@ -85,7 +85,7 @@ def _table(stages: Mapping[str, StageTime]) -> str:
 
 
 def _cells(purpose: str, stage: StageTime) -> dict[str, str]:
-    """By column."""
+    """Return the cells of a row, by column."""
     shares = {
         "start-up": stage.startup,
         "compute": stage.compute,
@@ -112,12 +112,12 @@ def _percent(part: float, whole: float) -> str:
 
 
 def total(stages: Iterable[StageTime]) -> StageTime:
-    """The sum of all stages."""
+    """Sum up all stages."""
     return replace(functools.reduce(StageTime.plus, stages), lane="")
 
 
 def figure(stages: Mapping[str, StageTime]) -> dict[str, Any]:
-    """Stacked bars, a stage each, in the largest unit in which the longest has more than two."""
+    """Draw stacked bars, one per stage, in the largest unit in which the longest has at least two."""
     tasks = {purpose: stage for purpose, stage in stages.items() if purpose != DRIVER}
     longest = max((stage.queue + stage.run for stage in tasks.values()), default=0.0)
     unit, size = next(

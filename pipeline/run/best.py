@@ -15,8 +15,8 @@ from slurm.sharedfiles import is_there, read_newest
 def keep_best(run: Run, rows: Sequence[Row]) -> None:
     """Point ``best.json`` and ``policy/best`` at the policy with the highest evaluation reward so far.
 
-    Of those that are left: once the best was taken back, the second best may have been thinned out. And of
-    those whose records can be read: one that is being made again is looked at once more when the driver ends.
+    Thinned-out policies do not count: once the best was retracted, the second best may be gone. Nor do those
+    whose commit records cannot be read: one that is being made again is considered when the driver ends.
     """
     evaluated = [row for row in rows if "evaluate/reward" in row]
     for row in sorted(evaluated, key=lambda row: -row["evaluate/reward"]):
@@ -35,16 +35,16 @@ def keep_best(run: Run, rows: Sequence[Row]) -> None:
 def _name_best(run: Run, record: Record, text: str) -> None:
     if not is_there(run.paths.best) or read_newest(run.paths.best).decode() != text:
         replace_durably(run.paths.best, text)
-        _link(run, record, "policy", "best")
+        link_folder(run, record, "policy", "best")
 
 
 def _folder(record: Record, parent: str) -> str | None:
-    """The attempt's folder below policy/, critic/ or trainer/, relative to the run."""
+    """Return the attempt's folder below ``parent`` (policy, critic or trainer), relative to the run."""
     folders = (entry.folder for entry in record.outputs)
     return next((folder for folder in folders if folder.startswith(f"{parent}/")), None)
 
 
-def _link(run: Run, record: Record, parent: str, name: str) -> None:
+def link_folder(run: Run, record: Record, parent: str, name: str) -> None:
     folder = _folder(record, parent)
     if folder is None:
         return

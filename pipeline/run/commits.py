@@ -38,7 +38,7 @@ class NotCommitted(RuntimeError):
 
 
 class CorruptData(RuntimeError):
-    """What a commit record names is missing, cut or changed, or the record itself cannot be read."""
+    """A file that a commit record names is missing, cut or changed, or the record itself cannot be read."""
 
     def __init__(self, task: Task, why: str) -> None:
         super().__init__(f"{task} is corrupt: {why}")
@@ -46,7 +46,7 @@ class CorruptData(RuntimeError):
 
 
 class StaleData(RuntimeError):
-    """A task was computed from inputs that have since been computed anew with another result."""
+    """A task was computed from inputs that have since been recomputed with another result."""
 
     def __init__(self, task: Task, why: str) -> None:
         super().__init__(f"{task} is stale: {why}")
@@ -63,7 +63,7 @@ class FileEntry:
 
     @property
     def folder(self) -> str:
-        """Of an update's file: the attempt's folder, e.g. ``policy/00003.1-ab``."""
+        """Folder of the attempt that holds an update's file, e.g. ``policy/00003.1-ab``."""
         return "/".join(self.path.split("/")[:2])
 
 
@@ -77,7 +77,7 @@ class Record:
     inputs: Mapping[str, str]
     """Lineage: task key of each input -> fingerprint of the outputs that were read."""
     policy_version: int
-    """Version of the policy that was used; of the update stage: that was made."""
+    """Version of the policy that the task used; for the update stage, of the one it made."""
     seed: int
     rows: int
     schema: str
@@ -103,7 +103,7 @@ class Record:
         return xxhash.xxh3_128_hexdigest("\n".join(sorted(lines)).encode())
 
     def output(self, part: str = "", suffix: str = "arrow") -> FileEntry:
-        """The data file that :meth:`TaskPaths.data` names so; the main one has no part.
+        """Return the data file with this part and suffix (:meth:`TaskPaths.data`); the main one has no part.
 
         Raises:
             CorruptData: the record names no such file.
@@ -121,7 +121,7 @@ class Record:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> "Record":
-        """Raises KeyError, TypeError or ValueError on anything that is not a record of this version."""
+        """Parse a record. Raises KeyError, TypeError or ValueError on any that is not of this version."""
         data = dict(data)
         if (version := data.pop("version")) != RECORD_VERSION:
             raise ValueError(f"record version {version}, this version of slurm-ppo reads {RECORD_VERSION}")
@@ -135,7 +135,7 @@ class Record:
 
 
 def read_record(paths: RunPaths, task: Task) -> Record | None:
-    """The task's commit record, or None when it is not committed.
+    """Return the task's commit record, or None when it is not committed.
 
     Raises:
         CorruptData: the record exists but cannot be read.
@@ -162,7 +162,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def packed_content(paths: RunPaths, task: Task, name: str) -> bytes | None:
-    """A file of ``task`` that was packed, or None. Raises CorruptData."""
+    """Return the content of a file of ``task`` that was packed, or None. Raises CorruptData."""
     if not task.stage.is_sharded:
         return None
     try:
@@ -173,15 +173,15 @@ def packed_content(paths: RunPaths, task: Task, name: str) -> bytes | None:
 
 @lru_cache(maxsize=64)
 def _look_above(folder: Path) -> None:
-    """Have this machine find the folder that has the name now, once in the life of a task.
+    """Make the network filesystem's client look ``folder`` up again, once in the life of a task's process.
 
-    The one that it remembers may have been moved away by another machine, going back.
+    The folder that it remembers may have been moved away by another machine when the run went back.
     """
     is_there(folder)
 
 
 def require_record(paths: RunPaths, task: Task) -> Record:
-    """Like :func:`read_record`, for inputs. Raises :class:`NotCommitted` when there is none."""
+    """Return an input's record as :func:`read_record`. Raises :class:`NotCommitted` when there is none."""
     _look_above(paths.task(task).folder)
     record = read_record(paths, task)
     if record is None:
@@ -190,7 +190,7 @@ def require_record(paths: RunPaths, task: Task) -> Record:
 
 
 def thinned_folders(paths: RunPaths, task: Task) -> frozenset[str]:
-    """Folders of a commit that :mod:`pipeline.run.retention` removed, named like ``policy/00003.1-ab``.
+    """Return the folders of a commit that :mod:`pipeline.run.retention` removed, e.g. ``policy/00003.1-ab``.
 
     Raises:
         CorruptData: the list of them cannot be read.
@@ -205,13 +205,13 @@ def thinned_folders(paths: RunPaths, task: Task) -> frozenset[str]:
 
 
 def kept_outputs(paths: RunPaths, record: Record) -> Iterator[FileEntry]:
-    """The files that must be there: all but those that were removed on purpose. Raises CorruptData."""
+    """Return the files that must be there: all but those removed on purpose. Raises CorruptData."""
     gone = thinned_folders(paths, record.task) if record.task.stage is Stage.UPDATE else frozenset()
     return (entry for entry in record.outputs if entry.folder not in gone)
 
 
 def check_sizes(paths: RunPaths, record: Record) -> None:
-    """Notice missing and cut files by one stat each, without reading them. Raises CorruptData."""
+    """Detect missing and cut files by one stat each, without reading them. Raises CorruptData."""
     for entry in kept_outputs(paths, record):
         size = _size(paths, record, entry)
         if size != entry.bytes:
@@ -219,7 +219,7 @@ def check_sizes(paths: RunPaths, record: Record) -> None:
 
 
 def _size(paths: RunPaths, record: Record, entry: FileEntry) -> int:
-    """Bytes of a file, wherever it is. Raises CorruptData."""
+    """Return a committed file's size in bytes, packed or not. Raises CorruptData where it is gone."""
     with contextlib.suppress(FileNotFoundError):
         return size_of(paths.root / entry.path)
     size = None
@@ -234,7 +234,7 @@ def _size(paths: RunPaths, record: Record, entry: FileEntry) -> int:
 
 
 def read_output(paths: RunPaths, record: Record, entry: FileEntry) -> bytes:
-    """A file that was packed. Raises CorruptData where it is gone, or is not what was packed."""
+    """Return the content of a packed file. Raises CorruptData where it is gone, or is not what was packed."""
     content = packed_content(paths, record.task, entry.path)
     if content is None:
         raise CorruptData(record.task, f"{entry.path} is gone")
@@ -242,7 +242,7 @@ def read_output(paths: RunPaths, record: Record, entry: FileEntry) -> bytes:
 
 
 def check_digest(record: Record, entry: FileEntry, size: int, digest: str) -> None:
-    """Compare what was read with what was recorded. Raises CorruptData."""
+    """Compare the size and hash of what was read with those recorded. Raises CorruptData."""
     if size != entry.bytes:
         raise CorruptData(record.task, f"{entry.path} has {size} bytes instead of {entry.bytes}")
     if digest != entry.xxh3_128:
@@ -250,7 +250,7 @@ def check_digest(record: Record, entry: FileEntry, size: int, digest: str) -> No
 
 
 def verify_outputs(paths: RunPaths, record: Record) -> None:
-    """Read and hash every file the record names. Raises CorruptData naming the file."""
+    """Read and hash every file that must be there. Raises CorruptData naming the file."""
     check_sizes(paths, record)
     for entry in kept_outputs(paths, record):
         try:
@@ -262,13 +262,13 @@ def verify_outputs(paths: RunPaths, record: Record) -> None:
 
 
 def file_state(path: Path) -> str:
-    """What :func:`is_unchanged` compares, of a file of the user's: hash, size, modification time."""
+    """Return a user's file's hash, size and modification time as text that :func:`is_unchanged` compares."""
     status = persistently(path, path.stat)
     return f"{digest_file(path)[1]}:{status.st_size}:{status.st_mtime_ns}"
 
 
 def is_unchanged(path: Path, recorded: str) -> bool:
-    """Whether a file is what it was. Size and time say whether to look closer; then the hash decides."""
+    """Whether a file still is as :func:`file_state` recorded it; hashed only if its size or time differ."""
     digest, size, modified = recorded.split(":")
     if not is_there(path):
         return False
@@ -279,7 +279,7 @@ def is_unchanged(path: Path, recorded: str) -> bool:
 
 
 def hash_file(paths: RunPaths, path: Path) -> FileEntry:
-    """A file of the run as records name it."""
+    """Hash a file of the run and return it as records name it."""
     return FileEntry(paths.relative(path), *digest_file(path))
 
 
@@ -295,13 +295,13 @@ def hash_tree(paths: RunPaths, folder: Path) -> tuple[FileEntry, ...]:
 
 @contextlib.contextmanager
 def opened_history(paths: RunPaths, task: Task) -> Iterator[int]:
-    """The task's folder as it is now, for :func:`publish`.
+    """Open the task's folder as it is now, for :func:`publish`.
 
     An attempt opens it before it reads anything, and belongs to that history of the run: going back moves the
     folder away, and what the attempt commits later goes with it.
     """
     folder = paths.task(task).folder
-    make_folder(folder)  # not one that was moved away and that this machine still knows by its old name
+    make_folder(folder)  # not one that was moved away and that the client remembers
     with opened_folder(folder) as descriptor:
         yield descriptor
 
@@ -316,10 +316,10 @@ def is_of_the_past(paths: RunPaths, task: Task, history: int) -> bool:
 
 
 def publish(paths: RunPaths, record: Record, history: int | None = None) -> bool:
-    """Make the task done with this attempt's files; their data must be durable already.
+    """Commit the task with this attempt's files, whose data must be durable already.
 
     Args:
-        history: see :func:`opened_history`. None: the run's present one.
+        history: descriptor from :func:`opened_history`; None for the run's present history.
 
     Returns:
         False if another attempt had already won; this attempt's files are then removed.

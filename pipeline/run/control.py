@@ -1,4 +1,4 @@
-"""A person's invocations of submit and resume on a Slurm run: their number, and whether it was cancelled."""
+"""People's requests of a run on Slurm: its calls of submit, run and resume, and its cancellation."""
 
 import shlex
 import time
@@ -14,33 +14,33 @@ from slurm.sharedfiles import read_newest
 
 
 class SpoiltControl(UserError, ValueError):
-    """What people have asked of a run cannot be read."""
+    """The file of people's requests of a run cannot be read, nor can its copy."""
 
 
 @dataclass(frozen=True)
 class Control:
-    """What people have asked of a run on Slurm: ``<run>/slurm/control.json``."""
+    """People's requests of a run on Slurm: content of ``<run>/slurm/control.json``."""
 
     call: int = 0
-    """Counts calls of submit, run and resume: each has a new budget of attempts."""
+    """Number of calls of submit, run and resume so far: each has a new budget of attempts."""
     cancelled: bool = False
-    """Driver jobs that start nevertheless do nothing."""
+    """Cancellation by a person: driver jobs that start nevertheless do nothing."""
     has_failed: bool = False
-    """A task was given up in this call."""
+    """Failure of this call: a task was given up."""
     retracted: tuple[tuple[str, str], ...] = ()
-    """(task key, reason) of commits that were taken back in this call."""
+    """Pairs (task key, reason) of commits that were taken back in this call."""
     begun: float = field(default=0.0, compare=False)
-    """When the call began, unix time."""
+    """Unix time when the call began."""
 
     def as_failed(self) -> "Control":
         return replace(self, has_failed=True)
 
 
 def read_control(paths: RunPaths) -> Control:
-    """What people have asked; the file is there twice, for no other file says the same.
+    """Return people's requests. The file is kept twice, because no other file says the same.
 
     Raises:
-        SpoiltControl: both are spoilt.
+        SpoiltControl: a copy is there, but none that can be read.
     """
     why = ""
     for path in _controls(paths):
@@ -69,7 +69,7 @@ def _controls(paths: RunPaths) -> tuple[Path, Path]:
 
 
 def begin_call(paths: RunPaths) -> Control:
-    """A person asks for the run to go on: a new budget of attempts."""
+    """Note that a person asks for the run to go on, which gives it a new budget of attempts."""
     control = Control(read_control(paths).call + 1, begun=time.time())
     write_control(paths, control)
     return control

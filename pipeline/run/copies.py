@@ -1,4 +1,4 @@
-"""Copies of what was committed: verified on the way, and in a folder that is there whole or not at all."""
+"""Copies of committed files: verified on the way, and in a folder that appears whole or not at all."""
 
 import contextlib
 import errno
@@ -16,12 +16,12 @@ from pipeline.run.paths import RunPaths
 
 _CHUNK = 1 << 22
 _CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
-"""Another filesystem, or one that has no hard links, or too many of this file."""
+"""Errors of link: another filesystem, one that has no hard links, or too many links to this file."""
 
 
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A private folder beside ``target``, which takes its name at the end, or is gone if anything failed.
+    """Make a private folder beside ``target`` that gets its name at the end, or is removed on failure.
 
     Raises:
         RunError: ``target`` is there and not an empty folder, or nothing can be made there.
@@ -61,7 +61,7 @@ def copy_verified(paths: RunPaths, record: Record, entry: FileEntry, target: Pat
 
 
 def link_verified(paths: RunPaths, record: Record, entry: FileEntry, target: Path) -> None:
-    """Give a committed file a second name, or copy it where that cannot be. Raises RunError like a copy."""
+    """Hard-link a committed file, or copy it where it cannot be. Raises RunError as :func:`copy_verified`."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with _as_committed(paths):
@@ -82,7 +82,7 @@ def _as_committed(paths: RunPaths) -> Iterator[None]:
 
 
 def _copy(source: Path, target: Path) -> tuple[int, str]:
-    """Returns size and xxh3_128 of what was copied."""
+    """Copy a file durably. Returns size and xxh3_128 of what was copied."""
     digest, size = xxhash.xxh3_128(), 0
     with source.open("rb") as reader, target.open("xb") as writer:
         while chunk := reader.read(_CHUNK):

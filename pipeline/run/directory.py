@@ -1,4 +1,4 @@
-"""A run on disk: made once, loaded by everything else."""
+"""A run on disk: identity and frozen configuration, made once, loaded by everything else."""
 
 import contextlib
 import difflib
@@ -40,13 +40,13 @@ class RunError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class Parent:
-    """Where a fork comes from."""
+    """Origin of a fork."""
 
     id: str
     path: str
-    """Its run directory when the fork was made."""
+    """Run directory of the parent when the fork was made."""
     iteration: int
-    """The fork goes on from the policy of this iteration, with the next one."""
+    """Iteration of the policy that the fork goes on from; its own first iteration is the next."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Identity:
     folder: str = ""
     """Folder the run was started in, where rules are imported from."""
     parent: Parent | None = None
-    """None unless the run is a fork."""
+    """Origin of the run if it is a fork; None otherwise."""
     git_commit: str = ""
-    """Of ``folder`` when the run was made, with ``+`` behind it if files differed; empty without git."""
+    """Git commit of ``folder`` when the run was made, with ``+`` if files differed; empty without git."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,10 @@ class Run:
 
 
 def slurm_settings(run: Run) -> SlurmConfig:
-    """The scheduler's settings of a run on Slurm.
+    """Return the scheduler's settings of a run on Slurm.
 
     Raises:
-        RunError: it is a run of this machine.
+        RunError: it is a run on this machine (scheduler=local).
     """
     if not isinstance(run.config.scheduler, SlurmConfig):
         raise RunError(
@@ -112,7 +112,7 @@ def create_run(config: Config) -> Run:
 
 @contextlib.contextmanager
 def claimed_run(config: Config) -> Iterator[tuple[Run, Lease]]:
-    """The same, with the lease: until it is released nobody else starts the run over. Raises as above."""
+    """Make a run as :func:`create_run` (same errors), and hold its lease: nobody else starts it over."""
     paths = RunPaths(Path(config.run_dir))
     check_is_free(paths)
     try:
@@ -146,16 +146,16 @@ def write_run(paths: RunPaths, config: Config, folder: str, parent: Parent | Non
     )
     if not link_once(paths.run_json, json.dumps(asdict(identity), indent=1) + "\n"):
         raise RunError(f"another call is making a run in {paths.root} just now; choose another run_dir=...")
-    # Second: whoever comes too late must not write its settings beside the winner's identity.
+    # After the identity: a call that came too late must not write its settings beside the winner's.
     replace_durably(paths.config_yaml, text)
     return Run(paths, config, identity)
 
 
 def check_is_free(paths: RunPaths, own: Lease | None = None) -> None:
-    """Raises RunError, with the legal next moves, unless a run may begin there.
+    """Refuse a directory where no run may begin. Raises RunError, with the legal next moves.
 
     Args:
-        own: the lease of who asks.
+        own: the lease that the caller holds, if any.
     """
     if is_there(paths.run_json):
         holder = None if own else holder_of(paths.locks)
@@ -165,14 +165,14 @@ def check_is_free(paths: RunPaths, own: Lease | None = None) -> None:
                 "To start another: choose run_dir=... or name=..." + (f" ({holder})" if holder else "")
             )
         return
-    # A call that was killed before it wrote run.json may have left its configuration behind.
+    # A call that was killed while it started a run over may have left config.yaml without run.json.
     others = [p.name for p in paths.root.glob("[!.]*")] if paths.root.is_dir() else []
     if set(others) - {paths.config_yaml.name, paths.locks.name}:
         raise RunError(f"{paths.root} exists and holds other files; choose another run_dir=...")
 
 
 def check_can_be_made(root: Path) -> None:
-    """Try it, leaving nothing behind. Raises RunError where a run directory cannot be."""
+    """Try to make a directory there, leaving nothing behind. Raises RunError where none can be made."""
     there = next(path for path in (root, *root.parents) if _is_seen(path))
     if not there.is_dir():
         kind = "a file" if there.is_file() else "a device"
@@ -185,14 +185,14 @@ def check_can_be_made(root: Path) -> None:
 
 
 def _is_seen(path: Path) -> bool:
-    """Whether there is something, in a folder that may be looked into."""
+    """Whether something is there; false in a folder that may not be looked into."""
     with contextlib.suppress(PermissionError):
         return path.exists()
     return False
 
 
 def _is_fork(paths: RunPaths) -> bool:
-    """A fork has a committed policy from the start."""
+    """Whether a run without prepared prompts is a fork, which has a committed policy from the start."""
     return is_there(paths.policies) and not is_there(paths.task(PREPARE).record)
 
 
@@ -210,7 +210,7 @@ def is_run(root: Path) -> bool:
 
 
 def no_setting(word: str) -> RunError:
-    """Why a word that sets nothing is of no use among settings: as a rule a run directory, mistyped."""
+    """Return the error for a word among settings that sets nothing: usually a mistyped run directory."""
     root = Path(word)
     if is_run(root):
         place = shlex.quote(word)
@@ -225,7 +225,7 @@ def no_setting(word: str) -> RunError:
 
 
 def near_runs(root: Path) -> str:
-    """Runs that may have been meant, in words to go on with; empty where there are none."""
+    """Return the runs that may have been meant, as the end of a message; empty where there are none."""
     with contextlib.suppress(OSError, ValueError):
         found = {entry.name: entry for entry in root.absolute().parent.iterdir() if is_run(entry)}
         near = difflib.get_close_matches(root.name, found, n=_MOST_NAMED, cutoff=_LIKENESS)
@@ -235,7 +235,7 @@ def near_runs(root: Path) -> str:
 
 
 def shown(path: Path) -> str:
-    """A path in a message of one line."""
+    """Return a path as a one-line message shows it: printable, and cut if it is long."""
     text = "".join(letter if letter.isprintable() else "?" for letter in str(path))
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
@@ -278,7 +278,7 @@ def load_run(root: Path) -> Run:
 
 
 def git_commit(folder: str) -> str:
-    """The commit that is checked out there, with ``+`` if tracked files differ; empty without one."""
+    """Return the commit checked out in ``folder``, with ``+`` if tracked files differ; empty without one."""
     ask = ["git", "-C", folder]
     try:
         head = _output([*ask, "rev-parse", "HEAD"])
@@ -297,7 +297,7 @@ def _hash(text: str) -> str:
 
 
 def version() -> str:
-    """Of the installed slurm-ppo."""
+    """Return the version of the installed slurm-ppo; ``source`` where it is not installed."""
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as installed_version
 
@@ -308,7 +308,7 @@ def version() -> str:
 
 
 def imagined_run(config: Config) -> Run:
-    """A run as it would be made, with zeros for its id."""
+    """Return a run as it would be made, with zeros for its id, without making it."""
     identity = Identity("0" * 12, config.name, time.time(), "", version(), str(Path.cwd()))
     return Run(RunPaths(Path(config.run_dir)), config, identity)
 

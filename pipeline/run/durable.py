@@ -9,7 +9,7 @@ from pathlib import Path
 
 import xxhash
 
-# PASSING, is_there and read_shared for stages, which know nothing of Slurm
+# PASSING, is_there and read_shared are re-exported for stages, which know nothing of Slurm
 from slurm.sharedfiles import PASSING as PASSING
 from slurm.sharedfiles import STALE, persistently
 from slurm.sharedfiles import is_there as is_there
@@ -19,7 +19,7 @@ _CHUNK = 1 << 22
 
 
 def digest_file(path: Path) -> tuple[int, str]:
-    """Size and xxh3_128 of a file as it is on disk."""
+    """Return size and xxh3_128 of a file as it is on disk."""
     return persistently(path, lambda: _digest(path))
 
 
@@ -49,7 +49,7 @@ def fsync_path(path: Path) -> None:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Let an error say which file it is about: those of writing and flushing do not."""
+    """Put ``path`` into the block's OSErrors: those of writing and flushing do not name a file."""
     try:
         yield
     except OSError as error:
@@ -60,7 +60,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def opened_folder(path: Path) -> Iterator[int]:
-    """A descriptor of a folder: what is written through it follows the folder wherever it is moved."""
+    """Yield a descriptor of a folder: what is written through it follows the folder wherever it is moved."""
     folder = persistently(path, lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY))
     try:
         yield folder
@@ -69,14 +69,14 @@ def opened_folder(path: Path) -> Iterator[int]:
 
 
 def names_in(folder: Path | int) -> set[str]:
-    """Names in a folder, or in that of a descriptor. Raises FileNotFoundError."""
+    """Return the names in a folder, or in that of a descriptor. Raises FileNotFoundError."""
     with os.scandir(folder) as entries:
         return {entry.name for entry in entries}
 
 
 @contextlib.contextmanager
 def _private_copy(folder: int, name: str, text: bytes) -> Iterator[str]:
-    """``text``, flushed, under a private name beside ``name`` that is gone afterwards."""
+    """Write ``text``, flushed, under a private name beside ``name``, which is removed afterwards."""
     private = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
     try:
         descriptor = os.open(private, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
@@ -94,7 +94,7 @@ def replace_durably(path: Path, text: str) -> None:
     """Put ``text`` at ``path`` in one step: readers see the old file or the new one, never a part."""
     with naming(path), opened_folder(path.parent) as folder:
         with _private_copy(folder, path.name, text.encode()) as private:
-            # What is replaced may have been replaced by another machine, which this one does not know yet.
+            # Another machine may have replaced the file already, which this one does not know yet.
             put = functools.partial(os.replace, private, path.name, src_dir_fd=folder, dst_dir_fd=folder)
             persistently(path, put, STALE)
         os.fsync(folder)
@@ -107,7 +107,7 @@ def link_once(path: Path, text: str) -> bool:
 
 
 def link_once_in(folder: int, name: str, text: str) -> bool:
-    """The same for a ``name`` in an open folder, wherever that is by now."""
+    """Publish ``text`` as :func:`link_once`, under ``name`` in an open folder, wherever that is by now."""
     content = text.encode()
     with _private_copy(folder, name, content) as private:
         publish = functools.partial(_link_or_lose, folder, private, name, content)
@@ -118,16 +118,16 @@ def link_once_in(folder: int, name: str, text: str) -> bool:
 
 
 def _link_or_lose(folder: int, private: str, name: str, content: bytes) -> bool:
-    """Whether ``private`` got the name, or another file has it. Raises OSError (stale) where none has."""
+    """Whether ``private`` got the name; false if another file has it. Raises OSError (stale) if none has."""
     try:
         os.link(private, name, src_dir_fd=folder, dst_dir_fd=folder)
         return True
     except FileExistsError:
-        # Who says so may be this machine's memory of a file that another one removed: the listing knows.
+        # The client may only remember a file that another machine removed: the listing decides.
         if name not in os.listdir(folder):
             raise OSError(errno.ESTALE, "the name is taken, and there is no such file", name) from None
-    # Over a network the answer to a successful link can be lost and its repetition fail: look who is there.
-    # By content, since numbers of links may be answered from an old memory.
+    # Over a network the reply to a successful link can be lost and its repetition fail: check who won.
+    # By content, since the number of links may come from the client's cache.
     return read_in(folder, name) == content
 
 
@@ -136,7 +136,7 @@ def _path_of(folder: int) -> Path:
 
 
 def read_in(folder: int, name: str) -> bytes | None:
-    """The content of a file in an open folder as it is now, or None where there is none."""
+    """Return the content of a file in an open folder as it is now, or None where there is none."""
     if name not in os.listdir(folder):
         return None
 

@@ -1,4 +1,4 @@
-"""Which engines a stage's tasks compute with, by the configuration."""
+"""Engines that a stage's tasks compute with, by the configuration."""
 
 from collections.abc import Iterator, Mapping
 
@@ -12,7 +12,7 @@ from pipeline.run.tasks import Stage
 
 
 def engines_of(config: Config, stage: Stage, pool: str = "") -> Iterator[tuple[str, str]]:
-    """What tasks of a stage, and of score of a pool, compute with: key of the configuration, and engine."""
+    """Yield (configuration key, engine) for all that a stage's tasks compute with; ``pool`` is for score."""
     if stage in (Stage.ROLLOUT, Stage.EVALUATE):
         yield "rollout.engine", config.rollout.engine
     for name, component in _scored_by(config, stage, pool).items():
@@ -26,7 +26,7 @@ def engines_of(config: Config, stage: Stage, pool: str = "") -> Iterator[tuple[s
 
 
 def _scored_by(config: Config, stage: Stage, pool: str) -> Mapping[str, Component]:
-    """The components that tasks of a stage score with; prepare measures how some are normalised."""
+    """Return the components that a stage's tasks score with; prepare measures how some are normalised."""
     reward = config.reward
     if stage in (Stage.SCORE, Stage.REWARD):
         return reward.components_of(pool or None)
@@ -37,16 +37,16 @@ def _scored_by(config: Config, stage: Stage, pool: str) -> Mapping[str, Componen
 
 
 def all_engines(config: Config) -> set[str]:
-    """Every engine and trainer that any task computes with."""
+    """Return every engine and trainer that any task computes with."""
     pools = ("", *config.reward.pools)
     return {name for stage in Stage for pool in pools for _, name in engines_of(config, stage, pool)}
 
 
 def uses_torch(config: Config) -> bool:
-    """Whether any task computes with an engine of ours. Those of the user import what they need."""
+    """Whether any task computes with a built-in engine. User-supplied ones import what they need."""
     return not all_engines(config).isdisjoint({*Engine, *TrainingEngine})
 
 
 def uses_vllm(config: Config) -> bool:
-    """Whether any task does."""
+    """Whether any task computes with vLLM."""
     return Engine.VLLM in all_engines(config)

@@ -1,4 +1,4 @@
-"""Environment variables that every process of ours gets."""
+"""Environment variables that every process of slurm-ppo gets."""
 
 TASK_ENVIRONMENT = {
     # Compute nodes have no internet: whatever would ask for it must fail at once instead of waiting.
@@ -13,11 +13,11 @@ TASK_ENVIRONMENT = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     # Without a workspace of its own cuBLAS may give other sums the next time.
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    # Waiting threads look again for about 0.1 ms (GNU's OpenMP), then sleep. A micro-batch of a small model
+    # Waiting threads spin for about 0.1 ms (GNU's OpenMP), then sleep. A micro-batch of a small model
     # makes threads wait 300 times, mostly shorter than that, and waking one up takes as long. Those that spin
     # for milliseconds, as is the default, made an update of 2 threads take 2.3 to 10 s, instead of 3.0 s, on
     # two cores that others used too.
     "OMP_WAIT_POLICY": "PASSIVE",
     "GOMP_SPINCOUNT": "3000",
 }
-"""Set before torch is imported."""
+"""Variables by name; to be set before torch is imported."""

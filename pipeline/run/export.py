@@ -11,18 +11,18 @@ from pipeline.run.paths import ADAPTER
 from pipeline.run.versions import Version, find_version
 
 _WORTH_A_LINE = 1 << 28
-"""Bytes of a file that takes long enough to say so."""
+"""Bytes of a file from which its copy takes long enough to report it."""
 
 
 def export(source: str, target: Path, adapter: bool, say: Callable[[str], None]) -> str:
     """Copy the policy that ``source`` names (``RUN``, ``RUN@ITERATION``, ``RUN@best``) to ``target``.
 
     Args:
-        adapter: the LoRA adapter instead of the whole model.
-        say: is told of every large file.
+        adapter: copy the LoRA adapter instead of the whole model.
+        say: callback that gets a line after every large file.
 
     Returns:
-        What to do with it, in words.
+        How to list and load the copy, in words.
 
     Raises:
         RunError: there is no such policy, it is damaged, or ``target`` is taken.
@@ -40,12 +40,12 @@ def export(source: str, target: Path, adapter: bool, say: Callable[[str], None])
 
 
 def model_files(version: Version) -> list[tuple[PurePosixPath, FileEntry]]:
-    """The files of the model directory, by their names in it."""
+    """Return the files of the model directory, with their names in it."""
     return [(name, entry) for name, entry in policy_files(version) if name.parts[0] != ADAPTER]
 
 
 def adapter_files(version: Version) -> list[tuple[PurePosixPath, FileEntry]]:
-    """The files of the adapter, by their names in its folder. Raises RunError when there is none."""
+    """Return the files of the adapter, with their names in its folder. Raises RunError when there is none."""
     found = [(name, entry) for name, entry in policy_files(version) if name.parts[0] == ADAPTER]
     if not found:
         raise RunError(
@@ -56,14 +56,14 @@ def adapter_files(version: Version) -> list[tuple[PurePosixPath, FileEntry]]:
 
 
 def policy_files(version: Version) -> Sequence[tuple[PurePosixPath, FileEntry]]:
-    """Every file of the policy directory, by its name there."""
+    """Return every file of the policy directory, with its name there."""
     outputs = version.record.outputs
     names = (PurePosixPath(entry.path).relative_to(entry.folder) for entry in outputs)
     return [(n, e) for n, e in zip(names, outputs, strict=True) if e.folder.startswith("policy/")]
 
 
 def how_to_load(version: Version, target: Path, adapter: bool) -> str:
-    """A command to look at it, and the line of Python that loads it."""
+    """Return the command that lists the exported files, and the line of Python that loads them."""
     model = (
         f'AutoModelForCausalLM.from_pretrained("{version.run.config.model.policy if adapter else target}")'
     )

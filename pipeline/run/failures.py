@@ -1,4 +1,4 @@
-"""Failed attempts: why each ended without a commit, and what the attempt itself left to say."""
+"""Failed attempts: why each ended without a commit, by its own failure file or as seen from outside."""
 
 import json
 from dataclasses import dataclass, replace
@@ -10,34 +10,34 @@ from slurm.sharedfiles import names_in, read_shared
 
 
 class FailureKind(StrEnum):
-    """Why an attempt ended without a commit."""
+    """Reason why an attempt ended without a commit."""
 
     ERROR = "error"
-    """The stage raised an error."""
+    """Error raised by the stage."""
     CONFIG = "config"
-    """What the user gave cannot work; trying again cannot help."""
+    """Settings, data or code of the user that cannot work; trying again cannot help."""
     NUMERICS = "numerics"
-    """A loss, gradient or weight was not finite; the same inputs would give it again."""
+    """Loss, gradient or weight that was not finite; the same inputs would give it again."""
     KILLED = "killed"
-    """The process vanished: a signal, a cancelled job, or nobody knows."""
+    """Process that vanished: a signal, a cancelled job, or an unknown cause."""
     LOST = "lost"
-    """The node failed, or the job never arrived in the queue; not this task's fault."""
+    """Node that failed, or job that never arrived in the queue; not this task's fault."""
     PREEMPTED = "preempted"
-    """Another job was given its place."""
+    """Preemption: another job was given the attempt's place."""
     MEMORY = "memory"
-    """It was stopped for using more memory than it had asked for."""
+    """Use of more memory than the attempt had asked for, for which it was stopped."""
     DISK = "disk"
-    """The shared filesystem was full, read-only or away; not this task's fault."""
+    """Shared filesystem that was full, read-only or away; not this task's fault."""
     INPUTS = "inputs"
-    """An input was missing, corrupt or stale; not this task's fault."""
+    """Input that was missing, corrupt or stale; not this task's fault."""
     TIMEOUT = "timeout"
-    """The time limit came, or a warning of it, before anything was saved."""
+    """Time limit, or a warning of it, that came before anything was saved."""
     PAUSED = "paused"
-    """It stopped on a warning and saved what it had; the next attempt goes on from there."""
+    """Stop on a warning, with a save of what was done; the next attempt goes on from there."""
 
 
 DISK_EXIT = 6
-"""Exit code of a task whose failure is of kind DISK: known, although it could not write why, either."""
+"""Exit code of a task that failed with kind DISK: known even where its failure file cannot be written."""
 
 
 @dataclass(frozen=True)
@@ -46,27 +46,27 @@ class Failure:
 
     task: Task
     attempt: int
-    """0: a commit was taken back."""
+    """Number of the attempt; 0: a commit was taken back."""
     kind: FailureKind
     message: str
     log: str = ""
-    """Path of its log."""
+    """Path of the attempt's log."""
     node: str = ""
-    """Where it ran, if that is known."""
+    """Node that the attempt ran on; empty if unknown."""
     job: str = ""
-    """Its scheduler's id, e.g. ``4711_3``."""
+    """Scheduler's id of the attempt, e.g. ``4711_3``."""
 
 
 @dataclass(frozen=True)
 class GiveUp:
-    """``task`` cannot be done; the run stops."""
+    """Decision that ``task`` cannot be done, so that the run stops."""
 
     task: Task
     failure: Failure
 
 
 def last_attempt_number(paths: RunPaths, task: Task) -> int:
-    """The highest attempt number that has a log; 0 when the task was never tried."""
+    """Return the highest attempt number that has a log; 0 when the task was never tried."""
     numbers = [0]
     for folder in paths.logs(task).glob("attempt-*"):
         if f"{task.file_stem}.log" in names_in(folder):
@@ -75,10 +75,10 @@ def last_attempt_number(paths: RunPaths, task: Task) -> int:
 
 
 def explain_failure(paths: RunPaths, unsaid: Failure) -> tuple[Failure, Task | None]:
-    """Why an attempt ended without a commit, and which input it suspects.
+    """Return why an attempt ended without a commit, and which input it suspects, if any.
 
     Args:
-        unsaid: the failure as it looks from outside, if the attempt itself left no word.
+        unsaid: the failure as seen from outside, returned if the attempt left no failure file.
     """
     path = paths.task(unsaid.task).failure(unsaid.attempt)
     try:

@@ -1,16 +1,16 @@
-"""The words of a stage's command line for one attempt."""
+"""Command line of a stage for one attempt."""
 
 from pipeline.run.directory import Run
 from pipeline.run.tasks import Task
 
 
 def stage_arguments(run: Run, task: Task, number: int, attempt: str) -> tuple[str, ...]:
-    """Words after ``python -m stages`` for one attempt."""
+    """Return the arguments after ``python -m stages`` for one attempt."""
     return (*common_arguments(run, task, attempt), *own_arguments(run, task, number))
 
 
 def common_arguments(run: Run, task: Task, attempt: str) -> tuple[str, ...]:
-    """Those that all tasks of a purpose and an iteration share."""
+    """Return the arguments that all tasks of a purpose and an iteration share."""
     return (
         task.stage,
         *(("--pool", task.pool) if task.pool else ()),
@@ -21,5 +21,5 @@ def common_arguments(run: Run, task: Task, attempt: str) -> tuple[str, ...]:
 
 
 def own_arguments(run: Run, task: Task, number: int) -> tuple[str, ...]:
-    """Those of one shard alone."""
+    """Return the arguments of one shard alone."""
     return ("--shard", str(task.shard), "--failure-file", str(run.paths.task(task).failure(number)))

@@ -12,11 +12,11 @@ from pipeline.text import printable
 from slurm.sharedfiles import is_there, persistently, read_newest, size_of
 
 Row = dict[str, float | int]
-"""A line of metrics.jsonl: numbers of one iteration by name."""
+"""Line of metrics.jsonl: numbers of one iteration by name."""
 
 
 def append(path: Path, *rows: Mapping[str, Any]) -> None:
-    """Add lines durably. A line cut by an earlier crash is ended first, so that it stays alone."""
+    """Append lines durably. A line cut by an earlier crash is ended first, so that it spoils no other."""
     with persistently(path, lambda: path.open("ab+")) as file:
         if file.tell() > 0:
             file.seek(-1, os.SEEK_END)
@@ -28,7 +28,7 @@ def append(path: Path, *rows: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All whole lines. A line cut by a crash is left out: its writer never said it was written."""
+    """Return all whole lines, parsed. One cut by a crash is left out: it never counted as written."""
     try:
         return _parse(read_newest(path))
     except FileNotFoundError:
@@ -36,12 +36,12 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def read_tail(path: Path, num_bytes: int = 1 << 18) -> list[dict[str, Any]]:
-    """The last lines only, so that asking costs the same however long the run is."""
+    """Return the last lines only, so that the cost does not grow with the run."""
     return _parse(read_end(path, num_bytes))
 
 
 def read_end(path: Path, num_bytes: int) -> bytes:
-    """The last bytes of a file that others append to; none where there is no file."""
+    """Return the last bytes of a file that others append to; none where there is no file."""
 
     def read() -> bytes:
         with path.open("rb") as file:
@@ -52,7 +52,7 @@ def read_end(path: Path, num_bytes: int) -> bytes:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Events at the end of a journal. What is none, as after a bit has flipped, is passed over."""
+    """Return the events at the end of a journal. Lines that are none, as after a bit flip, are skipped."""
     return [
         row
         for row in read_tail(path)
@@ -61,7 +61,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def read_since(path: Path, moment: float) -> list[dict[str, Any]]:
-    """Events from ``moment`` (unix time) on, and some before: only the end of the journal is read."""
+    """Return the events from ``moment`` (unix time) on, and some before, reading only the journal's end."""
     size = size_of(path) if is_there(path) else 0
     num_bytes = 1 << 16
     while True:
@@ -89,7 +89,7 @@ def rewrite(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def event(path: Path, name: str, **fields: Any) -> None:
-    """Note what the driver did, with the time."""
+    """Append an event: what the driver did, with the time."""
     append(path, event_row(name, **fields))
 
 
@@ -98,15 +98,15 @@ def event_row(name: str, **fields: Any) -> dict[str, Any]:
 
 
 ROWS_BYTES = 1 << 20
-"""Of the end of metrics.jsonl: as many rows as advice looks at, and more."""
+"""Bytes read from the end of metrics.jsonl: as many rows as advice looks at, and more."""
 
 
 _LOG_TAIL_BYTES = 1 << 16
-"""Read from a log's end: enough for its last lines, however long it is."""
+"""Bytes read from a log's end: enough for its last lines, however long it is."""
 
 
 def tail(log: Path, num_lines: int) -> list[str]:
-    """The last lines of a log."""
+    """Return the last lines of a log."""
     end = read_end(log, _LOG_TAIL_BYTES)
     lines = end.decode(errors="replace").splitlines()
     whole = lines if len(end) < _LOG_TAIL_BYTES else lines[1:]

@@ -1,9 +1,10 @@
 """At most one driver advances a run: a numbered lease in ``<run>/locks``.
 
-A driver takes the lease by linking the next number, which fails if another was faster, also over NFS. The
-highest number holds the lease until it is marked released or its holder is gone: its process on the same
-host and in the same container, or, from elsewhere, its heartbeat (the file's modification time). Numbers
-never go back, so that a driver that slept through its own expiry notices that it was replaced.
+A driver takes the lease by compare-and-swap: it hard-links the next number, which fails if another was
+faster, also over NFS. The highest number holds the lease until it is marked released or its holder is gone:
+its process on the same host and in the same container, or, from elsewhere, its heartbeat (the file's
+modification time). Numbers never go back, so that a driver that slept through its own expiry notices that it
+was replaced.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from slurm.sharedfiles import make_folder, names_in, persistently, read_newest
 HEARTBEAT_SECONDS = 10.0
 _PATIENT_SECONDS = 0.2
 EXPIRY_SECONDS = 120.0
-"""A holder elsewhere that has not beaten for this long is taken to be gone."""
+"""Seconds without a heartbeat after which a holder elsewhere is taken to be gone."""
 
 
 class LeaseHeld(UserError, RuntimeError):
@@ -30,12 +31,12 @@ class LeaseHeld(UserError, RuntimeError):
 
 
 class LeaseLost(UserError, RuntimeError):
-    """This driver stood still for so long that another took its place."""
+    """This driver was frozen for so long that another took its place."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lease."""
+    """Process that holds a lease."""
 
     host: str
     boot_id: str
@@ -45,7 +46,7 @@ class Holder:
     acquired: float
     """Unix time."""
     pid_namespace: str = ""
-    """A container's processes have numbers of their own. Empty: of an earlier version, which did not ask."""
+    """PID namespace: containers have numbers of their own. Empty in leases of versions that did not ask."""
 
     @staticmethod
     def this_process() -> "Holder":
@@ -54,7 +55,7 @@ class Holder:
 
     @property
     def is_visible(self) -> bool:
-        """Whether its process can be looked for here."""
+        """Whether the process can be looked for here: same host, boot and PID namespace."""
         is_here = self.boot_id == _boot_id() and self.host == socket.gethostname()
         return is_here and self.pid_namespace in ("", _pid_namespace())
 
@@ -68,7 +69,7 @@ class Lease:
     _beaten: float = 0.0
 
     def beat(self) -> None:
-        """Show that the holder is alive, at most every HEARTBEAT_SECONDS.
+        """Renew the heartbeat, which shows that the holder is alive, at most every HEARTBEAT_SECONDS.
 
         Raises:
             LeaseLost: a higher number exists.
@@ -81,7 +82,7 @@ class Lease:
         self._beaten = time.monotonic()
 
     def release(self) -> None:
-        """Let the next driver in at once. A lease that was lost is the next driver's to speak of."""
+        """Let the next driver in at once. A lease that was lost is left to its new holder."""
         if _newest(self.path.parent) != self.path:
             return
         replace_durably(self.path, json.dumps(asdict(self.holder) | {"released": time.time()}) + "\n")
@@ -103,7 +104,7 @@ def hold(folder: Path) -> Iterator[Lease]:
 
 @contextlib.contextmanager
 def hold_patiently(folder: Path, seconds: float) -> Iterator[Lease]:
-    """Like :func:`hold`, waiting up to ``seconds`` for a holder whose block is short."""
+    """Hold the lease like :func:`hold`, waiting up to ``seconds`` for a holder whose block is short."""
     until = time.monotonic() + seconds
     while True:
         try:
@@ -140,13 +141,13 @@ def acquire(folder: Path) -> Lease:
 
 
 def holder_of(folder: Path) -> str | None:
-    """In words, who is at work on the run, or None."""
+    """Return in words which driver is at work on the run, or None."""
     newest = _newest(folder)
     return _held_because(newest) if newest else None
 
 
 def _held_because(path: Path) -> str | None:
-    """Why the lease at ``path`` is still held, in words, or None when it is free."""
+    """Return why the lease at ``path`` is still held, in words, or None when it is free."""
     try:
         content = json.loads(read_newest(path))
         beat_age = time.time() - persistently(path, path.stat).st_mtime
@@ -186,7 +187,7 @@ def _pid_namespace() -> str:
 
 
 def _start_ticks(pid: int) -> str:
-    """Field 22 of /proc/PID/stat, or an empty string when there is no such process (or a zombie)."""
+    """Return field 22 of /proc/PID/stat, or an empty string when there is no such process (or a zombie)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Whether the policies of a run come from each other, from the first to the newest."""
+"""Lineage of a run's policies: whether each was made from the one before, from the first to the newest."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from pipeline.run.tasks import task_key
 
 @dataclass(frozen=True)
 class Break:
-    """An update that does not stand, with all that came of it."""
+    """Update that is not valid, and with it everything that was made from it."""
 
     iteration: int
     why: str
 
 
 def find_break(plan: Plan, paths: RunPaths, updated: int) -> Break | None:
-    """Look along the whole chain of updates, a record each.
+    """Find the first update that was not made from the policy before it, reading one record per update.
 
     Records that are lost are passed over: what they said cannot be known, and nothing needs them any more.
 
@@ -37,7 +37,7 @@ def find_break(plan: Plan, paths: RunPaths, updated: int) -> Break | None:
 
 
 def find_damage(plan: Plan, paths: RunPaths, updated: int) -> Break | None:
-    """Read and hash the last policy of a run that is trained to its end: no task of it will."""
+    """Read and hash the last policy of a run that is trained to its end, since no task of the run will."""
     if updated < plan.iterations or updated == plan.start:
         return None
     try:

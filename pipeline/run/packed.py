@@ -1,8 +1,8 @@
-"""Packed iterations: how shards, records and logs are read that :mod:`pipeline.run.packing` has put together.
+"""Packed iterations: reading what :mod:`pipeline.run.packing` has put into archives (shards, records, logs).
 
-A plain zip without compression, in the folder of the iteration's update, with the names that the files had
-in the run directory. While it has its first name the files may still be there, too; whoever finds no file
-looks for the first name, then for the last.
+An archive is a plain zip without compression, in the folder of the iteration's update; its members have the
+names that the files had in the run directory. While it has its first name the files may still be there, too;
+a reader that finds no file looks for the first name, then for the last.
 """
 
 import os
@@ -14,7 +14,7 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import Stage, Task
 
 NEW = "shards.new.zip"
-"""The archive while the files that it holds may still be there."""
+"""First name of an archive, while the files that it holds may still be there."""
 PACKED = "shards.zip"
 
 
@@ -23,16 +23,16 @@ class BadArchive(ValueError):
 
 
 def archives(paths: RunPaths, iteration: int) -> tuple[Path, Path]:
-    """Its two names, in the order in which to look."""
+    """Return the two names of an iteration's archive, in the order in which to look."""
     folder = paths.task(Task(iteration, Stage.UPDATE)).folder
     return folder / NEW, folder / PACKED
 
 
 def read_packed(paths: RunPaths, iteration: int, name: str) -> bytes | None:
-    """The content of a file of an iteration, or None where none was packed.
+    """Return the content of a file of an iteration, or None where it was not packed.
 
     Args:
-        name: relative to the run directory.
+        name: path of the file relative to the run directory.
 
     Raises:
         BadArchive: a bit has flipped in it, or the archive is cut.
@@ -47,20 +47,20 @@ def read_packed(paths: RunPaths, iteration: int, name: str) -> bytes | None:
 
 
 def packed_size(paths: RunPaths, iteration: int, name: str) -> int | None:
-    """Bytes of a file of an iteration, or None where none was packed. Raises BadArchive."""
+    """Return the bytes of a file of an iteration, or None where it was not packed. Raises BadArchive."""
     archive = open_archive(paths, iteration)
     info = archive.NameToInfo.get(name) if archive else None
     return None if info is None else info.file_size
 
 
 def packed_names(paths: RunPaths, iteration: int) -> frozenset[str]:
-    """Names of what was packed, relative to the run directory. Raises BadArchive."""
+    """Return the paths of packed files, relative to the run directory. Raises BadArchive."""
     archive = open_archive(paths, iteration)
     return frozenset(archive.NameToInfo) if archive else frozenset()
 
 
 def open_archive(paths: RunPaths, iteration: int) -> zipfile.ZipFile | None:
-    """The archive of an iteration, kept open for the next question; None where there is none."""
+    """Return an iteration's archive, kept open for the next caller, or None. Raises BadArchive."""
     for path in archives(paths, iteration) if iteration > 0 else ():
         try:
             status = path.stat()
@@ -74,5 +74,5 @@ def open_archive(paths: RunPaths, iteration: int) -> zipfile.ZipFile | None:
 
 @lru_cache(maxsize=2)
 def _opened(path: str, *state: int) -> zipfile.ZipFile:
-    """Its list of contents is long where shards are many, so it is not read for each of them."""
+    """Open an archive; cached, since with many shards its list of contents is too long to read for each."""
     return zipfile.ZipFile(os.fspath(path))

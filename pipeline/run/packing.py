@@ -1,7 +1,7 @@
-"""Packing: shards, records and logs of old iterations become one archive each, and stay readable.
+"""Packing: shards, records and logs of an old iteration become one archive, and stay readable.
 
 The archive is written under a private name, flushed, read back and compared with what was read and with the
-commit records; only then is it linked, and only then do the files go. Everything is reached through
+commit records; only then is it linked, and only then are the files removed. Everything is reached through
 descriptors that were opened before: when the run goes back meanwhile, what is written and removed is what
 was moved aside. A driver that is killed leaves the files, or an archive under its first name, with which
 the next one goes on.
@@ -30,7 +30,7 @@ from pipeline.run.tasks import Task
 
 _PIECE = 1 << 20
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The time of every member: two drivers write the same bytes."""
+"""Time of every member, always the same, so that two drivers write the same bytes."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Original:
     """Descriptor of the folder that it was found in."""
     name: str
     path: str
-    """Relative to the run directory, as the archive names it."""
+    """Path relative to the run directory, as the archive names it."""
 
 
 def pack_old(run: Run, newest: int) -> Iterator[str]:
-    """Pack what the configuration does not keep as files, seen from iteration ``newest``, which has a row.
+    """Pack every iteration that is update.keep_shards_last or more before ``newest``, which has a row.
 
     Costs a look at one packed iteration, however long the run is. Yields a line for each iteration that
     cannot be packed, since what is there of it does not verify; it stays as it is.
@@ -64,7 +64,7 @@ def pack_old(run: Run, newest: int) -> Iterator[str]:
 
 
 def unpacked(paths: RunPaths, plan: Plan, last: int) -> list[int]:
-    """Iterations up to ``last`` that are to be packed, ascending: those before them are."""
+    """Return the iterations up to ``last`` that are to be packed, ascending: those before them are packed."""
     found: list[int] = []
     for iteration in range(last, plan.start, -1):
         if archives(paths, iteration)[1].exists():
@@ -78,7 +78,7 @@ def pack(run: Run, iteration: int) -> None:
 
     Raises:
         CorruptData: what is there does not verify.
-        BadArchive: what was begun cannot be read.
+        BadArchive: an archive that was begun, or just written, cannot be read.
     """
     paths, update = run.paths, policy_maker(iteration)
     with contextlib.ExitStack() as opened:
@@ -100,7 +100,7 @@ def pack(run: Run, iteration: int) -> None:
 
 
 def _folders(paths: RunPaths, plan: Plan, iteration: int) -> Iterator[Path]:
-    """Those whose files are packed."""
+    """Yield the folders whose files are packed: those of sharded stages, and of every attempt's logs."""
     tasks = {task.purpose: task for task in plan.tasks(iteration)}
     yield from (paths.task(task).folder for task in tasks.values() if task.stage.is_sharded)
     for task in tasks.values():
@@ -120,7 +120,7 @@ def _originals(
 
 
 def _link_archive(plan: Plan, iteration: int, originals: list[Original], history: int) -> None:
-    """Write, flush, read back, compare, link."""
+    """Write the archive, flush it, read it back, compare, and link it under its first name."""
     private = f".{NEW}.{os.getpid()}.{os.urandom(4).hex()}"
     try:
         descriptor = os.open(private, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=history)
@@ -141,7 +141,7 @@ def _link_archive(plan: Plan, iteration: int, originals: list[Original], history
 
 
 def _remove_private(history: int) -> None:
-    """What a driver left that was killed while it wrote. One that still writes finds that, and lets it be."""
+    """Remove unfinished archives of killed drivers. One that still writes finds that, and lets it be."""
     for name in names_in(history):
         if name.startswith(f".{NEW}."):
             with contextlib.suppress(FileNotFoundError):
@@ -149,7 +149,7 @@ def _remove_private(history: int) -> None:
 
 
 def _write(file: IO[bytes], originals: list[Original]) -> dict[str, tuple[int, str]]:
-    """Copy the files. Returns size and xxh3_128 of each, as it was read."""
+    """Copy the files into a zip. Returns size and xxh3_128 of each, as it was read."""
     digests = {}
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for original in originals:
@@ -173,7 +173,7 @@ def _copy(source: IO[bytes], target: IO[bytes] | None = None) -> tuple[int, str]
 
 
 def _verify(file: IO[bytes], plan: Plan, iteration: int, digests: dict[str, tuple[int, str]]) -> None:
-    """That the archive holds what was read, and what the commit records name.
+    """Check that the archive holds what was read, and what the commit records name.
 
     Raises:
         CorruptData: it does not; the message names the file.
@@ -190,7 +190,7 @@ def _verify(file: IO[bytes], plan: Plan, iteration: int, digests: dict[str, tupl
 
 
 def _verify_commit(archive: zipfile.ZipFile, task: Task, digests: dict[str, tuple[int, str]]) -> None:
-    """A record that was lost after its iteration was over names nothing."""
+    """Compare a task's files with its record, which may be lost since its iteration. Raises CorruptData."""
     name = f"iterations/{task.iteration:05d}/{task.purpose}/{task.record_name}"
     if name not in digests:
         return
@@ -219,7 +219,7 @@ def _remove(history: int, originals: list[Original]) -> None:
 
 
 def _remove_folders(paths: RunPaths, plan: Plan, iteration: int) -> None:
-    """Those that are empty now."""
+    """Remove the folders of packed files that are empty now."""
     logs = [paths.logs(task) for task in plan.tasks(iteration)]
     for folder in dict.fromkeys((*_folders(paths, plan, iteration), *logs)):
         with contextlib.suppress(OSError):
@@ -227,10 +227,10 @@ def _remove_folders(paths: RunPaths, plan: Plan, iteration: int) -> None:
 
 
 def unpack(paths: RunPaths, iteration: int) -> None:
-    """Make the files again, records after what they name, and remove the archive. Idempotent.
+    """Restore the files, records after what they name, and remove the archive. Idempotent.
 
-    What does not verify is not looked for here: readers compare every file with its record, and a record
-    with its checksum, as ever.
+    Hashes are not compared here: readers compare every file with its record, and a record with its checksum,
+    as ever.
 
     Raises:
         RunError: the archive cannot be read; the message names the way out.
@@ -251,7 +251,7 @@ def unpack(paths: RunPaths, iteration: int) -> None:
 
 
 def _checked(name: str) -> str:
-    """A name that leads to where packing found files. Raises BadArchive."""
+    """Return a member's name if it leads to where packing finds files. Raises BadArchive otherwise."""
     parts = PurePosixPath(name).parts
     if parts[0] not in ("iterations", "logs") or ".." in parts:
         raise BadArchive(f"it holds {name!r}, which packing never writes")
@@ -263,7 +263,7 @@ def _is_record(name: str) -> bool:
 
 
 def _restore(path: Path, archive: zipfile.ZipFile, name: str) -> None:
-    """One file, whole or not at all. One that is there already stays: nothing else has its name."""
+    """Restore one file, whole or not at all. One that is there already stays: nothing else has its name."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The run directory's layout. The only place that joins paths of a run.
+"""Layout of a run directory; the only module that joins paths of a run.
 
 ``RunPaths`` knows what belongs to the run, ``TaskPaths`` what belongs to one task. Data files carry the
 attempt in their name, so that attempts never share a file; the commit record has no attempt in its name,
@@ -37,12 +37,12 @@ class RunPaths:
 
     @property
     def rows(self) -> Path:
-        """Each row of metrics.jsonl, published once; see :mod:`pipeline.orchestrate.row_writer`."""
+        """Folder of metrics.jsonl's rows, each published once; see :mod:`pipeline.orchestrate.row_writer`."""
         return self.root / "rows"
 
     @property
     def spans(self) -> Path:
-        """When and where every attempt waited and ran."""
+        """Journal of when and where every attempt waited and ran."""
         return self.root / "spans.jsonl"
 
     @property
@@ -63,12 +63,12 @@ class RunPaths:
 
     @property
     def wandb_offline(self) -> Path:
-        """Which of W&B's offline segments count."""
+        """List of the W&B offline segments that count."""
         return self.wandb / "offline.json"
 
     @property
     def wandb_online(self) -> Path:
-        """What W&B's server was sent."""
+        """Record of what W&B's server was sent."""
         return self.wandb / "online.json"
 
     @property
@@ -104,7 +104,7 @@ class RunPaths:
         return self.slurm / "control.json"
 
     def submissions(self, iteration: int) -> Path:
-        """What was submitted to Slurm for an iteration."""
+        """Return the folder of what was submitted to Slurm for an iteration."""
         return self.slurm / f"{iteration:05d}"
 
     @property
@@ -125,12 +125,12 @@ class RunPaths:
         return TaskPaths(self, task)
 
     def relative(self, path: Path) -> str:
-        """``path`` as records name it: relative to the run directory, with forward slashes."""
+        """Return ``path`` as records name it: relative to the run directory, with forward slashes."""
         return path.relative_to(self.root).as_posix()
 
 
 def data_name(task: Task, attempt: str, part: str = "", suffix: str = "arrow") -> str:
-    """The name of a data file, without its folder."""
+    """Return the name of a data file, without its folder."""
     return ".".join(word for word in (task.file_stem, part, attempt, suffix) if word)
 
 
@@ -149,28 +149,28 @@ class TaskPaths:
 
     @property
     def record(self) -> Path:
-        """The commit record: the task is done if and only if it exists and what it names verifies."""
+        """Commit record: the task is done if and only if it exists and what it names verifies."""
         return self.folder / self.task.record_name
 
     @property
     def thinned(self) -> Path:
-        """What of the commit was removed on purpose; see :mod:`pipeline.run.retention`."""
+        """Marker that names what of the commit was removed on purpose; see :mod:`pipeline.run.retention`."""
         return self.folder / f"{self.task.file_stem}.thinned.json"
 
     def data(self, attempt: str, part: str = "", suffix: str = "arrow") -> Path:
-        """A data file of one attempt; of several, all but the main one have a ``part`` in their names."""
+        """Return a data file of one attempt; if it has several, all but the main one have a ``part``."""
         return self.folder / data_name(self.task, attempt, part, suffix)
 
     def partial(self, attempt: str, save: str) -> Path:
-        """Data of one save of an attempt that has not finished; every save has an id of its own."""
+        """Return the data file of one save of an unfinished attempt; every save has an id of its own."""
         return self.data(attempt, "partial", f"{save}.arrow")
 
     def partial_record(self, attempt: str) -> Path:
-        """What names the data of an attempt's latest save."""
+        """Return the file that names the data of an attempt's latest save."""
         return self.data(attempt, "partial", "json")
 
     def partial_records(self) -> list[Path]:
-        """Of every attempt at this task that saved something, in the order of their names."""
+        """List :meth:`partial_record` of every attempt at this task that saved something, sorted by name."""
         names = fnmatch.filter(names_in(self.folder), f"{self.task.file_stem}.partial.*.json")
         return [self.folder / name for name in sorted(names)]
 
@@ -187,11 +187,11 @@ class TaskPaths:
         return self.run.logs(self.task) / f"attempt-{attempt_number}"
 
     def log(self, attempt_number: int) -> Path:
-        """Standard output and error of one attempt."""
+        """Return the file of one attempt's standard output and error."""
         return self.attempt_logs(attempt_number) / f"{self.task.file_stem}.log"
 
     def failure(self, attempt_number: int) -> Path:
-        """Why an attempt failed, written by the attempt itself."""
+        """Return the failure file: why an attempt failed, written by the attempt itself."""
         return self.attempt_logs(attempt_number) / f"{self.task.file_stem}.failure.json"
 
 

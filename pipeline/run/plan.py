@@ -1,4 +1,4 @@
-"""What a run consists of: iterations -> stages -> tasks and their inputs. Pure."""
+"""Plan of a run: its iterations -> stages -> tasks and their inputs. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ class Plan:
     iterations: int
     num_shards: int
     evaluate_every: int
-    """0: never."""
+    """Iterations between evaluations; 0: never."""
     start: int = 0
-    """Policy version that the run begins with: 0, the user's model, or of a fork a copy of its parent's."""
+    """Policy version that the run begins with: 0, the user's model, or in a fork a copy of its parent's."""
     pools: tuple[str, ...] = ()
-    """Of the reward's components: each has score tasks of its own."""
+    """Pools of reward components: each pool has score tasks of its own."""
 
     @staticmethod
     def of(config: Config, start: int = 0) -> "Plan":
@@ -27,7 +27,7 @@ class Plan:
         return Plan(config.iterations, config.rollout.num_shards, every, start, config.reward.pools)
 
     def tasks(self, iteration: int) -> tuple[Task, ...]:
-        """Tasks of one iteration, inputs before what reads them."""
+        """Return the tasks of one iteration, inputs before what reads them."""
         if iteration <= self.start:
             first = (PREPARE,) if iteration == 0 else ()
             return (*first, Task(iteration, Stage.EVALUATE)) if self.evaluates(iteration) else first
@@ -45,7 +45,7 @@ class Plan:
 
     @property
     def purposes(self) -> tuple[str, ...]:
-        """Those of an iteration's tasks, inputs before what reads them; evaluation stands aside."""
+        """Purposes of an iteration's tasks but evaluation, inputs before what reads them."""
         scores = (Task(0, Stage.SCORE, pool=pool).purpose for pool in self.pools)
         return (Stage.ROLLOUT, *scores, Stage.REWARD, Stage.UPDATE)
 
@@ -54,11 +54,11 @@ class Plan:
             yield from self.tasks(iteration)
 
     def is_given(self, task: Task) -> bool:
-        """Whether its commit came with the run, so that no task of the run can make it again."""
+        """Whether its commit came with the run (a fork's first policy): no task of the run can remake it."""
         return 0 < self.start == task.iteration and task.stage is Stage.UPDATE
 
     def inputs(self, task: Task) -> tuple[Task, ...]:
-        """Tasks whose results ``task`` reads, or that must come before it."""
+        """Return the tasks whose results ``task`` reads, or that must come before it."""
         iteration = task.iteration
         if task.stage is Stage.PREPARE:
             return ()
@@ -83,7 +83,7 @@ class Plan:
         return is_due or iteration in (self.start, self.iterations)
 
     def evaluations(self) -> tuple[int, ...]:
-        """Iterations whose policies are evaluated, ascending: the first and last policy, and every Nth."""
+        """Return the iterations whose policies are evaluated, ascending: first, last, and every Nth."""
         if not self.evaluate_every:
             return ()
         after = (self.start // self.evaluate_every + 1) * self.evaluate_every
@@ -99,12 +99,12 @@ class Plan:
         return tuple(Task(iteration, Stage.EVALUATE) for iteration in self.evaluations())
 
     def window(self, updated: int, evaluated: int, horizon: int = 0) -> tuple[Task, ...]:
-        """The tasks that matter now, inputs before what reads them.
+        """Return the tasks that matter now, inputs before what reads them.
 
         Args:
             updated: the newest iteration whose update is committed; -1 before prepare is.
             evaluated: how many of :meth:`evaluations` are committed.
-            horizon: iterations to look at although their inputs are not there yet; 0 where nothing is
+            horizon: iterations to include although their inputs are not there yet; 0 where nothing is
                 submitted in advance.
         """
         if updated < 0 and not horizon:
@@ -119,13 +119,13 @@ class Plan:
 
 @lru_cache(maxsize=8)
 def _inputs_of_update(plan: Plan, iteration: int) -> tuple[Task, ...]:
-    """Kept, for a pass asks several times for these, and they are thousands."""
+    """Return an update's inputs; cached, since they are thousands and a pass asks several times for them."""
     shards = [task for task in plan.tasks(iteration) if task.stage.is_sharded]
     return unique(PREPARE, policy_maker(iteration - 1), *shards)
 
 
 def policy_maker(version: int) -> Task:
-    """The task that commits policy ``version``; version 0, the user's model, is checked by prepare."""
+    """Return the task that commits policy ``version``; version 0, the user's model, is checked by prepare."""
     return Task(version, Stage.UPDATE) if version > 0 else PREPARE
 
 

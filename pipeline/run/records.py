@@ -1,4 +1,4 @@
-"""What is on disk, as far as the current iterations go: commits, and what failed attempts left behind."""
+"""Commit records on disk, read for the current iterations, and how far a run has come."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +15,11 @@ from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from slurm.sharedfiles import is_there, names_in
 
 _TAIL_BYTES = 1 << 16
-"""Bytes at the end of metrics.jsonl that hold more than its last row."""
+"""Bytes read from the end of metrics.jsonl, which hold more than its last row."""
 
 
 class Lineage(Protocol):
-    """What a commit was made from, and what it is; a commit record is one."""
+    """Fingerprints of a commit and of the inputs that it was made from; a commit record has them."""
 
     @property
     def fingerprint(self) -> str: ...
@@ -30,15 +30,15 @@ class Lineage(Protocol):
 
 @dataclass(frozen=True)
 class Committed:
-    """What reconcile needs to know of a commit record."""
+    """Part of a commit record that reconcile needs to know."""
 
     fingerprint: str
     inputs: Mapping[str, str]
-    """Task key -> fingerprint of the input when it was read."""
+    """Fingerprint of each input when it was read, by task key."""
 
 
 def stale_because(task: Task, inputs: Sequence[Task], committed: Mapping[Task, Lineage]) -> str | None:
-    """Why a commit no longer stands, or None.
+    """Return why a commit is stale, or None.
 
     Inputs that were not observed, or are being computed again, count as unchanged: if the repetition gives
     the same bytes, nothing that was made from them needs repeating.
@@ -59,10 +59,10 @@ class Records:
     known: dict[Task, Record] = field(default_factory=dict)
     corrupt: dict[Task, str] = field(default_factory=dict)
     damaged: dict[Task, Record] = field(default_factory=dict)
-    """Of corrupt tasks: records that can be read, although what they name cannot."""
+    """Records of corrupt tasks that can be read themselves, although what they name cannot."""
 
     def refresh(self, tasks: Iterable[Task]) -> None:
-        """Look for the records of ``tasks`` that are not known yet: one listing per folder."""
+        """Read the records of ``tasks`` that are not known yet, with one listing per folder."""
         unknown = (task for task in tasks if task not in self.known and task not in self.corrupt)
         for task in recorded(self.paths, dict.fromkeys(unknown)):
             self._read(task)
@@ -72,12 +72,12 @@ class Records:
         return self.known.get(task)
 
     def published(self, tasks: Collection[Task]) -> set[Task]:
-        """Those of ``tasks`` that have a record, whether or not it stands."""
+        """Return those of ``tasks`` that have a record, valid or corrupt."""
         self.refresh(tasks)
         return {task for task in tasks if task in self.known or task in self.corrupt}
 
     def readable(self, task: Task) -> Record | None:
-        """The record, whether or not its data are still there: enough for what it says itself."""
+        """Return the record, whether or not its data are still there: enough for what it says itself."""
         self.refresh([task])
         return self.known.get(task) or self.damaged.get(task)
 
@@ -95,7 +95,7 @@ class Records:
             found.pop(task, None)
 
     def keep_only(self, tasks: Iterable[Task]) -> None:
-        """Drop what is no longer looked at, so that a long run does not grow in memory."""
+        """Drop the records of all other tasks, so that memory does not grow with the run."""
         wanted = set(tasks)
         self.known = {task: record for task, record in self.known.items() if task in wanted}
         self.damaged = {task: record for task, record in self.damaged.items() if task in wanted}
@@ -119,7 +119,7 @@ class Records:
 
 
 def recorded(paths: RunPaths, tasks: Iterable[Task]) -> Iterator[Task]:
-    """Those of ``tasks`` that have a commit record, as a file or packed. Every folder is listed once."""
+    """Yield those of ``tasks`` that have a commit record, as a file or packed, listing every folder once."""
     wanted: dict[tuple[int, str], list[Task]] = {}
     for task in tasks:
         wanted.setdefault((task.iteration, task.purpose), []).append(task)
@@ -131,33 +131,33 @@ def recorded(paths: RunPaths, tasks: Iterable[Task]) -> Iterator[Task]:
 
 
 def names_of_stage(folder: Path) -> set[str]:
-    """Names in a stage's folder. One that another machine moved away, going back, is not looked into."""
+    """Return the names in a stage's folder; none if another machine moved it away when the run went back."""
     return names_in(folder) if is_there(folder) else set()
 
 
 def is_committed(paths: RunPaths, task: Task) -> bool:
-    """Whether the task has a record, as the file server has it."""
+    """Whether the task's record is a file (not packed), as the file server has it."""
     return task.record_name in names_of_stage(paths.task(task).folder)
 
 
 def _names_packed(paths: RunPaths, tasks: Sequence[Task]) -> set[str]:
-    """Names of files of one folder's ``tasks`` that were packed."""
+    """Return the names of files of one folder's ``tasks`` that were packed."""
     start = f"{paths.relative(paths.task(tasks[0]).folder)}/"
     try:
         packed = packed_names(paths, tasks[0].iteration)
-    except BadArchive:  # it is there: whoever reads a record finds out what is wrong
+    except BadArchive:  # the archive exists: whoever reads a record finds out what is wrong
         return {task.record_name for task in tasks}
     return {name.removeprefix(start) for name in packed if name.startswith(start)}
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """How far a run has come."""
+    """Progress of a run."""
 
     updated: int
-    """The newest iteration whose update is committed; -1 before prepare is."""
+    """Newest iteration whose update is committed; -1 before prepare is."""
     evaluated: int
-    """How many of the plan's evaluations are committed."""
+    """Number of the plan's evaluations that are committed."""
 
     def is_complete(self, plan: Plan, newest_row: int) -> bool:
         """Whether everything is committed, and every iteration up to the last has its row."""
@@ -166,9 +166,9 @@ class Frontier:
 
 
 def find_frontier(plan: Plan, paths: RunPaths) -> Frontier:
-    """Found by halving, so that the cost does not grow with the run: commits are contiguous.
+    """Find how far a run has come by binary search, so that nothing scans the run: commits are contiguous.
 
-    But for one: an evaluation that lags behind may have found its policy corrupt. Then the run goes on from
+    One exception: an evaluation that lags behind may have found its policy corrupt. Then the run goes on from
     before that policy, and passes over the later ones, which are committed, once it is there again.
     """
     if not is_committed(paths, PREPARE):
@@ -188,9 +188,9 @@ def find_frontier(plan: Plan, paths: RunPaths) -> Frontier:
 
 
 def _before_gap(plan: Plan, paths: RunPaths, updated: int) -> int:
-    """The newest iteration before one that has neither an update nor a row.
+    """Return the newest iteration before one with neither update nor row; ``updated`` if there is none such.
 
-    Halving may pass over such a gap. What stands behind it was made from what was taken back; where there is
+    Binary search may pass over such a gap. What follows it was made from what was taken back; where there is
     a row the update was there, and only its record was lost since.
     """
     try:
@@ -204,13 +204,13 @@ def _before_gap(plan: Plan, paths: RunPaths, updated: int) -> int:
 
 
 def newest_row(rows: Sequence[Mapping[str, Any]], start: int) -> int:
-    """Iteration of the last row; without any the one that the run begins after."""
+    """Return the iteration of the last row; without any the one that the run begins after (``start``)."""
     numbers = [row["iteration"] for row in rows[-1:] if isinstance(row.get("iteration"), int)]
     return max(numbers, default=start)
 
 
 def _count_true(size: int, holds: Callable[[int], bool]) -> int:
-    """How many leading positions hold, given that all that hold are leading."""
+    """Count the positions that hold by binary search, given that all that hold are leading."""
     low, high = 0, size
     while low < high:
         middle = (low + high) // 2
@@ -222,12 +222,12 @@ def _count_true(size: int, holds: Callable[[int], bool]) -> int:
 
 
 def newest_commit(records: Records) -> float:
-    """Unix time of the newest commit among those at hand, 0 for none."""
+    """Return the unix time of the newest commit among those at hand, 0 for none."""
     return max((record.ended for record in records.known.values()), default=0.0)
 
 
 def newest_commit_on_disk(run: Run) -> float:
-    """The same, for those who have not looked at the disk."""
+    """Return the unix time of the newest commit of the current window, read from disk, 0 for none."""
     frontier = find_frontier(run.plan, run.paths)
     records = Records(run.paths)
     tasks = run.plan.window(frontier.updated, frontier.evaluated)

@@ -1,4 +1,4 @@
-"""Thinning: policies, critics and trainer states of old iterations are removed, and readers can tell.
+"""Retention: policies, critics and trainer states of old iterations are thinned out, and readers can tell.
 
 A commit record stays, so its iteration stays done. A marker beside it, written before anything is removed,
 names the folders that went: what it names is gone on purpose, anything else that is missing is lost. A driver
@@ -22,11 +22,11 @@ from slurm.sharedfiles import is_there, names_in, read_newest
 
 _FOLDER = re.compile(r"(\d{5,})\..+")
 _PARENTS = ("trainer", "critic", "policy")
-"""In the order in which they go."""
+"""Folders that are thinned out, in the order in which they go."""
 
 
 class Thinned(RunError):
-    """A policy, critic or trainer state is needed that was removed on purpose."""
+    """A policy, critic or trainer state that is needed was removed on purpose."""
 
 
 def is_kept(
@@ -41,11 +41,11 @@ def is_kept(
 
 
 def thin(run: Run, newest: int, awaited: Collection[int] = ()) -> Iterator[str]:
-    """Remove what the configuration does not keep, seen from iteration ``newest``; later ones are left alone,
-    and so are ``awaited``, whose policies are still to be evaluated.
+    """Remove the states that the configuration does not keep, seen from iteration ``newest``. Idempotent.
 
-    Costs three listings of what is kept, however long the run is. Idempotent. The best policy stays, without
-    its critic and trainer state. Yields a line for each folder that could not be removed.
+    Later iterations are left alone, and so are ``awaited``, whose policies are still to be evaluated. The
+    best policy stays, without its critic and trainer state. Costs three listings of what is kept, however
+    long the run is. Yields a line for each iteration of which something could not be removed.
     """
     config = run.config.update
     if config.keep_last is None:
@@ -76,7 +76,7 @@ def _remove(paths: RunPaths, version: int, folders: Sequence[str]) -> None:
 
 
 def list_folders(paths: RunPaths) -> dict[int, list[str]]:
-    """Folders of every attempt on disk, by version, ascending; named like ``trainer/00003.1-ab``."""
+    """Return the folders of every attempt on disk, by version, ascending; e.g. ``trainer/00003.1-ab``."""
     found: dict[int, list[str]] = {}
     for parent in _PARENTS:
         folder = paths.root / parent
@@ -87,13 +87,13 @@ def list_folders(paths: RunPaths) -> dict[int, list[str]]:
 
 
 def best_folder(paths: RunPaths) -> str | None:
-    """The folder of the best policy, or None where no policy was evaluated."""
+    """Return the folder of the best policy, or None where no policy was evaluated."""
     best = read_best(paths)
     return best["policy"] if best else None
 
 
 def read_best(paths: RunPaths) -> dict[str, Any] | None:
-    """Content of ``best.json``: iteration, reward, policy; None where no policy was evaluated."""
+    """Return the content of ``best.json``: iteration, reward, policy; None where no policy was evaluated."""
     try:
         best: dict[str, Any] = json.loads(read_newest(paths.best))
     except FileNotFoundError:
@@ -102,7 +102,7 @@ def read_best(paths: RunPaths) -> dict[str, Any] | None:
 
 
 def kept_versions(paths: RunPaths, parents: Iterable[str] = _PARENTS) -> list[int]:
-    """Versions that are committed and of which nothing below ``parents`` was removed, ascending."""
+    """Return the committed versions of which nothing below ``parents`` was removed, ascending."""
     return [version for version in list_folders(paths) if _is_whole(paths, version, set(parents))]
 
 
@@ -116,10 +116,10 @@ def _is_whole(paths: RunPaths, version: int, parents: set[str]) -> bool:
 
 
 def check_is_kept(paths: RunPaths, record: Record, *parents: str) -> None:
-    """That what an update committed below ``parents`` was not removed.
+    """Check that what an update committed below ``parents`` was not removed.
 
     Raises:
-        Thinned: it was; the message names the iterations that one can go back to.
+        Thinned: it was removed; the message names the iterations that one can go back to.
     """
     gone = sorted({folder.split("/")[0] for folder in thinned_folders(paths, record.task)} & set(parents))
     if gone:
@@ -130,7 +130,7 @@ def check_is_kept(paths: RunPaths, record: Record, *parents: str) -> None:
 
 
 def way_back(run: Run) -> str:
-    """The iterations that the run can go back to, and how."""
+    """Return, in words, the iterations that the run can go back to, and how."""
     first = [1] if run.plan.start == 0 else []
     points = [*first, *(version + 1 for version in kept_versions(run.paths))]
     points = [point for point in points if point <= run.plan.iterations]
@@ -139,7 +139,7 @@ def way_back(run: Run) -> str:
 
 
 def in_words(numbers: Sequence[int]) -> str:
-    """Ascending numbers like ``1, 4 to 6, 9, 10``."""
+    """Format ascending numbers like ``1, 4 to 6, 9, 10``."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and number == spans[-1][1] + 1:

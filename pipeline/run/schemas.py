@@ -18,7 +18,7 @@ right after the prompt's samples: a baseline, scored like them, never trained on
 
 
 class FinishReason(StrEnum):
-    """Why a response ended."""
+    """Reason why a response ended."""
 
     STOP = "stop"
     """The model wrote a stop token, in the last turn."""
@@ -77,7 +77,7 @@ REWARD = _versioned(
         pa.field("prompt_id", pa.string(), nullable=False),
         pa.field("sample_index", pa.int32(), nullable=False),
         pa.field("reward", pa.float32(), nullable=False),
-        # Of the response tokens; null for greedy responses, when KL is off and when the update computes them.
+        # One per response token; null for greedy responses, when KL is off and when the update computes them.
         pa.field("reference_logprobs", pa.list_(pa.float32())),
     ],
 )
@@ -101,28 +101,28 @@ RESERVED_COLUMNS = frozenset(field.name for schema in (PROMPTS, ROLLOUT, REWARD)
 
 
 def reserved_columns(config: Config) -> frozenset[str]:
-    """Names that the user's columns may not have in this run."""
+    """Return the names that the user's columns may not have in this run."""
     has_rules = any(isinstance(component, RuleConfig) for component in config.reward.components.values())
     return RESERVED_COLUMNS | RULE_ARGUMENTS if has_rules else RESERVED_COLUMNS
 
 
 def extra_columns(table: pa.Table) -> pa.Table:
-    """The user's own columns of a prompt or rollout table."""
+    """Return the user's own columns of a prompt or rollout table."""
     return table.select([name for name in table.column_names if name not in RESERVED_COLUMNS])
 
 
 def is_sampled(rows: pa.Table) -> pa.ChunkedArray:
-    """[rows] true for what the policy sampled, false for greedy responses."""
+    """Return booleans [rows]: true for what the policy sampled, false for greedy responses."""
     return pc.not_equal(rows["sample_index"], GREEDY_SAMPLE)
 
 
 def component_column(name: str) -> str:
-    """Column of one reward component."""
+    """Return the name of a reward component's column."""
     return f"reward/{name}"
 
 
 def version_of(schema: pa.Schema) -> str:
-    """Name and version of one of these schemas."""
+    """Return name and version of one of these schemas, e.g. ``rollout/2``."""
     version: str = schema.metadata[VERSION_KEY].decode()
     return version
 
@@ -145,7 +145,7 @@ def check_schema(found: pa.Schema, expected: pa.Schema, where: str) -> None:
 
 
 def conform(columns: dict[str, Any], schema: pa.Schema, extra: pa.Table | None = None) -> pa.Table:
-    """A table of exactly ``schema``'s columns plus the columns of ``extra``, with the schema's version."""
+    """Make a table of exactly ``schema``'s columns plus those of ``extra``, with the schema's version."""
     arrays = [pa.array(columns[field.name], type=field.type) for field in schema]
     fields = list(schema)
     if extra is not None:

@@ -4,7 +4,7 @@ import xxhash
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A 63-bit seed from the run's seed and the names of what is being done.
+    """Derive a 63-bit seed from the run's seed and the names of what is being done.
 
     Parts are typed and separated, so that ``(1, "2")`` and ``("1", 2)`` and ``(12,)`` give unrelated seeds.
     """

@@ -19,12 +19,12 @@ from pipeline.run.schemas import check_schema
 from slurm.sharedfiles import persistently
 
 _BATCH_BYTES = 64 << 20
-"""Record batches of about this size: few enough to cost nothing, small enough to stream."""
+"""Bytes of a record batch, roughly: large enough to cost nothing, small enough to stream."""
 
 
 _SMALLEST_PIECE, _LARGEST_PIECE = 1 << 20, 8 << 20
-"""Bytes that are read at a time, a quarter of the file in between: of a small one, most is then hashed while
-the rest is read."""
+"""Bounds in bytes of one read, which is a quarter of the file in between: most of a small file is then hashed
+while the rest is read."""
 
 
 class _HashingFile:
@@ -50,7 +50,7 @@ class _HashingFile:
         return self._size
 
     def flush(self) -> None:
-        """Unbuffered: nothing to flush."""
+        """Do nothing, since writes are unbuffered."""
 
     def finish(self, name: str) -> FileEntry:
         os.fsync(self._file.fileno())
@@ -72,21 +72,21 @@ def write_shard(paths: RunPaths, path: Path, table: pa.Table) -> FileEntry:
         with naming(path):
             return sink.finish(paths.relative(path))
     except OSError:
-        path.unlink()  # what is there of it would only keep a full disk full
+        path.unlink()  # the part that was written would only keep a full disk full
         raise
     finally:
         sink.close()
 
 
 def read_shard(paths: RunPaths, record: Record, schema: pa.Schema, part: str = "") -> pa.Table:
-    """An Arrow file of a commit as a table, verified: bytes, hash and schema.
+    """Return an Arrow file of a commit as a table, verified: size, hash and schema.
 
     Args:
-        part: of the file's name, where a task commits several (:meth:`Record.output`).
+        part: part of the file's name, where a task commits several (:meth:`Record.output`).
 
     Raises:
         CorruptData: the file is not what was committed.
-        SchemaError: it is of another version.
+        SchemaError: its schema is of another version.
     """
     entry = record.output(part)
     try:
@@ -103,13 +103,15 @@ def read_shard(paths: RunPaths, record: Record, schema: pa.Schema, part: str = "
 
 
 def _read_and_hash(path: Path) -> tuple[pa.Buffer, str]:
-    """A whole file and its xxh3_128. What is read is hashed by another thread while the next piece is read:
-    the kernel's copies do not lie in the processor's cache, so hashing them right away would take as long."""
+    """Return a whole file and its xxh3_128, hashed by another thread while the next piece is read.
+
+    The kernel's copies do not lie in the processor's cache, so hashing them right away would take as long.
+    """
     with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1) as other:
         buffer = pa.allocate_buffer(os.fstat(file.fileno()).st_size)
         view, digest, size = memoryview(buffer), xxhash.xxh3_128(), 0
         piece = min(max(len(view) // 4, _SMALLEST_PIECE), _LARGEST_PIECE)
         while size < len(view) and (count := file.readinto(view[size : size + piece])):
-            other.submit(digest.update, view[size : size + count])  # one after the other
+            other.submit(digest.update, view[size : size + count])  # one worker: in order
             size += count
     return buffer.slice(0, size), digest.hexdigest()

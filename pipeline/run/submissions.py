@@ -1,7 +1,7 @@
-"""What was submitted to Slurm, on disk: a small file per array, written before sbatch is called.
+"""Submissions to Slurm, on disk: a small file per array, written before sbatch is called.
 
 ``<run>/slurm/00007/rollout-1-0.json`` says what is being submitted, and holds the task list that the array's
-elements read. It is made by ``link``, so that of two drivers one gets the number. ``rollout-1-0.state.json``
+elements read. It is made by hard link, so that of two drivers one gets the number. ``rollout-1-0.state.json``
 beside it says what became of it: the job id, what it waits for, how elements ended. A crash between sbatch
 and noting its answer leaves a submission without a job id, which is then looked for by its name.
 """
@@ -29,7 +29,7 @@ _FILE = re.compile(rf"({PURPOSE_PATTERN})-(\d+)-(\d+)\.json")
 
 @dataclass(frozen=True)
 class Ending:
-    """How an array element ended without a commit."""
+    """End of an array element without a commit."""
 
     kind: FailureKind
     message: str
@@ -38,39 +38,39 @@ class Ending:
 
 @dataclass(frozen=True)
 class State:
-    """What became of a submission. Written by drivers that hold the lease."""
+    """State of a submission since sbatch. Written by drivers that hold the lease."""
 
     job: str | None = None
     """Slurm's id of the array."""
     waits_for: tuple[str, ...] = ()
-    """Ids of the arrays that it was told to wait for, at first or later."""
+    """Ids of the arrays that its dependency expression has named, at first or later."""
     ended: Mapping[str, Ending] = field(default_factory=dict)
-    """By array index."""
+    """Ends of elements without a commit, by array index."""
     is_withdrawn: bool = False
-    """It was cancelled by us, to make room or since the run went back: how it ended is no failure."""
+    """Cancellation by slurm-ppo, to make room or since the run went back: its end is no failure."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """One array job of ours."""
+    """One array job of a run."""
 
     name: str
-    """Its job name: unique, so that the job can be found by it."""
+    """Job name: unique, so that the job can be found by it."""
     iteration: int
     purpose: str
-    """Of its tasks, or which driver job."""
+    """Purpose of its tasks, or which driver job it is."""
     number: int
-    """Counts the submissions of a stage of an iteration; names the folder of the logs."""
+    """Number among the submissions of a purpose in an iteration; names the folder of the logs."""
     chunk: int
-    """Arrays longer than the cluster allows are split; index + chunk * chunk_size is the shard."""
+    """Part of an array that is split, being longer than allowed: index + chunk * chunk_size is the shard."""
     chunk_size: int
     call: int
-    """The call of submit, run or resume that it belongs to."""
+    """Number of the call of submit, run or resume that it belongs to."""
     created: float
     module: str
     arguments: tuple[str, ...]
     elements: Mapping[str, tuple[str, ...]]
-    """Array index -> arguments of that element alone."""
+    """Arguments of each array element alone, by array index."""
     max_restarts: int
     state: State = State()
 
@@ -94,7 +94,7 @@ class Submission:
             yield index, self.task(index)
 
     def failures(self, paths: RunPaths) -> Iterator[Failure]:
-        """Of its elements that ended without a commit."""
+        """Yield the failures of its elements that ended without a commit."""
         for index, ending in self.state.ended.items():
             task = self.task(int(index))
             job = f"{self.state.job}_{index}" if self.state.job else ""
@@ -109,13 +109,13 @@ class Ledger:
     paths: RunPaths
 
     def load(self, iterations: Iterable[int]) -> list[Submission]:
-        """Submissions of some iterations, oldest first."""
+        """Return the submissions of some iterations, by iteration, purpose, number and chunk."""
         found = []
         for iteration in sorted(set(iterations)):
             folder = self.paths.submissions(iteration)
             for name in names_in(folder):
                 if _FILE.fullmatch(name):
-                    # An old guard's that was just forgotten, or one that is spoilt: then its tasks are
+                    # Skip the file of an old guard, just forgotten, or one that is spoilt: its tasks are then
                     # submitted again, and the commit protocol lets one attempt win.
                     with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
                         found.append(_read(folder / name))
@@ -127,7 +127,7 @@ class Ledger:
         return 1 + max((int(name[2]) for name in names if name and name[1] == purpose), default=0)
 
     def begin(self, submission: Submission) -> bool:
-        """Note what is about to be submitted. False when another driver took the number."""
+        """Write what is about to be submitted, by hard link. False when another driver took the number."""
         path = self.file(submission)
         make_folder(path.parent)
         content = plain(submission)
@@ -135,12 +135,12 @@ class Ledger:
         return link_once(path, sealed(content))
 
     def note(self, submission: Submission, state: State) -> Submission:
-        """Write what became of it. Returns the submission as it is now."""
+        """Write the state of a submission. Returns the submission as it is now."""
         replace_durably(_state_file(self.file(submission)), sealed(plain(state)))
         return replace(submission, state=state)
 
     def forget(self, submission: Submission) -> None:
-        """There is no job of it, and there will be none."""
+        """Remove the files of a submission that has no job left, and will have none."""
         path = self.file(submission)
         for file in (path, _state_file(path), self.script(submission)):
             file.unlink(missing_ok=True)
@@ -158,7 +158,7 @@ def _state_file(path: Path) -> Path:
 
 
 def _read(path: Path) -> Submission:
-    """A submission whose folder has just been listed."""
+    """Read a submission whose folder has just been listed."""
     submission: Submission = converted(Submission, unsealed(read_shared(path)))
     try:
         return replace(submission, state=converted(State, unsealed(read_shared(_state_file(path)))))
@@ -176,12 +176,12 @@ def is_job_of(run_id: str, name: str) -> bool:
 
 
 def purpose_of(name: str) -> str:
-    """Of a job of ours."""
+    """Return the purpose that a job's name (:func:`job_name`) contains."""
     return name.rsplit(".", 3)[1]
 
 
 def chunks_of(shards: Sequence[int], chunk_size: int) -> dict[int, list[int]]:
-    """Chunk -> array indices, such that index + chunk * chunk_size is the shard."""
+    """Return chunk -> array indices, such that index + chunk * chunk_size is the shard."""
     chunks: dict[int, list[int]] = {}
     for shard in sorted(shards):
         chunks.setdefault(shard // chunk_size, []).append(shard % chunk_size)
@@ -189,7 +189,7 @@ def chunks_of(shards: Sequence[int], chunk_size: int) -> dict[int, list[int]]:
 
 
 def chunk_size_for(max_array_size: int) -> int:
-    """The largest power of ten that the cluster's arrays can hold, so that logs can be named by shard.
+    """Return the largest power of ten (up to 100,000) that fits arrays, so that logs can be named by shard.
 
     Slurm pads an array index with zeros; a chunk's leading digits are written before it.
     """
@@ -201,7 +201,7 @@ def age(submission: Submission) -> float:
 
 
 def read_limits_of(paths: RunPaths) -> ClusterLimits:
-    """What the cluster allows: asked once in each call, and kept."""
+    """Return the cluster's limits, asked once in each call of submit, run or resume, and kept on disk."""
     path, call = paths.slurm / "cluster.json", read_control(paths).call
     # Where the file is spoilt, or of another call, the cluster is asked again.
     with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):

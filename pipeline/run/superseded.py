@@ -1,4 +1,4 @@
-"""What is superseded or spoilt is moved aside, never deleted."""
+"""Superseded or spoilt commits are moved aside, never deleted; only losing attempts' files are removed."""
 
 import shutil
 import time
@@ -18,7 +18,7 @@ def remove_losers(paths: RunPaths, records: Iterable[Record], spared: Iterable[T
 
     Nothing is removed of ``spared`` tasks, whose records are lost: which attempt won is not known.
 
-    An attempt that still runs beside the winner loses its files under its hands, as it would at its commit.
+    An attempt that still runs beside the winner loses its files now, as it would at its commit.
     """
     kept, folders = set(), set()
     for task in spared:
@@ -49,7 +49,7 @@ def move_aside(paths: RunPaths, tasks: Iterable[Task], label: str) -> Path:
 
 
 def move_into(target: Path, paths: RunPaths, tasks: Iterable[Task]) -> None:
-    """Every folder is listed once, however many tasks it holds."""
+    """Move the files of ``tasks`` into ``target``, listing every folder once, however many tasks it holds."""
     listings: dict[Path, dict[str, list[Path]]] = {}
     for task in tasks:
         files = paths.task(task)
@@ -63,7 +63,7 @@ def move_into(target: Path, paths: RunPaths, tasks: Iterable[Task]) -> None:
 
 
 def _by_stem(folder: Path) -> dict[str, list[Path]]:
-    """The files of a stage's folder, by the task they belong to."""
+    """Return the files of a stage's folder, by the file stem of the task they belong to."""
     grouped: dict[str, list[Path]] = {}
     for name in sorted(names_of_stage(folder)):
         grouped.setdefault(name.split(".")[0], []).append(folder / name)
@@ -71,7 +71,7 @@ def _by_stem(folder: Path) -> dict[str, list[Path]]:
 
 
 def _folders_of_update(paths: RunPaths, task: Task) -> Iterator[Path]:
-    """Every attempt's models and trainer state; the links to the winner's are removed."""
+    """Yield every attempt's models and trainer state, and remove the links to the winner's."""
     for parent in (paths.policies, paths.critics, paths.trainers):
         (parent / f"{task.iteration:05d}").unlink(missing_ok=True)
         yield from sorted(parent.glob(f"{task.iteration:05d}.*"))
@@ -111,8 +111,10 @@ def move_history(target: Path, paths: RunPaths, tasks: Sequence[Task]) -> None:
 
 
 def move_folder(folder: Path, target: Path, paths: RunPaths) -> None:
-    """Move a folder away, and make an empty one in its place: else another machine whose client remembers the
-    old one under this name, and looks into it, would go on to find it there."""
+    """Move a folder away, and make an empty one in its place, so that other machines notice the move.
+
+    Else a client that remembers the old folder under this name, and looks into it, would go on finding it.
+    """
     if is_there(folder):
         _move(folder, target, paths)
         make_folder(folder)

@@ -6,25 +6,25 @@ from functools import lru_cache
 from typing import NamedTuple
 
 PURPOSE_PATTERN = r"[a-z]+(?:-[a-z][a-z0-9_]*)?"
-"""Of a task's purpose, or a driver job's: at most one dash, before a pool's name, and no digit behind it."""
+"""Pattern of a task's or driver job's purpose: at most one dash, then a pool's name that starts with a-z."""
 
 
 class Stage(StrEnum):
-    """What a task computes."""
+    """Kind of work that a task does."""
 
     PREPARE = "prepare"
-    """Once per run: check and tokenise the prompts, measure reward normalisation."""
+    """Check and tokenisation of the prompts, and measurement of reward normalisation, once per run."""
     ROLLOUT = "rollout"
-    """Generate responses with the current policy."""
+    """Generation of responses with the current policy."""
     SCORE = "score"
-    """Score responses with the components of one pool."""
+    """Scoring of responses with the components of one pool."""
     REWARD = "reward"
-    """Score responses with the other components, sum all of them, and compute the reference's
+    """Scoring of responses with the other components, sum over all of them, and the reference's
     log-probabilities."""
     UPDATE = "update"
-    """Train policy and critic on the scored responses."""
+    """Training of policy and critic on the scored responses."""
     EVALUATE = "evaluate"
-    """Generate greedily on held-out prompts and score."""
+    """Greedy generation on held-out prompts, and scoring."""
 
     @property
     def is_sharded(self) -> bool:
@@ -39,11 +39,11 @@ class Task(NamedTuple):
     stage: Stage
     shard: int = 0
     pool: str = ""
-    """Of score: whose components; see ``reward.components.NAME.pool``. Empty in other stages."""
+    """Pool whose components a score task uses (``reward.components.NAME.pool``). Empty in other stages."""
 
     @property
     def purpose(self) -> str:
-        """The stage, of a pool with the pool's name, e.g. ``score-big``: names folders, arrays and rows."""
+        """Stage, with the pool's name if there is one, e.g. ``score-big``: names folders, arrays and rows."""
         return f"{self.stage}-{self.pool}" if self.pool else str(self.stage)
 
     @property
@@ -66,7 +66,7 @@ PREPARE = Task(0, Stage.PREPARE)
 
 
 def parse_task(text: str) -> Task:
-    """Inverse of :func:`task_key`.
+    """Parse a task key; the inverse of :func:`task_key`.
 
     Raises:
         ValueError: the text is not a task key.
@@ -79,15 +79,15 @@ def parse_task(text: str) -> Task:
 
 
 def task_key(task: Task) -> str:
-    """The task as records and events name it, e.g. ``7/rollout/3`` or ``7/score-big/3``."""
+    """Return the task as records and events name it, e.g. ``7/rollout/3`` or ``7/score-big/3``."""
     return f"{task.iteration}/{task.purpose}/{task.shard}"
 
 
 def task_of(iteration: int, purpose: str, shard: int = 0) -> Task:
-    """The task with this :attr:`Task.purpose`.
+    """Return the task with this :attr:`Task.purpose`.
 
     Raises:
-        ValueError: it is none: no such stage, a pool where the stage has none, or none where it has.
+        ValueError: the purpose is none: no such stage, a pool where the stage has none, or none where it has.
     """
     stage, pool = _stage_and_pool(purpose)
     return Task(iteration, stage, shard, pool)
@@ -95,7 +95,7 @@ def task_of(iteration: int, purpose: str, shard: int = 0) -> Task:
 
 @lru_cache(maxsize=64)
 def _stage_and_pool(purpose: str) -> tuple[Stage, str]:
-    """Kept: a submission of thousands of shards asks for each."""
+    """Split a purpose; cached, since a submission of thousands of shards asks for each. Raises ValueError."""
     name, _, pool = purpose.partition("-")
     stage = Stage(name)
     if not re.fullmatch(PURPOSE_PATTERN, purpose) or bool(pool) != (stage is Stage.SCORE):
@@ -111,5 +111,6 @@ URGENCY = {
     Stage.ROLLOUT: 4,
     Stage.EVALUATE: 4,
 }
-"""What shortens the run most goes first where slots are few. Evaluation holds nothing up: it comes after the
-rollouts that are launched with it, but before those of the next iteration."""
+"""Priority of each stage where slots are few, lowest first: the one that shortens the run most goes first.
+Evaluation delays nothing: it comes after the rollouts that are launched with it, but before those of the next
+iteration."""

@@ -1,4 +1,4 @@
-"""A run that another version of slurm-ppo made: told to who goes on with it, refused where files differ."""
+"""Runs that another version of slurm-ppo made: a warning, or an error where file formats differ."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from pipeline.run.tasks import PREPARE, Stage, Task
 
 
 def version_warning(run: Run) -> str:
-    """What to say before going on with a run; empty where it is of this version.
+    """Return the warning before going on with a run of another version; empty if it is of this version.
 
     Raises:
         RunError: files of the run are in a format that this version does not read.
@@ -30,8 +30,8 @@ def version_warning(run: Run) -> str:
 
 
 def foreign_formats(run: Run) -> Iterator[str]:
-    """What committed files say of their formats, where it is not what this version writes."""
-    from pipeline.run.schemas import PROMPTS, ROLLOUT, version_of  # pyarrow takes its time
+    """Yield, in words, formats of committed files that are not what this version writes."""
+    from pipeline.run.schemas import PROMPTS, ROLLOUT, version_of  # pyarrow is slow to import
 
     first = run.plan.start + 1
     for task, schema in ((PREPARE, PROMPTS), (Task(first, Stage.ROLLOUT, 0), ROLLOUT)):
@@ -43,7 +43,7 @@ def foreign_formats(run: Run) -> Iterator[str]:
 
 
 def _said(paths: RunPaths, task: Task) -> dict[str, object]:
-    """A record's content unjudged; empty where there is none, or none that can be read."""
+    """Return a record's content, unchecked; empty where there is none, or none that can be read."""
     try:
         found = json.loads(paths.task(task).record.read_bytes())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Which policy of which run somebody means by ``RUN``, ``RUN@ITERATION`` or ``RUN@best``."""
+"""Policies that people name as ``RUN``, ``RUN@ITERATION`` or ``RUN@best``."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ class Version:
 
     run: Run
     record: Record
-    """Of the update that committed it."""
+    """Commit record of the update that made it."""
 
     @property
     def number(self) -> int:
@@ -28,10 +28,10 @@ class Version:
 
 
 def find_version(text: str, needed: str, *parents: str) -> Version:
-    """The version that ``text`` names, of which nothing below ``parents`` was thinned out.
+    """Find the version that ``text`` names, of which nothing below ``parents`` was thinned out.
 
     Args:
-        needed: what ``parents`` hold, in words.
+        needed: name of what ``parents`` hold, for messages.
 
     Raises:
         RunError: there is no such run or version; the message names those that there are.
@@ -61,7 +61,7 @@ def _why_absent(run: Run, number: int, updated: int) -> str:
 
 
 def split(text: str) -> tuple[Path, str]:
-    """The run directory, whose name may have an @ in it, and what follows it; "" for nothing."""
+    """Split off what follows the run directory, whose name may have an @ in it; "" for nothing."""
     root, _, word = text.rpartition("@")
     if not root or is_run(Path(text)):
         return Path(text), ""
@@ -69,7 +69,7 @@ def split(text: str) -> tuple[Path, str]:
 
 
 def choose(paths: RunPaths, word: str, newest: int) -> int:
-    """The version that the word after the @ names: a number, ``best``, or nothing for the newest."""
+    """Return the version that the word after the @ names: a number, ``best``, or nothing for the newest."""
     if word.isdecimal():
         return int(word)
     if word not in ("", "best"):

@@ -1,4 +1,4 @@
-"""What is shown when a run cannot go on: what failed, where, how Slurm saw it, the log's end, the way out."""
+"""Failure report of a run that cannot go on: task, place, Slurm's state, end of the log, how to continue."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ _PATIENCE = 15.0
 
 
 def failure_block(run: Run, given_up: tuple[GiveUp, ...]) -> str:
-    """What failed, where, the end of its log, and the command to continue."""
+    """Return the report: what failed, where, the end of its log, and the command to continue."""
     shown = [item.failure for item in given_up[:_MOST_SHOWN]]
     is_on_slurm = isinstance(run.config.scheduler, SlurmConfig)
     endings = read_endings(run, [f.job for f in shown if f.job]) if is_on_slurm else {}
@@ -32,7 +32,7 @@ def failure_block(run: Run, given_up: tuple[GiveUp, ...]) -> str:
 def render_block(
     failures: Sequence[Failure], endings: Mapping[str, Element], num_more: int, way_out: str
 ) -> str:
-    """The text. Reads the logs and nothing else."""
+    """Render the report. Reads the logs and nothing else."""
     lines = []
     for failure in failures:
         lines += describe_failure(failure, endings.get(failure.job))
@@ -42,7 +42,7 @@ def render_block(
 
 
 def describe_failure(failure: Failure, ending: Element | None) -> list[str]:
-    """One task that was given up."""
+    """Describe one task that was given up."""
     said = "\n".join(map(printable, failure.message.splitlines()))
     lines = [f"failed: {failure.task}, attempt {failure.attempt} ({failure.kind}): {said}"]
     if failure.job:
@@ -56,23 +56,23 @@ def describe_failure(failure: Failure, ending: Element | None) -> list[str]:
 
 
 def where(job: str, node: str, ending: Element | None) -> str:
-    """Like ``job 34_1 on node gpu07: FAILED, exit code 1``."""
+    """Return a phrase like ``job 34_1 on node gpu07: FAILED, exit code 1``."""
     node = node or (ending.node if ending else "")
     place = f"job {job}" + (f" on node {node}" if node else "")
     return f"{place}: {state_in_words(ending)}" if ending else place
 
 
 def state_in_words(ending: Element) -> str:
-    """Slurm's state, and exit code or signal in words."""
+    """Return Slurm's state, with exit code or signal in words."""
     words = exit_in_words(ending.state, ending.exit_code or 0, ending.signal or 0)
     known = words.removesuffix(f"({ending.state})").strip()
     return str(ending.state) if known == str(ending.state).lower() else f"{ending.state}, {known}"
 
 
 def read_endings(run: Run, jobs: Collection[str]) -> dict[str, Element]:
-    """What Slurm knows of ended elements, by id like ``34_1``; nothing where it does not answer.
+    """Look up ended array elements in squeue and sacct, by id like ``34_1``; none where Slurm is silent.
 
-    The block is shown in any case: how Slurm saw it is the least of what it says.
+    Errors of Slurm are ignored: its view is the least of what the report says.
     """
     found: dict[str, Element] = {}
     try:
@@ -88,7 +88,7 @@ def read_endings(run: Run, jobs: Collection[str]) -> dict[str, Element]:
 
 
 def way_out(run: Run, given_up: tuple[GiveUp, ...]) -> str:
-    """The command to continue with, or what to mend first."""
+    """Return the command to continue with, or what to mend first."""
     if not any(item.failure.kind is FailureKind.CONFIG for item in given_up):
         return f"nothing that was committed is lost; to continue: {resume_command(run)}"
     if not is_there(run.paths.task(PREPARE).record):

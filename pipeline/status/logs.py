@@ -1,4 +1,4 @@
-"""The logs of a run: which there are, their ends, and what is being written to them."""
+"""Logs of a run: which there are, their ends, and what is being written to them."""
 
 import re
 import shlex
@@ -31,7 +31,7 @@ _DRIVERS = (DRIVER, EVALUATION_DRIVER, GUARD)
 _FOLDER = re.compile(rf"(\d+)-({PURPOSE_PATTERN})")
 _POLL_SECONDS = 1.0
 _ASK_SECONDS = 30.0
-"""How often --follow asks Slurm whether anything is left in the queue."""
+"""Seconds between two questions of --follow to Slurm, whether anything is left in the queue."""
 _MOST_SHOWN = 10
 _CHUNK = 1 << 20
 """Bytes read from one log at a time, so that a log of gigabytes holds up no other."""
@@ -40,7 +40,7 @@ _LONGEST_LINE = 1 << 16
 
 @dataclass(frozen=True)
 class Choice:
-    """Which logs somebody wants."""
+    """Selection of logs."""
 
     purpose: str | None = None
     """A stage, one pool's scores, or a kind of driver job. None: whatever is newest."""
@@ -58,7 +58,7 @@ class Choice:
 
 
 def parse_choice(text: str | None, plan: Plan) -> Choice:
-    """Inverse of ``STAGE[@ITERATION]``.
+    """Parse ``STAGE[@ITERATION]``.
 
     Raises:
         RunError: there is no such stage or iteration.
@@ -86,7 +86,7 @@ class Log:
 
     @property
     def name(self) -> str:
-        """Short, for the beginning of a line."""
+        """Short name, for the beginning of a line."""
         parts = [f"{self.purpose}@{self.iteration}" if self.iteration else self.purpose]
         if self.purpose.partition("-")[0] in (Stage.ROLLOUT, Stage.SCORE, Stage.REWARD):
             parts.append(str(self.shard))
@@ -98,12 +98,12 @@ class Log:
 
     @property
     def shard(self) -> int:
-        """Of a task's log."""
+        """Shard of the task, for tasks' logs only."""
         return int(self.path.stem.partition(".")[0].removeprefix("shard-"))
 
 
 def find_logs(paths: RunPaths, choice: Choice, since: int = 0) -> list[Log]:
-    """Logs that a choice takes, in order; only of iterations from ``since`` on, and of 0."""
+    """Find the logs that a choice takes, sorted; only of iterations from ``since`` on, and of 0."""
     found: list[Log] = []
     for folder in _listing(paths.log_root):
         name = _FOLDER.fullmatch(folder.name)
@@ -117,12 +117,12 @@ def find_logs(paths: RunPaths, choice: Choice, since: int = 0) -> list[Log]:
 
 
 def _listing(folder: Path) -> list[Path]:
-    """Sorted; nothing for a folder that is not there (any more)."""
+    """Return a folder's entries, sorted; none if the folder is not there (any more)."""
     return [folder / name for name in sorted(names_in(folder))]
 
 
 def show_logs(run: Run, text: str | None, failed: bool, follow: bool, num_lines: int) -> None:
-    """What ``slurm-ppo logs`` prints."""
+    """Print logs for ``slurm-ppo logs``."""
     choice = parse_choice(text, run.plan)
     if failed:
         events = journal.read(run.paths.events)
@@ -134,7 +134,7 @@ def show_logs(run: Run, text: str | None, failed: bool, follow: bool, num_lines:
 
 
 def describe_logs(run: Run, choice: Choice, num_lines: int) -> Iterator[str]:
-    """The ends of the newest logs, each under its path."""
+    """Yield the ends of the newest logs, each under its path."""
     logs = newest(run, find_logs(run.paths, choice), choice)
     if not logs and choice.iteration and (path := archives(run.paths, choice.iteration)[1]).exists():
         command = f"unzip -p {shlex.quote(str(path))} 'logs/*'"
@@ -149,7 +149,10 @@ def describe_logs(run: Run, choice: Choice, num_lines: int) -> Iterator[str]:
 
 
 def newest(run: Run, logs: Sequence[Log], choice: Choice) -> list[Log]:
-    """Of a choice its newest iteration's; without one, the newest driver's and those of what is not done."""
+    """Return the logs to show: for a stage those of the given iteration, else of its newest attempt.
+
+    Without a stage, those of the newest driver job and of tasks that are not done.
+    """
     if choice.purpose is None:
         drivers = [log for log in logs if log.purpose in _DRIVERS]
         latest = sorted(drivers, key=lambda log: log.path.stat().st_mtime)[-1:]
@@ -159,7 +162,7 @@ def newest(run: Run, logs: Sequence[Log], choice: Choice) -> list[Log]:
 
 
 def unfinished(run: Run, logs: Sequence[Log]) -> list[Log]:
-    """The last log of each task of the iterations at hand that is not committed."""
+    """Return the last log of each task of the iterations at hand that is not committed."""
     first = max(1, find_frontier(run.plan, run.paths).updated + 1)
     records = Records(run.paths)
     last = {(log.iteration, log.purpose, log.path.name): log for log in logs if log.iteration >= first}
@@ -171,7 +174,7 @@ def unfinished(run: Run, logs: Sequence[Log]) -> list[Log]:
 
 
 def _of_last(logs: Sequence[Log]) -> list[Log]:
-    """Those in the folder that was written to last."""
+    """Return the newest iteration's logs, of the folder that was written to last."""
     if not logs:
         return []
     iteration = max(log.iteration for log in logs)
@@ -195,7 +198,7 @@ def _folders(logs: Iterable[Log]) -> list[str]:
 def describe_failed(
     paths: RunPaths, events: Sequence[Mapping[str, Any]], choice: Choice, num_lines: int
 ) -> Iterator[str]:
-    """What failed, newest first, and the end of its log."""
+    """Yield failed attempts, newest first, each with the end of its log."""
     failures = []
     for event in reversed(events):
         if event.get("event") == "failed":
@@ -216,7 +219,7 @@ def describe_failed(
 
 
 def _logs_of(paths: RunPaths, task: Task, log: Path, num_lines: int) -> Iterator[str]:
-    """The end of an attempt's log, and of those of its other ranks."""
+    """Yield the end of an attempt's log, and of those of its other ranks."""
     if not is_there(log):
         yield from _packed_log(paths, task, log, num_lines)
         return
@@ -238,7 +241,7 @@ def _packed_log(paths: RunPaths, task: Task, log: Path, num_lines: int) -> Itera
 
 @dataclass
 class Reader:
-    """Reads what is appended to one log, whole lines at a time."""
+    """Reader of what is appended to one log, whole lines at a time."""
 
     path: Path
     offset: int = 0
@@ -251,16 +254,16 @@ class Reader:
         return found[-num_lines:] if num_lines else []
 
     def lines(self) -> list[str]:
-        """Lines that have been completed since the last call."""
+        """Return the lines that have been completed since the last call."""
         size = size_of(self.path)
-        if size < self.offset:  # cut, or made anew
+        if size < self.offset:  # truncated, or replaced
             self.offset, self.rest = 0, b""
         if size == self.offset:
             return []
         text = persistently(self.path, self._read)
         self.offset += len(text)
         *whole, self.rest = (self.rest + text).split(b"\n")
-        if len(self.rest) > _LONGEST_LINE:  # a bar drawn over and over, say
+        if len(self.rest) > _LONGEST_LINE:  # a progress bar, say, redrawn without line ends
             whole, self.rest = [*whole, self.rest], b""
         return [line.decode(errors="replace").rpartition("\r")[2] for line in whole]
 
@@ -270,14 +273,14 @@ class Reader:
             return file.read(_CHUNK)
 
     def remainder(self) -> list[str]:
-        """The last line, which nobody will end."""
+        """Return the last, incomplete line, which nobody will end."""
         rest, self.rest = self.rest, b""
         return [rest.decode(errors="replace")] if rest else []
 
 
 @dataclass
 class Follower:
-    """Prints what is appended to logs, new ones too, each line after the name of its log."""
+    """Printer of what is appended to logs, new ones too, each line after the name of its log."""
 
     run: Run
     choice: Choice
@@ -286,7 +289,7 @@ class Follower:
     _asked: float = field(default_factory=time.monotonic)
 
     def follow(self, num_lines: int) -> None:
-        """Until the run has ended, or Ctrl-C: that is how one stops looking."""
+        """Print until the run has ended, or until Ctrl-C: that is how one stops looking."""
         try:
             self._begin(num_lines)
             while (ended := self._how_it_ended()) is None:
@@ -299,7 +302,7 @@ class Follower:
             return
 
     def _begin(self, num_lines: int) -> None:
-        """The ends of what is there: from here on only what is new."""
+        """Print the ends of what is there: from here on only what is new."""
         logs = find_logs(self.run.paths, self.choice)
         shown = newest(self.run, logs, self.choice)
         for log in logs:
@@ -310,7 +313,7 @@ class Follower:
             self._print(f"no log yet: {self.choice} has started nothing ({self.run.paths.log_root})")
 
     def read(self) -> None:
-        """One look at every log of the iterations at hand."""
+        """Print what is new in the logs of the iterations at hand."""
         since = find_frontier(self.run.plan, self.run.paths).updated - 1
         for log in find_logs(self.run.paths, self.choice, since):
             reader = self.readers.setdefault(log.path, Reader(log.path))
@@ -323,7 +326,7 @@ class Follower:
                 self._print(f"{log.name} | {line}")
 
     def _how_it_ended(self) -> str | None:
-        """None while the run goes on."""
+        """Say how the run ended; None while it goes on."""
         if is_complete(self.run):
             return "the run is complete"
         if isinstance(self.run.config.scheduler, SlurmConfig):

@@ -1,4 +1,4 @@
-"""What a run has left to do, in words: summed up on a screen, or task by task."""
+"""Remaining work of a run, in words: summed up on a screen, or task by task."""
 
 import shlex
 from collections import Counter
@@ -14,20 +14,20 @@ from pipeline.run.retention import in_words
 from pipeline.run.tasks import PREPARE, Stage, Task
 
 _MOST_LINES = 10
-"""Lines of one kind; the rest is counted."""
+"""Most lines of one kind; the rest is counted."""
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a pass would see and decide."""
+    """Preview of the next driver pass: what it would observe and decide."""
 
     plan: Plan
     frontier: Frontier
     seen: Observation
-    """Tasks of the iterations at hand."""
+    """State of the tasks of the iterations at hand."""
     actions: Actions
     unanswered: str | None
-    """Slurm's words where it did not say what is in the queue."""
+    """Slurm's error where it did not say what is in the queue."""
 
 
 def look_ahead(run: Run) -> Outlook:
@@ -46,7 +46,7 @@ def look_ahead(run: Run) -> Outlook:
 
 
 def _live(run: Run, tasks: Sequence[Task]) -> tuple[set[Task], str | None]:
-    """Tasks that wait or run, and why that is not known."""
+    """Return the tasks that wait or run, and Slurm's error where that is not known."""
     from pipeline.executors.slurm.queue import is_live, look_at_queue
     from pipeline.run.submissions import Ledger
     from pipeline.status.slurm import match
@@ -58,7 +58,10 @@ def _live(run: Run, tasks: Sequence[Task]) -> tuple[set[Task], str | None]:
 
 
 def describe_plan(run: Run) -> Iterator[str]:
-    """The whole run by stage, the iterations at hand, and what is due. Costs the same however long it is."""
+    """Describe the whole run by stage, the iterations at hand, and what is due.
+
+    Costs the same however long the run is.
+    """
     found = look_ahead(run)
     yield from _whole_run(found)
     if not found.seen.tasks:
@@ -82,7 +85,7 @@ def _whole_run(found: Outlook) -> Iterator[str]:
 
 
 def count_all(plan: Plan) -> Counter[str]:
-    """Tasks of the whole run by purpose, in the order of the plan."""
+    """Count the tasks of the whole run by purpose, in the order of the plan."""
     width = plan.iterations - plan.start
     counts = Counter({str(Stage.PREPARE): 1})
     for purpose in plan.purposes:
@@ -93,7 +96,7 @@ def count_all(plan: Plan) -> Counter[str]:
 
 
 def count_done(found: Outlook) -> Counter[str]:
-    """Those that are committed and stand: all behind the frontier, and what was read."""
+    """Count the tasks whose commit stands: all behind the frontier, and those that were read."""
     plan, seen, frontier = found.plan, found.seen, found.frontier
     behind = max(0, frontier.updated - plan.start)
     counts = Counter({p: behind if p == Stage.UPDATE else behind * plan.num_shards for p in plan.purposes})
@@ -125,7 +128,7 @@ def _at_hand(found: Outlook) -> Iterator[str]:
 
 
 def _group(task: Task) -> str:
-    """Task and shard in words, but for the shard."""
+    """Describe a task in words, without its shard."""
     return str(task._replace(shard=0)).removesuffix(" shard 0")
 
 
@@ -144,7 +147,7 @@ def _some(heading: str, lines: Sequence[str]) -> Iterator[str]:
 
 
 def _launches(launches: Iterable[Launch]) -> Iterator[str]:
-    """A line for each stage of an iteration, in the order of the plan."""
+    """Yield a line for each stage of an iteration, in the order of the plan."""
     groups: dict[tuple[str, str], list[Task]] = {}
     for item in launches:
         groups.setdefault((_group(item.task), item.reason), []).append(item.task)
@@ -154,7 +157,7 @@ def _launches(launches: Iterable[Launch]) -> Iterator[str]:
 
 
 def every_task(run: Run) -> Iterator[str]:
-    """Each task that would run and why, an iteration at a time, however many there are."""
+    """Yield each task that would run and why, an iteration at a time, however many there are."""
     plan, is_there = run.plan, is_run(run.paths.root)
     has_any = False
     for iteration in dict.fromkeys((0, *range(plan.start, plan.iterations + 1))):
@@ -169,7 +172,7 @@ def every_task(run: Run) -> Iterator[str]:
 
 
 def _outstanding(run: Run, tasks: Sequence[Task]) -> Mapping[Task, str]:
-    """Tasks of one iteration without a commit that stands, with the reason."""
+    """Return the tasks of one iteration without a commit that stands, with the reason."""
     inputs = {task: run.plan.inputs(task) for task in tasks}
     records = Records(run.paths)
     records.refresh([PREPARE, *tasks, *(source for sources in inputs.values() for source in sources)])

@@ -18,17 +18,17 @@ if TYPE_CHECKING:  # a log needs no terminal library
 
 
 def watcher_for(stream: TextIO, plan: Plan) -> "Lines | Bars":
-    """Bars where a person looks at a terminal, lines in a log."""
+    """Return bars where a person looks at a terminal, lines in a log."""
     return Bars(plan, stream) if stream.isatty() else Lines(plan, stream)
 
 
 _QUIET_SECONDS = 60.0
-"""Without a word in the first iteration, in which nobody knows yet how long one takes."""
+"""Seconds without a line in the first iteration, in which nobody knows yet how long one takes."""
 _QUIET_SECONDS_LATER = 600.0
 
 
 def done_in(plan: Plan, records: Records, iteration: int) -> dict[str, tuple[list[Record], int]]:
-    """By stage and pool: records of the tasks of an iteration that are done, and how many there are."""
+    """Return by stage and pool the records of an iteration's tasks that are done, and how many there are."""
     tasks = plan.tasks(iteration)
     return {
         purpose: (
@@ -41,15 +41,15 @@ def done_in(plan: Plan, records: Records, iteration: int) -> dict[str, tuple[lis
 
 @dataclass
 class Lines:
-    """One line per event."""
+    """Progress as one line per event."""
 
     plan: Plan
     stream: TextIO
     _spoken: float = field(default_factory=time.monotonic)
-    """When it has last written a line."""
+    """Monotonic time of the last line."""
 
     def progress(self, frontier: Frontier, records: Records, tasks: tuple[Task, ...]) -> None:
-        """How far the iteration is, once in a while: rows and notes say enough in a log of short ones."""
+        """Report how far the iteration is, once in a while: for short ones rows and notes say enough."""
         before = max(frontier.updated, self.plan.start)
         quiet = _QUIET_SECONDS if before == self.plan.start else _QUIET_SECONDS_LATER
         if before < self.plan.iterations and time.monotonic() - self._spoken > quiet:
@@ -66,7 +66,7 @@ class Lines:
         self._write("\n".join(map(printable, text.splitlines())))
 
     def close(self) -> None:
-        """Nothing to put back."""
+        """Do nothing: there is nothing to restore."""
 
     def _write(self, text: str) -> None:
         self._spoken = time.monotonic()
@@ -74,7 +74,7 @@ class Lines:
 
 
 def speed_of(done: Sequence[Record]) -> str:
-    """Seconds from the first start to the last end, and tokens per second where tokens were counted."""
+    """Return seconds from first start to last end, and tokens per second where tokens were counted."""
     if not done:
         return ""
     wall = max(r.ended for r in done) - min(r.started for r in done)
@@ -84,7 +84,7 @@ def speed_of(done: Sequence[Record]) -> str:
 
 @dataclass
 class Bars:
-    """A bar per stage and pool: shards done and tokens per second of the current iteration."""
+    """Progress as a bar per stage and pool: shards done and tokens per second of the current iteration."""
 
     plan: Plan
     stream: TextIO

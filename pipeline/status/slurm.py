@@ -18,20 +18,20 @@ from slurm.states import Phase, SlurmState, phase_of, reason_in_words
 
 _BEHIND_OTHERS = "Priority"
 _RESTARTS = re.compile(r"\d+-\d+r(\d+)")
-"""In the id of an attempt, see :mod:`slurm.element`."""
+"""Pattern of the restart count in the id of an attempt, see :mod:`slurm.element`."""
 _NO_FAULT = frozenset({SlurmState.COMPLETED, SlurmState.CANCELLED})
 
 
 @dataclass(frozen=True)
 class StageProgress:
-    """One stage of one iteration, or one pool's scores.
+    """Progress of one stage of one iteration, or of one pool's scores.
 
-    What is neither of the four counts was not submitted, or was cancelled.
+    Shards in none of the four counts were not submitted, or were cancelled.
     """
 
     iteration: int
     stage: str
-    """A pool's with its name, like ``score-big``."""
+    """Name of the stage; a pool's with its name, like ``score-big``."""
     total: int
     done: int
     running: int
@@ -39,19 +39,19 @@ class StageProgress:
     failed: int
     """Shards whose last attempt ended without a commit, and that no attempt is queued for."""
     reason: str | None
-    """Why most of those that wait do, in words."""
+    """Reason why most of the waiting shards wait, in words."""
     queue_seconds: float | None
-    """The longest that one of them waited once its inputs were there, or has waited so far."""
+    """Longest time that a shard waited once its inputs were there, or has waited so far."""
     run_seconds: float | None
-    """From the first start to the last end, or until now."""
+    """Seconds from the first start to the last end, or until now."""
     attempts: int
-    """Starts that were asked for: elements submitted, and requeues."""
+    """Starts that were requested: elements submitted, and requeues."""
     resubmitted: int
     requeued: int
     jobs: tuple[str, ...]
     """Ids of the arrays in the queue."""
     nodes: tuple[str, ...]
-    """Where it runs."""
+    """Nodes that it runs on."""
 
 
 @dataclass(frozen=True)
@@ -60,38 +60,38 @@ class DriverJob:
 
     job: str
     iteration: int
-    """0: it starts at a set time, whatever happens."""
+    """Iteration that it follows; 0 if it starts at a set time, whatever happens."""
     is_running: bool
     reason: str | None
 
 
 @dataclass(frozen=True)
 class SlurmStatus:
-    """What a run's jobs do."""
+    """State of a run's jobs."""
 
     unanswered: str | None
-    """Slurm's words where it did not answer: then nothing is known of the queue."""
+    """Slurm's error where it did not answer: then nothing is known of the queue."""
     jobs_running: int
     jobs_waiting: int
     stages: tuple[StageProgress, ...]
-    """Of the iterations at hand."""
+    """Stages of the iterations at hand."""
     drivers: tuple[DriverJob, ...]
     finish: float | None
-    """When the run will be complete at the recent pace, unix time."""
+    """Unix time at which the run will be complete at the recent pace."""
 
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """What is known of one task."""
+    """Commit, array element and submissions of one task."""
 
     task: Task
     record: Record | None
     element: Element | None
-    """In the queue: the live one, else what it shows of one that ended."""
+    """Array element in the queue: the live one, else one that ended and is still shown."""
     submissions: tuple[Submission, ...]
-    """Those it was part of, oldest first."""
+    """Submissions it was part of, oldest first."""
     ready: float | None
-    """When the last of its inputs was committed; None while one is missing."""
+    """Unix time at which its last input was committed; None while one is missing."""
 
     @property
     def is_running(self) -> bool:
@@ -126,7 +126,7 @@ class TaskFacts:
         return (self.element.restarts or 0) if self.element else 0
 
     def queue_seconds(self, now: float) -> float | None:
-        """Since its inputs were there and it was submitted, or requeued."""
+        """Return the seconds waited since its inputs were there and it was submitted, or requeued."""
         if self.ready is None or not self.submissions or not (self.started or self.is_waiting):
             return None
         since = [self.ready, self.submissions[-1].created]
@@ -138,10 +138,10 @@ class TaskFacts:
 def read_slurm_status(
     run: Run, frontier: Frontier, last_row: Mapping[str, float] | None, records: Records
 ) -> SlurmStatus:
-    """One call of squeue, and the folders of the iterations at hand.
+    """Call squeue once, and read the folders of the iterations at hand.
 
     Args:
-        records: what is read is added to them.
+        records: cache of commit records; those that are read are added.
     """
     queue = look_at_queue(run)
     tasks = tasks_at_hand(run, frontier)
@@ -160,7 +160,7 @@ def read_slurm_status(
 
 
 def state_of(is_complete: bool, control: Control, status: SlurmStatus) -> str:
-    """complete, cancelled, failed, running, stopped, or unknown where Slurm does not answer."""
+    """Return complete, cancelled, failed, running, stopped, or unknown where Slurm does not answer."""
     if is_complete:
         return "complete"
     if control.cancelled or control.has_failed:
@@ -175,7 +175,7 @@ def read_state(run: Run, is_complete: bool, status: SlurmStatus) -> str:
 
 
 def tasks_at_hand(run: Run, frontier: Frontier) -> list[Task]:
-    """Every task of the iterations that may be in the queue, done or not."""
+    """Return every task of the iterations that may be in the queue, done or not."""
     horizon = max(1, getattr(run.config.scheduler, "horizon", 1))
     window = run.plan.window(frontier.updated, frontier.evaluated, horizon)
     first = [PREPARE] if frontier.updated < 0 else []
@@ -216,7 +216,7 @@ def gather(
 
 
 def match(submissions: Sequence[Submission], queue: Queue) -> dict[Task, Element]:
-    """The element of each task: of several the live one, else the newest."""
+    """Find the element of each task: of several the live one, else the newest."""
     by_name = {submission.name: submission for submission in submissions if submission.is_of_stage}
     found: dict[Task, Element] = {}
     for element in sorted(queue.elements, key=lambda e: (is_live(e), e.submitted or 0.0)):
@@ -231,7 +231,7 @@ def _ready(sources: Sequence[Task], records: Records) -> float | None:
 
 
 def stages_of(facts: Sequence[TaskFacts], now: float) -> Iterator[StageProgress]:
-    """A line for each stage (and pool) of each iteration, in the order of the plan. Pure."""
+    """Yield the progress of each stage (and pool) of each iteration, in the order of the plan. Pure."""
     groups: dict[tuple[int, str], list[TaskFacts]] = {}
     for fact in facts:
         groups.setdefault((fact.task.iteration, fact.task.purpose), []).append(fact)
@@ -265,7 +265,10 @@ def progress_of(iteration: int, stage: str, facts: Sequence[TaskFacts], now: flo
 
 
 def _reason_of_most(waiting: Sequence[Element]) -> str | None:
-    """Where some wait behind others of their own, the others' reason: Slurm says Priority of those behind."""
+    """Return the commonest reason for waiting, in words.
+
+    Slurm says Priority of elements behind others of their own; then the others' reason counts.
+    """
     reasons = [element.reason for element in waiting]
     counts = Counter([reason for reason in reasons if reason.strip("()") != _BEHIND_OTHERS] or reasons)
     return reason_in_words(counts.most_common(1)[0][0]) if counts else None
@@ -281,7 +284,7 @@ def _run_seconds(facts: Sequence[TaskFacts], now: float) -> float | None:
 
 
 def drivers_of(submissions: Sequence[Submission], queue: Queue) -> Iterator[DriverJob]:
-    """The driver jobs in the queue."""
+    """Yield the driver jobs in the queue."""
     by_name = {s.name: s for s in submissions if not s.is_of_stage}
     for element in queue.live:
         if submission := by_name.get(element.name):
@@ -291,7 +294,7 @@ def drivers_of(submissions: Sequence[Submission], queue: Queue) -> Iterator[Driv
 
 
 def finish_of(created: float, last_row: Mapping[str, float] | None) -> float | None:
-    """From the pace that the last row knows. A time that has passed says that the run is late."""
+    """Extrapolate from the last row's pace, to unix time. A time in the past says that the run is late."""
     if last_row is None or not {"seconds/elapsed", "seconds/remaining"} <= last_row.keys():
         return None
     return created + last_row["seconds/elapsed"] + last_row["seconds/remaining"]

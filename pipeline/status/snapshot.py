@@ -1,6 +1,6 @@
 """Where a run stands: from the disk, and for a run on Slurm from one look at its queue.
 
-What knows of Slurm and of costs is imported for a run on Slurm, and where costs are asked for.
+Modules for Slurm are imported only for a run on Slurm, those for costs only where costs are asked for.
 """
 
 import shlex
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StageStatus:
-    """One stage of the iteration at hand, or one pool's scores (``score-big``)."""
+    """Progress of one stage of the iteration at hand, or of one pool's scores (``score-big``)."""
 
     stage: str
     done: int
@@ -39,41 +39,41 @@ class StageStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """What ``slurm-ppo status`` answers; ``--json`` prints exactly these keys."""
+    """Answer of ``slurm-ppo status``; ``--json`` prints exactly these keys."""
 
     schema: int
     run: str
     state: str
-    """complete, running, failed (the last driver gave up) or incomplete (nobody is at work); of a run on
-    Slurm: complete, running (jobs are in the queue), failed (a task was given up), cancelled, stopped
+    """State: complete, running, failed (the last driver gave up) or incomplete (nobody is at work); of a run
+    on Slurm: complete, running (jobs are in the queue), failed (a task was given up), cancelled, stopped
     (nothing is in the queue) or unknown (Slurm does not answer)."""
     iterations_done: int
-    """Of a fork: with its parent's."""
+    """Iterations that are done; of a fork including its parent's."""
     iterations: int
     evaluations_done: int
     evaluations: int
     current: tuple[StageStatus, ...]
     """Stages of the first iteration that is not done."""
     driver: str | None
-    """Who is at work, in words."""
+    """Driver at work, in words."""
     stopped: str | None
-    """How the last driver ended, and when; None while one is at work or when none was."""
+    """End of the last driver, how and when; None while one is at work or when none was."""
     last_row: dict[str, Any] | None
     last_failure: dict[str, Any] | None
     slurm: "SlurmStatus | None" = None
-    """None for a run of this machine."""
+    """State of the jobs; None for a run of this machine."""
     cost: "Costs | None" = None
-    """Where it was asked for."""
+    """Costs from accounting; None unless asked for."""
     forked_from: str | None = None
-    """Like ``/runs/first@7``, if the run is a fork."""
+    """Parent and iteration like ``/runs/first@7``, if the run is a fork."""
     kept: tuple[int, ...] | None = None
     """Iterations whose policy, critic and trainer state are kept; None where all are."""
     advice: tuple[Advice, ...] = ()
-    """What to look at, worst first."""
+    """Findings of the advice rules, worst first."""
     rows_missing: int = 0
     """Iterations that are done and have no row yet."""
     troubles: tuple[str, ...] = ()
-    """What drivers could not do when they last tried, in words."""
+    """Failures of drivers that are not overcome yet, in words."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"cost": self.cost.to_json() if self.cost else None}
@@ -83,7 +83,7 @@ def read_status(run: Run, with_cost: bool = False) -> Status:
     """Look at the current iterations' records, the lease, the ends of the journals, and Slurm's queue.
 
     Raises:
-        RunError: costs are asked for, and there is nobody to tell.
+        RunError: costs are asked for, and there is no accounting that knows them.
     """
     plan, paths = run.plan, run.paths
     frontier = find_frontier(plan, paths)
@@ -139,7 +139,7 @@ _FAILS = {
 
 
 def troubles_in_words(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What went wrong in drivers and is not over."""
+    """Yield failures of drivers that are not overcome yet, in words."""
     for trouble, event in outstanding(events).items():
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
         yield f"{_FAILS[trouble]}, last {when}: {printable(event.get('message', ''))}"
@@ -158,14 +158,14 @@ def _all_costs(run: Run) -> "Costs":
 
 
 def machine_state(is_complete: bool, holder: str | None, events: Sequence[Mapping[str, Any]]) -> str:
-    """Where a run of this machine stands. ``events`` are the journal's end."""
+    """Return the state of a run of this machine. ``events`` are the journal's end."""
     if is_complete or holder:
         return "complete" if is_complete else "running"
     return "failed" if _last_end(events).get("outcome") == "failed" else "incomplete"
 
 
 def how_it_stopped(events: Sequence[Mapping[str, Any]]) -> str | None:
-    """From the journal's end: the outcome that the last driver wrote, or that it wrote none."""
+    """Describe from the journal's end the outcome that the last driver wrote, or that it wrote none."""
     if not events:
         return None
     end = _last_end(events)
@@ -174,7 +174,7 @@ def how_it_stopped(events: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _last_end(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The event with which the last driver ended; empty without one, or if the run has gone back since."""
+    """Find the event with which the last driver ended; empty without one, or if the run went back since."""
     moves = [e for e in events if e.get("event") in ("driver_started", "driver_ended", "went_back")]
     return moves[-1] if moves and moves[-1]["event"] == "driver_ended" else {}
 
@@ -188,7 +188,7 @@ def current_stages(run: Run, frontier: Frontier, records: Records) -> tuple[Stag
 
 
 def describe(status: Status) -> str:
-    """For a person, ending in the next command."""
+    """Describe a status for a person, ending in the next command."""
     lines = [_first_line(status)]
     if status.driver:
         lines.append(status.driver)
@@ -222,7 +222,7 @@ def _first_line(status: Status) -> str:
 
 
 def _last_lines(status: Status) -> Iterator[str]:
-    """The last row, and the last failure of a run that is not over it."""
+    """Yield the last row, and the last failure of a run that is not complete."""
     if row := status.last_row:
         told = (
             ("reward/mean", "reward {:+.4f}", float),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pipeline.metrics.terminal import Row
 from pipeline.text import MISSING, duration, number, shortened
 
-if TYPE_CHECKING:  # a run of this machine needs none of what these know
+if TYPE_CHECKING:  # a run of this machine needs nothing of Slurm's
     from pipeline.status.slurm import DriverJob, SlurmStatus, StageProgress
 
 _WIDTH = 80
@@ -19,7 +19,7 @@ _MOST_NAMED = 4
 
 
 def describe_slurm(status: "SlurmStatus", state: str) -> list[str]:
-    """Lines on the queue, the iterations at hand, driver jobs and the estimate."""
+    """Return lines on the queue, the iterations at hand, driver jobs and the estimate."""
     lines = list(_queue_lines(status, state))
     if state != "complete" and status.stages:
         lines += ["", _row(_TITLES)]
@@ -80,14 +80,14 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _details(stage: "StageProgress") -> list[str]:
-    """Its whole name if it was cut; which jobs, where, and why they wait; how often it was tried again."""
+    """Describe a stage: its whole name if it was cut; which jobs, where, why they wait; further attempts."""
     parts = [stage.stage] if len(stage.stage) >= _WIDTHS[1] else []
     parts += job_details(stage)
     return wrapped("; ".join(parts), _INDENT) if parts else []
 
 
 def job_details(stage: "StageProgress") -> list[str]:
-    """Which jobs, where, why they wait, how often it was tried again; nothing where nothing is known."""
+    """List which jobs, where, why they wait, how often they were tried again; empty if nothing is known."""
     parts = []
     if stage.jobs:
         parts.append(f"job {_some(stage.jobs)}" + (f" on {_some(stage.nodes)}" if stage.nodes else ""))
@@ -127,7 +127,7 @@ def _driver(driver: "DriverJob") -> str:
 
 
 def wrapped(text: str, indent: str = "", subsequent: str | None = None) -> list[str]:
-    """Lines of 80 columns; words, such as paths, are never broken."""
+    """Wrap a text into lines of 80 columns; words, such as paths, are never broken."""
     return textwrap.wrap(
         text,
         _WIDTH,
@@ -139,7 +139,7 @@ def wrapped(text: str, indent: str = "", subsequent: str | None = None) -> list[
 
 
 def describe_row(row: Row, num_iterations: int) -> str:
-    """One iteration in one line."""
+    """Describe one iteration in one line."""
     parts = [f"iteration {row['iteration']:.0f}/{num_iterations}", f"reward {row['reward/mean']:+.3f}"]
     if "objective/kl" in row:
         parts.append(f"KL {number(row['objective/kl'], 3)}")

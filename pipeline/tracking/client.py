@@ -1,4 +1,4 @@
-"""The W&B run of a pipeline: opened the same way every time, every metric defined anew; what the server has.
+"""The W&B run of a pipeline: opened the same way every time, with every metric defined; what the server has.
 
 Facts about the client are of wandb 0.31.
 """
@@ -23,21 +23,21 @@ DEFAULT_PROJECT = "slurm-ppo"
 _INIT_SECONDS = 30.0
 _FINISH_SECONDS = 60
 _ASK_SECONDS = 20
-"""How long a server may take for an answer."""
+"""Seconds that a server may take for an answer."""
 _FLUSH_SECONDS = 0.2
-"""A machine that goes down costs the rows of this last while; the client's own default is 15."""
+"""Seconds of rows that are lost when a machine goes down; the client's own default is 15."""
 _CELL = 4000
 """Characters of a prompt or response that a table shows."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """An opening of the run."""
+    """One opening of the W&B run."""
 
     handle: Any
     """The ``wandb.Run``."""
     folder: Path
-    """Where it keeps its files."""
+    """Folder of its files."""
 
     @property
     def path(self) -> str:
@@ -63,14 +63,14 @@ def project_of(config: WandbConfig) -> str:
 def open_run(run: Run, mode: WandbMode) -> Opened:
     """Open the pipeline's W&B run under its own id, and define every metric over our own x-axis.
 
-    A resumed run has no definitions of earlier openings, and offline no step either: neither is relied on.
+    A resumed run lacks definitions of earlier openings, and offline the step too: neither is relied on.
     """
     run.paths.wandb.mkdir(exist_ok=True)
-    # Its caches belong to the run, not to a home directory that compute nodes may not have.
+    # Its caches belong to the run: compute nodes may have no home directory.
     os.environ["WANDB_CACHE_DIR"] = str(run.paths.wandb / "cache")
     os.environ["WANDB_DATA_DIR"] = str(run.paths.wandb / "data")
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    os.environ.pop("WANDB_SERVICE", None)  # of another process, which would take ours along when it ends
+    os.environ.pop("WANDB_SERVICE", None)  # another process's service, which would end our client's with it
     import wandb
 
     given = run.config.tracking.wandb
@@ -105,7 +105,7 @@ def open_run(run: Run, mode: WandbMode) -> Opened:
 
 
 def recorded_config(run: Run) -> dict[str, Any]:
-    """The whole configuration, and where the run is and comes from. No environment is recorded."""
+    """Return the whole configuration, and where the run is and comes from, without the environment."""
     identity = run.identity
     facts = {
         "run_dir": str(run.paths.root),
@@ -117,7 +117,7 @@ def recorded_config(run: Run) -> dict[str, Any]:
 
 
 def held_by_server(opened: Opened) -> Counter[int]:
-    """How many rows the server has of each iteration."""
+    """Count the rows that the server has of each iteration."""
     import wandb
 
     found = wandb.Api(timeout=_ASK_SECONDS).run(opened.path)
@@ -136,7 +136,7 @@ def has_samples(run: Run, iteration: int) -> bool:
 
 
 def sample_table(run: Run, iteration: int) -> Any:
-    """A ``wandb.Table`` of the best, the worst and some other responses; None if none can be read."""
+    """Build a ``wandb.Table`` of the best, the worst and some other responses; None if none can be read."""
     import wandb
 
     chosen = choose(read_samples(run, iteration), seed=sample_seed(run, iteration))

@@ -45,42 +45,42 @@ _PATIENCE = 150.0
 
 @dataclass(frozen=True)
 class Mirrored:
-    """What was done."""
+    """Result of one mirroring."""
 
     mode: str
-    """online or offline."""
+    """Mode: online or offline."""
     rows: int
-    """In metrics.jsonl."""
+    """Rows in metrics.jsonl."""
     had: int
-    """Of these, W&B had before."""
+    """Rows that W&B had before."""
     sent: int
     missing: tuple[int, ...] = ()
     """Iterations that the server has not confirmed."""
     twice: tuple[int, ...] = ()
     """Iterations that the server has more than once: another program sent them."""
     removed: int = 0
-    """Segments that killed writers left unfinished."""
+    """Removed segments that killed writers left unfinished."""
     marked: int = 0
-    """Segments whose rows the server has, so that ``wandb sync`` will leave them alone."""
+    """Segments marked so that ``wandb sync`` skips them, since the server has their rows."""
     url: str = ""
 
 
 class Target(Protocol):
-    """Where rows go."""
+    """Destination of rows."""
 
     @property
     def held(self) -> frozenset[int]:
-        """Iterations that W&B had when it was opened."""
+        """Iterations that W&B had when the target was opened."""
 
     def log(self, rows: list[Row]) -> None: ...
 
     def close(self, rows: list[Row], exit_code: int) -> Mirrored:
-        """End the opening; ``rows`` are all of metrics.jsonl."""
+        """Finish and report; ``rows`` are all of metrics.jsonl."""
 
 
 @dataclass
 class ToSegment:
-    """Rows into a new offline segment, which takes the place of many small ones when there are many."""
+    """Target that is a new offline segment; it replaces earlier ones when there are many."""
 
     run: Run
     state: Offline
@@ -121,7 +121,7 @@ class ToSegment:
 
 @dataclass
 class ToServer:
-    """Rows to W&B's server, which is asked what it has."""
+    """Target that is W&B's server, which is asked what it has."""
 
     run: Run
     opened: Opened
@@ -171,7 +171,7 @@ class ToServer:
         )
 
     def _remove_cut_segments(self) -> int:
-        """Their rows have arrived by another way."""
+        """Remove segments whose rows have arrived by another way. Returns how many."""
         try:
             with hold(offline_lease(self.run.paths)):
                 return remove_unlisted(self.run.paths, read_offline(self.run.paths).segments)
@@ -188,10 +188,10 @@ class ToServer:
 
 
 class Feed(Protocol):
-    """Says whether metrics.jsonl may still grow."""
+    """Signal of whether metrics.jsonl may still grow."""
 
     exit_code: int
-    """How the run ended, once it does not."""
+    """Exit code of the run, once no more rows will follow."""
 
     def goes_on(self, beat: Callable[[], None]) -> bool:
         """Wait for more rows; false when none will follow."""
@@ -199,7 +199,7 @@ class Feed(Protocol):
 
 @dataclass
 class Once:
-    """No rows will follow those that there are."""
+    """Feed of the rows that are there; none will follow."""
 
     exit_code: int = 0
 
@@ -209,11 +209,11 @@ class Once:
 
 @dataclass
 class DriverFeed:
-    """A driver's end of a pipe: a line per new row, ``end CODE``, and its closing, also by a kill."""
+    """Feed from a driver's pipe: a line per new row, ``end CODE``, then the pipe closes, also by a kill."""
 
     stream: int
     stop: int
-    """Can be read once this process was told to end."""
+    """Descriptor that is readable once this process was asked to end."""
     exit_code: int = 1
     _line: str = field(default="", init=False)
 
@@ -230,7 +230,7 @@ class DriverFeed:
 
 
 def mirror(run: Run, mode: WandbMode, feed: Feed, note: Callable[[str], None]) -> Mirrored:
-    """Send the rows that W&B has not, now and for as long as ``feed`` goes on.
+    """Send the rows that W&B lacks, now and for as long as ``feed`` goes on.
 
     Raises:
         LeaseHeld: another writer has been at it for minutes.
@@ -263,7 +263,7 @@ def follow(run: Run, target: Target, feed: Feed, beat: Callable[[], None]) -> Mi
 
 
 def send(run: Run, target: Target, known: set[int]) -> None:
-    """Log the rows that are not ``known``, and know them."""
+    """Log the rows that are not in ``known``, and add them to it."""
     rows = [row for row in read_rows(run) if int(row["iteration"]) not in known]
     if rows:
         target.log(rows)
@@ -271,13 +271,13 @@ def send(run: Run, target: Target, known: set[int]) -> None:
 
 
 def read_rows(run: Run) -> list[Row]:
-    """metrics.jsonl, where of an iteration the last line counts."""
+    """Read metrics.jsonl; the last line of an iteration counts."""
     rows = {int(row["iteration"]): row for row in journal.read(run.paths.metrics) if "iteration" in row}
     return [rows[iteration] for iteration in sorted(rows)]
 
 
 def closed_by_sigterm() -> int:
-    """A descriptor that can be read from SIGTERM on: what was sent is kept by closing W&B in order."""
+    """Return a descriptor that is readable from SIGTERM on: closing W&B in order keeps what was sent."""
     stop, told = os.pipe()
 
     def terminate(number: int, frame: FrameType | None) -> None:
@@ -288,7 +288,7 @@ def closed_by_sigterm() -> int:
 
 
 def main() -> None:
-    """``python -m pipeline.tracking.mirror RUN MODE [--once]``"""
+    """Run ``python -m pipeline.tracking.mirror RUN MODE [--once]``."""
 
     def say(**what: object) -> None:
         print(json.dumps(what), flush=True)

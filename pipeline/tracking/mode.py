@@ -14,7 +14,7 @@ class NoKey(UserError, ValueError):
 
 
 def wandb_mode(asked: WandbMode, environment: Mapping[str, str]) -> WandbMode:
-    """The configuration decides; when it says auto, WANDB_MODE does; without it, whether there is a key."""
+    """Decide by the configuration; if that is auto, by WANDB_MODE, else by whether there is a key."""
     if asked is not WandbMode.AUTO:
         return asked
     named = environment.get("WANDB_MODE", "")

@@ -26,11 +26,11 @@ from pipeline.tracking.workspace import NAME, Spec, build, merged, pinned
 from slurm.errors import ServiceError, UserError
 
 _SLUG = "slurmppo001"
-"""Of the workspace's address. It stays when people rename the workspace, so we find it again by this."""
+"""Part of the workspace's address that stays when people rename it, by which it is found again."""
 _VIEW = f"nw-{_SLUG}-v"
 
 _START_SECONDS = 60
-"""For the client to be imported, on a slow filesystem."""
+"""Seconds to import the client, on a slow filesystem."""
 _FIND = """
 query View($entityName: String, $name: String, $viewName: String) {
   project(name: $name, entityName: $entityName) {
@@ -68,16 +68,16 @@ class PushFailed(ServiceError, RuntimeError):
 
 @dataclass(frozen=True)
 class Target:
-    """Where the workspace belongs."""
+    """Project and entity that the workspace belongs to."""
 
     project: str
     entity: str | None = None
-    """None: the one that the API key belongs to."""
+    """Owner of the project. None: the API key's own."""
     runs: tuple[str, ...] = ()
     """W&B ids of runs to keep in view."""
 
     def to_json(self) -> dict[str, Any]:
-        """The workspace as it is made anew, with keys that stay."""
+        """Return the workspace as it is when new, in a schema that stays stable."""
         return {
             "schema": 1,
             "name": NAME,
@@ -89,7 +89,7 @@ class Target:
 
 
 def target_of(run: Run | None, project: str | None, entity: str | None) -> Target:
-    """What is given comes first, then the run's configuration, then W&B's environment variables."""
+    """Choose by the arguments first, then the run's configuration, then W&B's environment variables."""
     config = run.config.tracking.wandb if run else WandbConfig()
     return Target(
         project or project_of(config),
@@ -99,7 +99,7 @@ def target_of(run: Run | None, project: str | None, entity: str | None) -> Targe
 
 
 def lineage(run: Run) -> list[str]:
-    """W&B ids of a run and of those it was forked from, itself last."""
+    """Return the W&B ids of a run and of those it was forked from, itself last."""
     parent = run.identity.parent
     if parent is None:
         return [wandb_id(run)]
@@ -112,7 +112,7 @@ def lineage(run: Run) -> list[str]:
 
 @dataclass(frozen=True)
 class Pushed:
-    """What was done."""
+    """Result of a push."""
 
     url: str
     is_new: bool
@@ -150,14 +150,14 @@ def push(target: Target, seconds: int) -> Pushed:
             raise PushFailed(f"W&B's client was not done after {limit} s") from None
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(client.pid, signal.SIGKILL)  # with its service
+                os.killpg(client.pid, signal.SIGKILL)  # its service too
             client.wait()
         answer.seek(0)
         return _understood(answer.read())
 
 
 def _understood(answer: str) -> Pushed:
-    """What the client's process said on its standard output."""
+    """Parse what the client's process wrote to its standard output. Raises its error."""
     if not answer:
         raise PushFailed("W&B's client broke, as it says above")
     said = json.loads(answer)
@@ -168,7 +168,7 @@ def _understood(answer: str) -> Pushed:
 
 
 def main(given: Sequence[str]) -> None:
-    """Push, and say in JSON what came of it: ``done``, or ``error`` and ``text``."""
+    """Push, and print the result as JSON: ``done``, or ``error`` and ``text``."""
     target, seconds = Target(**json.loads(given[0])), int(given[1])
     try:
         said: dict[str, Any] = {"done": asdict(_pushed(target, seconds))}
@@ -216,7 +216,7 @@ def _push(api: Any, target: Target) -> Pushed:
 
 
 def _updated(found: Mapping[str, Any] | None, runs: Sequence[str]) -> tuple[Spec, bool]:
-    """The spec to save, and whether it differs from the one that is there."""
+    """Return the spec to save, and whether it differs from the one that is there."""
     if found is None:
         return pinned(build(), runs), True
     before = json.loads(found["spec"])
@@ -238,7 +238,7 @@ def _saved_as(found: Mapping[str, Any] | None, entity: str, project: str, spec: 
 
 
 def _what_went_wrong(error: Exception, seconds: int) -> str:
-    """The client calls it a busy process when the server says nothing."""
+    """Describe an error; the client blames a busy process when the server does not answer."""
     text = " ".join(str(error).split())[:300].rstrip(".")
     return f"did not answer within {seconds} s" if "did not respond in time" in text else f"refused: {text}"
 

@@ -1,8 +1,8 @@
-"""What W&B has of a run, as far as this side knows: two small files in ``<run>/wandb``.
+"""Local knowledge of which rows W&B has of a run: two small files in ``<run>/wandb``.
 
 Offline, ``offline.json`` is to W&B's segments (folders, one per opening of the run) what a commit record is
 to a shard: a segment counts if and only if it is named there, which happens once it was closed. What a killed
-writer left is not named, is removed, and its rows are written anew. Online the server knows what it has;
+writer left is not named, is removed, and its rows are written again. Online the server knows what it has;
 ``online.json`` remembers what may have reached it, so that rows that were taken back are noticed.
 """
 
@@ -23,14 +23,14 @@ from slurm.sharedfiles import read_newest
 _PATIENCE = 60.0
 """Seconds to wait for a writer that is about to close."""
 _MANY_SEGMENTS = 24
-"""So many segments are written anew as one: each is six files, and a run of days has hundreds of drivers."""
+"""Number of segments at which they are merged: each is six files, a run of days has hundreds of drivers."""
 
 State = TypeVar("State", "Offline", "Online")
 
 
 @dataclass(frozen=True)
 class Offline:
-    """Segments that count."""
+    """Offline segments that count."""
 
     segments: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Name of the folder -> iterations whose rows it holds."""
@@ -40,21 +40,21 @@ class Offline:
         return frozenset(i for held in self.segments.values() for i in held)
 
     def excess(self, paths: RunPaths) -> "Offline":
-        """Segments to be written anew as one, when there are many; never one that was uploaded."""
+        """Return the segments to merge into one, if there are many; never one that was uploaded."""
         loose = {name: held for name, held in self.segments.items() if not synced_marks(paths.wandb / name)}
         return Offline(loose if len(loose) >= _MANY_SEGMENTS else {})
 
 
 @dataclass(frozen=True)
 class Online:
-    """What was sent to the server."""
+    """Rows that may have reached the server."""
 
     generation: int = 1
-    """W&B cannot take rows back: once some were, or on request, the rows begin anew in another W&B run."""
+    """Number of the W&B run: it cannot take rows back, so once some were, or on request, another gets all."""
     sent: int = 0
-    """The newest iteration whose row may be on the server; written before it is sent."""
+    """Newest iteration whose row may be on the server; written before it is sent."""
     arrived: int = 0
-    """The server has confirmed every row up to this iteration."""
+    """Iteration up to which the server has confirmed every row."""
 
 
 def read_offline(paths: RunPaths) -> Offline:
@@ -72,7 +72,7 @@ def write_state(paths: RunPaths, state: Offline | Online) -> None:
 
 
 def _read(path: Path, kind: type[State]) -> State:
-    """A file that is not there, or cannot be understood, says that nothing is known."""
+    """Read a state; a file that is missing or cannot be understood counts as one without rows."""
     try:
         return converted(kind, json.loads(read_newest(path)))
     except (FileNotFoundError, ValueError):
@@ -80,23 +80,23 @@ def _read(path: Path, kind: type[State]) -> State:
 
 
 def wandb_id(run: Run) -> str:
-    """The run's id on W&B: its own, with the generation where rows were taken back."""
+    """Return the run's id on W&B: its own, with the generation where that is not the first."""
     generation = read_online(run.paths).generation
     return run.identity.id if generation == 1 else f"{run.identity.id}-{generation}"
 
 
 def segment_folders(paths: RunPaths) -> list[Path]:
-    """W&B's offline segments on the disk, oldest first."""
+    """List W&B's offline segments on the disk, oldest first."""
     return sorted(paths.wandb.glob("offline-run-*"))
 
 
 def synced_marks(segment: Path) -> list[Path]:
-    """What ``wandb sync`` leaves beside a segment that it has uploaded."""
+    """List the marks that ``wandb sync`` leaves in a segment that it has uploaded."""
     return list(segment.glob("run-*.wandb.synced"))
 
 
 def mark_synced(segment: Path) -> None:
-    """Let ``wandb sync`` leave the segment alone from now on: W&B has its rows."""
+    """Make ``wandb sync`` skip the segment: W&B has its rows."""
     for data in segment.glob("run-*.wandb"):
         data.with_name(f"{data.name}.synced").touch()
 
@@ -110,17 +110,17 @@ def remove_unlisted(paths: RunPaths, listed: Collection[str]) -> int:
 
 
 def offline_lease(paths: RunPaths) -> Path:
-    """Where the one writer of offline segments holds its lease."""
+    """Return where the one writer of offline segments holds its lease."""
     return paths.locks / "wandb-offline"
 
 
 def online_lease(paths: RunPaths) -> Path:
-    """Where the one writer to the server holds its lease."""
+    """Return where the one writer to the server holds its lease."""
     return paths.locks / "wandb-online"
 
 
 def begin_anew(paths: RunPaths) -> None:
-    """Let every row be written again, on the server into another W&B run."""
+    """Forget every row, so that all are written again, on the server to another W&B run."""
     with hold_patiently(offline_lease(paths), _PATIENCE), hold_patiently(online_lease(paths), _PATIENCE):
         write_state(paths, Online(read_online(paths).generation + 1))
         write_state(paths, Offline())
@@ -130,7 +130,7 @@ def rewind(paths: RunPaths, iteration: int) -> None:
     """Take back the rows after ``iteration``, where W&B has any.
 
     Raises:
-        LeaseHeld: somebody has been writing to W&B for a minute.
+        LeaseHeld: another process has been writing to W&B for a minute.
     """
     offline, online = read_offline(paths), read_online(paths)
     uploaded = [
@@ -146,6 +146,6 @@ def rewind(paths: RunPaths, iteration: int) -> None:
 def with_segment(
     offline: Offline, name: str, iterations: Collection[int], without: Collection[str]
 ) -> Offline:
-    """The state after a segment was closed that takes the place of others. Pure."""
+    """Add a closed segment that replaces those in ``without``. Pure."""
     kept = {other: held for other, held in offline.segments.items() if other not in without}
     return replace(offline, segments={**kept, name: tuple(iterations)})

@@ -22,12 +22,11 @@ class SyncFailed(ServiceError, RuntimeError):
 
 
 def sync(run: Run, seconds: float, anew: bool, say: Callable[[str], None]) -> str:
-    """Send what W&B has not. Returns what to say.
+    """Send the rows that W&B lacks, or all to another W&B run. Returns a summary for a person.
 
     Args:
-        seconds: after which it is given up.
-        anew: begin another W&B run and send every row.
-        say: is told what happens meanwhile.
+        seconds: limit after which it gives up.
+        say: takes messages about the progress.
 
     Raises:
         NoKey: naming the ways to give one.
@@ -77,7 +76,7 @@ def _carried_out(run: Run, seconds: float, say: Callable[[str], None]) -> Mirror
 
 
 def described(done: Mirrored) -> str:
-    """For a person."""
+    """Summarise for a person."""
     lines = [
         f"{done.url or 'W&B'}: {done.rows} rows, one per iteration; {done.had} were there, {done.sent} sent"
     ]

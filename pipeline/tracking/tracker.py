@@ -1,6 +1,6 @@
-"""The driver's end of the mirror on W&B: a process of its own that is told of new rows, and never waited for.
+"""The driver's end of the mirror on W&B: a process that is notified of new rows and never waited for.
 
-metrics.jsonl is the truth. W&B being absent, slow, refused or broken is said once and never stops training;
+metrics.jsonl is the truth. W&B being absent, slow, refused or broken is noted once and never stops training;
 what did not arrive is sent by the next driver, or by ``slurm-ppo sync``.
 """
 
@@ -21,14 +21,14 @@ from pipeline.tracking.mode import wandb_mode
 from pipeline.tracking.state import read_offline, read_online
 
 _CLOSE_SECONDS = 60.0
-"""How long a driver that is about to end waits for the last rows to arrive."""
+"""Seconds that a driver that is about to end waits for the last rows to arrive."""
 _KILL_SECONDS = 10.0
 
 Note = Callable[[str], None]
 
 
 class Tracker(Protocol):
-    """Is told when metrics.jsonl has grown."""
+    """Receiver of the news that metrics.jsonl has grown."""
 
     def update(self) -> None: ...
 
@@ -36,7 +36,7 @@ class Tracker(Protocol):
 
 
 class NoTracker:
-    """Takes rows nowhere."""
+    """Tracker of runs without W&B; does nothing."""
 
     def update(self) -> None:
         pass
@@ -50,7 +50,7 @@ class MirrorFailed(RuntimeError):
 
 
 def last_words(text: str) -> str:
-    """What a process said last, in one line: of a traceback the error, which may itself have several."""
+    """Return a process's last output as one line; of a traceback, the error, however many lines that has."""
     lines = [line for line in text.splitlines() if line.strip() and "For further information" not in line]
     frames = [index for index, line in enumerate(lines) if line.startswith('  File "')]
     after = lines[frames[-1] :] if frames else []
@@ -61,7 +61,7 @@ def last_words(text: str) -> str:
 
 @dataclass
 class MirrorProcess:
-    """One ``python -m pipeline.tracking.mirror``."""
+    """One process ``python -m pipeline.tracking.mirror``."""
 
     process: "subprocess.Popen[bytes]"
     output: IO[bytes]
@@ -70,7 +70,7 @@ class MirrorProcess:
 
     @staticmethod
     def start(run: Run, mode: WandbMode, *options: str) -> "MirrorProcess":
-        """In a session of its own: Ctrl-C is for the driver, which then closes this in order."""
+        """Start it in a session of its own: Ctrl-C is for the driver, which then closes it in order."""
         output, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         command = [
             sys.executable,
@@ -89,13 +89,13 @@ class MirrorProcess:
         return MirrorProcess(process, output, errors)
 
     def tell(self, line: str) -> None:
-        """A line that is lost because the process is gone, or has thousands to read, does no harm."""
+        """Write a line without blocking; one lost to a dead process or a full pipe does no harm."""
         assert self.process.stdin
         with suppress(BrokenPipeError, BlockingIOError):
             os.write(self.process.stdin.fileno(), f"{line}\n".encode())
 
     def said(self) -> list[dict[str, Any]]:
-        """What it has said since the last call."""
+        """Return its messages since the last call."""
         self.output.seek(self._read)
         lines = self.output.read().splitlines(keepends=True)
         whole = [line for line in lines if line.endswith(b"\n")]
@@ -107,7 +107,7 @@ class MirrorProcess:
         return self.process.poll() not in (None, 0)
 
     def last_line(self) -> str:
-        """Of its standard error, for a person."""
+        """Return the last line of its standard error, for a person."""
         self.errors.seek(0)
         return last_words(self.errors.read().decode(errors="replace"))
 
@@ -164,7 +164,7 @@ class WandbTracker:
                 return
 
     def _listen(self) -> None:
-        """Pass on what it says; where online failed go on offline, and where that failed, without."""
+        """Pass on its notes; if online failed, go on offline, and if that failed, without W&B."""
         assert self.mirror
         self._say_notes()
         if not self.mirror.has_failed:
@@ -188,13 +188,13 @@ class WandbTracker:
 
 
 def open_tracker(run: Run, note: Note) -> Tracker:
-    """The tracker that the configuration and the environment ask for. ``note`` is told what goes wrong."""
+    """Open the tracker that the configuration and the environment ask for. ``note`` takes what goes wrong."""
     mode = wandb_mode(run.config.tracking.wandb.mode, os.environ)
     return NoTracker() if mode is WandbMode.DISABLED else WandbTracker(run, mode, note)
 
 
 def is_behind(run: Run, rows: Sequence[Mapping[str, float]]) -> bool:
-    """Whether there are rows that W&B should have and has not."""
+    """Whether W&B lacks rows that it should have."""
     mode = wandb_mode(run.config.tracking.wandb.mode, os.environ)
     newest = rows[-1]["iteration"] if rows else 0
     arrived = read_online(run.paths).arrived

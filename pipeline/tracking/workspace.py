@@ -16,26 +16,26 @@ from pipeline.metrics.charts import CHARTS, Chart
 from pipeline.run.tasks import Stage
 
 NAME = "slurm-ppo"
-"""What the workspace is called at first; people may rename it."""
+"""Initial name of the workspace; people may rename it."""
 SAMPLES = "samples"
-"""Section of the responses; it has no numbers."""
+"""Section of the responses; it holds no numbers."""
 X_AXIS = "iteration"
 NOT_SHOWN = frozenset({X_AXIS, "policy_version", "slurm/job_id/*"})
-"""Numbers that are worth no panel: the x-axis, what follows from it, and names that happen to be numbers."""
+"""Numbers without a panel: the x-axis, what follows from it, and ids that happen to be numbers."""
 
 Spec = dict[str, Any]
 """A workspace as W&B stores it."""
 
 _MARK = "slurmppo-"
-"""Begins the id of every panel of ours, so that we know them again among those people have added."""
+"""Prefix of the ids of our panels, which tells them from panels that people have added."""
 _OPEN = (Section.OBJECTIVE, Section.REWARDS, Section.HEALTH)
 _COLUMNS = ("summary:iteration", "summary:reward/mean", "summary:evaluate/reward")
-"""Of the list of runs."""
+"""Columns pinned in the list of runs."""
 _MOST_PINNED = 20
-"""Runs that W&B keeps in view at once."""
+"""Most runs that W&B keeps in view (pinned) at once."""
 _PURPOSES = f"({'|'.join(s for s in Stage if s is not Stage.SCORE)}|{Stage.SCORE}-[^/]+)"
 _STANDS_FOR = {"seconds/*": _PURPOSES}
-"""What ``*`` means where other metrics would match, too; elsewhere it is anything without a slash."""
+"""Pattern for ``*`` where other metrics would match, too; elsewhere it is anything without a slash."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Panel:
     section: Section
     title: str
     names: tuple[str, ...]
-    """Of METRICS; ``*`` is a curve per match."""
+    """Names of METRICS; ``*`` is a curve per match."""
     from_zero: bool = False
 
     @property
     def regex(self) -> str | None:
-        """What W&B finds the curves by; None when their names are known.
+        """Regular expression by which W&B finds the curves; None when their names are known.
 
         ``reward/*/mean`` also finds ``reward/greedy/mean`` and the like: there is no way to leave them out.
         """
@@ -67,7 +67,7 @@ def _pattern(name: str) -> str:
 
 
 def panels(charts: Sequence[Chart] = CHARTS, metrics: Sequence[Metric] = METRICS) -> list[Panel]:
-    """Those of the charts, then one for each metric that is in none of them."""
+    """Make the charts' panels, then one for each metric that is in none of them."""
     known = {metric.name for metric in metrics}
     drawn = [panel for chart in charts for panel in _of_chart(chart, known)]
     shown = {name for panel in drawn for name in panel.names} | NOT_SHOWN
@@ -75,7 +75,7 @@ def panels(charts: Sequence[Chart] = CHARTS, metrics: Sequence[Metric] = METRICS
 
 
 def _of_chart(chart: Chart, known: Iterable[str]) -> list[Panel]:
-    """One panel, and one more for curves of another unit. Left out is what only the report computes."""
+    """Make a panel, and one more for curves of another unit, without what only the report computes."""
     upper = tuple(name for name in chart.names.split() if name in known)
     lower = tuple(name for name in chart.lower.split() if name in known)
     made = [Panel(chart.section, chart.title, upper, chart.from_zero)] if upper else []
@@ -83,13 +83,13 @@ def _of_chart(chart: Chart, known: Iterable[str]) -> list[Panel]:
 
 
 def meanings(section: Section, metrics: Sequence[Metric] = METRICS) -> str:
-    """What the numbers of a section are, as Markdown."""
+    """List the numbers of a section with their meanings, as Markdown."""
     lines = (f"- `{metric.name}`: {metric.meaning}" for metric in metrics if metric.section is section)
     return "\n".join(lines)
 
 
 def build(charts: Sequence[Chart] = CHARTS, metrics: Sequence[Metric] = METRICS) -> Spec:
-    """The whole workspace. The same tables give the same bytes: nothing in it is random."""
+    """Build the whole workspace. The same tables give the same bytes: nothing in it is random."""
     import wandb_workspaces.workspaces as ws
 
     drawn = panels(charts, metrics)
@@ -128,7 +128,7 @@ def _section(section: Section, held: Sequence[Panel], metrics: Sequence[Metric])
 
 
 def _line_plot(panel: Panel) -> Any:
-    """Its x-axis is said each time: a panel does not take that of its section."""
+    """Plot a panel. The x-axis is given each time: a panel does not inherit its section's."""
     from wandb_workspaces.reports.v2.interface import LinePlot
 
     curves = {"metric_regex": panel.regex} if panel.regex else {"y": list(panel.names)}
@@ -137,7 +137,7 @@ def _line_plot(panel: Panel) -> Any:
 
 
 def _samples() -> Any:
-    """The newest table of every run that is shown."""
+    """Make the section with the newest table of every run that is shown."""
     import wandb_workspaces.workspaces as ws
     from wandb_workspaces.reports.v2.interface import WeavePanelSummaryTable
 
@@ -149,7 +149,7 @@ def _samples() -> Any:
 
 
 def _id(section: str, panel: Mapping[str, Any]) -> str:
-    """Stays the same as long as section and title do, so that what people set on a panel stays, too."""
+    """Derive a panel's id from section and title only, so that what people set on a panel stays."""
     title = panel["config"].get("chartTitle") or panel["viewType"]
     return _MARK + hashlib.sha256(f"{section}/{title}".encode()).hexdigest()[:8]
 
@@ -160,7 +160,7 @@ def sections_of(spec: Spec) -> list[dict[str, Any]]:
 
 
 def merged(existing: Spec, ours: Spec) -> Spec:
-    """``existing`` with our panels brought up to date. Pure.
+    """Update our panels in ``existing``. Pure.
 
     Everything else stays as people have it: other sections, panels of theirs in ours, the order of sections,
     which are open, the list of runs and its filters, and all settings.
@@ -183,7 +183,7 @@ def merged(existing: Spec, ours: Spec) -> Spec:
 
 
 def _with_panels(existing: dict[str, Any], ours: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """A section with our panels and those of other people; None if it was ours and nothing is left of it."""
+    """Join our panels and other people's in a section; None if it was ours and nothing is left of it."""
     theirs = [panel for panel in existing["panels"] if not is_ours(panel)]
     if ours is None and not theirs and existing["panels"]:
         return None
@@ -195,7 +195,7 @@ def is_ours(panel: Mapping[str, Any]) -> bool:
 
 
 def pinned(spec: Spec, runs: Sequence[str]) -> Spec:
-    """With these runs kept in view, besides those that are already. Pure.
+    """Keep these runs in view, besides those that are already. Pure.
 
     Args:
         runs: ids as W&B's database has them; the newest ones stay when there are too many.

@@ -1,2 +1,2 @@
 """The live view of a run: one look at its state (:mod:`look`), pure rendering (:mod:`screen`, :mod:`plain`),
-reading beside the keys (:mod:`reading`), and the terminal (:mod:`terminal`). Nothing here changes the run."""
+background reading (:mod:`reading`), and the terminal (:mod:`terminal`). Nothing here changes the run."""

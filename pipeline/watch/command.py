@@ -1,4 +1,4 @@
-"""What ``slurm-ppo watch`` does."""
+"""The command ``slurm-ppo watch``."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ from pipeline.watch.reading import SILENT_SECONDS, Reading
 
 
 def watch(run: Run, interval: float) -> str:
-    """Show the run until it has ended, or the person has seen enough. Changes nothing in the run directory.
+    """Show the run until it has ended, or the person quits. Changes nothing in the run directory.
 
     Args:
         interval: seconds between two questions to Slurm.
@@ -27,7 +27,7 @@ def watch(run: Run, interval: float) -> str:
         with interruptible():
             has_ended = _show(reading)
     except KeyboardInterrupt:
-        pass  # a way to stop looking like any other
+        pass  # one way to quit
     finally:
         reading.stop()
     if has_ended:
@@ -46,7 +46,7 @@ def _show(reading: Reading) -> bool:
 
 
 def _tell(reading: Reading) -> bool:
-    """Lines, until the run has ended."""
+    """Print lines, until the run has ended."""
     last: Look | None = None
     trouble: str | None = None
     while True:

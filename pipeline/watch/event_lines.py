@@ -17,7 +17,7 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Happening:
-    """Something that happened, in words. ``group``: equal ones that follow each other are counted as one."""
+    """Event or row, in words. Equal ones of the same ``group`` that follow each other are counted as one."""
 
     time: float
     text: str
@@ -31,7 +31,7 @@ class Happening:
 def event_lines(
     events: Sequence[Event], rows: Sequence[Row], created: float, iterations: int
 ) -> list[Happening]:
-    """Oldest first; what many shards did alike is one line."""
+    """Describe events and rows, oldest first; what many shards did alike is one line."""
     found = [_of_event(event) for event in events if _is_event(event)]
     found += [_of_row(row, created, iterations) for row in rows if _is_whole(row)]
     return _merged(sorted(found, key=lambda happening: happening.time))
@@ -143,7 +143,7 @@ _WORDS: Mapping[str, Callable[[Event], Happening]] = {
 
 
 def _merged(found: Sequence[Happening]) -> list[Happening]:
-    """Neighbours of one group with the same words become one, with their number."""
+    """Merge neighbours of one group with the same words into one, with their number."""
     merged: list[tuple[Happening, int]] = []
     for one in found:
         last = merged[-1] if merged else None

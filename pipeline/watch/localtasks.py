@@ -1,4 +1,4 @@
-"""What the tasks of a run of this machine do: from its events and the logs that attempts have opened."""
+"""State of the tasks of a run of this machine: from its events and the logs that attempts have opened."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from slurm.sharedfiles import names_in
 
 @dataclass(frozen=True)
 class LocalTask:
-    """One task as far as it is known."""
+    """State of one task, as far as it is known."""
 
     task: Task
     is_done: bool = False
     is_running: bool = False
     is_waiting: bool = False
-    """Launched, and waits for a slot."""
+    """Whether it was launched and waits for a slot."""
     has_failed: bool = False
     attempts: int = 0
     started: float | None = None
@@ -27,7 +27,7 @@ class LocalTask:
 
 @dataclass(frozen=True)
 class Attempt:
-    """The last attempt that the events tell of."""
+    """Last attempt at a task that the events tell of."""
 
     number: int
     launched: float
@@ -35,7 +35,7 @@ class Attempt:
 
 
 def last_attempts(events: Sequence[Mapping[str, Any]]) -> dict[str, Attempt]:
-    """By task key. What an earlier driver launched died with it. Pure."""
+    """Find the last attempts, by task key. What an earlier driver launched died with it. Pure."""
     found: dict[str, Attempt] = {}
     for event in events:
         kind, key = event.get("event"), str(event.get("task"))
@@ -55,14 +55,14 @@ def local_tasks(
     events: Sequence[Mapping[str, Any]],
     is_driven: bool,
 ) -> list[LocalTask]:
-    """Tasks in the order given. Lists the log folders of attempts that have not ended."""
+    """Determine the tasks' states, in the order given. Lists the log folder of each last attempt."""
     attempts = {parse_task(key): attempt for key, attempt in last_attempts(events).items()}
     begun = _begun(paths, {task: attempts[task] for task in tasks if task in attempts})
     return [task_of(task, records.get(task), attempts.get(task), task in begun, is_driven) for task in tasks]
 
 
 def _begun(paths: RunPaths, attempts: Mapping[Task, Attempt]) -> Collection[Task]:
-    """Tasks whose last attempt has opened its log: one listing per folder."""
+    """Find the tasks whose last attempt has opened its log: one listing per folder."""
     folders = {paths.task(task).attempt_logs(attempt.number) for task, attempt in attempts.items()}
     names = {folder: names_in(folder) for folder in folders}
     return {
@@ -75,7 +75,7 @@ def _begun(paths: RunPaths, attempts: Mapping[Task, Attempt]) -> Collection[Task
 def task_of(
     task: Task, record: Record | None, attempt: Attempt | None, has_begun: bool, is_driven: bool
 ) -> LocalTask:
-    """Pure."""
+    """Determine one task's state. Pure."""
     number = attempt.number if attempt else 0
     if record:
         return LocalTask(task, is_done=True, attempts=number, started=record.started, ended=record.ended)

@@ -1,4 +1,4 @@
-"""The log that a person wants to see of a lane: the one that failed last, else the newest."""
+"""The log to show for a lane: of the attempt that failed last, else the newest."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _LINES = 200
 def read_log_end(
     paths: RunPaths, iteration: int, purpose: str, events: Sequence[Mapping[str, Any]], has_failed: bool
 ) -> LogEnd:
-    """Lists the folders of this lane's attempts, and reads the end of one file.
+    """List the folders of this lane's attempts, and read the end of one log.
 
     Args:
         has_failed: whether the lane has a shard whose last attempt failed.
@@ -33,7 +33,7 @@ def read_log_end(
 def failed_log(
     paths: RunPaths, iteration: int, purpose: str, events: Sequence[Mapping[str, Any]]
 ) -> Log | None:
-    """Of the last failed attempt that left one."""
+    """Find the log of the last failed attempt that left one."""
     for event in reversed(events):
         if event.get("event") == "failed":
             task = parse_task(event["task"])
@@ -44,7 +44,7 @@ def failed_log(
 
 
 def newest_log(paths: RunPaths, iteration: int, purpose: str) -> Log | None:
-    """The one that was written to last, of the attempt that began last."""
+    """Find the log that was written to last, of the attempt that began last."""
     folder = paths.logs(task_of(iteration, purpose))
     attempts = {_number(path): path for path in _listing(folder) if _number(path)}
     for number in sorted(attempts, reverse=True):
@@ -55,7 +55,7 @@ def newest_log(paths: RunPaths, iteration: int, purpose: str) -> Log | None:
 
 
 def _number(path: Path) -> int:
-    """Of an attempt's folder; 0 for anything else."""
+    """Return the number of an attempt's folder; 0 for anything else."""
     number = path.name.removeprefix("attempt-")
     return int(number) if number.isdigit() else 0
 

@@ -41,17 +41,17 @@ _EVENTS_BYTES = 1 << 18
 
 
 class ShardState(StrEnum):
-    """Where one task stands."""
+    """State of one task."""
 
     DONE = "done"
     RUNNING = "running"
     AGAIN = "again"
-    """Runs or waits, and is not its first attempt."""
+    """Another attempt than the first, running or waiting."""
     WAITING = "waiting"
     FAILED = "failed"
-    """Its last attempt ended without a commit, and none is queued."""
+    """Last attempt ended without a commit, and none is queued."""
     IDLE = "idle"
-    """Not submitted yet."""
+    """Task not submitted yet."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class Lane:
 
 @dataclass(frozen=True)
 class SlurmLook:
-    """What the queue showed."""
+    """State of the queue at Slurm's last answer."""
 
     answered: float | None
-    """When Slurm answered last, unix time; None: it was not asked yet, or never answered."""
+    """Unix time of Slurm's last answer; None: it was not asked yet, or never answered."""
     unanswered: str | None
-    """Its words where it does not answer now: then the rest is from its last answer."""
+    """Slurm's error where it does not answer now: then the rest is from its last answer."""
     jobs_running: int
     jobs_waiting: int
     drivers: tuple[DriverJob, ...]
@@ -81,12 +81,12 @@ class SlurmLook:
 
 @dataclass(frozen=True)
 class Look:
-    """A run at one moment."""
+    """State of a run at one moment."""
 
     time: float
     run: str
     state: str
-    """As :attr:`pipeline.status.snapshot.Status.state`."""
+    """State as in :attr:`pipeline.status.snapshot.Status.state`."""
     created: float
     iterations_done: int
     iterations: int
@@ -100,7 +100,7 @@ class Look:
     finish: float | None
     advice: tuple[Advice, ...]
     driver: str | None
-    """Who drives a run of this machine, in words."""
+    """Driver of a run of this machine, in words."""
     slurm: SlurmLook | None
 
     @property
@@ -118,7 +118,7 @@ class Tail:
     _seen: tuple[int, int] | None = None
 
     def refresh(self) -> bool:
-        """True if there is something new."""
+        """Reload the rows if the file has changed. Returns whether it has."""
         try:
             status = persistently(self.path, self.path.stat)
             seen = (status.st_size, status.st_mtime_ns)
@@ -133,7 +133,7 @@ class Tail:
 
 @dataclass
 class SnapshotReader:
-    """Looks again and again, and remembers what cannot have changed."""
+    """Maker of looks, which remembers what cannot have changed."""
 
     run: Run
     clock: Callable[[], float] = time.time
@@ -175,7 +175,7 @@ class SnapshotReader:
             self._advice = tuple(advise(Evidence(self._rows.rows, self.run.config)))
 
     def _blank(self, frontier: Frontier, now: float) -> Look:
-        """All that is the same wherever tasks run."""
+        """Fill in all that is the same wherever tasks run."""
         plan = self.run.plan
         evaluations = len(plan.evaluations())
         is_complete = frontier.is_complete(plan, newest_row(self._rows.rows, plan.start))
@@ -237,7 +237,7 @@ class SnapshotReader:
 
 
 def shard_state(fact: TaskFacts) -> ShardState:
-    """Of a task on Slurm. Pure."""
+    """Determine the state of a task on Slurm. Pure."""
     if fact.record:
         return ShardState.DONE
     if fact.is_running or fact.is_waiting:
@@ -248,7 +248,7 @@ def shard_state(fact: TaskFacts) -> ShardState:
 
 
 def lanes_of(facts: Sequence[TaskFacts], now: float) -> list[Lane]:
-    """One for each stage (and pool) of each iteration, in the order of the plan. Pure."""
+    """Make a lane for each stage (and pool) of each iteration, in the order of the plan. Pure."""
     groups: dict[tuple[int, str], list[TaskFacts]] = {}
     for fact in facts:
         groups.setdefault((fact.task.iteration, fact.task.purpose), []).append(fact)
@@ -259,7 +259,7 @@ def lanes_of(facts: Sequence[TaskFacts], now: float) -> list[Lane]:
 
 
 def local_lanes(tasks: Sequence[LocalTask], now: float) -> list[Lane]:
-    """The same of tasks that are processes of one machine. Pure."""
+    """Make the lanes of tasks that are processes of one machine. Pure."""
     groups: dict[tuple[int, str], list[LocalTask]] = {}
     for task in tasks:
         groups.setdefault((task.task.iteration, task.task.purpose), []).append(task)

@@ -9,7 +9,7 @@ from pipeline.watch.look import Lane, Look
 
 
 def changes(before: Look | None, after: Look) -> list[str]:
-    """What to say now that was not said before; nothing where nothing has changed."""
+    """Return lines on what has changed between two looks; none where nothing has."""
     clock = time.strftime("%H:%M:%S", time.localtime(after.time))
     said = [f"{clock} {line}" for line in _states(before, after)]
     said += [str(one) for one in _news(before, after)]
@@ -34,7 +34,7 @@ def _states(before: Look | None, after: Look) -> Iterator[str]:
 
 
 def _news(before: Look | None, after: Look) -> Iterator[object]:
-    """Events and rows since the look before; at first none, for the past is in the run directory."""
+    """Yield events and rows since the look before; at first none, for the past is in the run directory."""
     if before is None:
         return
     last = max((event.get("time", 0.0) for event in before.events), default=0.0)
@@ -55,7 +55,7 @@ def _lanes(before: Look | None, after: Look) -> Iterator[str]:
 
 
 def _in_words(lane: Lane) -> str:
-    """Empty for one that has not begun: nobody asks for that."""
+    """Describe a lane; empty for one that has not begun: nobody asks for that."""
     progress = lane.progress
     told = (
         (progress.done, f"{progress.done}/{progress.total} done"),

@@ -1,4 +1,4 @@
-"""Reading beside the keys: a thread for the run directory, one for Slurm. Neither holds up a person."""
+"""Background reading: a thread for the run directory, one for Slurm, so that neither blocks the keys."""
 
 import threading
 import time
@@ -13,20 +13,20 @@ from pipeline.watch.look import Look, ShardState, SnapshotReader
 from pipeline.watch.screen import LogEnd
 
 _DISK_SECONDS = 2.0
-"""Between looks at the run directory, or the interval for Slurm where that is shorter."""
+"""Seconds between looks at the run directory, or the interval for Slurm where that is shorter."""
 _REST_FACTOR = 4.0
-"""A look at thousands of shards takes a while: at least four times as long nothing is read."""
+"""Rest after a look, in multiples of its duration: a look at thousands of shards takes a while."""
 _LONGEST_REST = 60.0
 SILENT_SECONDS = 10.0
-"""A look that takes longer is told: the file system does not answer."""
+"""Seconds after which an unfinished look is reported: the file system does not answer."""
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What a person wants to be read besides the run."""
+    """Request for something to be read besides the run."""
 
     log_of: tuple[int, str] | None = None
-    """:attr:`pipeline.watch.look.Lane.key`."""
+    """Key of the lane whose log is wanted: :attr:`pipeline.watch.look.Lane.key`."""
 
 
 @dataclass(frozen=True)
@@ -36,23 +36,23 @@ class Seen:
     look: Look | None = None
     log: LogEnd | None = None
     log_of: tuple[int, str] | None = None
-    """Whose log it is."""
+    """Key of the lane whose log it is."""
     trouble: str | None = None
-    """Why the last try to read failed."""
+    """Reason why the last try to read failed."""
     is_settled: bool = False
     """Whether two looks in a row, with Slurm asked in between, say that the run has ended."""
 
 
 @dataclass
 class Answer:
-    """The newest of Slurm's."""
+    """Slurm's newest answer."""
 
     queue: Queue | None = None
     answered: float | None = None
     count: int = 0
 
     def take(self, queue: Queue) -> None:
-        """Without an answer what was shown last stays."""
+        """Accept an answer; where there is none, what was shown last stays."""
         if queue.unanswered is None:
             self.queue, self.answered = queue, time.time()
         else:
@@ -62,7 +62,7 @@ class Answer:
 
 
 class Reading:
-    """Two threads that read; :attr:`seen` may be looked at at any time."""
+    """Two threads that read; :attr:`seen` may be read at any time."""
 
     def __init__(self, run: Run, interval: float, ask: Callable[[Run], Queue] = look_at_queue) -> None:
         self.run, self.interval = run, interval
@@ -70,9 +70,9 @@ class Reading:
         self.error: BaseException | None = None
         self.is_paused = False
         self.began: float | None = None
-        """When the look that goes on now began: monotonic."""
+        """Monotonic time at which the present look began; None between looks."""
         self.arrived = threading.Event()
-        """Set whenever there is something new in :attr:`seen`."""
+        """Event that is set whenever there is something new in :attr:`seen`."""
         self._ask = ask
         self._answer = Answer()
         self._is_on_slurm = isinstance(run.config.scheduler, SlurmConfig)
@@ -80,10 +80,10 @@ class Reading:
         self._looker = SnapshotReader(run)
         self._looks = 0
         self._ended_at: tuple[str, int] | None = None
-        """The state, and how many looks or answers there were when it showed first."""
+        """State that showed the end, and how many looks or answers there were when it showed first."""
 
     def start(self) -> None:
-        """Daemons: a file system that hangs must not keep the program from ending."""
+        """Start the threads, as daemons: a file system that hangs must not keep the program from ending."""
         targets = [self._read_on, *([self._ask_on] if self._is_on_slurm else [])]
         for target in targets:
             threading.Thread(target=self._guarded, args=(target,), daemon=True).start()
@@ -99,12 +99,12 @@ class Reading:
             self._hurry.set()
 
     def check(self) -> None:
-        """Raise in the caller's thread what ended one of ours."""
+        """Raise in the caller's thread the error that ended one of ours."""
         if self.error:
             raise self.error
 
     def _guarded(self, target: Callable[[], None]) -> None:
-        """An error that nobody expected ends the view, not just its thread."""
+        """Run a thread's target; an error that nobody expected ends the view, not just the thread."""
         try:
             target()
         except BaseException as error:
@@ -128,7 +128,7 @@ class Reading:
             self._rest_until(ended + min(rest, _LONGEST_REST))
 
     def _rest_until(self, end: float) -> None:
-        """But a log that somebody asks for is read at once."""
+        """Rest, but read a log at once when somebody asks for it."""
         while (left := end - time.monotonic()) > 0 and not self._stop.is_set():
             if self._hurry.wait(left):
                 self._hurry.clear()
@@ -136,7 +136,7 @@ class Reading:
                 self.arrived.set()
 
     def _read(self) -> Seen:
-        """One look; what the file system refuses for now is told, and tried again."""
+        """Look once; what the file system refuses for now is reported, and tried again."""
         try:
             look = self._looker.look(self._answer.queue, self._answer.answered)
         except OSError as error:
@@ -145,7 +145,7 @@ class Reading:
         return self._with_log()
 
     def _with_log(self) -> Seen:
-        """What was seen last, with the log that is wanted now."""
+        """Return what was seen last, with the log that is wanted now."""
         key, look = self.wish.log_of, self.seen.look
         if key is None or look is None:
             return replace(self.seen, log=None, log_of=None)
@@ -158,7 +158,10 @@ class Reading:
         return replace(self.seen, log=log, log_of=key)
 
     def _settle(self, look: Look) -> bool:
-        """Between two drivers nobody is at work for a moment, and the last row follows the last commit."""
+        """Whether the run has ended for good.
+
+        Between two drivers nobody is at work for a moment, and the last row follows the last commit.
+        """
         self._looks += 1
         if not look.has_ended or _is_winding_up(look):
             self._ended_at = None

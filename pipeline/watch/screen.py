@@ -1,4 +1,4 @@
-"""What the live view shows, line by line. Pure: a look and what the person chose in, lines out."""
+"""The live view, line by line. Pure: a look and what the person chose in, lines out."""
 
 import textwrap
 import time
@@ -19,7 +19,7 @@ LEAST_WIDTH, LEAST_HEIGHT = 40, 8
 
 
 class Page(StrEnum):
-    """What fills the screen."""
+    """Page that fills the screen."""
 
     RUN = "run"
     LOG = "log"
@@ -37,21 +37,21 @@ class LogEnd:
 
 @dataclass(frozen=True)
 class View:
-    """What the person chose, and how the reading goes."""
+    """Choices of the person, and how the reading goes."""
 
     page: Page = Page.RUN
     selected: tuple[int, str] | None = None
-    """:attr:`Lane.key`; None: the first."""
+    """Key of the selected lane, :attr:`Lane.key`; None: the first that has something to do."""
     is_paused: bool = False
     log: LogEnd | None = None
-    """Of the selected lane; None: not read yet."""
+    """End of the selected lane's log; None: not read yet."""
     trouble: str | None = None
-    """Why what is shown is old."""
+    """Reason why what is shown is old."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """How a shard's state is drawn: the shape alone is enough, colours may be off."""
+    """Drawing of a shard's state: the shape alone is enough, colours may be off."""
 
     sign: str
     style: str
@@ -88,7 +88,7 @@ METRICS: tuple[Column, ...] = (
     Column("expl. var", ("value/explained_variance",), 3),
     Column("tokens/s", ("tokens_per_second/rollout",), 0),
 )
-"""Most wanted first: a low screen does without the last."""
+"""Metrics, most wanted first: a low screen does without the last."""
 SPARK_ROWS = 60
 """Iterations that sparklines show."""
 
@@ -111,7 +111,7 @@ Lines = list[Text]
 
 
 def screen(look: Look | None, view: View, width: int, height: int) -> Lines:
-    """Exactly ``height`` lines of at most ``width`` columns."""
+    """Render exactly ``height`` lines of at most ``width`` columns."""
     width, height = max(width, LEAST_WIDTH), max(height, LEAST_HEIGHT)
     if view.page is Page.HELP:
         body = [Text(line) for line in HELP.splitlines()]
@@ -149,7 +149,7 @@ def _footer(view: View) -> Text:
 
 
 def _run_page(look: Look, view: View, width: int, height: int) -> Lines:
-    """The header, then lanes, metrics and what happened share the height; findings come last."""
+    """Render the header, then lanes, metrics and events, which share the height; findings come last."""
     head, findings = _header(look, view, width), _findings(look)
     room = height - len(head) - len(findings)
     metrics = _metrics(look, width)
@@ -163,7 +163,7 @@ def _run_page(look: Look, view: View, width: int, height: int) -> Lines:
 
 
 def _joined(blocks: Iterable[Lines]) -> Lines:
-    """With an empty line between them, but for the first, which has its own end."""
+    """Join blocks with an empty line between them."""
     lines: Lines = []
     for block in blocks:
         lines += [*([Text()] if lines else []), *block]
@@ -198,7 +198,7 @@ def _progress(look: Look) -> str:
 
 
 def _outlook(look: Look, width: int) -> list[str]:
-    """When it will end, and which jobs see to that; on one line where there is room."""
+    """Say when it will end, and which driver jobs advance it; on one line where there is room."""
     parts = []
     if look.finish is not None:
         when = f"expected finish {time.strftime('%a %d %b %H:%M', time.localtime(look.finish))}"
@@ -238,7 +238,7 @@ def _findings(look: Look) -> Lines:
 
 
 def _latest(look: Look, width: int, room: int) -> Lines:
-    """What happened last; a failure on several lines where they fit, for its reason comes last."""
+    """Render the last events; a failure on several lines where they fit, for its reason comes last."""
     lines: Lines = []
     for one in reversed(event_lines(look.events[-500:], look.rows[-30:], look.created, look.iterations)):
         if len(lines) >= room:
@@ -260,7 +260,7 @@ _DEPENDENCY = "waiting for the jobs it depends on"
 
 
 def chosen(look: Look | None, view: View) -> Lane | None:
-    """The selected lane; where that is gone its stage's next; else the first that has something to do."""
+    """Find the selected lane; where that is gone its stage's next; else the first with something to do."""
     if look is None or not look.lanes:
         return None
     stage = view.selected[1] if view.selected else None
@@ -271,7 +271,7 @@ def chosen(look: Look | None, view: View) -> Lane | None:
 
 
 def _lanes(look: Look, view: View, width: int, height: int) -> Lines:
-    """A title, and as many lanes as fit around the selected one."""
+    """Render a title, and as many lanes as fit around the selected one."""
     if not look.lanes:
         return []
     selected = chosen(look, view)
@@ -315,7 +315,7 @@ def _seconds(seconds: float | None) -> str:
 
 
 def _details(lane: Lane, is_selected: bool, width: int) -> list[str]:
-    """Of the selected lane everything; of others why they wait, unless that is for one another."""
+    """Describe the selected lane in full; of others say why they wait, unless that is for one another."""
     progress = lane.progress
     if not is_selected:
         is_said = progress.waiting and progress.reason and progress.reason != _DEPENDENCY
@@ -329,7 +329,7 @@ def _details(lane: Lane, is_selected: bool, width: int) -> list[str]:
 
 
 def marks_of(shards: Sequence[ShardState], width: int) -> Text:
-    """A mark for each shard; more than fit in proportion, sorted by state, none of them lost."""
+    """Draw a mark for each shard; more than fit in proportion, sorted by state, no state left out."""
     states = list(shards) if len(shards) <= width else _compressed(shards, width)
     text = Text()
     for state in states:
@@ -352,7 +352,7 @@ _CELL = 38
 
 
 def _metrics(look: Look, width: int) -> Lines:
-    """Name, newest value and sparkline, in as many columns as fit, read along the rows."""
+    """Render name, newest value and sparkline, in as many columns as fit, read along the rows."""
     rows = look.rows[-SPARK_ROWS:]
     shown = [column for column in METRICS if any(column.value(row) is not None for row in rows)]
     per_line = max(1, width // _CELL)
@@ -373,7 +373,7 @@ def _metric(column: Column, values: Sequence[float | None], width: int) -> Text:
 
 
 def _log_page(view: View, width: int, height: int) -> Lines:
-    """Title and path in full, so that it can be copied, and as many last lines as fit."""
+    """Render title, path in full, so that it can be copied, and as many last lines as fit."""
     if view.log is None:
         return [Text("reading the log ...")]
     path = [Text(part, "dim") for part in _folded(view.log.path, width)]
@@ -384,7 +384,7 @@ def _log_page(view: View, width: int, height: int) -> Lines:
 
 
 def _folded(text: str, width: int) -> list[str]:
-    """Broken anywhere, so that nothing is added or lost."""
+    """Break a text anywhere, so that nothing is added or lost."""
     return [text[i : i + width] for i in range(0, len(text), width)] or [""]
 
 
@@ -392,6 +392,6 @@ _ASCII = str.maketrans("■▸↻·✗…▁▂▃▄▅▆▇█±●─", "#>~
 
 
 def to_ascii(line: Text) -> Text:
-    """For terminals that show nothing else."""
+    """Translate a line for terminals that show nothing but ASCII."""
     plain = line.plain.translate(_ASCII).encode("ascii", "replace").decode()
     return Text(plain, spans=list(line.spans), style=line.style)

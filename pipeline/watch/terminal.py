@@ -1,4 +1,4 @@
-"""The terminal: keys, and a screen that is drawn when something changed. Leaves it as it was."""
+"""The terminal: keys, and a screen that is drawn when something changed. Restored at the end."""
 
 import contextlib
 import os
@@ -21,18 +21,18 @@ from pipeline.watch.reading import SILENT_SECONDS, Reading, Wish
 from pipeline.watch.screen import Page, View, chosen, screen, to_ascii
 
 _TICK_SECONDS = 0.2
-"""How soon a new size, or something that was read, is seen; keys are seen at once."""
+"""Seconds within which a new size, or something that was read, is noticed; keys are noticed at once."""
 _ENDED_SECONDS = 0.5
 STAGE_KEYS = {"r": "rollout", "s": "score", "w": "reward", "u": "update", "e": "evaluate"}
 _ARROWS = {"\x1b[A": "up", "\x1bOA": "up", "k": "up", "\x1b[B": "down", "\x1bOB": "down", "j": "down"}
 
 
 class Quit(Exception):
-    """The person has seen enough."""
+    """The person asked to quit."""
 
 
 def show(reading: Reading) -> bool:
-    """Until the run has ended, or the person quits. True if it has ended.
+    """Show the run until it has ended, or the person quits. True if it has ended.
 
     Raises:
         KeyboardInterrupt: Ctrl-C; the terminal is as it was.
@@ -56,7 +56,7 @@ def show(reading: Reading) -> bool:
 
 @dataclass
 class Window:
-    """What is on the screen."""
+    """Contents of the screen."""
 
     reading: Reading
     console: Console
@@ -68,11 +68,11 @@ class Window:
     is_leaving: bool = False
 
     def leave(self) -> None:
-        """Ctrl-Z was pressed."""
+        """Note that Ctrl-Z was pressed."""
         self.is_leaving = True
 
     def step_aside(self, keyboard: "Keyboard") -> None:
-        """Give the terminal back until the shell lets us go on."""
+        """Give the terminal back until the shell continues this process."""
         self.live.stop()
         keyboard.give_back()
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -81,7 +81,7 @@ class Window:
         self.is_leaving, self._drawn = False, ()
 
     def draw(self) -> None:
-        """Only what has changed: a line over a slow connection costs as much as the eye's attention."""
+        """Draw only on a change: needless drawing costs bandwidth on a slow connection, and attention."""
         width, height = _size(self.console)
         look, view = self._look(), self._view()
         state = (look, view, width, height)
@@ -123,7 +123,7 @@ class Window:
 
 
 def pressed(view: View, look: Look | None, key: str) -> View:
-    """What a key changes. Pure."""
+    """Return the view after a key. Pure."""
     if key == "?":
         return replace(view, page=Page.RUN if view.page is Page.HELP else Page.HELP)
     if key == "\x1b" or (key == "l" and view.page is Page.LOG):
@@ -144,7 +144,7 @@ def pressed(view: View, look: Look | None, key: str) -> View:
 
 
 def _after(lanes: Sequence[Lane], now: Lane) -> list[Lane]:
-    """All lanes, those after the chosen one first: the same key again goes to the next of its kind."""
+    """Return all lanes, those after the chosen one first: the same key again goes to the next of its kind."""
     index = lanes.index(now) + 1
     return [*lanes[index:], *lanes[:index]]
 
@@ -155,7 +155,7 @@ def _unwrapped(line: Text) -> Text:
 
 
 def _size(console: Console) -> tuple[int, int]:
-    """Of the terminal, now; COLUMNS and LINES say what it was when the shell started."""
+    """Return columns and lines now; COLUMNS and LINES say what they were when the shell started."""
     try:
         size = os.get_terminal_size(console.file.fileno())
     except OSError:
@@ -178,7 +178,7 @@ class Keyboard:
         return Keyboard(sys.stdin.fileno(), termios.tcgetattr(sys.stdin.fileno()))
 
     def take(self) -> None:
-        """Keys come without Enter and are not echoed."""
+        """Let keys come without Enter and without echo."""
         if self.descriptor is not None:
             tty.setcbreak(self.descriptor)
 
@@ -187,7 +187,7 @@ class Keyboard:
             termios.tcsetattr(self.descriptor, termios.TCSADRAIN, self.before)
 
     def read(self, seconds: float) -> list[str]:
-        """Those that were pressed, waiting so long for the first."""
+        """Return the keys that were pressed, waiting up to ``seconds`` for the first. Raises Quit."""
         if self.descriptor is None:
             time.sleep(seconds)
             return []
@@ -201,7 +201,7 @@ class Keyboard:
 
 
 def split_keys(text: str) -> list[str]:
-    """Characters, and the sequences that arrow keys send as one. Pure."""
+    """Split into characters, and the sequences that arrow keys send as one. Pure."""
     keys = []
     while text:
         length = 1
@@ -215,7 +215,7 @@ def split_keys(text: str) -> list[str]:
 
 @contextlib.contextmanager
 def keys() -> Iterator[Keyboard]:
-    """The keyboard, for the time of the block."""
+    """Provide the keyboard for the block, and restore the terminal."""
     keyboard = Keyboard.of_stdin()
     previous = signal.getsignal(signal.SIGTSTP)
     try:

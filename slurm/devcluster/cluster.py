@@ -20,11 +20,11 @@ _START_SECONDS = 60.0  # it takes one on an idle machine
 
 @dataclass(frozen=True)
 class DaemonStatus:
-    """One daemon."""
+    """Name and process of one daemon."""
 
     name: str
     pid: int | None
-    """None once it has ended."""
+    """Process id; None once it has ended."""
 
     @property
     def alive(self) -> bool:
@@ -33,16 +33,16 @@ class DaemonStatus:
 
 @dataclass(frozen=True)
 class ClusterStatus:
-    """What runs, and what the controller says of the nodes."""
+    """Daemons that run, and states of the nodes by the controller."""
 
     daemons: tuple[DaemonStatus, ...]
     nodes: Mapping[str, str]
-    """Name -> state as ``sinfo`` writes it, e.g. ``idle`` or ``down*``; empty when no controller answers."""
+    """Node states as ``sinfo`` writes them, e.g. ``idle`` or ``down*``; empty if no controller answers."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster in a folder. Whoever has attached to it may do what whoever started it may."""
+    """A cluster in a folder. :func:`start` and :func:`attach` give the same control over it."""
 
     folder: Path
     identity: Identity
@@ -51,17 +51,17 @@ class Cluster:
 
     @property
     def shared(self) -> Path | None:
-        """A folder on the network filesystem of a cluster that has one."""
+        """Folder on the network filesystem, of a cluster that has one."""
         return self.folder / network.SHARED if self.layout.network_filesystem else None
 
     def environment(self) -> dict[str, str]:
-        """The variables that make Slurm's commands talk to this cluster."""
+        """Return the environment variables that make Slurm's commands talk to this cluster."""
         return {"SLURM_CONF": str(self.identity.root / "slurm.conf")}
 
     def stop(self) -> None:
         """End every daemon and every process of a job, and remove the folder."""
         self._end("slurmctld")
-        self._stop_filesystem()  # first: no process can be killed that waits for a client that stands still
+        self._stop_filesystem()  # first: a process that waits for a frozen client cannot be killed
         self._end(*(_slurmd(node.name) for node in self.layout.nodes))
         jobs.kill(self.identity.name, self.folder / "log")
         self._end("slurmdbd")
@@ -69,12 +69,12 @@ class Cluster:
         files.remove(self.folder, self.identity)
 
     def inside(self, node: str, command: list[str]) -> list[str]:
-        """The command as a process of a node runs it, which sees the filesystem through the node's mount."""
+        """Wrap a command to run as a node's processes do, with the node's mount of the filesystem."""
         self._checked(node)
         return network.inside(self._mounted(network.client_of(node)), command)
 
     def kill_node(self, name: str) -> None:
-        """Lose a node: kill its daemon and every process of its jobs."""
+        """Kill a node's daemon and every process of its jobs, as when the node is lost."""
         self.kill_slurmd(name)
         jobs.kill(self.identity.name, self.folder / "log", name)
         self._end(network.client_of(name), patience=0)
@@ -84,7 +84,7 @@ class Cluster:
         self._end(self._checked(name), patience=0)
 
     def start_slurmd(self, name: str) -> None:
-        """Bring a node back. Returns once the controller says that it is up."""
+        """Start a node's daemon again. Returns once the controller reports the node as up."""
         self._checked(name)
         self._start_slurmd(name)
         self._wait(_slurmd(name), "listens", lambda: _listens(self.identity.ports.slurmd[name]))
@@ -95,7 +95,7 @@ class Cluster:
         self._end("slurmctld", patience=0)
 
     def start_controller(self) -> None:
-        """Start slurmctld with the state that it saved. Returns once it knows of every node that runs."""
+        """Start slurmctld with the state that it saved. Returns once it reports every running node as up."""
         self._start_controller()
         names = [node.name for node in self.layout.nodes]
         self._wait_for_nodes({name for name in names if self._process(_slurmd(name))})
@@ -109,16 +109,16 @@ class Cluster:
         self.start_controller()
 
     def kill_file_server(self) -> None:
-        """Kill the network filesystem's server: whoever uses it is told that it is not connected."""
+        """Kill the network filesystem's server: its users then get ENOTCONN (not connected)."""
         self._end(network.BRICK, patience=0)
 
     def start_file_server(self) -> None:
-        """Start it again. Clients connect within 4 s or so."""
+        """Start the network filesystem's server again. Clients connect within 4 s or so."""
         self._start(network.BRICK, network.brick_command(self.identity))
         self._wait(network.BRICK, "listens", lambda: _listens(self.identity.ports.filesystem))
 
     def stop_slurmdbd(self) -> None:
-        """Stop accounting. slurmctld keeps for slurmdbd what it would have been told."""
+        """Stop accounting. slurmctld queues its messages for slurmdbd meanwhile."""
         self._end("slurmdbd")
 
     def start_slurmdbd(self) -> None:
@@ -127,7 +127,7 @@ class Cluster:
         self._wait("slurmdbd", "listens", lambda: _listens(self.identity.ports.slurmdbd))
 
     def status(self) -> ClusterStatus:
-        """What runs at this moment."""
+        """Return the daemons that run now, and the states of the nodes."""
         found = {name: self._process(name) for name in self._daemon_names()}
         daemons = tuple(
             DaemonStatus(name, process.pid if process else None) for name, process in found.items()
@@ -136,7 +136,7 @@ class Cluster:
         return ClusterStatus(daemons, self.node_states() if controller else {})
 
     def node_states(self) -> dict[str, str]:
-        """What the controller says of the nodes; empty if it does not answer."""
+        """Ask the controller for the states of the nodes; empty if it does not answer."""
         said = self.call("sinfo", "--noheader", "--Node", "--format=%N %T")
         return dict(line.split() for line in said.stdout.splitlines()) if said.returncode == 0 else {}
 
@@ -173,7 +173,7 @@ class Cluster:
         self._start(_slurmd(name), command)
 
     def _start_filesystem(self) -> None:
-        """The nodes' clients first: their namespaces are to hold no copy of the user's mount."""
+        """Start server and clients, the nodes' first: their namespaces must not copy the user's mount."""
         self.start_file_server()
         for node in self.layout.nodes:
             self._start_client(network.client_of(node.name))
@@ -185,7 +185,7 @@ class Cluster:
         self._start(name, network.client_command(self.identity, name))
 
     def _mounted(self, client: str) -> int:
-        """Number of the process of a client that has mounted; it is started if it is not alive."""
+        """Return the process id of a client once it has mounted; it is started if it is not alive."""
         if self._process(client) is None:
             self._start_client(client)
 
@@ -248,7 +248,9 @@ class Cluster:
         self._wait("slurmctld", f"says that {', '.join(sorted(names))} are up", ready)
 
     def _wait(self, name: str, does: str, condition: Callable[[], bool]) -> None:
-        """Poll until a daemon does what it should; say what it wrote last if it ends or takes too long."""
+        """Poll until ``condition`` holds. Raises DevclusterError, with the daemon's last output, if it ends
+        or takes too long.
+        """
         until = time.monotonic() + _START_SECONDS
         while not condition():
             ended = self._process(name) is None
@@ -290,7 +292,7 @@ def start(folder: Path, layout: Layout | None = None, accounting: bool = False) 
 
 
 def attach(folder: Path) -> Cluster:
-    """The cluster that was started in a folder, running or not."""
+    """Return the cluster that was started in a folder, running or not."""
     folder = folder.absolute()
     identity, layout, accounting = files.read(folder)
     return Cluster(folder, identity, layout, accounting)
@@ -315,7 +317,7 @@ def _slurmd(node: str) -> str:
 
 
 def _clean_environment() -> dict[str, str]:
-    """Nothing of the caller's: SLURM_* and SBATCH_* would change what daemons and commands do."""
+    """Return a minimal environment: the caller's SLURM_* and SBATCH_* would change what programs do."""
     return {"PATH": programs.search_path(), "LANG": "C.UTF-8", "HOME": os.environ.get("HOME", "/")}
 
 

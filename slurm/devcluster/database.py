@@ -9,7 +9,7 @@ from slurm.devcluster.layout import Identity
 
 
 def create(identity: Identity, environment: Mapping[str, str]) -> None:
-    """Make an empty database server's files. Takes a second."""
+    """Create the files of an empty database server. Takes a second."""
     root = identity.root
     command = [
         programs.program("mariadb-install-db"),
@@ -27,7 +27,7 @@ def create(identity: Identity, environment: Mapping[str, str]) -> None:
 
 
 def command(identity: Identity) -> list[str]:
-    """The server's command line. Small, and in no hurry to reach the disk."""
+    """Return the server's command line: small buffers, and no flush to disk at commit."""
     root = identity.root
     return [
         programs.program("mariadbd"),
@@ -50,5 +50,5 @@ def command(identity: Identity) -> list[str]:
 
 
 def environment(identity: Identity) -> dict[str, str]:
-    """What slurmdbd needs to find the server: its configuration has no word for a socket."""
+    """Return the variables by which slurmdbd finds the server: slurmdbd.conf has no option for a socket."""
     return {"MYSQL_UNIX_PORT": f"{identity.root}/mysql.sock"}

@@ -1,4 +1,4 @@
-"""The files of a cluster: its folder, what is its own on this machine, what its daemons read."""
+"""The files of a cluster: its folder, its record (name, ports, layout), its daemons' configuration."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ _PORTS = range(20_000, 32_000)
 
 
 def claim(folder: Path) -> None:
-    """Take a new or empty folder. Of several who try at once, one succeeds."""
+    """Take a new or empty folder. Of several concurrent callers, one succeeds."""
     if (folder / RECORD).exists():
         raise DevclusterError(
             f"{folder} holds a cluster already; slurm-ppo devcluster down {folder} removes it"
@@ -65,7 +65,7 @@ def identity(folder: Path, layout: Layout) -> Identity:
 
 
 def write(folder: Path, chosen: Identity, layout: Layout, accounting: bool) -> None:
-    """Everything that is there before the first daemon starts. What :func:`read` needs comes first."""
+    """Write every file that must exist before the first daemon starts; first the record for :func:`read`."""
     _write_record(folder, chosen, layout, accounting)
     for name in _FOLDERS:
         (folder / name).mkdir()
@@ -85,7 +85,7 @@ def write(folder: Path, chosen: Identity, layout: Layout, accounting: bool) -> N
 
 
 def read(folder: Path) -> tuple[Identity, Layout, bool]:
-    """What :func:`write` was given."""
+    """Read the identity, layout and use of accounting that :func:`write` was given."""
     try:
         record = json.loads((folder / RECORD).read_text())
         return (
@@ -127,7 +127,7 @@ def _write(path: Path, content: str | bytes) -> None:
 
 
 def _short_path(folder: Path, token: str) -> Path:
-    """The folder itself, or a link to it: too long for sockets, or with signs that Slurm cannot read."""
+    """Return the folder, or a link to it if its path is too long for sockets or Slurm cannot read it."""
     plain = str(folder).isascii() and all(sign.isalnum() or sign in "/._-+" for sign in str(folder))
     if plain and len(str(folder)) <= _LONGEST_ROOT:
         return folder
@@ -145,7 +145,7 @@ def _user() -> str:
 
 
 def _free_ports(layout: Layout) -> Ports:
-    """Ports that nobody listens at. Random, so that clusters that start together hardly ever meet."""
+    """Choose ports that nobody listens at, at random, so that concurrent starts hardly ever collide."""
     candidates = iter(random.SystemRandom().sample(_PORTS, 1000))
 
     def free() -> int:

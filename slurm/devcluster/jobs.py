@@ -16,7 +16,7 @@ _BETWEEN_PASSES_SECONDS = 0.05
 def kill(cluster_name: str, logs: Path, node: str | None = None) -> None:
     """SIGKILL every process of the jobs of one node, or of all nodes, and wait until they have ended.
 
-    A look may miss what is being forked at that moment: it takes two that find nothing.
+    A scan may miss a process that is just being forked, so two in a row have to find nothing.
     """
     nothing = 0
     for _ in range(_PASSES):
@@ -31,7 +31,7 @@ def kill(cluster_name: str, logs: Path, node: str | None = None) -> None:
 
 
 def find(cluster_name: str, logs: Path, node: str | None = None) -> list[Process]:
-    """Step daemons, what runs below them, and what has left them but still carries their variables.
+    """Find step daemons, their descendants, and processes that left them but still carry their variables.
 
     ``logs`` is the folder with the logs of the node daemons; step daemons write there, too.
     """
@@ -46,7 +46,7 @@ def find(cluster_name: str, logs: Path, node: str | None = None) -> list[Process
 
 
 def _is_step_daemon(process: Process, log_prefix: str) -> bool:
-    # Its title covers its arguments and its environment: of what it knows, its open log is left to see.
+    # Its title overwrites its arguments and environment, so it is recognised by its open log.
     return process.name == "slurmstepd" and any(name.startswith(log_prefix) for name in open_files(process))
 
 
@@ -60,7 +60,7 @@ def _is_marked(process: Process, cluster_name: str, node: str | None) -> bool:
 
 
 def _with_descendants_and_sessions(processes: Iterable[Process], roots: set[int]) -> list[Process]:
-    """Close a set of processes over children and sessions, but never take in the caller's own session."""
+    """Extend a set of processes by all children and sessions, except the caller's own session."""
     by_pid = {process.pid: process for process in processes}
     found = {pid for pid in roots if pid in by_pid}
     while True:

@@ -1,4 +1,4 @@
-"""What a development cluster consists of, and its configuration files as text. Pure."""
+"""Layout of a development cluster, and its configuration files as text. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,31 +8,31 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Node:
-    """One ``slurmd``. It declares what it likes: nothing is measured or enforced."""
+    """Node with a ``slurmd`` of its own. Its resources are only declared, not measured or enforced."""
 
     name: str
     gpu_type: str = "a100"
     gpus: int = 2
-    """Pretended ones: they are counted, and jobs see ``CUDA_VISIBLE_DEVICES``."""
+    """Number of pretended GPUs: they are counted, and jobs see ``CUDA_VISIBLE_DEVICES``."""
     cpus: int = 32
     memory_mb: int = 64_000
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A queue over some nodes."""
+    """Partition: a queue over some nodes."""
 
     name: str
     nodes: tuple[str, ...]
     default: bool = False
     max_time: str = "UNLIMITED"
-    """As Slurm writes it; a bare number is minutes."""
+    """Time limit in Slurm's notation; a bare number is minutes."""
     priority_tier: int = 1
-    """Jobs of a higher tier start first, and take the place of preemptible jobs of a lower one."""
+    """Tier: jobs of a higher one start first, and preempt preemptible jobs of a lower one."""
     preemptible: bool = False
-    """Its jobs are requeued when a higher tier needs their place."""
+    """Whether its jobs are requeued when a higher tier needs their place."""
     grace_seconds: int = 0
-    """Between the signal to a preempted job and its end."""
+    """Seconds between the signal to a preempted job and its end."""
 
 
 NODES = (
@@ -63,21 +63,21 @@ class Layout:
     nodes: tuple[Node, ...] = NODES
     partitions: tuple[Partition, ...] = PARTITIONS
     slurmd_timeout: int = 10
-    """A node that has been silent for so long is down. Slurm looks about every 15 s more."""
+    """Silence after which a node is down. Slurm checks about every 15 s, which comes on top."""
     kill_wait: int = 5
-    """Between SIGTERM and SIGKILL at a time limit or a cancellation."""
+    """Time between SIGTERM and SIGKILL at a time limit or a cancellation."""
     min_job_age: int = 300
-    """How long the controller remembers an ended job."""
+    """Time for which the controller remembers an ended job."""
     cred_expire: int = 5
-    """A requeued job is held back for so long."""
+    """Time for which a requeued job is held back."""
     backfill_interval: int = 1
     max_array_size: int = 1001
-    """One more than the highest index of an array."""
+    """Upper bound of array indices, exclusive."""
     default_memory_mb_per_cpu: int = 100
     network_filesystem: bool = False
     """Whether the cluster has one, with a mount for each node (see :mod:`slurm.devcluster.network`)."""
     more: tuple[str, ...] = ()
-    """Lines to end slurm.conf with, e.g. ``EnforcePartLimits=ALL``."""
+    """Lines appended to slurm.conf, e.g. ``EnforcePartLimits=ALL``."""
 
 
 @dataclass(frozen=True)
@@ -87,27 +87,27 @@ class Ports:
     slurmctld: int
     slurmdbd: int
     slurmd: Mapping[str, int]
-    """By node name."""
+    """Port of each node's slurmd, by node name."""
     filesystem: int = 0
-    """The network filesystem's, where there is one."""
+    """Port of the network filesystem's server, where there is one."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What tells one cluster from the others of this machine, and where its daemons run."""
+    """Identity of a cluster among others of this machine: name, paths, ports."""
 
     name: str
     root: Path
-    """Its folder by a path that is short enough for Unix sockets."""
+    """Path of its folder, or a link to it, that is short enough for Unix sockets."""
     user: str
     host: str
     ports: Ports
     version: tuple[int, int]
-    """Of Slurm, e.g. (22, 5)."""
+    """Version of Slurm, e.g. (22, 5)."""
 
 
 def slurm_conf(identity: Identity, layout: Layout, accounting: bool) -> str:
-    """The text of slurm.conf."""
+    """Return the text of slurm.conf."""
     parts = [
         _daemons(identity),
         _authentication(identity, layout),
@@ -121,7 +121,7 @@ def slurm_conf(identity: Identity, layout: Layout, accounting: bool) -> str:
 
 
 def gres_conf(identity: Identity, layout: Layout) -> str:
-    """The text of gres.conf: the fake GPUs."""
+    """Return the text of gres.conf: the pretended GPUs."""
     lines = [
         f"NodeName={node.name} Name=gpu Type={node.gpu_type} "
         f"File={identity.root}/dev/{node.name}/gpu[0-{node.gpus - 1}]"
@@ -132,12 +132,12 @@ def gres_conf(identity: Identity, layout: Layout) -> str:
 
 
 def cgroup_conf(identity: Identity) -> str:
-    """The text of cgroup.conf: none are used, so that no special rights are needed."""
+    """Return the text of cgroup.conf: cgroups are not used, so that no special rights are needed."""
     return "CgroupPlugin=disabled\n" if identity.version >= (23, 11) else "ConstrainCores=no\n"
 
 
 def slurmdbd_conf(identity: Identity) -> str:
-    """The text of slurmdbd.conf."""
+    """Return the text of slurmdbd.conf."""
     return "\n".join(
         [
             "AuthType=auth/munge",
@@ -199,7 +199,7 @@ def _scheduling(identity: Identity, layout: Layout) -> list[str]:
         "PreemptType=preempt/partition_prio",
         "PreemptMode=REQUEUE",
     ]
-    # Where a preempted job's --signal is asked for has moved.
+    # The option that sends a preempted job its --signal was renamed.
     moved = identity.version >= (23, 2)
     lines.append(
         "PreemptParameters=send_user_signal" if moved else "SlurmctldParameters=preempt_send_user_signal"
@@ -210,7 +210,7 @@ def _scheduling(identity: Identity, layout: Layout) -> list[str]:
 def _job_control(identity: Identity, layout: Layout) -> list[str]:
     return [
         "ProctrackType=proctrack/linuxproc",
-        "Epilog=/bin/true",  # with one, what waits for a job starts as it ends; without, a second later
+        "Epilog=/bin/true",  # with one, dependent jobs start as a job ends; without, a second later
         "TaskPlugin=task/none",
         "MpiDefault=none",
         "ReturnToService=2",
@@ -258,7 +258,7 @@ def _partition(partition: Partition) -> str:
 
 
 def layout_from_json(record: Mapping[str, Any]) -> Layout:
-    """The inverse of ``dataclasses.asdict``, after a round through JSON."""
+    """Undo ``dataclasses.asdict`` of a layout that was stored as JSON."""
     plain = dict(record)
     plain["nodes"] = tuple(Node(**node) for node in record["nodes"])
     plain["partitions"] = tuple(
@@ -269,7 +269,7 @@ def layout_from_json(record: Mapping[str, Any]) -> Layout:
 
 
 def identity_from_json(record: Mapping[str, Any]) -> Identity:
-    """The inverse of ``dataclasses.asdict``, after a round through JSON."""
+    """Undo ``dataclasses.asdict`` of an identity that was stored as JSON."""
     ports = Ports(**record["ports"])
     major, minor = record["version"]
     plain = dict(record) | {"root": Path(record["root"]), "ports": ports, "version": (major, minor)}

@@ -1,9 +1,9 @@
 """A network filesystem of a cluster's own: GlusterFS, one brick, and a mount for each node and for its user.
 
-A node's mount lies in a mount namespace of the node's own, at the same path as everybody's: what one node's
-client remembers no other node's knows. The clients of nodes hold their namespaces; ``slurmd`` and its jobs
-enter them. There is no glusterd: both sides read the volume from a file, so nothing of ours lies outside of
-the cluster's folder, and nothing is left of a namespace once its processes have ended.
+A node's mount lies in a mount namespace of its own, at the same path as everybody's, so that nodes share no
+client cache. The clients of nodes hold their namespaces; ``slurmd`` and its jobs enter them. There is no
+glusterd: both sides read the volume from a file, so nothing of ours lies outside of the cluster's folder, and
+nothing is left of a namespace once its processes have ended.
 """
 
 import ctypes
@@ -17,22 +17,22 @@ from slurm.devcluster.errors import DevclusterError
 from slurm.devcluster.layout import Identity
 
 SHARED = "shared"
-"""The mount's folder in the cluster's."""
+"""Name of the mount's folder in the cluster's folder."""
 CACHE_SECONDS = 3
-"""How long clients remember names, attributes, contents, and that something is missing."""
+"""Seconds for which clients cache names, attributes, contents, and that something is missing."""
 BRICK = "glusterfsd"
 OUTSIDE = "glusterfs"
-"""Name of the client whose mount the user sees, who is on no node."""
+"""Name of the client whose mount the user sees, outside of the nodes."""
 _DETACH = 2  # MNT_DETACH of umount2: it does not wait for whoever has a file open
 
 
 def client_of(node: str) -> str:
-    """Name of a node's client."""
+    """Return the name of a node's client."""
     return f"{OUTSIDE}-{node}"
 
 
 def check() -> None:
-    """Raise DevclusterError unless this process may mount filesystems of user space."""
+    """Raise DevclusterError unless this process may mount FUSE filesystems."""
     if os.geteuid() != 0:
         raise DevclusterError("a network filesystem needs root, who may mount; leave the option out")
     try:
@@ -47,7 +47,7 @@ def check() -> None:
 
 
 def write(identity: Identity, port: int) -> None:
-    """The brick, the mount's folder and the volume as both sides see it."""
+    """Create the brick, the mount's folder, and the volume files of server and client."""
     root = identity.root
     (root / SHARED).mkdir()
     (root / "brick").mkdir()
@@ -61,7 +61,7 @@ def write(identity: Identity, port: int) -> None:
 
 
 def brick_volume(brick: Path, volume: uuid.UUID, port: int) -> str:
-    """What the server serves: a folder, to this machine alone."""
+    """Return the server's volume file: it serves a folder, to this machine alone."""
     return _volume(
         ("posix", "storage/posix", {"directory": str(brick), "volume-id": str(volume)}),
         ("locks", "features/locks", {}),
@@ -80,7 +80,7 @@ def brick_volume(brick: Path, volume: uuid.UUID, port: int) -> str:
 
 
 def client_volume(port: int) -> str:
-    """What a client does: the translators that glusterd gives a volume of one brick by default."""
+    """Return a client's volume file: the translators of glusterd's default for a volume of one brick."""
     remembered = str(CACHE_SECONDS)
     return _volume(
         (
@@ -102,7 +102,7 @@ def client_volume(port: int) -> str:
 
 
 def _volume(*translators: tuple[str, str, dict[str, str]]) -> str:
-    """A volume file: each translator passes on to the one before it."""
+    """Return the text of a volume file: each translator passes on to the one before it."""
     parts, below = [], ""
     for name, kind, options in translators:
         lines = [f"volume {name}", f"  type {kind}", *(f"  option {k} {v}" for k, v in options.items())]
@@ -112,13 +112,13 @@ def _volume(*translators: tuple[str, str, dict[str, str]]) -> str:
 
 
 def brick_command(identity: Identity) -> list[str]:
-    """The server's command line."""
+    """Return the server's command line."""
     root = identity.root
     return [programs.program(BRICK), "-N", "-f", f"{root}/brick.vol", "-l", f"{root}/log/{BRICK}.log"]
 
 
 def client_command(identity: Identity, name: str) -> list[str]:
-    """A client's command line; that of a node is in a mount namespace of its own."""
+    """Return a client's command line; a node's client runs in a mount namespace of its own."""
     root = identity.root
     mount = [
         programs.program("glusterfs"),
@@ -134,12 +134,12 @@ def client_command(identity: Identity, name: str) -> list[str]:
 
 
 def mount_point(identity: Identity) -> Path:
-    """The path of the mount as the kernel writes it: without links."""
+    """Return the path of the mount as the kernel writes it: without links."""
     return (identity.root / SHARED).resolve()
 
 
 def is_mounted(identity: Identity, pid: int) -> bool:
-    """Whether a process sees the filesystem at its place, and it answers."""
+    """Whether the filesystem is mounted for a process, and answers."""
     mounted = f" {_escaped(mount_point(identity))} "
     try:
         lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
@@ -150,12 +150,12 @@ def is_mounted(identity: Identity, pid: int) -> bool:
 
 
 def inside(pid: int, command: list[str]) -> list[str]:
-    """The command in the mount namespace of a process."""
+    """Wrap a command so that it runs in the mount namespace of a process."""
     return [programs.program("nsenter"), f"--mount=/proc/{pid}/ns/mnt", *command]
 
 
 def unmount(folder: Path) -> None:
-    """Take the mount away that the user sees, whether or not its client still lives."""
+    """Unmount the filesystem from the user's view, whether or not its client still lives."""
     place = (folder / SHARED).resolve()
     mounted = f" {_escaped(place)} "
     library = ctypes.CDLL(None, use_errno=True)

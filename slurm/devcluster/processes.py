@@ -1,4 +1,4 @@
-"""Processes that outlive whoever started them, and are never mistaken for another with the same number."""
+"""Processes that outlive whoever started them, and are never mistaken for others with the same id."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from slurm.devcluster.errors import DevclusterError
 
 _POLL_SECONDS = 0.01
 _RECORD_SECONDS = 20.0
-# The process writes who it is before it becomes the daemon: no moment at which it runs unrecorded.
+# The process writes its identity before it becomes the daemon, so that it never runs unrecorded.
 _RECORD_AND_BECOME = (
     '{ cat /proc/$$/stat /proc/sys/kernel/random/boot_id; } >"$0.new" && mv "$0.new" "$0" && exec "$@"'
 )
@@ -30,11 +30,11 @@ class Process:
     parent: int
     session: int
     started: int
-    """Clock ticks since the machine started. With ``pid`` it names a process for good."""
+    """Start in clock ticks since the machine booted. With ``pid`` it identifies a process for good."""
 
 
 def start_daemon(command: Sequence[str], record: Path, log: Path, environment: Mapping[str, str]) -> None:
-    """Start a process in a session of its own. Who it is goes to ``record``, what it says to ``log``."""
+    """Start a process in a session of its own. Its identity goes to ``record``, its output to ``log``."""
     record.unlink(missing_ok=True)
     shell = ["sh", "-c", _IN_BACKGROUND, str(log), _RECORD_AND_BECOME, str(record), *command]
     subprocess.run(shell, check=True, env=dict(environment), cwd="/", start_new_session=True)
@@ -46,7 +46,7 @@ def start_daemon(command: Sequence[str], record: Path, log: Path, environment: M
 
 
 def recorded(record: Path) -> Process | None:
-    """The process that ``record`` names, if it is alive."""
+    """Return the process that ``record`` names, or None if it is not alive."""
     try:
         *stat, boot = record.read_text().splitlines()
     except FileNotFoundError:
@@ -57,13 +57,13 @@ def recorded(record: Path) -> Process | None:
 
 
 def alive(process: Process) -> Process | None:
-    """The same process as it is now; None if it has ended, though its parent may not have noticed yet."""
+    """Return the same process as it is now; None if it has ended, even if its parent has not noticed yet."""
     now = look_up(process.pid)
     return now if now and now.started == process.started and now.state not in "ZX" else None
 
 
 def look_up(pid: int) -> Process | None:
-    """Whatever has this number now."""
+    """Return the process that has this id now; None if there is none."""
     try:
         return _parse(Path(f"/proc/{pid}/stat").read_text())
     except (FileNotFoundError, ProcessLookupError):
@@ -71,13 +71,13 @@ def look_up(pid: int) -> Process | None:
 
 
 def everything() -> list[Process]:
-    """Every process that is alive."""
+    """List every process that is alive."""
     found = (look_up(int(entry)) for entry in os.listdir("/proc") if entry.isdigit())  # noqa: PTH208
     return [process for process in found if process and process.state not in "ZX"]
 
 
 def environment_of(process: Process) -> dict[str, str]:
-    """Its environment at its start; empty if that is not ours to read."""
+    """Return a process's environment at its start; empty if it may not be read."""
     try:
         text = Path(f"/proc/{process.pid}/environ").read_bytes().decode(errors="replace")
     except OSError:
@@ -86,7 +86,7 @@ def environment_of(process: Process) -> dict[str, str]:
 
 
 def open_files(process: Process) -> set[str]:
-    """What its descriptors lead to, as the kernel writes it."""
+    """Return the targets of a process's file descriptors, as the kernel writes them."""
     found = set()
     with contextlib.suppress(OSError):  # it has ended, or is not ours
         for entry in Path(f"/proc/{process.pid}/fd").iterdir():
@@ -96,7 +96,7 @@ def open_files(process: Process) -> set[str]:
 
 
 def end(processes: Iterable[Process], patience: float) -> None:
-    """SIGTERM, SIGKILL to what is left after ``patience`` seconds, and wait until all have ended."""
+    """End processes by SIGTERM, after ``patience`` seconds by SIGKILL (at once if 0), and wait for that."""
     left = send(processes, signal.SIGTERM) if patience else list(processes)
     left = _wait_for_end(left, patience)
     left = _wait_for_end(send(left, signal.SIGKILL), 5.0)
@@ -105,7 +105,7 @@ def end(processes: Iterable[Process], patience: float) -> None:
 
 
 def send(processes: Iterable[Process], number: signal.Signals) -> list[Process]:
-    """Signal those that are alive, and return them."""
+    """Signal the processes that are alive, and return them."""
     reached = []
     for process in processes:
         if not alive(process):

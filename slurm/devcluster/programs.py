@@ -1,4 +1,4 @@
-"""The programs a cluster needs, wherever a distribution puts them."""
+"""Programs that a cluster needs, wherever a distribution puts them."""
 
 import os
 import re
@@ -22,18 +22,18 @@ _NETWORK = {
 
 
 def search_path() -> str:
-    """PATH with the folders of daemons."""
+    """Return PATH with the folders of daemons added."""
     return os.pathsep.join([os.environ.get("PATH", os.defpath), *_MORE_FOLDERS])
 
 
 def find(name: str) -> Path | None:
-    """Where a program is."""
+    """Return a program's path; None if it is not installed."""
     found = shutil.which(name, path=search_path())
     return Path(found) if found else None
 
 
 def program(name: str) -> str:
-    """Where a program is that must be there."""
+    """Return a program's path. Raises PackagesMissing."""
     found = find(name)
     if found is None:
         raise PackagesMissing(f"{name} is not installed")
@@ -52,7 +52,7 @@ def check(accounting: bool, network_filesystem: bool = False) -> None:
 
 
 def slurm_version() -> tuple[int, int]:
-    """For example (22, 5)."""
+    """Return Slurm's version, e.g. (22, 5)."""
     said = subprocess.run([program("slurmctld"), "-V"], capture_output=True, text=True, check=True).stdout
     found = re.search(r"(\d+)\.(\d+)", said)
     if found is None:

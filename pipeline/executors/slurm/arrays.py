@@ -1,4 +1,4 @@
-"""From tasks to array jobs: names, task lists, log patterns, sbatch options. Pure but for the time."""
+"""Array jobs from tasks: names, task lists, log patterns, sbatch options. Pure, except for time stamps."""
 
 import os
 import shlex
@@ -20,16 +20,16 @@ from slurm.element import ATTEMPT
 from slurm.submission import Array, literal
 
 _MAX_RESTARTS = 20
-"""How often Slurm may start one job again before it counts as failed."""
+"""Number of times that Slurm may restart a job before it counts as failed."""
 _DRIVER_RESTARTS = 10_000
 _DIGITS = 5
-"""Of a shard's number in file names."""
+"""Number of digits of a shard's number in file names."""
 
 
 def stage_submissions(
     run: Run, call: int, number: int, tasks: Sequence[Task], chunk_size: int
 ) -> list[Submission]:
-    """One array for tasks of one purpose and iteration; several where the cluster's arrays are too short."""
+    """Make an array for tasks of one purpose and iteration; several if the cluster's arrays are too short."""
     made = []
     for chunk, indices in chunks_of([task.shard for task in tasks], chunk_size).items():
         mine = [tasks[0]._replace(shard=index + chunk * chunk_size) for index in indices]
@@ -46,7 +46,7 @@ def stage_submissions(
 
 
 def in_order(launches: Sequence[Launch]) -> list[list[Task]]:
-    """Tasks of one purpose and iteration together; what others wait for first."""
+    """Group tasks by purpose and iteration; groups that others wait for come first."""
     groups: dict[tuple[tuple[int, int], str], list[Task]] = {}
     for launch in launches:
         groups.setdefault((position(launch.task), launch.task.pool), []).append(launch.task)
@@ -54,15 +54,15 @@ def in_order(launches: Sequence[Launch]) -> list[list[Task]]:
 
 
 def position(task: Task) -> tuple[int, int]:
-    """Of a task's stage in the run: what comes later may wait for what comes earlier, never the reverse."""
+    """Return a key that orders tasks by iteration and stage. A task never waits for one with a larger key."""
     return task.iteration, (*CHAIN, Stage.EVALUATE).index(task.stage)
 
 
 def driver_submission(run: Run, call: int, iteration: int, purpose: str, number: int) -> Submission:
-    """A job that advances the run."""
+    """Make the submission of a driver job, which advances the run."""
     blank = _blank(run, call, iteration, purpose, number)
     arguments = ("advance", str(run.paths.root))
-    # A driver job goes back into a full queue as often as it takes.
+    # A driver job requeues itself, where its pass failed or the queue is full, as often as it takes.
     return replace(
         blank, module="pipeline", arguments=arguments, elements={"0": ()}, max_restarts=_DRIVER_RESTARTS
     )
@@ -94,7 +94,7 @@ def array_of(
     dependency: str = "",
     begin: str = "",
 ) -> Array:
-    """The array job of a submission."""
+    """Build the array job of a submission, ready to be rendered."""
     given = resources_of(config, submission.purpose if submission.is_of_stage else DRIVER)
     return Array(
         name=submission.name,
@@ -112,10 +112,10 @@ def array_of(
 
 
 def into_log(run: Run, submission: Submission) -> list[str]:
-    """Shell lines that send a driver job's output to its log.
+    """Return shell lines that send a driver job's output to its log.
 
-    Not Slurm: it does not start a job whose log it cannot open, on a full disk say, and a run must not end
-    for want of a log.
+    Slurm's own ``--output`` is not used for that: Slurm does not start a job whose log it cannot open, on a
+    full disk say, and a run must not end for want of a log.
     """
     if submission.is_of_stage:
         return []
@@ -131,9 +131,9 @@ def log_folder(run: Run, submission: Submission) -> Path:
 
 
 def output_pattern(run: Run, submission: Submission) -> str:
-    """Where each element's output goes: to the log of its task.
+    """Return sbatch's pattern for the output of each element: the log of its task.
 
-    The chunk's size is a power of ten, so that a shard's number is the chunk's digits and the padded index.
+    The chunk size is a power of ten, so that a shard's number is the chunk's digits and the padded index.
     """
     folder = literal(log_folder(run, submission))
     if submission.purpose == Stage.PREPARE:

@@ -1,8 +1,8 @@
-"""Which job waits for which: from what is committed and live to Slurm's dependency expressions. Pure.
+"""Slurm dependency expressions between jobs, from what is committed and live. Pure.
 
-Dependencies only order jobs; every task checks its inputs itself. So a job waits for the jobs that carry its
-missing inputs now, and where such a job failed and another took its place, the waiting job is told so, which
-keeps its place in the queue.
+Dependencies only order jobs; every task checks its inputs itself. So a job waits for the jobs that compute
+its missing inputs now. Where such a job failed and another took its place, the waiting job's dependency is
+updated, so that it keeps its place in the queue.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,17 +16,17 @@ from pipeline.run.tasks import Stage, Task
 
 NEVER = "DependencyNeverSatisfied"
 CHAIN = (Stage.PREPARE, Stage.ROLLOUT, Stage.SCORE, Stage.REWARD, Stage.UPDATE)
-"""Each reads what the one before has made; evaluation stands aside."""
+"""Stages in order, each reading what the one before made. Evaluation is outside: no stage reads it."""
 
 IsCommitted = Callable[[Task], bool]
 
 
 @dataclass(frozen=True)
 class ArrayElement:
-    """The array element that a live task is."""
+    """Array element that carries a live task."""
 
     array: str
-    """Id of the array job."""
+    """Job id of the array."""
     index: int
 
 
@@ -37,23 +37,23 @@ class Waiting:
     task: Task
     carrier: ArrayElement
     reason: str
-    """Slurm's word."""
+    """Reason why it is pending, as Slurm shows it."""
     waits_for: Collection[str]
-    """Ids of arrays that its job was told to wait for."""
+    """Ids of the arrays that its job's dependency names."""
 
 
 @dataclass(frozen=True)
 class DependencyUpdate:
-    """Tell pending elements to wait for something else."""
+    """New dependency for pending elements of one array."""
 
     elements: tuple[ArrayElement, ...]
     waits_for: tuple[str, ...]
     dependency: str
-    """Empty: for nothing, all inputs are there."""
+    """Dependency expression; empty where all inputs are committed."""
 
 
 def missing_inputs(plan: Plan, task: Task, is_committed: IsCommitted) -> list[Task]:
-    """Inputs to wait for: those that are not committed, but for the ones that another of them waits for."""
+    """Find the direct dependencies: uncommitted inputs, minus those implied by another uncommitted input."""
     missing = [source for source in plan.inputs(task) if not is_committed(source)]
     if len(missing) < 2:
         return missing
@@ -64,7 +64,7 @@ def missing_inputs(plan: Plan, task: Task, is_committed: IsCommitted) -> list[Ta
 def elements_of(
     plan: Plan, task: Task, is_committed: IsCommitted, carriers: Mapping[Task, ArrayElement]
 ) -> tuple[ArrayElement, ...] | None:
-    """The elements that ``task`` has to wait for; None if an input is neither committed nor live."""
+    """Return the elements that ``task`` has to wait for; None if an input is neither committed nor live."""
     missing = missing_inputs(plan, task, is_committed)
     if any(source not in carriers for source in missing):
         return None
@@ -74,10 +74,10 @@ def elements_of(
 def dependency_of(
     elements: Sequence[tuple[Task, int, tuple[ArrayElement, ...]]], streaming: StreamingDependency
 ) -> tuple[str, tuple[str, ...]]:
-    """The expression for one array, and the ids in it.
+    """Return the dependency expression of one array, and the array ids in it.
 
     Args:
-        elements: of each element its task, its array index and what it waits for.
+        elements: task, array index and awaited elements of each element of the array.
     """
     arrays = tuple(sorted({c.array for *_, waits_for in elements for c in waits_for}, key=_by_id))
     if not arrays:
@@ -90,7 +90,7 @@ def dependency_of(
 def _correspond(
     elements: Sequence[tuple[Task, int, tuple[ArrayElement, ...]]], arrays: Sequence[str]
 ) -> bool:
-    """Whether each element waits for just the one of the same index in every array."""
+    """Whether each element waits for just the one of the same index in every array (``aftercorr``)."""
     return all(
         task.stage in (Stage.SCORE, Stage.REWARD)
         and set(waits_for) == {ArrayElement(array, index) for array in arrays}
@@ -105,7 +105,7 @@ def rewire(
     carriers: Mapping[Task, ArrayElement],
     streaming: StreamingDependency,
 ) -> list[DependencyUpdate]:
-    """What has to change; elements of one array that are to wait for the same are told together."""
+    """Find dependencies that have to change, one update for elements of an array with the same new one."""
     groups: dict[tuple[str, tuple[str, ...]], list[tuple[Task, int, tuple[ArrayElement, ...]]]] = {}
     for item in waiting:
         now = elements_of(plan, item.task, is_committed, carriers)
@@ -127,14 +127,14 @@ def _needs_rewiring(item: Waiting, now: Sequence[ArrayElement]) -> bool:
 
 @dataclass(frozen=True)
 class Watch:
-    """What one driver job waits for."""
+    """Arrays that one driver job waits for."""
 
     iteration: int
     purpose: str
     last: tuple[str, ...]
-    """Arrays with whose end it starts."""
+    """Ids of the arrays whose end, in success or failure, starts the job."""
     earlier: tuple[str, ...]
-    """Arrays with whose failure it starts."""
+    """Ids of the arrays whose failure starts the job."""
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -142,7 +142,7 @@ class Watch:
 
 
 def watches(live: Iterable[tuple[Task, str]]) -> Iterator[Watch]:
-    """A watch for each iteration that has live arrays, and one for its evaluation.
+    """Yield a watch for each iteration that has live arrays, and one for its evaluation.
 
     Args:
         live: tasks and the ids of the arrays that carry them; empty where the id is not known yet.
@@ -162,7 +162,7 @@ def watches(live: Iterable[tuple[Task, str]]) -> Iterator[Watch]:
 
 
 def watch_expression(last: Sequence[str], earlier: Sequence[str]) -> str:
-    """When a driver job is to start: the last arrays of an iteration ended, or an earlier one failed.
+    """Return when to start a driver job: a last array of an iteration ended, or an earlier one failed.
 
     One job watches a whole iteration this way, and where nothing fails just one starts.
     """
@@ -175,5 +175,5 @@ def _by_id(array: str) -> tuple[int, str]:
 
 
 def committed_in(seen: Observation) -> IsCommitted:
-    """Whether a task is committed, and what it committed verifies, as one pass saw it."""
+    """Return a predicate: whether one pass saw a task as committed and not corrupt."""
     return lambda task: task in seen.committed and task not in seen.corrupt

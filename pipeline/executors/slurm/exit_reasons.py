@@ -1,4 +1,4 @@
-"""Why array elements ended: from what the queue and accounting show to failures."""
+"""Reasons why array elements ended: failures, from what the queue and accounting show."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,12 +23,12 @@ KINDS: Mapping[SlurmState, FailureKind] = {
     SlurmState.TIMEOUT: FailureKind.TIMEOUT,
     SlurmState.DEADLINE: FailureKind.TIMEOUT,
 }
-"""Every other state is somebody's doing or nobody knows: KILLED."""
+"""Kinds of failure by Slurm's state. Any other state is KILLED: somebody's doing, or for unknown reasons."""
 
 _PLACE_TAKEN = frozenset({FailureKind.PREEMPTED, FailureKind.LOST})
 
 ElementKey = tuple[str, int]
-"""Array id and index."""
+"""Array id and index of an element."""
 
 
 def explain(
@@ -59,7 +59,7 @@ def explain(
 def evidence_of(
     gone: Sequence[tuple[Submission, int]], seen: Mapping[ElementKey, Element]
 ) -> dict[ElementKey, Element]:
-    """What the queue still shows of ended elements, and what accounting says of the others, in one call."""
+    """Look up ended elements: in ``seen``, the queue's, and the others in accounting, by one call."""
     jobs = {s.state.job for s, index in gone if s.state.job and (s.state.job, index) not in seen}
     try:
         asked = read_ended({job for job in jobs if job}) if jobs else {}
@@ -69,7 +69,7 @@ def evidence_of(
 
 
 def as_seen(paths: RunPaths, submission: Submission, index: int, element: Element | None) -> Failure:
-    """An element's failure as it looks from outside."""
+    """Return an element's failure as Slurm shows it, without the attempt's own failure file."""
     task = submission.task(index)
     log = str(paths.task(task).log(submission.number))
     job = f"{submission.state.job}_{index}" if submission.state.job else ""
@@ -78,15 +78,15 @@ def as_seen(paths: RunPaths, submission: Submission, index: int, element: Elemen
 
 
 def verdict_of(outside: Failure, said: Failure, state: SlurmState | None) -> Failure:
-    """Why an attempt ended: a task's own word counts, but for what it cannot know.
+    """Decide why an attempt ended: the task's own failure file counts, except for what a task cannot know.
 
-    What used too much memory was stopped without being asked. And a warning says that the end comes, not
-    whether the time was up or somebody took the place: more time would not help against that.
+    A task that used too much memory is killed without warning. And the warning signal does not say whether
+    the time was up or the job was preempted, against which more time would not help.
 
     Args:
-        outside: as Slurm shows it.
-        said: with the task's own word; like ``outside`` where there is none.
-        state: Slurm's word, if it knows the element.
+        outside: the failure as Slurm shows it.
+        said: the failure by the task's own file; like ``outside`` where there is none.
+        state: Slurm's state of the element, if known.
     """
     if outside.kind is FailureKind.MEMORY:
         return outside

@@ -40,7 +40,7 @@ class SlurmJobs:
     watchdogs: Watchdogs
     note: Callable[[str], None]
     refusal: Refused | None = None
-    """What Slurm did not take in this pass; the rest of the pass was done all the same."""
+    """The job that Slurm refused in this pass; the rest of the pass was done all the same."""
     _is_snapshot_new: bool = False
     """Whether the queue was read for the watchdogs, and not yet for a pass."""
 

@@ -1,4 +1,4 @@
-"""A run's jobs in Slurm's queue."""
+"""A run's jobs in Slurm's queue: read, cancel, wait until they are gone."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,15 +14,17 @@ from slurm.submission import cancel
 _GONE_SECONDS = 1.0
 
 ElementsByName = dict[str, list[Element]]
-"""By job name."""
+"""Elements of the queue by job name."""
 
 _HELD = frozenset({"launchfailedrequeuedheld", "jobholdmaxrequeue"})
-"""Reasons, without spaces and underscores, of jobs that Slurm tried in vain to start, and holds: they would
-wait for ever. What an administrator or the user holds is left to them."""
+"""Pending reasons, without spaces and underscores, of jobs that Slurm could not start and holds: they would
+wait for ever. Jobs held by an administrator or the user are left to them."""
 
 
 def read_run_queue(run: Run) -> ElementsByName:
-    """One squeue call. What Slurm holds because it could not start it is cancelled, and counts as ended."""
+    """Read the run's elements by one squeue call. Those that Slurm could not start, and holds, are cancelled
+    and count as ended.
+    """
     elements = read_queue(lambda name: is_job_of(run.identity.id, name))
     queue: ElementsByName = {}
     for element in _without_held(elements):
@@ -51,7 +53,7 @@ def is_pending(element: Element) -> bool:
 
 
 def cancel_all(run: Run) -> int:
-    """Cancel every job of a run, whatever iteration it belongs to. Returns how many arrays."""
+    """Cancel every job of a run, of any iteration. Returns how many arrays that were."""
     return cancel_jobs([read_queue(lambda name: is_job_of(run.identity.id, name))], only_pending=False)
 
 
@@ -71,7 +73,7 @@ def wait_until_gone(run: Run, seconds: float) -> int:
 
 
 def cancel_jobs(queue: Iterable[Sequence[Element]], only_pending: bool) -> int:
-    """Cancel jobs that are live, or those that wait. Returns how many arrays that were."""
+    """Cancel the live elements, or only the pending ones. Returns how many arrays that were."""
     elements = [e for of_name in queue for e in of_name if (is_pending(e) if only_pending else is_live(e))]
     ids = sorted({e.array_id for e in elements}, key=int)
     if ids:
@@ -80,12 +82,12 @@ def cancel_jobs(queue: Iterable[Sequence[Element]], only_pending: bool) -> int:
 
 
 _PATIENCE = 15.0
-"""Seconds that a person waits for squeue."""
+"""Seconds that a command which shows the queue to a person waits for squeue."""
 
 
 @dataclass(frozen=True)
 class Queue:
-    """Elements of the run's jobs, or why they are not known."""
+    """Elements of the run's jobs, or the reason why they are not known."""
 
     elements: Sequence[Element] = ()
     unanswered: str | None = None
@@ -96,7 +98,7 @@ class Queue:
 
 
 def look_at_queue(run: Run) -> Queue:
-    """Ask once; an answer that does not come is told, not raised."""
+    """Read the queue once; a missing answer is returned as ``unanswered``, not raised."""
     try:
         return Queue(read_queue(lambda name: is_job_of(run.identity.id, name), _PATIENCE))
     except (SlurmError, SlurmMissing, UnknownState) as error:

@@ -1,4 +1,4 @@
-"""What a job asks Slurm for: the configuration of its stage, and what earlier failures taught. Pure."""
+"""Resources that a job asks Slurm for: its stage's configuration, with escalation after failures. Pure."""
 
 import math
 import shlex
@@ -19,7 +19,7 @@ _MOST_EXCLUDED = 8
 
 @dataclass(frozen=True)
 class Escalation:
-    """What the failures of earlier attempts ask of the next."""
+    """Changes to the resources of the next attempt, derived from earlier failures."""
 
     memory_factor: float = 1.0
     time_factor: float = 1.0
@@ -27,11 +27,11 @@ class Escalation:
 
 
 def escalate(failures: Iterable[Failure], everywhere: Iterable[Failure]) -> Escalation:
-    """More memory after OUT_OF_MEMORY, more time after TIMEOUT, not again the node that failed twice.
+    """Ask for more memory after OUT_OF_MEMORY, more time after TIMEOUT, and avoid nodes that failed twice.
 
     Args:
-        failures: of the tasks to submit now.
-        everywhere: of all tasks at hand: a node is judged by everything that ran on it.
+        failures: failures of the tasks to submit now.
+        everywhere: failures of all tasks at hand, as a node is judged by everything that ran on it.
     """
     kinds: dict[object, Counter[FailureKind]] = {}
     for failure in failures:
@@ -42,7 +42,9 @@ def escalate(failures: Iterable[Failure], everywhere: Iterable[Failure]) -> Esca
 
 
 def bad_nodes(failures: Iterable[Failure]) -> tuple[str, ...]:
-    """Nodes that failed twice, the worst first; only a few, lest a bug of ours exclude the whole cluster."""
+    """Return the nodes that failed twice, worst first; at most _MOST_EXCLUDED, so that a bug of ours does not
+    exclude the whole cluster.
+    """
     counts = Counter(f.node for f in failures if f.node and f.kind is FailureKind.LOST)
     bad = [node for node, count in counts.most_common(_MOST_EXCLUDED) if count >= _FAILURES_OF_A_BAD_NODE]
     return tuple(bad)
@@ -51,10 +53,10 @@ def bad_nodes(failures: Iterable[Failure]) -> tuple[str, ...]:
 def sbatch_options(
     given: ResourcesConfig, escalation: Escalation, longest: float | None
 ) -> dict[str, str | int | bool]:
-    """sbatch's long options.
+    """Return sbatch's long options.
 
     Args:
-        longest: seconds that the partition allows a job, or None.
+        longest: seconds that the partition allows a job; None if unlimited or not asked for.
     """
     options: dict[str, str | int | bool | None] = {
         "partition": ",".join(given.partition) or None,
@@ -79,15 +81,15 @@ def sbatch_options(
 
 
 def command_words(given: ResourcesConfig, tasks: str) -> list[str]:
-    """The command of every element: under srun when the task has several ranks."""
+    """Return the command of every element: under srun when the task has several ranks."""
     assert given.python is not None
     container = shlex.split(given.container) if given.container else []
-    # -P: a slurm.py of the user's in the folder that the run was started in is not ours.
+    # -P: a slurm.py of the user's in the working directory must not be imported in place of ours.
     words = [*container, given.python, "-P", "-m", "slurm.element", tasks]
     if given.num_ranks == 1:
         return words
-    # Explicit counts: srun's defaults changed between versions. One dead rank must not leave the others; but
-    # those that end well end before the first, which still writes, and a cluster's WaitTime would kill it.
+    # Explicit counts: srun's defaults changed between versions. A failed rank must end the others. But ranks
+    # that succeed end before the first, which still writes, and a cluster's WaitTime would kill that one.
     srun = [
         "srun",
         "--kill-on-bad-exit=1",
@@ -100,7 +102,7 @@ def command_words(given: ResourcesConfig, tasks: str) -> list[str]:
 
 
 def memory(given: ResourcesConfig, factor: float) -> str | None:
-    """Memory to ask for, at most ``max_mem``."""
+    """Return the memory to ask for: escalated, but at most ``max_mem`` (by default 8 times ``mem``)."""
     if given.mem is None:
         return None
     megabytes = parse_memory(given.mem)
@@ -109,7 +111,7 @@ def memory(given: ResourcesConfig, factor: float) -> str | None:
 
 
 def time_limit(given: str, factor: float, longest: float | None) -> str:
-    """Time to ask for. Only a longer one than configured is cut to what the partition allows."""
+    """Return the time to ask for. Only an escalated time is cut to what the partition allows."""
     if factor == 1:
         return given
     seconds = parse_duration(given)

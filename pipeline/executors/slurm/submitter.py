@@ -1,4 +1,4 @@
-"""Handing array jobs to Slurm: noted before, submitted once, noted after."""
+"""Submission of array jobs to Slurm, each at most once: noted on disk before sbatch is called, and after."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from slurm.submission import QueueFull, Refused, render, submit
 
 @dataclass(frozen=True)
 class Submitter:
-    """Submits for one pass of a driver."""
+    """Submitter of array jobs for one pass of a driver."""
 
     run: Run
     config: SlurmConfig
     longest: Callable[[Sequence[str]], float | None]
-    """Seconds that partitions allow a job; asked for only when a longer try is due."""
+    """Function that returns the seconds that partitions allow a job; called only where time is escalated."""
     beat: Callable[[], None]
-    """Called before anything is asked of Slurm; raises LeaseLost when another driver has taken over."""
+    """Heartbeat of the lease, called before requests to Slurm; raises LeaseLost where it was taken over."""
 
     def submit(
         self,
@@ -33,7 +33,7 @@ class Submitter:
         arrays: tuple[str, ...],
         begin: str = "",
     ) -> Submission:
-        """Returns the submission with its job id.
+        """Submit an array job. Returns the submission with its job id.
 
         Raises:
             QueueFull, Refused: Slurm does not take it; nothing of it is left.
@@ -62,7 +62,7 @@ class Submitter:
         return ledger.note(submission, State(job, arrays))
 
     def _hand_over(self, submission: Submission, escalation: Escalation, dependency: str, begin: str) -> str:
-        """sbatch's job id. What earlier failures ask for may be more than the cluster has: then without."""
+        """Call sbatch and return the job id. A refused request is tried again without its escalation."""
         script = Ledger(self.run.paths).script(submission)
         script.write_text(self._script(submission, escalation, dependency, begin))
         try:
