@@ -1,4 +1,4 @@
-"""``python -m stages STAGE --run-dir R --iteration K [--shard I]``: what every job executes."""
+"""The command of every task: ``python -m stages STAGE --run-dir R --iteration K [--shard I]``."""
 
 import sys
 

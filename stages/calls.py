@@ -1,8 +1,8 @@
-"""Calls of a user's function in threads of their own, each with a limit of time.
+"""Calls of a user's function in threads, each call with a time limit.
 
-The threads are daemons: one that is stuck keeps no process from ending. Code that never lets go of the
-interpreter lock (a regular expression that backtracks without end) stops every thread of Python's, the one
-that watches the time too; for that one the C library's watchdog ends the process.
+The threads are daemons: one that is stuck keeps no process from ending. Code that never releases the
+interpreter lock (a regular expression that backtracks without end) stops every Python thread, also the one
+that checks the time; for that case faulthandler's watchdog, a C thread, ends the process.
 """
 
 import faulthandler
@@ -16,20 +16,20 @@ from typing import Any
 from stages.engines.base import Stopped
 
 _POLL_SECONDS = 0.1
-"""How soon a wait notices that a call is late, or that the process is to stop."""
+"""Seconds until a wait notices that a call is late, or that the process is to stop."""
 _STANDARD_ERROR = 2
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a call came to: what it returned, or what it raised."""
+    """The outcome of a call: its return value, or the exception that it raised."""
 
     returned: Any = None
     raised: BaseException | None = None
 
 
 class Late(TimeoutError):
-    """A call is not back after its time."""
+    """A call has exceeded its time limit."""
 
     def __init__(self, key: int) -> None:
         super().__init__(f"call {key} is late")
@@ -37,10 +37,10 @@ class Late(TimeoutError):
 
 
 class Calls:
-    """Calls by a key of the caller's."""
+    """A pool of threads that call one function. The caller names each call by a key."""
 
     def __init__(self, function: Callable[[Any], Any], workers: int, seconds: float) -> None:
-        """``workers`` calls run at once; each may take ``seconds``, the time in the queue not counted."""
+        """Set up ``workers`` threads; each call may take ``seconds``, time in the queue not counted."""
         self._function = function
         self._workers = workers
         self._seconds = seconds
@@ -61,14 +61,14 @@ class Calls:
         self._asked.put((key, argument))
 
     def answers(self, wait: bool, should_stop: Callable[[], bool]) -> dict[int, Answer]:
-        """Of the calls that are back and were not given before.
+        """Return the answers, by key, of calls that ended since the last time.
 
         Args:
-            wait: for one at least, if there are open calls.
+            wait: whether to wait for at least one, if there are open calls.
 
         Raises:
             Late: a call has taken longer than it may.
-            Stopped: there is none yet, and ``should_stop`` holds.
+            Stopped: no call has ended yet, and ``should_stop`` holds.
         """
         found: dict[int, Answer] = {}
         while self._num_open:
@@ -87,7 +87,7 @@ class Calls:
         return found
 
     def close(self) -> None:
-        """Let the threads go; what still runs is not waited for."""
+        """Let idle threads end and stop the watchdog; calls that still run are not waited for."""
         for _ in range(self._num_threads):
             self._asked.put(None)
         with self._lock:
@@ -106,7 +106,7 @@ class Calls:
             self._answered.put((key, answer))
 
     def _note(self, key: int, began: float | None) -> None:
-        """A call begins or ends. The watchdog is set to twice the time of the oldest one that runs."""
+        """Note that a call begins, or ends (None); set the watchdog to twice the limit of the oldest."""
         with self._lock:
             if began is None:
                 del self._began[key]

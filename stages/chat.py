@@ -1,4 +1,4 @@
-"""What is said between the policy's turns, as the policy reads it."""
+"""Messages between the policy's turns, rendered as the policy reads them."""
 
 import json
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _FIXED = [{"role": "user", "content": "QUESTION"}, {"role": "assistant", "conten
 
 
 def continuation_text(messages: Sequence[Message], end: str, tokenizer: "PreTrainedTokenizerBase") -> str:
-    """The text between a turn that the policy has ended and its next one, by the chat template.
+    """Return the text between a turn that the policy has ended and its next one, by the chat template.
 
     The ids of what the policy wrote stay as they are. To render the whole conversation again would give
     others: text has more than one tokenisation, and templates leave out parts of earlier turns. So the
@@ -62,5 +62,5 @@ def messages_json(messages: Sequence[Message]) -> str:
 
 
 def messages_of(text: str) -> tuple[Message, ...]:
-    """Inverse of :func:`messages_json`."""
+    """Parse messages; the inverse of :func:`messages_json`."""
     return tuple(Message(**message) for message in json.loads(text))

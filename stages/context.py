@@ -1,4 +1,4 @@
-"""What a stage gets besides its task: configuration, verified inputs, private output paths, a stopwatch."""
+"""The context of a stage: configuration, verified inputs, private output paths, a stopwatch."""
 
 import contextlib
 import json
@@ -39,17 +39,18 @@ class NumericalError(RuntimeError):
 
 
 class OutOfMemory(RuntimeError):
-    """The message says what to change."""
+    """Memory did not suffice. The message says what to change."""
 
     def __init__(self, message: str, on_device: bool) -> None:
         super().__init__(message)
         self.on_device = on_device
-        """A GPU's memory, which no retry makes larger; else the host's, of which a retry may get more."""
+        """Whether it was a GPU's memory, which no retry enlarges; else the host's, of which a retry may get
+        more."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a stage made: durable, hashed files of this attempt, ready to be committed."""
+    """The outputs of a stage: durable, hashed files of this attempt, ready to be committed."""
 
     outputs: tuple[FileEntry, ...]
     rows: int
@@ -83,13 +84,13 @@ class Context:
     task: Task
     attempt: str
     lineage: dict[str, str] = field(default_factory=dict)
-    """Filled by reading: task key -> fingerprint. Becomes the record's inputs."""
+    """Fingerprints of the inputs read so far, by task key; they become the record's inputs."""
     compute_seconds: float = 0.0
     first_compute: float | None = None
-    """When a model began to compute, unix time; None before, and in tasks without a model."""
+    """Unix time at which a model began to compute; None before, and in tasks without a model."""
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     verifies: bool = True
-    """Whether to hash directories that are read. Of several ranks one does, for all."""
+    """Whether to hash directories that are read. With several ranks only the first does, for all."""
 
     @property
     def files(self) -> TaskPaths:
@@ -106,7 +107,7 @@ class Context:
             self.compute_seconds += time.perf_counter() - start
 
     def read(self, task: Task) -> Record:
-        """The record of an input, noted as lineage.
+        """Return the record of an input, and note it as lineage.
 
         Raises:
             NotCommitted, CorruptData: there is none, or it cannot be read.
@@ -120,18 +121,18 @@ class Context:
         return record
 
     def table(self, task: Task, schema: pa.Schema, part: str = "") -> pa.Table:
-        """One Arrow file of an input, verified."""
+        """Return one Arrow file of an input, verified."""
         return read_shard(self.paths, self.read(task), schema, part)
 
     def prompts(self) -> pa.Table:
-        """All usable training prompts, in the file's order."""
+        """Return all usable training prompts, in the file's order."""
         return self.table(PREPARE, PROMPTS)
 
     def heldout(self) -> pa.Table:
         return self.table(PREPARE, PROMPTS, "heldout")
 
     def json(self, task: Task, part: str) -> dict[str, Any]:
-        """One JSON file of an input, verified."""
+        """Return one JSON file of an input, verified."""
         record = self.read(task)
         entry = record.output(part, "json")
         path = self.paths.root / entry.path
@@ -144,7 +145,7 @@ class Context:
         return content
 
     def source(self, directory: str) -> Path:
-        """A model directory of the user's, as it was when the run began.
+        """Return a model directory of the user's, after checking that it is as it was when the run began.
 
         Size and modification time say whether to look closer; then the hash that prepare recorded decides.
 
@@ -163,19 +164,20 @@ class Context:
         return Path(directory)
 
     def policy_directory(self, version: int) -> Path:
-        """Directory of a policy, every file of it verified. Version 0 is the user's model."""
+        """Return the directory of a policy, every file of it verified. Version 0 is the user's model."""
         return self._directory(version, self.paths.policies) or self.source(self.config.model.policy)
 
     def critic_directory(self, version: int) -> Path | None:
-        """Directory of a critic; None for version 0, which starts from the configuration."""
+        """Return the directory of a critic; None for version 0, which starts from the configuration."""
         return self._directory(version, self.paths.critics)
 
     def trainer_directory(self, version: int) -> Path | None:
-        """Directory of the trainer's state; None for version 0, which has none."""
+        """Return the directory of the trainer's state; None for version 0, which has none."""
         return self._directory(version, self.paths.trainers)
 
     def _directory(self, version: int, parent: Path) -> Path | None:
-        """A directory that an update committed, its files verified. Raises Thinned where it was removed."""
+        """Return a directory that an update committed, its files verified; None for version 0. Raises Thinned
+        where retention removed it."""
         record = self.read(policy_maker(version))
         if version == 0:
             return None

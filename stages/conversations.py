@@ -40,18 +40,18 @@ SCHEDULER_KEY = "rollout.multi_turn.scheduler"
 
 @dataclass(frozen=True)
 class Conversation:
-    """What a scheduler is given after a turn of the policy's: copies, which it may change as it likes."""
+    """The argument of a scheduler, after a turn of the policy's: copies, which it may change as it likes."""
 
     prompt_id: str
     sample_index: int
-    """0 to n - 1 among the samples of a prompt; -1 is a greedy one, of an evaluation or for ReMax."""
+    """Index among the samples of a prompt, 0 to n - 1; -1 is a greedy one, of an evaluation or for ReMax."""
     prompt_text: str
-    """What the policy was given, rendered by the chat template if there is one."""
+    """Text that the policy was given, rendered by the chat template if there is one."""
     prompt_messages: list[dict[str, str]] | None
     """The prompt's chat messages; None if it is plain text."""
     response_messages: list[dict[str, str]]
-    """What followed the prompt: the policy's turns (role assistant) and what the scheduler said to them. The
-    last one is the turn that the policy has just ended."""
+    """Messages after the prompt: the policy's turns (role assistant) and the scheduler's replies. The last
+    one is the turn that the policy has just ended."""
     num_turns: int
     """Turns of the policy so far, at least 1."""
     columns: Mapping[str, Any]
@@ -59,12 +59,12 @@ class Conversation:
 
     @property
     def last_turn(self) -> str:
-        """What the policy has just written, without special tokens."""
+        """Text that the policy has just written, without special tokens."""
         return self.response_messages[-1]["content"]
 
 
 class SchedulerFailed(RuntimeError):
-    """The user's scheduler raised an error of its own, or took too long; perhaps not the next time."""
+    """The user's scheduler raised an error of its own, or took too long; a retry may succeed."""
 
 
 @contextmanager
@@ -77,12 +77,12 @@ def open_conversations(
     generator: Generator,
     should_stop: Callable[[], bool],
 ) -> "Iterator[Conversations | None]":
-    """The conversations of a task's requests; None where they have one turn.
+    """Yield the conversations of a task's requests; None where each has one turn only.
 
     Args:
         prompts: a row per request.
         samples: ``sample_index`` of each request of a prompt, as in :func:`stages.responding.respond`.
-        generator: that the requests are for.
+        generator: the engine that the requests are for.
         should_stop: waiting for the scheduler ends once it holds.
 
     Raises:
@@ -104,7 +104,7 @@ def open_conversations(
 
 @dataclass(frozen=True)
 class ConversationStart:
-    """What a conversation begins with."""
+    """The start of a conversation: names, prompt and the user's columns."""
 
     prompt_id: str
     sample_index: int
@@ -117,7 +117,7 @@ class ConversationStart:
 
 
 def openings_of(prompts: pa.Table, samples: Sequence[int]) -> list[ConversationStart]:
-    """One per row of ``prompts``, which has each prompt once per sample."""
+    """Return one start per row of ``prompts``, which has each prompt once per sample."""
     extra = extra_columns(prompts).to_pylist() if extra_columns(prompts).num_columns else cycle([{}])
     named = prompts.select(["prompt_id", "prompt_text", "prompt_messages"]).to_pylist()
     return [
@@ -134,22 +134,22 @@ def _parsed(messages: str | None) -> list[dict[str, str]] | None:
 
 @dataclass(frozen=True)
 class TokenBudget:
-    """How much a conversation may hold."""
+    """Limits on the tokens of a conversation."""
 
     response_tokens: int
-    """rollout.max_new_tokens: of all turns and of what comes between them."""
+    """Most tokens of all turns and of what comes between them (rollout.max_new_tokens)."""
     turn_tokens: int | None
     context: int
 
     def of_turn(self, num_prompt: int, num_response: int) -> int:
-        """Most tokens of the next turn; less than 1 where there is no room for one."""
+        """Return the most tokens of the next turn; less than 1 where there is no room for one."""
         left = min(self.response_tokens - num_response, self.context - num_prompt - num_response)
         return left if self.turn_tokens is None else min(left, self.turn_tokens)
 
 
 class Conversations(Turns):
-    """All conversations of a task, by the index of their first request: the engine's turns, as seen by the
-    user's scheduler."""
+    """All conversations of a task, by the index of their first request. The user's scheduler says what
+    follows each response."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class Conversations(Turns):
             self._over[index] = None
 
     def due(self, wait: bool) -> Mapping[int, Request | None]:
-        """As any engine's turns.
+        """Return next requests, as :class:`stages.engines.base.Turns` says.
 
         Raises:
             Stopped: nothing has come back yet, and the process is to stop.
@@ -202,7 +202,7 @@ class Conversations(Turns):
         return answers | {index: self._next_request(index, answer) for index, answer in back.items()}
 
     def episode(self, index: int, response: Response) -> Episode:
-        """What a conversation that is over came to; ``response`` is its last."""
+        """Return the episode of a conversation that is over; ``response`` is its last."""
         if index in self._episodes:
             return self._episodes[index]
         return replace(BEFORE_THE_FIRST_TURN, finish_reason=response.finish_reason)
@@ -224,8 +224,9 @@ class Conversations(Turns):
         )
 
     def _next_request(self, index: int, answer: Answer) -> Request | None:
-        """None when the conversation is over: the scheduler ends it, or there is no room for what it says and
-        one token more, or the model cannot take what it says. In the latter two it is left out whole."""
+        """Return the request of the next turn; None when the conversation is over: the scheduler ends it, or
+        there is no room for its messages and one token more, or the model cannot take them. In the latter two
+        cases the messages are left out whole."""
         opening, first, episode = self._openings[index], self._requests[index], self._episodes[index]
         messages = self._messages(opening, answer)
         if messages is None:
@@ -262,7 +263,8 @@ class Conversations(Turns):
         return tuple(Message(message["role"], message["content"]) for message in answer.returned)
 
     def _tokens(self, opening: ConversationStart, episode: Episode, messages: Sequence[Message]) -> list[int]:
-        """Ids of what is new: after a chat prompt by the chat template, else the contents as they are."""
+        """Return the ids of new messages: after a chat prompt by the chat template, else their contents as
+        they are."""
         text = "".join(message.content for message in messages)
         if opening.prompt_messages is not None:
             end = str(self._tokenizer.decode(episode.tokens[-1:], skip_special_tokens=False))
@@ -277,7 +279,7 @@ class Conversations(Turns):
 
 
 def problem_with(returned: Any) -> str | None:
-    """Why that is not what a scheduler returns, in words; None when it is."""
+    """Return why a value is not what a scheduler may return, in words; None when it is."""
     if returned is None:
         return None
     if not isinstance(returned, list | tuple):
@@ -294,7 +296,7 @@ def problem_with(returned: Any) -> str | None:
 
 
 def is_text(value: Any) -> bool:
-    """Whether it is text that can be written as UTF-8: no half of a surrogate pair."""
+    """Whether a value is text that can be written as UTF-8: no half of a surrogate pair."""
     try:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:

@@ -28,7 +28,8 @@ def load_critic(
     attention: str | None = None,
     device_map: str | None = None,
 ) -> PreTrainedModel:
-    """A critic from the directory of one, of a reward model, whose head it takes, or of a language model.
+    """Load a critic from the directory of a critic, of a reward model, whose head it takes, or of a language
+    model.
 
     A head that the directory lacks starts at zero, so that the first advantages are not noise
     (huggingface/blog, "The N implementation details of RLHF with PPO").
@@ -50,7 +51,7 @@ def load_critic(
 
 
 def class_for(config: PreTrainedConfig, trust_remote_code: bool) -> type[PreTrainedModel]:
-    """Of a critic of this architecture."""
+    """Return the class of a critic of this architecture."""
     if type(config) in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
         found: type[PreTrainedModel] = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING[type(config)]
         return found
@@ -61,8 +62,8 @@ def class_for(config: PreTrainedConfig, trust_remote_code: bool) -> type[PreTrai
 
 @functools.cache
 def _value_class(backbone: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    """A subclass of the architecture's own base class, which knows how its weights are initialised, split and
-    checkpointed."""
+    """Make a subclass of the architecture's own base class, which knows how its weights are initialised,
+    split and checkpointed."""
     base = next(one for one in backbone.__mro__[1:] if issubclass(one, PreTrainedModel))
     name = f"{backbone.__name__.removesuffix('Model')}ForTokenClassification"
     own = {"backbone_class": backbone, "base_model_prefix": base.base_model_prefix or "model"}
@@ -71,7 +72,7 @@ def _value_class(backbone: type[PreTrainedModel]) -> type[PreTrainedModel]:
 
 
 class _ValueModel(PreTrainedModel):
-    """The form of transformers' token classifiers over any backbone."""
+    """A value model in the form of transformers' token classifiers, over any backbone."""
 
     backbone_class: type[PreTrainedModel]
 
@@ -85,14 +86,14 @@ class _ValueModel(PreTrainedModel):
         self.post_init()
 
     def forward(self, input_ids: Tensor, **others: Any) -> TokenClassifierOutput:
-        """Values [B, T, 1] as logits."""
+        """Return values [B, T, 1] as logits."""
         hidden = self.base_model(input_ids=input_ids, **others).last_hidden_state
         return TokenClassifierOutput(logits=self.score(hidden.to(self.score.weight.dtype)))
 
 
 @torch.no_grad()
 def _start_head(model: PreTrainedModel, directory: Path, missing: set[str]) -> None:
-    """Take the head's missing weights from the directory's head, whatever that is called; else zero."""
+    """Copy the head's missing weights from the directory's head, whatever its name; else set them to zero."""
     tensors = read_tensors(directory)
     source = _fitting_head(model, tensors)
     for name, parameter in model.named_parameters():
@@ -106,7 +107,7 @@ def _start_head(model: PreTrainedModel, directory: Path, missing: set[str]) -> N
 
 
 def _fitting_head(model: PreTrainedModel, tensors: Tensors) -> str | None:
-    """Name of the head that gives one number of what this model's head reads."""
+    """Return the name of the head that maps this model's hidden states to one number, if there is one."""
     width = model.get_input_embeddings().weight.shape[1]
     head = head_of(tensors)
     return head if head and tensors[f"{head}.weight"].shape == (1, width) else None

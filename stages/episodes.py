@@ -1,4 +1,4 @@
-"""What becomes a row of a rollout: a conversation from its prompt to its end."""
+"""Episodes: conversations from the prompt to the end, each of which becomes a row of a rollout."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,28 +10,28 @@ from stages.engines.base import Response
 
 @dataclass(frozen=True)
 class Episode:
-    """What follows a prompt. ``tokens``, ``mask`` and ``log_probs`` have one entry per token."""
+    """The continuation of a prompt. ``tokens``, ``mask`` and ``log_probs`` have one entry per token."""
 
     tokens: Sequence[int]
     mask: Sequence[bool]
-    """True where the policy wrote the token, false where a tool or an environment did."""
+    """Mask: true where the policy wrote the token, false where a tool or an environment did."""
     log_probs: Sequence[float]
-    """0 where the policy did not write the token."""
+    """Log-probabilities; 0 where the policy did not write the token."""
     finish_reason: FinishReason
     num_turns: int
     """Turns of the policy; 0 where the prompt was refused."""
     messages: tuple[Message, ...] | None = None
-    """What followed the prompt, turn by turn; None where conversations have one turn only."""
+    """Messages after the prompt, turn by turn; None where conversations have one turn only."""
 
     @staticmethod
     def of(response: Response) -> "Episode":
-        """The episode of a single turn."""
+        """Return the episode of a single turn."""
         num_turns = 0 if response.finish_reason is FinishReason.REFUSED else 1
         mask = [True] * len(response.tokens)
         return Episode(response.tokens, mask, response.log_probs, response.finish_reason, num_turns)
 
     def with_turn(self, response: Response, text: str) -> "Episode":
-        """With one turn of the policy more."""
+        """Return the episode with one more turn of the policy."""
         return Episode(
             [*self.tokens, *response.tokens],
             [*self.mask, *[True] * len(response.tokens)],
@@ -42,7 +42,7 @@ class Episode:
         )
 
     def with_answer(self, tokens: Sequence[int], messages: Sequence[Message]) -> "Episode":
-        """With what a tool or an environment said to the last turn."""
+        """Return the episode with the reply of a tool or an environment to the last turn."""
         return replace(
             self,
             tokens=[*self.tokens, *tokens],
@@ -53,4 +53,4 @@ class Episode:
 
 
 BEFORE_THE_FIRST_TURN = Episode([], [], [], FinishReason.REFUSED, 0, ())
-"""Of a conversation; it stays so if the model cannot take the prompt."""
+"""Initial episode of a conversation; also its last if the model cannot take the prompt."""

@@ -21,10 +21,10 @@ from stages.runner import Arguments
 
 
 def execute(arguments: Arguments, started: float) -> None:
-    """Compute and commit.
+    """Run one attempt: compute the task's result, and commit it.
 
     Args:
-        started: when the attempt began, unix time.
+        started: unix time at which the attempt began.
     """
     run = load_run(arguments.run_dir)
     check_is_planned(run, arguments.task)
@@ -67,7 +67,7 @@ def compute_and_commit(run: Run, arguments: Arguments, started: float, history: 
 
 
 def check_is_planned(run: Run, task: Task) -> None:
-    """Raises RunError when the run has no such task."""
+    """Raise RunError when the run has no such task."""
     plan = run.plan
     if not 0 <= task.iteration <= plan.iterations or task not in plan.tasks(task.iteration):
         raise RunError(
@@ -85,7 +85,7 @@ def describe(record: Record) -> str:
 
 
 def num_threads(config: Config, stage: Stage) -> int:
-    """CPU threads of a task; part of its result."""
+    """Return the number of a task's CPU threads, on which its result depends."""
     sections: Mapping[Stage, int] = {
         Stage.PREPARE: config.reward.num_threads,
         Stage.ROLLOUT: config.rollout.num_threads,
@@ -98,7 +98,7 @@ def num_threads(config: Config, stage: Stage) -> int:
 
 
 def time_metrics(context: Context, started: float) -> dict[str, float]:
-    """Seconds of model compute, and from the task's start to the first of them."""
+    """Return seconds of model compute, and seconds from the task's start to the first compute."""
     metrics = {"compute_seconds": context.compute_seconds}
     if context.first_compute is not None:
         metrics["startup_seconds"] = context.first_compute - started
@@ -106,6 +106,6 @@ def time_metrics(context: Context, started: float) -> dict[str, float]:
 
 
 def memory_metrics(uses_torch: bool) -> dict[str, float]:
-    """Peak memory of this process, in GiB."""
+    """Return the peak memory of this process, and of its GPU if it uses torch, in GiB."""
     own = {"peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
     return own | (peak_gpu_memory() if uses_torch else {})

@@ -1,4 +1,4 @@
-"""Why an attempt failed: in its log, in its exit code, and for the driver in its failure file."""
+"""Reports of why an attempt failed: in its log, in its exit code, and for the driver in its failure file."""
 
 import contextlib
 import errno
@@ -33,16 +33,17 @@ EXIT_CODES = {
 }
 
 _OF_DISKS = PASSING | {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
-"""What a disk says that may take files again later."""
+"""Error numbers of a disk that may take files again later."""
 
 
 def report(error: Exception, arguments: Arguments, started: float) -> int:
-    """Explain the failure in the log and, for the driver and the report's timeline, in the failure file."""
+    """Explain the failure in the log and, for the driver and the report's timeline, in the failure file;
+    return the exit code."""
     kind, suspect = classify(error)
     is_explained = kind not in (FailureKind.ERROR, FailureKind.NUMERICS, FailureKind.MEMORY)
     message = str(error) if is_explained else f"{type(error).__name__}: {error}"
     outcome = "paused" if kind is FailureKind.PAUSED else "failed"
-    with contextlib.suppress(OSError):  # a full disk takes no words either; the exit code says it
+    with contextlib.suppress(OSError):  # a full disk takes no report either; the exit code says it
         if not is_explained:
             traceback.print_exception(error)
         print(f"{arguments.task} {outcome}: {message}", file=sys.stderr, flush=True)
@@ -60,7 +61,7 @@ def note(arguments: Arguments, kind: FailureKind, message: str, suspect: Task | 
 
 
 def classify(error: Exception) -> tuple[FailureKind, Task | None]:
-    """Whose fault it was, and the input to look at, if it was an input's."""
+    """Return the kind of failure, and the input to examine, if an input was at fault."""
     if isinstance(error, NotCommitted | CorruptData | StaleData):
         return FailureKind.INPUTS, error.task
     if isinstance(error, OSError) and error.errno in _OF_DISKS:

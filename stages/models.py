@@ -29,12 +29,12 @@ DTYPES = {
 
 
 def device() -> torch.device:
-    """The GPU that was given to this process, or the CPU."""
+    """Return the GPU that was given to this process, or the CPU."""
     return torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
 
 
 def check_gpus_are_seen(environment: Mapping[str, str]) -> None:
-    """That the GPUs which the task was given are there. Which ones it may use is never changed.
+    """Check that the GPUs which the task was given are there. Which ones it may use is never changed.
 
     Raises:
         UserError: none of them is: the stage would compute on the CPU, for days.
@@ -50,11 +50,11 @@ def check_gpus_are_seen(environment: Mapping[str, str]) -> None:
 
 
 def missing_gpus(given: str, is_for_gpus: bool, is_any_seen: bool) -> str | None:
-    """What is wrong when a task was given GPUs and sees none.
+    """Return what is wrong when a task was given GPUs and sees none; else None.
 
     Args:
-        given: CUDA_VISIBLE_DEVICES; what Slurm writes where a job has no GPU is not one.
-        is_for_gpus: whether torch is built for any.
+        given: CUDA_VISIBLE_DEVICES; the values that Slurm writes for a job without GPUs name none.
+        is_for_gpus: whether torch is built for GPUs.
     """
     if given in ("", "-1", "NoDevFiles") or is_any_seen or not is_for_gpus:
         return None
@@ -71,14 +71,14 @@ def load_causal_lm(
     device_map: str | None = None,
     attention: str | None = None,
 ) -> PreTrainedModel:
-    """A policy or reference model. For ``attention`` see :class:`UpdateConfig`."""
+    """Load a policy or reference model. For ``attention`` see :class:`UpdateConfig`."""
     return _load(AutoModelForCausalLM, directory, precision, trust_remote_code, device_map, attention)
 
 
 def load_reward_model(
     directory: str | Path, precision: Precision, trust_remote_code: bool, device_map: str | None = None
 ) -> PreTrainedModel:
-    """A sequence-classification model with one output. Raises UserError when it has another number."""
+    """Load a sequence-classification model. Raises UserError when it has not exactly one output."""
     model = _load(AutoModelForSequenceClassification, directory, precision, trust_remote_code, device_map)
     if model.config.num_labels != 1:
         raise UserError(f"{directory} has {model.config.num_labels} outputs; a reward model has 1")
@@ -102,7 +102,7 @@ def _load(
 
 
 def check_missing(directory: str | Path, model: PreTrainedModel, keys: Iterable[str]) -> None:
-    """Raises UserError if there is any."""
+    """Raise UserError if there are ``keys``: names of weights that the directory lacks."""
     if missing := sorted(keys):
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise UserError(
@@ -113,7 +113,7 @@ def check_missing(directory: str | Path, model: PreTrainedModel, keys: Iterable[
 def load_with_attention(
     auto_class: Any, directory: str | Path, attention: str | None, arguments: dict[str, Any]
 ) -> tuple[PreTrainedModel, set[str]]:
-    """The model, and the names of its weights that the directory lacks.
+    """Return the model, and the names of its weights that the directory lacks.
 
     Raises:
         UserError: it cannot be had with this attention, or its weights have other shapes than config.json
@@ -149,7 +149,7 @@ def _loaded(
 
 @contextlib.contextmanager
 def _without_report() -> Iterator[None]:
-    """transformers' own table of what was missing or unexpected; the callers judge that."""
+    """Suppress transformers' own table of missing and unexpected weights; the callers judge those."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

@@ -1,5 +1,6 @@
-"""Before anything is computed: every model is loaded as it will be used, without its weights; these are read
-once, and must be numbers. What only the installed transformers can say of a model shows here.
+"""Trial of the run's models before anything is computed: each is loaded as it will be used, without its
+weights; these are read once, and must be finite. Problems that only the installed transformers can find show
+here.
 """
 
 import contextlib
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _SHOWN = 120
-"""Characters of what a library says."""
+"""Characters of a library's error message that are quoted."""
 _WITHOUT_WEIGHTS = "meta"
 """torch's device for tensors that have a shape and no numbers."""
 
 
 def try_models(config: Config) -> None:
-    """Raises UserError for the first model that cannot be loaded, or that has NaN or infinite weights."""
+    """Try all models. Raises UserError for the first that cannot be loaded or has NaN or infinite weights."""
     for model in loaded_models(config):
         _try_loading(config, model)
     seen: set[Path] = set()
@@ -43,7 +44,8 @@ def try_models(config: Config) -> None:
 
 
 def loaded_models(config: Config) -> Iterator[UsedModel]:
-    """What transformers will load. vLLM has architectures of its own, and says itself what it cannot take."""
+    """Yield the models that transformers will load. vLLM has architectures of its own, and reports itself
+    what it cannot take."""
     by_vllm = {
         f"reward.components.{name}.path"
         for name, component in config.reward.components.items()
@@ -63,7 +65,8 @@ def loaded_models(config: Config) -> Iterator[UsedModel]:
 
 
 def _tensors(model: UsedModel) -> list[tuple[str, Tensor]]:
-    """Of all files that are read. Raises UserError where they have changed since the run was made."""
+    """Return the tensors of all files that are read. Raises UserError where a file is not a valid one any
+    more."""
     try:
         if model.is_ours:
             return list(read_tensors(model.directory).items())
@@ -74,7 +77,7 @@ def _tensors(model: UsedModel) -> list[tuple[str, Tensor]]:
 
 
 def _try_loading(config: Config, model: UsedModel) -> None:
-    """Raises UserError."""
+    """Load a model without its weights, unless it is quantised. Raises UserError where that fails."""
     settings = read_json(model.directory / "config.json")
     if "quantization_config" in settings:
         print(f"{model.key}={model.directory}: is quantised; it was not tried whether it loads", flush=True)
@@ -101,7 +104,7 @@ def _load_without_weights(model: UsedModel, trust: bool) -> None:
 
 @contextlib.contextmanager
 def _explained(key: str, directory: str | Path, what: str) -> Iterator[None]:
-    """Raises UserError for whatever a library says of a model; what a disk says is passed on."""
+    """Turn a library's errors about a model into UserError; errors of disks and memory are passed on."""
     try:
         yield
     except UserError as error:
@@ -114,7 +117,7 @@ def _explained(key: str, directory: str | Path, what: str) -> Iterator[None]:
 
 
 def _check_is_known(model: UsedModel, settings: dict[str, object], trust: bool) -> None:
-    """Raises UserError for an architecture that the installed transformers does not have."""
+    """Raise UserError for an architecture that neither the installed transformers nor trusted code has."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -134,10 +137,10 @@ def _check_is_known(model: UsedModel, settings: dict[str, object], trust: bool) 
 
 
 def tried_tokenizer(key: str, directory: str, config: Config) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a model or service.
+    """Load the tokenizer of a model or service.
 
     Args:
-        key: of the configuration.
+        key: configuration key that names the directory.
 
     Raises:
         UserError: it cannot be loaded.

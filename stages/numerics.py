@@ -1,10 +1,10 @@
-"""Torch of a task: the same numbers again, on the device that the task was given. Imported when asked for."""
+"""Torch settings of a task: reproducible numbers, on the device that it was given. Imported when used."""
 
 import os
 
 
 def choose_accelerator() -> None:
-    """Tell DeepSpeed what there is, before it is imported; it would look for what is not there."""
+    """Set DeepSpeed's accelerator before it is imported; it would look for devices that are absent."""
     if "DS_ACCELERATOR" not in os.environ:
         import torch
 
@@ -27,14 +27,14 @@ def set_up_torch(num_threads: int, seed: int) -> None:
     torch.set_num_threads(num_threads)
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # It also writes NaN into all new memory, for those who read what nobody has written. One thread does so,
-    # whatever num_threads is, in a quarter of its time.
+    # Deterministic mode also fills all new memory with NaN, to expose reads of what nobody has written. One
+    # thread does so, whatever num_threads is, in a quarter of its time.
     torch.utils.deterministic.fill_uninitialized_memory = False
     check_gpus_are_seen(os.environ)
 
 
 def peak_gpu_memory() -> dict[str, float]:
-    """In GiB, where there is a GPU."""
+    """Return the peak GPU memory in GiB; nothing where there is no GPU."""
     import torch
 
     if not torch.cuda.is_available():

@@ -1,7 +1,7 @@
-"""Imported once by the local scheduler's fork server, so that no task pays for it.
+"""Modules of every task, imported once by the local scheduler's fork server, so that no task pays for it.
 
-Importing must start no thread and touch no GPU: every task is a fork of what this leaves behind. What tasks
-with models need besides is in :mod:`stages.preload_models`.
+Importing must start no thread and touch no GPU: every task is a fork of what this leaves behind. More
+modules, for tasks with models, are in :mod:`stages.preload_models`.
 """
 
 import gc

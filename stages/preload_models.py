@@ -1,4 +1,4 @@
-"""Like :mod:`stages.preload`, for runs with models of transformers and DeepSpeed."""
+"""Modules imported once, as in :mod:`stages.preload`, for runs with models of transformers and DeepSpeed."""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""Once per run: check and tokenise the prompts, measure reward normalisation, try the rules.
+"""Prepare, once per run: check and tokenise the prompts, measure reward normalisation, try the rules.
 
 Everything that can be wrong with the user's input shows here, before the first rollout.
 """
@@ -72,21 +72,21 @@ def run(task: Task, context: Context) -> Result:
 
 
 def named(judged: Judged) -> Sequence[Rejected]:
-    """The rows of a file that cannot be used; those that are held out say so."""
+    """Return the rows of a file that cannot be used; those of held-out prompts name their file."""
     if judged.key == "data.prompts":
         return judged.rejected
     return [replace(row, detail=f"in {judged.path}: {row.detail}") for row in judged.rejected]
 
 
 def samples(prompts: pa.Table, key: str, path: str | None) -> list[Sample]:
-    """The first row of a prompt table, if it has any, to try rules on."""
+    """Return the first row of a prompt table, if it has any, to try rules on."""
     columns = extra_columns(prompts).slice(0, 1).to_pylist() or [{}]
     ids, texts = prompts["prompt_id"].to_pylist()[:1], prompts["prompt_text"].to_pylist()[:1]
     return [Sample(f"{key}={path}", *row) for row in zip(ids, texts, columns, strict=False)]
 
 
 def check_remotes(config: Config, *tables: pa.Table) -> None:
-    """Raises UserError where a service's key is not set, or its template names no column of the prompts."""
+    """Raise UserError where a service's key is not set, or its template names no column of the prompts."""
     for name, component in config.reward.components.items():
         if isinstance(component, RemoteConfig):
             from stages.rewards.posting import api_key
@@ -99,7 +99,7 @@ def check_remotes(config: Config, *tables: pa.Table) -> None:
 
 
 def check_lora(config: Config) -> None:
-    """That the update can adapt the policy. Raises UserError."""
+    """Check that the update can put adapters into the policy. Raises UserError."""
     if config.update.lora is not None:
         from stages.ppo.lora import check_fits
 
@@ -107,7 +107,7 @@ def check_lora(config: Config) -> None:
 
 
 def prompt_table(judged: Judged) -> pa.Table:
-    """The usable rows, with the user's own columns.
+    """Return the usable rows, with the user's own columns.
 
     A truncated prompt's text is what is left of it; its messages, from which a reward model makes a prompt of
     its own, stay whole.
@@ -134,7 +134,7 @@ def empty_prompts() -> pa.Table:
 
 
 def hash_user_files(config: Config) -> dict[str, str]:
-    """What the run was made from: every file of the models and of the data, with its hash and times."""
+    """Return hash and times of every file that the run is made from: those of the models and of the data."""
     components = config.reward.components.values()
     models = [c.path for c in components if isinstance(c, RewardModelConfig)]
     tokenizers = [c.tokenizer for c in components if isinstance(c, RemoteConfig)]

@@ -1,8 +1,8 @@
-"""Responses of a task that is not done: saved by one attempt, taken over by the next. Whole ones only: of a
+"""Partial results of a task: responses saved by one attempt, taken over by the next. Whole ones only: of a
 conversation of several turns all or nothing.
 
-A save is made like a commit, data before record, but under names of the attempt's own: nothing is done by it,
-and nobody has to believe it. What does not verify, or was made from something else, is left out.
+A save is made like a commit, data before record, but under names of the attempt's own: it does not make the
+task done, and no reader has to trust it. One that does not verify, or has other inputs, is left out.
 
 Each save holds all that the attempt has, also what it took over, under a new name; its record then replaces
 the one of the save before, whose data are removed last. So whenever the process ends, the record that is
@@ -34,7 +34,8 @@ from stages.engines.base import Request, Sampling
 from stages.episodes import Episode
 
 SAVE_SECONDS = 300.0
-"""Work that is lost at most when a process is killed without a warning, but for the batch at hand."""
+"""Seconds between saves, and so the most work that is lost when a process is killed without a warning, not
+counting the current batch."""
 
 PARTIAL = pa.schema(
     [
@@ -53,11 +54,11 @@ PARTIAL = pa.schema(
 
 @dataclass(frozen=True)
 class PartialKey:
-    """What a task's responses follow from. Those of another origin are of no use to it."""
+    """The origin of a task's responses. Those of another origin are of no use to it."""
 
     task: Task
     inputs: Mapping[str, str]
-    """Lineage, and under ``requests`` a hash of what was asked and of what is computed together."""
+    """Lineage, and under ``requests`` a hash of the requests, the sampling and the batch plan."""
     policy_version: int
     seed: int
 
@@ -73,7 +74,8 @@ def origin_of(
     sampling: Sampling,
     plan: Sequence[Sequence[int]],
 ) -> PartialKey:
-    """Of the responses of policy ``version``. Every input must have been read: the lineage so far counts."""
+    """Return the origin of responses of policy ``version``. Every input must have been read before: the
+    lineage so far counts."""
     # The prompts' tokens are not hashed: the lineage names the file that they are in.
     asked = [(len(r.prompt_tokens), r.max_new_tokens, r.seed, r.greedy) for r in requests]
     text = json.dumps([asked, asdict(sampling), [list(group) for group in plan]])
@@ -84,16 +86,16 @@ def origin_of(
 
 @dataclass(frozen=True)
 class Saved:
-    """What one save holds."""
+    """The content of one save."""
 
     responses: Mapping[int, Episode]
-    """By the index of the request."""
+    """Episodes by the index of their request."""
     compute_seconds: float = 0.0
-    """Of model compute, of all attempts that it continues."""
+    """Seconds of model compute, those of the attempts that it continues included."""
 
 
 def merge(saves: Iterable[Saved]) -> Saved:
-    """The responses of all saves; where several have one, the first one's.
+    """Return the union of all saves; where several have a response, the first one's.
 
     Attempts continue each other, so the longest time is that of the whole.
     """
@@ -106,7 +108,7 @@ def merge(saves: Iterable[Saved]) -> Saved:
 
 
 def load(context: Context, origin: PartialKey) -> Saved:
-    """What earlier attempts saved of ``origin``. The log names a save that cannot be used and says why."""
+    """Return what earlier attempts saved of ``origin``. The log names saves that cannot be used, and why."""
     saves = []
     for path in context.files.partial_records():
         try:
@@ -117,7 +119,7 @@ def load(context: Context, origin: PartialKey) -> Saved:
 
 
 def _read(paths: RunPaths, path: Path, origin: PartialKey) -> Saved:
-    """Raises whatever reading and verifying raise, and StaleData when it is of another origin."""
+    """Read one save. Raises what reading and verifying raise, and StaleData when it is of another origin."""
     record = Record.from_json(json.loads(read_shared(path)))
     if (found := PartialKey.of(record)) != origin:
         differing = [name for name, value in asdict(origin).items() if asdict(found)[name] != value]
@@ -127,7 +129,7 @@ def _read(paths: RunPaths, path: Path, origin: PartialKey) -> Saved:
 
 
 def to_table(responses: Mapping[int, Episode]) -> pa.Table:
-    """A row per response, by index."""
+    """Return a table with a row per response, sorted by index."""
     rows = sorted(responses.items())
     columns: dict[str, Any] = {
         "request": [index for index, _ in rows],
@@ -142,7 +144,7 @@ def to_table(responses: Mapping[int, Episode]) -> pa.Table:
 
 
 def from_table(table: pa.Table) -> dict[int, Episode]:
-    """Inverse of :func:`to_table`, log-probabilities as float32 holds them."""
+    """Return the episodes of a table; inverse of :func:`to_table`, but for float32 log-probabilities."""
     return {
         row["request"]: Episode(
             row["tokens"],
@@ -199,7 +201,7 @@ class Progress:
             return
         files, attempt = self._context.files, self._context.attempt
         before = self._latest
-        # Not numbers: a scheduler that starts an attempt again gives it the same name.
+        # Random, not numbered: a scheduler that starts an attempt again gives it the same name.
         self._latest = files.partial(attempt, os.urandom(4).hex())
         entry = write_shard(self._context.paths, self._latest, to_table(self.responses))
         record = self._record(entry)

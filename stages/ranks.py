@@ -1,6 +1,6 @@
-"""The ranks of one task: how they find each other, and what they tell each other.
+"""The ranks of one task: rendezvous and collectives.
 
-Nothing here knows of schedulers. A launcher says in the environment who is who:
+Nothing here knows of schedulers. A launcher sets environment variables:
 
 RANK, WORLD_SIZE, LOCAL_RANK   this process among all, their number, this process among those of its node.
                                Absent: one rank.
@@ -36,9 +36,9 @@ from stages.context import UserError
 from stages.models import device
 
 MEETING_SECONDS = 300.0
-"""How long ranks wait for each other at the start."""
+"""Seconds for which ranks wait for each other at the start."""
 COLLECTIVE_SECONDS = 1800.0
-"""How long a rank waits for the others later on. Rank 0 writes whole models while they wait."""
+"""Seconds for which a rank waits for the others later on. Rank 0 writes whole models while they wait."""
 _POLL_SECONDS = 0.2
 _PROBE_SECONDS = 10.0
 _TOKEN = "token"
@@ -55,7 +55,7 @@ class Place:
 
     @staticmethod
     def of(environment: Mapping[str, str]) -> "Place":
-        """Raises UserError when the launcher's variables make no sense."""
+        """Read the launcher's variables. Raises UserError when they make no sense."""
         words = {name: environment.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
         if words["WORLD_SIZE"] in ("", "1"):
             return Place(0, 1, 0)
@@ -70,17 +70,18 @@ class Place:
 
 @dataclass(frozen=True)
 class Meeting:
-    """What rank 0 publishes."""
+    """The address that rank 0 publishes."""
 
     hosts: Sequence[str]
     """Names and addresses of its node, the likeliest first."""
     port: int
     token: str
-    """Held by its store too: another store that listens on the same port elsewhere is not mistaken for it."""
+    """Random text that its store holds too, so that no other store, on the same port elsewhere, is mistaken
+    for it."""
 
 
 def start_distributed(limit: float = MEETING_SECONDS) -> None:
-    """Join the process group of this task's ranks, which DeepSpeed takes over. Again: does nothing.
+    """Join the process group of this task's ranks, which DeepSpeed takes over. Later calls do nothing.
 
     One rank needs neither address nor port, so what another update on this host uses cannot clash.
 
@@ -94,8 +95,8 @@ def start_distributed(limit: float = MEETING_SECONDS) -> None:
     import deepspeed
     from deepspeed.ops.op_builder.all_ops import ALL_OPS
 
-    # Built at first use by a compiler, which compute nodes may lack; gloo does the same work. Left to itself,
-    # DeepSpeed runs that compiler just to see which of its ops could be built.
+    # DeepSpeed's ops are built at first use by a compiler, which compute nodes may lack; gloo does the same
+    # work. Left to itself, DeepSpeed runs that compiler just to see which ops could be built.
     deepspeed.ops.__compatible_ops__ = dict.fromkeys(ALL_OPS, False)
     if dist.is_initialized():
         return
@@ -118,7 +119,8 @@ def start_distributed(limit: float = MEETING_SECONDS) -> None:
 
 
 def gpu_index(place: Place, num_visible: int) -> int:
-    """The GPU of this rank among those that it sees. A launcher may show each rank its own one only."""
+    """Return the index of this rank's GPU among those that it sees. A launcher may show each rank its own
+    only. Raises UserError where there are fewer GPUs than ranks."""
     if num_visible == 1:
         return 0
     if place.local_rank >= num_visible:
@@ -130,7 +132,7 @@ def gpu_index(place: Place, num_visible: int) -> int:
 
 
 def meet(place: Place, environment: Mapping[str, str], limit: float) -> tuple[dist.Store, str | None]:
-    """The store through which the ranks find each other, and the network interface to use, if it is known."""
+    """Return the store through which the ranks find each other, and the network interface, if known."""
     if place.size == 1:
         return dist.HashStore(), None
     address = ""
@@ -149,7 +151,7 @@ def meet(place: Place, environment: Mapping[str, str], limit: float) -> tuple[di
 
 
 def gather(store: dist.Store, place: Place, address: str, limit: float) -> list[str]:
-    """Wait until every rank has come, and hear at which address each found rank 0.
+    """Wait until every rank has come; return the address at which each found rank 0.
 
     Raises:
         TimeoutError: not all came; names those that did not.
@@ -167,7 +169,8 @@ def gather(store: dist.Store, place: Place, address: str, limit: float) -> list[
 
 
 def interface_towards(found: Sequence[str]) -> str | None:
-    """The network interface on the way to rank 0, of the first IPv4 address at which another node found it.
+    """Return the network interface on the way to rank 0, by the first IPv4 address at which another node
+    found it; None if there is none.
 
     Left to itself, gloo listens where the node's own name leads, which often is the loopback address.
     """
@@ -181,7 +184,7 @@ def interface_towards(found: Sequence[str]) -> str | None:
 
 
 def open_store(path: Path, limit: float) -> dist.TCPStore:
-    """Listen on a free port and say at ``path`` where. For rank 0."""
+    """Listen on a free port and publish the address at ``path``. For rank 0."""
     wait = timedelta(seconds=limit)
     store = dist.TCPStore("localhost", 0, is_master=True, timeout=wait, wait_for_workers=False)
     meeting = Meeting(addresses(), store.port, secrets.token_hex(16))
@@ -192,7 +195,7 @@ def open_store(path: Path, limit: float) -> dist.TCPStore:
 
 
 def find_store(path: Path, place: Place, limit: float) -> tuple[dist.TCPStore, str]:
-    """Connect to where ``path`` says that rank 0 listens, as soon as it says so. For the other ranks.
+    """Wait for the file ``path``, and connect to the address of rank 0 that it holds. For the other ranks.
 
     Returns:
         The store, and the address at which it was found.
@@ -220,7 +223,8 @@ def find_store(path: Path, place: Place, limit: float) -> tuple[dist.TCPStore, s
 
 
 def connect(host: str, meeting: Meeting, limit: float) -> tuple[dist.TCPStore, str] | None:
-    """Rank 0's store and its address, if it answers at ``host``. Later it may take ``limit`` s to answer."""
+    """Return rank 0's store and its address if it answers at ``host``, else None. Its later answers may take
+    ``limit`` s."""
     probe = timedelta(seconds=_PROBE_SECONDS)
     try:
         # A store would try an address that drops packets for its whole time limit, and log every try.
@@ -236,7 +240,7 @@ def connect(host: str, meeting: Meeting, limit: float) -> tuple[dist.TCPStore, s
 
 
 def addresses() -> list[str]:
-    """Where other nodes may reach this one: its name if that resolves, then its addresses."""
+    """Return hosts at which other nodes may reach this one: its name if that resolves, then its addresses."""
     name = socket.gethostname()
     try:
         found = [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
@@ -249,7 +253,7 @@ def addresses() -> list[str]:
 
 
 def _interfaces() -> Iterator[tuple[str, str]]:
-    """Names and IPv4 addresses of this machine's network interfaces."""
+    """Yield names and IPv4 addresses of this machine's network interfaces."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode())
@@ -275,12 +279,12 @@ def is_first() -> bool:
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:
-    """The element-wise sum, on every rank; exact where all ranks but one have 0."""
+    """Return the element-wise sum, on every rank; exact where all ranks but one have 0."""
     return _over_ranks(tensor, dist.ReduceOp.SUM)
 
 
 def max_over_ranks(tensor: Tensor) -> Tensor:
-    """The element-wise maximum, on every rank."""
+    """Return the element-wise maximum, on every rank."""
     return _over_ranks(tensor, dist.ReduceOp.MAX)
 
 
@@ -293,9 +297,9 @@ def _over_ranks(tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
 
 
 def first_of(problem: str | None) -> str | None:
-    """The problem of the first rank that has one, on every rank.
+    """Return the problem of the first rank that has one, on every rank.
 
-    A rank that acted on its own alone would wait for the others in its next collective until that gives up.
+    A rank that acted on its own alone would wait for the others in its next collective until that times out.
     """
     if size() == 1:
         return problem

@@ -1,4 +1,4 @@
-"""Prompts to response rows: shared by rollout and evaluate."""
+"""Generation of response rows from prompts, shared by rollout and evaluate."""
 
 import math
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def respond(
     samples: Sequence[int],
     save_every: float = SAVE_SECONDS,
 ) -> pa.Table:
-    """Responses of policy ``version`` as a rollout table, continuing what earlier attempts saved.
+    """Generate responses of policy ``version`` as a rollout table, continuing what earlier attempts saved.
 
     Args:
         samples: ``sample_index`` of each response of a prompt, in the order that they have in the table.
@@ -62,7 +62,8 @@ def respond(
 
 
 def requests_of(context: Context, prompts: pa.Table, samples: Sequence[int]) -> list[Request]:
-    """One per row of ``prompts``, which has each prompt once per sample. Each is seeded by its own name."""
+    """Return one request per row of ``prompts``, which has each prompt once per sample. Seeds derive from
+    prompt and sample."""
     config, task = context.config, context.task
     columns = prompts["prompt_id"].to_pylist(), prompts["prompt_tokens"].to_pylist()
     return [
@@ -84,7 +85,7 @@ def finish(
     sampling: Sampling,
     conversations: Conversations | None,
 ) -> list[Episode]:
-    """All responses in the requests' order: those of ``progress``, and the rest, which is generated.
+    """Return all responses in the requests' order: those of ``progress``, and the rest, which is generated.
 
     Raises:
         StoppedOnWarning: the process was warned; what is finished is saved.
@@ -111,12 +112,12 @@ def finish(
 
 
 def single_turn(index: int, response: Response) -> Episode:
-    """What a conversation of one turn came to."""
+    """Return the episode of a conversation of one turn."""
     return Episode.of(response)
 
 
 def check_finite(responses: Sequence[Episode], prompts: pa.Table, version: int) -> None:
-    """Raises NumericalError naming the first prompt with a log-probability that is not finite."""
+    """Raise NumericalError naming the first prompt with a log-probability that is not finite."""
     for index, response in enumerate(responses):
         if not all(map(math.isfinite, response.log_probs)):
             raise NumericalError(
@@ -126,8 +127,8 @@ def check_finite(responses: Sequence[Episode], prompts: pa.Table, version: int) 
 
 
 def room(config: Config, prompt_tokens: Sequence[int]) -> int:
-    """Tokens that the first turn may have: what is configured, or what the context leaves; prepare saw to at
-    least 1."""
+    """Return how many tokens the first turn may have: what is configured, or what the context leaves; prepare
+    has ensured at least 1."""
     assert config.model.context_length is not None
     left = config.model.context_length - len(prompt_tokens)
     assert left >= 1, (
@@ -144,7 +145,7 @@ def rollout_table(
     samples: Sequence[int],
     tokenizer: "PreTrainedTokenizerBase",
 ) -> pa.Table:
-    """One row per response, with the prompt's columns. ``prompts`` has a row per response too."""
+    """Return one row per response, with the prompt's columns. ``prompts`` has a row per response too."""
     texts = tokenizer.batch_decode([r.tokens for r in responses], skip_special_tokens=True)
     return conform(
         {
@@ -169,7 +170,7 @@ def rollout_table(
 
 
 def response_metrics(rows: pa.Table) -> dict[str, float]:
-    """Counts that add up over shards."""
+    """Return counts that add up over shards."""
     reasons = rows["finish_reason"].to_pylist()
     return {
         "responses": float(rows.num_rows),
@@ -181,5 +182,5 @@ def response_metrics(rows: pa.Table) -> dict[str, float]:
 
 
 def num_tokens(rows: pa.Table) -> float:
-    """Response tokens of all rows."""
+    """Return the number of response tokens of all rows."""
     return float(sum(map(len, rows["response_tokens"].to_pylist())))

@@ -1,4 +1,4 @@
-"""Reward: score one rollout shard, with what pools have scored of it, and compute the reference's
+"""Reward: score one rollout shard, add the scores that pools gave it, and compute the reference's
 log-probabilities unless the update does.
 """
 
@@ -33,7 +33,7 @@ def run(task: Task, context: Context) -> Result:
 
 
 def reference_of(context: Context, rows: pa.Table) -> Sequence[list[float] | None] | None:
-    """The reference's log-probabilities, if this stage computes them."""
+    """Return the reference's log-probabilities, if this stage computes them."""
     if not has_reference_in(context.config, ReferenceStage.REWARD):
         return None
     from stages.rewards.reference import reference_log_probs  # torch, which rules alone do not need
@@ -42,7 +42,7 @@ def reference_of(context: Context, rows: pa.Table) -> Sequence[list[float] | Non
 
 
 def pool_scores(context: Context) -> dict[str, list[float]]:
-    """Per component that has a pool: one score per row of this task's rollout shard."""
+    """Return one score per row of this task's rollout shard, by component that has a pool."""
     scores: dict[str, list[float]] = {}
     for pool in context.config.reward.pools:
         task = context.task._replace(stage=Stage.SCORE, pool=pool)
@@ -58,7 +58,7 @@ def reward_table(
     scores: dict[str, list[float]],
     reference: Sequence[list[float] | None] | None,
 ) -> pa.Table:
-    """The weighted sum, each component, and the reference log-probabilities, row by row."""
+    """Return the weighted sum, each component, and the reference log-probabilities, row by row."""
     weights = {name: component.weight for name, component in config.reward.components.items()}
     total = [
         sum(weights[name] * score for name, score in zip(scores, values, strict=True))

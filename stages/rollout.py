@@ -13,7 +13,8 @@ from stages.responding import num_tokens, respond, response_metrics
 
 
 def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> Result:
-    """Saves progress every ``save_every`` seconds. Raises StoppedOnWarning, with progress saved."""
+    """Sample responses, saving progress every ``save_every`` seconds. Raises StoppedOnWarning, with progress
+    saved."""
     config, rollout = context.config, context.config.rollout
     # 1. this shard's slice of the epoch's permutation
     prompts = context.prompts()
@@ -35,13 +36,14 @@ def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> Resul
     rows = respond(context, prompts, version, sampling, samples_of_prompt(config), save_every)
     # 3. one Arrow shard
     output = write_shard(context.paths, context.files.data(context.attempt), rows)
-    # The speed is that of every token; all else is of what the policy is trained on.
+    # All tokens count for the speed; the other metrics are of responses that the policy is trained on.
     metrics = response_metrics(rows.filter(is_sampled(rows))) | {"response_tokens": num_tokens(rows)}
     metrics["epoch"] = float(dealt.epoch)
     return Result((output,), rows.num_rows, version_of(ROLLOUT), version, metrics)
 
 
 def samples_of_prompt(config: Config) -> tuple[int, ...]:
-    """``sample_index`` of each response to a prompt. For ReMax (arXiv 2310.10505) a greedy one comes last."""
+    """Return the ``sample_index`` of all responses to a prompt; for ReMax (arXiv 2310.10505) the last is
+    greedy."""
     greedy = (GREEDY_SAMPLE,) if config.algorithm.estimator is Estimator.REMAX else ()
     return (*range(config.rollout.samples_per_prompt), *greedy)

@@ -1,10 +1,10 @@
-"""The protocol around a stage: check, compute, commit; or say in a file why not.
+"""The protocol around a stage: check, compute, commit; or write to a file why that failed.
 
 Exit codes: 0 committed (by this attempt or another), 1 failed, 2 the user's input cannot work,
 4 an input is not committed, corrupt or stale, 5 stopped on a warning, 6 the disk takes nothing.
 
-An attempt at a task that is committed ends here. What computes is in :mod:`stages.execution`, what explains
-failures in :mod:`stages.failures`; importing them takes longer than all of this.
+An attempt at a task that is committed ends here. The computing is in :mod:`stages.execution`, the explaining
+of failures in :mod:`stages.failures`; importing them takes longer than all of this.
 """
 
 import argparse
@@ -36,7 +36,7 @@ class Arguments:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one attempt at a task; returns the exit code."""
+    """Run one attempt at a task; return the exit code."""
     arguments = parse(argv)
     started = time.time()
     listen(can_save=arguments.task.stage in CAN_SAVE)  # before anything that takes time

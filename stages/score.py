@@ -23,7 +23,7 @@ def run(task: Task, context: Context) -> Result:
 
 
 def score_table(rows: pa.Table, scores: dict[str, list[float]]) -> pa.Table:
-    """Each component's scores beside the names of the responses, row by row."""
+    """Return each component's scores beside the names of the responses, row by row."""
     columns = {component_column(name): pa.array(values, pa.float64()) for name, values in scores.items()}
     names = {column: rows[column].combine_chunks() for column in ("prompt_id", "sample_index")}
     return conform(names, SCORE, extra=pa.table(columns))

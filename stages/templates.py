@@ -1,4 +1,4 @@
-"""The chat templates of what scores responses: whether they take a prompt is known before one is answered."""
+"""Chat templates of reward models and services, tried on every prompt before one is answered."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ class ScoringTemplate:
     """A chat template that is not the policy's."""
 
     key: str
-    """Key of the configuration, that names the tokenizer's directory."""
+    """Configuration key and value that name the tokenizer's directory, for messages."""
     tokenizer: "PreTrainedTokenizerBase"
 
     def refusal(self, messages: Sequence[Message]) -> str | None:
-        """Why it does not take a prompt with an answer, if it does not."""
+        """Return why it does not take a prompt with an answer; None if it does."""
         try:
             self.tokenizer.apply_chat_template([*as_dicts(messages), _ANSWER], tokenize=False)
         except REFUSALS as error:
@@ -35,7 +35,7 @@ class ScoringTemplate:
 
 
 def scoring_templates(config: Config, policy: "PreTrainedTokenizerBase") -> list[ScoringTemplate]:
-    """Chat templates of every reward model and service that is not given the policy's own token ids.
+    """Return chat templates of every reward model and service that is not given the policy's own token ids.
 
     Args:
         policy: the policy's tokenizer.

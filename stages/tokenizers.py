@@ -1,4 +1,4 @@
-"""Tokenizers: transformers' own of a model directory, or what a function of the user's makes of it.
+"""Tokenizers of model directories: those of transformers, or those that a function of the user's makes.
 
 Importing this imports no transformers, which takes seconds.
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(directory: str | Path, model: ModelConfig) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a policy or reward model.
+    """Load the tokenizer of a policy or reward model.
 
     ``model.tokenizer`` may name a function that makes it from the directory: anything with those methods and
     attributes of transformers' tokenizers that :mod:`stages` uses.

@@ -1,4 +1,4 @@
-"""What every trainer does around its learning: read an iteration's shards, write folders to be committed."""
+"""Steps shared by all trainers: reading an iteration's shards, writing folders to be committed."""
 
 import shutil
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from stages.tokenizers import load_tokenizer
 
 
 def read_shards(context: Context, iteration: int) -> tuple[pa.Table, pa.Table, Sequence[int]]:
-    """All shards of an iteration, verified and joined row by row.
+    """Return all shards of an iteration, verified and joined row by row.
 
     Returns:
         The rollout table, the reward table with the same rows, and [rows] the shard that each came in.
@@ -37,14 +37,14 @@ def read_shards(context: Context, iteration: int) -> tuple[pa.Table, pa.Table, S
 
 
 def check_same_rows(task: Task, rollout: pa.Table, reward: pa.Table) -> None:
-    """The reward shard must have the rollout shard's rows in the same order. Raises StaleData."""
+    """Check that the reward shard has the rollout shard's rows in the same order. Raises StaleData."""
     key = ["prompt_id", "sample_index"]
     if not rollout.select(key).equals(reward.select(key)):
         raise StaleData(task, "its rows are not those of the rollout shard")
 
 
 def save_tokenizer(context: Context, folder: Path) -> None:
-    """The policy directory stands alone: it has the tokenizer and the generation settings of version 0."""
+    """Write tokenizer and generation settings of version 0 into a policy folder, so that it stands alone."""
     model = context.config.model
     load_tokenizer(model.policy, model).save_pretrained(folder)
     source = Path(model.policy) / "generation_config.json"
@@ -53,5 +53,5 @@ def save_tokenizer(context: Context, folder: Path) -> None:
 
 
 def hash_folders(context: Context, folders: Iterable[Path]) -> tuple[FileEntry, ...]:
-    """Every file of the folders, durable and hashed, as a result's outputs."""
+    """Make every file of the folders durable and hash it; return them as a result's outputs."""
     return tuple(entry for folder in folders for entry in hash_tree(context.paths, folder))

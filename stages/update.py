@@ -8,6 +8,6 @@ from stages.engines import make_trainer
 
 
 def run(task: Task, context: Context) -> Result | None:
-    """None on every rank but the first, which has the result of all of them."""
+    """Train. Returns None on every rank but the first, which has the result of all of them."""
     context.read(PREPARE)
     return make_trainer(context.config).update(context, task.iteration)

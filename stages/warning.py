@@ -1,4 +1,4 @@
-"""Warnings: signals that say the process will soon be ended. Noted when they come, asked for when it suits.
+"""Warnings: signals that the process will soon be ended, noted when they come and checked when it suits.
 
 Imports nothing heavy, so that a process can listen before it has imported anything else.
 """
@@ -27,17 +27,17 @@ class StoppedOnWarning(Exception):
 
 
 def listen(can_save: bool) -> None:
-    """From now on a task that can save takes note of SIGUSR2 and SIGTERM; :func:`warned` tells it.
+    """Handle SIGUSR2 and SIGTERM: a task that can save notes them, and :func:`warned` reports it.
 
-    Any other goes on at SIGUSR2, since what it has done would be lost, and ends at SIGTERM. The handlers stay
-    until the process ends: a warning that comes after the task's end must not kill it.
+    Any other task goes on at SIGUSR2, since what it has done would be lost, and ends at SIGTERM. The handlers
+    stay until the process ends: a warning that comes after the task's end must not kill it.
     """
     signal.signal(signal.SIGUSR2, _note if can_save else signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _note if can_save else signal.SIG_DFL)
 
 
 def warned() -> bool:
-    """Whether a warning has come since the process listens."""
+    """Whether a warning has come since :func:`listen`."""
     return _noted
 
 

@@ -1,4 +1,4 @@
-"""Whether the weights of a model are numbers, read piece by piece from its files. No torch."""
+"""A check that the weights of a model are finite, read piece by piece from its files. No torch."""
 
 import itertools
 import time
@@ -19,17 +19,17 @@ _EXPONENTS: dict[str, tuple[str, int]] = {
     "F8_E5M2": ("<u1", 0x7C),
     "F8_E4M3": ("<u1", 0x7F),
 }
-"""By format: a number as bits, and the bits that are all set where it is NaN or infinite."""
+"""Integer type and bit mask by format; the bits of the mask are all set where a number is NaN or infinite."""
 _PIECE = 1 << 24
-"""Bytes at a time."""
+"""Bytes read at a time."""
 
 
 def check_finite(key: str, directory: Path, tensors: Sequence[tuple[str, Tensor]]) -> None:
-    """Read every weight, and say how many there were.
+    """Check every weight, and print how many there were.
 
     Args:
-        key: of the configuration.
-        tensors: with their names, in any order.
+        key: configuration key that names the model.
+        tensors: name and place of each weight, in any order.
 
     Raises:
         UserError: one is NaN or infinite.
@@ -59,7 +59,7 @@ def _check_file(key: str, directory: Path, path: Path, tensors: Iterable[tuple[s
 
 
 def is_finite(file: BinaryIO, tensor: Tensor) -> bool:
-    """Whether every number of a tensor is; true of formats without NaN."""
+    """Whether every number of a tensor is finite; true of formats without NaN."""
     if tensor.dtype not in _EXPONENTS:
         return True
     kind, mask = _EXPONENTS[tensor.dtype]

@@ -1,5 +1,5 @@
-"""Engines by name, made once per task and configuration: one is kept until another model of the same role is
-asked for, so that neither start-up nor memory is paid twice.
+"""A cache of engines, made once per task and configuration: one is kept until another model of the same role
+is requested, so that neither start-up nor memory is paid twice.
 """
 
 import contextlib
@@ -30,10 +30,10 @@ _kept: dict[str, _Kept] = {}
 
 
 def engine(role: str, key: Any, make: Callable[[], Any], name: str = Engine.TRANSFORMERS) -> Any:
-    """The engine of ``role`` for ``key`` (what it was made from); the role's previous engine is dropped.
+    """Return the engine of ``role`` for ``key`` (what it was made from); drop the role's previous engine.
 
-    Those of transformers stay side by side. Any other takes the GPU's memory for itself, so that nothing else
-    fits beside it.
+    Engines of transformers stay side by side. Any other takes the GPU's memory for itself, so that nothing
+    else fits beside it.
     """
     if role not in _kept or _kept[role].key != key:
         release(role)
@@ -60,8 +60,8 @@ def release(role: str) -> None:
 
 @contextlib.contextmanager
 def engines_closed() -> Iterator[None]:
-    """Drop every engine at the end. What goes wrong then is said and no more: what the task has done is
-    committed, and a failed job would keep those behind it waiting."""
+    """Drop every engine at the end. Errors of that are printed only: the task's result is committed, and a
+    failed job would keep those that depend on it waiting."""
     try:
         yield
     finally:
@@ -74,7 +74,7 @@ def engines_closed() -> Iterator[None]:
 
 
 def make_generator(config: Config, directory: str) -> Generator:
-    """An engine of ``rollout.engine`` for the policy in ``directory``.
+    """Make an engine of ``rollout.engine`` for the policy in ``directory``.
 
     Raises:
         PluginError: ``module:function`` cannot be imported, or made something else.
@@ -84,12 +84,12 @@ def make_generator(config: Config, directory: str) -> Generator:
 
 
 def make_scorer(config: Config, name: str, directory: str) -> Scorer:
-    """An engine called ``name`` for the reward model in ``directory``. Raises as :func:`make_generator`."""
+    """Make an engine ``name`` for the reward model in ``directory``. Raises as :func:`make_generator`."""
     return _checked(_maker("reward.engine", name, "make_scorer")(config, directory), Scorer, name)
 
 
 def make_trainer(config: Config) -> Trainer:
-    """The trainer of ``update.engine``. Raises as :func:`make_generator`."""
+    """Make the trainer of ``update.engine``. Raises as :func:`make_generator`."""
     name = config.update.engine
     maker = _maker("update.engine", name, "make_trainer")
     if config.scheduler.num_update_ranks > 1 and not (_is_ours(name) or getattr(maker, "takes_ranks", False)):
@@ -101,7 +101,7 @@ def needs_torch(key: str, name: str) -> bool:
     """Whether an engine uses torch: those that come with slurm-ppo do, and a user's unless it says otherwise.
 
     Args:
-        key: of the configuration, that gave the name.
+        key: configuration key that gave the name.
     """
     return _is_ours(name) or getattr(load_plugin(key, name), "needs_torch", True)
 

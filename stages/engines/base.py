@@ -1,11 +1,11 @@
-"""The seam for engines: requests in, responses or scores out.
+"""The interface of engines: requests in, responses or scores out.
 
 An engine is one module with ``make_generator(config, directory)`` that returns a :class:`Generator`, or
 ``make_scorer(config, directory)`` that returns a :class:`Scorer`, or both. It is chosen by one line of
 configuration, ``rollout.engine=my_engine:make_generator`` or ``reward.engine=my_engine:make_scorer``. What
 every engine must do is written here and tested by the contract tests, tests/test_engine_contract.py.
 
-What trains is chosen in the same way: a module with ``make_trainer(config)`` that returns a :class:`Trainer`,
+A trainer is chosen in the same way: a module with ``make_trainer(config)`` that returns a :class:`Trainer`,
 and ``update.engine=my_trainer:make_trainer``.
 """
 
@@ -23,7 +23,7 @@ _Maker = TypeVar("_Maker", bound=Callable[..., object])
 
 
 def without_torch(maker: _Maker) -> _Maker:
-    """Decorator for a ``make_...`` function of an engine that does not use torch.
+    """Mark a ``make_...`` function as that of an engine that does not use torch; a decorator.
 
     Tasks that use such engines alone start without it, in tenths of a second instead of seconds.
     """
@@ -32,7 +32,7 @@ def without_torch(maker: _Maker) -> _Maker:
 
 
 def takes_ranks(maker: _Maker) -> _Maker:
-    """Decorator for the ``make_trainer`` of a trainer that several ranks may run together.
+    """Mark the ``make_trainer`` of a trainer that several ranks may run together; a decorator.
 
     Every rank calls :meth:`Trainer.update`, shares the work with the others by :mod:`stages.ranks`, and all
     but one return None. Any other trainer is refused where the update is given several ranks.
@@ -43,24 +43,24 @@ def takes_ranks(maker: _Maker) -> _Maker:
 
 @dataclass(frozen=True)
 class Limits:
-    """What an engine's model can take."""
+    """Limits of the sequences that an engine's model can take."""
 
     context: int
     """Most tokens of one sequence, prompt and response together."""
     vocabulary: int
-    """Token ids are 0 to this minus 1."""
+    """Number of token ids: they are 0 to this minus 1."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen, for all requests of a call that are not greedy; the stop tokens are for all."""
+    """Sampling settings for all requests of a call that are not greedy; the stop tokens are for all."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    """0 is off."""
+    """Number of likeliest tokens to sample from; 0 is off."""
     stop_token_ids: tuple[int, ...] = ()
-    """Besides the model's own end-of-sequence ids."""
+    """Stop tokens besides the model's own end-of-sequence ids."""
 
 
 @dataclass(frozen=True)
@@ -69,49 +69,51 @@ class Request:
 
     prompt_tokens: Sequence[int]
     max_new_tokens: int
-    """At least 1; less where the context ends."""
+    """Most tokens of the response, at least 1; fewer fit where the context ends."""
     seed: int = 0
-    """Decides the response together with the prompt, whatever it is batched with."""
+    """Seed that determines the response, together with the prompt, whatever it is batched with."""
     greedy: bool = False
-    """Take the likeliest token each time; seed, temperature, top_p and top_k are ignored."""
+    """Whether to take the likeliest token each time; seed, temperature, top_p and top_k are then ignored."""
 
 
 @dataclass(frozen=True)
 class Response:
-    """What the engine wrote. Its stop token, if any, is the last of ``tokens``."""
+    """A response as the engine wrote it. Its stop token, if any, is the last of ``tokens``."""
 
     tokens: list[int]
     log_probs: list[float]
-    """Of each token, temperature included, top_p and top_k not; at temperature 1 in a greedy response."""
+    """Log-probability of each token, temperature included, top_p and top_k not; at temperature 1 in a greedy
+    response."""
     finish_reason: FinishReason
 
 
 REFUSED = Response([], [], FinishReason.REFUSED)
-"""The answer to a request that no engine may see."""
+"""The answer to a request that the model cannot take, which no engine may see."""
 
 
 def never() -> bool:
-    """The ``should_stop`` of a call that is not to be stopped."""
+    """Return False: the ``should_stop`` of a call that is not to be stopped."""
     return False
 
 
 class Stopped(Exception):
-    """``should_stop`` holds: what is not finished is thrown away."""
+    """``should_stop`` holds: unfinished responses are thrown away."""
 
 
 class Turns(Protocol):
-    """What follows a response in the conversation that it belongs to."""
+    """The source of what follows each response in its conversation."""
 
     def ended(self, index: int, response: Response) -> None:
-        """A response of the conversation of request ``index`` is finished. What follows may take a while."""
+        """Note that a response in the conversation of request ``index`` is finished. What follows may take a
+        while."""
 
     def due(self, wait: bool) -> Mapping[int, Request | None]:
-        """What follows responses that ended: the conversation's next request, or None when it is over.
+        """Return what follows responses that ended: the conversation's next request, or None when it is over.
 
         Each ended response is answered once, by one of the calls after it.
 
         Args:
-            wait: do not return with nothing while there are ended responses without an answer.
+            wait: whether to block while there are ended responses and no answer to any of them.
 
         Raises:
             Stopped: there is nothing yet, and ``should_stop`` holds; for :meth:`Generator.stream` to catch.
@@ -133,7 +135,7 @@ class SingleTurn:
 
 
 def problem_of(tokens: Sequence[int], limits: Limits, new_tokens: int) -> str | None:
-    """Why a model cannot take a sequence and write ``new_tokens`` more; None when it can."""
+    """Return why a model cannot take a sequence and write ``new_tokens`` more; None when it can."""
     if not tokens:
         return "it has no token"
     if len(tokens) + new_tokens > limits.context:
@@ -159,7 +161,7 @@ class BadAnswer(RuntimeError):
 
 
 def answered(index: int, response: Response, limits: Limits, engine: str) -> Response:
-    """The response, if it is whole. Raises BadAnswer naming the engine and the request."""
+    """Return the response if it is well-formed. Raises BadAnswer naming the engine and the request."""
     problem = None
     if not isinstance(response, Response):
         problem = f"gave {response!r}"
@@ -177,7 +179,7 @@ def answered(index: int, response: Response, limits: Limits, engine: str) -> Res
 
 
 class Generator(ABC):
-    """Writes responses."""
+    """An engine that writes responses."""
 
     limits: Limits
 
@@ -189,7 +191,7 @@ class Generator(ABC):
         should_stop: Callable[[], bool] = never,
         turns: Turns | None = None,
     ) -> Iterator[Mapping[int, Response]]:
-        """Responses by the index of their request, as they finish, in any order.
+        """Yield responses by the index of their request, as they finish, in any order.
 
         A request that the model cannot take is answered with :data:`REFUSED`; the others go on.
 
@@ -222,30 +224,30 @@ class Generator(ABC):
             )
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Response]:
-        """One response per request, in order."""
+        """Return one response per request, in order."""
         responses: dict[int, Response] = {}
         for finished in self.stream(requests, sampling):
             responses |= finished
         return [responses[i] for i in range(len(requests))]
 
     def plan(self, requests: Sequence[Request]) -> Sequence[Sequence[int]]:
-        """Indices of the requests whose responses depend on each other's company, group by group.
+        """Return groups of requests, by index, whose responses depend on being computed together.
 
         Padding changes float sums, so what is left of a call gives the same bytes only if it is computed in
-        the same groups. An engine whose responses do not show what they were batched with has groups of one.
+        the same groups. An engine whose responses do not depend on the batch has groups of one.
         Requests that are refused are in no group.
         """
         return [[i] for i, request in enumerate(requests) if self._takes(request)]
 
     def problem_with(self, request: Request) -> str | None:
-        """Why the model cannot take a request; None when it can."""
+        """Return why the model cannot take a request; None when it can."""
         return problem_of(request.prompt_tokens, self.limits, new_tokens=1)
 
     def _takes(self, request: Request) -> bool:
         return self.problem_with(request) is None
 
     def room(self, request: Request) -> int:
-        """Tokens that the response may have, at least 1."""
+        """Return how many tokens the response may have, at least 1."""
         return max(1, min(request.max_new_tokens, self.limits.context - len(request.prompt_tokens)))
 
     @abstractmethod
@@ -257,23 +259,23 @@ class Generator(ABC):
         should_stop: Callable[[], bool],
         turns: Turns,
     ) -> Iterator[Mapping[int, Response]]:
-        """As :meth:`stream`, of requests that the model can take; all others are in ``done``."""
+        """Yield as :meth:`stream` does, for requests that the model can take; all others are in ``done``."""
 
     def close(self) -> None:  # noqa: B027  most engines hold nothing but memory of their own
-        """Give back what the process holds for the engine: GPU memory, worker processes."""
+        """Release what the process holds for the engine: GPU memory, worker processes."""
 
 
 class Scorer(ABC):
-    """Scores token sequences with a reward model."""
+    """An engine that scores token sequences with a reward model."""
 
     limits: Limits
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[float]:
-        """One raw score per sequence of the reward model's own token ids, in order.
+        """Return one raw score per sequence of the reward model's own token ids, in order.
 
         Raises:
             BadSequence: the model cannot take a sequence. Nothing was scored then.
-            BadAnswer: the engine gave something else than a number for each.
+            BadAnswer: the engine did not give one number for each.
         """
         for index, sequence in enumerate(sequences):
             if problem := problem_of(sequence, self.limits, new_tokens=0):
@@ -288,25 +290,25 @@ class Scorer(ABC):
 
     @abstractmethod
     def _score(self, sequences: Sequence[Sequence[int]]) -> list[float]:
-        """As :meth:`score`, of sequences that the model can take."""
+        """Return scores as :meth:`score` does, for sequences that the model can take."""
 
     def close(self) -> None:  # noqa: B027  as of generators
-        """Give back what the process holds for the engine."""
+        """Release what the process holds for the engine."""
 
 
 class Trainer(ABC):
-    """Makes the next policy from what the policy before it did and got for it."""
+    """A trainer: it makes the next policy from the previous policy's responses and their rewards."""
 
     @abstractmethod
     def update(self, context: "Context", iteration: int) -> "Result | None":
         """Learn from an iteration's shards; write policy ``iteration`` and all that learning needs to go on.
 
-        What is read, is read through the context, which verifies it and notes where it came from:
+        Inputs are read through the context, which verifies them and notes where they came from:
         :func:`stages.training.read_shards`, ``context.policy_directory(iteration - 1)``, ``critic_directory``
-        and ``trainer_directory``. What is written goes to folders of this attempt's own,
+        and ``trainer_directory``. Outputs go to folders of this attempt's own,
         ``context.files.policy(context.attempt)``, ``critic`` and ``trainer`` alike; a policy folder stands
         alone, with the tokenizer. :func:`stages.training.hash_folders` makes them durable.
 
         Returns:
-            What to commit. None on all ranks but one, if the task has several: see :func:`takes_ranks`.
+            The result to commit. None on all ranks but one, if the task has several: see :func:`takes_ranks`.
         """

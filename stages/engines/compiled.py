@@ -1,4 +1,4 @@
-"""What engines compile, kept from task to task under the run directory.
+"""A cache of what engines compile, kept from task to task under the run directory.
 
 Compilers write to their caches at any time, and array elements share the run directory. So each process
 works in a folder of its own on the node, which begins as a copy of what the run has; the first that has
@@ -23,15 +23,15 @@ from pipeline.run.paths import RunPaths
 
 @dataclass(frozen=True)
 class KeptCache:
-    """The folder of one process, and where it is published."""
+    """The cache folder of one process, and where it is published."""
 
     folder: Path
     published: Path | None
-    """None: it is not to be kept."""
+    """Path under the run directory; None if the cache is not to be kept."""
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """For vLLM, torch's compiler and Triton."""
+        """Environment variables for vLLM, torch's compiler and Triton."""
         return {
             "VLLM_CACHE_ROOT": str(self.folder / "vllm"),
             "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),
@@ -50,11 +50,11 @@ class KeptCache:
 
 
 def private_cache(run_dir: Path, key: str, is_kept: bool) -> KeptCache:
-    """A folder for this process, with what the run has for ``key``.
+    """Make a folder for this process, with a copy of what the run has for ``key``.
 
     Args:
         key: everything that compiled code depends on.
-        is_kept: whether to take what was kept, and to keep what comes new.
+        is_kept: whether to use what other tasks kept, and to keep what is new.
     """
     folder = Path(tempfile.mkdtemp(prefix="slurm-ppo-engine-"))
     if not is_kept or not run_dir.is_dir():
@@ -72,7 +72,7 @@ def private_cache(run_dir: Path, key: str, is_kept: bool) -> KeptCache:
 
 
 def distrust(folder: Path) -> str | None:
-    """Why another than this user may have written to a folder; None if nobody can."""
+    """Return why another user may have written to a folder; None if nobody else can have."""
     for path in (folder, *folder.rglob("*")):
         found = path.lstat()
         if stat.S_ISLNK(found.st_mode):

@@ -11,7 +11,7 @@ def make_trainer(config: Config) -> Trainer:
 
 
 class DeepSpeedTrainer(Trainer):
-    """See :mod:`stages.ppo.update`."""
+    """The trainer of :mod:`stages.ppo.update`."""
 
     def update(self, context: Context, iteration: int) -> Result | None:
         return update(context, iteration)

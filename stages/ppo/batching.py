@@ -1,4 +1,4 @@
-"""Rows of tokens to micro-batches under a token budget, in one of two layouts, dealt evenly over ranks.
+"""Micro-batches of token rows under a token budget, in one of two layouts, dealt evenly over ranks.
 
 Padded: one line per row, tokens from the left, padding on the right. Causal attention never looks to the
 right, so no attention mask is needed, and only the total lengths decide how much is padding.
@@ -37,7 +37,7 @@ class MicroBatch:
     input_ids: Tensor
     """[B, L]; packed: [1, L]."""
     position_ids: Tensor
-    """Of the same shape, counted from each row's first token."""
+    """Positions, of the same shape, counted from each row's first token."""
     predictors: Tensor
     """[n] where in the flat ``input_ids`` the token before each response token is."""
     cells: Tensor
@@ -47,10 +47,10 @@ class MicroBatch:
     first_predictor: int
     """The first column whose prediction is wanted."""
     num_tokens: int
-    """Without padding."""
+    """Tokens without padding."""
     is_packed: bool
     is_dummy: bool = False
-    """Counts nothing: it goes through the model only because other ranks have one micro-batch more."""
+    """Whether it counts for nothing, and goes through the model only because other ranks have one more."""
 
     @property
     def tokens(self) -> Tensor:
@@ -65,7 +65,7 @@ class MicroBatch:
         return replace(self, **moved)
 
 
-# sharing out
+# splitting and dealing
 
 
 def budgeted(
@@ -99,7 +99,8 @@ class _Share:
 
 def deal_rows(lengths: Sequence[int], indices: Iterable[int], num_shares: int) -> list[list[int]]:
     """Share ``indices`` out so that all shares have about equally many tokens (largest differencing method:
-    Karmarkar and Karp 1982, for many shares Michiels et al. 2003). Two never differ by more than the longest.
+    Karmarkar and Karp 1982, for many shares Michiels et al. 2003). Two never differ by more than the
+    longest row.
 
     Partial deals, of one row each at first, are merged two by two, those first whose shares differ most:
     the largest share of one is put together with the smallest of the other.
@@ -122,7 +123,7 @@ def deal_rows(lengths: Sequence[int], indices: Iterable[int], num_shares: int) -
 
 
 def _merge(one: list[_Share], other: list[_Share], num_shares: int) -> list[_Share]:
-    """Both deals in one: share i of the one with share num_shares - 1 - i of the other."""
+    """Merge two deals: share i of the one with share num_shares - 1 - i of the other."""
     untouched = one[: num_shares - len(other)]
     smallest = one[num_shares - len(other) :]
     facing = other[::-1]
@@ -132,7 +133,7 @@ def _merge(one: list[_Share], other: list[_Share], num_shares: int) -> list[_Sha
 
 
 def split(lengths: Sequence[int], indices: Sequence[int], token_budget: int, packed: bool) -> list[list[int]]:
-    """As few batches as the budget allows.
+    """Split ``indices`` into as few batches as the budget allows.
 
     Args:
         lengths: tokens of every row.
@@ -155,7 +156,8 @@ def split(lengths: Sequence[int], indices: Sequence[int], token_budget: int, pac
 def split_into(
     lengths: Sequence[int], indices: Sequence[int], token_budget: int, num_batches: int, packed: bool
 ) -> list[list[int]]:
-    """That many batches within the budget, of about equal size; fewer only if there are fewer rows.
+    """Split ``indices`` into ``num_batches`` batches within the budget, of about equal size; fewer only if
+    there are fewer rows.
 
     Args:
         num_batches: at least as many as :func:`split` makes.
@@ -175,7 +177,8 @@ def split_into(
 
 
 def _smallest(low: int, high: int, fits: Callable[[int], bool]) -> int:
-    """The smallest number from ``low`` to ``high`` that fits, if all larger ones do; ``high`` must."""
+    """Find the smallest number from ``low`` to ``high`` that fits, by exponential and then binary search. All
+    larger ones must fit too."""
     step = 1
     while (probe := low + step - 1) < high:  # it is expected to be near ``low``
         if fits(probe):
@@ -197,7 +200,7 @@ def _smallest(low: int, high: int, fits: Callable[[int], bool]) -> int:
 def micro_batches(
     rows: Sequence[Row], indices: Sequence[int], token_budget: int, packed: bool = False
 ) -> list[MicroBatch]:
-    """Micro-batches of the given rows."""
+    """Return micro-batches of the given rows."""
     return micro_batches_of_rank(rows, indices, token_budget, rank=0, num_ranks=1, packed=packed)
 
 
@@ -209,8 +212,8 @@ def micro_batches_of_rank(
     num_ranks: int,
     packed: bool = False,
 ) -> list[MicroBatch]:
-    """One rank's micro-batches of a mini-batch: equally many on every rank, since each pass through the model
-    is one of all ranks together. A rank with fewer rows than that makes up for it with dummies.
+    """Return one rank's micro-batches of a mini-batch: equally many on every rank, since each pass through
+    the model is one of all ranks together. A rank with fewer rows makes up for it with dummies.
     """
     if not indices:
         return []
@@ -226,7 +229,7 @@ def micro_batches_of_rank(
 
 
 def collate(rows: Sequence[Row], indices: Sequence[int], packed: bool = False) -> MicroBatch:
-    """The given rows as one micro-batch. The padding id is 0."""
+    """Put the given rows into one micro-batch. The padding id is 0."""
     chosen = [rows[i] for i in indices]
     assert all(len(row.prompt) for row in chosen), (
         "nothing predicts the first token of a row without a prompt"

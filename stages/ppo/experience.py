@@ -1,4 +1,4 @@
-"""An iteration's shards as the learner's matrices. N responses, T tokens of the longest."""
+"""The learner's matrices, made from an iteration's shards. N responses, T tokens of the longest."""
 
 import itertools
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from stages.ppo.shaping import Outcome
 
 @dataclass(frozen=True)
 class Experience:
-    """What the policy did in one iteration and what it got for it."""
+    """The policy's responses of one iteration, and their rewards."""
 
     rows: Sequence[Row]
     prompt_ids: Sequence[str]
@@ -44,7 +44,7 @@ class Experience:
         return len(self.rows)
 
     def select(self, indices: Sequence[int]) -> "Experience":
-        """The rows of the given indices, in their order."""
+        """Return the rows of the given indices, in their order."""
         chosen = torch.tensor(indices, dtype=torch.long)
         return replace(
             self,
@@ -62,7 +62,7 @@ class Experience:
         )
 
     def describe(self, indices: Sequence[int], limit: int = 8) -> str:
-        """Shards, prompts and samples of some rows, in words."""
+        """Name the shards, prompts and samples of some rows, in words."""
         samples = self.responses["sample_index"]
         by_shard: dict[int, list[str]] = {}
         for i in indices[:limit]:
@@ -73,7 +73,7 @@ class Experience:
 
 
 def build_experience(responses: pa.Table, rewards: pa.Table, shards: Sequence[int]) -> Experience:
-    """Matrices of a rollout table and its reward table; ``shards`` [rows] says where each row came from."""
+    """Make matrices of a rollout table and its reward table; ``shards`` [rows] is each row's shard."""
     sampled = is_sampled(responses)
     greedy = greedy_outcomes(responses.filter(pc.invert(sampled)), rewards.filter(pc.invert(sampled)))
     responses, rewards = responses.filter(sampled), rewards.filter(sampled)
@@ -97,14 +97,14 @@ def build_experience(responses: pa.Table, rewards: pa.Table, shards: Sequence[in
 
 
 def greedy_outcomes(responses: pa.Table, rewards: pa.Table) -> dict[str, tuple[float, float, bool]]:
-    """By prompt: score, length and whether the greedy response ended by itself."""
+    """Return, by prompt, the greedy response's score, its length and whether it ended by itself."""
     outcome = outcome_of(responses, rewards)
     columns = (outcome.scores.tolist(), outcome.lengths.tolist(), outcome.has_ended.tolist())
     return dict(zip(responses["prompt_id"].to_pylist(), zip(*columns, strict=True), strict=True))
 
 
 def select_prompts(greedy: dict[str, tuple[float, float, bool]], ids: Sequence[str]) -> Outcome:
-    """The greedy response's outcome for every sample of its prompt."""
+    """Return the greedy response's outcome for every sample of its prompt."""
     scores, lengths, has_ended = zip(*(greedy[prompt_id] for prompt_id in ids), strict=True)
     return Outcome(torch.tensor(scores), torch.tensor(lengths), torch.tensor(has_ended))
 
@@ -119,7 +119,7 @@ def outcome_of(responses: pa.Table, rewards: pa.Table) -> Outcome:
 
 
 def pieces(column: pa.ChunkedArray) -> list[np.ndarray]:
-    """The lists of a column as views of one array."""
+    """Return the lists of a column as views of one array."""
     array = column.combine_chunks()
     offsets = array.offsets.to_numpy()
     values = np.array(array.values)  # a copy, because torch warns of arrays that cannot be written to
@@ -127,7 +127,7 @@ def pieces(column: pa.ChunkedArray) -> list[np.ndarray]:
 
 
 def padded(column: pa.ChunkedArray) -> Tensor:
-    """[N, T] fp32 of a column of lists, zeros after each row's end."""
+    """Make [N, T] in fp32 from a column of lists, with zeros after each row's end."""
     array = column.combine_chunks()
     lengths = np.diff(array.offsets.to_numpy())
     matrix = np.zeros((len(lengths), lengths.max(initial=0)), dtype=np.float32)

@@ -17,34 +17,34 @@ _HALF_TOLERANCE = 0.05
 
 @dataclass(frozen=True)
 class PolicyOutputs:
-    """Of each response token, in fp32."""
+    """Outputs for each response token, in fp32 at least."""
 
     log_probs: Tensor
     """[B, R]."""
     entropy: Tensor | None
-    """[B, R] of the distribution that the token is from; None when not asked for."""
+    """[B, R] entropy of the distribution that the token is from; None when not asked for."""
 
 
 def policy_outputs(
     model: nn.Module, batch: MicroBatch, temperature: float, entropy: bool, entropy_grad: bool = False
 ) -> PolicyOutputs:
-    """Log-probability of each response token under the tempered distribution, and its entropy.
+    """Compute the log-probability of each response token under the tempered distribution, and its entropy.
 
     Args:
-        entropy: also compute it.
-        entropy_grad: and let it have a gradient.
+        entropy: whether to compute it.
+        entropy_grad: whether it has a gradient.
     """
     log_probs, entropies = _token_outputs(model, batch, temperature, entropy, entropy_grad)
     return PolicyOutputs(_by_row(batch, log_probs), None if entropies is None else _by_row(batch, entropies))
 
 
 def response_log_probs(model: nn.Module, batch: MicroBatch, temperature: float) -> Tensor:
-    """Log-probability [B, R] of each response token."""
+    """Compute the log-probability [B, R] of each response token."""
     return policy_outputs(model, batch, temperature, entropy=False).log_probs
 
 
 def response_values(model: nn.Module, batch: MicroBatch) -> Tensor:
-    """The critic's value of the state before each response token; [B, R], in fp32."""
+    """Compute the critic's value of the state before each response token; [B, R], in fp32."""
     logits = model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False).logits
     return _by_row(batch, logits[..., 0].flatten()[batch.predictors].float())
 
@@ -52,7 +52,7 @@ def response_values(model: nn.Module, batch: MicroBatch) -> Tensor:
 def _token_outputs(
     model: nn.Module, batch: MicroBatch, temperature: float, entropy: bool, entropy_grad: bool
 ) -> TokenOutputs:
-    """[n] each."""
+    """Compute outputs for the response tokens, [n] each."""
     length = batch.input_ids.shape[1]
     if batch.is_packed:
         kept: int | Tensor = batch.predictors
@@ -68,14 +68,14 @@ def _token_outputs(
 
 
 def _by_row(batch: MicroBatch, values: Tensor) -> Tensor:
-    """[n] to [B, R]."""
+    """Scatter values [n] into a matrix [B, R]."""
     shape = len(batch.rows), batch.num_response_columns
     return values.new_zeros(shape).flatten().index_put((batch.cells,), values).view(shape)
 
 
 @torch.no_grad()
 def check_packing(model: nn.Module, rows: tuple[Row, Row], device: torch.device) -> None:
-    """Compare what the model says of two rows that are packed with what it says of each alone.
+    """Compare the model's log-probabilities of two packed rows with those of the same rows padded.
 
     A model that does not tell rows apart by their positions, because of its attention or because it is
     recurrent, would let each row see those before it. Every rank must call this.
@@ -102,5 +102,5 @@ def scatter_rows(target: Tensor, batch: MicroBatch, values: Tensor) -> None:
 
 
 def gather_rows(source: Tensor, batch: MicroBatch) -> Tensor:
-    """The micro-batch's rows [B, R] of a [N, T] matrix on the same device."""
+    """Return the micro-batch's rows [B, R] of a [N, T] matrix on the same device."""
     return source[batch.rows, : batch.num_response_columns]

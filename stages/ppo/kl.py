@@ -11,7 +11,7 @@ _STEP_LIMIT = 0.2
 
 
 def kl_per_token(log_probs: Tensor, reference: Tensor, estimator: KLEstimator) -> Tensor:
-    """Estimate of KL(policy || reference) at each sampled token; any shape.
+    """Estimate KL(policy || reference) at each sampled token; any shape.
 
     Schulman, "Approximating KL divergence" (2020); limits as in verl's kl_penalty.
     """
@@ -31,10 +31,10 @@ def kl_per_token(log_probs: Tensor, reference: Tensor, estimator: KLEstimator) -
 def kl_loss_per_token(
     log_probs: Tensor, reference: Tensor, estimator: KLEstimator, straight_through: bool
 ) -> Tensor:
-    """The KL as a term of the loss; any shape.
+    """Compute the KL as a term of the loss; any shape.
 
-    The estimators agree in value, not in gradient: that of k2 is the gradient of the KL. Straight through, it
-    stands for the others' (verl's "k1+", "k3+").
+    The estimators agree in value, not in gradient: that of k2 is the gradient of the KL. Straight through,
+    k2's gradient replaces the others' (verl's "k1+", "k3+").
     """
     value = kl_per_token(log_probs, reference, estimator)
     if not straight_through:
@@ -44,7 +44,7 @@ def kl_loss_per_token(
 
 
 def next_kl_coef(coef: float, kl: float, num_responses: int, config: KLConfig) -> float:
-    """The coefficient after an iteration with mean ``kl`` over ``num_responses`` responses.
+    """Return the coefficient after an iteration with mean ``kl`` over ``num_responses`` responses.
 
     Adaptive: proportional control, arXiv 1909.08593 section 2.2.
     """

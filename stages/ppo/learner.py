@@ -30,14 +30,14 @@ from stages.ppo.training import (
 
 @dataclass(frozen=True)
 class Update:
-    """What became of an iteration's experience."""
+    """The result of an update."""
 
     experience: Experience
-    """What was trained on."""
+    """Responses that were trained on."""
     scores: Scores
-    """Of these responses."""
+    """Scores of these responses."""
     targets: Targets | None
-    """None when nothing was trained on."""
+    """Targets of the losses; None when nothing was trained on."""
     steps: Steps
     num_discarded: int
     """Responses that were left out because their groups have nothing to teach."""
@@ -53,10 +53,10 @@ def update(
     moments: RunningMoments,
     stopwatch: Stopwatch,
 ) -> Update:
-    """The update, step by step.
+    """Update policy and critic, step by step.
 
     Args:
-        moments: of all scores of the run up to and with this iteration's.
+        moments: moments of all scores of the run up to and with this iteration's.
     """
     config, total = learner.config, len(experience)
     # 1. shaped scores, and only responses that have something to teach
@@ -87,7 +87,7 @@ def update(
 
 
 def padding_efficiency(minibatches: Sequence[MiniBatch]) -> float:
-    """Share of real tokens among those that go through the models, of all ranks."""
+    """Return the share of real tokens among those that go through the models, of all ranks."""
     batches = [batch for minibatch in minibatches for batch in minibatch.micro_batches]
     real = sum(batch.num_tokens for batch in batches if not batch.is_dummy)
     computed = sum(batch.input_ids.numel() for batch in batches)
@@ -98,7 +98,8 @@ def padding_efficiency(minibatches: Sequence[MiniBatch]) -> float:
 def old_log_probs_of(
     learner: Learner, experience: Experience, minibatches: Sequence[MiniBatch]
 ) -> Tensor | None:
-    """The trainer's own log-probabilities before the first step, [N, T]; None where that step gives them.
+    """Compute the trainer's own log-probabilities before the first step, [N, T]; None where that step gives
+    them.
 
     Computed over the very micro-batches of the first epoch, so that its first ratio is exactly 1.
     """
@@ -122,7 +123,7 @@ def step_gives_old_log_probs(config: Config) -> bool:
 def old_values_of(
     learner: Learner, experience: Experience, minibatches: Sequence[MiniBatch]
 ) -> Tensor | None:
-    """The critic's values before the first step, [N, T]; None without a critic."""
+    """Compute the critic's values before the first step, [N, T]; None without a critic."""
     if learner.critic is None:
         return None
     critic = learner.critic.engine
@@ -133,7 +134,7 @@ def old_values_of(
 def per_token(
     experience: Experience, minibatches: Sequence[MiniBatch], forward: Callable[[MicroBatch], Tensor]
 ) -> Tensor:
-    """[N, T]: each rank computes its own rows, and all have all of them in the end."""
+    """Evaluate ``forward`` on all rows; [N, T]. Each rank computes its own rows, and all get all of them."""
     found = torch.zeros_like(experience.rollout_log_probs, device=device())
     for batch in (b.to(device()) for m in minibatches for b in m.micro_batches):
         scatter_rows(found, batch, forward(batch))

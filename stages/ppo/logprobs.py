@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 _PIECE = {"cpu": 1 << 18}
-"""Logits at a time: on a CPU as many as its cache holds."""
+"""Logits processed at a time, by kind of device: on a CPU as many as its cache holds."""
 _PIECE_ELSEWHERE = 1 << 25
 
 
 class TokenOutputs(NamedTuple):
-    """Of n tokens, in fp32 at least."""
+    """Outputs for n tokens, in fp32 at least."""
 
     log_probs: Tensor
     """[n]."""
     entropy: Tensor | None
-    """[n] of the distributions that the tokens are from; None when not asked for."""
+    """[n] entropies of the distributions that the tokens are from; None when not asked for."""
 
 
 def token_outputs(
@@ -32,14 +32,14 @@ def token_outputs(
     entropy: bool = False,
     entropy_grad: bool = False,
 ) -> TokenOutputs:
-    """Log-probability of ``tokens`` [n] under ``logits`` [P, V] / temperature at ``positions`` [n].
+    """Compute log-probabilities of ``tokens`` [n] under ``logits`` [P, V] / temperature at ``positions`` [n].
 
     Ids at -inf have probability 0 and add nothing. Each position may be given once. A token whose result has
     a gradient of 0 gives its logits one of 0, even if they are not finite.
 
     Args:
-        entropy: also compute it.
-        entropy_grad: and let it have a gradient.
+        entropy: whether to compute entropies too.
+        entropy_grad: whether they have a gradient; computes them as well.
     """
     with_entropy = entropy or entropy_grad
     found = _TokenOutputs.apply(logits, positions, tokens, temperature, with_entropy, entropy_grad)
@@ -73,7 +73,7 @@ class _TokenOutputs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """d log p(t) / dz = [t] - p;  dH / dz = -p (log p + H)."""
+        """Compute d log p(t) / dz = [t] - p and dH / dz = -p (log p + H)."""
         of_log_probs, of_entropies = gradients
         logits, positions, tokens, entropies = ctx.saved_tensors
         wanted = of_log_probs != 0
@@ -108,6 +108,6 @@ def _log_softmax(logits: Tensor, positions: Tensor, temperature: float) -> Tenso
 
 
 def _entropy_in_place(log_probs: Tensor) -> Tensor:
-    """[n] of log-probabilities [n, V], whose memory it uses."""
+    """Compute entropies [n] of log-probabilities [n, V], whose memory it overwrites."""
     finite = log_probs.clamp_(min=torch.finfo(log_probs.dtype).min)  # 0 times -inf is not a number
     return -finite.exp().mul_(finite).sum(dim=-1)

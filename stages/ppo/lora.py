@@ -27,7 +27,7 @@ _LAYER = ".base_layer"
 
 
 def load_policy(base: Path, config: Config) -> PreTrainedModel:
-    """The run's version 0 with adapters that change nothing yet; the same ones each time and on every rank.
+    """Load the run's version 0 with adapters that change nothing yet; the same each time and on every rank.
 
     Raises:
         UserError: peft is missing, or ``update.lora.target_modules`` does not fit the model.
@@ -40,7 +40,7 @@ def load_policy(base: Path, config: Config) -> PreTrainedModel:
 
 
 def check_fits(model: ModelConfig, config: LoraConfig) -> None:
-    """That adapters can be put into the policy, tried on the model without its weights.
+    """Check that adapters can be put into the policy, by trying on the model without its weights.
 
     Raises:
         UserError: peft is missing, or ``update.lora.target_modules`` does not fit the model.
@@ -76,7 +76,7 @@ def attach(model: PreTrainedModel, base: Path, lora: LoraConfig, seed: int) -> N
 
 
 def _check_targets(model: PreTrainedModel, targets: tuple[str, ...]) -> None:
-    """peft leaves out in silence what it does not find, as long as it finds something."""
+    """Raise UserError for a target that the model lacks; peft skips it silently if it finds another."""
     output = model.get_output_embeddings()
     linear = [
         name
@@ -102,12 +102,12 @@ def is_adapter(name: str) -> bool:
 
 
 def plain_name(name: str) -> str:
-    """What a weight or buffer of an adapted model is called without adapters."""
+    """Return the name that a weight or buffer of an adapted model has without adapters."""
     return name.replace(f"{_LAYER}.", ".")
 
 
 def adapted_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """peft's layers by the name of the weight that they adapt. Empty for a model without adapters."""
+    """Return peft's layers by the name of the weight that they adapt. Empty for a model without adapters."""
     return {
         f"{name}{_LAYER}.weight": module
         for name, module in model.named_modules()
@@ -116,12 +116,12 @@ def adapted_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 
 def factors(layer: Any) -> tuple[nn.Parameter, nn.Parameter]:
-    """[r, in] and [out, r]: what an adapter's input is multiplied with, first and second."""
+    """Return the matrices that an adapter's input is multiplied with, first [r, in], then [out, r]."""
     return layer.lora_A[_NAME].weight, layer.lora_B[_NAME].weight
 
 
 def merged(layer: Any, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
-    """The layer's weight with its adapter in it, in fp32, from its whole weight and factors."""
+    """Return the layer's weight with its adapter merged, in fp32, from its whole weight and factors."""
     change = (up.float() @ down.float()) * layer.scaling[_NAME]
     return weight.float() + (change.T if layer.fan_in_fan_out else change)
 
@@ -130,7 +130,7 @@ def save_adapter(model: Any, weights: Mapping[str, Tensor], folder: Path) -> Non
     """Write a directory for ``PeftModel.from_pretrained``, from the adapters' parameters by name."""
     folder.mkdir(parents=True)
     settings = copy.copy(model.peft_config[_NAME])
-    settings.target_modules = sorted(settings.target_modules)  # a set is written in an order of chance
+    settings.target_modules = sorted(settings.target_modules)  # a set is written in random order
     settings.inference_mode = True
     settings.save_pretrained(str(folder))
     names = {name: "base_model.model." + name.replace(f".{_NAME}.", ".") for name in weights}

@@ -17,7 +17,7 @@ _EXPONENT_LIMIT = 20.0
 
 @dataclass(frozen=True)
 class Counts:
-    """What a mini-batch is averaged over, on all ranks together."""
+    """Counts that a mini-batch is averaged over, on all ranks together."""
 
     tokens: int
     sequences: int
@@ -27,7 +27,7 @@ class Counts:
 
     @staticmethod
     def of(mask: Tensor, scale: float) -> "Counts":
-        """Raises NoValidTokens when the mask is empty: there is no loss to speak of."""
+        """Count a mask. Raises NoValidTokens when it is empty: there is no loss then."""
         counts = Counts(int(mask.sum()), int(mask.any(dim=1).sum()), scale)
         if counts.tokens == 0:
             raise NoValidTokens(f"none of the {mask.shape[0]} responses has a token that the policy wrote")

@@ -20,12 +20,12 @@ def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of the valid entries; 0 where there are none (verl's masked_mean, with its epsilon)."""
+    """Return the mean of the valid entries; 0 where there are none (verl's masked_mean, with its epsilon)."""
     return masked_sum(values, mask) / (mask.sum() + EPSILON)
 
 
 def masked_var(values: Tensor, mask: Tensor) -> Tensor:
-    """Unbiased variance (Bessel). Raises NoValidTokens with fewer than two valid entries."""
+    """Return the unbiased variance (Bessel). Raises NoValidTokens with fewer than two valid entries."""
     count = int(mask.sum())
     if count < 2:
         raise NoValidTokens(f"variance needs at least 2 valid tokens, and the batch has {count}")

@@ -1,4 +1,4 @@
-"""When memory does not suffice: which setting to change first, with the numbers of this run."""
+"""Advice when memory does not suffice: which setting to change first, with the numbers of this run."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ from stages.ppo.experience import Experience
 
 _GIB = 2**30
 _HOST_WORDS = ("can't allocate memory", "not enough memory")
-"""In what torch raises when the host has no memory left; it has no class for it."""
+"""Phrases in the errors that torch raises when the host has no memory left; it has no class for them."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,16 @@ class Shape:
 
 @dataclass(frozen=True)
 class Needs:
-    """What one rank needs for the policy, roughly, in bytes."""
+    """Memory that one rank needs for the policy, roughly, in bytes."""
 
     states: float
     """Weights, gradients and optimizer state."""
     activations: float
-    """Of one micro-batch, logits included."""
+    """Activations of one micro-batch, logits included."""
 
 
 def shape_of(directory: Path) -> Shape:
-    """Read from a model directory, without loading the model."""
+    """Read a model's size from its directory, without loading the model."""
     settings, parameters = text_settings(directory), 0
     for file in directory.glob("*.safetensors"):
         with safe_open(file, "pt") as tensors:
@@ -54,7 +54,7 @@ def shape_of(directory: Path) -> Shape:
 
 
 def needs_of(config: UpdateConfig, shape: Shape, micro_batch: int, num_ranks: int) -> Needs:
-    """What the model's shape and the settings come to, for micro-batches of so many tokens.
+    """Estimate memory from the model's shape and the settings, for micro-batches of ``micro_batch`` tokens.
 
     Per weight: ZeRO, arXiv 1910.02054 section 3. Per token and layer: arXiv 2205.05198 section 4 without the
     attention matrix, which fused kernels do not keep.
@@ -72,7 +72,7 @@ def needs_of(config: UpdateConfig, shape: Shape, micro_batch: int, num_ranks: in
 
 
 def suggestions(config: UpdateConfig, needs: Needs, longest: int, num_ranks: int) -> list[str]:
-    """Settings to change, the most useful first. ``longest``: tokens of the longest sequence."""
+    """Return settings to change, the most useful first. ``longest``: tokens of the longest sequence."""
     smaller_batch, smaller_states = [], []
     if (budget := config.tokens_per_micro_batch) > longest:
         half = max(longest, budget // 2)
@@ -93,7 +93,7 @@ def suggestions(config: UpdateConfig, needs: Needs, longest: int, num_ranks: int
 
 
 def explain(config: Config, experience: Experience, num_ranks: int, has: float) -> str:
-    """One line: what there is, what is needed, what to change. ``has``: bytes of memory."""
+    """Say in one line what memory there is, what is needed, what to change. ``has``: bytes of memory."""
     update = config.update
     longest = max(row.length for row in experience.rows)
     micro_batch = max(update.tokens_per_micro_batch, longest)
@@ -109,7 +109,7 @@ def explain(config: Config, experience: Experience, num_ranks: int, has: float) 
 
 @contextlib.contextmanager
 def out_of_memory_explained(config: Config, experience: Experience) -> Iterator[None]:
-    """Raises OutOfMemory, with what to change, for what torch raises when memory does not suffice."""
+    """Turn torch's errors of insufficient memory into OutOfMemory, which says what to change."""
     try:
         yield
     except RuntimeError as error:
@@ -120,7 +120,7 @@ def out_of_memory_explained(config: Config, experience: Experience) -> Iterator[
 
 
 def _memory(on_device: bool) -> float:
-    """Bytes of this rank's GPU, or of the host."""
+    """Return the bytes of memory of this rank's GPU, or of the host."""
     if on_device:
         return float(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

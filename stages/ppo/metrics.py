@@ -1,4 +1,4 @@
-"""Numbers of one update, by the names of :mod:`pipeline.metrics.catalogue`."""
+"""Metrics of one update, by the names of :mod:`pipeline.metrics.catalogue`."""
 
 from collections import Counter
 
@@ -18,7 +18,7 @@ from stages.ppo.training import Steps
 
 
 def update_metrics(config: Config, experience: Experience, done: Update) -> dict[str, float]:
-    """Everything the update stage reports. ``experience`` is of all responses, also of those left out."""
+    """Return everything the update stage reports. ``experience`` has all responses, also those left out."""
     metrics = reward_metrics(config, experience) | response_metrics(experience)
     metrics["reward/discarded"] = float(done.num_discarded)
     if done.targets is not None:
@@ -51,7 +51,8 @@ def reward_metrics(config: Config, experience: Experience) -> dict[str, float]:
 
 
 def fraction_of_flat_prompts(config: Config, experience: Experience) -> float:
-    """Share of prompts whose samples all have the same reward; with one sample each, all prompts are one."""
+    """Return the share of prompts whose samples all have the same reward; with one sample each, all prompts
+    count as one."""
     scores, groups = experience.outcome.scores, experience.groups
     if config.rollout.samples_per_prompt == 1:
         return float((scores == scores[0]).all())
@@ -75,7 +76,7 @@ def response_metrics(experience: Experience) -> dict[str, float]:
 
 
 def mean_kl(experience: Experience, targets: Targets | None) -> float | None:
-    """KL(policy || reference) per response, summed over its tokens (k1); None when KL is off or unknown."""
+    """Return KL(policy || reference) per response, summed over its tokens (k1); None when off or unknown."""
     if experience.reference_log_probs is None or targets is None or targets.old_log_probs is None:
         return None
     difference = targets.old_log_probs - experience.reference_log_probs
@@ -83,7 +84,7 @@ def mean_kl(experience: Experience, targets: Targets | None) -> float | None:
 
 
 def kl_metrics(experience: Experience, targets: Targets) -> dict[str, float]:
-    """Distance to the reference, and between the generation engine and the trainer."""
+    """Return the distance to the reference, and between the generation engine and the trainer."""
     mask = experience.mask
     assert targets.old_log_probs is not None
     metrics = mismatch_metrics(experience.rollout_log_probs, targets.old_log_probs, mask)
@@ -107,7 +108,7 @@ def advantage_metrics(mask: Tensor, targets: Targets) -> dict[str, float]:
 
 
 def step_metrics(steps: Steps) -> dict[str, float]:
-    """What the optimizer steps were like. Without any step there are only counts."""
+    """Return metrics of the optimizer steps. Without any step there are only counts."""
     metrics = {
         "policy/steps": float(len(steps.sums)),
         "policy/skipped_steps": float(len(steps.skipped)),
@@ -140,7 +141,8 @@ def step_metrics(steps: Steps) -> dict[str, float]:
 
 
 def value_metrics(mask: Tensor, values: Tensor, returns: Tensor) -> dict[str, float]:
-    """How much of the returns' variance the critic foresaw: 1 is all, 0 no more than a constant."""
+    """Return how much of the returns' variance the critic foresaw (1 is all, 0 no more than a constant), and
+    means."""
     error = masked_mean((returns - values - masked_mean(returns - values, mask)) ** 2, mask)
     variance = masked_mean((returns - masked_mean(returns, mask)) ** 2, mask)
     explained = 1 - error / variance if variance > 0 else torch.tensor(0.0)

@@ -1,4 +1,4 @@
-"""What the rollout engine and the trainer compute differently for the same tokens, and its correction.
+"""The mismatch of rollout engine and trainer in log-probabilities of the same tokens, and its correction.
 
 Shapes: [B, T] per token. The log-ratio is trainer minus engine: the importance weight that makes samples of
 the engine stand for samples of the trainer's policy is its exponential.
@@ -14,7 +14,7 @@ _EXPONENT_LIMIT = 20.0
 
 
 def importance_weights(log_ratio: Tensor, mask: Tensor, correction: CorrectionConfig) -> Tensor:
-    """[B, T], without gradient; 0 outside the mask.
+    """Compute importance weights [B, T], without gradient; 0 outside the mask.
 
     Truncation: Ionides, "Truncated importance sampling" (2008); masking: IcePop, arXiv 2510.18855; geometric
     mean: GSPO, arXiv 2507.18071.
@@ -37,7 +37,7 @@ def importance_weights(log_ratio: Tensor, mask: Tensor, correction: CorrectionCo
 
 
 def _mean_weight(weights: Tensor, mask: Tensor, level: CorrectionLevel) -> Tensor:
-    """Mean over tokens, or over responses; 1 where all weights are 0."""
+    """Return the mean over tokens, or over responses; 1 where all weights are 0."""
     if level is CorrectionLevel.TOKEN:
         mean = masked_mean(weights, mask)
     else:
@@ -46,7 +46,7 @@ def _mean_weight(weights: Tensor, mask: Tensor, level: CorrectionLevel) -> Tenso
 
 
 def mismatch_metrics(rollout_log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> dict[str, float]:
-    """How far the engine is from the trainer. All are 0 (the ratios 1) when they agree.
+    """Measure how far the engine is from the trainer. All are 0 (the ratios 1) when they agree.
 
     Raises nothing for an empty mask: all numbers are then those of agreement.
     """
@@ -68,7 +68,7 @@ def mismatch_metrics(rollout_log_probs: Tensor, old_log_probs: Tensor, mask: Ten
 
 
 def effective_share(weights: Tensor, mask: Tensor) -> Tensor:
-    """Kish's effective sample size as a share of the samples; 1 when all weights are equal."""
+    """Return Kish's effective sample size as a share of the samples; 1 when all weights are equal."""
     square = torch.where(mask, weights, 0.0).sum() ** 2
     squares = (torch.where(mask, weights, 0.0) ** 2).sum() * mask.sum()
     return torch.where(squares > 0, square / squares, 1.0)

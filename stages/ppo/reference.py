@@ -19,9 +19,9 @@ from stages.ppo.zero import device_map_of, permit_fp16_on_cpu, share_out
 
 
 def with_reference(context: Context, experience: Experience, iteration: int) -> Experience:
-    """The experience with the reference's log-probabilities, if the update is to compute them.
+    """Return the experience with the reference's log-probabilities, if the update is to compute them.
 
-    The model is gone again when this returns, so that it is never in memory beside what is trained.
+    The model is freed before this returns, so that it is never in memory beside what is trained.
     """
     config = context.config
     if not has_reference_in(config, ReferenceStage.UPDATE):
@@ -41,7 +41,7 @@ def with_reference(context: Context, experience: Experience, iteration: int) -> 
 
 
 def frozen(model: nn.Module, config: UpdateConfig) -> nn.Module:
-    """For forward passes only: sharded over the ranks at ZeRO 3, else whole on every rank."""
+    """Prepare a model for forward passes only: sharded over the ranks at ZeRO 3, else whole on every rank."""
     if config.zero_stage < 3:
         return model
     import deepspeed

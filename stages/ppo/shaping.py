@@ -1,4 +1,4 @@
-"""What becomes of a response's score before advantages are computed. Shapes: [N], one entry per response."""
+"""Shaping of responses' scores before advantages are computed. Shapes: [N], one entry per response."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from pipeline.config.algorithm import ShapingConfig
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the shaping of scores looks at."""
+    """The inputs of score shaping."""
 
     scores: Tensor
     """[N] total reward."""
@@ -20,7 +20,7 @@ class Outcome:
     """[N] true where the response ended by itself, not at a limit."""
 
     def select(self, indices: Tensor) -> "Outcome":
-        """The responses of the given indices."""
+        """Return the responses of the given indices."""
         return Outcome(self.scores[indices], self.lengths[indices], self.has_ended[indices])
 
 
@@ -33,7 +33,7 @@ class RunningMoments:
     squares: float = 0.0
 
     def including(self, values: Tensor) -> "RunningMoments":
-        """Chan, Golub, LeVeque, "Algorithms for computing the sample variance" (1983)."""
+        """Add numbers (Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983)."""
         added = values.double()
         if len(added) == 0:
             return self
@@ -47,7 +47,7 @@ class RunningMoments:
 
     @property
     def std(self) -> float:
-        """Unbiased; 1 where it is not known or 0, so that one may divide by it."""
+        """Unbiased standard deviation; 1 where it is not known or 0, so that one may divide by it."""
         variance = self.squares / (self.count - 1) if self.count > 1 else 0.0
         return variance**0.5 or 1.0
 
@@ -55,10 +55,10 @@ class RunningMoments:
 def shaped_scores(
     outcome: Outcome, moments: RunningMoments, config: ShapingConfig, max_new_tokens: int
 ) -> Tensor:
-    """[N]. Penalties come last, so that their size is relative to normalised, limited scores.
+    """Return shaped scores [N]. Penalties come last, so that they are relative to normalised, limited scores.
 
     Args:
-        moments: of all scores of the run up to and with these; used if scores are normalised.
+        moments: moments of all scores of the run up to and with these; used if scores are normalised.
     """
     scores = outcome.scores
     # 1. normalise
@@ -77,20 +77,20 @@ def shaped_scores(
 
 
 def missing_eos_penalty(has_ended: Tensor, penalty: float) -> Tensor:
-    """[N] ``penalty`` where the response did not end by itself (arXiv 1909.08593 and TRL)."""
+    """Return [N] ``penalty`` where the response did not end by itself (arXiv 1909.08593 and TRL)."""
     return penalty * (~has_ended).float()
 
 
 def overlong_penalty(lengths: Tensor, max_new_tokens: int, buffer: int, penalty: float) -> Tensor:
-    """[N] 0 up to ``max_new_tokens - buffer`` tokens, from there growing in proportion to ``penalty`` at
+    """Return [N] 0 up to ``max_new_tokens - buffer`` tokens, from there growing linearly to ``penalty`` at
     max_new_tokens (DAPO's soft overlong punishment, arXiv 2503.14476 equation 13)."""
     beyond = lengths - (max_new_tokens - buffer)
     return penalty * (beyond / buffer).clamp(0.0, 1.0)
 
 
 def flat_groups(scores: Tensor, groups: Tensor) -> Tensor:
-    """[N] true where all scores of the row's group, of two rows or more, are equal: a group estimator learns
-    nothing from it. ``groups`` [N] holds the index of each row's prompt."""
+    """Return [N] true where all scores of the row's group, of two rows or more, are equal: a group estimator
+    learns nothing from it. ``groups`` [N] holds the index of each row's prompt."""
     highest = torch.full_like(scores, -torch.inf).scatter_reduce(0, groups, scores, "amax")
     lowest = torch.full_like(scores, torch.inf).scatter_reduce(0, groups, scores, "amin")
     count = torch.zeros_like(scores).index_add(0, groups, torch.ones_like(scores))

@@ -1,4 +1,4 @@
-"""From scores and log-probabilities to what the losses compare with. N responses, T tokens of the longest."""
+"""Targets of the losses, from scores and log-probabilities. N responses, T tokens of the longest."""
 
 from dataclasses import dataclass, replace
 
@@ -24,43 +24,43 @@ from stages.ppo.shaping import RunningMoments, shaped_scores
 
 @dataclass(frozen=True)
 class Scores:
-    """What the estimators see of the rewards; both [N]."""
+    """Rewards as the estimators take them; both [N]."""
 
     shaped: Tensor
     greedy: Tensor | None
-    """Of the greedy response to the same prompt, shaped alike."""
+    """Score of the greedy response to the same prompt, shaped alike."""
 
     def select(self, indices: Tensor) -> "Scores":
-        """The responses of the given indices."""
+        """Return the responses of the given indices."""
         return Scores(self.shaped[indices], None if self.greedy is None else self.greedy[indices])
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What the losses compare with; all [N, T]."""
+    """Targets and weights of the losses; all [N, T]."""
 
     mask: Tensor
-    """True where the policy wrote the token."""
+    """Mask: true where the policy wrote the token."""
     old_log_probs: Tensor | None
-    """None until the step has computed them, where it gives them itself."""
+    """Trainer's log-probabilities before the first step; where that step gives them, None until it has."""
     old_values: Tensor | None
     advantages: Tensor
     returns: Tensor | None
-    """Where there is a critic."""
+    """Returns, where there is a critic."""
     weights: Tensor | None
     """Importance weights of the policy loss; None when the mismatch is not corrected."""
     reference_log_probs: Tensor | None
-    """For a KL term in the loss; None without one."""
+    """Reference's log-probabilities, for a KL term in the loss; None without one."""
     kl_coef: float
 
     def to(self, device: torch.device) -> "Targets":
-        """All of it on a device, from which micro-batches take their rows without waiting."""
+        """Return all of it on a device, from which micro-batches take their rows without waiting."""
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **{name: value.to(device) for name, value in tensors.items()})
 
 
 def shape(config: Config, experience: Experience, moments: RunningMoments) -> Scores:
-    """Shaped scores of all responses; ``moments`` are those of all scores up to and with these."""
+    """Shape the scores of all responses; ``moments`` are those of all scores up to and with these."""
     arguments = (moments, config.algorithm.shaping, config.rollout.max_new_tokens)
     greedy = None if experience.greedy is None else shaped_scores(experience.greedy, *arguments)
     return Scores(shaped_scores(experience.outcome, *arguments), greedy)
@@ -69,7 +69,7 @@ def shape(config: Config, experience: Experience, moments: RunningMoments) -> Sc
 def token_rewards(
     config: Config, experience: Experience, scores: Tensor, old_log_probs: Tensor | None, kl_coef: float
 ) -> Tensor:
-    """[N, T]: the response's score at its last token, less the KL penalty at every token."""
+    """Return [N, T]: the response's score at its last token, less the KL penalty at every token."""
     kl, mask = config.algorithm.kl, experience.mask
     rewards = torch.zeros_like(experience.rollout_log_probs)
     if experience.reference_log_probs is not None and kl.placement is KLPlacement.REWARD:
@@ -91,7 +91,7 @@ def make_targets(
     old_values: Tensor | None,
     kl_coef: float,
 ) -> Targets:
-    """Advantages, returns where there is a critic, and weights where the mismatch is corrected."""
+    """Compute advantages, returns where there is a critic, and weights where the mismatch is corrected."""
     algorithm = config.algorithm
     rewards = token_rewards(config, experience, scores.shaped, old_log_probs, kl_coef)
     if algorithm.whiten_rewards:
@@ -121,7 +121,7 @@ def make_targets(
 def estimate(
     config: Config, experience: Experience, rewards: Tensor, scores: Scores, old_values: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Advantages [N, T], and returns [N, T] where there is a critic to learn them."""
+    """Compute advantages [N, T], and returns [N, T] where there is a critic to learn them."""
     algorithm, mask, groups = config.algorithm, experience.mask, experience.groups
     # A response without a token of the policy's has nothing to learn, but its score counts in its group.
     totals = torch.where(mask.any(dim=1), torch.where(mask, rewards, 0.0).sum(dim=1), scores.shaped)

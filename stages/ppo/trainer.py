@@ -1,4 +1,4 @@
-"""A model under DeepSpeed: gradient steps, and a state that goes on exactly where it stopped.
+"""A model under DeepSpeed: gradient steps, and a state from which training resumes exactly.
 
 The state is written as safetensors of whole tensors per parameter, not as DeepSpeed's own checkpoint: that
 one is a pickle, which must not be loaded from a shared directory, and is bound to a world size.
@@ -39,27 +39,27 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 _LARGEST_FILE = 4 * 2**30
 """Bytes of a file of the state, and so of the host's memory that writing it takes."""
 _LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter")
-"""What DeepSpeed's dynamic loss scaler remembers: the scale, and two counters whose difference says for how
-many steps it has been good. Its hysteresis is 1, so it has no third counter."""
+"""State of DeepSpeed's dynamic loss scaler: the scale, and two counters whose difference says for how many
+steps it has been good. Its hysteresis is 1, so it has no third counter."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What became of an optimizer step; the same on every rank."""
+    """The outcome of an optimizer step; the same on every rank."""
 
     norm: float
-    """Of the gradient, before clipping. Not finite exactly if the step was skipped."""
+    """Norm of the gradient, before clipping. Not finite exactly if the step was skipped."""
     rate: float
     """Learning rate."""
     is_taken: bool
-    """Else nothing was changed, and the gradients are gone."""
+    """Whether the step was taken; else nothing was changed, and the gradients are gone."""
     is_overflow: bool
-    """The step was skipped because the loss scale of fp16 was too high, and has been lowered."""
+    """Whether it was skipped because the loss scale of fp16 was too high, and has been lowered."""
 
 
 def learning_rate(peak: float, position: int, total: int, config: UpdateConfig) -> float:
-    """Learning rate of a mini-batch, by its 0-based position among all that the run plans: a function of
-    counters, so there is nothing to save, and steps that were not taken do not delay the schedule.
+    """Return the learning rate of a mini-batch, by its 0-based position among all that the run plans: a
+    function of counters, so there is nothing to save, and steps not taken do not delay the schedule.
     """
     if position < config.warmup_steps:
         return peak * (position + 1) / config.warmup_steps
@@ -125,7 +125,7 @@ class Trainer:
         """Take the optimizer step, or skip it if the gradient norm is not finite. Every rank takes part.
 
         Args:
-            position: 0-based, of the mini-batch among the ``total`` that the run plans.
+            position: 0-based position of the mini-batch among the ``total`` that the run plans.
         """
         rate = learning_rate(self._peak, position, total, self.config)
         if self.config.zero_stage == 0:  # DeepSpeed would take it whatever the gradient is
@@ -145,8 +145,8 @@ class Trainer:
         return Step(norm, rate, is_taken, is_overflow=not is_taken and self._loss_scale < scale)
 
     def discard(self) -> None:
-        """Throw away the gradients that ``backward`` has completed, be they NaN. What follows is as if they
-        had never been. Every rank takes part.
+        """Throw away the gradients that ``backward`` has completed, even NaN. What follows is as if they had
+        never been. Every rank takes part.
         """
         scaler = self._scaler_state()
         # DeepSpeed keeps parts of a gradient in many places, and clears them all in its step. So it takes one
@@ -161,24 +161,24 @@ class Trainer:
         self._set_scaler_state(scaler)
 
     def _clear_partitions(self) -> None:
-        """DeepSpeed forgets to where it skips the step of an optimizer on the host, and would add the next
-        gradient to the one that is not finite."""
+        """Clear gradients where DeepSpeed does not: after a skipped step of an optimizer on the host it would
+        add the next gradient to the one that is not finite."""
         if self.config.offload_optimizer and self.config.zero_stage < 3:
             partitions = self.engine.optimizer.averaged_gradients
             partitions.update(dict.fromkeys(partitions))
 
     def _gradient_norm(self) -> float:
-        """Without ZeRO. With it, DeepSpeed tells after the step."""
+        """Return the gradient norm without ZeRO. With it, DeepSpeed reports it after the step."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(gradients))
 
     @property
     def _loss_scale(self) -> float:
-        """1 unless in fp16."""
+        """Loss scale; 1 unless in fp16."""
         return float(getattr(self.engine.optimizer, "loss_scale", 1.0))
 
     def _scaler_state(self) -> dict[str, float]:
-        """Of the dynamic loss scale. Empty unless in fp16."""
+        """Return the state of the dynamic loss scaler. Empty unless in fp16."""
         if self.config.precision is not Precision.FP16:
             return {}
         return {name: getattr(self.engine.optimizer.loss_scaler, name) for name in _LOSS_SCALE}
@@ -188,10 +188,10 @@ class Trainer:
             setattr(self.engine.optimizer.loss_scaler, name, value)
 
     def save_model(self, folder: Path) -> None:
-        """The model as a Hugging Face directory. Every rank takes part; the first one writes.
+        """Write the model as a Hugging Face directory. Every rank takes part; the first one writes.
 
-        Of a model with adapters (:mod:`stages.ppo.lora`) they are merged into the weights, and are also by
-        themselves in the folder ``adapter`` of the directory.
+        Adapters (:mod:`stages.ppo.lora`) are merged into the weights, and are also written by themselves to
+        the folder ``adapter`` of the directory.
 
         Raises:
             NumericalError: a weight is not finite. It is raised on every rank, and nothing is written.
@@ -216,7 +216,7 @@ class Trainer:
             save_adapter(self.model, adapters, folder / ADAPTER)
 
     def _whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Weights with adapters merged, by the names they have without, one at a time on the device.
+        """Yield weights with adapters merged, by the names they have without, one at a time on the device.
 
         Ranks have to take them in step.
         """
@@ -231,7 +231,7 @@ class Trainer:
             yield plain_name(name), weight
 
     def _whole_adapters(self) -> dict[str, Tensor]:
-        """On the first rank's host. Empty without adapters."""
+        """Return the adapters' weights, on the first rank's host; empty elsewhere and without adapters."""
         wholes = {}
         if is_adapted(self.model):
             for name, parameter in self._trained():
@@ -241,12 +241,12 @@ class Trainer:
         return wholes
 
     def save_state(self, path: Path) -> None:
-        """Optimizer moments, counters, and the fp32 weights where the model directory holds them rounded or
-        merged.
+        """Write optimizer moments, counters, and the fp32 weights where the model directory holds them
+        rounded or merged.
 
         Every rank takes part; the first one writes.
         """
-        # As one entry, because safetensors writes several in an order of chance.
+        # As one entry, because safetensors writes several in random order.
         metadata = {"counters": json.dumps({"steps": self.steps, **self._scaler_state()})}
         if ranks.is_first():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -264,7 +264,7 @@ class Trainer:
             save_file(tensors, _part(path, number), metadata)
 
     def _state(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole tensors by name, one at a time; ranks have to take them in step."""
+        """Yield whole tensors by name, one at a time; ranks have to take them in step."""
         for name, parameter in self._trained():
             for moment in _MOMENTS:
                 yield f"{moment}/{name}", self._moment(parameter, moment)
@@ -280,7 +280,7 @@ class Trainer:
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
 
     def load_state(self, path: Path) -> None:
-        """Inverse of :meth:`save_state`, at any ZeRO stage and on any number of ranks."""
+        """Restore what :meth:`save_state` wrote, at any ZeRO stage and on any number of ranks."""
         with contextlib.ExitStack() as files:  # one tensor at a time, as every rank of a node reads them
             parts = [files.enter_context(safe_open(part, "pt")) for part in _parts(path)]
             counters = json.loads(parts[0].metadata()["counters"])
@@ -297,7 +297,7 @@ class Trainer:
             self._optimizer.state[tensor]["step"] = self._step_count()
 
     def _master(self, parameter: Tensor) -> Tensor:
-        """The whole weight, in fp32 if it is trained."""
+        """Return the whole weight, in fp32 if it is trained."""
         from deepspeed.runtime.zero import GatheredParameters
         from deepspeed.utils import safe_get_full_fp32_param
 
@@ -310,7 +310,7 @@ class Trainer:
         return whole.view(_shape(parameter))
 
     def _set_master(self, parameter: Tensor, value: Tensor) -> None:
-        """The fp32 weight; of an adapter also the one that is computed with, as its model has another."""
+        """Set the fp32 weight; of an adapter also the weight that is computed with, still its initial one."""
         from deepspeed.runtime.zero import GatheredParameters
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
 
@@ -343,17 +343,17 @@ class Trainer:
             safe_set_full_optimizer_state(parameter, value, moment)
 
     def _optimized(self) -> list[Tensor]:
-        """What AdamW steps: the parameters, or this rank's flat fp32 partitions of them."""
+        """Return what AdamW steps: the parameters, or this rank's flat fp32 partitions of them."""
         if self.config.zero_stage == 3:  # its parameter groups are empty between steps
             return list(self.engine.optimizer.fp32_partitioned_groups_flat)
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
     def _step_count(self) -> Tensor | int:
-        """As this AdamW wants it."""
+        """Return the step count in the type that this AdamW takes."""
         return self.steps if self.config.offload_optimizer else torch.tensor(float(self.steps))
 
     def _make_optimizer_state(self) -> None:
-        """AdamW and DeepSpeed make moments at the first step; a checkpoint must find them before it."""
+        """Make moments, which a checkpoint must find; AdamW and DeepSpeed make them at the first step."""
         for tensor in self._optimized():
             moments = {moment: torch.zeros_like(tensor) for moment in _MOMENTS}
             self._optimizer.state[tensor] = {"step": self._step_count(), **moments}
@@ -362,7 +362,7 @@ class Trainer:
 
 
 def _part(path: Path, number: int) -> Path:
-    """One of the files of a state: ``policy.safetensors``, ``policy-1.safetensors`` and so on."""
+    """Return the path of one file of a state: ``policy.safetensors``, ``policy-1.safetensors`` and so on."""
     return path if number == 0 else path.with_name(f"{path.stem}-{number}{path.suffix}")
 
 
@@ -372,12 +372,12 @@ def _parts(path: Path) -> Iterator[Path]:
 
 
 def _shape(parameter: Tensor) -> torch.Size:
-    """ZeRO 3 leaves an empty tensor in place and keeps the shape beside it."""
+    """Return the whole shape: ZeRO 3 leaves an empty tensor in place and keeps the shape beside it."""
     return getattr(parameter, "ds_shape", parameter.shape)
 
 
 def _own_part(whole: Tensor) -> Tensor:
-    """This rank's part of a tensor, flat, as ZeRO 3 splits it: in equal parts, with zeros after its end.
+    """Cut out this rank's part of a tensor, flat, as ZeRO 3 splits it: equal parts, with zeros after its end.
 
     DeepSpeed's setters of whole tensors fail on ranks that have such padding.
     """

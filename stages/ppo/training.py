@@ -40,26 +40,26 @@ class MiniBatch:
     """The rows of one optimizer step."""
 
     rows: Sequence[int]
-    """Of all ranks."""
+    """Rows of all ranks."""
     micro_batches: Sequence[MicroBatch]
-    """Of this rank."""
+    """Micro-batches of this rank."""
 
 
 @dataclass(frozen=True)
 class StepPosition:
-    """Where in the run a mini-batch is."""
+    """The place of a mini-batch in the run."""
 
     iteration: int
     epoch: int
-    """0-based."""
+    """Epoch in the iteration, 0-based."""
     number: int
-    """0-based, in its epoch."""
+    """Mini-batch in its epoch, 0-based."""
 
     def __str__(self) -> str:
         return f"iteration {self.iteration}, epoch {self.epoch + 1}, mini-batch {self.number + 1}"
 
     def position(self, config: Config) -> tuple[int, int]:
-        """0-based among all mini-batches that the run plans, and their number."""
+        """Return the 0-based position among all mini-batches that the run plans, and their number."""
         epochs, minibatches = config.update.epochs, config.update.minibatches
         before = ((self.iteration - 1) * epochs + self.epoch) * minibatches
         return before + self.number, config.iterations * epochs * minibatches
@@ -77,24 +77,24 @@ SUMMED = (
     "kl_loss",
     "value_clip",
 )
-"""What is added up over a mini-batch: the two losses, and per-token numbers over its tokens."""
+"""Names of the sums over a mini-batch: the two losses, and per-token numbers over its tokens."""
 
 
 @dataclass
 class MiniBatchStats:
-    """Sums over one mini-batch, of this rank's rows; on its device, so that adding waits for nothing."""
+    """Sums over one mini-batch, of this rank's rows; on its device, so that adding does not wait for it."""
 
     sums: dict[str, Tensor] = field(default_factory=dict)
     ratio_error: Tensor = field(default_factory=lambda: torch.zeros((), device=device()))
     """Largest |ratio - 1|."""
     losses: list[tuple[str, MicroBatch, Tensor]] = field(default_factory=list)
-    """Of each loss, in order: name, micro-batch, and [B] the sum over each row's tokens."""
+    """Losses, in order: name, micro-batch, and [B] the sum over each row's tokens."""
 
     def add(self, name: str, values: Tensor, mask: Tensor) -> None:
         self._add(name, masked_sum(values.detach().double(), mask))
 
     def add_loss(self, name: str, batch: MicroBatch, loss: Tensor, per_token: Tensor, mask: Tensor) -> None:
-        """``loss`` is the aggregate of ``per_token`` [B, R]."""
+        """Add ``loss``, the aggregate of ``per_token`` [B, R]."""
         self.losses.append((name, batch, torch.where(mask, per_token, 0.0).sum(dim=1).detach()))
         self._add(f"{name}_loss", loss.detach().double())
 
@@ -103,13 +103,13 @@ class MiniBatchStats:
         self.sums[name] = self.sums[name] + value if name in self.sums else value
 
     def reduced(self) -> dict[str, float]:
-        """Of all ranks' rows. A rank that had nothing but dummies has no sums of its own."""
+        """Return the sums over all ranks' rows. A rank with nothing but dummies has no sums of its own."""
         nothing = torch.zeros((), dtype=torch.float64, device=device())
         own = torch.stack([self.sums.get(name, nothing) for name in SUMMED])
         return dict(zip(SUMMED, ranks.sum_over_ranks(own).tolist(), strict=True))
 
     def first_not_finite(self) -> tuple[str, list[int], float] | None:
-        """Name, rows and value of the first loss of this rank that is not a number."""
+        """Return name, rows and value of the first loss of this rank that is not a number."""
         for name, batch, of_rows in self.losses:
             is_bad = ~torch.isfinite(of_rows)
             if bool(is_bad.any()):
@@ -119,12 +119,12 @@ class MiniBatchStats:
 
 @dataclass
 class Steps:
-    """What became of the mini-batches of one update; the same on every rank."""
+    """The outcome of the mini-batches of one update; the same on every rank."""
 
     sums: list[Mapping[str, float]] = field(default_factory=list)
-    """Of the mini-batches that were trained on, each as :meth:`MiniBatchStats.reduced` gives them."""
+    """Sums of the mini-batches that were trained on, each as :meth:`MiniBatchStats.reduced` gives them."""
     tokens: int = 0
-    """Valid tokens of these."""
+    """Valid tokens of these mini-batches."""
     policy_norms: list[float] = field(default_factory=list)
     critic_norms: list[float] = field(default_factory=list)
     rate: float = 0.0
@@ -133,18 +133,18 @@ class Steps:
     """Largest |ratio - 1| in the first mini-batch, before any step: 0 unless old and new disagree. None where
     there is nothing to compare: the step gives the old ones itself."""
     skipped: list[str] = field(default_factory=list)
-    """Why mini-batches were skipped; those at which fp16 lowered its loss scale are not among them."""
+    """Reasons of skipped mini-batches; those at which fp16 lowered its loss scale are not among them."""
     overflows: int = 0
     """Steps at which fp16 lowered its loss scale."""
     is_stopped: bool = False
-    """Ended by target_kl."""
+    """Whether target_kl ended the training."""
     log_probs: Tensor | None = None
-    """[N, T] of this rank's rows before the only step; None where they were known before."""
+    """[N, T] log-probabilities of this rank's rows before the only step; None where known before."""
 
 
 def split_epoch(config: Config, experience: Experience, iteration: int, epoch: int) -> list[MiniBatch]:
-    """A fresh permutation of the rows that the policy wrote something in, in mini-batches of equal size, give
-    or take one row, each dealt over the ranks, and this rank's share in micro-batches.
+    """Split a fresh permutation of the rows with a token that the policy wrote into mini-batches of equal
+    size, give or take one row, each dealt over the ranks, and this rank's share of it into micro-batches.
 
     Raises:
         NoValidTokens: there is no such row.
@@ -157,8 +157,8 @@ def split_epoch(config: Config, experience: Experience, iteration: int, epoch: i
 
 
 def rows_to_learn_from(experience: Experience) -> Tensor:
-    """Indices of the rows with a token that the policy wrote. Others, of prompts that the engine refused, go
-    through no model: their tokens may be what it cannot take. Raises NoValidTokens when there is none."""
+    """Return indices of rows with a token that the policy wrote. Others, of prompts that the engine refused,
+    go through no model, which may not take their tokens. Raises NoValidTokens when there is none."""
     Counts.of(experience.mask, scale=1.0)
     return experience.mask.any(dim=1).nonzero().flatten()
 
@@ -170,7 +170,7 @@ def minibatch(config: Config, experience: Experience, rows: Sequence[int]) -> Mi
 
 
 def is_packed(config: UpdateConfig) -> bool:
-    """Whether sequences are laid end to end: as asked, else where the attention skips what is not its own."""
+    """Whether sequences are packed: as configured, else with flash attention, which skips other sequences."""
     if config.remove_padding is not None:
         return config.remove_padding
     return (config.attention or "").startswith("flash")
@@ -179,7 +179,7 @@ def is_packed(config: UpdateConfig) -> bool:
 def train(
     learner: Learner, experience: Experience, targets: Targets, first_epoch: list[MiniBatch], iteration: int
 ) -> Steps:
-    """All optimizer steps of an update.
+    """Take all optimizer steps of an update.
 
     Raises:
         NumericalError: more steps had to be skipped than update.max_skipped_steps, or all of them.
@@ -216,7 +216,7 @@ def train(
 def all_minibatches(
     config: Config, experience: Experience, first_epoch: list[MiniBatch], iteration: int
 ) -> Iterator[tuple[StepPosition, MiniBatch]]:
-    """Every mini-batch of the update."""
+    """Yield every mini-batch of the update."""
     for epoch in range(config.update.epochs):
         batches = first_epoch if epoch == 0 else split_epoch(config, experience, iteration, epoch)
         for number, batch in enumerate(batches):
@@ -226,10 +226,10 @@ def all_minibatches(
 def accumulate(
     learner: Learner, targets: Targets, batch: MiniBatch, counts: Counts, log_probs: Tensor | None = None
 ) -> MiniBatchStats:
-    """Forward and backward over the micro-batches; the gradients wait for a step or for being discarded.
+    """Go forward and backward over the micro-batches; the gradients wait for a step or for being discarded.
 
     Args:
-        log_probs: [N, T] to write the policy's into.
+        log_probs: matrix [N, T] to write the policy's log-probabilities into.
     """
     tally = MiniBatchStats()
     for number, micro in enumerate(batch.micro_batches):
@@ -251,8 +251,8 @@ def policy_part(
     tally: MiniBatchStats,
     found: Tensor | None = None,
 ) -> Tensor:
-    """Policy loss of one micro-batch, as its share of the mini-batch's loss; its log-probabilities go into
-    ``found`` [N, T], and are the old ones where there are no others."""
+    """Compute the policy loss of one micro-batch, as its share of the mini-batch's loss; its
+    log-probabilities are written into ``found`` [N, T], and are the old ones where there are no others."""
     algorithm = learner.config.algorithm
     temperature, has_bonus = learner.config.rollout.temperature, algorithm.entropy_coef > 0
     outputs = policy_outputs(learner.policy.engine, batch, temperature, entropy=True, entropy_grad=has_bonus)
@@ -289,7 +289,7 @@ def policy_part(
 def critic_part(
     learner: Learner, targets: Targets, batch: MicroBatch, counts: Counts, tally: MiniBatchStats
 ) -> Tensor:
-    """Value loss of one micro-batch, as its share of the mini-batch's loss."""
+    """Compute the value loss of one micro-batch, as its share of the mini-batch's loss."""
     assert learner.critic is not None
     assert targets.old_values is not None
     assert targets.returns is not None
@@ -307,12 +307,12 @@ def critic_part(
 
 
 def no_loss(outputs: Tensor) -> Tensor:
-    """0, with a gradient of 0 for every weight that ``outputs`` depend on, even if some are infinite."""
+    """Return 0, with a gradient of 0 for every weight that ``outputs`` depend on, also if some are inf."""
     return masked_sum(outputs, torch.zeros_like(outputs, dtype=torch.bool))
 
 
 def problem_of(tally: MiniBatchStats, experience: Experience, place: StepPosition) -> str | None:
-    """What is wrong with this rank's losses, in words."""
+    """Return what is wrong with this rank's losses, in words; None if nothing is."""
     if (found := tally.first_not_finite()) is None:
         return None
     name, rows, value = found
@@ -333,7 +333,7 @@ def discard(learner: Learner) -> None:
 def take_step(
     learner: Learner, steps: Steps, sums: Mapping[str, float], counts: Counts, place: StepPosition
 ) -> str | None:
-    """One optimizer step of policy and critic, each skipped if its own gradient is not finite.
+    """Take one optimizer step of policy and critic, each skipped if its own gradient is not finite.
 
     Returns:
         What was not finite, in words; None also if fp16 merely had to lower its loss scale.
@@ -357,7 +357,7 @@ def take_step(
 
 
 def describe_step(sums: Mapping[str, float], counts: Counts, norm: float) -> str:
-    """For the log."""
+    """Describe a step for the log."""
     kl, clipped = (sums[name] / counts.tokens for name in ("approx_kl", "clip_high"))
     return (
         f"policy loss {sums['policy_loss']:+.4f}, value loss {sums['value_loss']:.4f}, KL to old {kl:.2e}, "
@@ -366,7 +366,7 @@ def describe_step(sums: Mapping[str, float], counts: Counts, norm: float) -> str
 
 
 def say(text: str) -> None:
-    """One line of the task's log, from one rank."""
+    """Print one line to the task's log, on the first rank only."""
     if ranks.is_first():
         print(text, flush=True)
 

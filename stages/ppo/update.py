@@ -31,7 +31,7 @@ from stages.training import hash_folders, read_shards, save_tokenizer
 
 @dataclass(frozen=True)
 class TrainerState:
-    """What learning needs to go on, besides weights, optimizer moments and loss scales.
+    """State that learning needs to resume, besides weights, optimizer moments and loss scales.
 
     Learning rates and every random choice are functions of counters and of the run's seed, and the iteration
     says which prompts come next, so there is neither a generator's state nor a position in the data to save.
@@ -42,12 +42,12 @@ class TrainerState:
     responses: int
     """Responses rolled out since the run began."""
     rewards: RunningMoments
-    """Of all rewards since the run began, before shaping."""
+    """Moments of all rewards since the run began, before shaping."""
     seed: int
 
 
 def update(context: Context, iteration: int) -> Result | None:
-    """None on every rank but the first, which has the result of all of them."""
+    """Train on an iteration. Returns None on every rank but the first, which has the result of all."""
     ranks.start_distributed()
     context.verifies = ranks.is_first()
     # 1. every shard of this iteration, verified
@@ -58,7 +58,7 @@ def update(context: Context, iteration: int) -> Result | None:
 
 
 def learn(iteration: int, context: Context, experience: Experience) -> Result | None:
-    """Policy, critic and what learning needs to go on, from an iteration's experience."""
+    """Learn from an iteration's experience, and write policy, critic and trainer state."""
     config, stopwatch = context.config, context.stopwatch
     # 2. the reference's log-probabilities, unless the reward stage has computed them
     with stopwatch.timing("reference"):
@@ -89,7 +89,7 @@ def learn(iteration: int, context: Context, experience: Experience) -> Result | 
 
 
 def next_coef(context: Context, coef: float, done: Update) -> float:
-    """The KL coefficient of the next iteration; the same one where no KL was measured."""
+    """Return the KL coefficient of the next iteration; the same one where no KL was measured."""
     kl = mean_kl(done.experience, done.targets)
     if kl is None:
         return coef
@@ -97,7 +97,7 @@ def next_coef(context: Context, coef: float, done: Update) -> float:
 
 
 def load_learner(context: Context, version: int) -> tuple[Learner, TrainerState]:
-    """Models, optimizers and counters as they were committed with policy ``version``."""
+    """Load models, optimizers and counters as they were committed with policy ``version``."""
     config, trust = context.config, context.config.model.trust_remote_code
     attention = config.update.attention
     if config.update.lora:  # the base never changes; the trainer state has the adapters
@@ -128,7 +128,8 @@ def load_learner(context: Context, version: int) -> tuple[Learner, TrainerState]
 
 
 def resumed(state: TrainerState, kl: KLConfig) -> TrainerState:
-    """The state to go on from. A fixed KL coefficient is the configuration's: a fork may have another one."""
+    """Return the state to resume from. A fixed KL coefficient is the configuration's: a fork may have
+    another one."""
     return replace(state, kl_coef=kl.coef) if kl.controller is KLController.FIXED else state
 
 

@@ -15,13 +15,13 @@ from stages.context import UserError
 from stages.models import device
 
 _LARGEST_BUCKET = 500_000_000
-"""Elements; DeepSpeed's own default."""
+"""Elements of a bucket; DeepSpeed's own default."""
 _BUILD_SECONDS = 900.0
-"""How long another process may take to compile."""
+"""Seconds that another process may take to compile."""
 
 
 def engine_settings(config: UpdateConfig, num_parameters: int) -> dict[str, Any]:
-    """Batch sizes are ours: every micro-batch is weighted by the whole mini-batch."""
+    """Return DeepSpeed's settings. Batch sizes are 1: our losses are weighted by the whole mini-batch."""
     # At every backward DeepSpeed allocates a bucket of this many elements, however small the model is.
     bucket = min(num_parameters, _LARGEST_BUCKET)
     zero: dict[str, Any] = {"stage": config.zero_stage, "reduce_bucket_size": bucket}
@@ -49,7 +49,7 @@ def engine_settings(config: UpdateConfig, num_parameters: int) -> dict[str, Any]
 
 
 def device_map_of(config: UpdateConfig) -> str | None:
-    """Where a model is loaded to: into the host's memory if it is then shared out over the ranks."""
+    """Return where a model is loaded to: into the host's memory if it is then shared out over the ranks."""
     return "cpu" if config.zero_stage == 3 else None
 
 
@@ -65,7 +65,7 @@ def share_out(model: nn.Module, settings: dict[str, Any]) -> None:
 
 
 def permit_fp16_on_cpu() -> None:
-    """DeepSpeed refuses it where the CPU has no fp16 instructions; torch computes it all the same, slowly."""
+    """Permit fp16, which DeepSpeed refuses on CPUs without fp16 instructions; torch computes it, slowly."""
     from deepspeed.accelerator import get_accelerator
 
     accelerator: Any = get_accelerator()
@@ -74,10 +74,10 @@ def permit_fp16_on_cpu() -> None:
 
 
 def adamw(parameters: Iterable[nn.Parameter], peak: float, config: UpdateConfig) -> torch.optim.Optimizer:
-    """AdamW, on the host's cores where the optimizer's state is kept there.
+    """Make AdamW, on the host's cores where the optimizer's state is kept there.
 
     Raises:
-        UserError: the latter cannot be compiled.
+        UserError: AdamW for the host cannot be compiled.
     """
     if config.offload_optimizer:
         return _host_adamw(parameters, peak, config)
@@ -104,7 +104,7 @@ def _host_adamw(
 
 
 def _wait_for_build() -> None:
-    """torch waits without end for a build that another process has begun, even if that was killed since.
+    """Wait for another process's build; torch would wait without end, even if that process was killed since.
 
     Raises:
         UserError: it takes too long; names the file to delete.

@@ -1,4 +1,4 @@
-"""Scores of each component for a table of responses."""
+"""Scores of each reward component for a table of responses."""
 
 import math
 from collections.abc import Mapping
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 def component_scores(
     context: Context, rows: pa.Table, components: Mapping[str, Component] | None = None
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Per component: one score per row of a rollout table. And metrics of the scoring itself.
+    """Return one score per row of a rollout table, by component, and metrics of the scoring itself.
 
     Args:
-        components: by name, those to score with. Default: all of the run.
+        components: components to score with, by name. Default: all of the run.
     """
     scores: dict[str, list[float]] = {}
     metrics: dict[str, float] = {}
@@ -60,7 +60,7 @@ def component_scores(
 
 
 def check_finite(name: str, scores: list[float], rows: pa.Table) -> None:
-    """Raises NumericalError naming the first row whose score is not a number."""
+    """Raise NumericalError naming the first row whose score is not a number."""
     for index, score in enumerate(scores):
         if not math.isfinite(score):
             raise NumericalError(f"reward component {name!r} gives {score} for {name_of(rows, index)}")
@@ -85,11 +85,11 @@ class RewardModel:
         self.num_truncated = 0
         """Sequences that were cut on the left to fit the reward model's context."""
         self.num_unscored = 0
-        """Rows that have no score of the model's."""
+        """Rows that this model has not scored."""
 
     def score(self, rows: pa.Table) -> list[float]:
-        """Raw scores, one per row of a rollout table. 0 for a row without a response and for one that this
-        model cannot take; both are counted."""
+        """Return raw scores, one per row of a rollout table. 0 for a row without a response and for one that
+        this model cannot take; both are counted."""
         has_response = pc.greater(pc.list_value_length(rows["response_tokens"]), 0)
         scored = rows.filter(has_response)
         sequences = self._cut(self._sequences(scored))
@@ -104,14 +104,14 @@ class RewardModel:
         return [next(scores) if is_scored else 0.0 for is_scored in has_response.to_pylist()]
 
     def _sequences(self, rows: pa.Table) -> list[list[int]]:
-        """This model's ids of each row."""
+        """Return this model's ids of each row."""
         if self._shares_tokens:
             columns = rows["prompt_tokens"].to_pylist(), rows["response_tokens"].to_pylist()
             return [p + r for p, r in zip(*columns, strict=True)]
         return tokenized_conversations(self._tokenizer, rows, f"reward model {self._config.path}")
 
     def score_texts(self, prompts: list[str | tuple[Message, ...]], responses: list[str]) -> list[float]:
-        """Raw scores of prompts and responses given as text, over the tokens that a rollout of them has."""
+        """Return raw scores of texts (prompts and responses), over the tokens that a rollout of them has."""
         tokens = []
         for index, texts in enumerate(zip(prompts, responses, strict=True)):
             try:
@@ -130,7 +130,7 @@ class RewardModel:
         return conversation_ids(self._tokenizer, "", messages_json(prompt), response)
 
     def _as_rolled_out(self, prompt: str | tuple[Message, ...], response: str) -> list[int]:
-        """The policy's own ids: prompt, response and the token that ends it."""
+        """Return the policy's own ids: prompt, response and the token that ends it."""
         text = prompt_text(prompt, self._tokenizer)
         end = self._tokenizer.eos_token_id
         ids = token_ids(self._tokenizer, text, special=isinstance(prompt, str))
@@ -158,7 +158,7 @@ def same_tokenizer(one: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBa
 
 
 def normalization_of(context: Context, name: str, config: NormalizationConfig | None) -> tuple[float, float]:
-    """Mean and standard deviation to normalise with; 0 and 1 when the scores stay raw."""
+    """Return mean and standard deviation to normalise with; 0 and 1 when the scores stay raw."""
     if config is None:
         return 0.0, 1.0
     if config.mean is not None and config.std is not None:
@@ -168,7 +168,7 @@ def normalization_of(context: Context, name: str, config: NormalizationConfig | 
 
 
 def measure_normalization(context: Context) -> dict[str, dict[str, float]]:
-    """Mean and standard deviation of raw scores on the reference samples of each component that has any."""
+    """Return mean and standard deviation of raw scores on reference samples, by component that has any."""
     assert context.task.stage is Stage.PREPARE
     measured = {}
     for name, component in context.config.reward.components.items():
@@ -181,7 +181,11 @@ def measure_normalization(context: Context) -> dict[str, dict[str, float]]:
 def statistics(
     context: Context, name: str, component: RewardModelConfig, norm: NormalizationConfig
 ) -> dict[str, float]:
-    """Raises UserError when the file has no usable responses or their scores do not differ."""
+    """Return mean and standard deviation of raw scores on a component's reference samples.
+
+    Raises:
+        UserError: the file has no usable responses, or their scores do not differ.
+    """
     data, samples = context.config.data, norm.reference_samples
     assert samples is not None
     found = read_prompts(

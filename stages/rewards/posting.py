@@ -1,4 +1,4 @@
-"""JSON posted to a service: so many requests at once, each with a time-out, some sent again."""
+"""JSON posted to a service, with bounded concurrency, time-outs and retries."""
 
 import asyncio
 import json
@@ -19,15 +19,15 @@ _CONNECT_SECONDS = 10.0
 _EXCERPT = 300
 """Characters of an answer that an error quotes."""
 _FOR_NOW = (408, 425, 429)
-"""Refusals that a later attempt at the task need not meet."""
+"""Status codes of refusals that a later attempt at the task may not meet."""
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
 """Hosts that no proxy of the environment can reach for us."""
 _JITTER = random.SystemRandom()
-"""Not the process's own generator, whose state may be part of a result."""
+"""Random generator of its own: the process's may be part of a result."""
 
 
 class RemoteFailed(RuntimeError):
-    """The service gave no answer, or one that cannot be used; perhaps not the next time."""
+    """The service gave no answer, or one that cannot be used; a retry may succeed."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Reply:
 
 
 class Service:
-    """A service of the configuration, called ``name``; raises UserError where its key is not set."""
+    """A client of the configured service ``name``. Raises UserError where its key is not set."""
 
     def __init__(self, name: str, config: RemoteConfig) -> None:
         self._config = config
@@ -84,7 +84,7 @@ class Service:
             return await asyncio.gather(*map(post, requests))
 
     async def _post(self, client: httpx.AsyncClient, request: Request) -> Reply:
-        """Until there is an answer, or no try is left."""
+        """Send a request until there is an answer, or no try is left."""
         began = time.monotonic()
         for tries in range(1, self._config.max_retries + 2):
             response, trouble = await self._try(client, request)
@@ -97,7 +97,7 @@ class Service:
         raise self._failed(f"is down: {trouble}; {count} over {seconds:.0f} s", request)
 
     async def _try(self, client: httpx.AsyncClient, request: Request) -> tuple[httpx.Response | None, str]:
-        """One try: the response, and what is wrong where it is to be sent again."""
+        """Try once; return the response, and what is wrong where the request is to be sent again."""
         try:
             async with asyncio.timeout(self._config.timeout):
                 response = await client.post(self._config.url, content=request.body)
@@ -111,7 +111,8 @@ class Service:
         return response, f"answered {self._quoted(response)}"
 
     def _pause(self, tries: int, response: httpx.Response | None) -> float:
-        """Seconds to wait before the next try: doubling, or what the service asks for; bounded."""
+        """Return seconds to wait before the next try: exponential backoff with jitter, or more if the service
+        asks for it; bounded."""
         config = self._config
         wait = config.backoff * 2 ** (tries - 1) * _JITTER.uniform(0.5, 1.0)
         asked = response.headers.get("Retry-After", "") if response is not None else ""
@@ -132,7 +133,7 @@ class Service:
             raise self._failed(f"answered no JSON: {self._quoted(response)}", request) from None
 
     def _quoted(self, response: httpx.Response) -> str:
-        """Status and the answer's beginning on one line, without the key."""
+        """Return status and the answer's beginning on one line, without the key."""
         text = response.content[: 16 * _EXCERPT].decode(errors="replace")
         text = " ".join((text.replace(self._key, "***") if self._key else text).split())[:_EXCERPT]
         return f"{response.status_code} {response.reason_phrase}".strip() + (f": {text}" if text else "")
@@ -142,7 +143,8 @@ class Service:
 
 
 def api_key(name: str, config: RemoteConfig) -> str:
-    """The key from the environment; "" where none is configured. Raises UserError where it is not set."""
+    """Return the key from the environment; "" where none is configured. Raises UserError where it is not set
+    or cannot be a key."""
     variable = config.api_key_env
     key = os.environ.get(variable, "").strip() if variable else ""
     if variable and not key:

@@ -16,7 +16,7 @@ _NUMBER = re.compile(
 
 
 class Unit(StrEnum):
-    """What a length is counted in."""
+    """The unit of a length."""
 
     CHARACTERS = "characters"
     WORDS = "words"
@@ -30,10 +30,10 @@ def exact_match(
     ignore_case: bool = False,
     **columns: Any,
 ) -> list[float]:
-    """1 where the response is the answer, surrounding blanks apart, else 0.
+    """Score 1 where the response is the answer, surrounding blanks apart, else 0.
 
     Args:
-        column: of the prompt file, with the answer, or a list of answers that are all right.
+        column: column of the prompt file with the answer, or a list of answers that are all right.
         pattern: regular expression whose first group is compared; its last match in the response counts.
     """
 
@@ -54,10 +54,10 @@ def numeric_match(
     tolerance: float = 0.0,
     **columns: Any,
 ) -> list[float]:
-    """1 where the last number of the response is the answer, else 0. Thousands may be separated by commas.
+    """Score 1 where the last number of the response is the answer, else 0. Commas may separate thousands.
 
     Args:
-        column: of the prompt file, with the number, or text whose last number it is; or a list of these.
+        column: column of the prompt file with the number, text whose last number it is; or a list of these.
         pattern: regular expression whose first group is searched; its last match in the response counts.
         tolerance: largest difference that still counts as equal.
     """
@@ -78,7 +78,7 @@ def numeric_match(
 def regex_match(
     *, responses: Sequence[str], pattern: str, anywhere: bool = False, **columns: Any
 ) -> list[float]:
-    """1 where the response has the format, else 0. ``.`` matches line ends too.
+    """Score 1 where the response has the format, else 0. ``.`` matches line ends too.
 
     Args:
         anywhere: whether a part of the response is enough. Default: all of it, surrounding blanks apart.
@@ -91,7 +91,7 @@ def regex_match(
 def length_penalty(
     *, responses: Sequence[str], limit: int, buffer: int, unit: str = Unit.CHARACTERS, **columns: Any
 ) -> list[float]:
-    """0 up to ``limit - buffer``, falling in a line to -1 at ``limit``, then -1 (arXiv 2503.14476, eq. 13).
+    """Score 0 up to ``limit - buffer``, linearly down to -1 at ``limit``, then -1 (arXiv 2503.14476, eq. 13).
 
     Args:
         unit: characters or words. For tokens see algorithm.shaping.overlong_buffer.
@@ -104,7 +104,7 @@ def length_penalty(
 
 
 def repetition_penalty(*, responses: Sequence[str], size: int = 3, **columns: Any) -> list[float]:
-    """Minus the share of word n-grams that repeat an earlier one: 0 where all differ, towards -1 for a loop.
+    """Score minus the share of word n-grams that repeat an earlier one: 0 if all differ, near -1 for a loop.
 
     Args:
         size: words of an n-gram.
@@ -120,7 +120,7 @@ def repeated_share(words: Sequence[str], size: int) -> float:
 
 
 def answers(columns: Mapping[str, Any], column: str) -> Sequence[Any]:
-    """A column of the prompt file. Raises ValueError where it has no such column, or an empty field."""
+    """Return a column of the prompt file. Raises ValueError where there is none, or an empty field."""
     if column not in columns:
         has = ", ".join(sorted(columns.keys() - {"prompts"})) or "none"
         raise ValueError(f"the prompt file has no column {column!r}; it has: {has}; see arguments.column")
@@ -135,7 +135,7 @@ def listed(right: Any) -> Sequence[Any]:
 
 
 def extracted(responses: Sequence[str], pattern: str | None) -> list[str]:
-    """What is compared of each response; nothing where the pattern is not found."""
+    """Return the part of each response that is compared; empty where the pattern is not found."""
     if pattern is None:
         return list(responses)
     compiled = re.compile(pattern, re.DOTALL)
@@ -146,7 +146,7 @@ def extracted(responses: Sequence[str], pattern: str | None) -> list[str]:
 
 
 def last_number(text: str) -> Decimal | None:
-    """The last number written in digits; None if there is none."""
+    """Return the last number written in digits; None if there is none."""
     written = _NUMBER.findall(text)
     try:
         return Decimal(written[-1].replace(",", "")) if written else None

@@ -13,7 +13,8 @@ from stages.ppo.forward import response_log_probs
 
 @torch.inference_mode()
 def reference_log_probs(context: Context, rows: pa.Table) -> list[list[float] | None]:
-    """Log-probability of each response token under the frozen reference, sampling temperature included.
+    """Compute the log-probability of each response token under the frozen reference, sampling temperature
+    included.
 
     None for greedy responses, which are never trained on.
     """

@@ -1,4 +1,4 @@
-"""Scores from a service over HTTP: what it is asked about each response, and what its answer must be.
+"""Scores from a service over HTTP: the questions about responses, and the answers that are accepted.
 
 ``classify`` and ``chat`` are vLLM's and OpenAI's formats, ``plain`` is our own. A score that is missing or
 not a finite number is an error that names the response.
@@ -29,15 +29,15 @@ class Unreadable(ValueError):
     def __init__(self, text: str, index: int = 0) -> None:
         super().__init__(text)
         self.index = index
-        """Of the row that has none."""
+        """Index of the row without a score, in its request."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked about some rows."""
+    """The question about some rows, in the service's format."""
 
     fields: Callable[[slice], dict[str, Any]]
-    """The body's fields about these rows."""
+    """Function that returns the body's fields about a slice of the rows."""
     num_truncated: int = 0
     """Sequences that were cut on the left."""
 
@@ -45,11 +45,11 @@ class Question:
 def remote_scores(
     context: Context, name: str, config: RemoteConfig, rows: pa.Table
 ) -> tuple[list[float], dict[str, float]]:
-    """One finite number per row of a rollout table; 0 where the policy's engine refused the prompt, which is
-    not asked about. And metrics.
+    """Return one finite number per row of a rollout table, and metrics. Rows whose prompt the policy's engine
+    refused are not asked about and get 0.
 
     Raises:
-        RemoteFailed: the service is down, or a score is missing or not a number.
+        RemoteFailed: the service is down, or a score is missing or no number and unreadable_score not set.
         UserError: the service refuses what it is asked, or its key is not set.
     """
     has_response = pc.greater(pc.list_value_length(rows["response_tokens"]), 0)
@@ -81,7 +81,7 @@ def remote_scores(
 
 
 def request(config: RemoteConfig, fields: dict[str, Any], rows: pa.Table, part: slice) -> Request:
-    """Raises UserError where a column of the prompt file is nothing that JSON can say."""
+    """Build a request. Raises UserError where a column of the prompt file cannot be written as JSON."""
     names = name_of(rows, part.start)
     if part.stop > part.start + 1:
         names += f" to {name_of(rows, part.stop - 1)}"
@@ -93,11 +93,11 @@ def request(config: RemoteConfig, fields: dict[str, Any], rows: pa.Table, part: 
     return Request(body.encode(), names)
 
 
-# what is asked
+# questions
 
 
 def classify_question(context: Context, config: RemoteConfig, rows: pa.Table) -> Question:
-    """Token ids where the service's tokenizer is known, as for a reward model here; else text."""
+    """Ask with token ids where the service's tokenizer is known, as for a reward model here; else text."""
     if config.tokenizer is None:
         pairs = zip(rows["prompt_text"].to_pylist(), rows["response_text"].to_pylist(), strict=True)
         texts = [prompt + response for prompt, response in pairs]
@@ -111,7 +111,7 @@ def classify_question(context: Context, config: RemoteConfig, rows: pa.Table) ->
 
 
 def chat_question(context: Context, config: RemoteConfig, rows: pa.Table) -> Question:
-    """One message to the judge. Raises UserError where the template names a column that is not there."""
+    """Ask with one message to the judge. Raises UserError where the template names an absent column."""
     inputs = rule_inputs(rows)
     named = {**inputs, "prompt": inputs["prompts"], "response": inputs["responses"]}
 
@@ -147,11 +147,11 @@ QUESTIONS = {
 }
 
 
-# what is answered
+# answers
 
 
 def classify_answer(config: RemoteConfig, content: Any, num_rows: int) -> list[float]:
-    """The last logit of each row. Rows are told apart by ``index``, not by their order."""
+    """Return the last logit of each row. Rows are identified by ``index``, not by their order."""
     by_index: dict[Any, Any] = {}
     for entry in listed(content, "data"):
         index = entry.get("index") if isinstance(entry, dict) else None
@@ -170,7 +170,7 @@ def classify_answer(config: RemoteConfig, content: Any, num_rows: int) -> list[f
 
 
 def chat_answer(config: RemoteConfig, content: Any, num_rows: int) -> list[float]:
-    """The score in the judge's reply."""
+    """Return the score in the judge's reply."""
     choices = listed(content, "choices")
     message = choices[0].get("message") if choices and isinstance(choices[0], dict) else None
     text = message.get("content") if isinstance(message, dict) else None
@@ -209,7 +209,7 @@ def listed(content: Any, field: str) -> list[Any]:
 
 
 def number(value: Any, index: int) -> float:
-    """Text and truth values do not count, nor what is not finite."""
+    """Return a number as a float. Raises Unreadable for text, truth values and what is not finite."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite_number(value):
         raise Unreadable(f"{value!r:.100} is not a finite number", index)
     return float(value)

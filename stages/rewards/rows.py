@@ -1,4 +1,4 @@
-"""What reward models, rules and services are given of a rollout table."""
+"""Inputs of reward models, rules and services, made from a rollout table."""
 
 import json
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def rule_inputs(rows: pa.Table) -> dict[str, list[Any]]:
-    """``prompts``, ``responses`` and the user's columns, an entry per row; of conversations of several turns
-    also ``response_messages``."""
+    """Return ``prompts``, ``responses`` and the user's columns, an entry per row; of conversations of several
+    turns also ``response_messages``."""
     inputs = {column: rows[column].to_pylist() for column in extra_columns(rows).column_names}
     if not rows["response_messages"].null_count:  # all rows have them, or none
         inputs["response_messages"] = list(map(json.loads, rows["response_messages"].to_pylist()))
@@ -25,17 +25,17 @@ def rule_inputs(rows: pa.Table) -> dict[str, list[Any]]:
 
 
 def name_of(rows: pa.Table, index: int) -> str:
-    """A row as errors name it."""
+    """Return a row's name for error messages."""
     return f"prompt_id {rows['prompt_id'][index]}, sample {rows['sample_index'][index]}"
 
 
 def tokenized_conversations(
     tokenizer: "PreTrainedTokenizerBase", rows: pa.Table, key: str
 ) -> list[list[int]]:
-    """Per row of a rollout table: the ids of :func:`conversation_ids`.
+    """Return, per row of a rollout table, the ids of :func:`conversation_ids`.
 
     Args:
-        key: of the configuration with its value, that names the tokenizer.
+        key: name of the tokenizer's owner, for error messages.
 
     Raises:
         UserError: the chat template refuses a row's conversation. Prompts alone were tried by prepare.
@@ -53,7 +53,7 @@ def tokenized_conversations(
 
 
 def conversation_texts(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
-    """Per row what :func:`conversation_ids` takes."""
+    """Return, per row, the arguments of :func:`conversation_ids`."""
     names = ("prompt_text", "prompt_messages", "response_text", "response_messages")
     return zip(*(rows[name].to_pylist() for name in names), strict=True)
 
@@ -65,11 +65,11 @@ def conversation_ids(
     response: str,
     following: str | None = None,
 ) -> list[int]:
-    """The conversation in a reward model's own words: its template, its ids.
+    """Return the ids of a conversation, by a reward model's own template and tokenizer.
 
     Args:
-        messages: of the prompt, as JSON; None if it is plain text.
-        following: what followed them, as JSON. Default: the response.
+        messages: the prompt's messages, as JSON; None if it is plain text.
+        following: messages after the prompt, as JSON. Default: the response.
     """
     if messages is None:
         return token_ids(tokenizer, prompt + response, special=True)

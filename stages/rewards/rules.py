@@ -21,12 +21,12 @@ from stages.rewards.rows import name_of, rule_inputs
 
 
 class RuleFailed(RuntimeError):
-    """The user's function raised an error of its own, ended its process or took too long; perhaps not the
-    next time."""
+    """The user's function raised an error of its own, ended its process or took too long; a retry may
+    succeed."""
 
 
 def rule_scores(name: str, config: RuleConfig, rows: pa.Table) -> tuple[list[float], dict[str, float]]:
-    """One number per row of a rollout table; and how many rows took too long, where that is no error.
+    """Return one number per row of a rollout table; and how many rows took too long, where that is no error.
 
     The scores do not depend on the number of workers, nor does which row an error names.
 
@@ -60,7 +60,7 @@ def rule_scores(name: str, config: RuleConfig, rows: pa.Table) -> tuple[list[flo
 
 
 def call_slices(rows: pa.Table, rows_per_call: RowsPerCall) -> Iterator[slice]:
-    """The rows of each call. Responses of a prompt lie side by side."""
+    """Yield the rows of each call. Responses of a prompt are adjacent."""
     keys: Sequence[Any] = range(rows.num_rows)
     if rows_per_call is RowsPerCall.PROMPT:
         keys = rows["prompt_id"].to_pylist()
@@ -74,14 +74,14 @@ def call_slices(rows: pa.Table, rows_per_call: RowsPerCall) -> Iterator[slice]:
 
 
 def check_fits(calls: Calls, names: Sequence[str], seconds: float) -> None:
-    """Raises UserError when the rule cannot be called with these arguments, PluginError without a rule."""
+    """Raise UserError when the rule cannot be called with these arguments, PluginError without a rule."""
     trouble = calls.answer(calls.ask(seconds, signature_error, names, 0), seconds)
     if trouble:
         raise UserError(trouble.text)
 
 
 def substitute(name: str, config: RuleConfig, trouble: PluginFailure, rows: pa.Table) -> float:
-    """The score of a call that took too long, where one is configured; else raises what went wrong."""
+    """Return the score of a call that took too long, where one is configured; else raise what went wrong."""
     if trouble.is_late and config.timeout_score is not None:
         return config.timeout_score
     where = name_of(rows, 0 if trouble.index is None else trouble.index)
