@@ -65,8 +65,8 @@ def loaded_models(config: Config) -> Iterator[UsedModel]:
 
 
 def _tensors(model: UsedModel) -> list[tuple[str, Tensor]]:
-    """Return the tensors of all files that are read. Raises UserError where a file is not a valid one any
-    more."""
+    """Return the tensors of all files that are read. Raises UserError where a file is missing or no longer
+    valid."""
     try:
         if model.is_ours:
             return list(read_tensors(model.directory).items())

@@ -1,4 +1,4 @@
-"""Modules imported once, as in :mod:`stages.preload`, for runs with vLLM, which takes ten seconds and more."""
+"""Modules imported once, as in :mod:`stages.preload`, for runs that use vLLM (ten seconds and more)."""
 
 import contextlib
 import gc

@@ -50,7 +50,7 @@ class MicroBatch:
     """Tokens without padding."""
     is_packed: bool
     is_dummy: bool = False
-    """Whether it counts for nothing, and goes through the model only because other ranks have one more."""
+    """Whether it counts for nothing, and goes through the model only because other ranks have more."""
 
     @property
     def tokens(self) -> Tensor:

@@ -142,7 +142,7 @@ def step_metrics(steps: Steps) -> dict[str, float]:
 
 def value_metrics(mask: Tensor, values: Tensor, returns: Tensor) -> dict[str, float]:
     """Return how much of the returns' variance the critic foresaw (1 is all, 0 no more than a constant), and
-    means."""
+    the means of values and returns."""
     error = masked_mean((returns - values - masked_mean(returns - values, mask)) ** 2, mask)
     variance = masked_mean((returns - masked_mean(returns, mask)) ** 2, mask)
     explained = 1 - error / variance if variance > 0 else torch.tensor(0.0)
