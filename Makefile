@@ -56,7 +56,7 @@ programs: $(VENV)/dev
 check: $(VENV)/dev
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
-	@$(BIN)/mypy pipeline slurm
+	@$(BIN)/mypy pipeline slurm stages
 	@$(BIN)/lint-imports --no-logo --cache-dir .cache/lint-imports
 
 docs: $(VENV)/dev

@@ -267,7 +267,7 @@ class Conversations(Turns):
         they are."""
         text = "".join(message.content for message in messages)
         if opening.prompt_messages is not None:
-            end = str(self._tokenizer.decode(episode.tokens[-1:], skip_special_tokens=False))
+            end = str(self._tokenizer.decode(list(episode.tokens[-1:]), skip_special_tokens=False))
             try:
                 text = continuation_text(messages, end, self._tokenizer)
             except TemplateError as error:

@@ -53,11 +53,11 @@ def load_critic(
 def class_for(config: PreTrainedConfig, trust_remote_code: bool) -> type[PreTrainedModel]:
     """Return the class of a critic of this architecture."""
     if type(config) in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
-        found: type[PreTrainedModel] = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING[type(config)]
+        found: Any = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING[type(config)]
         return found
     with torch.device("meta"):
         backbone = AutoModel.from_config(config, trust_remote_code=trust_remote_code)
-    return _value_class(type(backbone))
+    return _value_class(type(backbone))  # type: ignore[arg-type]
 
 
 @functools.cache
@@ -81,7 +81,8 @@ class _ValueModel(PreTrainedModel):
         backbone = self.backbone_class(config)
         setattr(self, self.base_model_prefix, backbone)
         # As wide as what a language model's head reads: not hidden_size where embeddings are projected.
-        width = backbone.get_input_embeddings().weight.shape[1]
+        embeddings: Any = backbone.get_input_embeddings()
+        width = embeddings.weight.shape[1]
         self.score = nn.Linear(width, 1)
         self.post_init()
 
@@ -108,7 +109,8 @@ def _start_head(model: PreTrainedModel, directory: Path, missing: set[str]) -> N
 
 def _fitting_head(model: PreTrainedModel, tensors: Tensors) -> str | None:
     """Return the name of the head that maps this model's hidden states to one number, if there is one."""
-    width = model.get_input_embeddings().weight.shape[1]
+    embeddings: Any = model.get_input_embeddings()
+    width = embeddings.weight.shape[1]
     head = head_of(tensors)
     return head if head and tensors[f"{head}.weight"].shape == (1, width) else None
 

@@ -55,7 +55,7 @@ def note(arguments: Arguments, kind: FailureKind, message: str, suspect: Task | 
     """Write the failure file, if there is to be one."""
     if arguments.failure_file:
         arguments.failure_file.parent.mkdir(parents=True, exist_ok=True)
-        said = {"kind": kind, "message": message, "suspect": suspect and task_key(suspect)}
+        said: dict[str, object] = {"kind": kind, "message": message, "suspect": suspect and task_key(suspect)}
         said |= {"started": started, "ended": time.time(), "host": socket.gethostname()}
         link_once(arguments.failure_file, json.dumps(said) + "\n")  # of several ranks the first knows why
 

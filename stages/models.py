@@ -98,7 +98,7 @@ def _load(
     model, missing = load_with_attention(auto_class, directory, attention, arguments)
     check_missing(directory, model, missing)
     model.eval()
-    return model if device_map else model.to(device())
+    return model if device_map else model.to(device())  # type: ignore[arg-type]
 
 
 def check_missing(directory: str | Path, model: PreTrainedModel, keys: Iterable[str]) -> None:

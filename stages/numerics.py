@@ -29,7 +29,7 @@ def set_up_torch(num_threads: int, seed: int) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Deterministic mode also fills all new memory with NaN, to expose reads of what nobody has written. One
     # thread does so, whatever num_threads is, in a quarter of its time.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     check_gpus_are_seen(os.environ)
 
 

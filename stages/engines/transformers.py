@@ -119,7 +119,7 @@ class TransformersGenerator(Generator):
         stop_ids = sorted({*self._own_stop_ids, *sampling.stop_token_ids})
         sampler = SeededSampler(requests, sampling, device)
         longest = max(map(self.room, requests))
-        output = self._model.generate(
+        output = self._model.generate(  # type: ignore[operator]
             input_ids=input_ids.to(device),
             attention_mask=attention_mask.to(device),
             logits_processor=LogitsProcessorList([StopCheck(should_stop), sampler]),

@@ -40,7 +40,7 @@ def set_up(given: VllmConfig) -> None:
     # A port given to all tasks of a node would be fought for; without, each takes a free one.
     os.environ.pop("VLLM_PORT", None)
     # Memory that is about to be written need not be filled.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     # Even eager engines compile a helper, in 20 s on a CPU, for nothing that a short stage would notice.
     torch._dynamo.config.disable = given.enforce_eager
     os.environ["TORCH_COMPILE_DISABLE"] = str(int(given.enforce_eager))  # for workers of their own

@@ -12,16 +12,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+Tokens = Sequence[int] | npt.NDArray[np.integer[Any]]
+"""Ids of a text: what Arrow gives without a copy, or a list."""
 
 
 @dataclass(frozen=True)
 class Row:
     """One sequence. The prompt has at least one token: its last one predicts the first of the response."""
 
-    prompt: Sequence[int]
-    response: Sequence[int]
+    prompt: Tokens
+    response: Tokens
 
     @property
     def length(self) -> int:
@@ -261,5 +266,5 @@ def collate(rows: Sequence[Row], indices: Sequence[int], packed: bool = False) -
     )
 
 
-def _ids(tokens: Sequence[int]) -> Tensor:
+def _ids(tokens: Tokens) -> Tensor:
     return torch.as_tensor(tokens, dtype=torch.long)

@@ -64,7 +64,7 @@ def attach(model: PreTrainedModel, base: Path, lora: LoraConfig, seed: int) -> N
         targets = list(lora.target_modules)
     settings = peft.LoraConfig(
         r=lora.rank,
-        lora_alpha=lora.alpha,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
         target_modules=targets,
         lora_dropout=0.0,
         task_type="CAUSAL_LM",

@@ -28,8 +28,8 @@ def with_reference(context: Context, experience: Experience, iteration: int) -> 
         return experience
     directory = context.source(config.model.reference or config.model.policy)
     update, trust = config.update, config.model.trust_remote_code
-    model = load_causal_lm(directory, update.precision, trust, device_map_of(update), update.attention)
-    model = frozen(model, update)
+    placement = device_map_of(update)
+    model = frozen(load_causal_lm(directory, update.precision, trust, placement, update.attention), update)
     # Over the policy's own micro-batches, unless groups are left out later: the same weights then give a
     # KL of exactly 0.
     batches = split_epoch(config, experience, iteration, epoch=0)

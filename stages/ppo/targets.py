@@ -1,6 +1,7 @@
 """Targets of the losses, from scores and log-probabilities. N responses, T tokens of the longest."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,7 +56,9 @@ class Targets:
 
     def to(self, device: torch.device) -> "Targets":
         """Return all of it on a device, from which micro-batches take their rows without waiting."""
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        tensors: dict[str, Any] = {
+            name: value for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
         return replace(self, **{name: value.to(device) for name, value in tensors.items()})
 
 

@@ -259,6 +259,7 @@ def policy_part(
     log_probs, entropy = outputs.log_probs, outputs.entropy
     if batch.is_dummy:
         return no_loss(log_probs)
+    assert entropy is not None, "it was asked for"
     if found is not None:
         scatter_rows(found, batch, log_probs)
     mask, old = gather_rows(targets.mask, batch), log_probs.detach()

@@ -151,9 +151,9 @@ def same_tokenizer(one: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBa
     """Whether both give the same ids for the same text, so that ids may be passed on."""
     if one.chat_template != other.chat_template:
         return False
-    backends = [getattr(tokenizer, "backend_tokenizer", None) for tokenizer in (one, other)]
-    if all(backends):
-        return bool(backends[0].to_str() == backends[1].to_str())
+    mine, others = (getattr(tokenizer, "backend_tokenizer", None) for tokenizer in (one, other))
+    if mine and others:
+        return bool(mine.to_str() == others.to_str())
     return type(one) is type(other) and one.get_vocab() == other.get_vocab()
 
 
