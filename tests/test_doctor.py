@@ -41,14 +41,14 @@ from pathlib import Path
 from pipeline.doctor import cluster, examine, running
 from pipeline.doctor.cluster import slurm_checks
 from pipeline.doctor.disk import space_checks
-from pipeline.doctor.examine import Patient
+from pipeline.doctor.examine import Subject
 from pipeline.doctor.findings import Check, Group, to_json
 from pipeline.doctor.semantics import file_checks
 
 folder = Path(sys.argv[1])
 {setup}
 examine.checks_of = lambda patient, with_probe: {checks}
-found = examine.examine(Patient(folder), False, lambda grouped: None)
+found = examine.examine(Subject(folder), False, lambda grouped: None)
 print(json.dumps(to_json("", found)))
 """
 FILES = "[*space_checks(folder, None, False)[:2], *file_checks(folder, False)]"

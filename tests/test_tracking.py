@@ -93,7 +93,8 @@ def append(run: Run, *iterations: int) -> None:
 DRIVER = """
 import sys, time
 from pathlib import Path
-from pipeline import journal, tracking
+from pipeline.run import journal
+from pipeline.tracking import tracker as tracking
 from pipeline.run.directory import load_run
 run = load_run(Path(sys.argv[1]))
 tracker = tracking.open_tracker(run, print)

@@ -108,6 +108,8 @@ class Record:
         Raises:
             CorruptData: the record names no such file.
         """
+        if not part and len(self.outputs) == 1:
+            return self.outputs[0]
         name = data_name(self.task, self.attempt, part, suffix)
         for entry in self.outputs:
             if entry.path.rpartition("/")[2] == name:

@@ -35,7 +35,7 @@ AGENT = """
 import contextlib, os, sys, time
 from pathlib import Path
 from benchmarks.noop import make_record
-from pipeline import journal, lease
+from pipeline.run import journal, lease
 from pipeline.run.commits import *
 from pipeline.run.durable import *
 from pipeline.run.records import Records
