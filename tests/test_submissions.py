@@ -70,6 +70,7 @@ def test_a_second_driver_does_not_get_the_number(run):
     assert ledger.begin(submission(run))
     assert not ledger.begin(replace(submission(run), created=1.0))
     assert ledger.load([1])[0].created != 1.0
+    assert not Ledger(run.paths).begin(submission(run)), "nor one that says the same, at the same time"
 
 
 RACE = """

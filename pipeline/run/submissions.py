@@ -7,6 +7,7 @@ and noting its answer leaves a submission without a job id, which is then looked
 """
 
 import contextlib
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -132,6 +133,8 @@ class Ledger:
         make_folder(path.parent)
         content = plain(submission)
         del content["state"]
+        # Clocks may agree to the last digit, and who won is told by content: see durable.py.
+        content["writer"] = os.urandom(8).hex()
         return link_once(path, sealed(content))
 
     def note(self, submission: Submission, state: State) -> Submission:
@@ -159,7 +162,9 @@ def _state_file(path: Path) -> Path:
 
 def _read(path: Path) -> Submission:
     """Read a submission whose folder has just been listed."""
-    submission: Submission = converted(Submission, unsealed(read_shared(path)))
+    content = unsealed(read_shared(path))
+    content.pop("writer", None)
+    submission: Submission = converted(Submission, content)
     try:
         return replace(submission, state=converted(State, unsealed(read_shared(_state_file(path)))))
     except (FileNotFoundError, ValueError, TypeError):  # its job is then looked for by its name
