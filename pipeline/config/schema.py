@@ -16,7 +16,7 @@ from pipeline.config.engines import Engine
 from pipeline.config.notify import NotifyConfig
 from pipeline.config.reward import RewardConfig
 from pipeline.config.rollout import RolloutConfig
-from pipeline.config.scheduler import LocalConfig, SchedulerConfig
+from pipeline.config.scheduler import LocalConfig, SchedulerConfig, SlurmConfig
 from pipeline.config.types import (
     Fraction,
     Name,
@@ -179,6 +179,11 @@ class Config:
     """Mirrors of the metrics."""
     notify: NotifyConfig = field(default_factory=NotifyConfig)
     """Notifications when the run fails, completes or stalls."""
+
+    @property
+    def slurm(self) -> SlurmConfig | None:
+        """Settings of the cluster; None for a run of this machine."""
+        return self.scheduler if isinstance(self.scheduler, SlurmConfig) else None
 
     @property
     def responses_per_iteration(self) -> int:
