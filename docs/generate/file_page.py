@@ -88,7 +88,7 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
 ABOUT = """\
 Everything that a run has is in its directory. Numbers stand for any: iteration 7, shard 3; `rollout` for any
 stage, or `score-POOL`. `ATTEMPT` is one try's id, such as `1-7c85d2e6`.
-[Architecture](../explanation/architecture.md#run-directory) says why it lies so."""
+[What a run has on disk](../explanation/run_directory.md) says why it lies so."""
 
 
 def file_page() -> str:

@@ -276,7 +276,7 @@ def send_trial(run: Run) -> tuple[list[str], bool]:
     given = run.config.notify
     if not given.tells_anybody:
         raise ConfigError(
-            "notify: nobody is told; give notify.command=..., or notify.webhook_env=NAME of an environment "
+            "notify: nobody is notified; give notify.command=..., or notify.webhook_env=NAME of an environment "
             "variable that holds an address"
         )
     deliveries = deliver(given, trial(run), _folder(run))
