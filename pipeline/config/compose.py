@@ -43,8 +43,7 @@ def compose(
     """
     if config_dir is not None and not config_dir.is_dir():
         raise ConfigError(f"--config-dir {config_dir}: no such directory")
-    groups = known_groups(config_dir)
-    check_overrides(overrides, groups)
+    check_overrides(overrides, known_groups(config_dir))
     data = _hydra_compose(overrides, config_dir, base)
     return from_mapping(without_superseded(data, overrides, config_dir))
 
@@ -125,8 +124,7 @@ def _check_key(key: str, groups: Mapping[str, Sequence[str]]) -> None:
             raise ConfigError(f"{key}: {value} holds one value and no keys; write {value}=VALUE")
         if part not in legal:
             where = f"in {'.'.join(done)}" if done else "at the top"
-            also = [] if done else sorted(set(groups) - set(legal))
-            names = [*legal, *also]
+            names = [*legal, *([] if done else sorted(set(groups) - set(legal)))]
             unknown = f"{key[:_LONGEST_VALUE]}: unknown key {_cut(part)} {where}"
             raise ConfigError(_with_legal(unknown, part, names))
         done.append(part)

@@ -3,13 +3,14 @@
 A pydantic adapter takes long to build, and a command reads few types: each is built on first use.
 """
 
-import functools
 from typing import Any, TypeVar, cast
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 T = TypeVar("T")
+
+_ADAPTERS: dict[type, TypeAdapter[Any]] = {}
 
 
 def converted(kind: type[T], data: object) -> T:
@@ -28,9 +29,10 @@ def from_yaml(text: str) -> Any:
     return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
-@functools.cache
 def _adapter(kind: type) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
 
 
 def in_words(error: ValidationError) -> str:

@@ -64,19 +64,17 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
     """
     explicit = (read_json(directory / "config.json") or {}).get("transformers_weights")
     name = explicit or (WEIGHTS if (directory / WEIGHTS).is_file() else INDEX)
-    if not (directory / name).is_file():
-        raise BadModel(_no_weights(directory, name))
-    return read_shards(directory, name) if name.endswith(".index.json") else read_header(directory / name)
-
-
-def _no_weights(directory: Path, name: str) -> str:
-    if (directory / _ADAPTER).is_file():
-        return (
+    if not (directory / name).is_file() and (directory / _ADAPTER).is_file():
+        raise BadModel(
             f"has only an adapter's weights ({_ADAPTER}); merge it into its base model (peft's "
             "merge_and_unload, then save_pretrained) and give that directory"
         )
-    wanted = f"{WEIGHTS} nor {INDEX}" if name == INDEX else f"the {name} that its config.json names"
-    return f"has *.safetensors, but neither {wanted}; save it again with transformers' save_pretrained"
+    if not (directory / name).is_file():
+        wanted = f"{WEIGHTS} nor {INDEX}" if name == INDEX else f"the {name} that its config.json names"
+        raise BadModel(
+            f"has *.safetensors, but neither {wanted}; save it again with transformers' save_pretrained"
+        )
+    return read_shards(directory, name) if name.endswith(".index.json") else read_header(directory / name)
 
 
 def read_shards(directory: Path, index: str) -> dict[str, Tensor]:
