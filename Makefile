@@ -5,7 +5,7 @@
 # make test-times   the whole suite, and a page of docs that says where its time goes
 # make soak ROUNDS=20   runs that are disturbed at random, again and again; 10,000 shards
 # make check        format, lint, types, who imports whom
-# make docs         the documentation as a site in site/, its reference made anew from the code
+# make docs         the documentation as a site in site/, its reference made from the code
 # PYTHON=python3.12 make ...   another interpreter
 
 VENV := .venv

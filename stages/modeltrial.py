@@ -78,7 +78,7 @@ def _tensors(model: UsedModel) -> list[tuple[str, Tensor]]:
 
 def _try_loading(config: Config, model: UsedModel) -> None:
     """Load a model without its weights, unless it is quantised. Raises UserError where that fails."""
-    settings = read_json(model.directory / "config.json")
+    settings = read_json(model.directory / "config.json") or {}
     if "quantization_config" in settings:
         print(f"{model.key}={model.directory}: is quantised; it was not tried whether it loads", flush=True)
         return

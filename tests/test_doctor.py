@@ -377,7 +377,7 @@ SLURM_VERSION           = 23.11.4
 
 def test_settings_of_a_cluster_that_matter():
     assert judge_settings(SETTINGS.format("(null)", 300)).verdict is Verdict.OK
-    assert "submitted anew" in judge_settings(SETTINGS.format("kill_invalid_depend", 300)).advice
+    assert "submitted again" in judge_settings(SETTINGS.format("kill_invalid_depend", 300)).advice
     assert judge_settings(SETTINGS.format("(null)", 2)).verdict is Verdict.WARNING
 
 

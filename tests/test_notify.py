@@ -188,7 +188,7 @@ def test_two_calls_in_a_second_are_each_told(run, command):
 def test_without_anybody_to_tell_there_is_nothing_to_try(complete_run, slurm_ppo):
     done = slurm_ppo("notify", complete_run)
     assert done.returncode == 2
-    assert "notify: nobody is told; give notify.command=..." in done.stderr
+    assert "notify: nobody is notified; give notify.command=..." in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,14 @@ def test_the_wheel_holds_code_and_configurations_and_nothing_else(wheel):
     assert {"pipeline/py.typed", "slurm/py.typed", "stages/py.typed"} <= set(names)
 
 
+def test_the_wheel_holds_its_licence(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (info,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
+        metadata = archive.read(f"{info}/METADATA").decode().splitlines()
+        assert archive.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+    assert {"License-Expression: Apache-2.0", "License-File: LICENSE"} <= set(metadata)
+
+
 def test_the_command_is_there_and_is_the_installed_one(installed, elsewhere):
     assert "PPO post-training" in call(installed / "slurm-ppo", "--help", **elsewhere)
     where = call(installed / "python", "-c", "import pipeline; print(pipeline.__file__)", **elsewhere)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 
 from docs.generate.docstrings import attribute_docs, member_docs
 from docs.generate.markdown import code, page, prose, slug, table
@@ -63,8 +64,8 @@ described in [Change settings](../howto/settings.md#groups-of-your-own)."""
 
 def config_page() -> str:
     sections = _sections()
-    links = " · ".join(f"[{title}](#{slug(title)})" for title in [*sections, "Groups"])
-    texts = [_section(title, owner, sections) for title, owner in sections.items()]
+    links = " · ".join(f"[{title}](#{slug(title)})" for title in [*sections.values(), "Groups"])
+    texts = [_section(title, owner, sections) for owner, title in sections.items()]
     about = (
         "Every key of the configuration, with type, default and meaning. A key is given as "
         "`section.key=value`, or nested in a YAML file. A key without default must be given."
@@ -72,12 +73,12 @@ def config_page() -> str:
     return page("Configuration", about, links, *texts, "## Groups", GROUPS, *_groups())
 
 
-def _sections() -> dict[str, type]:
-    """Heading -> dataclass, each dataclass once, in the order of the configuration."""
+def _sections() -> dict[type, str]:
+    """Dataclass -> heading, each dataclass once, in the order of the configuration."""
     paths: dict[type, list[str]] = {}
     for path, owner in _walk("", Config):
         paths.setdefault(owner, []).append(path)
-    return {_title(owner, found): owner for owner, found in paths.items()}
+    return {owner: _title(owner, found) for owner, found in paths.items()}
 
 
 def _walk(path: str, owner: type) -> Iterator[tuple[str, type]]:
@@ -103,7 +104,7 @@ def _title(owner: type, paths: list[str]) -> str:
     parents = {path.rpartition(".")[0] for path in distinct}
     if len(distinct) > 2 and all(parent.split(".")[0] == "scheduler" for parent in parents):
         return f"scheduler.STAGE: {_kind_of(owner)}"
-    kind = _kind(owner) or (_kind_of(owner) if distinct[0].startswith("scheduler.") else "")
+    kind = getattr(owner, "kind", "") or (_kind_of(owner) if distinct[0].startswith("scheduler.") else "")
     return ", ".join(distinct) + (f": {kind}" if kind else "")
 
 
@@ -111,20 +112,13 @@ def _kind_of(owner: type) -> str:
     return "local" if owner.__name__.startswith("Local") else "slurm"
 
 
-def _kind(owner: type) -> str:
-    fields = {field.name: field for field in dataclasses.fields(owner)}
-    return str(_default(fields["kind"])) if "kind" in fields else ""
-
-
-def _section(title: str, owner: type, sections: dict[str, type]) -> str:
-    headings = {nested: heading for heading, nested in sections.items()}
+def _section(title: str, owner: type, headings: dict[type, str]) -> str:
     hints = typing.get_type_hints(owner, include_extras=True)
     rows = [
         (code(field.name), _type(hints[field.name], headings), _shown(field), _meaning(owner, field, hints))
         for field in dataclasses.fields(owner)
     ]
-    about = prose(owner.__doc__)
-    return f"## {title}\n\n{about}\n\n" + table(("key", "type", "default", "meaning"), rows)
+    return f"## {title}\n\n{prose(owner.__doc__)}\n\n" + table(("key", "type", "default", "meaning"), rows)
 
 
 def _meaning(owner: type, field: dataclasses.Field[Any], hints: dict[str, Any]) -> str:
@@ -198,14 +192,10 @@ def _differences(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _yaml(value: Any) -> str:
     """A value as one writes it in a YAML file, on one line."""
-    text = yaml.safe_dump(_plain_values(value), default_flow_style=True, width=math.inf, allow_unicode=True)
+    text = yaml.safe_dump(
+        to_jsonable_python(value), default_flow_style=True, width=math.inf, allow_unicode=True
+    )
     return text.removesuffix("...\n").strip()
-
-
-def _plain_values(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        return [_plain_values(each) for each in value]
-    return value.value if isinstance(value, Enum) else value
 
 
 def _groups() -> Iterator[str]:

@@ -14,7 +14,8 @@ def attribute_docs(owner: type | ModuleType) -> dict[str, str]:
     body = tree.body[0].body if isinstance(owner, type) else tree.body  # type: ignore[attr-defined]
     found = {}
     for statement, after in itertools.pairwise(body):
-        names = _assigned(statement)
+        targets = getattr(statement, "targets", [getattr(statement, "target", None)])  # one, where annotated
+        names = [target.id for target in targets if isinstance(target, ast.Name)]
         if names and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
             found[names[0]] = inspect.cleandoc(str(after.value.value))
     return found
@@ -24,11 +25,3 @@ def member_docs(enumeration: type[Enum]) -> dict[str, str]:
     """Value -> meaning, in the order of the definition; empty where a member has no docstring."""
     docs = attribute_docs(enumeration)
     return {str(member.value): docs.get(member.name, "") for member in enumeration}
-
-
-def _assigned(statement: ast.stmt) -> list[str]:
-    if isinstance(statement, ast.Assign):
-        return [target.id for target in statement.targets if isinstance(target, ast.Name)]
-    if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-        return [statement.target.id]
-    return []

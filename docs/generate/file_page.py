@@ -16,10 +16,7 @@ _UPDATE = _RUN.task(Task(7, Stage.UPDATE))
 
 SECTIONS: dict[str, list[tuple[Path, str]]] = {
     "The run": [
-        (
-            _RUN.run_json,
-            "identity: id, name, when and from what it was made, configuration's hash, parent",
-        ),
+        (_RUN.run_json, "identity: id, name, when and from what it was made, configuration's hash, parent"),
         (_RUN.config_yaml, "the resolved configuration, frozen"),
         (_RUN.metrics, "one flat row per iteration: see [Metrics](metrics.md)"),
         (_RUN.rows / "00007.json", "a row as it was published, once, before its line of metrics.jsonl"),
@@ -44,10 +41,7 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         (_PREPARE.data("ATTEMPT"), "usable prompts, tokenised"),
         (_PREPARE.data("ATTEMPT", "heldout"), "usable held-out prompts"),
         (_PREPARE.data("ATTEMPT", "rejected", "jsonl"), "rows that cannot be used, with the reason"),
-        (
-            _PREPARE.data("ATTEMPT", "normalization", "json"),
-            "reward models' mean and deviation",
-        ),
+        (_PREPARE.data("ATTEMPT", "normalization", "json"), "reward models' mean and deviation"),
     ],
     "A task": [
         (_TASK.record, "commit record: names the attempt that won, its files and their hashes"),
@@ -65,10 +59,7 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
             "the policy, a Hugging Face directory; a LoRA adapter in `adapter/`",
         ),
         (_TASK.critic("ATTEMPT") / "ANY", "the critic, with `algorithm=ppo`"),
-        (
-            _TASK.trainer("ATTEMPT") / "ANY",
-            "optimizer's moments, fp32 weights, counters (`state.json`)",
-        ),
+        (_TASK.trainer("ATTEMPT") / "ANY", "optimizer's moments, fp32 weights, counters (`state.json`)"),
         (_RUN.policies / "00007", "a link to the winning attempt's, for people; `critic/00007` likewise"),
         (_RUN.policies / "best", "a link to the best evaluated policy"),
     ],
@@ -88,7 +79,7 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
 ABOUT = """\
 Everything that a run has is in its directory. Numbers stand for any: iteration 7, shard 3; `rollout` for any
 stage, or `score-POOL`. `ATTEMPT` is one try's id, such as `1-7c85d2e6`.
-[Architecture](../explanation/architecture.md#run-directory) says why it lies so."""
+[What a run has on disk](../explanation/run_directory.md) says why it lies so."""
 
 
 def file_page() -> str:

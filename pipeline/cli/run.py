@@ -121,7 +121,7 @@ def mend_rows(run: Run, patience: float) -> None:
         print(f"rows cannot be compared: {described(error)}", file=sys.stderr)
         return
     if book.mended is not None:
-        why = f"row {book.mended} was not what was published; it is written anew"
+        why = f"row {book.mended} was not what was published; it is written again"
         print(f"{run.paths.metrics}: {why}", file=sys.stderr)
 
 

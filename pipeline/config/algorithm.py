@@ -6,12 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pipeline.config.types import (
-    Fraction,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-)
+from pipeline.config.types import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 class Estimator(StrEnum):

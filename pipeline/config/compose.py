@@ -10,26 +10,21 @@ import difflib
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
+from pydantic_core import to_jsonable_python
 
 from pipeline.config.choices import packaged_configs, without_superseded
 from pipeline.config.conversion import converted, from_yaml, plain
 from pipeline.config.issue import ConfigError
 from pipeline.config.reward import KINDS
-from pipeline.config.scheduler import LocalConfig, SlurmConfig
 from pipeline.config.schema import Config
 
 _MISSING = "???"
 _LONGEST_LINE, _LONGEST_VALUE = 290, 80
-_TOP = "slurm_ppo"
-_BASE = "base"
-
-
 _CHOICES = ("scheduler", "reward")
 """Groups whose options do not mix: a newly chosen one replaces all settings of the one before."""
 
@@ -48,8 +43,7 @@ def compose(
     """
     if config_dir is not None and not config_dir.is_dir():
         raise ConfigError(f"--config-dir {config_dir}: no such directory")
-    groups = known_groups(config_dir)
-    check_overrides(overrides, groups)
+    check_overrides(overrides, known_groups(config_dir))
     data = _hydra_compose(overrides, config_dir, base)
     return from_mapping(without_superseded(data, overrides, config_dir))
 
@@ -108,16 +102,11 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
             raise ConfigError(f"{text!r}: keys cannot be deleted; give {key} another value instead")
         if override.is_sweep_override():
             raise ConfigError(f"{text!r}: one value per key; start one run per value, or quote a comma")
-        if key in groups:
-            _check_option(key, override.value(), groups[key])
-        else:
+        if key not in groups:
             _check_key(key, groups)
-
-
-def _check_option(group: str, option: Any, options: Sequence[str]) -> None:
-    if not isinstance(option, str) or option not in options:
-        given = str(option)[:_LONGEST_VALUE]
-        raise ConfigError(_with_legal(f"{group}={given}: no such option", given, options))
+        elif override.value() not in groups[key]:
+            given = str(override.value())[:_LONGEST_VALUE]
+            raise ConfigError(_with_legal(f"{key}={given}: no such option", given, groups[key]))
 
 
 def _check_key(key: str, groups: Mapping[str, Sequence[str]]) -> None:
@@ -135,8 +124,7 @@ def _check_key(key: str, groups: Mapping[str, Sequence[str]]) -> None:
             raise ConfigError(f"{key}: {value} holds one value and no keys; write {value}=VALUE")
         if part not in legal:
             where = f"in {'.'.join(done)}" if done else "at the top"
-            also = [] if done else sorted(set(groups) - set(legal))
-            names = [*legal, *also]
+            names = [*legal, *([] if done else sorted(set(groups) - set(legal)))]
             unknown = f"{key[:_LONGEST_VALUE]}: unknown key {_cut(part)} {where}"
             raise ConfigError(_with_legal(unknown, part, names))
         done.append(part)
@@ -148,35 +136,30 @@ def _fields_of(node: Any) -> dict[str, Any]:
     if dataclasses.is_dataclass(node):
         return typing.get_type_hints(node)
     fields: dict[str, Any] = {}
-    if isinstance(node, types.UnionType):
-        for option in typing.get_args(node):
-            for name, kind in _fields_of(option).items():
-                fields[name] = fields[name] | kind if name in fields and fields[name] != kind else kind
+    for option in _alternatives(node):
+        for name, kind in _fields_of(option).items():
+            fields[name] = fields[name] | kind if name in fields and fields[name] != kind else kind
     return fields
+
+
+def _alternatives(node: Any) -> tuple[Any, ...]:
+    """Return the types of a union; none for anything else."""
+    return typing.get_args(node) if isinstance(node, types.UnionType) else ()
 
 
 def _is_mapping(node: Any) -> bool:
     """Whether a type is a dictionary, or a union with one."""
-    options = typing.get_args(node) if isinstance(node, types.UnionType) else (node,)
-    return any(typing.get_origin(option) is dict for option in options)
+    return any(typing.get_origin(option) is dict for option in (node, *_alternatives(node)))
 
 
 def _with_legal(problem: str, word: str, names: Sequence[str]) -> str:
     """Append the legal names to a problem: as many of them as a line has room for."""
-    shown, hint = list(names), _hint(word, names)
-    while len(line := f"{problem}; legal: {_listing(shown, len(names))}{hint}") > _LONGEST_LINE and shown:
+    shown, more, close = list(names), "", difflib.get_close_matches(word, names, n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    while len(line := f"{problem}; legal: {', '.join(shown)}{more}{hint}") > _LONGEST_LINE and shown:
         shown.pop()
+        more = f" and {len(names) - len(shown)} more (slurm-ppo config shows all)"
     return line
-
-
-def _listing(shown: Sequence[str], total: int) -> str:
-    more = f" and {total - len(shown)} more (slurm-ppo config shows all)" if len(shown) < total else ""
-    return ", ".join(shown) + more
-
-
-def _hint(word: str, names: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, names, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _hydra_compose(
@@ -189,34 +172,38 @@ def _hydra_compose(
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    ConfigStore.instance().store(name="dataclass_defaults", node=_defaults(Config))
+    store = ConfigStore.instance().store
+    store(name="dataclass_defaults", node=_defaults(Config))
     packaged = packaged_configs().absolute()
     # Hydra looks for the top file in the first folder only, which may be the user's and have none.
     top = from_yaml((packaged / "config.yaml").read_text())
-    if base is not None:
-        chosen = {text.lstrip("+").split("=", 1)[0] for text in overrides} & set(_CHOICES)
-        kept = {key: value for key, value in base.items() if key not in chosen}
-        if "reward" in chosen and "scheduler" in kept:  # its pools are those of components that are gone
-            kept["scheduler"] = {key: value for key, value in kept["scheduler"].items() if key != "pools"}
-        ConfigStore.instance().store(name=_BASE, node=kept)
-        top["defaults"] = _with_base(top["defaults"])
-    ConfigStore.instance().store(name=_TOP, node=top)
-    search = f"hydra.searchpath=[{_quoted(f'file://{packaged}')}]"
-    first = config_dir.absolute() if config_dir else packaged
+    if base is not None:  # the base comes after the dataclasses' defaults, and no option is chosen
+        store(name="base", node=_without_chosen(base, overrides))
+        first, *groups = top["defaults"]
+        top["defaults"] = [first, "base", *(g if isinstance(g, str) else dict.fromkeys(g) for g in groups)]
+    store(name="slurm_ppo", node=top)
+    quoted = f"file://{packaged}".replace("'", "\\'")
+    words = [
+        f"hydra.searchpath=['{quoted}']",
+        *(word for text in overrides for word in _as_hydra_takes_it(text)),
+    ]
     try:
-        with initialize_config_dir(str(first), version_base="1.3"):
-            words = [word for text in overrides for word in _as_hydra_takes_it(text)]
-            composed = hydra_compose(_TOP, overrides=[search, *words])
+        with initialize_config_dir(str((config_dir or packaged).absolute()), version_base="1.3"):
+            composed = hydra_compose("slurm_ppo", overrides=words)
         return typing.cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise ConfigError(_one_line(error)) from None
+        parts = [str(error), *([str(error.__cause__)] if error.__cause__ else [])]
+        lines = [line.strip() for part in parts for line in part.splitlines() if line.strip()]
+        raise ConfigError("; ".join(dict.fromkeys(lines))) from None
 
 
-def _with_base(defaults: Sequence[str | dict[str, Any]]) -> list[str | dict[str, Any]]:
-    """Return the defaults list with the base after the dataclasses' defaults, and no option chosen."""
-    first, *others = defaults
-    unchosen = [entry if isinstance(entry, str) else dict.fromkeys(entry) for entry in others]
-    return [first, _BASE, *unchosen]
+def _without_chosen(base: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return a whole configuration without the parts whose options are chosen now."""
+    chosen = {text.lstrip("+").split("=", 1)[0] for text in overrides} & set(_CHOICES)
+    kept = {key: value for key, value in base.items() if key not in chosen}
+    if "reward" in chosen and "scheduler" in kept:  # its pools are those of components that are gone
+        kept["scheduler"] = {key: value for key, value in kept["scheduler"].items() if key != "pools"}
+    return kept
 
 
 def _as_hydra_takes_it(text: str) -> list[str]:
@@ -232,44 +219,20 @@ def _as_hydra_takes_it(text: str) -> list[str]:
     return [f"{key}=null", f"{key}={{}}"] if value.replace(" ", "") == "{}" else [f"{key}={value}"]
 
 
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "\\'") + "'"
-
-
-def _one_line(error: BaseException) -> str:
-    parts = [str(error), *([str(error.__cause__)] if error.__cause__ else [])]
-    lines = [line.strip() for part in parts for line in part.splitlines() if line.strip()]
-    return "; ".join(dict.fromkeys(lines))
-
-
 def _defaults(node: Any) -> dict[str, Any]:
     """Return the dataclass tree's defaults as plain values; required fields as Hydra's ``???``."""
     values: dict[str, Any] = {}
     hints = typing.get_type_hints(node)
     for field in dataclasses.fields(node):
-        if _is_choice(hints[field.name]):
+        if sum(map(dataclasses.is_dataclass, _alternatives(hints[field.name]))) > 1:
             values[field.name] = {}  # a group says which; the defaults of one would not fit the other
         elif field.default is not dataclasses.MISSING:
-            values[field.name] = _plain(field.default)
+            values[field.name] = to_jsonable_python(field.default)
         elif dataclasses.is_dataclass(hints[field.name]):
             values[field.name] = _defaults(hints[field.name])
         else:
             values[field.name] = {} if typing.get_origin(hints[field.name]) is dict else _MISSING
     return values
-
-
-def _is_choice(hint: Any) -> bool:
-    """Whether a type is a union of several dataclasses."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else ()
-    return sum(map(dataclasses.is_dataclass, options)) > 1
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Enum):
-        return value.value
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _leaves(data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -315,40 +278,38 @@ def _location(given: Sequence[str | int]) -> tuple[list[str], str]:
 def _describe(problem: Any) -> str:
     """Describe one pydantic error as ``key: what is wrong (got value)``."""
     location, kind = _location(problem["loc"])
-    key = ".".join(location) or "config"
-    if problem["type"] == "unexpected_keyword_argument":
+    key, sort, given = ".".join(location) or "config", problem["type"], problem["input"]
+    got, is_component = f"(got {_cut(given)})", location[:2] == ["reward", "components"]
+    if sort == "unexpected_keyword_argument":
         legal = _siblings(location, kind)
         unknown = f"{key}: unknown key {location[-1]!r}"
         return _with_legal(unknown, location[-1], legal) if legal else unknown
-    if problem["type"] == "dataclass_type":
+    if sort == "dataclass_type":
         keys = ", ".join(_siblings([*location, ""], kind))
-        return f"{key}: holds several keys; set one of them: {keys} (got {_cut(problem['input'])})"
-    if problem["type"] == "dict_type":
-        return f"{key}: holds entries that you name; write {key}.NAME=... (got {_cut(problem['input'])})"
-    is_number = problem["type"] == "string_type" and location[-1] in _WORDING
-    if problem["type"] == "string_pattern_mismatch" or is_number:
+        return f"{key}: holds several keys; set one of them: {keys} {got}"
+    if sort == "dict_type":
+        return f"{key}: holds entries that you name; write {key}.NAME=... {got}"
+    if sort == "string_pattern_mismatch" or (sort == "string_type" and location[-1] in _WORDING):
         is_pool = location[:2] == ["scheduler", "pools"] and len(location) == 3
         wanted = _WORDING.get("pool" if is_pool else location[-1], "letters, digits, '_', '.' and '-'")
-        return f"{key}: write {wanted} (got {_cut(problem['input'])})"
-    if problem["type"] in ("missing", "missing_argument"):
+        return f"{key}: write {wanted} {got}"
+    if sort in ("missing", "missing_argument"):
         return f"{key}: must be given"
-    if problem["type"] == "union_tag_not_found" and key == "scheduler":
-        return "scheduler: says no kind; choose " + _options("scheduler")
-    if problem["type"] == "union_tag_not_found":
-        found = problem["input"]
-        given = ", ".join(map(str, found)) if isinstance(found, dict) else repr(found)
+    if sort == "union_tag_not_found" and key == "scheduler":
+        return f"scheduler: says no kind; choose {_options('scheduler')}"
+    if sort == "union_tag_not_found":
+        named = (", ".join(map(str, given)) if isinstance(given, dict) else repr(given))[:_LONGEST_VALUE]
         return (
-            f"{key}: says no kind, only {given[:_LONGEST_VALUE]}; add {key}.kind=model (with path), "
+            f"{key}: says no kind, only {named}; add {key}.kind=model (with path), "
             "kind=rule (with function) or kind=remote (with url), or choose reward=model, rule or remote"
         )
-    if problem["type"] == "union_tag_invalid" and location[:2] == ["reward", "components"]:
-        given = str(problem["ctx"]["tag"])[:_LONGEST_VALUE]
-        return _with_legal(f"{key}.kind={given}: no such kind", given, list(KINDS))
-    if problem["type"] == "too_short" and key == "reward.components":
+    if sort == "union_tag_invalid" and is_component:
+        tag = str(problem["ctx"]["tag"])[:_LONGEST_VALUE]
+        return _with_legal(f"{key}.kind={tag}: no such kind", tag, KINDS)
+    if sort == "too_short" and key == "reward.components":
         return f"{key}: must be given; choose {_options('reward')}"
-    if problem["type"] in ("tuple_type", "list_type"):
-        return f"{key}: write a list, such as {key}=[a,b] (got {_cut(problem['input'])})"
-    return f"{key}: {problem['msg']} (got {_cut(problem['input'])})"
+    wrong = f"write a list, such as {key}=[a,b]" if sort in ("tuple_type", "list_type") else problem["msg"]
+    return f"{key}: {wrong} {got}"
 
 
 def _cut(value: Any) -> str:
@@ -358,11 +319,9 @@ def _cut(value: Any) -> str:
 
 
 def _siblings(location: Sequence[str], kind: str) -> list[str]:
-    if location[:2] == ["reward", "components"]:
-        return sorted(_fields_of(KINDS[kind]))
+    """Return the legal names beside the last part of a key; of a union, the ``kind`` that was given."""
     node: Any = Config
     for part in location[:-1]:
         node = typing.get_args(node)[1] if _is_mapping(node) else _fields_of(node).get(part)
-        if part == "scheduler" and kind:
-            node = SlurmConfig if kind == "slurm" else LocalConfig
+        node = next((option for option in _alternatives(node) if getattr(option, "kind", None) == kind), node)
     return sorted(_fields_of(node))

@@ -1,6 +1,7 @@
 """Problems with keys of the configuration, and the error that reports them."""
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from slurm.errors import UserError
@@ -13,6 +14,11 @@ class ConfigIssue:
     key: str
     value: Any
     why: str
+
+    @classmethod
+    def at(cls, owner: object, name: str, why: str, prefix: str = "") -> "ConfigIssue":
+        """Refuse the value that ``owner`` has under a dotted name; ``prefix`` is put before the name."""
+        return cls(prefix + name, attrgetter(name)(owner), why)
 
     def __str__(self) -> str:
         return f"{self.key}={self.value}: {self.why}"

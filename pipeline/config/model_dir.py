@@ -5,17 +5,18 @@ from pathlib import Path
 from typing import Any
 
 
-def read_json(path: Path) -> Any:
-    """Return a file's JSON content; None when it is not JSON."""
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object that a file holds; None when it holds none."""
     try:
-        return json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except ValueError:
         return None
+    return content if isinstance(content, dict) else None
 
 
 def text_settings(directory: Path) -> dict[str, Any]:
     """Return the part of config.json that describes the language model; all of it for text-only models."""
-    settings = read_json(directory / "config.json")
+    settings = read_json(directory / "config.json") or {}
     text: dict[str, Any] = settings.get("text_config", settings)
     return text
 
@@ -29,7 +30,7 @@ def position_limit(directory: Path) -> int | None:
 
 def num_labels(directory: Path) -> int:
     """Return how many outputs a classification model has, as transformers counts them: two by default."""
-    settings = read_json(directory / "config.json")
+    settings = read_json(directory / "config.json") or {}
     labels = settings.get("id2label")
     return len(labels) if labels else int(settings.get("num_labels", 2))
 

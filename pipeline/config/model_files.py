@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,7 @@ _BITS = {
     "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
 }  # fmt: skip
 _EMBEDDINGS = (
-    "embed_tokens",
-    "wte",
-    "embed_in",
-    "word_embeddings",
-    "tok_embeddings",
-    "tokens_embed",
+    *("embed_tokens", "wte", "embed_in", "word_embeddings", "tok_embeddings", "tokens_embed"),
     "embeddings",
 )
 """Names that token embeddings have in the families of transformers."""
@@ -35,14 +30,8 @@ _HEADS = ("score", "classifier", "v_head", "value_head", "reward_head", "regress
 _OTHER_HEADS = ("classification_head", "logits_proj", "classifier")
 """Names of heads of several layers."""
 _VOCABULARIES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tekken.json",
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt"),
+    *("spiece.model", "sentencepiece.bpe.model", "tekken.json"),
 )
 
 
@@ -73,28 +62,24 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
     Raises:
         BadModel: there is no weight file, or one is missing, cut short or not of safetensors.
     """
-    settings = read_json(directory / "config.json")
-    explicit = settings.get("transformers_weights") if isinstance(settings, dict) else None
+    explicit = (read_json(directory / "config.json") or {}).get("transformers_weights")
     name = explicit or (WEIGHTS if (directory / WEIGHTS).is_file() else INDEX)
-    if not (directory / name).is_file():
-        raise BadModel(_no_weights(directory, name))
-    return read_shards(directory, name) if name.endswith(".index.json") else read_header(directory / name)
-
-
-def _no_weights(directory: Path, name: str) -> str:
-    if (directory / _ADAPTER).is_file():
-        return (
+    if not (directory / name).is_file() and (directory / _ADAPTER).is_file():
+        raise BadModel(
             f"has only an adapter's weights ({_ADAPTER}); merge it into its base model (peft's "
             "merge_and_unload, then save_pretrained) and give that directory"
         )
-    wanted = f"{WEIGHTS} nor {INDEX}" if name == INDEX else f"the {name} that its config.json names"
-    return f"has *.safetensors, but neither {wanted}; save it again with transformers' save_pretrained"
+    if not (directory / name).is_file():
+        wanted = f"{WEIGHTS} nor {INDEX}" if name == INDEX else f"the {name} that its config.json names"
+        raise BadModel(
+            f"has *.safetensors, but neither {wanted}; save it again with transformers' save_pretrained"
+        )
+    return read_shards(directory, name) if name.endswith(".index.json") else read_header(directory / name)
 
 
 def read_shards(directory: Path, index: str) -> dict[str, Tensor]:
     """Return the tensors that an index file names. Raises BadModel."""
-    content = read_json(directory / index)
-    names = content.get("weight_map") if isinstance(content, dict) else None
+    names = (read_json(directory / index) or {}).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise BadModel(f"its {index} has no weight_map; copy it again from where the model is from")
     files = sorted(set(names.values()))
@@ -122,22 +107,17 @@ def read_header(path: Path) -> dict[str, Tensor]:
         raise BadModel(f"its {path.name} cannot be read: {error.strerror}") from error
     if first == _LFS:
         raise BadModel(f"its {path.name} is a pointer of Git LFS, not the weights; run git lfs pull there")
-    header = _parsed(text)
-    if header is None:
+    try:
+        header = json.loads(text)
+    except ValueError:
+        header = None
+    if not isinstance(header, dict):
         raise BadModel(f"its {path.name} ({size} bytes) is cut short or not of safetensors; copy it again")
     tensors = dict(_described(path, header, 8 + length))
     end = max((tensor.start + tensor.size for tensor in tensors.values()), default=8 + length)
     if size != end:
         raise BadModel(f"its {path.name} has {size} bytes, and its header says {end}; copy it again")
     return tensors
-
-
-def _parsed(text: bytes) -> dict[str, Any] | None:
-    try:
-        header = json.loads(text)
-    except ValueError:
-        return None
-    return header if isinstance(header, dict) else None
 
 
 def _described(path: Path, header: Mapping[str, Any], data: int) -> Iterator[tuple[str, Tensor]]:
@@ -148,45 +128,37 @@ def _described(path: Path, header: Mapping[str, Any], data: int) -> Iterator[tup
         try:
             dtype, shape = str(entry["dtype"]), tuple(map(int, entry["shape"]))
             start, end = map(int, entry["data_offsets"])
+            if (bits := _BITS.get(dtype)) and (end - start) * 8 != math.prod(shape) * bits:
+                raise ValueError(f"{end - start} bytes")
         except (KeyError, TypeError, ValueError) as error:
             raise BadModel(f"the header of its {path.name} is damaged at {name}; copy it again") from error
-        bits = _BITS.get(dtype)
-        if bits and (end - start) * 8 != math.prod(shape) * bits:
-            raise BadModel(f"the header of its {path.name} is damaged at {name}; copy it again")
         yield name, Tensor(path, dtype, shape, data + start, end - start)
 
 
 def embedding_rows(tensors: Tensors) -> int | None:
     """Return how many token ids a model has an embedding for; None where it has no tensor of a known name."""
-    found = [
-        tensor.shape[0]
-        for name, tensor in tensors.items()
-        if len(tensor.shape) == 2
-        and f".{name}".endswith(tuple(f".{one}.weight" for one in _EMBEDDINGS))
-        and not _is_in_layer(name)
-        and "vision" not in name
-    ]
-    return max(found, default=None)
+    found = _matrices(tensors, _EMBEDDINGS)
+    return max((tensors[name].shape[0] for name in found if "vision" not in name), default=None)
+
+
+def _matrices(tensors: Tensors, modules: Sequence[str]) -> Iterator[str]:
+    """Yield the names of weights of two dimensions that belong to one of the modules and to no layer."""
+    endings = tuple(f".{module}.weight" for module in modules)
+    for name, tensor in tensors.items():
+        is_in_layer = any(part.isdigit() for part in name.split("."))
+        if f".{name}".endswith(endings) and len(tensor.shape) == 2 and not is_in_layer:
+            yield name
 
 
 def head_of(tensors: Tensors) -> str | None:
     """Return a linear head's name without ``.weight``: of a classifier, reward model or critic; or None."""
-    for name, tensor in tensors.items():
-        head = name.removesuffix(".weight")
-        is_known = f".{head}".endswith(tuple(f".{one}" for one in _HEADS))
-        if is_known and head != name and len(tensor.shape) == 2 and not _is_in_layer(name):
-            return head
-    return None
+    return next((name.removesuffix(".weight") for name in _matrices(tensors, _HEADS)), None)
 
 
 def has_head(tensors: Tensors) -> bool:
     """Whether the model has a head that makes a score, of one layer or several."""
     others = (part in _OTHER_HEADS for name in tensors for part in name.split("."))
     return head_of(tensors) is not None or any(others)
-
-
-def _is_in_layer(name: str) -> bool:
-    return any(part.isdigit() for part in name.split("."))
 
 
 @dataclass(frozen=True)
@@ -222,19 +194,15 @@ def read_vocabulary(directory: Path) -> Vocabulary | None:
     path = directory / "tokenizer.json"
     if not path.is_file():
         return None
-    content = read_json(path)
-    model = content.get("model") if isinstance(content, dict) else None
+    content = read_json(path) or {}
+    model = content.get("model")
     if not isinstance(model, dict):
         raise BadModel("its tokenizer.json is cut short or no tokenizer; copy it again")
+    vocab = model.get("vocab") or {}
     try:
+        if not isinstance(vocab, dict):  # Unigram models list tokens with scores in the order of ids
+            vocab = {token: id_ for id_, (token, _) in enumerate(vocab)}
         added = {str(one["content"]): int(one["id"]) for one in content.get("added_tokens") or ()}
-        return Vocabulary(_ids(model.get("vocab") or {}), added)
+        return Vocabulary({str(token): int(id_) for token, id_ in vocab.items()}, added)
     except (KeyError, TypeError, ValueError) as error:
         raise BadModel("the vocabulary of its tokenizer.json is damaged; copy it again") from error
-
-
-def _ids(vocab: Any) -> dict[str, int]:
-    """Return ids by token. Unigram models list tokens with scores in the order of ids."""
-    if isinstance(vocab, dict):
-        return {str(token): int(id_) for token, id_ in vocab.items()}
-    return {str(token): id_ for id_, (token, _) in enumerate(vocab)}

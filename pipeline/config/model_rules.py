@@ -81,10 +81,8 @@ def used_models(config: Config) -> Iterator[UsedModel]:
         yield UsedModel("model.critic", Path(model.critic), Use.CRITIC, trains)
     for name, component in config.reward.components.items():
         if isinstance(component, RewardModelConfig):
-            key, is_ours = (
-                f"reward.components.{name}.path",
-                scores_with(config.reward, component) in (*Engine,),
-            )
+            is_ours = scores_with(config.reward, component) in (*Engine,)
+            key = f"reward.components.{name}.path"
             yield UsedModel(key, Path(component.path), Use.REWARD, is_ours)
 
 
@@ -97,10 +95,9 @@ def model_problems(config: Config) -> Iterator[ConfigIssue]:
         except BadModel as error:
             yield ConfigIssue(model.key, model.directory, str(error))
     for model in used_models(config):
-        if not model.is_ours or model.use not in (Use.REFERENCE, Use.CRITIC):
-            continue
         mine, policy = known.get(model.key), known.get("model.policy")
-        if mine and policy and (why := _other_vocabulary(mine, policy)):
+        reads_tokens = model.is_ours and model.use in (Use.REFERENCE, Use.CRITIC)
+        if reads_tokens and mine and policy and (why := _other_vocabulary(mine, policy)):
             yield ConfigIssue(model.key, model.directory, why)
 
 
@@ -127,17 +124,24 @@ def examine(model: UsedModel, with_tokenizer: bool) -> Known:
         _check_architecture(model.use, settings)
     if model.use is Use.REWARD and (outputs := num_labels(directory)) != 1:
         raise BadModel(f"has {outputs} outputs; a reward model has 1")
-    if not model.is_ours:
+    tensors: Tensors = {}
+    if model.is_ours:
+        tensors = read_tensors(directory)
+        _check_head(model.use, settings, tensors)
+    else:
         for path in sorted(directory.glob("*.safetensors")):
             read_header(path)
-    tensors = read_tensors(directory) if model.is_ours else {}
-    _check_head(model, settings, tensors)
     has_own = with_tokenizer and model.use in (Use.POLICY, Use.REWARD)
     if has_own and not has_tokenizer(directory):
         raise BadModel("has no tokenizer; copy the tokenizer's files (tokenizer.json ...) there")
     vocabulary = read_vocabulary(directory) if with_tokenizer else None
-    if has_own and vocabulary:
-        _check_embeddings(embedding_rows(tensors), vocabulary)
+    rows = embedding_rows(tensors)
+    if has_own and vocabulary and rows is not None and vocabulary.num_base > rows:
+        # Tokens that were added to it are judged prompt by prompt.
+        raise BadModel(
+            f"has {rows} embeddings, and its tokenizer gives ids up to {vocabulary.num_base - 1}; it is not "
+            "the model's own tokenizer, or the embeddings were not resized"
+        )
     return Known(tensors, vocabulary)
 
 
@@ -158,7 +162,7 @@ def _settings(directory: Path) -> dict[str, Any]:
             "(convert with transformers' save_pretrained)"
         )
     settings = read_json(directory / "config.json")
-    if not isinstance(settings, dict):
+    if settings is None:
         raise BadModel("its config.json is not JSON of a model's configuration")
     return settings
 
@@ -169,31 +173,17 @@ def _check_architecture(use: Use, settings: Mapping[str, Any]) -> None:
     for name in settings.get("architectures") or ():
         if use in (Use.POLICY, Use.REFERENCE) and str(name).endswith(_NOT_CAUSAL):
             raise BadModel(f"is a {name}; a {use} is a language model (...ForCausalLM)")
-        if use is Use.REWARD and (str(name).endswith(_NOT_SCORING) or _is_backbone(str(name))):
+        is_backbone = re.fullmatch(r"\w+Model", str(name)) and "For" not in str(name)
+        if use is Use.REWARD and (str(name).endswith(_NOT_SCORING) or is_backbone):
             raise BadModel(f"is a {name}; a reward model is a classifier (...ForSequenceClassification)")
 
 
-def _is_backbone(architecture: str) -> bool:
-    return re.fullmatch(r"\w+Model", architecture) is not None and "For" not in architecture
-
-
-def _check_head(model: UsedModel, settings: Mapping[str, Any], tensors: Tensors) -> None:
-    if not model.is_ours or model.use not in (Use.REWARD, Use.CRITIC):
-        return
-    head = head_of(tensors)
-    if model.use is Use.REWARD and not settings.get("auto_map") and not has_head(tensors):
+def _check_head(use: Use, settings: Mapping[str, Any], tensors: Tensors) -> None:
+    head = head_of(tensors) if use in (Use.REWARD, Use.CRITIC) else None
+    if use is Use.REWARD and not settings.get("auto_map") and not has_head(tensors):
         raise BadModel("has no head that makes a score (score.weight): its scores would be random numbers")
     if head and (outputs := tensors[f"{head}.weight"].shape[0]) != 1:
-        raise BadModel(f"its head {head} has {outputs} outputs; a {model.use} has 1")
-
-
-def _check_embeddings(rows: int | None, vocabulary: Vocabulary) -> None:
-    """Refuse a tokenizer whose own ids exceed the embeddings. Added tokens are judged prompt by prompt."""
-    if rows is not None and vocabulary.num_base > rows:
-        raise BadModel(
-            f"has {rows} embeddings, and its tokenizer gives ids up to {vocabulary.num_base - 1}; it is not "
-            "the model's own tokenizer, or the embeddings were not resized"
-        )
+        raise BadModel(f"its head {head} has {outputs} outputs; a {use} has 1")
 
 
 def _other_vocabulary(other: Known, policy: Known) -> str | None:
@@ -203,12 +193,9 @@ def _other_vocabulary(other: Known, policy: Known) -> str | None:
         needed = min(needed, policy.vocabulary.num_ids)
     if rows and needed and rows < needed:
         return f"has {rows} embeddings, and the policy's tokens need {needed}; give a model of its vocabulary"
-    if other.vocabulary and policy.vocabulary and not _agree(other.vocabulary, policy.vocabulary):
-        return "its tokenizer has other ids than the policy's; give a model of the policy's vocabulary"
+    if other.vocabulary and policy.vocabulary:
+        mine, theirs = other.vocabulary.tokens(), policy.vocabulary.tokens()
+        shared = mine.keys() & theirs.keys()
+        if sum(mine[i] == theirs[i] for i in shared) < _SAME_VOCABULARY * len(shared):
+            return "its tokenizer has other ids than the policy's; give a model of the policy's vocabulary"
     return None
-
-
-def _agree(one: Vocabulary, other: Vocabulary) -> bool:
-    mine, theirs = one.tokens(), other.tokens()
-    shared = mine.keys() & theirs.keys()
-    return sum(mine[i] == theirs[i] for i in shared) >= _SAME_VOCABULARY * len(shared)

@@ -3,12 +3,11 @@
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from pipeline.config.issue import ConfigIssue
 from pipeline.config.notify import NotifyConfig
+from pipeline.config.schema import Config
 
 _SECRET_HOSTS = (
     *("hooks.slack.com", "discord.com", "discordapp.com", "webhook.office.com", "logic.azure.com"),
@@ -17,17 +16,15 @@ _SECRET_HOSTS = (
 """Hosts of webhooks whose address is a secret: whoever knows it may post there."""
 
 
-def notify_problems(given: NotifyConfig) -> Iterator[ConfigIssue]:
+def notify_problems(config: Config) -> Iterator[ConfigIssue]:
     """Yield keys that do not go together, and a secret address that would be written to config.yaml. Pure."""
-    addresses = {
-        name: value
-        for name in ("webhook", "webhook_env", "webhook_file")
-        if (value := getattr(given, name)) is not None
-    }
+    given = config.notify
+    names = ("webhook", "webhook_env", "webhook_file")
+    addresses = [name for name in names if getattr(given, name) is not None]
     if len(addresses) > 1:
         yield ConfigIssue("notify", ", ".join(addresses), "say the same in several ways; give one of them")
     host = urlsplit(given.webhook or "").hostname or ""
-    if any(host == known or host.endswith(f".{known}") for known in _SECRET_HOSTS):
+    if f".{host}".endswith(tuple(f".{known}" for known in _SECRET_HOSTS)):
         why = (
             "whoever knows this address may post to it, and settings are written to config.yaml; put it into "
             "an environment variable and give its name: notify.webhook_env=NAME, or notify.webhook_file=FILE"
@@ -38,9 +35,8 @@ def notify_problems(given: NotifyConfig) -> Iterator[ConfigIssue]:
 def missing_means(given: NotifyConfig) -> Iterator[ConfigIssue]:
     """Yield a program that does not exist here, and a file that cannot be read."""
     if given.command and shutil.which(given.command[0]) is None:
-        yield ConfigIssue(
-            "notify.command", given.command[0], "no such program on this machine; give its full path"
-        )
+        why = "no such program on this machine; give its full path"
+        yield ConfigIssue("notify.command", given.command[0], why)
     if given.webhook_file and not os.access(given.webhook_file, os.R_OK):
         yield ConfigIssue("notify.webhook_file", given.webhook_file, "cannot be read")
 
@@ -52,15 +48,3 @@ def notify_warnings(given: NotifyConfig) -> Iterator[str]:
             f"warning: notify.webhook_env={variable}: is not set here; the run's driver needs it, and driver "
             "jobs get it from the shell that submits"
         )
-
-
-def absolute(given: NotifyConfig) -> NotifyConfig:
-    """Return the settings with absolute paths. A program without a slash is looked for on PATH."""
-    command, file = given.command, given.webhook_file
-    if command and "/" in command[0]:
-        command = (_full(command[0]), *command[1:])
-    return replace(given, command=command, webhook_file=None if file is None else _full(file))
-
-
-def _full(path: str) -> str:
-    return str(Path(path).expanduser().absolute())

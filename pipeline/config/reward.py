@@ -166,12 +166,8 @@ class RemoteConfig:
 
 Component = Annotated[RewardModelConfig | RuleConfig | RemoteConfig, Field(discriminator="kind")]
 
-KINDS: dict[str, type[RewardModelConfig] | type[RuleConfig] | type[RemoteConfig]] = {
-    "model": RewardModelConfig,
-    "rule": RuleConfig,
-    "remote": RemoteConfig,
-}
-"""Classes of the components, by kind."""
+KINDS = ("model", "rule", "remote")
+"""Kinds of components."""
 
 
 @dataclass(frozen=True, kw_only=True)

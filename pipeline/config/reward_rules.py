@@ -1,4 +1,4 @@
-"""Keys of rules and remote services that do not go together, each with the way out. Looks at no file."""
+"""Keys of reward components that do not go together, each with the way out. Looks at no file."""
 
 import re
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from pipeline.config.issue import ConfigIssue
 from pipeline.config.reward import (
     RULE_ARGUMENTS,
+    NormalizationConfig,
     RemoteApi,
     RemoteConfig,
     RowsPerCall,
@@ -19,80 +20,83 @@ _OURS = frozenset(
     {"model", "input", "use_activation", "messages", "prompts", "responses", "columns", "n", "stream"}
 )
 """Request fields that slurm-ppo sets: those for what is asked, and for the form of the answer."""
+_KEYS_OF = {
+    RemoteApi.CLASSIFY: ("tokenizer", "max_model_len"),
+    RemoteApi.CHAT: ("template", "score_pattern", "unreadable_score"),
+}
+"""Keys that belong to one protocol only."""
 
 
 def component_problems(config: Config) -> Iterator[ConfigIssue]:
-    """Yield contradictions among the keys of rules and remote services."""
+    """Yield contradictions among the keys of each component."""
     for name, component in config.reward.components.items():
-        key = f"reward.components.{name}"
+        key = f"reward.components.{name}."
         if isinstance(component, RuleConfig):
             yield from _rule_problems(key, component)
         elif isinstance(component, RemoteConfig):
             yield from _remote_problems(key, component)
+        elif component.normalization:
+            yield from _normalization_problems(f"{key}normalization", component.normalization)
+
+
+def _normalization_problems(key: str, given: NormalizationConfig) -> Iterator[ConfigIssue]:
+    numbers = (given.mean is not None, given.std is not None)
+    if given.reference_samples and any(numbers):
+        yield ConfigIssue.at(given, "reference_samples", "give it or mean and std, not both", f"{key}.")
+    elif not given.reference_samples and not all(numbers):
+        shown = f"(mean={given.mean}, std={given.std})"
+        yield ConfigIssue(key, shown, "give mean and std, or reference_samples")
 
 
 def _rule_problems(key: str, rule: RuleConfig) -> Iterator[ConfigIssue]:
     for name in sorted(RULE_ARGUMENTS & rule.arguments.keys()):
         why = "is what slurm-ppo itself passes under this name; leave it out"
-        yield ConfigIssue(f"{key}.arguments.{name}", rule.arguments[name], why)
+        yield ConfigIssue(f"{key}arguments.{name}", rule.arguments[name], why)
     if rule.timeout_score is not None and rule.rows_per_call is not RowsPerCall.RESPONSE:
         why = (
-            f"all responses of a call would get it, with {key}.rows_per_call={rule.rows_per_call}; leave it "
+            f"all responses of a call would get it, with {key}rows_per_call={rule.rows_per_call}; leave it "
             "out, or set rows_per_call to response"
         )
-        yield ConfigIssue(f"{key}.timeout_score", rule.timeout_score, why)
+        yield ConfigIssue.at(rule, "timeout_score", why, key)
 
 
 def _remote_problems(key: str, remote: RemoteConfig) -> Iterator[ConfigIssue]:
-    yield from _misplaced(key, remote)
+    for api, names in _KEYS_OF.items():
+        for name in names:
+            if remote.api is not api and getattr(remote, name) is not None:
+                why = f"is of {key}api={api}, and it is {remote.api}; leave it out"
+                yield ConfigIssue.at(remote, name, why, key)
     if remote.api is RemoteApi.CHAT:
-        for name in ("model", "template"):
-            if getattr(remote, name) is None:
-                yield ConfigIssue(f"{key}.{name}", None, f"must be given with {key}.api=chat")
         yield from _chat_problems(key, remote)
     if remote.max_model_len is not None and remote.tokenizer is None:
-        why = f"only tokens can be counted and cut; give {key}.tokenizer=DIRECTORY too, or leave it out"
-        yield ConfigIssue(f"{key}.max_model_len", remote.max_model_len, why)
+        why = f"only tokens can be counted and cut; give {key}tokenizer=DIRECTORY too, or leave it out"
+        yield ConfigIssue.at(remote, "max_model_len", why, key)
     if remote.max_backoff < remote.backoff:
-        yield ConfigIssue(
-            f"{key}.max_backoff", remote.max_backoff, f"is less than {key}.backoff={remote.backoff}"
-        )
+        yield ConfigIssue.at(remote, "max_backoff", f"is less than {key}backoff={remote.backoff}", key)
     for name in sorted(_OURS & remote.parameters.keys()):
         why = "is set by slurm-ppo itself; leave it out"
-        yield ConfigIssue(f"{key}.parameters.{name}", remote.parameters[name], why)
+        yield ConfigIssue(f"{key}parameters.{name}", remote.parameters[name], why)
     try:
         is_complete = bool(urlsplit(remote.url).hostname) and urlsplit(remote.url).port != 0
     except ValueError:
         is_complete = False
     if not is_complete:
-        yield ConfigIssue(f"{key}.url", remote.url, "is no address; write e.g. http://gpu07:8000/classify")
-
-
-def _misplaced(key: str, remote: RemoteConfig) -> Iterator[ConfigIssue]:
-    """Yield keys that belong to another api than the chosen one."""
-    owners = {
-        RemoteApi.CLASSIFY: ("tokenizer", "max_model_len"),
-        RemoteApi.CHAT: ("template", "score_pattern", "unreadable_score"),
-    }
-    for api, names in owners.items():
-        for name in names:
-            if remote.api is not api and getattr(remote, name) is not None:
-                why = f"is of {key}.api={api}, and it is {remote.api}; leave it out"
-                yield ConfigIssue(f"{key}.{name}", getattr(remote, name), why)
+        yield ConfigIssue.at(remote, "url", "is no address; write e.g. http://gpu07:8000/classify", key)
 
 
 def _chat_problems(key: str, remote: RemoteConfig) -> Iterator[ConfigIssue]:
+    for name in ("model", "template"):
+        if getattr(remote, name) is None:
+            yield ConfigIssue.at(remote, name, f"must be given with {key}api=chat", key)
     if (remote.batch_size or 1) > 1:
-        yield ConfigIssue(
-            f"{key}.batch_size", remote.batch_size, "a judge gets one response per request; legal: 1"
-        )
-    if remote.score_pattern is not None and (problem := pattern_problem(remote.score_pattern)):
-        yield ConfigIssue(f"{key}.score_pattern", remote.score_pattern, problem)
-    if remote.template is not None and (why := template_problem(remote.template)):
-        yield ConfigIssue(f"{key}.template", remote.template, why)
+        yield ConfigIssue.at(remote, "batch_size", "a judge gets one response per request; legal: 1", key)
+    if remote.score_pattern is not None and (problem := _pattern_problem(remote.score_pattern)):
+        yield ConfigIssue.at(remote, "score_pattern", problem, key)
+    if remote.template is not None and (problem := template_problem(remote.template)):
+        yield ConfigIssue.at(remote, "template", problem, key)
 
 
-def pattern_problem(pattern: str) -> str | None:
+def _pattern_problem(pattern: str) -> str | None:
     try:
         groups = re.compile(pattern).groups
     except re.error as error:

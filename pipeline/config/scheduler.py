@@ -176,6 +176,10 @@ class ResourcesConfig:
         return self.nodes * self.ntasks_per_node
 
 
+SLURM_STAGES = ("prepare", "rollout", "reward", "update", "evaluate", "driver")
+"""Stages whose jobs have resources of their own, and the driver."""
+
+
 class StreamingDependency(StrEnum):
     """Dependency of a shard's scoring on the rollout: when it may start."""
 
@@ -238,6 +242,12 @@ class SlurmConfig:
     """Seconds between two queries of Slurm while slurm-ppo run watches."""
 
     @property
+    def resources(self) -> dict[str, ResourcesConfig]:
+        """Resources of jobs of each stage, the driver and each pool, by their keys below ``scheduler``."""
+        stages = {stage: getattr(self, stage) for stage in SLURM_STAGES}
+        return stages | {f"pools.{name}": given for name, given in self.pools.items()}
+
+    @property
     def num_update_ranks(self) -> int:
         """Processes that make one update together."""
         return self.update.num_ranks
@@ -253,10 +263,9 @@ def key_of(purpose: str) -> str:
 
 def resources_of(config: SlurmConfig, purpose: str) -> ResourcesConfig:
     """Return a purpose's resources (a stage, score-POOL, driver), with the scheduler's settings filled in."""
-    pool = purpose.partition("-")[2]
-    given: ResourcesConfig = config.pools[pool] if pool else getattr(config, purpose)
-    # Driver jobs call sbatch, which images for training do not have.
-    container = None if purpose == DRIVER else config.container
+    given = config.resources[key_of(purpose).removeprefix("scheduler.")]
+    # Driver jobs call sbatch, which images for training do not have; and mail about each would be too much.
+    container, mail_type = (None, ()) if purpose == DRIVER else (config.container, config.mail_type)
     return dataclasses.replace(
         given,
         account=given.account or config.account,
@@ -266,11 +275,5 @@ def resources_of(config: SlurmConfig, purpose: str) -> ResourcesConfig:
         python=given.python or config.python or sys.executable,
         environment={**config.environment, **given.environment},
         mail_user=given.mail_user or config.mail_user,
-        mail_type=_mail_types(config, given, purpose),
+        mail_type=mail_type if given.mail_type is None else given.mail_type,
     )
-
-
-def _mail_types(config: SlurmConfig, given: ResourcesConfig, purpose: str) -> tuple[MailType, ...]:
-    if given.mail_type is not None:
-        return given.mail_type
-    return () if purpose == DRIVER else config.mail_type

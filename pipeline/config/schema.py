@@ -17,14 +17,7 @@ from pipeline.config.notify import NotifyConfig
 from pipeline.config.reward import RewardConfig
 from pipeline.config.rollout import RolloutConfig
 from pipeline.config.scheduler import LocalConfig, SchedulerConfig, SlurmConfig
-from pipeline.config.types import (
-    Fraction,
-    Name,
-    NonNegativeInt,
-    PluginName,
-    PositiveInt,
-    Text,
-)
+from pipeline.config.types import Fraction, Name, NonNegativeInt, PluginName, PositiveInt, Text
 from pipeline.config.update import Precision, UpdateConfig
 
 

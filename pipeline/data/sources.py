@@ -290,7 +290,7 @@ def _check_values(path: Path, name: str, column: pa.ChunkedArray, is_judged_by_r
         column.validate(full=True)
     except pa.ArrowInvalid as error:
         if not (is_judged_by_row and "UTF8" in str(error)):
-            message = f"{path}: column {name!r} is corrupt ({first_line(error)}); write it anew, or {KEEP}"
+            message = f"{path}: column {name!r} is corrupt ({first_line(error)}); write it again, or {KEEP}"
             raise PromptError(message) from error
 
 

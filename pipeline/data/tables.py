@@ -27,7 +27,7 @@ def readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        message = f"{path} cannot be read ({first_line(error)}); write it anew, or check its permissions"
+        message = f"{path} cannot be read ({first_line(error)}); write it again, or check its permissions"
         raise PromptError(message) from error
 
 
@@ -110,7 +110,7 @@ def _read_saved_dataset(path: Path, wanted: Collection[str] | None) -> Part:
     state = path / "state.json"
     files = _saved_names(state, "_data_files")
     if not files:
-        raise PromptError(f"{state} names no data files; save the dataset anew with save_to_disk")
+        raise PromptError(f"{state} names no data files; save the dataset again with save_to_disk")
     table, names = _joined([_read_arrow(path / name, wanted) for name in files])
     parts = [_read_arrow(path / name)[0] for name in _saved_names(state, "_indices_data_files")]
     return (table.take(pa.concat_tables(parts).column(0)) if parts else table), names
@@ -122,7 +122,7 @@ def _saved_names(path: Path, key: str) -> list[str]:
         items = json.loads(path.read_bytes()).get(key) or []
         return [str(item["filename"] if isinstance(item, dict) else item) for item in items]
     except (ValueError, AttributeError, TypeError, KeyError) as error:
-        message = f"{path} is not what save_to_disk writes ({error!r}); save the dataset anew"
+        message = f"{path} is not what save_to_disk writes ({error!r}); save the dataset again"
         raise PromptError(message) from error
 
 

@@ -142,7 +142,7 @@ def judge_settings(text: str) -> Finding:
     )
     numbers = {"max_array_size": limits.max_array_size, "max_jobs": limits.max_jobs}
     if "kill_invalid_depend" in dependency:
-        advice = "jobs that wait for one that failed are cancelled and submitted anew, at the queue's end"
+        advice = "jobs that wait for one that failed are cancelled and submitted again, at the queue's end"
         return warning("limits", told, advice, **numbers)
     if limits.min_job_age < 60:
         advice = "ended jobs are forgotten at once: how they ended is known from accounting alone"

@@ -119,7 +119,7 @@ def look_at_journals(run: Run) -> Iterator[Finding]:
             yield judge_journal(path.name, read_newest(path), rewrites)
     if wrong := differing(run.paths, run.plan.start + 1):
         told = f"row {in_words(wrong)} is not what was published in rows/, or that is spoilt"
-        advice = f"slurm-ppo resume {shlex.quote(str(run.paths.root))} writes it anew"
+        advice = f"slurm-ppo resume {shlex.quote(str(run.paths.root))} writes it again"
         yield problem("rows", told, advice)
 
 
@@ -212,7 +212,7 @@ def look_at_segments(run: Run) -> Iterator[Finding]:
     folders = segment_folders(run.paths)
     loose = [folder.name for folder in folders if folder.name not in listed]
     if loose and not holder_of(offline_lease(run.paths)):
-        advice = f"slurm-ppo sync {shlex.quote(str(run.paths.root))} writes their rows anew"
+        advice = f"slurm-ppo sync {shlex.quote(str(run.paths.root))} writes their rows again"
         yield warning("W&B segments", f"{len(loose)} of {len(folders)} were cut by a crash", advice)
     elif folders:
         yield ok("W&B segments", f"{len(folders)}, all whole")

@@ -276,8 +276,8 @@ def send_trial(run: Run) -> tuple[list[str], bool]:
     given = run.config.notify
     if not given.tells_anybody:
         raise ConfigError(
-            "notify: nobody is told; give notify.command=..., or notify.webhook_env=NAME of an environment "
-            "variable that holds an address"
+            "notify: nobody is notified; give notify.command=..., or notify.webhook_env=NAME of an "
+            "environment variable that holds an address"
         )
     deliveries = deliver(given, trial(run), _folder(run))
     lines = [f"notify.{d.to}: {d.trouble or 'a test event was sent'}" for d in deliveries]

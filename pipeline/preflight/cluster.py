@@ -8,8 +8,7 @@ from pathlib import Path
 
 from pipeline.config.issue import ConfigError, ConfigIssue
 from pipeline.config.job_kinds import DRIVER
-from pipeline.config.rules import SLURM_STAGES
-from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, key_of, resources_of
+from pipeline.config.scheduler import SLURM_STAGES, ResourcesConfig, SlurmConfig, key_of, resources_of
 from pipeline.config.schema import Config
 from pipeline.executors.slurm.arrays import array_of, driver_submission, stage_submissions
 from pipeline.executors.slurm.resources import Escalation

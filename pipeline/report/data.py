@@ -106,7 +106,7 @@ def check_rows(run: Run, rows: Sequence[Mapping[str, object]]) -> None:
         if wrong is not None:
             raise RunError(
                 f"{run.paths.metrics}: row {count} cannot be read: {wrong} is no number, but "
-                f"{row.get(wrong)!r}; take the line out, and slurm-ppo resume writes it anew"
+                f"{row.get(wrong)!r}; take the line out, and slurm-ppo resume writes it again"
             )
 
 

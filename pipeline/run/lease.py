@@ -77,7 +77,7 @@ class Lease:
         if time.monotonic() - self._beaten < HEARTBEAT_SECONDS:
             return
         if (newest := _newest(self.path.parent)) != self.path:
-            raise LeaseLost(f"{newest} was taken while this driver (pid {self.holder.pid}) stood still")
+            raise LeaseLost(f"{newest} was taken while this driver (pid {self.holder.pid}) stalled")
         persistently(self.path, lambda: os.utime(self.path))
         self._beaten = time.monotonic()
 
