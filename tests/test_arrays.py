@@ -7,6 +7,7 @@ import shlex
 import shutil
 import stat
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted import ID, imagined_run
+from submitit import SlurmExecutor
+from submitit.core.utils import FailedSubmissionError
 
 from pipeline.config.compose import compose
 from pipeline.config.job_kinds import DRIVER, GUARD
@@ -179,6 +182,22 @@ def test_any_text_comes_through_the_shells_quoting(text):
     assert shlex.split(command) == ["printf", "%s", text]
 
 
+def test_submitit_has_what_is_used_of_it():
+    """One name of its plug-ins' interface has an underscore: this tells when an upgrade moves it."""
+    assert SlurmExecutor._get_job_id_from_submission_command("Submitted batch job 12 on cluster a") == "12"
+    with pytest.raises(FailedSubmissionError):
+        SlurmExecutor._get_job_id_from_submission_command("")
+    assert SlurmExecutor.affinity() == (2 if shutil.which("srun") else -1)
+
+
+def test_a_task_finds_submitits_environment():
+    command = [sys.executable, "-c", "import submitit; print(submitit.JobEnvironment().job_id)"]
+    script = render(Array("n", [0], command, "/o", Path("/")))
+    environment = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "PATH": os.environ["PATH"]}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True)
+    assert done.stdout == "7_3\n", done.stderr
+
+
 @pytest.mark.parametrize("kind", RUNS)
 def test_every_script_is_valid_shell(kind, tmp_path):
     for name, text in rendered(RUNS[kind]).items():
@@ -197,6 +216,7 @@ def test_every_script_is_valid_shell(kind, tmp_path):
         {"dependency": "afterok:1\nb"},
         {"output": "/a\\b"},
         {"options": {"constraint": "a\\b"}},
+        {"options": {"comment": "a\nb"}, "environment": {"comment": "harmless"}},
     ],
 )
 def test_what_would_not_come_through_an_sbatch_line_is_refused(change):
