@@ -215,9 +215,3 @@ def parse_memory(text: str) -> int:
     if found is None:
         raise ValueError(f"not a size of memory that Slurm knows (like 4096, 512M or 16G): {text!r}")
     return math.ceil(float(found[1]) * _MEBIBYTES[found[2].upper()])
-
-
-def format_memory(mebibytes: int) -> str:
-    """Write MiB for ``--mem``: like 16G, or 1500M where it is no whole number of GiB."""
-    whole, rest = divmod(mebibytes, 1024)
-    return f"{mebibytes}M" if rest or not whole else f"{whole}G"
