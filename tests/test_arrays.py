@@ -19,6 +19,7 @@ from submitit import SlurmExecutor
 from submitit.core.utils import FailedSubmissionError
 
 from pipeline.config.compose import compose
+from pipeline.config.conversion import plain
 from pipeline.config.job_kinds import DRIVER, GUARD
 from pipeline.config.scheduler import SlurmConfig
 from pipeline.executors.slurm.arrays import (
@@ -35,6 +36,7 @@ from pipeline.run.submissions import Ledger, chunk_size_for, chunks_of, is_job_o
 from pipeline.run.tasks import PREPARE, Stage, Task
 from slurm.query import expand
 from slurm.submission import Array, Refused, array_expression, literal, render
+from slurm.tasklist import Assignment, TaskList, attempt_id
 
 GOLDEN = Path(__file__).parent / "data" / "scripts"
 NASTY = 'it\'s 100% "é" $HOME `touch x` $(touch x) #!'
@@ -404,6 +406,23 @@ def test_the_task_list_holds_no_state(tmp_path):
     content = json.loads(Ledger(run.paths).file(submission).read_text())
     assert "state" not in content
     assert stat.S_IMODE(Ledger(run.paths).file(submission).stat().st_mode) & 0o444
+
+
+def test_an_element_of_the_list_is_one_task_and_may_be_several():
+    run = imagined_run()
+    (submission,) = stage_submissions(run, 1, 3, [Task(2, Stage.ROLLOUT, shard) for shard in (1, 4)], 10)
+    content = json.loads(json.dumps(plain(submission)))
+    tasks = TaskList.of(content)
+    assert tasks.elements == {index: (Assignment(words),) for index, words in submission.elements.items()}
+    words = tasks.words(tasks.elements["4"][0], attempt_id(tasks.number, "77", 0))
+    assert words[:2] == ["stages", "rollout"]
+    assert words[words.index("--attempt") + 1] == "3-77r0"
+    assert words[-4:-2] == ["--shard", "4"]
+    both = [{"arguments": words, "log": f"/{index}"} for index, words in content["elements"].items()]
+    several = TaskList.of(content | {"elements": {"0": both}})
+    assert several.elements == {
+        "0": (Assignment(submission.elements["1"], "/1"), Assignment(submission.elements["4"], "/4"))
+    }
 
 
 def test_the_type_of_the_configuration_is_slurms():

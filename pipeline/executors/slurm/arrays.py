@@ -16,8 +16,8 @@ from pipeline.run.directory import Run
 from pipeline.run.invocation import common_arguments, own_arguments
 from pipeline.run.submissions import Ledger, Submission, chunks_of, job_name
 from pipeline.run.tasks import Stage, Task
-from slurm.element import ATTEMPT
 from slurm.submission import Array, literal
+from slurm.tasklist import ATTEMPT
 
 _MAX_RESTARTS = 20
 """Number of times that Slurm may restart a job before it counts as failed."""
