@@ -147,15 +147,14 @@ def expand(indices: str) -> list[int]:
     bare = indices.strip().strip("[]").split("%")[0]
     if bare in ("", "N/A"):
         return [0]
-    return [index for part in bare.split(",") for index in _expand_part(part, indices)]
-
-
-def _expand_part(part: str, whole: str) -> range:
-    found = re.fullmatch(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?", part)
-    if found is None:
-        raise ValueError(f"not a whole array expression: {whole!r}")
-    first, last, step = found.groups()
-    return range(int(first), int(last or first) + 1, int(step or 1))
+    expanded: list[int] = []
+    for part in bare.split(","):
+        found = re.fullmatch(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?", part)
+        if found is None:
+            raise ValueError(f"not a whole array expression: {indices!r}")
+        first, last, step = found.groups()
+        expanded += range(int(first), int(last or first) + 1, int(step or 1))
+    return expanded
 
 
 def _exit(status: str) -> tuple[int | None, int | None]:
@@ -183,22 +182,15 @@ def _text(text: str) -> str:
 def read_ended(ids: Collection[str]) -> dict[tuple[str, int], Element]:
     """Read the last run of each element of these jobs, by array id and index, if accounting has its end.
 
-    The queue takes precedence: for a moment a job that is requeued after its node failed, say, has only
-    the record of its old run here. One call of sacct for a thousand ids. Raises :class:`NoAccounting`
-    where it cannot be asked, and :class:`SlurmError`.
+    The queue takes precedence: accounting may lag behind it, and for a moment a job that is requeued after
+    its node failed, say, has only the record of its old run here. One call of sacct for a thousand ids.
+    Raises :class:`NoAccounting` where it cannot be asked, and :class:`SlurmError`.
     """
-    known = read_accounting(ids)
-    return {key: element for key, element in known.items() if phase_of(element.state) == Phase.ENDED}
-
-
-def read_accounting(ids: Collection[str]) -> dict[tuple[str, int], Element]:
-    """Do as :func:`read_ended`, for pending and running elements too. Accounting may lag behind the queue."""
-    found: dict[tuple[str, int], Element] = {}
+    known: dict[tuple[str, int], Element] = {}
     for batch in in_batches(ids):
-        fields = ",".join(_ACCOUNTING_FIELDS)
-        text = ask_accounting(["-D", f"--format={fields}", f"--jobs={','.join(batch)}"])
-        found |= parse_accounting(text)
-    return found
+        options = ["-D", f"--format={','.join(_ACCOUNTING_FIELDS)}", f"--jobs={','.join(batch)}"]
+        known |= parse_accounting(ask_accounting(options))
+    return {key: element for key, element in known.items() if phase_of(element.state) == Phase.ENDED}
 
 
 def ask_accounting(options: Sequence[str], timeout: float = _PATIENCE) -> str:

@@ -171,16 +171,15 @@ def submit(script: Path, name: str, beat: Callable[[], None] = lambda: None) -> 
     for attempt in range(1, _TRIES + 1):
         try:
             return submit_script(script)
-        except Unclear as error:
-            if job := look_for(name, beat):
+        except SlurmError as error:
+            is_unclear = isinstance(error, Unclear)
+            if is_unclear and (job := look_for(name, beat)):
                 return job
-            if is_full(error.stderr):
-                raise QueueFull(f"sbatch refused {script}: {error.stderr.strip()}") from None
+            if is_full(error.stderr) or not is_unclear:
+                kind = QueueFull if is_full(error.stderr) else Refused
+                raise kind(f"sbatch refused {script}: {error.stderr.strip()}") from None
             if attempt == _TRIES:
                 raise
-        except SlurmError as error:
-            kind = QueueFull if is_full(error.stderr) else Refused
-            raise kind(f"sbatch refused {script}: {error.stderr.strip()}") from None
     raise AssertionError("unreachable")
 
 
