@@ -50,22 +50,19 @@ def persistently(
         FileServerError: one of ``errors`` is still raised after the last of ``waits``.
         OSError: any other error, at once.
     """
-    for wait in waits:
+    for wait in (*waits, None):
         try:
             return act()
         except OSError as error:
             if error.errno not in errors:
                 raise
+            if wait is None:
+                reason = f"{error.strerror}, still after {len(waits) + 1} tries in {sum(waits):.0f} s"
+                told = f"{reason}; look at the mount and its file server"
+                raise FileServerError(error.errno, told, str(path)) from None
         time.sleep(wait)
         _renew(path.parent)
-    try:
-        return act()
-    except OSError as error:
-        if error.errno not in errors:
-            raise
-        reason = f"{error.strerror}, still after {len(waits) + 1} tries in {sum(waits):.0f} s"
-        told = f"{reason}; look at the mount and its file server"
-        raise FileServerError(error.errno, told, str(path)) from None
+    raise AssertionError("unreachable")
 
 
 def names_in(folder: Path) -> set[str]:

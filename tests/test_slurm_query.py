@@ -457,7 +457,7 @@ def test_requeued_elements_have_not_ended(programs, tmp_path):
     ended = query.read_ended(["7", "8", "9", "10", "11", "12"])
     assert sorted(ended) == [("12", 0), ("7", 0), ("8", 3), ("9", 0)]
     assert (ended["12", 0].started, ended["12", 0].time_limit, ended["12", 0].node) == (None, None, "")
-    assert query.read_accounting(["10"])["10", 1].restarts == 1
+    assert parse_accounting(HAND_WRITTEN)["10", 1].restarts == 1
 
 
 @pytest.mark.parametrize(

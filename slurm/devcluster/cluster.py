@@ -123,15 +123,15 @@ class Cluster:
 
     def start_slurmdbd(self) -> None:
         """Start accounting. Returns once it accepts connections."""
-        self._start("slurmdbd", [programs.program("slurmdbd"), "-D"], database.environment(self.identity))
+        # slurmdbd.conf has no option for the server's socket.
+        socket_variable = {"MYSQL_UNIX_PORT": f"{self.identity.root}/mysql.sock"}
+        self._start("slurmdbd", [programs.program("slurmdbd"), "-D"], socket_variable)
         self._wait("slurmdbd", "listens", lambda: _listens(self.identity.ports.slurmdbd))
 
     def status(self) -> ClusterStatus:
         """Return the daemons that run now, and the states of the nodes."""
         found = {name: self._process(name) for name in self._daemon_names()}
-        daemons = tuple(
-            DaemonStatus(name, process.pid if process else None) for name, process in found.items()
-        )
+        daemons = tuple(DaemonStatus(name, one.pid if one else None) for name, one in found.items())
         controller = found["slurmctld"] and found["munged"]
         return ClusterStatus(daemons, self.node_states() if controller else {})
 
@@ -147,8 +147,7 @@ class Cluster:
         return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
 
     def _bring_up(self) -> None:
-        munged = _munged(self.identity.root)
-        self._start("munged", munged)
+        self._start("munged", _munged(self.identity.root))
         if self.layout.network_filesystem:
             self._start_filesystem()
         if self.accounting:
@@ -218,21 +217,15 @@ class Cluster:
         start_daemon(command, root / "run" / f"{name}.process", root / "log" / f"{name}.out", environment)
 
     def _end(self, *names: str, patience: float = _PATIENCE_SECONDS) -> None:
-        found = [process for name in names if (process := self._process(name))]
-        end(found, patience)
+        end([process for name in names if (process := self._process(name))], patience)
 
     def _process(self, name: str) -> Process | None:
         return recorded(self.folder / "run" / f"{name}.process")
 
     def _daemon_names(self) -> list[str]:
         accounting = ["mariadbd", "slurmdbd"] if self.accounting else []
-        return [
-            "munged",
-            *accounting,
-            *self._filesystem_names(),
-            "slurmctld",
-            *(_slurmd(node.name) for node in self.layout.nodes),
-        ]
+        slurmds = [_slurmd(node.name) for node in self.layout.nodes]
+        return ["munged", *accounting, *self._filesystem_names(), "slurmctld", *slurmds]
 
     def _checked(self, node: str) -> str:
         names = [known.name for known in self.layout.nodes]
