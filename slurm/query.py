@@ -1,9 +1,7 @@
 """State of our jobs: one squeue call for all that wait or run, one sacct call for all that ended."""
 
-import math
 import os
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -63,8 +61,7 @@ _NO_ACCOUNTING = re.compile(
     re.IGNORECASE,
 )
 _MOST_IDS = 1000  # ids or names in one call: the system bounds a command line, and one argument to 128 KiB
-_LONGEST_SEARCH = 14 * 86400.0
-_CLOCK_SKEW = 600.0
+_LONGEST_SEARCH = f"now-{14 * 86400}seconds"
 _RETRIES = 2
 _PATIENCE = 60.0
 
@@ -298,29 +295,22 @@ def _add_step(runs: list[_Run], row: Sequence[str]) -> None:
     runs[-1].job = job
 
 
-def find_by_name(names: Collection[str], since: float | None = None) -> dict[str, str]:
+def find_by_name(names: Collection[str]) -> dict[str, str]:
     """Find the id of the first job (or array) of this user by each name; names of no job are left out.
 
-    Asks the queue first, then accounting, if there is any, for jobs since ``since`` (unix seconds; by
-    default two weeks ago). Names must not hold commas.
+    Asks the queue first, then accounting, if there is any, for jobs of two weeks. Names must not hold commas.
     """
     found: dict[str, str] = {}
     for batch in in_batches(names):
         found |= _first(parse_queue(_squeue(f"--name={','.join(batch)}"), batch.__contains__))
-    missing = [name for name in names if name not in found]
     try:
-        for batch in in_batches(missing):
-            found |= _first(_accounted_by_name(batch, since))
+        for batch in in_batches(name for name in names if name not in found):
+            options = [f"--user={os.getuid()}", f"--name={','.join(batch)}", f"--starttime={_LONGEST_SEARCH}"]
+            text = ask_accounting(["-D", "-X", f"--format={','.join(_ACCOUNTING_FIELDS)}", *options])
+            found |= _first(one for one in parse_accounting(text).values() if one.name in batch)
     except (NoAccounting, SlurmError):
         pass  # no worse than before accounting was set up: the queue remembers for MinJobAge
     return found
-
-
-def _accounted_by_name(names: Collection[str], since: float | None) -> list[Element]:
-    seconds = math.ceil(_LONGEST_SEARCH if since is None else max(0.0, time.time() - since) + _CLOCK_SKEW)
-    options = [f"--user={os.getuid()}", f"--name={','.join(names)}", f"--starttime=now-{seconds}seconds"]
-    text = ask_accounting(["-D", "-X", f"--format={','.join(_ACCOUNTING_FIELDS)}", *options])
-    return [element for element in parse_accounting(text).values() if element.name in names]
 
 
 def _first(elements: Iterable[Element]) -> dict[str, str]:

@@ -95,18 +95,13 @@ class Cluster:
         self._end("slurmctld", patience=0)
 
     def start_controller(self) -> None:
-        """Start slurmctld with the state that it saved. Returns once it reports every running node as up."""
+        """Start slurmctld with the state that it saved. Returns once it reports every running node as up.
+
+        It saves with a delay: jobs submitted in the last 5 s or so may be forgotten and killed.
+        """
         self._start_controller()
         names = [node.name for node in self.layout.nodes]
         self._wait_for_nodes({name for name in names if self._process(_slurmd(name))})
-
-    def restart_controller(self) -> None:
-        """Kill slurmctld and start it again. Takes 1 to 5 s.
-
-        It saves its state with a delay: jobs submitted in the last 5 s or so may be forgotten and killed.
-        """
-        self.kill_controller()
-        self.start_controller()
 
     def kill_file_server(self) -> None:
         """Kill the network filesystem's server: its users then get ENOTCONN (not connected)."""
