@@ -99,9 +99,8 @@ class Cluster:
 
         It saves with a delay: jobs submitted in the last 5 s or so may be forgotten and killed.
         """
-        self._start_controller()
-        names = [node.name for node in self.layout.nodes]
-        self._wait_for_nodes({name for name in names if self._process(_slurmd(name))})
+        self._start("slurmctld", [programs.program("slurmctld"), "-D"])
+        self._wait_for_nodes({one.name for one in self.layout.nodes if self._process(_slurmd(one.name))})
 
     def kill_file_server(self) -> None:
         """Kill the network filesystem's server: its users then get ENOTCONN (not connected)."""
@@ -152,13 +151,10 @@ class Cluster:
         self._wait("munged", "listens", lambda: _accepts(self.identity.root / "munge.sock"))
         if self.accounting:
             self.start_slurmdbd()
-        self._start_controller()
+        self._start("slurmctld", [programs.program("slurmctld"), "-D"])
         for node in self.layout.nodes:
             self._start_slurmd(node.name)
         self._wait_for_nodes({node.name for node in self.layout.nodes})
-
-    def _start_controller(self) -> None:
-        self._start("slurmctld", [programs.program("slurmctld"), "-D"])
 
     def _start_slurmd(self, name: str) -> None:
         command = [programs.program("slurmd"), "-D", "-N", name]

@@ -12,7 +12,7 @@ from pipeline.executors.slurm.resources import Escalation, escalate
 from pipeline.executors.slurm.submitter import Submitter
 from pipeline.orchestrate.reconcile import Launch, Observation
 from pipeline.run.failures import Failure
-from pipeline.run.submissions import Submission, chunk_size_for, purpose_of
+from pipeline.run.submissions import chunk_size_for, purpose_of
 from pipeline.run.tasks import Task
 from slurm.limits import ClusterLimits
 from slurm.submission import QueueFull, Refused, cancel
@@ -78,11 +78,9 @@ class Launcher:
 
     def _withdraw_last_after(self, task: Task) -> bool:
         """Cancel the array that waits furthest behind ``task``. False if there is none."""
-        waiting: dict[str, Submission] = {}
-        for other, live in self.table.live.items():
-            if position(other) > position(task):
-                waiting[live.submission.name] = live.submission
-        started = {live.submission.name for live in self.table.live.values() if not live.is_pending}
+        lives = self.table.live.items()
+        waiting = {live.submission.name: live.submission for t, live in lives if position(t) > position(task)}
+        started = {live.submission.name for _, live in lives if not live.is_pending}
         behind = [s for name, s in waiting.items() if name not in started and s.state.job]
         if not behind:
             return False
