@@ -13,6 +13,7 @@ A listing always comes from the server, and renews what the client caches of the
   (:func:`persistently`).
 """
 
+import contextlib
 import errno
 import os
 import time
@@ -67,14 +68,11 @@ def persistently(
 
 def names_in(folder: Path) -> set[str]:
     """List the names in a folder as the file server has them; none where there is no such folder."""
-    try:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return set(_list(folder))
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    try:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return set(_list(folder)) if is_there(folder) else set()
-    except (FileNotFoundError, NotADirectoryError):
-        return set()
+    return set()
 
 
 def is_there(path: Path) -> bool:

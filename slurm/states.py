@@ -224,10 +224,6 @@ def exit_in_words(state: SlurmState, exit_code: int, signal: int) -> str:
     number = signal or (exit_code - 128 if 128 < exit_code < 160 else 0)
     if number:
         hint = ", often out of memory" if number == signals.SIGKILL else ""
-        return f"killed by signal {number}{_signal_name(number)}{hint}"
+        name = next((f" ({known.name})" for known in signals.Signals if known == number), "")
+        return f"killed by signal {number}{name}{hint}"
     return "completed" if state == SlurmState.COMPLETED else f"exit code {exit_code}"
-
-
-def _signal_name(number: int) -> str:
-    known = {member.value: member.name for member in signals.Signals}
-    return f" ({known[number]})" if number in known else ""

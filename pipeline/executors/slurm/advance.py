@@ -131,7 +131,7 @@ def one_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
     jobs = SlurmJobs(submitter, read_limits_of(run.paths), watcher.note)
     books = Publisher(run, NoTracker(), Accountant(run, watcher.note).facts_of)
     driver = Driver.of(run, jobs, watcher, books)
-    jobs.is_watched_over = not driver.is_complete
+    jobs.needs_watchdogs = not driver.is_complete
     while must_look_again(jobs, actions := advance(driver)):
         time.sleep(_AGAIN_SECONDS)
         lease.beat()

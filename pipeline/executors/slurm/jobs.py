@@ -40,8 +40,8 @@ class SlurmJobs:
     table: JobTable = field(init=False)
     """Jobs of this pass, from one snapshot of the queue."""
     failures: dict[Task, list[Failure]] = field(default_factory=dict)
-    is_watched_over: bool = False
-    """Whether each pass begins with watchdogs: whatever goes wrong in it, there will be another."""
+    needs_watchdogs: bool = False
+    """Whether a pass begins with watchdogs: whatever goes wrong in it, there will be another."""
     refusal: Refused | None = None
     """The job that Slurm refused in this pass; the rest of the pass was done all the same."""
 
@@ -70,7 +70,7 @@ class SlurmJobs:
         """Take the snapshot that the pass decides by."""
         seen = take_snapshot(self.run)
         self.table = JobTable(self.submitter.ledger, seen)
-        if self.is_watched_over:
+        if self.needs_watchdogs:
             self.watchdogs.ensure(seen)
 
     def collect_ended(self, tasks: Sequence[Task], committed_of: CommittedOf) -> list[Ended]:

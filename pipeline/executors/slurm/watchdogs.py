@@ -34,7 +34,7 @@ class Watchdogs:
         try:
             for waiting in range(seen.count_pending(GUARD), WATCHDOGS):
                 begin = f"now+{60 * self.submitter.config.check_minutes * (waiting + 1)}"
-                self._submit(seen.control.call, 0, GUARD, begin=begin)
+                self._submit(seen, Watch(0, GUARD, (), ()), begin)
         except QueueFull as error:
             self.note(f"the queue takes no guard now ({error})")
         # There is one every few minutes: what is kept of them must not grow with the run.
@@ -52,30 +52,20 @@ class Watchdogs:
 
     def _ensure_driver(self, table: JobTable, watch: Watch) -> None:
         """One driver job waits for just these arrays: one that waits already, redirected, or a new one."""
-        expression = watch_expression(watch.last, watch.earlier)
         driver = table.pending_driver(watch.iteration, watch.purpose)
         if driver is not None and set(driver.state.waits_for) == set(watch.arrays):
             return
         if driver is not None:
             assert driver.state.job is not None
-            with contextlib.suppress(
-                SlurmError
-            ):  # it has started since it was seen: another one has to watch
-                update_dependency(driver.state.job, expression)
+            with contextlib.suppress(SlurmError):  # it has started since it was seen: another has to watch
+                update_dependency(driver.state.job, watch_expression(watch.last, watch.earlier))
                 table.note(driver, waits_for=watch.arrays)
                 return
-        self._submit(table.seen.control.call, watch.iteration, watch.purpose, expression, watch.arrays)
+        self._submit(table.seen, watch)
 
-    def _submit(
-        self,
-        call: int,
-        iteration: int,
-        purpose: str,
-        dependency: str = "",
-        arrays: tuple[str, ...] = (),
-        begin: str = "",
-    ) -> None:
-        number = self.submitter.ledger.next_number(iteration, purpose)
-        new = driver_submission(self.submitter.run, call, iteration, purpose, number)
-        submission = self.submitter.submit(new, Escalation(), dependency, arrays, begin)
+    def _submit(self, seen: Snapshot, watch: Watch, begin: str = "") -> None:
+        number = self.submitter.ledger.next_number(watch.iteration, watch.purpose)
+        new = driver_submission(self.submitter.run, seen.control.call, watch.iteration, watch.purpose, number)
+        expression = watch_expression(watch.last, watch.earlier)
+        submission = self.submitter.submit(new, Escalation(), expression, watch.arrays, begin)
         self.submitted.append(submission.state.job or "")
