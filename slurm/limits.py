@@ -130,8 +130,8 @@ def parse_partitions(shown: str, nodes: str) -> dict[str, Partition]:
     for line in nodes.splitlines():
         name, count, cpus, memory, gres = line.split("|", 4)
         # sinfo writes 8+ where nodes differ and 8 is the least of them.
-        least = (int(text.rstrip("+")) for text in (count, cpus, memory))
-        kind = NodeKind(*least, parse_gres(gres))
+        number, cores, mebibytes = (int(text.rstrip("+")) for text in (count, cpus, memory))
+        kind = NodeKind(number, cores, mebibytes, parse_gres(gres))
         kinds.setdefault(name, []).append(kind)
     lines = (line for line in shown.splitlines() if line.startswith("PartitionName="))
     partitions = (_partition(line, kinds) for line in lines)

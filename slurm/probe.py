@@ -5,7 +5,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,11 @@ def run_probes(
         SlurmError: Slurm does not answer.
     """
     sent: list[_Sent] = []
-    with _meeting_place(parent) as place:
+    # NFS keeps files that a job has open.
+    with tempfile.TemporaryDirectory(
+        prefix=".slurm-ppo-probe-", dir=parent, ignore_cleanup_errors=True
+    ) as made:
+        place = Path(made)
         shutil.copy(probe_task.__file__, place / "probe.py")
         try:
             for probe in probes:
@@ -119,15 +123,6 @@ def run_probes(
                 with contextlib.suppress(SlurmError):  # they end by themselves within minutes
                     cancel(silent, only_pending=False)
     return {one.name: one.answer for one in sent if one.answer}
-
-
-@contextlib.contextmanager
-def _meeting_place(parent: Path) -> Iterator[Path]:
-    place = Path(tempfile.mkdtemp(prefix=".slurm-ppo-probe-", dir=parent))
-    try:
-        yield place
-    finally:
-        shutil.rmtree(place, ignore_errors=True)  # NFS keeps files that a job has open
 
 
 @dataclass

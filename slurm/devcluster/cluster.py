@@ -124,7 +124,10 @@ class Cluster:
 
     def status(self) -> ClusterStatus:
         """Return the daemons that run now, and the states of the nodes."""
-        found = {name: self._process(name) for name in self._daemon_names()}
+        accounting = ["mariadbd", "slurmdbd"] if self.accounting else []
+        slurmds = [_slurmd(node.name) for node in self.layout.nodes]
+        names = ["munged", *accounting, *self._filesystem_names(), "slurmctld", *slurmds]
+        found = {name: self._process(name) for name in names}
         daemons = tuple(DaemonStatus(name, one.pid if one else None) for name, one in found.items())
         controller = found["slurmctld"] and found["munged"]
         return ClusterStatus(daemons, self.node_states() if controller else {})
@@ -212,11 +215,6 @@ class Cluster:
 
     def _process(self, name: str) -> Process | None:
         return recorded(self.folder / "run" / f"{name}.process")
-
-    def _daemon_names(self) -> list[str]:
-        accounting = ["mariadbd", "slurmdbd"] if self.accounting else []
-        slurmds = [_slurmd(node.name) for node in self.layout.nodes]
-        return ["munged", *accounting, *self._filesystem_names(), "slurmctld", *slurmds]
 
     def _checked(self, node: str) -> str:
         names = [known.name for known in self.layout.nodes]

@@ -115,18 +115,20 @@ def filled(template: str, **values: object) -> str:
 
 def slurm_conf(identity: Identity, layout: Layout, accounting: bool) -> str:
     """Return the text of slurm.conf."""
+    known = vars(identity) | vars(identity.ports) | vars(layout)
+    types = sorted({node.gpu_type for node in layout.nodes if node.gpus})
+    tracked = ",".join(["gres/gpu", *(f"gres/gpu:{name}" for name in types)])
+    known["tracked"] = f"AccountingStorageTRES={tracked}" if types else ""
+    storage = (
+        filled("accounting.conf", **known) if accounting else "AccountingStorageType=accounting_storage/none"
+    )
+    nodes = [_node(node, identity) for node in layout.nodes]
+    gres = ["GresTypes=gpu"] if types else []
+    machines = "\n".join([*gres, *nodes, *map(_partition, layout.partitions), *layout.more])
     # The option that sends a preempted job its --signal was renamed.
     moved = identity.version >= (23, 2)
     signal = "PreemptParameters=send_user_signal" if moved else "SlurmctldParameters=preempt_send_user_signal"
-    return filled(
-        "slurm.conf",
-        **vars(identity) | vars(identity.ports) | vars(layout),
-        preempt_signal=signal,
-        accounting=_accounting(identity, layout)
-        if accounting
-        else "AccountingStorageType=accounting_storage/none",
-        machines=_machines(identity, layout),
-    )
+    return filled("slurm.conf", **known, preempt_signal=signal, accounting=storage, machines=machines)
 
 
 def gres_conf(identity: Identity, layout: Layout) -> str:
@@ -148,22 +150,6 @@ def cgroup_conf(identity: Identity) -> str:
 def slurmdbd_conf(identity: Identity) -> str:
     """Return the text of slurmdbd.conf."""
     return filled("slurmdbd.conf", **vars(identity) | vars(identity.ports))
-
-
-def _accounting(identity: Identity, layout: Layout) -> str:
-    types = sorted({node.gpu_type for node in layout.nodes if node.gpus})
-    tracked = ",".join(["gres/gpu", *(f"gres/gpu:{name}" for name in types)])
-    return filled(
-        "accounting.conf",
-        **vars(identity) | vars(identity.ports),
-        tracked=f"AccountingStorageTRES={tracked}" if types else "",
-    )
-
-
-def _machines(identity: Identity, layout: Layout) -> str:
-    gres = ["GresTypes=gpu"] if any(node.gpus for node in layout.nodes) else []
-    nodes = [_node(node, identity) for node in layout.nodes]
-    return "\n".join([*gres, *nodes, *map(_partition, layout.partitions), *layout.more])
 
 
 def _node(node: Node, identity: Identity) -> str:
