@@ -61,7 +61,10 @@ class Cluster:
     def stop(self) -> None:
         """End every daemon and every process of a job, and remove the folder."""
         self._end("slurmctld")
-        self._stop_filesystem()  # first: a process that waits for a frozen client cannot be killed
+        if self.layout.network_filesystem:  # first: a process that waits for a frozen client cannot be killed
+            network.unmount(self.folder)
+            self._end(*self._filesystem_names())
+            network.unmount(self.folder)  # of a client that mounted in between
         self._end(*(_slurmd(node.name) for node in self.layout.nodes))
         jobs.kill(self.identity.name, self.folder / "log")
         self._end("slurmdbd")
@@ -169,18 +172,16 @@ class Cluster:
         """Start server and clients, the nodes' first: their namespaces must not copy the user's mount."""
         self.start_file_server()
         for node in self.layout.nodes:
-            self._start_client(network.client_of(node.name))
+            client = network.client_of(node.name)
+            self._start(client, network.client_command(self.identity, client))
         for node in self.layout.nodes:
             self._mounted(network.client_of(node.name))
         self._mounted(network.OUTSIDE)
 
-    def _start_client(self, name: str) -> None:
-        self._start(name, network.client_command(self.identity, name))
-
     def _mounted(self, client: str) -> int:
         """Return the process id of a client once it has mounted; it is started if it is not alive."""
         if self._process(client) is None:
-            self._start_client(client)
+            self._start(client, network.client_command(self.identity, client))
 
         def mounted() -> bool:
             process = self._process(client)
@@ -190,12 +191,6 @@ class Cluster:
         process = self._process(client)
         assert process is not None, f"{client} has just been seen alive"
         return process.pid
-
-    def _stop_filesystem(self) -> None:
-        if self.layout.network_filesystem:
-            network.unmount(self.folder)
-            self._end(*self._filesystem_names())
-            network.unmount(self.folder)  # of a client that mounted in between
 
     def _filesystem_names(self) -> list[str]:
         if not self.layout.network_filesystem:
