@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import submitit
+
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
@@ -36,7 +38,7 @@ from pipeline.run.records import Committed  # noqa: E402
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key  # noqa: E402
 from pipeline.status.plan import describe_plan  # noqa: E402
 from pipeline.status.snapshot import describe, read_status  # noqa: E402
-from slurm import commands, submission  # noqa: E402
+from slurm import commands  # noqa: E402
 from slurm.states import SlurmState  # noqa: E402
 
 
@@ -97,7 +99,7 @@ def submitted_run(root: Path, shards: int) -> Run:
     slurm = ToySlurm(has_accounting=False)
     slurm.max_array_size = 10**6
     commands._run_once = slurm.run
-    submission.ArrayExecutor.__init__ = lambda self, folder: None
+    submitit.SlurmExecutor.affinity = lambda: 2
     run = make_run(root, 2, shards)
     begin_call(run.paths)
     commit(run, PREPARE)

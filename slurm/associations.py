@@ -24,17 +24,8 @@ def read_associations() -> Associations | None:
     """Ask accounting for the user's associations; None where there is none, or none that answers."""
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
-        command = [
-            "sacctmgr",
-            "-n",
-            "-P",
-            "-r",
-            "show",
-            "assoc",
-            f"user={user}",
-            "format=Account,QOS,DefaultQOS",
-        ]
-        rows = run_command(command, timeout=_TIMEOUT)
+        asked = ["-n", "-P", "-r", "show", "assoc", f"user={user}", "format=Account,QOS,DefaultQOS"]
+        rows = run_command(["sacctmgr", *asked], timeout=_TIMEOUT)
         config = run_command(["scontrol", "show", "config"], timeout=_TIMEOUT)
     except (KeyError, SlurmError, SlurmMissing):
         return None

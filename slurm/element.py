@@ -1,54 +1,89 @@
 """Entry point of every array element: ``python -m slurm.element TASKS [--rank]``.
 
-TASKS is a JSON file with a checksum: ``module`` to run, ``arguments`` common to all elements, and
-``elements``, by array index, with the arguments of each; the word ``{attempt}`` is replaced
-by an id that no other start of a job has.
-With ``--rank`` the process is one of several under srun, and gets its rank in torch's variables.
+TASKS is a JSON file with a checksum, see :class:`slurm.tasklist.TaskList`. With ``--rank`` the process is one
+of several under srun, and gets its rank in torch's variables.
 """
 
 import contextlib
 import os
 import runpy
+import signal
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from slurm.sealing import unsealed
 from slurm.sharedfiles import read_shared
+from slurm.tasklist import Assignment, TaskList, attempt_id
 
-ATTEMPT = "{attempt}"
 _MOST_RETURNS = 100
 """Number of times that a job is requeued because its task list cannot be read. Slurm holds it for two minutes
 each time: enough for most outages of a file server, and an end where the run was removed."""
 
 
 def main(argv: list[str]) -> None:
-    """Find this element's task and run it in this process."""
-    tasks, is_rank = Path(argv[0]), "--rank" in argv[1:]
+    """Find this element's tasks and run them: a single one in this process."""
+    path, is_rank = Path(argv[0]), "--rank" in argv[1:]
     environment = os.environ
-    work = read_work(tasks, environment)
-    index = environment["SLURM_ARRAY_TASK_ID"]
+    tasks = read_tasks(path, environment)
+    job, index = environment["SLURM_ARRAY_JOB_ID"], environment["SLURM_ARRAY_TASK_ID"]
     restarts = int(environment.get("SLURM_RESTART_COUNT", "0"))
-    start = f"{environment['SLURM_ARRAY_JOB_ID']}r{restarts}"
     if restarts:
-        _note(f"restart {restarts} of job {environment['SLURM_ARRAY_JOB_ID']}_{index}")
-    if restarts > work["max_restarts"]:
+        _note(f"restart {restarts} of job {job}_{index}")
+    if restarts > tasks.max_restarts:
         sys.exit(f"started {restarts} times without coming to an end; not started again")
-    if is_rank:
-        environment.update(rank_variables(environment, tasks.with_suffix(f".{index}-{start}.rendezvous")))
-    attempt = f"{work['number']}-{start}"
-    sys.argv = [work["module"], *(attempt if word == ATTEMPT else word for word in words(work, index))]
-    runpy.run_module(work["module"], run_name="__main__", alter_sys=True)
+    attempts = []
+    for position, assignment in enumerate(tasks.elements[index]):
+        attempt = attempt_id(tasks.number, job, restarts, position)
+        meeting = path.with_suffix(f".{index}-{attempt.partition('-')[2]}.rendezvous")
+        variables = rank_variables(environment, meeting) if is_rank else {}
+        attempts.append((assignment, tasks.words(assignment, attempt), variables))
+    if len(attempts) > 1:
+        sys.exit(run_in_turn(attempts, is_rank))
+    _, sys.argv, variables = attempts[0]
+    environment.update(variables)
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
-def read_work(tasks: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+def run_in_turn(attempts: list[tuple[Assignment, list[str], dict[str, str]]], is_rank: bool) -> int:
+    """Run several tasks, each in a process with a log of its own. Returns the first exit code that is not 0.
+
+    After a failure the next task is tried, unless the job is being ended, the process was killed, which may
+    be the node's doing, or other ranks take part, which cannot know that this one went on.
+    """
+    warnings: list[int] = []
+    child: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int, frame: object) -> None:
+        warnings.append(number)
+        if child is not None:
+            child.send_signal(number)
+
+    for number in (signal.SIGUSR2, signal.SIGTERM):
+        signal.signal(number, pass_on)
+    codes = []
+    for assignment, words, variables in attempts:
+        with contextlib.ExitStack() as stack:
+            log = stack.enter_context(open(assignment.log, "ab")) if assignment.log else None  # noqa: PTH123
+            command = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", *words]
+            child = subprocess.Popen(command, env={**os.environ, **variables}, stdout=log, stderr=log)
+            codes.append(child.wait())
+        if warnings or codes[-1] < 0 or (is_rank and codes[-1]):
+            break
+    if len(codes) < len(attempts) and not any(codes):
+        return 128 + warnings[0]
+    code = next((code for code in codes if code), 0)
+    return code if code >= 0 else 128 - code
+
+
+def read_tasks(path: Path, environment: Mapping[str, str]) -> TaskList:
     """Read the task list. Does not return where that fails: the job is requeued, or exits with an error."""
     try:
-        return unsealed(read_shared(tasks))
+        return TaskList.of(unsealed(read_shared(path)))
     except ValueError as error:
         sys.exit(
-            f"{tasks} is spoilt: {error}. Nothing was run: the run's next driver job submits its tasks "
+            f"{path} is spoilt: {error}. Nothing was run: the run's next driver job submits its tasks "
             "again, and slurm-ppo submit RUN does where none is left"
         )
     except OSError as error:
@@ -72,11 +107,6 @@ def _note(line: str) -> None:
     """Print to the log, unless its disk is full: a job that waits for space there must not end by this."""
     with contextlib.suppress(OSError):
         print(line, flush=True)
-
-
-def words(work: Mapping[str, Any], index: str) -> list[str]:
-    """Return the arguments of one element."""
-    return [*work["arguments"], *work["elements"][index]]
 
 
 def rank_variables(environment: Mapping[str, str], rendezvous: Path) -> dict[str, str]:

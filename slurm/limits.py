@@ -4,7 +4,7 @@ import math
 import os
 import pwd
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from slurm.commands import SlurmError, SlurmMissing, run_command
@@ -129,20 +129,17 @@ def parse_partitions(shown: str, nodes: str) -> dict[str, Partition]:
     kinds: dict[str, list[NodeKind]] = {}
     for line in nodes.splitlines():
         name, count, cpus, memory, gres = line.split("|", 4)
-        kind = NodeKind(_least(count), _least(cpus), _least(memory), parse_gres(gres))
+        # sinfo writes 8+ where nodes differ and 8 is the least of them.
+        number, cores, mebibytes = (int(text.rstrip("+")) for text in (count, cpus, memory))
+        kind = NodeKind(number, cores, mebibytes, parse_gres(gres))
         kinds.setdefault(name, []).append(kind)
     lines = (line for line in shown.splitlines() if line.startswith("PartitionName="))
-    partitions = (_partition(dict(_settings(line)), kinds) for line in lines)
+    partitions = (_partition(line, kinds) for line in lines)
     return {partition.name: partition for partition in partitions}
 
 
-def _settings(line: str) -> Iterator[tuple[str, str]]:
-    for word in line.split():
-        name, _, value = word.partition("=")
-        yield name, value
-
-
-def _partition(settings: Mapping[str, str], kinds: Mapping[str, Iterable[NodeKind]]) -> Partition:
+def _partition(line: str, kinds: Mapping[str, Iterable[NodeKind]]) -> Partition:
+    settings: dict[str, str] = dict(word.partition("=")[::2] for word in line.split())
     name = settings["PartitionName"]
     return Partition(
         name=name,
@@ -158,11 +155,6 @@ def _partition(settings: Mapping[str, str], kinds: Mapping[str, Iterable[NodeKin
 
 def _allowed(text: str) -> frozenset[str] | None:
     return None if text in ("ALL", "N/A", "(null)") else frozenset(text.split(","))
-
-
-def _least(text: str) -> int:
-    """Parse a count; sinfo writes 8+ where nodes differ and 8 is the least of them."""
-    return int(text.rstrip("+"))
 
 
 def parse_gres(text: str) -> dict[str, int]:
@@ -215,9 +207,3 @@ def parse_memory(text: str) -> int:
     if found is None:
         raise ValueError(f"not a size of memory that Slurm knows (like 4096, 512M or 16G): {text!r}")
     return math.ceil(float(found[1]) * _MEBIBYTES[found[2].upper()])
-
-
-def format_memory(mebibytes: int) -> str:
-    """Write MiB for ``--mem``: like 16G, or 1500M where it is no whole number of GiB."""
-    whole, rest = divmod(mebibytes, 1024)
-    return f"{mebibytes}M" if rest or not whole else f"{whole}G"

@@ -5,7 +5,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -106,165 +106,151 @@ def run_probes(
         OSError: nothing can be made in ``parent``.
         SlurmError: Slurm does not answer.
     """
-    with _meeting_place(parent) as place:
+    sent: list[_Sent] = []
+    # NFS keeps files that a job has open.
+    with tempfile.TemporaryDirectory(
+        prefix=".slurm-ppo-probe-", dir=parent, ignore_cleanup_errors=True
+    ) as made:
+        place = Path(made)
         shutil.copy(probe_task.__file__, place / "probe.py")
-        sent = _Sent(place, folder)
         try:
             for probe in probes:
-                sent.send(probe)
-            sent.wait(time.monotonic() + seconds, note)
+                sent.append(_send(probe, place, folder))
+            _wait(sent, place, time.monotonic() + seconds, note)
         finally:
-            sent.cancel()
-        return sent.answers
-
-
-@contextlib.contextmanager
-def _meeting_place(parent: Path) -> Iterator[Path]:
-    place = Path(tempfile.mkdtemp(prefix=".slurm-ppo-probe-", dir=parent))
-    try:
-        yield place
-    finally:
-        shutil.rmtree(place, ignore_errors=True)  # NFS keeps files that a job has open
+            silent = [one.job for one in sent if one.job and not isinstance(one.answer, ProbeResult)]
+            if silent:
+                with contextlib.suppress(SlurmError):  # they end by themselves within minutes
+                    cancel(silent, only_pending=False)
+    return {one.name: one.answer for one in sent if one.answer}
 
 
 @dataclass
 class _Sent:
-    """Probes on their way."""
+    """A probe on its way."""
 
+    probe: Probe
     place: Path
-    folder: Path
-    answers: dict[str, Answer] = field(default_factory=dict)
-    _jobs: dict[str, str] = field(default_factory=dict)
-    """Job id by probe."""
-    _ended: dict[str, float] = field(default_factory=dict)
-    """Monotonic time by probe at which its job was first seen to have ended."""
-    _expected: set[str] = field(default_factory=set)
-    """Probes that will write a greeting."""
-    _greeted: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Unix times by probe at which its greeting was seen and was answered."""
+    job: str = ""
+    answer: Answer | None = None
+    ended: float | None = None
+    """Monotonic time at which its job was first seen to have ended."""
+    greeted: tuple[float, float] | None = None
+    """Unix times at which its greeting was seen and was answered."""
 
-    def send(self, probe: Probe) -> None:
-        request: dict[str, object] = {"modules": probe.modules, "paths": probe.paths}
-        request["programs"] = probe.programs
-        if probe.measures_delay:
-            request["exchange"] = str(self.place / probe.name)
-            self._expected.add(probe.name)
-        (self.place / f"{probe.name}.request").write_text(json.dumps(request))
-        array = Array(
-            name=self._job_name(probe.name),
-            indices=[0],
-            command=[
-                *probe.command,
-                str(self.place / "probe.py"),
-                str(self.place / f"{probe.name}.request"),
-                str(self.place / f"{probe.name}.answer"),
-            ],
-            output=literal(self._log(probe.name)),
-            folder=self.folder,
-            options={**probe.options, "time": _TIME_LIMIT},
-            setup=probe.setup,
-            environment=probe.environment,
-        )
-        script = self.place / f"{probe.name}.sh"
-        script.write_text(render(array))
-        try:
-            self._jobs[probe.name] = submit(script, array.name)
-        except Refused as error:
-            self.answers[probe.name] = ProbeTimeout(str(error).replace(f"{script}", "it"), is_late=False)
+    @property
+    def name(self) -> str:
+        return self.probe.name
 
-    def wait(self, until: float, note: Callable[[str], None]) -> None:
-        noted = time.monotonic() - _NOTE_SECONDS + _FIRST_NOTE_SECONDS
-        while missing := self._look():
-            now = time.monotonic()
-            seen = self._queue()
-            self._note_ended(seen, now)
-            if now > until:
-                for name in missing:
-                    self.answers.setdefault(
-                        name, ProbeTimeout(_waiting(seen.get(self._jobs[name])), is_late=True)
-                    )
-                return
-            if now - noted > _NOTE_SECONDS:
-                noted = now
-                note(f"waiting for {len(missing)} probe jobs, {until - now:.0f} s more at most:")
-                for name in missing:
-                    note(f"  {name}, job {self._jobs[name]}: {_waiting(seen.get(self._jobs[name]))}")
-            self._greet_until(time.monotonic() + _POLL_SECONDS)
+    def file(self, ending: str) -> Path:
+        return self.place / f"{self.name}.{ending}"
 
-    def _greet_until(self, until: float) -> None:
-        """Answer greetings at once, so that the filesystem is measured and not the polling interval."""
-        while (left := until - time.monotonic()) > 0:
-            silent = self._expected - self._greeted.keys()
-            names = {path.name for path in self.place.iterdir()} if silent else set()
-            for name in silent:
-                if f"{name}.hello" in names:
-                    seen = time.time()
-                    reply = self.place / f"{name}.reply"
-                    reply.with_suffix(".reply.tmp").write_text("")
-                    reply.with_suffix(".reply.tmp").replace(reply)
-                    self._greeted[name] = (seen, time.time())
-            time.sleep(_GREET_SECONDS if silent else left)
-
-    def _look(self) -> list[str]:
-        """Read the answers that have come. Returns the names of the probes without one."""
-        for name in self._jobs.keys() - self.answers.keys():
+    def has_answer(self) -> bool:
+        """Whether there is an answer, which is read once it has come."""
+        if self.answer is None:
             with contextlib.suppress(FileNotFoundError):
-                content: dict[str, Any] = json.loads(read_shared(self.place / f"{name}.answer"))
-                self.answers[name] = self._with_exchange(name, ProbeResult(**content))
-        return [name for name in self._jobs if name not in self.answers]
+                content: dict[str, Any] = json.loads(read_shared(self.file("answer")))
+                self.answer = self._with_exchange(ProbeResult(**content))
+        return self.answer is not None
 
-    def _with_exchange(self, name: str, sighting: ProbeResult) -> ProbeResult:
-        measured = sighting.delay
-        if measured is None or name not in self._greeted:
-            return sighting
-        (seen, answered), written = self._greeted[name], measured["written"]
+    def _with_exchange(self, result: ProbeResult) -> ProbeResult:
+        measured = result.delay
+        if measured is None or self.greeted is None:
+            return result
+        (seen, answered), written = self.greeted, measured["written"]
         assert written is not None
         total = measured["round_trip"]
         trip = None if total is None else max(0.0, total - (answered - seen))
-        return replace(sighting, exchange=Exchange(trip, seen - written, measured["skew"] or 0.0))
+        return replace(result, exchange=Exchange(trip, seen - written, measured["skew"] or 0.0))
 
-    def _queue(self) -> dict[str, Element]:
-        return {e.array_id: e for e in read_queue(lambda name: name.startswith(f"{self.place.name}."))}
+    def greet(self) -> None:
+        """Answer the greeting that is there."""
+        seen, reply = time.time(), self.file("reply")
+        reply.with_suffix(".reply.tmp").write_text("")
+        reply.with_suffix(".reply.tmp").replace(reply)
+        self.greeted = (seen, time.time())
 
-    def _note_ended(self, seen: Mapping[str, Element], now: float) -> None:
-        """Record as unanswered the probes whose jobs ended without an answer a while ago."""
-        for name, job in self._jobs.items():
-            element = seen.get(job)
-            if name in self.answers or (element and phase_of(element.state) is not Phase.ENDED):
-                continue
-            has_spoken = is_there(self._log(name)) and size_of(self._log(name)) > 0
-            grace = _SHORT_GRACE_SECONDS if has_spoken else _GRACE_SECONDS
-            if now - self._ended.setdefault(name, now) > grace:
-                self.answers[name] = ProbeTimeout(self._how_it_ended(name, job, element), is_late=False)
+    def note_ended(self, element: Element | None, now: float) -> None:
+        """Record as unanswered a probe whose job ended without an answer a while ago."""
+        if element and phase_of(element.state) is not Phase.ENDED:
+            return
+        self.ended = now if self.ended is None else self.ended
+        has_spoken = is_there(self.file("log")) and size_of(self.file("log")) > 0
+        if now - self.ended > (_SHORT_GRACE_SECONDS if has_spoken else _GRACE_SECONDS):
+            self.answer = ProbeTimeout(self._how_it_ended(element), is_late=False)
 
-    def _how_it_ended(self, name: str, job: str, element: Element | None) -> str:
+    def _how_it_ended(self, element: Element | None) -> str:
         with contextlib.suppress(NoAccounting, SlurmError):
-            element = element or read_ended([job]).get((job, 0))
+            element = element or read_ended([self.job]).get((self.job, 0))
         words = (
             exit_in_words(element.state, element.exit_code or 0, element.signal or 0) if element else "gone"
         )
         at = f" on {element.node}" if element and element.node else ""
-        log = self._log(name)
+        log = self.file("log")
         said = log.read_text(errors="replace").splitlines()[-_LOG_LINES:] if log.exists() else []
         told = f"it said: {' / '.join(said)}"
         if not said:
             told = f"nothing it wrote is seen in {self.place.parent}: do compute nodes share that filesystem?"
-        return f"job {job}{at} left no answer ({words}); {told}"
+        return f"job {self.job}{at} left no answer ({words}); {told}"
 
-    def _log(self, name: str) -> Path:
-        return self.place / f"{name}.log"
 
-    def _job_name(self, name: str) -> str:
-        return f"{self.place.name}.{name}"
+def _send(probe: Probe, place: Path, folder: Path) -> _Sent:
+    """Submit a probe's job, or take down why Slurm refused it."""
+    sent = _Sent(probe, place)
+    request = {"modules": probe.modules, "paths": probe.paths, "programs": probe.programs}
+    exchange = {"exchange": str(place / probe.name)} if probe.measures_delay else {}
+    sent.file("request").write_text(json.dumps(request | exchange))
+    files = [place / "probe.py", sent.file("request"), sent.file("answer")]
+    array = Array(
+        name=f"{place.name}.{probe.name}",
+        indices=[0],
+        command=[*probe.command, *map(str, files)],
+        output=literal(sent.file("log")),
+        folder=folder,
+        options={**probe.options, "time": _TIME_LIMIT},
+        setup=probe.setup,
+        environment=probe.environment,
+    )
+    script = sent.file("sh")
+    script.write_text(render(array))
+    try:
+        sent.job = submit(script, array.name)
+    except Refused as error:
+        sent.answer = ProbeTimeout(str(error).replace(f"{script}", "it"), is_late=False)
+    return sent
 
-    def cancel(self) -> None:
-        """Cancel the jobs of probes that have not answered."""
-        silent = [
-            job for name, job in self._jobs.items() if not isinstance(self.answers.get(name), ProbeResult)
-        ]
-        if silent:
-            with contextlib.suppress(SlurmError):  # they end by themselves within minutes
-                cancel(silent, only_pending=False)
+
+def _wait(sent: Sequence[_Sent], place: Path, until: float, note: Callable[[str], None]) -> None:
+    """Wait until every probe has an answer, if only that it is late."""
+    noted = time.monotonic() - _NOTE_SECONDS + _FIRST_NOTE_SECONDS
+    while missing := [one for one in sent if not one.has_answer()]:
+        now = time.monotonic()
+        seen = {e.array_id: e for e in read_queue(lambda name: name.startswith(f"{place.name}."))}
+        for one in missing:
+            one.note_ended(seen.get(one.job), now)
+        if now > until:
+            for one in missing:
+                one.answer = one.answer or ProbeTimeout(_waiting(seen.get(one.job)), is_late=True)
+            return
+        if now - noted > _NOTE_SECONDS:
+            noted = now
+            note(f"waiting for {len(missing)} probe jobs, {until - now:.0f} s more at most:")
+            for one in missing:
+                note(f"  {one.name}, job {one.job}: {_waiting(seen.get(one.job))}")
+        _greet_until(
+            time.monotonic() + _POLL_SECONDS, [one for one in sent if one.probe.measures_delay], place
+        )
+
+
+def _greet_until(until: float, expected: Sequence[_Sent], place: Path) -> None:
+    """Answer greetings at once, so that the filesystem is measured and not the polling interval."""
+    while (left := until - time.monotonic()) > 0:
+        silent = [one for one in expected if one.greeted is None]
+        names = {path.name for path in place.iterdir()} if silent else set()
+        for one in silent:
+            if one.file("hello").name in names:
+                one.greet()
+        time.sleep(_GREET_SECONDS if silent else left)
 
 
 def _waiting(element: Element | None) -> str:

@@ -1,9 +1,7 @@
 """State of our jobs: one squeue call for all that wait or run, one sacct call for all that ended."""
 
-import math
 import os
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -63,8 +61,7 @@ _NO_ACCOUNTING = re.compile(
     re.IGNORECASE,
 )
 _MOST_IDS = 1000  # ids or names in one call: the system bounds a command line, and one argument to 128 KiB
-_LONGEST_SEARCH = 14 * 86400.0
-_CLOCK_SKEW = 600.0
+_LONGEST_SEARCH = f"now-{14 * 86400}seconds"
 _RETRIES = 2
 _PATIENCE = 60.0
 
@@ -147,15 +144,14 @@ def expand(indices: str) -> list[int]:
     bare = indices.strip().strip("[]").split("%")[0]
     if bare in ("", "N/A"):
         return [0]
-    return [index for part in bare.split(",") for index in _expand_part(part, indices)]
-
-
-def _expand_part(part: str, whole: str) -> range:
-    found = re.fullmatch(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?", part)
-    if found is None:
-        raise ValueError(f"not a whole array expression: {whole!r}")
-    first, last, step = found.groups()
-    return range(int(first), int(last or first) + 1, int(step or 1))
+    expanded: list[int] = []
+    for part in bare.split(","):
+        found = re.fullmatch(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?", part)
+        if found is None:
+            raise ValueError(f"not a whole array expression: {indices!r}")
+        first, last, step = found.groups()
+        expanded += range(int(first), int(last or first) + 1, int(step or 1))
+    return expanded
 
 
 def _exit(status: str) -> tuple[int | None, int | None]:
@@ -183,22 +179,15 @@ def _text(text: str) -> str:
 def read_ended(ids: Collection[str]) -> dict[tuple[str, int], Element]:
     """Read the last run of each element of these jobs, by array id and index, if accounting has its end.
 
-    The queue takes precedence: for a moment a job that is requeued after its node failed, say, has only
-    the record of its old run here. One call of sacct for a thousand ids. Raises :class:`NoAccounting`
-    where it cannot be asked, and :class:`SlurmError`.
+    The queue takes precedence: accounting may lag behind it, and for a moment a job that is requeued after
+    its node failed, say, has only the record of its old run here. One call of sacct for a thousand ids.
+    Raises :class:`NoAccounting` where it cannot be asked, and :class:`SlurmError`.
     """
-    known = read_accounting(ids)
-    return {key: element for key, element in known.items() if phase_of(element.state) == Phase.ENDED}
-
-
-def read_accounting(ids: Collection[str]) -> dict[tuple[str, int], Element]:
-    """Do as :func:`read_ended`, for pending and running elements too. Accounting may lag behind the queue."""
-    found: dict[tuple[str, int], Element] = {}
+    known: dict[tuple[str, int], Element] = {}
     for batch in in_batches(ids):
-        fields = ",".join(_ACCOUNTING_FIELDS)
-        text = ask_accounting(["-D", f"--format={fields}", f"--jobs={','.join(batch)}"])
-        found |= parse_accounting(text)
-    return found
+        options = ["-D", f"--format={','.join(_ACCOUNTING_FIELDS)}", f"--jobs={','.join(batch)}"]
+        known |= parse_accounting(ask_accounting(options))
+    return {key: element for key, element in known.items() if phase_of(element.state) == Phase.ENDED}
 
 
 def ask_accounting(options: Sequence[str], timeout: float = _PATIENCE) -> str:
@@ -306,29 +295,22 @@ def _add_step(runs: list[_Run], row: Sequence[str]) -> None:
     runs[-1].job = job
 
 
-def find_by_name(names: Collection[str], since: float | None = None) -> dict[str, str]:
+def find_by_name(names: Collection[str]) -> dict[str, str]:
     """Find the id of the first job (or array) of this user by each name; names of no job are left out.
 
-    Asks the queue first, then accounting, if there is any, for jobs since ``since`` (unix seconds; by
-    default two weeks ago). Names must not hold commas.
+    Asks the queue first, then accounting, if there is any, for jobs of two weeks. Names must not hold commas.
     """
     found: dict[str, str] = {}
     for batch in in_batches(names):
         found |= _first(parse_queue(_squeue(f"--name={','.join(batch)}"), batch.__contains__))
-    missing = [name for name in names if name not in found]
     try:
-        for batch in in_batches(missing):
-            found |= _first(_accounted_by_name(batch, since))
+        for batch in in_batches(name for name in names if name not in found):
+            options = [f"--user={os.getuid()}", f"--name={','.join(batch)}", f"--starttime={_LONGEST_SEARCH}"]
+            text = ask_accounting(["-D", "-X", f"--format={','.join(_ACCOUNTING_FIELDS)}", *options])
+            found |= _first(one for one in parse_accounting(text).values() if one.name in batch)
     except (NoAccounting, SlurmError):
         pass  # no worse than before accounting was set up: the queue remembers for MinJobAge
     return found
-
-
-def _accounted_by_name(names: Collection[str], since: float | None) -> list[Element]:
-    seconds = math.ceil(_LONGEST_SEARCH if since is None else max(0.0, time.time() - since) + _CLOCK_SKEW)
-    options = [f"--user={os.getuid()}", f"--name={','.join(names)}", f"--starttime=now-{seconds}seconds"]
-    text = ask_accounting(["-D", "-X", f"--format={','.join(_ACCOUNTING_FIELDS)}", *options])
-    return [element for element in parse_accounting(text).values() if element.name in names]
 
 
 def _first(elements: Iterable[Element]) -> dict[str, str]:

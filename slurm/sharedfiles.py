@@ -13,6 +13,7 @@ A listing always comes from the server, and renews what the client caches of the
   (:func:`persistently`).
 """
 
+import contextlib
 import errno
 import os
 import time
@@ -50,34 +51,28 @@ def persistently(
         FileServerError: one of ``errors`` is still raised after the last of ``waits``.
         OSError: any other error, at once.
     """
-    for wait in waits:
+    for wait in (*waits, None):
         try:
             return act()
         except OSError as error:
             if error.errno not in errors:
                 raise
+            if wait is None:
+                reason = f"{error.strerror}, still after {len(waits) + 1} tries in {sum(waits):.0f} s"
+                told = f"{reason}; look at the mount and its file server"
+                raise FileServerError(error.errno, told, str(path)) from None
         time.sleep(wait)
         _renew(path.parent)
-    try:
-        return act()
-    except OSError as error:
-        if error.errno not in errors:
-            raise
-        reason = f"{error.strerror}, still after {len(waits) + 1} tries in {sum(waits):.0f} s"
-        told = f"{reason}; look at the mount and its file server"
-        raise FileServerError(error.errno, told, str(path)) from None
+    raise AssertionError("unreachable")
 
 
 def names_in(folder: Path) -> set[str]:
     """List the names in a folder as the file server has them; none where there is no such folder."""
-    try:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return set(_list(folder))
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    try:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return set(_list(folder)) if is_there(folder) else set()
-    except (FileNotFoundError, NotADirectoryError):
-        return set()
+    return set()
 
 
 def is_there(path: Path) -> bool:

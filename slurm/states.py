@@ -54,70 +54,31 @@ class UnknownState(ServiceError, ValueError):
 
 
 _PENDING = frozenset(
-    {
-        SlurmState.PENDING,
-        SlurmState.REQUEUED,
-        SlurmState.REQUEUE_FED,
-        SlurmState.REQUEUE_HOLD,
-        SlurmState.SPECIAL_EXIT,
-        SlurmState.RESV_DEL_HOLD,
-        SlurmState.EXPEDITING,
-    }
+    {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "EXPEDITING"}
 )
 _ENDED = frozenset(
-    {
-        SlurmState.BOOT_FAIL,
-        SlurmState.CANCELLED,
-        SlurmState.COMPLETED,
-        SlurmState.DEADLINE,
-        SlurmState.FAILED,
-        SlurmState.LAUNCH_FAILED,
-        SlurmState.NODE_FAIL,
-        SlurmState.OUT_OF_MEMORY,
-        SlurmState.PREEMPTED,
-        SlurmState.RECONFIG_FAIL,
-        SlurmState.REVOKED,
-        SlurmState.TIMEOUT,
-    }
+    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL"}
+    | {"OUT_OF_MEMORY", "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT"}
 )
-_BASE = frozenset(
-    {
-        SlurmState.BOOT_FAIL,
-        SlurmState.CANCELLED,
-        SlurmState.COMPLETED,
-        SlurmState.DEADLINE,
-        SlurmState.FAILED,
-        SlurmState.NODE_FAIL,
-        SlurmState.OUT_OF_MEMORY,
-        SlurmState.PENDING,
-        SlurmState.PREEMPTED,
-        SlurmState.RUNNING,
-        SlurmState.SUSPENDED,
-        SlurmState.TIMEOUT,
-    }
+_FLAGS = frozenset(
+    {"COMPLETING", "CONFIGURING", "EXPEDITING", "LAUNCH_FAILED", "POWER_UP_NODE", "RECONFIG_FAIL"}
+    | {"REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESIZING", "RESV_DEL_HOLD", "REVOKED", "SIGNALING"}
+    | {"SPECIAL_EXIT", "STAGE_OUT", "STOPPED", "UPDATE_DB"}
 )
+"""States that Slurm shows beside a base state."""
 
 
 def parse_state(text: str) -> SlurmState:
     """Parse the state that a command shows.
 
     Takes "CANCELLED by 1000", a truncated "OUT_OF_ME+", any case, and lists ("RUNNING,COMPLETING" and JSON's
-    form), of which the base state is returned: see :func:`parse_flags`. Raises :class:`UnknownState`.
+    form), of which the base state is returned. Raises :class:`UnknownState`.
     """
-    shown = _parse_all(text)
-    return next((state for state in shown if state in _BASE), shown[0])
-
-
-def parse_flags(text: str) -> frozenset[SlurmState]:
-    """Parse the flags in a list of states: COMPLETING in "RUNNING,COMPLETING". Raises UnknownState."""
-    return frozenset(_parse_all(text)) - _BASE
-
-
-def _parse_all(text: str) -> list[SlurmState]:
     words = re.findall(r"[A-Za-z_]+\+?", re.sub(r"\bby\s+\S+", "", text, flags=re.IGNORECASE))
     if not words:
         raise UnknownState(f"Slurm shows no state where one belongs: {text!r}")
-    return [_parse_word(word.upper(), text) for word in words]
+    shown = [_parse_word(word.upper(), text) for word in words]
+    return next((state for state in shown if state not in _FLAGS), shown[0])
 
 
 def _parse_word(word: str, text: str) -> SlurmState:
@@ -263,10 +224,6 @@ def exit_in_words(state: SlurmState, exit_code: int, signal: int) -> str:
     number = signal or (exit_code - 128 if 128 < exit_code < 160 else 0)
     if number:
         hint = ", often out of memory" if number == signals.SIGKILL else ""
-        return f"killed by signal {number}{_signal_name(number)}{hint}"
+        name = next((f" ({known.name})" for known in signals.Signals if known == number), "")
+        return f"killed by signal {number}{name}{hint}"
     return "completed" if state == SlurmState.COMPLETED else f"exit code {exit_code}"
-
-
-def _signal_name(number: int) -> str:
-    known = {member.value: member.name for member in signals.Signals}
-    return f" ({known[number]})" if number in known else ""

@@ -1,4 +1,4 @@
-"""Array jobs of one plain command: rendered by a pure function, submitted through submitit.
+"""Array jobs of one plain command: a batch script made from templates/array.sh, and its submission.
 
 submitit's own jobs are pickled functions, which must not lie in a shared directory; here every element runs
 the same command, :mod:`slurm.element`, and finds what to do in a task list on disk. submitit is imported
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Template
 
 from slurm.commands import SlurmError, SlurmMissing, SlurmTimeout, run_command
 from slurm.errors import UserError
@@ -18,6 +19,8 @@ from slurm.query import find_by_name
 
 SUBMIT_SECONDS = 60.0
 """Seconds that sbatch may take before its answer is given up and the job is looked for by its name."""
+
+_TEMPLATE = Path(__file__).parent / "templates" / "array.sh"
 
 Option = str | int | bool
 
@@ -48,42 +51,39 @@ class Array:
 
 
 def render(array: Array) -> str:
-    """Render the batch script. Pure.
+    """Make the batch script from its template. Pure.
 
     Raises:
         Refused: a value holds a character that an #SBATCH line cannot express.
     """
-    from submitit.slurm.slurm import _make_sbatch_string
-
-    options: dict[str, Option] = {
-        **{name: value for name, value in array.options.items() if value is not False},
-        "array": array_expression(array.indices, array.parallelism),
-        "chdir": str(array.folder),
-        "output": array.output,
-    }
-    options |= {name: value for name, value in _when_given(array).items() if value}
-    for name, value in {"job-name": array.name, **options, **array.environment}.items():
+    when_given = {"dependency": array.dependency, "begin": array.begin}
+    options: dict[str, Option] = {name: value for name, value in array.options.items() if value is not False}
+    options |= {name: value for name, value in when_given.items() if value}
+    ours = {"job-name": array.name, "chdir": str(array.folder), "output": array.output}
+    for name, value in {**options, **ours}.items():
         # sbatch interprets backslashes, and one in a path disables the patterns in it.
-        unusable = "\n" if name in array.environment else "\n\\"
-        if set(unusable) & set(str(value)):
-            raise Refused(f"{name} holds a line break or a backslash, which sbatch does not take: {value!r}")
+        _check(name, value, "\n\\")
+    for name, value in array.environment.items():
+        _check(name, value, "\n")
     exports = [f"export {name}={shlex.quote(value)}" for name, value in array.environment.items()]
-    # "exec": the warning signal goes to the batch shell's process alone, so that has to be the command.
-    text: str = _make_sbatch_string(
-        command=f"exec {shlex.join(array.command)}",
-        folder=array.folder,
-        job_name=array.name,
-        setup=[*array.setup, *exports],
-        stderr_to_stdout=True,
-        use_srun=False,
-        wckey=None,  # type: ignore[arg-type]  # its default would be written into the accounting
-        additional_parameters=options,
+    return Template(_TEMPLATE.read_text()).substitute(
+        options="\n".join(_line(name, options[name]) for name in sorted(options)),
+        job_name=shlex.quote(array.name),
+        array=array_expression(array.indices, array.parallelism),
+        chdir=shlex.quote(ours["chdir"]),
+        output=shlex.quote(array.output),
+        setup="\n".join([*array.setup, *exports]),
+        command=shlex.join(array.command),
     )
-    return text
 
 
-def _when_given(array: Array) -> dict[str, Option]:
-    return {"dependency": array.dependency, "begin": array.begin}
+def _check(name: str, value: Option, unusable: str) -> None:
+    if set(unusable) & set(str(value)):
+        raise Refused(f"{name} holds a line break or a backslash, which sbatch does not take: {value!r}")
+
+
+def _line(name: str, value: Option) -> str:
+    return f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={shlex.quote(str(value))}"
 
 
 def array_expression(indices: Sequence[int], parallelism: int | None) -> str:
@@ -107,35 +107,27 @@ class Unclear(SlurmTimeout):
     """Lost or unintelligible answer of sbatch: there may be a job or not."""
 
 
-class ArrayExecutor:
-    """Executor like submitit's, for scripts that are on disk already."""
+def submit_script(script: Path) -> str:
+    """Submit a rendered script through submitit's executor. Returns the array's job id.
 
-    def __init__(self, folder: Path) -> None:
-        from submitit.slurm.slurm import SlurmExecutor
+    Raises:
+        Unclear: no answer, or one without an id; the job may have been accepted all the same.
+        SlurmError: sbatch refused the script.
+        SlurmMissing: there is no srun, without which submitit takes a machine for no part of a cluster.
+    """
+    from submitit import SlurmExecutor
+    from submitit.core.utils import FailedSubmissionError
 
-        try:
-            SlurmExecutor(folder)
-        except RuntimeError:  # its constructor looks for srun
-            raise SlurmMissing("srun") from None
-
-    def submit_script(self, script: Path) -> str:
-        """Submit a rendered script. Returns the array's job id.
-
-        Raises:
-            Unclear: no answer, or one without an id; the job may have been accepted all the same.
-            SlurmError: sbatch refused the script.
-        """
-        from submitit.core.utils import FailedSubmissionError
-        from submitit.slurm.slurm import SlurmExecutor
-
-        command = ["sbatch", str(script)]
-        try:
-            answer = run_command(command, timeout=SUBMIT_SECONDS)
-            return SlurmExecutor._get_job_id_from_submission_command(answer)
-        except SlurmTimeout as error:
-            raise Unclear(command, error.returncode, error.stderr) from None
-        except FailedSubmissionError as error:
-            raise Unclear(command, 0, str(error)) from None
+    if SlurmExecutor.affinity() < 0:
+        raise SlurmMissing("srun")
+    command = ["sbatch", str(script)]
+    try:
+        # What submitit asks of each scheduler's plug-in; tests/test_arrays.py pins that it is there.
+        return SlurmExecutor._get_job_id_from_submission_command(run_command(command, timeout=SUBMIT_SECONDS))
+    except SlurmTimeout as error:
+        raise Unclear(command, error.returncode, error.stderr) from None
+    except FailedSubmissionError as error:
+        raise Unclear(command, 0, str(error)) from None
 
 
 class Refused(UserError, ValueError):
@@ -176,20 +168,18 @@ def submit(script: Path, name: str, beat: Callable[[], None] = lambda: None) -> 
         QueueFull, Refused: sbatch does not take the job; the message has its words.
         SlurmTimeout: no answer, and no job of that name.
     """
-    executor = ArrayExecutor(script.parent)
     for attempt in range(1, _TRIES + 1):
         try:
-            return executor.submit_script(script)
-        except Unclear as error:
-            if job := look_for(name, beat):
+            return submit_script(script)
+        except SlurmError as error:
+            is_unclear = isinstance(error, Unclear)
+            if is_unclear and (job := look_for(name, beat)):
                 return job
-            if is_full(error.stderr):
-                raise QueueFull(f"sbatch refused {script}: {error.stderr.strip()}") from None
+            if is_full(error.stderr) or not is_unclear:
+                kind = QueueFull if is_full(error.stderr) else Refused
+                raise kind(f"sbatch refused {script}: {error.stderr.strip()}") from None
             if attempt == _TRIES:
                 raise
-        except SlurmError as error:
-            kind = QueueFull if is_full(error.stderr) else Refused
-            raise kind(f"sbatch refused {script}: {error.stderr.strip()}") from None
     raise AssertionError("unreachable")
 
 

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import stat
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted import ID, imagined_run
+from submitit import SlurmExecutor
+from submitit.core.utils import FailedSubmissionError
 
 from pipeline.config.compose import compose
+from pipeline.config.conversion import plain
 from pipeline.config.job_kinds import DRIVER, GUARD
 from pipeline.config.scheduler import SlurmConfig
 from pipeline.executors.slurm.arrays import (
@@ -32,6 +36,7 @@ from pipeline.run.submissions import Ledger, chunk_size_for, chunks_of, is_job_o
 from pipeline.run.tasks import PREPARE, Stage, Task
 from slurm.query import expand
 from slurm.submission import Array, Refused, array_expression, literal, render
+from slurm.tasklist import Assignment, TaskList, attempt_id
 
 GOLDEN = Path(__file__).parent / "data" / "scripts"
 NASTY = 'it\'s 100% "é" $HOME `touch x` $(touch x) #!'
@@ -179,6 +184,22 @@ def test_any_text_comes_through_the_shells_quoting(text):
     assert shlex.split(command) == ["printf", "%s", text]
 
 
+def test_submitit_has_what_is_used_of_it():
+    """One name of its plug-ins' interface has an underscore: this tells when an upgrade moves it."""
+    assert SlurmExecutor._get_job_id_from_submission_command("Submitted batch job 12 on cluster a") == "12"
+    with pytest.raises(FailedSubmissionError):
+        SlurmExecutor._get_job_id_from_submission_command("")
+    assert SlurmExecutor.affinity() == (2 if shutil.which("srun") else -1)
+
+
+def test_a_task_finds_submitits_environment():
+    command = [sys.executable, "-c", "import submitit; print(submitit.JobEnvironment().job_id)"]
+    script = render(Array("n", [0], command, "/o", Path("/")))
+    environment = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "PATH": os.environ["PATH"]}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True)
+    assert done.stdout == "7_3\n", done.stderr
+
+
 @pytest.mark.parametrize("kind", RUNS)
 def test_every_script_is_valid_shell(kind, tmp_path):
     for name, text in rendered(RUNS[kind]).items():
@@ -197,6 +218,7 @@ def test_every_script_is_valid_shell(kind, tmp_path):
         {"dependency": "afterok:1\nb"},
         {"output": "/a\\b"},
         {"options": {"constraint": "a\\b"}},
+        {"options": {"comment": "a\nb"}, "environment": {"comment": "harmless"}},
     ],
 )
 def test_what_would_not_come_through_an_sbatch_line_is_refused(change):
@@ -384,6 +406,23 @@ def test_the_task_list_holds_no_state(tmp_path):
     content = json.loads(Ledger(run.paths).file(submission).read_text())
     assert "state" not in content
     assert stat.S_IMODE(Ledger(run.paths).file(submission).stat().st_mode) & 0o444
+
+
+def test_an_element_of_the_list_is_one_task_and_may_be_several():
+    run = imagined_run()
+    (submission,) = stage_submissions(run, 1, 3, [Task(2, Stage.ROLLOUT, shard) for shard in (1, 4)], 10)
+    content = json.loads(json.dumps(plain(submission)))
+    tasks = TaskList.of(content)
+    assert tasks.elements == {index: (Assignment(words),) for index, words in submission.elements.items()}
+    words = tasks.words(tasks.elements["4"][0], attempt_id(tasks.number, "77", 0))
+    assert words[:2] == ["stages", "rollout"]
+    assert words[words.index("--attempt") + 1] == "3-77r0"
+    assert words[-4:-2] == ["--shard", "4"]
+    both = [{"arguments": words, "log": f"/{index}"} for index, words in content["elements"].items()]
+    several = TaskList.of(content | {"elements": {"0": both}})
+    assert several.elements == {
+        "0": (Assignment(submission.elements["1"], "/1"), Assignment(submission.elements["4"], "/4"))
+    }
 
 
 def test_the_type_of_the_configuration_is_slurms():

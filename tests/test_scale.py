@@ -23,7 +23,7 @@ SHARDS = 120
 def slurm(monkeypatch) -> ToySlurm:
     slurm = ToySlurm(has_accounting=False)
     monkeypatch.setattr("slurm.commands._run_once", slurm.run)
-    monkeypatch.setattr("slurm.submission.ArrayExecutor.__init__", lambda self, folder: None)
+    monkeypatch.setattr("submitit.SlurmExecutor.affinity", lambda: 2)
     return slurm
 
 

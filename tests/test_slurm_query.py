@@ -16,7 +16,6 @@ from slurm import accounting, commands, limits, query
 from slurm.commands import SlurmError, SlurmMissing, SlurmTimeout, clean_environment, run_command
 from slurm.limits import (
     format_duration,
-    format_memory,
     parse_duration,
     parse_gres,
     parse_limits,
@@ -30,7 +29,6 @@ from slurm.states import (
     SlurmState,
     UnknownState,
     exit_in_words,
-    parse_flags,
     parse_state,
     phase_of,
     reason_in_words,
@@ -177,11 +175,6 @@ def test_imports_are_light():
 )
 def test_states_as_they_are_shown(text, state):
     assert parse_state(text) is state
-
-
-def test_flags():
-    assert parse_flags("RUNNING,COMPLETING") == {SlurmState.COMPLETING}
-    assert parse_flags("RUNNING") == frozenset()
 
 
 @pytest.mark.parametrize("text", ["", "?", "FROZEN", "RE+", "COMPLE+", "RUNNINGS", "123"])
@@ -464,7 +457,7 @@ def test_requeued_elements_have_not_ended(programs, tmp_path):
     ended = query.read_ended(["7", "8", "9", "10", "11", "12"])
     assert sorted(ended) == [("12", 0), ("7", 0), ("8", 3), ("9", 0)]
     assert (ended["12", 0].started, ended["12", 0].time_limit, ended["12", 0].node) == (None, None, "")
-    assert query.read_accounting(["10"])["10", 1].restarts == 1
+    assert parse_accounting(HAND_WRITTEN)["10", 1].restarts == 1
 
 
 @pytest.mark.parametrize(
@@ -685,8 +678,3 @@ def test_sizes(text, mebibytes):
 def test_what_is_no_size(text):
     with pytest.raises(ValueError, match="not a size"):
         parse_memory(text)
-
-
-@given(st.integers(0, 10**8))
-def test_sizes_read_back(mebibytes):
-    assert parse_memory(format_memory(mebibytes)) == mebibytes

@@ -228,7 +228,7 @@ def test_failures_of_earlier_calls_do_not_count(run, monkeypatch):
     monkeypatch.setattr("pipeline.executors.slurm.exit_reasons.read_ended", lambda ids: {})
     config, limits = run.config.scheduler, ClusterLimits((24, 11), 1001, 10_000, 300.0, None)
     submitter = Submitter(run, config, lambda partitions: None, lambda: None)
-    jobs = SlurmJobs.of(run, config, limits, submitter, lambda text: None)
+    jobs = SlurmJobs(submitter, limits, lambda text: None)
     jobs.query()
     jobs.collect_ended([Task(1, Stage.ROLLOUT)], lambda tasks: ())
     of_first = [(f.attempt, f.message) for f in jobs.failures[Task(1, Stage.ROLLOUT, 0)]]

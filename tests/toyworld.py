@@ -329,7 +329,7 @@ def make_world(
     slurm = ToySlurm(has_accounting=chance.random() < 0.7, refuses_unknown=chance.random() < 0.5)
     slurm.max_array_size = chance.choice([1001, 1001, 2])
     monkeypatch.setattr("slurm.commands._run_once", slurm.run)
-    monkeypatch.setattr("slurm.submission.ArrayExecutor.__init__", lambda self, folder: None)
+    monkeypatch.setattr("submitit.SlurmExecutor.affinity", lambda: 2)
     shards = chance.randint(1, 4)
     config = {
         "run_dir": str(root),

@@ -61,7 +61,10 @@ class Cluster:
     def stop(self) -> None:
         """End every daemon and every process of a job, and remove the folder."""
         self._end("slurmctld")
-        self._stop_filesystem()  # first: a process that waits for a frozen client cannot be killed
+        if self.layout.network_filesystem:  # first: a process that waits for a frozen client cannot be killed
+            network.unmount(self.folder)
+            self._end(*self._filesystem_names())
+            network.unmount(self.folder)  # of a client that mounted in between
         self._end(*(_slurmd(node.name) for node in self.layout.nodes))
         jobs.kill(self.identity.name, self.folder / "log")
         self._end("slurmdbd")
@@ -95,18 +98,12 @@ class Cluster:
         self._end("slurmctld", patience=0)
 
     def start_controller(self) -> None:
-        """Start slurmctld with the state that it saved. Returns once it reports every running node as up."""
-        self._start_controller()
-        names = [node.name for node in self.layout.nodes]
-        self._wait_for_nodes({name for name in names if self._process(_slurmd(name))})
+        """Start slurmctld with the state that it saved. Returns once it reports every running node as up.
 
-    def restart_controller(self) -> None:
-        """Kill slurmctld and start it again. Takes 1 to 5 s.
-
-        It saves its state with a delay: jobs submitted in the last 5 s or so may be forgotten and killed.
+        It saves with a delay: jobs submitted in the last 5 s or so may be forgotten and killed.
         """
-        self.kill_controller()
-        self.start_controller()
+        self._start("slurmctld", [programs.program("slurmctld"), "-D"])
+        self._wait_for_nodes({one.name for one in self.layout.nodes if self._process(_slurmd(one.name))})
 
     def kill_file_server(self) -> None:
         """Kill the network filesystem's server: its users then get ENOTCONN (not connected)."""
@@ -123,15 +120,18 @@ class Cluster:
 
     def start_slurmdbd(self) -> None:
         """Start accounting. Returns once it accepts connections."""
-        self._start("slurmdbd", [programs.program("slurmdbd"), "-D"], database.environment(self.identity))
+        # slurmdbd.conf has no option for the server's socket.
+        socket_variable = {"MYSQL_UNIX_PORT": f"{self.identity.root}/mysql.sock"}
+        self._start("slurmdbd", [programs.program("slurmdbd"), "-D"], socket_variable)
         self._wait("slurmdbd", "listens", lambda: _listens(self.identity.ports.slurmdbd))
 
     def status(self) -> ClusterStatus:
         """Return the daemons that run now, and the states of the nodes."""
-        found = {name: self._process(name) for name in self._daemon_names()}
-        daemons = tuple(
-            DaemonStatus(name, process.pid if process else None) for name, process in found.items()
-        )
+        accounting = ["mariadbd", "slurmdbd"] if self.accounting else []
+        slurmds = [_slurmd(node.name) for node in self.layout.nodes]
+        names = ["munged", *accounting, *self._filesystem_names(), "slurmctld", *slurmds]
+        found = {name: self._process(name) for name in names}
+        daemons = tuple(DaemonStatus(name, one.pid if one else None) for name, one in found.items())
         controller = found["slurmctld"] and found["munged"]
         return ClusterStatus(daemons, self.node_states() if controller else {})
 
@@ -147,8 +147,7 @@ class Cluster:
         return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
 
     def _bring_up(self) -> None:
-        munged = _munged(self.identity.root)
-        self._start("munged", munged)
+        self._start("munged", _munged(self.identity.root))
         if self.layout.network_filesystem:
             self._start_filesystem()
         if self.accounting:
@@ -158,13 +157,10 @@ class Cluster:
         self._wait("munged", "listens", lambda: _accepts(self.identity.root / "munge.sock"))
         if self.accounting:
             self.start_slurmdbd()
-        self._start_controller()
+        self._start("slurmctld", [programs.program("slurmctld"), "-D"])
         for node in self.layout.nodes:
             self._start_slurmd(node.name)
         self._wait_for_nodes({node.name for node in self.layout.nodes})
-
-    def _start_controller(self) -> None:
-        self._start("slurmctld", [programs.program("slurmctld"), "-D"])
 
     def _start_slurmd(self, name: str) -> None:
         command = [programs.program("slurmd"), "-D", "-N", name]
@@ -176,18 +172,16 @@ class Cluster:
         """Start server and clients, the nodes' first: their namespaces must not copy the user's mount."""
         self.start_file_server()
         for node in self.layout.nodes:
-            self._start_client(network.client_of(node.name))
+            client = network.client_of(node.name)
+            self._start(client, network.client_command(self.identity, client))
         for node in self.layout.nodes:
             self._mounted(network.client_of(node.name))
         self._mounted(network.OUTSIDE)
 
-    def _start_client(self, name: str) -> None:
-        self._start(name, network.client_command(self.identity, name))
-
     def _mounted(self, client: str) -> int:
         """Return the process id of a client once it has mounted; it is started if it is not alive."""
         if self._process(client) is None:
-            self._start_client(client)
+            self._start(client, network.client_command(self.identity, client))
 
         def mounted() -> bool:
             process = self._process(client)
@@ -197,12 +191,6 @@ class Cluster:
         process = self._process(client)
         assert process is not None, f"{client} has just been seen alive"
         return process.pid
-
-    def _stop_filesystem(self) -> None:
-        if self.layout.network_filesystem:
-            network.unmount(self.folder)
-            self._end(*self._filesystem_names())
-            network.unmount(self.folder)  # of a client that mounted in between
 
     def _filesystem_names(self) -> list[str]:
         if not self.layout.network_filesystem:
@@ -218,21 +206,10 @@ class Cluster:
         start_daemon(command, root / "run" / f"{name}.process", root / "log" / f"{name}.out", environment)
 
     def _end(self, *names: str, patience: float = _PATIENCE_SECONDS) -> None:
-        found = [process for name in names if (process := self._process(name))]
-        end(found, patience)
+        end([process for name in names if (process := self._process(name))], patience)
 
     def _process(self, name: str) -> Process | None:
         return recorded(self.folder / "run" / f"{name}.process")
-
-    def _daemon_names(self) -> list[str]:
-        accounting = ["mariadbd", "slurmdbd"] if self.accounting else []
-        return [
-            "munged",
-            *accounting,
-            *self._filesystem_names(),
-            "slurmctld",
-            *(_slurmd(node.name) for node in self.layout.nodes),
-        ]
 
     def _checked(self, node: str) -> str:
         names = [known.name for known in self.layout.nodes]

@@ -47,8 +47,3 @@ def command(identity: Identity) -> list[str]:
         "--innodb-log-file-size=8M",
         "--innodb-lock-wait-timeout=900",
     ]
-
-
-def environment(identity: Identity) -> dict[str, str]:
-    """Return the variables by which slurmdbd finds the server: slurmdbd.conf has no option for a socket."""
-    return {"MYSQL_UNIX_PORT": f"{identity.root}/mysql.sock"}

@@ -66,7 +66,13 @@ def identity(folder: Path, layout: Layout) -> Identity:
 
 def write(folder: Path, chosen: Identity, layout: Layout, accounting: bool) -> None:
     """Write every file that must exist before the first daemon starts; first the record for :func:`read`."""
-    _write_record(folder, chosen, layout, accounting)
+    record = {
+        "identity": dataclasses.asdict(chosen) | {"root": str(chosen.root)},
+        "layout": dataclasses.asdict(layout),
+        "accounting": accounting,
+    }
+    _write(folder / f"{RECORD}.new", json.dumps(record, indent=1))
+    (folder / f"{RECORD}.new").rename(folder / RECORD)
     for name in _FOLDERS:
         (folder / name).mkdir()
     _write(folder / ".gitignore", "*\n")
@@ -109,16 +115,6 @@ def remove(folder: Path, chosen: Identity | None) -> None:
     if chosen and chosen.root != folder and chosen.root.is_symlink():
         chosen.root.unlink()
     shutil.rmtree(folder)
-
-
-def _write_record(folder: Path, chosen: Identity, layout: Layout, accounting: bool) -> None:
-    record = {
-        "identity": dataclasses.asdict(chosen) | {"root": str(chosen.root)},
-        "layout": dataclasses.asdict(layout),
-        "accounting": accounting,
-    }
-    _write(folder / f"{RECORD}.new", json.dumps(record, indent=1))
-    (folder / f"{RECORD}.new").rename(folder / RECORD)
 
 
 def _write(path: Path, content: str | bytes) -> None:

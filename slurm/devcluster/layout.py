@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import Any
 
 
@@ -106,18 +107,28 @@ class Identity:
     """Version of Slurm, e.g. (22, 5)."""
 
 
+def filled(template: str, **values: object) -> str:
+    """Fill in a file of templates/. Its comments and empty lines are left out."""
+    text = Template((Path(__file__).parent / "templates" / template).read_text()).substitute(values)
+    return "".join(f"{line}\n" for line in text.splitlines() if line and not line.startswith("#"))
+
+
 def slurm_conf(identity: Identity, layout: Layout, accounting: bool) -> str:
     """Return the text of slurm.conf."""
-    parts = [
-        _daemons(identity),
-        _authentication(identity, layout),
-        _scheduling(identity, layout),
-        _job_control(identity, layout),
-        _accounting(identity, layout) if accounting else ["AccountingStorageType=accounting_storage/none"],
-        _machines(identity, layout),
-        list(layout.more),
-    ]
-    return "\n".join(line for part in parts for line in part) + "\n"
+    known = vars(identity) | vars(identity.ports) | vars(layout)
+    types = sorted({node.gpu_type for node in layout.nodes if node.gpus})
+    tracked = ",".join(["gres/gpu", *(f"gres/gpu:{name}" for name in types)])
+    known["tracked"] = f"AccountingStorageTRES={tracked}" if types else ""
+    storage = (
+        filled("accounting.conf", **known) if accounting else "AccountingStorageType=accounting_storage/none"
+    )
+    nodes = [_node(node, identity) for node in layout.nodes]
+    gres = ["GresTypes=gpu"] if types else []
+    machines = "\n".join([*gres, *nodes, *map(_partition, layout.partitions), *layout.more])
+    # The option that sends a preempted job its --signal was renamed.
+    moved = identity.version >= (23, 2)
+    signal = "PreemptParameters=send_user_signal" if moved else "SlurmctldParameters=preempt_send_user_signal"
+    return filled("slurm.conf", **known, preempt_signal=signal, accounting=storage, machines=machines)
 
 
 def gres_conf(identity: Identity, layout: Layout) -> str:
@@ -138,106 +149,7 @@ def cgroup_conf(identity: Identity) -> str:
 
 def slurmdbd_conf(identity: Identity) -> str:
     """Return the text of slurmdbd.conf."""
-    return "\n".join(
-        [
-            "AuthType=auth/munge",
-            f"AuthInfo=socket={identity.root}/munge.sock",
-            f"DbdHost={identity.host}",
-            "DbdAddr=127.0.0.1",
-            f"DbdPort={identity.ports.slurmdbd}",
-            f"SlurmUser={identity.user}",
-            f"LogFile={identity.root}/log/slurmdbd.log",
-            f"PidFile={identity.root}/run/slurmdbd.pid",
-            "StorageType=accounting_storage/mysql",
-            "StorageHost=localhost",  # means the Unix socket that MYSQL_UNIX_PORT names
-            "StorageUser=root",
-            "StorageLoc=slurm_acct_db",
-            "",
-        ]
-    )
-
-
-def _daemons(identity: Identity) -> list[str]:
-    root = identity.root
-    return [
-        f"ClusterName={identity.name}",
-        f"SlurmctldHost={identity.host}(127.0.0.1)",
-        f"SlurmctldPort={identity.ports.slurmctld}",
-        f"SlurmUser={identity.user}",
-        f"SlurmdUser={identity.user}",
-        f"StateSaveLocation={root}/state",
-        f"SlurmdSpoolDir={root}/spool/%n",
-        f"SlurmctldPidFile={root}/run/slurmctld.pid",
-        f"SlurmdPidFile={root}/run/slurmd-%n.pid",
-        f"SlurmctldLogFile={root}/log/slurmctld.log",
-        f"SlurmdLogFile={root}/log/slurmd-%n.log",
-        "SlurmctldDebug=info",
-        "SlurmdDebug=info",
-        "SlurmdParameters=config_overrides",
-        "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny",
-        "MailProg=/bin/true",
-    ]
-
-
-def _authentication(identity: Identity, layout: Layout) -> list[str]:
-    return [
-        "AuthType=auth/munge",
-        "CredType=cred/munge",
-        f"AuthInfo=socket={identity.root}/munge.sock,cred_expire={layout.cred_expire}",
-    ]
-
-
-def _scheduling(identity: Identity, layout: Layout) -> list[str]:
-    lines = [
-        "SchedulerType=sched/backfill",
-        f"SchedulerParameters=batch_sched_delay=0,bf_interval={layout.backfill_interval}",
-        "SelectType=select/cons_tres",
-        "SelectTypeParameters=CR_Core_Memory",
-        f"DefMemPerCPU={layout.default_memory_mb_per_cpu}",
-        f"MaxArraySize={layout.max_array_size}",
-        f"MinJobAge={layout.min_job_age}",
-        "PreemptType=preempt/partition_prio",
-        "PreemptMode=REQUEUE",
-    ]
-    # The option that sends a preempted job its --signal was renamed.
-    moved = identity.version >= (23, 2)
-    lines.append(
-        "PreemptParameters=send_user_signal" if moved else "SlurmctldParameters=preempt_send_user_signal"
-    )
-    return lines
-
-
-def _job_control(identity: Identity, layout: Layout) -> list[str]:
-    return [
-        "ProctrackType=proctrack/linuxproc",
-        "Epilog=/bin/true",  # with one, dependent jobs start as a job ends; without, a second later
-        "TaskPlugin=task/none",
-        "MpiDefault=none",
-        "ReturnToService=2",
-        f"SlurmdTimeout={layout.slurmd_timeout}",
-        f"KillWait={layout.kill_wait}",
-    ]
-
-
-def _accounting(identity: Identity, layout: Layout) -> list[str]:
-    types = sorted({node.gpu_type for node in layout.nodes if node.gpus})
-    tracked = ",".join(["gres/gpu", *(f"gres/gpu:{name}" for name in types)]) if types else ""
-    return [
-        "AccountingStorageType=accounting_storage/slurmdbd",
-        "AccountingStorageHost=127.0.0.1",
-        f"AccountingStoragePort={identity.ports.slurmdbd}",
-        # Clients of slurmdbd do not read AuthInfo.
-        f"AccountingStoragePass={identity.root}/munge.sock",
-        *([f"AccountingStorageTRES={tracked}"] if tracked else []),
-        "JobAcctGatherType=jobacct_gather/linux",
-        "JobAcctGatherFrequency=task=5",
-    ]
-
-
-def _machines(identity: Identity, layout: Layout) -> list[str]:
-    gres = ["GresTypes=gpu"] if any(node.gpus for node in layout.nodes) else []
-    nodes = [_node(node, identity) for node in layout.nodes]
-    return [*gres, *nodes, *(_partition(partition) for partition in layout.partitions)]
+    return filled("slurmdbd.conf", **vars(identity) | vars(identity.ports))
 
 
 def _node(node: Node, identity: Identity) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from slurm.devcluster import programs
 from slurm.devcluster.errors import DevclusterError
-from slurm.devcluster.layout import Identity
+from slurm.devcluster.layout import Identity, filled
 
 SHARED = "shared"
 """Name of the mount's folder in the cluster's folder."""
@@ -56,59 +56,8 @@ def write(identity: Identity, port: int) -> None:
         os.setxattr(root / "brick", "trusted.glusterfs.volume-id", volume.bytes)
     except OSError as error:
         raise DevclusterError(f"{root} takes no extended attributes of GlusterFS: {error.strerror}") from None
-    (root / "brick.vol").write_text(brick_volume(root / "brick", volume, port))
-    (root / "client.vol").write_text(client_volume(port))
-
-
-def brick_volume(brick: Path, volume: uuid.UUID, port: int) -> str:
-    """Return the server's volume file: it serves a folder, to this machine alone."""
-    return _volume(
-        ("posix", "storage/posix", {"directory": str(brick), "volume-id": str(volume)}),
-        ("locks", "features/locks", {}),
-        ("brick", "performance/io-threads", {"thread-count": "8"}),
-        (
-            "server",
-            "protocol/server",
-            {
-                "transport-type": "tcp",
-                "transport.socket.bind-address": "127.0.0.1",
-                "transport.socket.listen-port": str(port),
-                "auth.addr.brick.allow": "127.0.0.1",
-            },
-        ),
-    )
-
-
-def client_volume(port: int) -> str:
-    """Return a client's volume file: the translators of glusterd's default for a volume of one brick."""
-    remembered = str(CACHE_SECONDS)
-    return _volume(
-        (
-            "client",
-            "protocol/client",
-            {
-                "transport-type": "tcp",
-                "remote-host": "127.0.0.1",
-                "remote-port": str(port),
-                "remote-subvolume": "brick",
-            },
-        ),
-        ("distribute", "cluster/distribute", {}),
-        ("write-behind", "performance/write-behind", {}),
-        ("open-behind", "performance/open-behind", {}),
-        ("quick-read", "performance/quick-read", {"cache-timeout": remembered}),
-        ("md-cache", "performance/md-cache", {"md-cache-timeout": remembered}),
-    )
-
-
-def _volume(*translators: tuple[str, str, dict[str, str]]) -> str:
-    """Return the text of a volume file: each translator passes on to the one before it."""
-    parts, below = [], ""
-    for name, kind, options in translators:
-        lines = [f"volume {name}", f"  type {kind}", *(f"  option {k} {v}" for k, v in options.items())]
-        parts += [*lines, *([f"  subvolumes {below}"] if below else []), "end-volume", ""]
-        below = name
-    return "\n".join(parts)
+    (root / "brick.vol").write_text(filled("brick.vol", root=root, volume=volume, port=port))
+    (root / "client.vol").write_text(filled("client.vol", port=port, cache_seconds=CACHE_SECONDS))
 
 
 def brick_command(identity: Identity) -> list[str]:

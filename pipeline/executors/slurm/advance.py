@@ -127,13 +127,11 @@ def one_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
     config = slurm_settings(run)
     if read_control(run.paths).cancelled:
         return Pass(Outcome.CANCELLED)
-    jobs = SlurmJobs.of(
-        run, config, read_limits_of(run.paths), Submitter(run, config, longest_time, lease.beat), watcher.note
-    )
+    submitter = Submitter(run, config, longest_time, lease.beat)
+    jobs = SlurmJobs(submitter, read_limits_of(run.paths), watcher.note)
     books = Publisher(run, NoTracker(), Accountant(run, watcher.note).facts_of)
     driver = Driver.of(run, jobs, watcher, books)
-    if not driver.is_complete:
-        jobs.ensure_watchdogs()
+    jobs.needs_watchdogs = not driver.is_complete
     while must_look_again(jobs, actions := advance(driver)):
         time.sleep(_AGAIN_SECONDS)
         lease.beat()
@@ -152,7 +150,7 @@ def one_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
     if jobs.refusal:
         raise jobs.refusal
     newest = newest_commit(driver.records)
-    return Pass(None, is_watched=jobs.watchdogs.is_watched, newest=newest, trouble=driver.trouble)
+    return Pass(None, is_watched=jobs.is_watched, newest=newest, trouble=driver.trouble)
 
 
 def must_look_again(jobs: SlurmJobs, actions: Actions) -> bool:

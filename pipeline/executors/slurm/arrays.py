@@ -4,8 +4,8 @@ import os
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pipeline.config.job_kinds import DRIVER, GUARD
 from pipeline.config.scheduler import SlurmConfig, resources_of
@@ -16,8 +16,8 @@ from pipeline.run.directory import Run
 from pipeline.run.invocation import common_arguments, own_arguments
 from pipeline.run.submissions import Ledger, Submission, chunks_of, job_name
 from pipeline.run.tasks import Stage, Task
-from slurm.element import ATTEMPT
 from slurm.submission import Array, literal
+from slurm.tasklist import ATTEMPT
 
 _MAX_RESTARTS = 20
 """Number of times that Slurm may restart a job before it counts as failed."""
@@ -32,15 +32,17 @@ def stage_submissions(
     """Make an array for tasks of one purpose and iteration; several if the cluster's arrays are too short."""
     made = []
     for chunk, indices in chunks_of([task.shard for task in tasks], chunk_size).items():
-        mine = [tasks[0]._replace(shard=index + chunk * chunk_size) for index in indices]
-        elements = {
-            str(index): own_arguments(run, task, number) for index, task in zip(indices, mine, strict=True)
-        }
-        common = common_arguments(run, mine[0], ATTEMPT)
-        blank = _blank(run, call, mine[0].iteration, mine[0].purpose, number)
-        name = job_name(run.identity.name, run.identity.id, blank.iteration, blank.purpose, number, chunk)
+        mine = {index: tasks[0]._replace(shard=index + chunk * chunk_size) for index in indices}
         made.append(
-            replace(blank, name=name, chunk=chunk, chunk_size=chunk_size, arguments=common, elements=elements)
+            _submission(
+                run,
+                *(call, tasks[0].iteration, tasks[0].purpose, number, chunk),
+                chunk_size=chunk_size,
+                module="stages",
+                arguments=common_arguments(run, tasks[0], ATTEMPT),
+                elements={str(index): own_arguments(run, task, number) for index, task in mine.items()},
+                max_restarts=_MAX_RESTARTS,
+            )
         )
     return made
 
@@ -60,29 +62,23 @@ def position(task: Task) -> tuple[int, int]:
 
 def driver_submission(run: Run, call: int, iteration: int, purpose: str, number: int) -> Submission:
     """Make the submission of a driver job, which advances the run."""
-    blank = _blank(run, call, iteration, purpose, number)
-    arguments = ("advance", str(run.paths.root))
-    # A driver job requeues itself, where its pass failed or the queue is full, as often as it takes.
-    return replace(
-        blank, module="pipeline", arguments=arguments, elements={"0": ()}, max_restarts=_DRIVER_RESTARTS
-    )
-
-
-def _blank(run: Run, call: int, iteration: int, purpose: str, number: int) -> Submission:
-    return Submission(
-        name=job_name(run.identity.name, run.identity.id, iteration, purpose, number, 0),
-        iteration=iteration,
-        purpose=purpose,
-        number=number,
-        chunk=0,
+    return _submission(
+        run,
+        *(call, iteration, purpose, number, 0),
         chunk_size=1,
-        call=call,
-        created=time.time(),
-        module="stages",
-        arguments=(),
-        elements={},
-        max_restarts=_MAX_RESTARTS,
+        module="pipeline",
+        arguments=("advance", str(run.paths.root)),
+        elements={"0": ()},
+        # It requeues itself, where its pass failed or the queue is full, as often as it takes.
+        max_restarts=_DRIVER_RESTARTS,
     )
+
+
+def _submission(
+    run: Run, call: int, iteration: int, purpose: str, number: int, chunk: int, **content: Any
+) -> Submission:
+    name = job_name(run.identity.name, run.identity.id, iteration, purpose, number, chunk)
+    return Submission(name, iteration, purpose, number, chunk, call=call, created=time.time(), **content)
 
 
 def array_of(

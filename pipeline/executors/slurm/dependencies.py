@@ -71,15 +71,13 @@ def elements_of(
     return tuple(carriers[source] for source in missing)
 
 
-def dependency_of(
-    elements: Sequence[tuple[Task, int, tuple[ArrayElement, ...]]], streaming: StreamingDependency
-) -> tuple[str, tuple[str, ...]]:
-    """Return the dependency expression of one array, and the array ids in it.
+Waits = tuple[Task, int, tuple[ArrayElement, ...]]
+"""Task and array index of an element of an array, and the elements that it has to wait for."""
 
-    Args:
-        elements: task, array index and awaited elements of each element of the array.
-    """
-    arrays = tuple(sorted({c.array for *_, waits_for in elements for c in waits_for}, key=_by_id))
+
+def dependency_of(elements: Sequence[Waits], streaming: StreamingDependency) -> tuple[str, tuple[str, ...]]:
+    """Return the dependency expression of one array, and the array ids in it."""
+    arrays = _arrays_of(carrier for *_, waits_for in elements for carrier in waits_for)
     if not arrays:
         return "", ()
     if streaming is StreamingDependency.AFTERCORR and _correspond(elements, arrays):
@@ -87,9 +85,12 @@ def dependency_of(
     return f"afterok:{':'.join(arrays)}", arrays
 
 
-def _correspond(
-    elements: Sequence[tuple[Task, int, tuple[ArrayElement, ...]]], arrays: Sequence[str]
-) -> bool:
+def _arrays_of(carriers: Iterable[ArrayElement]) -> tuple[str, ...]:
+    """Return the ids of their arrays, oldest first."""
+    return tuple(sorted({c.array for c in carriers}, key=lambda id: (int(id) if id.isdigit() else 0, id)))
+
+
+def _correspond(elements: Sequence[Waits], arrays: Sequence[str]) -> bool:
     """Whether each element waits for just the one of the same index in every array (``aftercorr``)."""
     return all(
         task.stage in (Stage.SCORE, Stage.REWARD)
@@ -106,23 +107,18 @@ def rewire(
     streaming: StreamingDependency,
 ) -> list[DependencyUpdate]:
     """Find dependencies that have to change, one update for elements of an array with the same new one."""
-    groups: dict[tuple[str, tuple[str, ...]], list[tuple[Task, int, tuple[ArrayElement, ...]]]] = {}
+    groups: dict[tuple[str, tuple[str, ...]], list[Waits]] = {}
     for item in waiting:
         now = elements_of(plan, item.task, is_committed, carriers)
-        if now is None or not _needs_rewiring(item, now):
-            continue
-        arrays = tuple(sorted({c.array for c in now}, key=_by_id))
-        groups.setdefault((item.carrier.array, arrays), []).append((item.task, item.carrier.index, now))
+        if now is not None and (item.reason == NEVER or any(c.array not in item.waits_for for c in now)):
+            key = (item.carrier.array, _arrays_of(now))
+            groups.setdefault(key, []).append((item.task, item.carrier.index, now))
     changes = []
     for (array, _), elements in groups.items():
         dependency, arrays = dependency_of(elements, streaming)
         told = tuple(ArrayElement(array, index) for _, index, _ in elements)
         changes.append(DependencyUpdate(told, arrays, dependency))
     return changes
-
-
-def _needs_rewiring(item: Waiting, now: Sequence[ArrayElement]) -> bool:
-    return item.reason == NEVER or any(carrier.array not in item.waits_for for carrier in now)
 
 
 @dataclass(frozen=True)
@@ -168,10 +164,6 @@ def watch_expression(last: Sequence[str], earlier: Sequence[str]) -> str:
     """
     parts = [f"afterany:{array}" for array in last] + [f"afternotok:{array}" for array in earlier]
     return "?".join(parts)
-
-
-def _by_id(array: str) -> tuple[int, str]:
-    return (int(array), array) if array.isdigit() else (0, array)
 
 
 def committed_in(seen: Observation) -> IsCommitted:

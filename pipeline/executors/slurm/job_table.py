@@ -1,19 +1,48 @@
 """A run's jobs at one moment: its submissions on disk, matched with Slurm's queue."""
 
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline.executors.slurm.dependencies import ArrayElement, Waiting
-from pipeline.executors.slurm.queue import ElementsByName, is_live, is_pending
+from pipeline.executors.slurm.queue import ElementsByName, is_live, is_pending, read_run_queue
 from pipeline.orchestrate.jobs import CommittedOf
-from pipeline.run.control import Control
+from pipeline.run.control import Control, read_control
+from pipeline.run.directory import Run
 from pipeline.run.failures import Failure, FailureKind
-from pipeline.run.submissions import Ending, Ledger, Submission, age, purpose_of
+from pipeline.run.submissions import Ending, Ledger, Submission, purpose_of
 from pipeline.run.tasks import Task, parse_task
 from slurm.query import Element, find_by_name
 
 _ARRIVAL_SECONDS = 30.0
 """A submission without a job id is looked for this long, before it is taken never to have arrived."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """People's requests and the queue at the moment that a pass looked: it decides by nothing newer."""
+
+    time: float = 0.0
+    control: Control = field(default_factory=Control)
+    queue: ElementsByName = field(default_factory=dict)
+
+    def is_expected(self, submission: Submission) -> bool:
+        """Whether it may yet show in the queue: its driver died between submitting and noting that."""
+        return submission.state.job is None and self.time - submission.created < _ARRIVAL_SECONDS
+
+    def live_elements(self, submission: Submission) -> dict[int, Element]:
+        """Return its elements that wait or run, by array index."""
+        return {e.index: e for e in self.queue.get(submission.name, ()) if is_live(e)}
+
+    def count_pending(self, purpose: str) -> int:
+        """Count the jobs of a purpose that wait in the queue."""
+        jobs = (elements for name, elements in self.queue.items() if purpose_of(name) == purpose)
+        return sum(any(map(is_pending, elements)) for elements in jobs)
+
+
+def take_snapshot(run: Run) -> Snapshot:
+    """Read people's requests, and the queue by one squeue call."""
+    return Snapshot(time.time(), read_control(run.paths), read_run_queue(run))
 
 
 @dataclass(frozen=True)
@@ -39,67 +68,9 @@ class JobTable:
     """
 
     ledger: Ledger
-    control: Control = field(default_factory=Control)
-    queue: ElementsByName = field(default_factory=dict)
+    seen: Snapshot = Snapshot()
     submissions: list[Submission] = field(default_factory=list)
     live: dict[Task, Live] = field(default_factory=dict)
-    failures: dict[Task, list[Failure]] = field(default_factory=dict)
-    """Attempts that ended without a commit in this invocation, which has a budget of its own."""
-
-    def load(self, iterations: Collection[int]) -> None:
-        """Read the submissions of some iterations, and find their jobs."""
-        self.submissions = self._with_job_ids(self.ledger.load({*iterations}))
-
-    def _with_job_ids(self, submissions: Sequence[Submission]) -> list[Submission]:
-        """Find the jobs of submissions whose answer was lost: by name, in the queue first."""
-        nameless = {s.name for s in submissions if s.state.job is None and not s.state.ended}
-        known = {name: self.queue[name][0].array_id for name in nameless if name in self.queue}
-        if missing := nameless - known.keys():
-            known |= find_by_name(missing)
-        return [
-            self.ledger.note(s, replace(s.state, job=known[s.name])) if s.name in known else s
-            for s in submissions
-        ]
-
-    def match(self) -> None:
-        """Find the elements that wait or run."""
-        self.live = dict(self._find_live())
-
-    def count_failures(self) -> None:
-        """Collect the failures of this invocation, commits that were taken back included."""
-        self.failures = {}
-        for submission in self.submissions:
-            if submission.call == self.control.call:
-                for failure in submission.failures(self.ledger.paths):
-                    self.failures.setdefault(failure.task, []).append(failure)
-        for key, reason in self.control.retracted:
-            task = parse_task(key)
-            self.failures.setdefault(task, []).append(Failure(task, 0, FailureKind.INPUTS, reason))
-
-    def _find_live(self) -> Iterator[tuple[Task, Live]]:
-        for submission in self.submissions:
-            elements = {e.index: e for e in self.queue.get(submission.name, ()) if is_live(e)}
-            for index, task in submission.tasks():
-                if element := elements.get(index):
-                    yield task, Live(submission, ArrayElement(element.array_id, index), element)
-                elif is_expected(submission) and not submission.state.ended:
-                    yield task, Live(submission, ArrayElement("", index), None)
-
-    def find_gone(self, committed_of: CommittedOf) -> list[tuple[Submission, int]]:
-        """Elements that have ended without a commit and are not accounted for yet."""
-        unsettled = list(self._find_unsettled())
-        committed = committed_of([submission.task(index) for submission, index in unsettled])
-        return [one for one in unsettled if one[0].task(one[1]) not in committed]
-
-    def _find_unsettled(self) -> Iterator[tuple[Submission, int]]:
-        """Elements that are not in the queue and are not accounted for."""
-        for submission in self.submissions:
-            if submission.state.is_withdrawn or is_expected(submission):
-                continue
-            here = {e.index for e in self.queue.get(submission.name, ()) if is_live(e)}
-            for index, _ in submission.tasks():
-                if index not in here and str(index) not in submission.state.ended:
-                    yield submission, index
 
     @property
     def elements(self) -> dict[Task, ArrayElement]:
@@ -117,16 +88,27 @@ class JobTable:
             if live.element is not None and live.is_pending:
                 yield Waiting(task, live.carrier, live.element.reason, live.submission.state.waits_for)
 
-    def count_pending(self, purpose: str) -> int:
-        """Jobs of a purpose that wait in the queue."""
-        jobs = (elements for name, elements in self.queue.items() if purpose_of(name) == purpose)
-        return sum(any(map(is_pending, elements)) for elements in jobs)
+    def find_gone(self, committed_of: CommittedOf) -> list[tuple[Submission, int]]:
+        """Find elements that have ended without a commit and are not accounted for yet."""
+        unsettled = list(self._unsettled())
+        committed = committed_of([submission.task(index) for submission, index in unsettled])
+        return [one for one in unsettled if one[0].task(one[1]) not in committed]
+
+    def _unsettled(self) -> Iterator[tuple[Submission, int]]:
+        """Elements that are not in the queue and are not accounted for."""
+        for submission in self.submissions:
+            if submission.state.is_withdrawn or self.seen.is_expected(submission):
+                continue
+            here = self.seen.live_elements(submission)
+            for index, _ in submission.tasks():
+                if index not in here and str(index) not in submission.state.ended:
+                    yield submission, index
 
     def pending_driver(self, iteration: int, purpose: str) -> Submission | None:
-        """The driver job of an iteration that waits in the queue."""
+        """Return the driver job of an iteration that waits in the queue."""
         for submission in self.submissions:
             is_asked_for = (submission.iteration, submission.purpose) == (iteration, purpose)
-            if is_asked_for and any(map(is_pending, self.queue.get(submission.name, ()))):
+            if is_asked_for and any(map(is_pending, self.seen.queue.get(submission.name, ()))):
                 return submission
         return None
 
@@ -151,7 +133,41 @@ class JobTable:
         """Forget the live elements of a submission that was cancelled."""
         self.live = {t: live for t, live in self.live.items() if live.submission.name != submission.name}
 
+    def failures(self) -> dict[Task, list[Failure]]:
+        """Collect the failures of this invocation, commits that were taken back included."""
+        found: dict[Task, list[Failure]] = {}
+        for submission in self.submissions:
+            if submission.call == self.seen.control.call:
+                for failure in submission.failures(self.ledger.paths):
+                    found.setdefault(failure.task, []).append(failure)
+        for key, reason in self.seen.control.retracted:
+            task = parse_task(key)
+            found.setdefault(task, []).append(Failure(task, 0, FailureKind.INPUTS, reason))
+        return found
 
-def is_expected(submission: Submission) -> bool:
-    """Whether it may yet show in the queue: its driver died between submitting and noting that."""
-    return submission.state.job is None and age(submission) < _ARRIVAL_SECONDS
+
+def read_table(ledger: Ledger, seen: Snapshot, iterations: Collection[int]) -> JobTable:
+    """Read the submissions of some iterations, and match them with the queue."""
+    submissions = _with_job_ids(ledger, seen, ledger.load(iterations))
+    return JobTable(ledger, seen, submissions, dict(_find_live(seen, submissions)))
+
+
+def _with_job_ids(ledger: Ledger, seen: Snapshot, submissions: Sequence[Submission]) -> list[Submission]:
+    """Find the jobs of submissions whose answer was lost: by name, in the queue first."""
+    nameless = {s.name for s in submissions if s.state.job is None and not s.state.ended}
+    known = {name: seen.queue[name][0].array_id for name in nameless if name in seen.queue}
+    if missing := nameless - known.keys():
+        known |= find_by_name(missing)
+    return [
+        ledger.note(s, replace(s.state, job=known[s.name])) if s.name in known else s for s in submissions
+    ]
+
+
+def _find_live(seen: Snapshot, submissions: Sequence[Submission]) -> Iterator[tuple[Task, Live]]:
+    for submission in submissions:
+        elements = seen.live_elements(submission)
+        for index, task in submission.tasks():
+            if element := elements.get(index):
+                yield task, Live(submission, ArrayElement(element.array_id, index), element)
+            elif seen.is_expected(submission) and not submission.state.ended:
+                yield task, Live(submission, ArrayElement("", index), None)

@@ -1,10 +1,9 @@
 """Array jobs for tasks that are due, as many as the queue takes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.config.job_kinds import DRIVERS
-from pipeline.config.scheduler import SlurmConfig
 from pipeline.executors.slurm.arrays import in_order, position, stage_submissions
 from pipeline.executors.slurm.dependencies import committed_in, dependency_of, elements_of
 from pipeline.executors.slurm.job_table import JobTable
@@ -12,8 +11,8 @@ from pipeline.executors.slurm.queue import is_live
 from pipeline.executors.slurm.resources import Escalation, escalate
 from pipeline.executors.slurm.submitter import Submitter
 from pipeline.orchestrate.reconcile import Launch, Observation
-from pipeline.run.directory import Run
-from pipeline.run.submissions import Submission, chunk_size_for, purpose_of
+from pipeline.run.failures import Failure
+from pipeline.run.submissions import chunk_size_for, purpose_of
 from pipeline.run.tasks import Task
 from slurm.limits import ClusterLimits
 from slurm.submission import QueueFull, Refused, cancel
@@ -25,11 +24,10 @@ _KEPT_FOR_DRIVERS = 4
 class Launcher:
     """Submits the arrays of one pass."""
 
-    run: Run
-    config: SlurmConfig
-    limits: ClusterLimits
     submitter: Submitter
+    limits: ClusterLimits
     table: JobTable
+    failures: Mapping[Task, Sequence[Failure]]
     note: Callable[[str], None]
 
     def launch(self, launches: Sequence[Launch], seen: Observation) -> Refused | None:
@@ -59,33 +57,30 @@ class Launcher:
 
     def _launch_stage(self, tasks: Sequence[Task], seen: Observation, free: int) -> int:
         """Submit what fits and has its inputs in sight. Returns the number of elements."""
-        is_committed, elements = committed_in(seen), self.table.elements
-        waits = {task: elements_of(self.run.plan, task, is_committed, elements) for task in tasks}
+        run, is_committed, elements = self.submitter.run, committed_in(seen), self.table.elements
+        waits = {task: elements_of(run.plan, task, is_committed, elements) for task in tasks}
         fitting = [task for task in tasks if waits[task] is not None][:free]
         if not fitting:
             return 0
         first, size = fitting[0], chunk_size_for(self.limits.max_array_size)
         number = self.table.ledger.next_number(first.iteration, first.purpose)
         # NFS remembers for a while that a folder was not there: so it is there before anybody looks.
-        self.run.paths.task(first).folder.mkdir(parents=True, exist_ok=True)
-        for new in stage_submissions(self.run, self.table.control.call, number, fitting, size):
+        run.paths.task(first).folder.mkdir(parents=True, exist_ok=True)
+        for new in stage_submissions(run, self.table.seen.control.call, number, fitting, size):
             wanted = [(task, index, waits[task] or ()) for index, task in new.tasks()]
-            dependency, arrays = dependency_of(wanted, self.config.dependency)
+            dependency, arrays = dependency_of(wanted, self.submitter.config.dependency)
             self.table.enter(self.submitter.submit(new, self._escalation(fitting), dependency, arrays))
         return len(fitting)
 
     def _escalation(self, tasks: Sequence[Task]) -> Escalation:
-        failures = self.table.failures
-        everywhere = (failure for of_task in failures.values() for failure in of_task)
-        return escalate((f for task in tasks for f in failures.get(task, ())), everywhere)
+        everywhere = (failure for of_task in self.failures.values() for failure in of_task)
+        return escalate((f for task in tasks for f in self.failures.get(task, ())), everywhere)
 
     def _withdraw_last_after(self, task: Task) -> bool:
         """Cancel the array that waits furthest behind ``task``. False if there is none."""
-        waiting: dict[str, Submission] = {}
-        for other, live in self.table.live.items():
-            if position(other) > position(task):
-                waiting[live.submission.name] = live.submission
-        started = {live.submission.name for live in self.table.live.values() if not live.is_pending}
+        lives = self.table.live.items()
+        waiting = {live.submission.name: live.submission for t, live in lives if position(t) > position(task)}
+        started = {live.submission.name for _, live in lives if not live.is_pending}
         behind = [s for name, s in waiting.items() if name not in started and s.state.job]
         if not behind:
             return False
@@ -98,10 +93,10 @@ class Launcher:
 
     def _free_elements(self) -> int:
         """Elements of stages that may still be submitted; a few jobs are kept for drivers."""
-        live = [e for elements in self.table.queue.values() for e in elements if is_live(e)]
+        live = [e for elements in self.table.seen.queue.values() for e in elements if is_live(e)]
         of_drivers = sum(purpose_of(e.name) in DRIVERS for e in live)
         of_stages = len(live) - of_drivers
-        bounds = [self.config.max_submitted or self.limits.max_jobs // 2]
+        bounds = [self.submitter.config.max_submitted or self.limits.max_jobs // 2]
         if self.limits.max_submit is not None:
             bounds.append(self.limits.max_submit - max(of_drivers, _KEPT_FOR_DRIVERS))
         return max(0, min(bounds) - of_stages)

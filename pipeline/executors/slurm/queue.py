@@ -1,5 +1,6 @@
 """A run's jobs in Slurm's queue: read, cancel, wait until they are gone."""
 
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -33,15 +34,11 @@ def read_run_queue(run: Run) -> ElementsByName:
 
 
 def _without_held(elements: Sequence[Element]) -> Iterator[Element]:
-    held = {e for e in elements if is_pending(e) and _plain(e.reason) in _HELD}
+    held = {e for e in elements if is_pending(e) and re.sub("[()_ ]", "", e.reason).lower() in _HELD}
     if held:
         cancel(sorted(f"{e.array_id}_{e.index}" for e in held), only_pending=True)
     for element in elements:
         yield replace(element, state=SlurmState.LAUNCH_FAILED) if element in held else element
-
-
-def _plain(reason: str) -> str:
-    return reason.strip("()").lower().replace("_", "").replace(" ", "")
 
 
 def is_live(element: Element) -> bool:

@@ -90,15 +90,9 @@ def command_words(given: ResourcesConfig, tasks: str) -> list[str]:
         return words
     # Explicit counts: srun's defaults changed between versions. A failed rank must end the others. But ranks
     # that succeed end before the first, which still writes, and a cluster's WaitTime would kill that one.
-    srun = [
-        "srun",
-        "--kill-on-bad-exit=1",
-        "--wait=0",
-        f"--nodes={given.nodes}",
-        f"--ntasks-per-node={given.ntasks_per_node}",
-        f"--cpus-per-task={given.cpus_per_task}",
-    ]
-    return [*srun, *words, "--rank"]
+    ranks = [f"--nodes={given.nodes}", f"--ntasks-per-node={given.ntasks_per_node}"]
+    ranks += [f"--cpus-per-task={given.cpus_per_task}"]
+    return ["srun", "--kill-on-bad-exit=1", "--wait=0", *ranks, *words, "--rank"]
 
 
 def memory(given: ResourcesConfig, factor: float) -> str | None:

@@ -25,6 +25,10 @@ class Submitter:
     beat: Callable[[], None]
     """Heartbeat of the lease, called before requests to Slurm; raises LeaseLost where it was taken over."""
 
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.run.paths)
+
     def submit(
         self,
         submission: Submission,
@@ -40,7 +44,7 @@ class Submitter:
             SlurmTimeout: whether it was taken is unknown; the next pass looks for it by its name.
             LeaseLost: another driver is at work.
         """
-        ledger = Ledger(self.run.paths)
+        ledger = self.ledger
         self.beat()
         if not ledger.begin(submission):
             raise LeaseLost(f"{ledger.file(submission)} was taken by another driver")
@@ -63,8 +67,12 @@ class Submitter:
 
     def _hand_over(self, submission: Submission, escalation: Escalation, dependency: str, begin: str) -> str:
         """Call sbatch and return the job id. A refused request is tried again without its escalation."""
-        script = Ledger(self.run.paths).script(submission)
-        script.write_text(self._script(submission, escalation, dependency, begin))
+        stage = submission.purpose if submission.is_of_stage else DRIVER
+        partitions = resources_of(self.config, stage).partition
+        longest = self.longest(partitions) if escalation.time_factor > 1 else None
+        array = array_of(self.run, self.config, submission, escalation, longest, dependency, begin)
+        script = self.ledger.script(submission)
+        script.write_text(render(array))
         try:
             return submit(script, submission.name, self.beat)
         except QueueFull:
@@ -73,9 +81,3 @@ class Submitter:
             if escalation == Escalation():
                 raise
             return self._hand_over(submission, Escalation(), dependency, begin)
-
-    def _script(self, submission: Submission, escalation: Escalation, dependency: str, begin: str) -> str:
-        stage = submission.purpose if submission.is_of_stage else DRIVER
-        partitions = resources_of(self.config, stage).partition
-        longest = self.longest(partitions) if escalation.time_factor > 1 else None
-        return render(array_of(self.run, self.config, submission, escalation, longest, dependency, begin))

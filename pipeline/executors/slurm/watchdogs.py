@@ -1,17 +1,15 @@
 """Driver jobs in the queue: one that starts when an iteration needs a pass; watchdogs that always start."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pipeline.config.job_kinds import DRIVERS, GUARD
-from pipeline.config.scheduler import SlurmConfig
+from pipeline.config.job_kinds import GUARD
 from pipeline.executors.slurm.arrays import driver_submission
 from pipeline.executors.slurm.dependencies import Watch, watch_expression, watches
-from pipeline.executors.slurm.job_table import JobTable
+from pipeline.executors.slurm.job_table import JobTable, Snapshot
 from pipeline.executors.slurm.resources import Escalation
 from pipeline.executors.slurm.submitter import Submitter
-from pipeline.run.directory import Run
-from pipeline.run.submissions import Submission
 from slurm.commands import SlurmError
 from slurm.submission import QueueFull, update_dependency
 
@@ -23,69 +21,51 @@ _WATCHDOGS_KEPT = 4
 class Watchdogs:
     """Keeps driver jobs in the queue, so that somebody makes the next pass whatever happens."""
 
-    run: Run
-    config: SlurmConfig
     submitter: Submitter
-    table: JobTable
     note: Callable[[str], None]
     submitted: list[str] = field(default_factory=list)
     """Ids of driver jobs that this pass submitted."""
 
-    def ensure(self) -> None:
+    def ensure(self, seen: Snapshot) -> None:
         """Have watchdogs wait, before anything else is tried: a pass that fails must not be the last.
 
         Two of them, one behind the other, so that one that is lost does not end the run either.
         """
         try:
-            for waiting in range(self.table.count_pending(GUARD), WATCHDOGS):
-                begin = f"now+{60 * self.config.check_minutes * (waiting + 1)}"
-                self._submit(0, GUARD, "", (), begin)
+            for waiting in range(seen.count_pending(GUARD), WATCHDOGS):
+                begin = f"now+{60 * self.submitter.config.check_minutes * (waiting + 1)}"
+                self._submit(seen, Watch(0, GUARD, (), ()), begin)
         except QueueFull as error:
             self.note(f"the queue takes no guard now ({error})")
-        self._forget_old()
+        # There is one every few minutes: what is kept of them must not grow with the run.
+        old = [s for s in self.submitter.ledger.load({0}) if s.purpose == GUARD]
+        for watchdog in old[:-_WATCHDOGS_KEPT]:
+            self.submitter.ledger.forget(watchdog)
 
-    def watch(self) -> None:
+    def watch(self, table: JobTable) -> None:
         """Have a driver job wait for the arrays of each iteration."""
         try:
-            for watch in watches((task, live.carrier.array) for task, live in self.table.live.items()):
-                self._ensure_driver(watch)
+            for watch in watches((task, live.carrier.array) for task, live in table.live.items()):
+                self._ensure_driver(table, watch)
         except QueueFull as error:
             self.note(f"the queue takes no driver job now; the guard does its work ({error})")
 
-    @property
-    def is_watched(self) -> bool:
-        """Whether a driver job waits that will make the next pass."""
-        return bool(self.submitted) or any(map(self.table.count_pending, DRIVERS))
-
-    def _ensure_driver(self, watch: Watch) -> None:
-        """One driver job waits for just these arrays."""
-        expression = watch_expression(watch.last, watch.earlier)
-        existing = self.table.pending_driver(watch.iteration, watch.purpose)
-        if existing is None:
-            self._submit(watch.iteration, watch.purpose, expression, watch.arrays)
-        elif set(existing.state.waits_for) != set(watch.arrays):
-            self._redirect(existing, expression, watch.arrays)
-
-    def _redirect(self, driver: Submission, expression: str, watched: tuple[str, ...]) -> None:
-        assert driver.state.job is not None
-        try:
-            update_dependency(driver.state.job, expression)
-        except SlurmError:  # it has started since it was seen: another one has to watch
-            self._submit(driver.iteration, driver.purpose, expression, watched)
+    def _ensure_driver(self, table: JobTable, watch: Watch) -> None:
+        """One driver job waits for just these arrays: one that waits already, redirected, or a new one."""
+        driver = table.pending_driver(watch.iteration, watch.purpose)
+        if driver is not None and set(driver.state.waits_for) == set(watch.arrays):
             return
-        self.table.note(driver, waits_for=watched)
+        if driver is not None:
+            assert driver.state.job is not None
+            with contextlib.suppress(SlurmError):  # it has started since it was seen: another has to watch
+                update_dependency(driver.state.job, watch_expression(watch.last, watch.earlier))
+                table.note(driver, waits_for=watch.arrays)
+                return
+        self._submit(table.seen, watch)
 
-    def _forget_old(self) -> None:
-        """There is one every few minutes: what is kept of them must not grow with the run."""
-        old = [s for s in self.table.submissions if s.purpose == GUARD]
-        for watchdog in old[:-_WATCHDOGS_KEPT]:
-            self.table.ledger.forget(watchdog)
-
-    def _submit(
-        self, iteration: int, purpose: str, dependency: str, arrays: tuple[str, ...], begin: str = ""
-    ) -> None:
-        number = self.table.ledger.next_number(iteration, purpose)
-        new = driver_submission(self.run, self.table.control.call, iteration, purpose, number)
-        submission = self.submitter.submit(new, Escalation(), dependency, arrays, begin)
-        self.table.enter(submission)
+    def _submit(self, seen: Snapshot, watch: Watch, begin: str = "") -> None:
+        number = self.submitter.ledger.next_number(watch.iteration, watch.purpose)
+        new = driver_submission(self.submitter.run, seen.control.call, watch.iteration, watch.purpose, number)
+        expression = watch_expression(watch.last, watch.earlier)
+        submission = self.submitter.submit(new, Escalation(), expression, watch.arrays, begin)
         self.submitted.append(submission.state.job or "")

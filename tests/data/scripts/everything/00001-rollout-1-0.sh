@@ -1,9 +1,9 @@
 #!/bin/bash
+# An array job of slurm-ppo, made from slurm/templates/array.sh. Values are quoted for the shell and hold no line
+# breaks, so that none can begin a line of its own; the lines of scheduler.setup are taken as they are.
 
-# Parameters
+#SBATCH --open-mode=append
 #SBATCH --account=lab
-#SBATCH --array=0-3%2
-#SBATCH --chdir=/home/u
 #SBATCH --comment='a # b'
 #SBATCH --constraint='a100&(ib|hdr)'
 #SBATCH --cpus-per-task=8
@@ -11,7 +11,6 @@
 #SBATCH --exclude=n1,n2
 #SBATCH --exclusive
 #SBATCH --gres=gpu:a100:2
-#SBATCH --job-name=r1.0123456789ab.1.rollout.1.0
 #SBATCH --mail-type=FAIL,TIME_LIMIT_80
 #SBATCH --mail-user=me+ppo@example.org
 #SBATCH --mem=64G
@@ -19,22 +18,25 @@
 #SBATCH --no-requeue
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
-#SBATCH --open-mode=append
-#SBATCH --output='/runs/it'"'"'s 100%% "é" $HOME `touch x` $(touch x) #!/logs/00001-rollout/attempt-1/shard-00%3a.log'
 #SBATCH --partition=gpu,spare
 #SBATCH --qos=high
 #SBATCH --reservation=maintenance_1
 #SBATCH --signal=B:USR2@300
 #SBATCH --time=1-12:00:00
+#SBATCH --job-name=r1.0123456789ab.1.rollout.1.0
+#SBATCH --array=0-3%2
+#SBATCH --chdir=/home/u
+#SBATCH --output='/runs/it'"'"'s 100%% "é" $HOME `touch x` $(touch x) #!/logs/00001-rollout/attempt-1/shard-00%3a.log'
 
-# setup
+# Setup and environment, from the configuration.
 module purge
 source ~/env.sh # ours
 export PLAIN=1
 export NASTY='it'"'"'s 100% "é" $HOME `touch x` $(touch x) #! \n'
 export EMPTY=''
 
-# command
+# For submitit.JobEnvironment, in code of yours.
 export SUBMITIT_EXECUTOR=slurm
+# Slurm sends the warning before the time limit to this process alone, so the command takes its place.
 exec apptainer exec --nv '/images/our ppo.sif' '/opt/our env/bin/python' -P -m slurm.element '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/slurm/00001/rollout-1-0.json'
 

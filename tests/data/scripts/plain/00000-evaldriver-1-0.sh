@@ -1,24 +1,26 @@
 #!/bin/bash
+# An array job of slurm-ppo, made from slurm/templates/array.sh. Values are quoted for the shell and hold no line
+# breaks, so that none can begin a line of its own; the lines of scheduler.setup are taken as they are.
 
-# Parameters
+#SBATCH --open-mode=append
 #SBATCH --account=lab
-#SBATCH --array=0
-#SBATCH --chdir=/home/u
 #SBATCH --cpus-per-task=1
 #SBATCH --dependency=afterany:JOB-0-evaluate
-#SBATCH --job-name=r1.0123456789ab.0.evaldriver.1.0
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
-#SBATCH --open-mode=append
-#SBATCH --output=/dev/null
 #SBATCH --requeue
 #SBATCH --signal=B:USR2@120
 #SBATCH --time=0:15:00
+#SBATCH --job-name=r1.0123456789ab.0.evaldriver.1.0
+#SBATCH --array=0
+#SBATCH --chdir=/home/u
+#SBATCH --output=/dev/null
 
-# setup
+# Setup and environment, from the configuration.
 if { : >>/runs/r1/logs/00000-evaldriver/attempt-1/evaldriver.log; } 2>/dev/null; then exec >>/runs/r1/logs/00000-evaldriver/attempt-1/evaldriver.log 2>&1; fi
 
-# command
+# For submitit.JobEnvironment, in code of yours.
 export SUBMITIT_EXECUTOR=slurm
+# Slurm sends the warning before the time limit to this process alone, so the command takes its place.
 exec /env/bin/python -P -m slurm.element /runs/r1/slurm/00000/evaldriver-1-0.json
 

@@ -1,0 +1,18 @@
+#!/bin/bash
+# An array job of slurm-ppo, made from slurm/templates/array.sh. Values are quoted for the shell and hold no line
+# breaks, so that none can begin a line of its own; the lines of scheduler.setup are taken as they are.
+
+#SBATCH --open-mode=append
+$options
+#SBATCH --job-name=$job_name
+#SBATCH --array=$array
+#SBATCH --chdir=$chdir
+#SBATCH --output=$output
+
+# Setup and environment, from the configuration.
+$setup
+
+# For submitit.JobEnvironment, in code of yours.
+export SUBMITIT_EXECUTOR=slurm
+# Slurm sends the warning before the time limit to this process alone, so the command takes its place.
+exec $command
