@@ -201,23 +201,20 @@ def read_source(
 
 
 def _read(path: Path, split: str, wanted: Collection[str] | None, is_sample: bool) -> Source:
-    if not path.is_dir():
-        _check_name(path)
-        if path.suffix.lower() in _JSON_LINES:
-            return _read_lines(path, is_sample)
-    table, names = read_directory(path, split, wanted) if path.is_dir() else read_part(path, wanted)
+    suffix = path.suffix.lower()
+    if path.is_dir():
+        table, names = read_directory(path, split, wanted)
+    elif suffix not in (*_JSON_LINES, *ARROW, ".parquet"):
+        raise PromptError(f"{path} has the unknown extension {suffix!r}; name {LEGAL}")
+    elif path.stat().st_size == 0:
+        raise PromptError(f"{path} is empty; give at least one prompt")
+    elif suffix in _JSON_LINES:
+        return _read_lines(path, is_sample)
+    else:
+        table, names = read_part(path, wanted)
     total = table.num_rows
     places = _chosen(total, table.nbytes, is_sample)
     return _Table(path, table if len(places) == total else table.take(places), names, places, total)
-
-
-def _check_name(path: Path) -> None:
-    """Raise PromptError for a file of another format, or one without content."""
-    suffix = path.suffix.lower()
-    if suffix not in (*_JSON_LINES, *ARROW, ".parquet"):
-        raise PromptError(f"{path} has the unknown extension {suffix!r}; name {LEGAL}")
-    if path.stat().st_size == 0:
-        raise PromptError(f"{path} is empty; give at least one prompt")
 
 
 def _chosen(num_rows: int, num_bytes: int, is_sample: bool) -> Sequence[int]:
@@ -292,6 +289,3 @@ def _check_values(path: Path, name: str, column: pa.ChunkedArray, is_judged_by_r
         if not (is_judged_by_row and "UTF8" in str(error)):
             message = f"{path}: column {name!r} is corrupt ({first_line(error)}); write it anew, or {KEEP}"
             raise PromptError(message) from error
-
-
-# --- words -------------------------------------------------------------------------------------------------

@@ -9,10 +9,11 @@ from pipeline.config.model_dir import has_chat_template
 from pipeline.config.model_rules import model_warnings
 from pipeline.config.notify_rules import notify_warnings
 from pipeline.config.reward import Component, RemoteConfig, RewardModelConfig, unknown_field
-from pipeline.config.scheduler import LocalConfig, ResourcesConfig, SlurmConfig
+from pipeline.config.scheduler import ResourcesConfig
 from pipeline.config.schema import Config
 from pipeline.data.checks import Judged, check_usable, describe, judge, prompt_files, read_file
-from pipeline.data.prompts import PromptError, Prompts
+from pipeline.data.prompts import Prompts
+from pipeline.data.tables import PromptError
 from pipeline.data.tokenizer_files import CannotLook, FileTokenizer, check_can_render, read_tokenizer
 from pipeline.notify.secrets import is_secret_name
 from pipeline.plugins.load import make_importable
@@ -56,7 +57,7 @@ def validate_inputs(config: Config, folder: Path | None = None, start: int = 0) 
         yield f"reward {name}: {describe_component(component)}, weight {component.weight:g}"
         yield from remote_warnings(name, component, samples)
         if isinstance(component, RemoteConfig):
-            yield from silence_warnings(name, component, is_here=isinstance(config.scheduler, LocalConfig))
+            yield from silence_warnings(name, component, is_here=config.slurm is None)
     if config.model.trust_remote_code:
         yield "warning: model.trust_remote_code is on, Python code in the model directories will be run"
     yield from notify_warnings(config.notify)
@@ -92,8 +93,8 @@ def tokenizer_here(config: Config) -> FileTokenizer:
 
 def environment_warnings(config: Config) -> Iterator[str]:
     """Warn of job variables that look like secrets: their values lie in config.yaml and batch scripts."""
-    scheduler = config.scheduler
-    if not isinstance(scheduler, SlurmConfig):
+    scheduler = config.slurm
+    if scheduler is None:
         return
     stages = {name: stage for name, stage in vars(scheduler).items() if isinstance(stage, ResourcesConfig)}
     stages |= {f"pools.{name}": pool for name, pool in scheduler.pools.items()}

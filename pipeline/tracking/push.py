@@ -4,10 +4,8 @@ The client does so in a process of its own, ``python -m pipeline.tracking.push T
 ended when it has answered or takes too long: at its exit the client waits for its service without a limit.
 """
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from pipeline.config.schema import WandbConfig
+from pipeline.process import signal_session, wait_or_kill
 from pipeline.run.directory import Run, is_run, load_run
 from pipeline.tracking.client import project_of
 from pipeline.tracking.mode import NO_KEY, NoKey, has_key
@@ -145,13 +144,10 @@ def push(target: Target, seconds: int) -> Pushed:
     with tempfile.TemporaryFile("w+") as answer:
         client = subprocess.Popen(command, stdout=answer, env=environment, start_new_session=True)
         try:
-            client.wait(limit)
-        except subprocess.TimeoutExpired:
-            raise PushFailed(f"W&B's client was not done after {limit} s") from None
+            if wait_or_kill(client, limit) is None:
+                raise PushFailed(f"W&B's client was not done after {limit} s")
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(client.pid, signal.SIGKILL)  # its service too
-            client.wait()
+            signal_session(client.pid)  # its service too
         answer.seek(0)
         return _understood(answer.read())
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
 from pipeline.config.schema import WandbMode
+from pipeline.process import signal_session
 from pipeline.run.directory import Run
 from pipeline.tracking.mode import wandb_mode
 from pipeline.tracking.state import read_offline, read_online
@@ -45,10 +46,6 @@ class NoTracker:
         pass
 
 
-class MirrorFailed(RuntimeError):
-    """The mirror process ended without having done its work; the message is its last line."""
-
-
 def last_words(text: str) -> str:
     """Return a process's last output as one line; of a traceback, the error, however many lines that has."""
     lines = [line for line in text.splitlines() if line.strip() and "For further information" not in line]
@@ -72,7 +69,7 @@ class MirrorProcess:
     def start(run: Run, mode: WandbMode, *options: str) -> "MirrorProcess":
         """Start it in a session of its own: Ctrl-C is for the driver, which then closes it in order."""
         output, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
-        command = [
+        words = [
             sys.executable,
             "-P",
             "-m",
@@ -82,7 +79,7 @@ class MirrorProcess:
             *options,
         ]
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=output, stderr=errors, start_new_session=True
+            words, stdin=subprocess.PIPE, stdout=output, stderr=errors, start_new_session=True
         )
         assert process.stdin
         os.set_blocking(process.stdin.fileno(), False)
@@ -117,15 +114,14 @@ class MirrorProcess:
         self.process.stdin.close()
         try:
             self.process.wait(seconds)
+            return True
         except subprocess.TimeoutExpired:
             self.kill()
             return False
-        return True
 
     def kill(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, number)
+            signal_session(self.process.pid, number)
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(_KILL_SECONDS)
                 return
