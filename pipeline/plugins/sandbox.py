@@ -19,8 +19,9 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import CancelledError, TimeoutError, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
+from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -176,17 +177,26 @@ def has_mark(plugin: Plugin, name: str) -> bool | PluginFailure:
 # what runs in this process
 
 
+class _Worker(SpawnProcess):
+    """A process of a pool, which is told by its type from others that this process has started."""
+
+
+class _Workers(SpawnContext):
+    Process = _Worker
+
+
+@dataclass(frozen=True)
 class Calls:
     """Processes that have imported a plug-in."""
 
-    def __init__(self, plugin: Plugin, pool: Any, stuck: Path) -> None:
-        self._plugin = plugin
-        self._pool = pool
-        self._stuck = stuck
+    plugin: Plugin
+    pool: Any
+    stuck: Path
+    """File of the traceback of an import that took too long."""
 
     def of(self, plugin: Plugin) -> "Calls":
         """Return the same processes, for another function of the same module."""
-        return Calls(plugin, self._pool, self._stuck)
+        return replace(self, plugin=plugin)
 
     def ask(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
         """Schedule ``function(plugin, *arguments)`` on the first free process, and return its future.
@@ -196,7 +206,7 @@ class Calls:
         """
         try:
             with uninterrupted({signal.SIGINT}):  # the first call starts processes; Ctrl-C is for this one
-                return self._pool.schedule(function, args=(self._plugin, *arguments), timeout=seconds)
+                return self.pool.schedule(function, args=(self.plugin, *arguments), timeout=seconds)
         except RuntimeError:
             raise self._unusable() from None
 
@@ -209,9 +219,9 @@ class Calls:
         """
         from pebble import ProcessExpired
 
-        until = time.monotonic() + _START_SECONDS + self._plugin.import_limit + seconds
+        until = time.monotonic() + _START_SECONDS + self.plugin.import_limit + seconds
         while not future.done():
-            if time.monotonic() > until or not self._pool.active:
+            if time.monotonic() > until or not self.pool.active:
                 raise self._unusable()
             wait([future], _POLL_SECONDS)
         try:
@@ -225,11 +235,11 @@ class Calls:
 
     def _unusable(self) -> PluginUnusable:
         what = "its import ended the process"
-        if trace := self._stuck.read_text():
+        if trace := self.stuck.read_text():
             lines = re.findall(r'File "([^<].*)", line (\d+)', trace)
             where = f", at {lines[0][0]}:{lines[0][1]}" if lines else ""
-            what = f"its import took longer than {self._plugin.import_limit:g} s{where}"
-        return PluginUnusable(f"{self._plugin.key}={self._plugin.name}: {what}")
+            what = f"its import took longer than {self.plugin.import_limit:g} s{where}"
+        return PluginUnusable(f"{self.plugin.key}={self.plugin.name}: {what}")
 
 
 @contextlib.contextmanager
@@ -242,11 +252,11 @@ def open_calls(plugin: Plugin, workers: int) -> Iterator[Calls]:
     resource_tracker.ensure_running()  # it lets Ctrl-C through when it starts
     pool: Any
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, _STUCK).touch()
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPool(workers, initializer=load, initargs=(plugin, folder), context=context)
+        stuck = Path(folder, _STUCK)
+        stuck.touch()
+        pool = ProcessPool(workers, initializer=load, initargs=(plugin, folder), context=_Workers())
         try:
-            yield Calls(plugin, pool, Path(folder, _STUCK))
+            yield Calls(plugin, pool, stuck)
         finally:
             _wait_for_starts(Path(folder), workers)
             pool.stop()
@@ -255,12 +265,10 @@ def open_calls(plugin: Plugin, workers: int) -> Iterator[Calls]:
 
 def _wait_for_starts(folder: Path, expected: int) -> None:
     """Wait for all processes to start: one that is stopped while it starts would complain in the log."""
-    from pebble.pool.process import WORKERS_NAME
-
     begun = time.monotonic()
     while (waited := time.monotonic() - begun) < _START_SECONDS:
         started = {name.name for name in folder.iterdir()}
-        workers = [p for p in multiprocessing.active_children() if p.name == WORKERS_NAME]
+        workers = [p for p in multiprocessing.active_children() if isinstance(p, _Worker)]
         # One that is being started is not among them for a moment, nor is one that has ended.
         has_all = len(workers) >= expected or waited > _SHOWN_SECONDS
         if has_all and all(str(worker.pid) in started for worker in workers):
