@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
 
 from pipeline.config.schema import WandbMode
 from pipeline.run import journal
@@ -65,29 +64,36 @@ class Mirrored:
     url: str = ""
 
 
-class Target(Protocol):
-    """Destination of rows."""
+@dataclass
+class Target:
+    """Destination of rows: an opening of the W&B run."""
+
+    run: Run
+    opened: Opened
+    sent: list[int] = field(default_factory=list, init=False)
 
     @property
     def held(self) -> frozenset[int]:
         """Iterations that W&B had when the target was opened."""
+        raise NotImplementedError
 
-    def log(self, rows: list[Row]) -> None: ...
+    def log(self, rows: list[Row]) -> None:
+        for row in rows:
+            self.opened.log(self.run, row)
+            self.sent.append(int(row["iteration"]))
 
     def close(self, rows: list[Row], exit_code: int) -> Mirrored:
         """Finish and report; ``rows`` are all of metrics.jsonl."""
+        raise NotImplementedError
 
 
 @dataclass
-class ToSegment:
+class ToSegment(Target):
     """Target that is a new offline segment; it replaces earlier ones when there are many."""
 
-    run: Run
     state: Offline
     replaced: Offline
-    opened: Opened
     removed: int
-    sent: list[int] = field(default_factory=list)
 
     @property
     def held(self) -> frozenset[int]:
@@ -101,12 +107,7 @@ class ToSegment:
             state = read_offline(run.paths)
             removed = remove_unlisted(run.paths, state.segments)
             opened = open_run(run, WandbMode.OFFLINE)
-            yield ToSegment(run, state, state.excess(run.paths), opened, removed), lease.beat
-
-    def log(self, rows: list[Row]) -> None:
-        for row in rows:
-            self.opened.log(self.run, row)
-            self.sent.append(int(row["iteration"]))
+            yield ToSegment(run, opened, state, state.excess(run.paths), removed), lease.beat
 
     def close(self, rows: list[Row], exit_code: int) -> Mirrored:
         had = len(self.held)
@@ -120,13 +121,10 @@ class ToSegment:
 
 
 @dataclass
-class ToServer:
+class ToServer(Target):
     """Target that is W&B's server, which is asked what it has."""
 
-    run: Run
-    opened: Opened
     before: Counter[int]
-    sent: list[int] = field(default_factory=list)
 
     @property
     def held(self) -> frozenset[int]:
@@ -144,9 +142,7 @@ class ToServer:
         newest = max(int(row["iteration"]) for row in rows)
         if newest > state.sent:
             write_state(self.run.paths, replace(state, sent=newest))
-        for row in rows:
-            self.opened.log(self.run, row)
-            self.sent.append(int(row["iteration"]))
+        super().log(rows)
 
     def close(self, rows: list[Row], exit_code: int) -> Mirrored:
         self.opened.handle.finish(exit_code=exit_code)
@@ -187,23 +183,15 @@ class ToServer:
         return len(known)
 
 
-class Feed(Protocol):
-    """Signal of whether metrics.jsonl may still grow."""
-
-    exit_code: int
-    """Exit code of the run, once no more rows will follow."""
-
-    def goes_on(self, beat: Callable[[], None]) -> bool:
-        """Wait for more rows; false when none will follow."""
-
-
 @dataclass
 class Once:
     """Feed of the rows that are there; none will follow."""
 
     exit_code: int = 0
+    """Exit code of the run, once no more rows will follow."""
 
     def goes_on(self, beat: Callable[[], None]) -> bool:
+        """Wait for more rows; false when none will follow."""
         return False
 
 
@@ -227,6 +215,10 @@ class DriverFeed:
         codes = [int(line.removeprefix("end ")) for line in lines if line.startswith("end ")]
         self.exit_code = codes[-1] if codes else self.exit_code
         return bool(text)
+
+
+Feed = Once | DriverFeed
+"""Signal of whether metrics.jsonl may still grow."""
 
 
 def mirror(run: Run, mode: WandbMode, feed: Feed, note: Callable[[str], None]) -> Mirrored:
@@ -264,8 +256,7 @@ def follow(run: Run, target: Target, feed: Feed, beat: Callable[[], None]) -> Mi
 
 def send(run: Run, target: Target, known: set[int]) -> None:
     """Log the rows that are not in ``known``, and add them to it."""
-    rows = [row for row in read_rows(run) if int(row["iteration"]) not in known]
-    if rows:
+    if rows := [row for row in read_rows(run) if int(row["iteration"]) not in known]:
         target.log(rows)
         known.update(int(row["iteration"]) for row in rows)
 

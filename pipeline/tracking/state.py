@@ -132,11 +132,9 @@ def rewind(paths: RunPaths, iteration: int) -> None:
     Raises:
         LeaseHeld: another process has been writing to W&B for a minute.
     """
-    offline, online = read_offline(paths), read_online(paths)
-    uploaded = [
-        max(held, default=0) for name, held in offline.segments.items() if synced_marks(paths.wandb / name)
-    ]
-    if max([online.sent, *uploaded]) > iteration:
+    offline = read_offline(paths)
+    uploaded = (held for name, held in offline.segments.items() if synced_marks(paths.wandb / name))
+    if max([read_online(paths).sent, *(i for held in uploaded for i in held)]) > iteration:
         begin_anew(paths)
     elif max(offline.iterations, default=0) > iteration:
         with hold_patiently(offline_lease(paths), _PATIENCE):

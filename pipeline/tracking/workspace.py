@@ -56,8 +56,8 @@ class Panel:
         """
         if not any("*" in name for name in self.names):
             return None
-        patterns = [_pattern(name) for name in self.names]
-        return f"^{patterns[0]}$" if len(patterns) == 1 else f"^({'|'.join(patterns)})$"
+        pattern = "|".join(map(_pattern, self.names))
+        return f"^{pattern}$" if len(self.names) == 1 else f"^({pattern})$"
 
 
 def _pattern(name: str) -> str:
@@ -95,8 +95,9 @@ def build(charts: Sequence[Chart] = CHARTS, metrics: Sequence[Metric] = METRICS)
     drawn = panels(charts, metrics)
     inside = {section: [panel for panel in drawn if panel.section is section] for section in Section}
     sections = [_section(section, held, metrics) for section, held in inside.items() if held]
-    place = next((i for i, section in enumerate(sections) if section.name == Section.EVALUATION), None)
-    sections.insert(len(sections) if place is None else place, _samples())
+    names = [section.name for section in sections]
+    place = names.index(Section.EVALUATION) if Section.EVALUATION in names else len(names)
+    sections.insert(place, _samples())
     workspace = ws.Workspace(
         entity="",
         project="",
@@ -166,9 +167,8 @@ def merged(existing: Spec, ours: Spec) -> Spec:
     which are open, the list of runs and its filters, and all settings.
     """
     wanted = {section["name"]: section for section in sections_of(ours)}
-    sections = [
-        kept for s in sections_of(existing) if (kept := _with_panels(s, wanted.get(s["name"]))) is not None
-    ]
+    updated = (_with_panels(section, wanted.get(section["name"])) for section in sections_of(existing))
+    sections = [section for section in updated if section is not None]
     names = [section["name"] for section in sections]
     place = 0
     for name, section in wanted.items():
@@ -201,8 +201,8 @@ def pinned(spec: Spec, runs: Sequence[str]) -> Spec:
         runs: ids as W&B's database has them; the newest ones stay when there are too many.
     """
     first, *others = spec["section"]["runSets"]
-    before = [run for run in first.get("pinnedRunIds", ()) if run not in runs]
     if not runs:
         return spec
+    before = [run for run in first.get("pinnedRunIds", ()) if run not in runs]
     first = first | {"pinnedRunIds": [*before, *runs][-_MOST_PINNED:]}
     return spec | {"section": spec["section"] | {"runSets": [first, *others]}}
