@@ -59,7 +59,7 @@ def slurm_checks(config: Config | None, folder: Path, with_probe: bool) -> list[
     if config is None and not any(map(shutil.which, PROGRAMS)):
         return [Check(Group.SLURM, "commands", lambda: skipped("commands", "there is no Slurm here"))]
     checks = [
-        Check(Group.SLURM, "commands", look_at_commands),
+        Check(Group.SLURM, "commands", lambda: judge_commands(_paths_of_commands())),
         _asking("controller", look_at_controller, gate=_CONTROLLER, is_needed=config is not None),
         _asking("limits", lambda: look_at_limits(config)),
         _asking("accounting", look_at_accounting),
@@ -90,8 +90,8 @@ def _asking(
     return Check(Group.SLURM, title, carefully, limit, place=_PLACE, gate=gate, needs=needs)
 
 
-def look_at_commands() -> Finding:
-    return judge_commands({name: shutil.which(name) for name in (*PROGRAMS, *_OPTIONAL)})
+def _paths_of_commands() -> dict[str, str | None]:
+    return {name: shutil.which(name) for name in (*PROGRAMS, *_OPTIONAL)}
 
 
 def judge_commands(paths: Mapping[str, str | None]) -> Finding:

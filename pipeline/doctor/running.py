@@ -75,13 +75,10 @@ def _findings(check: Check) -> list[Finding]:
         return findings_of(check.look)
     except Exception as error:  # whatever a check meets, the others are made, and this is a finding
         words = " ".join(str(error).split()) or "no message"
-        return [problem(check.title, f"{type(error).__name__}: {words}", _REMEDIES.get(type(error), _ANY))]
-
-
-_ANY = "mend what the message names, and type the command again"
-_REMEDIES: dict[type[Exception], str] = {
-    PermissionError: "change the folder's permissions, or choose another one",
-}
+        advice = "mend what the message names, and type the command again"
+        if isinstance(error, PermissionError):
+            advice = "change the folder's permissions, or choose another one"
+        return [problem(check.title, f"{type(error).__name__}: {words}", advice)]
 
 
 def _hung(check: Check) -> Finding:

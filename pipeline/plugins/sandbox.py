@@ -210,6 +210,10 @@ class Calls:
         except RuntimeError:
             raise self._unusable() from None
 
+    def call(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Ask, and wait for the answer. Raises PluginUnusable."""
+        return self.answer(self.ask(seconds, function, *arguments), seconds)
+
     def answer(self, future: Any, seconds: float) -> Any:
         """Return the call's result, or the PluginFailure it ended in. Answers are to be taken in the order of
         asking: then only what was asked before can keep a call waiting.

@@ -59,9 +59,7 @@ def _check_signature(calls: Calls, rule: RuleConfig, config: Config, sample: Sam
     trial: the rule's own jobs may have it.
     """
     names = [*_trial_row(config, sample), *rule.arguments]
-    trouble: PluginFailure | None = calls.answer(
-        calls.ask(rule.time_limit, signature_error, names, 0), rule.time_limit
-    )
+    trouble: PluginFailure | None = calls.call(rule.time_limit, signature_error, names, 0)
     if trouble and (rule.trial or not trouble.is_elsewhere):
         raise PluginError(trouble.text)
 
@@ -79,7 +77,7 @@ def _try_rule(calls: Calls, name: str, rule: RuleConfig, config: Config, sample:
     num_rows = config.rollout.samples_per_prompt if is_group else 1
     row, seconds = _trial_row(config, sample), rule.time_limit * num_rows
     arguments = {key: [value] * num_rows for key, value in row.items()} | rule.arguments
-    answer = calls.answer(calls.ask(seconds, score, arguments, num_rows), seconds)
+    answer = calls.call(seconds, score, arguments, num_rows)
     if isinstance(answer, PluginFailure) and not (answer.is_late and rule.timeout_score is not None):
         key = sample.source.partition("=")[0]
         raise PluginError(
@@ -114,8 +112,7 @@ def check_engines(config: Config) -> Iterator[str]:
         "update.engine": (config.update.engine, 1),
         "model.tokenizer": (config.model.tokenizer, 1),
     }
-    plugins = {Plugin(key, name): num for key, (name, num) in given.items() if name and ":" in name}
-    for trouble in (trouble for group in by_module(plugins) for trouble in tried(group)):
+    for trouble in tried({Plugin(key, n): num for key, (n, num) in given.items() if n and ":" in n}):
         if trouble.is_elsewhere:
             yield f"warning: {trouble.text}; compute nodes may have it"
         else:
@@ -133,7 +130,7 @@ def check_takes_ranks(config: Config) -> None:
     if config.scheduler.num_update_ranks == 1 or ":" not in plugin.name:
         return
     with open_calls(plugin, 1) as calls:
-        answer = calls.answer(calls.ask(plugin.import_limit, has_mark, "takes_ranks"), plugin.import_limit)
+        answer = calls.call(plugin.import_limit, has_mark, "takes_ranks")
     if answer is False:
         raise too_many_ranks(config)
 
@@ -148,22 +145,19 @@ def too_many_ranks(config: Config) -> PluginError:
     )
 
 
-def by_module(plugins: Mapping[Plugin, int]) -> list[dict[Plugin, int]]:
-    """Group plug-ins by module: those of the same one are imported together."""
-    groups: dict[str, dict[Plugin, int]] = {}
-    for plugin, num_arguments in plugins.items():
-        groups.setdefault(plugin.name.partition(":")[0], {})[plugin] = num_arguments
-    return list(groups.values())
-
-
 def tried(plugins: Mapping[Plugin, int]) -> Iterator[PluginFailure]:
-    """Import functions of one module, given with the number of their positional arguments.
+    """Import functions, given with the number of their positional arguments; those of a module together.
 
     Yields:
         For each that cannot be called with so many, why.
     """
-    with open_calls(next(iter(plugins)), 1) as calls:
-        for plugin, num_arguments in plugins.items():
-            own = calls.of(plugin)
-            if trouble := own.answer(own.ask(plugin.import_limit, signature_error, [], num_arguments), 0):
-                yield trouble
+    groups: dict[str, list[Plugin]] = {}
+    for plugin in plugins:
+        groups.setdefault(plugin.name.partition(":")[0], []).append(plugin)
+    for group in groups.values():
+        with open_calls(group[0], 1) as calls:
+            for plugin in group:
+                own = calls.of(plugin)
+                asked = own.ask(plugin.import_limit, signature_error, [], plugins[plugin])
+                if trouble := own.answer(asked, 0):
+                    yield trouble

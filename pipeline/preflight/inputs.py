@@ -55,9 +55,8 @@ def validate_inputs(config: Config, folder: Path | None = None, start: int = 0) 
     yield from check_engines(config)
     for name, component in config.reward.components.items():
         yield f"reward {name}: {describe_component(component)}, weight {component.weight:g}"
-        yield from remote_warnings(name, component, samples)
         if isinstance(component, RemoteConfig):
-            yield from silence_warnings(name, component, is_here=config.slurm is None)
+            yield from remote_warnings(name, component, samples, is_here=config.slurm is None)
     if config.model.trust_remote_code:
         yield "warning: model.trust_remote_code is on, Python code in the model directories will be run"
     yield from notify_warnings(config.notify)
@@ -124,33 +123,30 @@ def describe_component(component: Component) -> str:
     return f"rule {component.function}"
 
 
-def remote_warnings(name: str, component: Component, samples: Sequence[Sample]) -> Iterator[str]:
-    """Warn of an API key that is not set in this shell; tasks may get it elsewhere.
+def remote_warnings(
+    name: str, remote: RemoteConfig, samples: Sequence[Sample], is_here: bool
+) -> Iterator[str]:
+    """Warn of an API key that is not set in this shell, and of a service that does not answer.
+
+    Args:
+        is_here: whether tasks will run on this machine too; elsewhere they may have both.
 
     Raises:
         PromptError: the judge's message names a column that a prompt file does not have.
+        ConfigError: the service does not answer, and tasks will run on this machine.
     """
-    if isinstance(component, RemoteConfig):
-        for sample in samples:
-            if why := unknown_field(component, list(sample.columns)):
-                raise PromptError(f"reward.components.{name}.template: {why} ({sample.source})")
-        variable = component.api_key_env
-        if variable and not os.environ.get(variable):
-            yield f"warning: reward.components.{name}.api_key_env={variable}: is not set here; tasks need it"
-
-
-def silence_warnings(name: str, remote: RemoteConfig, is_here: bool) -> Iterator[str]:
-    """Ask a service once whether it answers. Yields warnings.
-
-    Raises:
-        ConfigError: it does not, and tasks will run on this machine too.
-    """
+    key = f"reward.components.{name}"
+    for sample in samples:
+        if why := unknown_field(remote, list(sample.columns)):
+            raise PromptError(f"{key}.template: {why} ({sample.source})")
+    variable = remote.api_key_env
+    if variable and not os.environ.get(variable):
+        yield f"warning: {key}.api_key_env={variable}: is not set here; tasks need it"
     if not remote.trial:
         yield f"reward {name}: not asked whether it answers (trial=false)"
-        return
-    if why := why_silent(remote.url):
-        text = f"reward.components.{name}.url={remote.url}: nothing answers there ({why})"
-        later = f"if it is started later, set reward.components.{name}.trial=false"
+    elif why := why_silent(remote.url):
+        text = f"{key}.url={remote.url}: nothing answers there ({why})"
+        later = f"if it is started later, set {key}.trial=false"
         if is_here:
             raise ConfigError(f"{text}; {later}")
         yield f"warning: {text}; compute nodes may reach it; {later}"

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import sys
 from collections import Counter
@@ -24,7 +25,7 @@ from pipeline.run import journal
 from pipeline.run.directory import Run, load_run
 from pipeline.run.journal import Row
 from pipeline.run.lease import HEARTBEAT_SECONDS, LeaseHeld, hold, hold_patiently
-from pipeline.tracking.client import Opened, forget_local_copy, held_by_server, open_run
+from pipeline.tracking.client import Opened, held_by_server, open_run
 from pipeline.tracking.state import (
     Offline,
     begin_anew,
@@ -151,9 +152,10 @@ class ToServer(Target):
         missing = tuple(i for i in wanted if i not in after)
         arrived = missing[0] - 1 if missing else max(wanted, default=0)
         write_state(self.run.paths, replace(read_online(self.run.paths), arrived=arrived))
+        cut = 0
         if not missing:
-            forget_local_copy(self.opened)
-        cut = 0 if missing else self._remove_cut_segments()
+            cut = self._remove_cut_segments()
+            shutil.rmtree(self.opened.folder, ignore_errors=True)  # its own log: thousands would pile up
         return Mirrored(
             str(WandbMode.ONLINE),
             len(rows),

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from pipeline.config.schema import WandbMode
 from pipeline.process import signal_session
@@ -26,14 +26,6 @@ _CLOSE_SECONDS = 60.0
 _KILL_SECONDS = 10.0
 
 Note = Callable[[str], None]
-
-
-class Tracker(Protocol):
-    """Receiver of the news that metrics.jsonl has grown."""
-
-    def update(self) -> None: ...
-
-    def close(self, exit_code: int) -> None: ...
 
 
 class NoTracker:
@@ -181,6 +173,10 @@ class WandbTracker:
                 self.note(said["note"])
             elif missing := said["done"]["missing"]:
                 self.note(f"W&B has not confirmed {len(missing)} rows yet; the next driver looks again")
+
+
+Tracker = NoTracker | WandbTracker
+"""Receiver of the news that metrics.jsonl has grown."""
 
 
 def open_tracker(run: Run, note: Note) -> Tracker:
