@@ -209,12 +209,8 @@ def tokenize(texts: Sequence[str], rows: Sequence[Prompt], tokenizer: PromptToke
 
 
 def token_problem(row: Prompt, tokens: Sequence[int], limit: int, size: int | None) -> Rejected | None:
-    """Return why the policy cannot be given a prompt of these tokens; None if it can.
-
-    Args:
-        limit: most tokens of a prompt.
-        size: the model's vocabulary size; None where it is not known.
-    """
+    """Return why the policy cannot be given a prompt of these tokens, of at most ``limit``; None if it can.
+    The vocabulary's ``size`` is None where it is not known."""
     if not tokens:
         return _rejected(row, RejectReason.NO_TOKENS, "the tokenizer gives no token for it")
     if len(tokens) > limit:
@@ -301,11 +297,7 @@ def check_usable(config: Config, files: Sequence[Judged], listing: str = "") -> 
 
 
 def too_few(config: Config, judged: Judged, by_example: bool) -> str:
-    """Return the complaint about a file of which too little is left; empty where enough is.
-
-    Args:
-        by_example: whether to show a row that cannot be used.
-    """
+    """Return the complaint about a file of which too little is left, maybe with an example; else nothing."""
     wanted, because = config.data.prompts_per_iteration, _because(judged, by_example)
     usable = judged.most_usable
     if judged.key == "data.prompts" and usable < wanted:

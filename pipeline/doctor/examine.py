@@ -58,11 +58,7 @@ class Subject:
 
 
 def patient_of(root: Path | None, imagined: Run | None) -> Subject:
-    """Return the subject for a run directory, settings, or nothing: the current folder.
-
-    Raises:
-        RunError: ``root`` holds no run.
-    """
+    """Return the subject for a run directory, settings, or nothing: this folder. RunError: it is no run."""
     if imagined is not None:
         return Subject(existing_folder(imagined.paths.root.absolute()), imagined)
     if root is None:

@@ -8,7 +8,6 @@ from typing import Any
 
 WIDTH = 80
 _INDENT = 11
-_WHOLE_WORDS = {"break_long_words": False, "break_on_hyphens": False}
 SCHEMA = 1
 
 
@@ -112,12 +111,12 @@ def to_json(subject: str, found: Sequence[Grouped]) -> dict[str, Any]:
 _COLOURS = {Verdict.OK: 32, Verdict.WARNING: 33, Verdict.PROBLEM: 31, Verdict.SKIPPED: 2}
 
 
-def in_colour(verdict: Verdict) -> str:
-    return f"\x1b[{_COLOURS[verdict]}m{verdict}\x1b[0m" + " " * (_INDENT - 2 - len(verdict))
-
-
 def plain(verdict: Verdict) -> str:
     return str(verdict).ljust(_INDENT - 2)
+
+
+def in_colour(verdict: Verdict) -> str:
+    return f"\x1b[{_COLOURS[verdict]}m{plain(verdict)}\x1b[0m"
 
 
 def describe(group: Group | None, finding: Finding, shown: Callable[[Verdict], str] = plain) -> str:
@@ -132,7 +131,8 @@ def describe(group: Group | None, finding: Finding, shown: Callable[[Verdict], s
 def _wrapped(text: str, indent: int) -> list[str]:
     """Break a text into lines; those after the first are indented."""
     first, rest = " " * _INDENT, " " * indent
-    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, **_WHOLE_WORDS)
+    lines = textwrap.TextWrapper(WIDTH, first, rest, break_long_words=False, break_on_hyphens=False)
+    return lines.wrap(text)
 
 
 def conclusion(found: Sequence[Grouped], next_command: str) -> str:

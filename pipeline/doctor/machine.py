@@ -34,11 +34,7 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "hip
 
 
 def machine_checks(trains_here: bool) -> list[Check]:
-    """Return the checks of what tasks need on this machine.
-
-    Args:
-        trains_here: whether tasks run here, so that what only they need is needed.
-    """
+    """Return the checks of what tasks need on this machine; of less where they do not run here."""
     return [
         Check(Group.MACHINE, "Python", look_at_python),
         Check(Group.MACHINE, "packages", lambda: look_at_packages(trains_here)),
@@ -69,11 +65,7 @@ class Needed:
 
 
 def needed_packages(requirements: Sequence[str], installed: Mapping[str, str]) -> list[Needed]:
-    """Compare what slurm-ppo and its extra ``train`` ask for with what there is. Pure.
-
-    Args:
-        installed: versions by canonical name.
-    """
+    """Compare what slurm-ppo and its extra ``train`` ask for with what there is, by canonical name. Pure."""
     needed = []
     for one in map(Requirement, requirements):
         name, marker = canonicalize_name(one.name), one.marker

@@ -36,11 +36,7 @@ _ELSEWHERE = "choose a run_dir on another filesystem, such as your project's NFS
 
 
 def file_checks(folder: Path, is_shared: bool) -> list[Check]:
-    """Return a check for each thing that is needed.
-
-    Args:
-        is_shared: whether compute nodes have to see the folder.
-    """
+    """Return a check for each thing that is needed, of a folder that compute nodes may have to see."""
     looks: dict[str, Callable[[Path], Finding]] = {
         "hard links": look_at_links,
         "renaming": look_at_rename,

@@ -15,11 +15,7 @@ _DEFAULT_URL = "https://api.wandb.ai"
 
 
 def wandb_checks(asked: WandbMode) -> list[Check]:
-    """Return the checks of W&B.
-
-    Args:
-        asked: the mode of the configuration.
-    """
+    """Return the checks of W&B for the mode that the configuration asks for."""
     mode = wandb_mode(asked, os.environ)
     checks = [Check(Group.WANDB, "mode", lambda: judge_mode(asked, mode))]
     if mode is not WandbMode.DISABLED:

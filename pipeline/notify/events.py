@@ -78,11 +78,7 @@ class Event:
 
 
 def failure(run: Run, given_up: Sequence[GiveUp], begun: float) -> Event:
-    """Make the event that tasks were given up.
-
-    Args:
-        begun: unix time of the person's call of submit, run or resume, for each of which it is sent once.
-    """
+    """Make the event that tasks were given up. Sent once per call, which ``begun``, a time, tells apart."""
     first = given_up[0].failure
     more = f", and {len(given_up) - 1} more tasks" if len(given_up) > 1 else ""
     message = f"{first.task}, attempt {first.attempt}: {first.message}{more}"
@@ -193,11 +189,7 @@ def tell_if_stalled(run: Run, newest: float, begun: float, note: Note, why: str 
 
 
 def _alone(run: Run) -> Lease | None:
-    """Take the lease of notifying. None where the disk takes none: better twice than never.
-
-    Raises:
-        LeaseHeld: another driver notifies now.
-    """
+    """Take the lease of notifying; None for want of a disk: better twice than never. Raises LeaseHeld."""
     try:
         return acquire(run.paths.locks / "notify")
     except OSError:
@@ -253,11 +245,7 @@ def _to_webhook(given: NotifyConfig, event: Event) -> Delivery:
 
 
 def send_trial(run: Run) -> tuple[list[str], bool]:
-    """Send a test event. Returns lines that report it, and whether it arrived everywhere.
-
-    Raises:
-        ConfigError: no recipient is configured.
-    """
+    """Send a test event. Returns lines on it, and whether it arrived everywhere. Raises ConfigError."""
     given = run.config.notify
     if not given.tells_anybody:
         raise ConfigError(

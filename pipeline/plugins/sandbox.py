@@ -105,18 +105,13 @@ def score(plugin: Plugin, arguments: Mapping[str, Any], num_rows: int) -> list[f
         return function
     try:
         returned = function(**arguments)
-        if not is_listing(returned):
-            return PluginFailure(
-                f"returned {type(returned).__name__} instead of a list of numbers", is_users=True
-            )
+        # Entries in a defined order.
+        if not isinstance(returned, Iterable) or isinstance(returned, str | bytes | Mapping | Set):
+            why = f"returned {type(returned).__name__} instead of a list of numbers"
+            return PluginFailure(why, is_users=True)
         return judged(list(returned), num_rows)
     except BaseException as error:  # also SystemExit: the message has to name the row
         return PluginFailure(raised(error), trace=traceback.format_exc())
-
-
-def is_listing(returned: Any) -> bool:
-    """Whether a value has entries in a defined order: no text, mapping or set."""
-    return isinstance(returned, Iterable) and not isinstance(returned, str | bytes | Mapping | Set)
 
 
 def judged(answer: Sequence[Any], num_rows: int) -> list[float] | PluginFailure:
@@ -200,10 +195,7 @@ class Calls:
 
     def ask(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
         """Schedule ``function(plugin, *arguments)`` on the first free process, and return its future.
-
-        Raises:
-            PluginUnusable: the processes have ended at its import.
-        """
+        Raises PluginUnusable where the processes have ended at its import."""
         try:
             with uninterrupted({signal.SIGINT}):  # the first call starts processes; Ctrl-C is for this one
                 return self.pool.schedule(function, args=(self.plugin, *arguments), timeout=seconds)

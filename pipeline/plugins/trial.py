@@ -41,10 +41,7 @@ def plugin_of(name: str, rule: RuleConfig) -> Plugin:
 
 def check_rules(config: Config, samples: Sequence[Sample]) -> None:
     """Call every rule on an empty response to each sample's prompt: any policy may write one.
-
-    Raises:
-        PluginError: a rule cannot be imported, does not take its arguments, or gives no number.
-    """
+    Raises PluginError for one that is not there, does not take its arguments, or gives no number."""
     for name, component in config.reward.components.items():
         if isinstance(component, RuleConfig):
             with open_calls(plugin_of(name, component), 1) as calls:
@@ -56,8 +53,7 @@ def check_rules(config: Config, samples: Sequence[Sample]) -> None:
 
 def _check_signature(calls: Calls, rule: RuleConfig, config: Config, sample: Sample) -> None:
     """Refuse a rule that does not take its arguments. A module that is missing here is no error without a
-    trial: the rule's own jobs may have it.
-    """
+    trial: the rule's own jobs may have it."""
     names = [*_trial_row(config, sample), *rule.arguments]
     trouble: PluginFailure | None = calls.call(rule.time_limit, signature_error, names, 0)
     if trouble and (rule.trial or not trouble.is_elsewhere):
@@ -97,10 +93,7 @@ def check_scheduler(config: Config) -> None:
 
 def check_engines(config: Config) -> Iterator[str]:
     """Import the user's own engines, trainer and tokenizer. Yields a line for each that cannot be tried here.
-
-    Raises:
-        PluginError: one is missing, or not a function of the right number of arguments.
-    """
+    Raises PluginError for one that is missing, or no function of the right number of arguments."""
     components = config.reward.components.items()
     named = {
         f"reward.components.{n}.engine": c.engine for n, c in components if isinstance(c, RewardModelConfig)
@@ -121,11 +114,7 @@ def check_engines(config: Config) -> Iterator[str]:
 
 
 def check_takes_ranks(config: Config) -> None:
-    """Refuse several ranks for a trainer that does not say that it takes them: each would write the policy.
-
-    Raises:
-        PluginError: the update has several ranks, and the user's trainer does not say that it takes them.
-    """
+    """Raise PluginError for several ranks with a trainer that takes none: each would write the policy."""
     plugin = Plugin("update.engine", config.update.engine)
     if config.scheduler.num_update_ranks == 1 or ":" not in plugin.name:
         return
@@ -147,10 +136,7 @@ def too_many_ranks(config: Config) -> PluginError:
 
 def tried(plugins: Mapping[Plugin, int]) -> Iterator[PluginFailure]:
     """Import functions, given with the number of their positional arguments; those of a module together.
-
-    Yields:
-        For each that cannot be called with so many, why.
-    """
+    Yields, for each that cannot be called with so many, why."""
     groups: dict[str, list[Plugin]] = {}
     for plugin in plugins:
         groups.setdefault(plugin.name.partition(":")[0], []).append(plugin)

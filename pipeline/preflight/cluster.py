@@ -53,11 +53,7 @@ def read_cluster() -> Cluster:
 
 
 def check_cluster(config: Config) -> None:
-    """Check everything that can be checked in about a second and without a job.
-
-    Raises:
-        ConfigError: every problem, one per line.
-    """
+    """Check what can be checked in a second and without a job. Raises ConfigError with every problem."""
     if problems := list(cluster_problems(config)):
         raise ConfigError("\n".join(map(str, problems)))
 

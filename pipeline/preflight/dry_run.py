@@ -28,11 +28,7 @@ _CHUNK_SIZE = 1000
 
 
 def scripts(run: Run) -> str:
-    """Return every script of the next submission, each under its file's name.
-
-    Raises:
-        RunError: the run is not one on Slurm.
-    """
+    """Return every script of the next submission, each under its file's name. Raises RunError."""
     ledger = Ledger(run.paths)
     parts = [f"### {ledger.script(s)}\n{text}" for s, text in _rendered(run, ledger)]
     return "\n".join([*parts, "This was a dry run: nothing was submitted."])

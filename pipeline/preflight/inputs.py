@@ -14,7 +14,7 @@ from pipeline.config.schema import Config
 from pipeline.data.checks import Judged, check_usable, describe, judge, prompt_files, read_file
 from pipeline.data.prompts import Prompts
 from pipeline.data.tables import PromptError
-from pipeline.data.tokenizer_files import CannotLook, FileTokenizer, check_can_render, read_tokenizer
+from pipeline.data.tokenizer_files import CannotLook, check_can_render, read_tokenizer
 from pipeline.notify.secrets import is_secret_name
 from pipeline.plugins.load import make_importable
 from pipeline.plugins.trial import Sample, check_engines, check_rules, check_scheduler
@@ -66,10 +66,7 @@ def validate_inputs(config: Config, folder: Path | None = None, start: int = 0) 
 
 def judged_files(config: Config) -> tuple[list[Judged], str]:
     """Read the prompt files, or samples of large ones. Returns them, and why they were not tokenised, if so.
-
-    Raises:
-        PromptError: a whole file cannot be used.
-    """
+    Raises PromptError where a whole file cannot be used."""
     found = {(key, path): read_file(config, path, is_sample=True) for key, path in prompt_files(config)}
     for (key, path), prompts in found.items():
         check_chat(key, path, prompts, Path(config.model.policy))
@@ -77,17 +74,12 @@ def judged_files(config: Config) -> tuple[list[Judged], str]:
     try:
         if any(not isinstance(row.prompt, str) for prompts in found.values() for row in prompts.rows):
             check_can_render()
-        tokenizer = tokenizer_here(config)
+        if config.model.tokenizer:
+            raise CannotLook(f"only tasks call model.tokenizer={config.model.tokenizer}")
+        tokenizer = read_tokenizer(Path(config.model.policy))
     except CannotLook as error:
         why_not = str(error)
     return [judge(*names, prompts, config, tokenizer) for names, prompts in found.items()], why_not
-
-
-def tokenizer_here(config: Config) -> FileTokenizer:
-    """Read the policy's tokenizer, as far as its files describe it. Raises CannotLook."""
-    if config.model.tokenizer:
-        raise CannotLook(f"only tasks call model.tokenizer={config.model.tokenizer}")
-    return read_tokenizer(Path(config.model.policy))
 
 
 def environment_warnings(config: Config) -> Iterator[str]:

@@ -55,11 +55,7 @@ def note(line: str) -> None:
 
 
 def validate_cluster(config: Config, with_probe: bool) -> Iterator[str]:
-    """Check the cluster for ``validate``. Yields lines for people.
-
-    Raises:
-        ConfigError: every problem, one per line.
-    """
+    """Check the cluster for ``validate``. Yields lines for people. Raises ConfigError with every problem."""
     check_cluster(config)
     yield "cluster: partitions, limits and sizes allow what is asked for"
     if with_probe:

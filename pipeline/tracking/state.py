@@ -127,11 +127,7 @@ def begin_anew(paths: RunPaths) -> None:
 
 
 def rewind(paths: RunPaths, iteration: int) -> None:
-    """Take back the rows after ``iteration``, where W&B has any.
-
-    Raises:
-        LeaseHeld: another process has been writing to W&B for a minute.
-    """
+    """Take back the rows after ``iteration``, where W&B has any. Raises LeaseHeld after a minute."""
     offline = read_offline(paths)
     uploaded = (held for name, held in offline.segments.items() if synced_marks(paths.wandb / name))
     if max([read_online(paths).sent, *(i for held in uploaded for i in held)]) > iteration:

@@ -84,8 +84,7 @@ def _of_chart(chart: Chart, known: Iterable[str]) -> list[Panel]:
 
 def meanings(section: Section, metrics: Sequence[Metric] = METRICS) -> str:
     """List the numbers of a section with their meanings, as Markdown."""
-    lines = (f"- `{metric.name}`: {metric.meaning}" for metric in metrics if metric.section is section)
-    return "\n".join(lines)
+    return "\n".join(f"- `{m.name}`: {m.meaning}" for m in metrics if m.section is section)
 
 
 def build(charts: Sequence[Chart] = CHARTS, metrics: Sequence[Metric] = METRICS) -> Spec:
@@ -195,11 +194,7 @@ def is_ours(panel: Mapping[str, Any]) -> bool:
 
 
 def pinned(spec: Spec, runs: Sequence[str]) -> Spec:
-    """Keep these runs in view, besides those that are already. Pure.
-
-    Args:
-        runs: ids as W&B's database has them; the newest ones stay when there are too many.
-    """
+    """Keep these runs (ids of W&B's database) in view, besides earlier ones; at most the newest. Pure."""
     first, *others = spec["section"]["runSets"]
     if not runs:
         return spec
