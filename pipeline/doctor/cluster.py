@@ -188,9 +188,8 @@ def look_at_stages(config: Config) -> Iterator[Finding]:
     assert config.slurm
     cluster = read_cluster()
     for purpose in purposes_used(config):
-        yield judge_stage(
-            purpose, resources_of(config.slurm, purpose), purpose_problems(config, purpose, cluster)
-        )
+        given = resources_of(config.slurm, purpose)
+        yield judge_stage(purpose, given, purpose_problems(config, purpose, cluster))
 
 
 def judge_stage(purpose: str, given: ResourcesConfig, problems: Sequence[ConfigIssue]) -> Finding:

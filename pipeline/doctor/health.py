@@ -176,9 +176,8 @@ def look_at_leftovers(run: Run) -> Finding:
     names = ", ".join(run.paths.relative(path) for path in found[:_MOST_NAMED])
     told = f"{len(found)} private files of writers that were killed: {names}"
     total = size(sum(path.lstat().st_size for path in found))
-    return warning(
-        "left-overs", f"{told} ({total})", "nobody reads them; they may be removed", files=len(found)
-    )
+    advice = "nobody reads them; they may be removed"
+    return warning("left-overs", f"{told} ({total})", advice, files=len(found))
 
 
 def orphans(folders: Iterable[Path], now: float) -> Iterator[Path]:

@@ -100,9 +100,8 @@ def judge_packages(title: str, needed: Sequence[Needed], is_needed: bool) -> Fin
     others = [each for each in needed if each.found is not None and not each.is_legal]
     install = f"pip install {_PACKAGE}" if not any(each.extra for each in needed) else _INSTALL_TRAINING
     if missing and not is_needed:
-        return skipped(
-            title, f"{len(missing)} of {len(needed)} are not here, which a login node does without"
-        )
+        told = f"{len(missing)} of {len(needed)} are not here, which a login node does without"
+        return skipped(title, told)
     if missing:
         return problem(title, f"missing: {', '.join(missing)}", f"{install} -c constraints.txt")
     if others:

@@ -29,7 +29,9 @@ def run_checks(checks: Sequence[Check]) -> Iterator[Grouped]:
         if found is None:
             if check.place:
                 closed[check.place] = f"{check.place} does not answer"
-            found = [_hung(check)]
+            where = f" from {check.place}" if check.place else ""
+            advice = "it hangs: try the same by hand, and tell whoever runs the file server or the cluster"
+            found = [problem(check.title, f"no answer{where} in {check.limit:g} s", advice)]
         if check.gate and any(finding.verdict is not Verdict.OK for finding in found):
             closed[check.gate] = f"needs {check.gate}, see above"
         yield from ((check.group, finding) for finding in found)
@@ -79,15 +81,6 @@ def _findings(check: Check) -> list[Finding]:
         if isinstance(error, PermissionError):
             advice = "change the folder's permissions, or choose another one"
         return [problem(check.title, f"{type(error).__name__}: {words}", advice)]
-
-
-def _hung(check: Check) -> Finding:
-    where = f" from {check.place}" if check.place else ""
-    return problem(
-        check.title,
-        f"no answer{where} in {check.limit:g} s",
-        "it hangs: try the same by hand, and tell whoever runs the file server or the cluster",
-    )
 
 
 def _stop(process: ForkProcess) -> None:

@@ -268,9 +268,8 @@ def look_at_names(place: Path) -> Finding:
     except OSError as error:
         told = f"a hidden name of {_NAME_BYTES} bytes fails: {error.strerror} (the limit is {most})"
         return problem("long names", told, _ELSEWHERE, limit_bytes=most)
-    return ok(
-        "long names", f"hidden names of {_NAME_BYTES} bytes are taken, {most} at most", limit_bytes=most
-    )
+    told = f"hidden names of {_NAME_BYTES} bytes are taken, {most} at most"
+    return ok("long names", told, limit_bytes=most)
 
 
 def look_at_mmap(place: Path) -> Finding:

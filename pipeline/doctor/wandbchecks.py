@@ -53,9 +53,8 @@ def look_at_client() -> Finding:
         done = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=15)
     except OSError as error:
         told = f"{program} cannot be started: {error.strerror}"
-        return problem(
-            "client", told, "install where programs may be run (no noexec mount), or tracking=none"
-        )
+        advice = "install where programs may be run (no noexec mount), or tracking=none"
+        return problem("client", told, advice)
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("Version")]
     return ok("client", f"wandb-core runs{', ' + lines[0].lower() if lines else ''}")
 

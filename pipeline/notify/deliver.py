@@ -2,11 +2,11 @@
 
 import contextlib
 import os
-import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
 from typing import IO, TYPE_CHECKING, Any
 
 from pipeline.process import wait_or_kill, within
@@ -31,18 +31,12 @@ class Delivery:
 
 
 def run_words(
-    words: Sequence[str], body: bytes, environment: Mapping[str, str], folder: Path, limit: float
+    words: Sequence[str], body: bytes, environ: Mapping[str, str], folder: Path, limit: float
 ) -> str:
     """Run a command without a shell, ``body`` on its standard input. Returns what went wrong, in a line."""
     try:
-        process = subprocess.Popen(
-            words,
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
+        process = Popen(
+            words, cwd=folder, env=environ, stdin=PIPE, stdout=DEVNULL, stderr=PIPE, start_new_session=True
         )
     except (OSError, ValueError) as error:
         return f"{words[0]} cannot be started: {error}"

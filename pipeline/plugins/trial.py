@@ -95,13 +95,11 @@ def check_engines(config: Config) -> Iterator[str]:
     """Import the user's own engines, trainer and tokenizer. Yields a line for each that cannot be tried here.
     Raises PluginError for one that is missing, or no function of the right number of arguments."""
     components = config.reward.components.items()
-    named = {
-        f"reward.components.{n}.engine": c.engine for n, c in components if isinstance(c, RewardModelConfig)
-    }
+    models = {name: one.engine for name, one in components if isinstance(one, RewardModelConfig)}
     given: dict[str, tuple[str | None, int]] = {
         "rollout.engine": (config.rollout.engine, 2),
         "reward.engine": (config.reward.engine, 2),
-        **{key: (name, 2) for key, name in named.items()},
+        **{f"reward.components.{name}.engine": (engine, 2) for name, engine in models.items()},
         "update.engine": (config.update.engine, 1),
         "model.tokenizer": (config.model.tokenizer, 1),
     }
@@ -127,9 +125,8 @@ def check_takes_ranks(config: Config) -> None:
 def too_many_ranks(config: Config) -> PluginError:
     """Return the error about a trainer of the user's that does not take several ranks."""
     return PluginError(
-        f"update.engine={config.update.engine}: the update is given "
-        f"{config.scheduler.num_update_ranks} ranks, and "
-        "this trainer does not say that it takes several; give one, or put @takes_ranks of "
+        f"update.engine={config.update.engine}: the update is given {config.scheduler.num_update_ranks} "
+        "ranks, and this trainer does not say that it takes several; give one, or put @takes_ranks of "
         "stages.engines.base before its function"
     )
 

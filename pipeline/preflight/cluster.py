@@ -100,11 +100,8 @@ def run_dir_problems(run_dir: Path) -> Iterator[ConfigIssue]:
 def limit_problems(given: SlurmConfig, limits: ClusterLimits) -> Iterator[ConfigIssue]:
     """Find limits of submitted jobs that leave a run no room."""
     if limits.max_submit is not None and limits.max_submit < _ELEMENTS_NEEDED:
-        yield ConfigIssue(
-            "scheduler.max_submitted",
-            given.max_submitted,
-            f"you may queue {limits.max_submit} jobs; a run needs at least {_ELEMENTS_NEEDED}, ask for more",
-        )
+        why = f"you may queue {limits.max_submit} jobs; a run needs at least {_ELEMENTS_NEEDED}, ask for more"
+        yield ConfigIssue("scheduler.max_submitted", given.max_submitted, why)
 
 
 def stage_problems(purpose: str, given: ResourcesConfig, cluster: Cluster) -> Iterator[ConfigIssue]:

@@ -66,30 +66,19 @@ class Mirrored:
 
 
 @dataclass
-class Target:
-    """Destination of rows: an opening of the W&B run."""
-
+class _Opening:
     run: Run
     opened: Opened
     sent: list[int] = field(default_factory=list, init=False)
-
-    @property
-    def held(self) -> frozenset[int]:
-        """Iterations that W&B had when the target was opened."""
-        raise NotImplementedError
 
     def log(self, rows: list[Row]) -> None:
         for row in rows:
             self.opened.log(self.run, row)
             self.sent.append(int(row["iteration"]))
 
-    def close(self, rows: list[Row], exit_code: int) -> Mirrored:
-        """Finish and report; ``rows`` are all of metrics.jsonl."""
-        raise NotImplementedError
-
 
 @dataclass
-class ToSegment(Target):
+class ToSegment(_Opening):
     """Target that is a new offline segment; it replaces earlier ones when there are many."""
 
     state: Offline
@@ -98,6 +87,7 @@ class ToSegment(Target):
 
     @property
     def held(self) -> frozenset[int]:
+        """Iterations that W&B had when this was opened."""
         confirmed = range(self.run.plan.start + 1, read_online(self.run.paths).arrived + 1)
         return (self.state.iterations | frozenset(confirmed)) - self.replaced.iterations
 
@@ -111,6 +101,7 @@ class ToSegment(Target):
             yield ToSegment(run, opened, state, state.excess(run.paths), removed), lease.beat
 
     def close(self, rows: list[Row], exit_code: int) -> Mirrored:
+        """Finish and report; ``rows`` are all of metrics.jsonl."""
         had = len(self.held)
         self.opened.handle.finish(exit_code=exit_code)
         if self.sent:
@@ -122,7 +113,7 @@ class ToSegment(Target):
 
 
 @dataclass
-class ToServer(Target):
+class ToServer(_Opening):
     """Target that is W&B's server, which is asked what it has."""
 
     before: Counter[int]
@@ -185,6 +176,10 @@ class ToServer(Target):
         return len(known)
 
 
+Target = ToServer | ToSegment
+"""Destination of rows."""
+
+
 @dataclass
 class Once:
     """Feed of the rows that are there; none will follow."""
@@ -230,7 +225,7 @@ def mirror(run: Run, mode: WandbMode, feed: Feed, note: Callable[[str], None]) -
         LeaseHeld: another writer has been at it for minutes.
         wandb.errors.Error, and whatever else its client raises: W&B refuses or cannot be reached.
     """
-    kind: type[ToServer | ToSegment] = ToServer if mode is WandbMode.ONLINE else ToSegment
+    kind: type[Target] = ToServer if mode is WandbMode.ONLINE else ToSegment
     with kind.open(run) as (target, beat):
         rows = read_rows(run)
         last = int(rows[-1]["iteration"]) if rows else run.plan.start

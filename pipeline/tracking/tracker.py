@@ -7,12 +7,12 @@ what did not arrive is sent by the next driver, or by ``slurm-ppo sync``.
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from subprocess import PIPE, Popen, TimeoutExpired
 from typing import IO, Any
 
 from pipeline.config.schema import WandbMode
@@ -52,7 +52,7 @@ def last_words(text: str) -> str:
 class MirrorProcess:
     """One process ``python -m pipeline.tracking.mirror``."""
 
-    process: "subprocess.Popen[bytes]"
+    process: "Popen[bytes]"
     output: IO[bytes]
     errors: IO[bytes]
     _read: int = 0
@@ -61,18 +61,8 @@ class MirrorProcess:
     def start(run: Run, mode: WandbMode, *options: str) -> "MirrorProcess":
         """Start it in a session of its own: Ctrl-C is for the driver, which then closes it in order."""
         output, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
-        words = [
-            sys.executable,
-            "-P",
-            "-m",
-            "pipeline.tracking.mirror",
-            str(run.paths.root),
-            str(mode),
-            *options,
-        ]
-        process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=output, stderr=errors, start_new_session=True
-        )
+        words = [sys.executable, "-P", "-m", "pipeline.tracking.mirror", run.paths.root, mode, *options]
+        process = Popen(words, stdin=PIPE, stdout=output, stderr=errors, start_new_session=True)
         assert process.stdin
         os.set_blocking(process.stdin.fileno(), False)
         return MirrorProcess(process, output, errors)
@@ -107,14 +97,14 @@ class MirrorProcess:
         try:
             self.process.wait(seconds)
             return True
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             self.kill()
             return False
 
     def kill(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
             signal_session(self.process.pid, number)
-            with suppress(subprocess.TimeoutExpired):
+            with suppress(TimeoutExpired):
                 self.process.wait(_KILL_SECONDS)
                 return
 

@@ -90,13 +90,19 @@ def meanings(section: Section, metrics: Sequence[Metric] = METRICS) -> str:
 def build(charts: Sequence[Chart] = CHARTS, metrics: Sequence[Metric] = METRICS) -> Spec:
     """Build the whole workspace. The same tables give the same bytes: nothing in it is random."""
     import wandb_workspaces.workspaces as ws
+    from wandb_workspaces.reports.v2.interface import WeavePanelSummaryTable
 
     drawn = panels(charts, metrics)
     inside = {section: [panel for panel in drawn if panel.section is section] for section in Section}
     sections = [_section(section, held, metrics) for section, held in inside.items() if held]
     names = [section.name for section in sections]
     place = names.index(Section.EVALUATION) if Section.EVALUATION in names else len(names)
-    sections.insert(place, _samples())
+    # The newest table of every run that is shown.
+    layout, table = (
+        ws.SectionLayoutSettings(columns=1, rows=1),
+        WeavePanelSummaryTable(table_name=SAMPLE_TABLE),
+    )
+    sections.insert(place, ws.Section(name=SAMPLES, panels=[table], layout_settings=layout))
     workspace = ws.Workspace(
         entity="",
         project="",
@@ -134,18 +140,6 @@ def _line_plot(panel: Panel) -> Any:
     curves = {"metric_regex": panel.regex} if panel.regex else {"y": list(panel.names)}
     range_y = (0.0 if panel.from_zero else None, None)
     return LinePlot(title=panel.title, x=X_AXIS, range_y=range_y, **curves)
-
-
-def _samples() -> Any:
-    """Make the section with the newest table of every run that is shown."""
-    import wandb_workspaces.workspaces as ws
-    from wandb_workspaces.reports.v2.interface import WeavePanelSummaryTable
-
-    return ws.Section(
-        name=SAMPLES,
-        panels=[WeavePanelSummaryTable(table_name=SAMPLE_TABLE)],
-        layout_settings=ws.SectionLayoutSettings(columns=1, rows=1),
-    )
 
 
 def _id(section: str, panel: Mapping[str, Any]) -> str:
