@@ -173,7 +173,7 @@ def has_mark(plugin: Plugin, name: str) -> bool | PluginFailure:
 
 
 class _Worker(SpawnProcess):
-    """A process of a pool, which is told by its type from others that this process has started."""
+    """A process of a pool, known by its type from others that this one has started."""
 
 
 class _Workers(SpawnContext):

@@ -28,7 +28,7 @@ from pipeline.run.lease import HEARTBEAT_SECONDS, LeaseHeld, hold, hold_patientl
 from pipeline.tracking.client import Opened, held_by_server, open_run
 from pipeline.tracking.state import (
     Offline,
-    begin_anew,
+    forget_rows,
     mark_synced,
     offline_lease,
     online_lease,
@@ -234,7 +234,7 @@ def mirror(run: Run, mode: WandbMode, feed: Feed, note: Callable[[str], None]) -
         else:
             return follow(run, target, feed, beat)
     note(f"W&B has rows that were taken back (from iteration {min(taken_back)} on): a new W&B run has all")
-    begin_anew(run.paths)
+    forget_rows(run.paths)
     with kind.open(run) as (target, beat):
         return follow(run, target, feed, beat)
 

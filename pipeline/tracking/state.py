@@ -119,7 +119,7 @@ def online_lease(paths: RunPaths) -> Path:
     return paths.locks / "wandb-online"
 
 
-def begin_anew(paths: RunPaths) -> None:
+def forget_rows(paths: RunPaths) -> None:
     """Forget every row, so that all are written again, on the server to another W&B run."""
     with hold_patiently(offline_lease(paths), _PATIENCE), hold_patiently(online_lease(paths), _PATIENCE):
         write_state(paths, Online(read_online(paths).generation + 1))
@@ -131,7 +131,7 @@ def rewind(paths: RunPaths, iteration: int) -> None:
     offline = read_offline(paths)
     uploaded = (held for name, held in offline.segments.items() if synced_marks(paths.wandb / name))
     if max([read_online(paths).sent, *(i for held in uploaded for i in held)]) > iteration:
-        begin_anew(paths)
+        forget_rows(paths)
     elif max(offline.iterations, default=0) > iteration:
         with hold_patiently(offline_lease(paths), _PATIENCE):
             write_state(paths, Offline())
