@@ -9,7 +9,7 @@ import time
 import traceback
 
 from pipeline.config.issue import ConfigError
-from pipeline.data.prompts import PromptError
+from pipeline.data.tables import PromptError
 from pipeline.plugins.load import PluginError
 from pipeline.run.commits import CorruptData, NotCommitted, StaleData
 from pipeline.run.directory import RunError

@@ -5,7 +5,10 @@ import json
 import os
 import re
 import shutil
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import version
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -31,6 +34,7 @@ from pipeline.tracking.workspace import (
     sections_of,
 )
 
+ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden" / "dashboard.json"
 """Written anew by DASHBOARD_GOLDEN=1."""
 
@@ -62,6 +66,21 @@ def saved(server: WandbServer) -> dict[str, object]:
 
 def titles(spec: dict[str, object]) -> dict[str, list[str]]:
     return {s["name"]: [p["config"].get("chartTitle") for p in s["panels"]] for s in sections_of(spec)}
+
+
+def test_private_parts_are_used_of_exactly_the_version_that_has_them():
+    """None of its public calls gives a workspace's JSON, or carries one to W&B under a name of ours."""
+    from wandb.sdk.lib.service.service_connection import WandbApiFailedError
+    from wandb_workspaces._graphql import execute_graphql, get_app_url
+
+    installed = f"wandb-workspaces=={version('wandb-workspaces')}"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert installed in project["dependencies"]
+    assert installed in (ROOT / "constraints.txt").read_text().splitlines()
+    assert list(signature(execute_graphql).parameters) == ["api", "query", "variables"]
+    assert list(signature(get_app_url).parameters) == ["api"]
+    assert isinstance(Workspace(entity="", project="")._to_model(), View)
+    assert issubclass(WandbApiFailedError, Exception)
 
 
 # --- pushing ---

@@ -164,7 +164,7 @@ def test_a_filesystem_that_lacks_something(tmp_path, monkeypatch, seam, replacem
     """Where none can be mounted for a test, the call itself is made to behave as on one."""
     monkeypatch.setattr(seam, replacement)
     try:
-        (finding,) = look(tmp_path)
+        finding = look(tmp_path)
     except OSError as error:  # the runner makes a finding of it
         finding = Finding("", Verdict.PROBLEM, str(error))
     assert finding.verdict in (Verdict.PROBLEM, Verdict.WARNING)
@@ -182,7 +182,7 @@ def test_reads_that_meet_a_stale_handle_are_made_again(tmp_path, monkeypatch):
         return read(self)
 
     monkeypatch.setattr(Path, "read_bytes", stale_every_third_time)
-    (finding,) = semantics.look_at_rename(tmp_path)
+    finding = semantics.look_at_rename(tmp_path)
     assert finding.verdict is Verdict.OK, finding
     assert finding.numbers["again"] > 0
     assert "of them when they tried again" in finding.measured
@@ -194,7 +194,7 @@ def test_reads_that_meet_a_stale_handle_are_made_again(tmp_path, monkeypatch):
 )
 def test_a_filesystem_is_named_with_what_is_known_of_it(tmp_path, monkeypatch, kind, said):
     monkeypatch.setattr(semantics, "filesystem_of", lambda path: ("/x", kind))
-    (finding,) = semantics.look_at_kind(tmp_path, is_shared=True)
+    finding = semantics.look_at_kind(tmp_path, is_shared=True)
     assert finding.verdict is Verdict.OK
     assert said in finding.measured
 

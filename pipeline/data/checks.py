@@ -15,14 +15,14 @@ from pipeline.config.schema import BadRows, Config, LongPrompts
 from pipeline.data.prompts import (
     Message,
     Prompt,
-    PromptError,
     Prompts,
     Rejected,
-    RejectReason,
     as_dicts,
     read_prompts,
     summarize,
 )
+from pipeline.data.sources import RejectReason
+from pipeline.data.tables import PromptError
 from pipeline.run.schemas import reserved_columns
 from pipeline.text import printable
 
@@ -184,20 +184,15 @@ def prompt_texts(
     texts, refused = [], {}
     for index, row in enumerate(rows):
         try:
-            text, why = prompt_text(row.prompt, tokenizer), refused_by(templates, row.prompt)
+            text, why = prompt_text(row.prompt, tokenizer), None
+            if not isinstance(row.prompt, str):
+                why = next(filter(None, (template.refusal(row.prompt) for template in templates)), None)
         except TemplateRefused as error:
             text, why = "", str(error)
         texts.append(text)
         if why:
             refused[index] = _rejected(row, RejectReason.BAD_MESSAGE, why)
     return texts, refused
-
-
-def refused_by(templates: Sequence[ScoringTemplate], prompt: str | Sequence[Message]) -> str | None:
-    """Return the first refusal of a prompt's messages; None if there is none, and for plain text."""
-    if isinstance(prompt, str):
-        return None
-    return next(filter(None, (template.refusal(prompt) for template in templates)), None)
 
 
 def tokenize(texts: Sequence[str], rows: Sequence[Prompt], tokenizer: PromptTokenizer) -> list[list[int]]:
@@ -214,20 +209,16 @@ def tokenize(texts: Sequence[str], rows: Sequence[Prompt], tokenizer: PromptToke
 
 
 def token_problem(row: Prompt, tokens: Sequence[int], limit: int, size: int | None) -> Rejected | None:
-    """Return why the policy cannot be given a prompt of these tokens; None if it can.
-
-    Args:
-        limit: most tokens of a prompt.
-        size: the model's vocabulary size; None where it is not known.
-    """
+    """Return why the policy cannot be given a prompt of these tokens, of at most ``limit``; None if it can.
+    The vocabulary's ``size`` is None where it is not known."""
     if not tokens:
         return _rejected(row, RejectReason.NO_TOKENS, "the tokenizer gives no token for it")
     if len(tokens) > limit:
-        detail = f"{len(tokens)} tokens, and data.max_prompt_tokens is {limit}"
-        return _rejected(row, RejectReason.TOO_LONG, detail)
+        said = f"{len(tokens)} tokens, and data.max_prompt_tokens is {limit}"
+        return _rejected(row, RejectReason.TOO_LONG, said)
     if size is not None and max(tokens) >= size:
-        detail = f"its token {max(tokens)} is beyond the model's {size} embeddings"
-        return _rejected(row, RejectReason.UNKNOWN_TOKEN, detail)
+        said = f"its token {max(tokens)} is beyond the model's {size} embeddings"
+        return _rejected(row, RejectReason.UNKNOWN_TOKEN, said)
     return None
 
 
@@ -250,14 +241,13 @@ def check_vocabulary(problems: Sequence[Rejected], num_kept: int, config: Config
 
 def describe(judged: Judged, config: Config) -> Iterator[str]:
     """Yield lines for people: counts by reason, rows as examples, a warning if many are dropped."""
-    found = judged.found
+    found, limit = judged.found, config.data.max_prompt_tokens
     line = f"{judged.key}: {len(judged.kept)} usable rows in {judged.path}; {summarize(judged.rejected)}"
     if found.num_rows < found.num_total:
         line += f"; looked at {found.num_rows:,} of {found.num_total:,} rows"
     yield line
     yield from (f"  {text}" for text in listed(judged.rejected))
     if judged.num_truncated:
-        limit = config.data.max_prompt_tokens
         yield f"  {judged.num_truncated} prompts truncated to their last {limit} tokens"
     if judged.share_dropped > _WARN_ABOVE:
         yield f"warning: {judged.key}: {_portion(judged)} cannot be used, and the policy never sees them"
@@ -270,8 +260,8 @@ def describe(judged: Judged, config: Config) -> Iterator[str]:
 
 def num_without_room(judged: Judged, config: Config) -> int:
     """Count usable prompts after which there is no room for the longest response."""
-    lengths = [config.model.context_length]
-    lengths += [config.rollout.vllm.max_model_len] if config.rollout.engine == Engine.VLLM else []
+    is_vllm = config.rollout.engine == Engine.VLLM
+    lengths = (config.model.context_length, config.rollout.vllm.max_model_len if is_vllm else None)
     room = min(length for length in lengths if length) - config.rollout.max_new_tokens
     return sum(len(judged.tokens[i]) > room for i in judged.kept)
 
@@ -307,16 +297,12 @@ def check_usable(config: Config, files: Sequence[Judged], listing: str = "") -> 
 
 
 def too_few(config: Config, judged: Judged, by_example: bool) -> str:
-    """Return the complaint about a file of which too little is left; empty where enough is.
-
-    Args:
-        by_example: whether to show a row that cannot be used.
-    """
+    """Return the complaint about a file of which too little is left, maybe with an example; else nothing."""
     wanted, because = config.data.prompts_per_iteration, _because(judged, by_example)
-    if judged.key == "data.prompts" and judged.most_usable < wanted:
-        few = f" has {judged.most_usable} usable rows, fewer than data.prompts_per_iteration={wanted}"
-        return few + because
-    if not judged.most_usable:
+    usable = judged.most_usable
+    if judged.key == "data.prompts" and usable < wanted:
+        return f" has {usable} usable rows, fewer than data.prompts_per_iteration={wanted}{because}"
+    if not usable:
         return f" has no usable row{because}"
     if judged.share_dropped > config.data.max_dropped:
         way_out = _WAYS_OUT.get(_commonest(judged), "mend them")

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from pipeline.data.tables import first_line
+
 _TOO_LARGE = "an integer of more than 64 bits"
 _KINDS: dict[type, str] = {
     dict: "an object",
@@ -26,7 +28,7 @@ class Mixed(ValueError):
     """The values do not fit one column."""
 
     def __init__(self, culprit: int, error: Exception) -> None:
-        super().__init__((str(error).splitlines() or [type(error).__name__])[0])
+        super().__init__(first_line(error))
         self.culprit = culprit
         """Index of the first value that does not fit those before it."""
 

@@ -18,20 +18,6 @@ from pipeline.data.sources import Cells, RejectReason, Unusable, read_source
 from pipeline.data.tables import PromptError, readable
 from pipeline.text import listing, shown
 
-__all__ = [
-    "Message",
-    "Prompt",
-    "PromptError",
-    "Prompts",
-    "RejectReason",
-    "Rejected",
-    "as_dicts",
-    "content_id",
-    "read_prompts",
-    "summarize",
-    "write_rejected",
-]
-
 _ROLES = ("system", "user", "assistant", "tool")
 _ROLES_TO_ANSWER = ("user", "tool")
 
@@ -114,14 +100,10 @@ def read_prompts(
         rows, rejected = _sift(source.cells(prompt_column, id_column), ids_from_content=id_column is None)
         misfits = source.misfits(others, [prompt.row for prompt in rows])
         fitting = tuple(prompt for prompt in rows if prompt.row not in misfits)
-        rejected += [_misfit(prompt, misfits[prompt.row]) for prompt in rows if prompt.row in misfits]
         table = source.select(others, [prompt.row for prompt in fitting])
-    rejected.sort(key=lambda one: one.row)
-    return Prompts(fitting, table, tuple(rejected), source.num_total)
-
-
-def _misfit(prompt: Prompt, detail: str) -> Rejected:
-    return Rejected(prompt.row, prompt.prompt_id, RejectReason.MIXED_TYPES, detail)
+    mixed = RejectReason.MIXED_TYPES
+    rejected += [Rejected(p.row, p.prompt_id, mixed, misfits[p.row]) for p in rows if p.row in misfits]
+    return Prompts(fitting, table, tuple(sorted(rejected, key=lambda one: one.row)), source.num_total)
 
 
 def content_id(prompt: str | tuple[Message, ...]) -> str:
@@ -159,15 +141,13 @@ def _check_columns(
     reserved: frozenset[str],
 ) -> list[str]:
     """Return the columns to keep besides prompt and id, in the source's order. Raises PromptError."""
-    if prompt_column not in names:
-        way_out = f"set data.prompt_column to one of its columns: {listing(names)}"
-        raise PromptError(f"{path} has no column {prompt_column!r} in any row; {way_out}")
-    if id_column is not None and id_column not in names:
-        way_out = f"leave data.id_column out, or set it to one of the columns: {listing(names)}"
-        raise PromptError(f"{path} has no column {id_column!r} in any row; {way_out}")
-    if missing := [name for name in kept or () if name not in names]:
-        way_out = f"data.columns may name: {listing(names)}"
-        raise PromptError(f"{path} has no column {missing[0]!r} in any row; {way_out}")
+    for name, way_out in (
+        (prompt_column, "set data.prompt_column to one of its columns"),
+        (id_column, "leave data.id_column out, or set it to one of the columns"),
+        *((name, "data.columns may name") for name in kept or ()),
+    ):
+        if name is not None and name not in names:
+            raise PromptError(f"{path} has no column {name!r} in any row; {way_out}: {listing(names)}")
     ours = (prompt_column, *([id_column] if id_column else []))
     used = [name for name in names if kept is None or name in kept or name in ours]
     if repeated := [name for name, count in Counter(used).items() if count > 1]:

@@ -128,16 +128,27 @@ class _Lines:
         """Find the rows whose values do not fit a column that the others fit, with descriptions."""
         found: dict[int, str] = {}
         for name in names:
-            values = [_value_at(self.lines[row], name) for row in rows]
-            for index, what in misfits(values).items():
+            for index, what in misfits(self._values(name, rows)).items():
                 found.setdefault(rows[index], f"line {self.lines[rows[index]][0]}: {name!r} has {what}")
         return found
 
     def select(self, names: Sequence[str], rows: Sequence[int]) -> pa.Table:
-        used = [self.lines[row] for row in rows]
-        arrays = [_array(self.path, name, used) for name in names]
-        counted = pa.table([pa.nulls(len(used)), *arrays], names=["", *names])
+        arrays = [self._array(name, rows) for name in names]
+        counted = pa.table([pa.nulls(len(rows)), *arrays], names=["", *names])
         return counted.select(range(1, len(names) + 1))  # without columns too, the number of rows is kept
+
+    def _values(self, name: str, rows: Sequence[int]) -> list[object]:
+        """Return the values of one JSON key in rows that are objects; None where one lacks it."""
+        return [value.get(name) for row in rows if not isinstance(value := self.lines[row][1], Unusable)]
+
+    def _array(self, name: str, rows: Sequence[int]) -> pa.Array:
+        values = self._values(name, rows)
+        try:
+            return array(values)
+        except Mixed as mixed:
+            number = self.lines[rows[mixed.culprit]][0]
+            message = f"{self.path}: the values of {name!r} do not fit one column: line {number} has"
+            raise PromptError(f"{message} {shown(values[mixed.culprit])} ({mixed}); {KEEP}") from mixed
 
 
 @dataclass(frozen=True)
@@ -201,23 +212,20 @@ def read_source(
 
 
 def _read(path: Path, split: str, wanted: Collection[str] | None, is_sample: bool) -> Source:
-    if not path.is_dir():
-        _check_name(path)
-        if path.suffix.lower() in _JSON_LINES:
-            return _read_lines(path, is_sample)
-    table, names = read_directory(path, split, wanted) if path.is_dir() else read_part(path, wanted)
+    suffix = path.suffix.lower()
+    if path.is_dir():
+        table, names = read_directory(path, split, wanted)
+    elif suffix not in (*_JSON_LINES, *ARROW, ".parquet"):
+        raise PromptError(f"{path} has the unknown extension {suffix!r}; name {LEGAL}")
+    elif path.stat().st_size == 0:
+        raise PromptError(f"{path} is empty; give at least one prompt")
+    elif suffix in _JSON_LINES:
+        return _read_lines(path, is_sample)
+    else:
+        table, names = read_part(path, wanted)
     total = table.num_rows
     places = _chosen(total, table.nbytes, is_sample)
     return _Table(path, table if len(places) == total else table.take(places), names, places, total)
-
-
-def _check_name(path: Path) -> None:
-    """Raise PromptError for a file of another format, or one without content."""
-    suffix = path.suffix.lower()
-    if suffix not in (*_JSON_LINES, *ARROW, ".parquet"):
-        raise PromptError(f"{path} has the unknown extension {suffix!r}; name {LEGAL}")
-    if path.stat().st_size == 0:
-        raise PromptError(f"{path} is empty; give at least one prompt")
 
 
 def _chosen(num_rows: int, num_bytes: int, is_sample: bool) -> Sequence[int]:
@@ -252,23 +260,6 @@ def _parse_line(line: bytes) -> dict[str, object] | Unusable:
 # --- columns -----------------------------------------------------------------------------------------------
 
 
-def _value_at(line: _Line, name: str) -> object:
-    """Return the value of one JSON key; None where a line lacks it."""
-    value = line[1]
-    return None if isinstance(value, Unusable) else value.get(name)
-
-
-def _array(path: Path, name: str, lines: Sequence[_Line]) -> pa.Array:
-    """Return the values of one JSON key as an Arrow array. Raises PromptError where they do not fit one."""
-    values = [_value_at(line, name) for line in lines]
-    try:
-        return array(values)
-    except Mixed as mixed:
-        number = lines[mixed.culprit][0]
-        message = f"{path}: the values of {name!r} do not fit one column: line {number} has"
-        raise PromptError(f"{message} {shown(values[mixed.culprit])} ({mixed}); {KEEP}") from mixed
-
-
 def _values(path: Path, table: pa.Table, name: str) -> Iterator[object]:
     """Return a column as Python values, with :class:`Unusable` where a cell cannot be one."""
     _check_values(path, name, table[name], is_judged_by_row=True)
@@ -292,6 +283,3 @@ def _check_values(path: Path, name: str, column: pa.ChunkedArray, is_judged_by_r
         if not (is_judged_by_row and "UTF8" in str(error)):
             message = f"{path}: column {name!r} is corrupt ({first_line(error)}); write it again, or {KEEP}"
             raise PromptError(message) from error
-
-
-# --- words -------------------------------------------------------------------------------------------------

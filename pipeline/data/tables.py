@@ -17,6 +17,10 @@ KEEP = "name the columns to keep in data.columns"
 _SPLITS = {"train", "test", "validation"}
 
 
+def first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 class PromptError(UserError, ValueError):
     """The source of prompts as a whole cannot be used; the message says why and what to do."""
 
@@ -40,9 +44,7 @@ def read_part(path: Path, wanted: Collection[str] | None) -> Part:
 
 
 def _only(table: pa.Table, wanted: Collection[str] | None) -> pa.Table:
-    if wanted is None:
-        return table
-    return table.select([i for i, name in enumerate(table.column_names) if name in wanted])
+    return table.select([i for i, name in enumerate(table.column_names) if wanted is None or name in wanted])
 
 
 def _read_parquet(path: Path, wanted: Collection[str] | None) -> Part:
@@ -124,10 +126,3 @@ def _saved_names(path: Path, key: str) -> list[str]:
     except (ValueError, AttributeError, TypeError, KeyError) as error:
         message = f"{path} is not what save_to_disk writes ({error!r}); save the dataset again"
         raise PromptError(message) from error
-
-
-# --- words ---
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -4,22 +4,33 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.config.issue import ConfigIssue
-from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, key_of, resources_of
+from pipeline.config.scheduler import ResourcesConfig, key_of, resources_of
 from pipeline.config.schema import Config
-from pipeline.doctor.findings import Check, Finding, Group, milliseconds, ok, problem, skipped, warning
+from pipeline.doctor.findings import (
+    Check,
+    Finding,
+    Group,
+    Look,
+    findings_of,
+    milliseconds,
+    ok,
+    problem,
+    skipped,
+    warning,
+)
+from pipeline.doctor.semantics import SYNCHRONISE
 from pipeline.preflight.cluster import (
     PROGRAMS,
-    Cluster,
     limit_problems,
+    purpose_problems,
     purposes_used,
-    refusals,
-    stage_problems,
+    read_cluster,
 )
-from pipeline.preflight.probe import Aim, ask_nodes, judge
+from pipeline.preflight.probe import Aim, ask_nodes, judge, note
 from pipeline.run.lease import EXPIRY_SECONDS
 from slurm.associations import read_associations
 from slurm.commands import SlurmError, SlurmMissing, run_command
@@ -32,6 +43,7 @@ _LATE_SECONDS = 5.0
 _TOO_LATE_SECONDS = 60.0
 _NODE_SECONDS = 120.0
 _CALL_SECONDS = 20.0
+_MOST_SHOWN = 6
 _PLACE = "Slurm"
 _CONTROLLER = "Slurm's controller"
 _ASK = "wait, and ask the administrators if it lasts; nothing of a run is lost meanwhile"
@@ -45,37 +57,30 @@ def slurm_checks(config: Config | None, folder: Path, with_probe: bool) -> list[
         folder: where probe jobs meet this machine.
     """
     if config is None and not any(map(shutil.which, PROGRAMS)):
-        return [Check(Group.SLURM, "commands", lambda: [skipped("commands", "there is no Slurm here")])]
+        return [Check(Group.SLURM, "commands", lambda: skipped("commands", "there is no Slurm here"))]
     checks = [
-        Check(Group.SLURM, "commands", look_at_commands),
+        Check(Group.SLURM, "commands", lambda: judge_commands(_paths_of_commands())),
         _asking("controller", look_at_controller, gate=_CONTROLLER, is_needed=config is not None),
         _asking("limits", lambda: look_at_limits(config)),
         _asking("accounting", look_at_accounting),
-        _asking("partitions", look_at_partitions),
+        _asking("partitions", lambda: judge_partitions(read_partitions())),
     ]
     if config is not None:
         checks.append(_asking("stages", lambda: look_at_stages(config), 90.0))
     if with_probe:
-        look: Callable[[], Iterable[Finding]] = lambda: look_at_nodes(config, folder)  # noqa: E731
-        checks.append(_asking("compute nodes", look, _NODE_SECONDS + 60))
-    else:
-        none = skipped("compute nodes", "--no-probe: no job was sent to look")
-        checks.append(Check(Group.SLURM, "compute nodes", lambda: [none]))
-    return checks
+        return [*checks, _asking("compute nodes", lambda: look_at_nodes(config, folder), _NODE_SECONDS + 60)]
+    none = skipped("compute nodes", "--no-probe: no job was sent to look")
+    return [*checks, Check(Group.SLURM, none.title, lambda: none)]
 
 
 def _asking(
-    title: str,
-    look: Callable[[], Iterable[Finding]],
-    limit: float = 3 * _CALL_SECONDS,
-    gate: str = "",
-    is_needed: bool = True,
+    title: str, look: Look, limit: float = 3 * _CALL_SECONDS, gate: str = "", is_needed: bool = True
 ) -> Check:
     """Make a check that asks Slurm, which may be missing or silent."""
 
     def carefully() -> Iterator[Finding]:
         try:
-            yield from look()
+            yield from findings_of(look)
         except SlurmMissing as error:
             yield skipped(title, str(error))
         except SlurmError as error:
@@ -85,8 +90,8 @@ def _asking(
     return Check(Group.SLURM, title, carefully, limit, place=_PLACE, gate=gate, needs=needs)
 
 
-def look_at_commands() -> Iterator[Finding]:
-    yield judge_commands({name: shutil.which(name) for name in (*PROGRAMS, *_OPTIONAL)})
+def _paths_of_commands() -> dict[str, str | None]:
+    return {name: shutil.which(name) for name in (*PROGRAMS, *_OPTIONAL)}
 
 
 def judge_commands(paths: Mapping[str, str | None]) -> Finding:
@@ -103,7 +108,7 @@ def judge_commands(paths: Mapping[str, str | None]) -> Finding:
     return ok("commands", f"{len(paths)} found in {', '.join(folders)}")
 
 
-def look_at_controller() -> Iterator[Finding]:
+def look_at_controller() -> Finding:
     """Measure how long it takes to answer what is asked in every pass."""
     started = time.perf_counter()
     version = run_command(["sbatch", "--version"], timeout=_CALL_SECONDS).strip()
@@ -111,24 +116,19 @@ def look_at_controller() -> Iterator[Finding]:
     seconds = time.perf_counter() - started
     told = f"{version}, squeue answers in {milliseconds(seconds)}"
     busy = " (that is long: it is busy, raise scheduler.check_minutes)" if seconds > _SLOW_SECONDS else ""
-    yield ok("controller", told + busy, seconds=seconds)
+    return ok("controller", told + busy, seconds=seconds)
 
 
 def look_at_limits(config: Config | None) -> Iterator[Finding]:
     text = run_command(["scontrol", "show", "config"], timeout=_CALL_SECONDS)
     yield judge_settings(text)
     limits = read_limits()
-    mine = "without a limit" if limits.max_submit is None else f"{limits.max_submit} at most"
-    told = f"you may have jobs in the queue {mine}"
-    needed = list(limit_problems(config.scheduler, limits)) if config and _is_slurm(config) else []  # type: ignore[arg-type]
+    needed = list(limit_problems(config.slurm, limits)) if config and config.slurm else []
     if needed:
         yield problem("your limits", str(needed[0]), "ask for a higher MaxSubmitJobs, or use another QOS")
     else:
-        yield ok("your limits", told)
-
-
-def _is_slurm(config: Config) -> bool:
-    return isinstance(config.scheduler, SlurmConfig)
+        mine = "without a limit" if limits.max_submit is None else f"{limits.max_submit} at most"
+        yield ok("your limits", f"you may have jobs in the queue {mine}")
 
 
 def judge_settings(text: str) -> Finding:
@@ -150,36 +150,28 @@ def judge_settings(text: str) -> Finding:
     return ok("limits", told, **numbers)
 
 
-def look_at_accounting() -> Iterator[Finding]:
+def look_at_accounting() -> Finding:
     started = time.perf_counter()
     try:
         run_command(["sacct", "-X", "-n", "-P", "--format=JobID"], timeout=_CALL_SECONDS)
     except SlurmError as error:
         told = f"sacct does not answer: {' '.join(error.stderr.split())[:120] or error}"
         advice = "runs work without; how ended jobs ended is known for MinJobAge only, and costs are not"
-        yield warning("accounting", told, advice)
-        return
+        return warning("accounting", told, advice)
     seconds = time.perf_counter() - started
     known = read_associations()
     mine = f"accounts: {', '.join(sorted(known.accounts)) or 'none'}" if known else "accounts are not known"
     rules = ", enforced" if known and known.enforced else ""
-    yield ok("accounting", f"sacct answers in {milliseconds(seconds)}; {mine}{rules}", seconds=seconds)
-
-
-def look_at_partitions() -> Iterator[Finding]:
-    yield judge_partitions(read_partitions())
-
-
-_MOST_SHOWN = 6
+    return ok("accounting", f"sacct answers in {milliseconds(seconds)}; {mine}{rules}", seconds=seconds)
 
 
 def judge_partitions(partitions: Mapping[str, Partition]) -> Finding:
     """Judge whether some partition takes jobs. Pure."""
     up = [partition for partition in partitions.values() if partition.state == "UP" and partition.nodes]
-    shown = "; ".join(map(_in_words, up[:_MOST_SHOWN]))
-    more = f"; and {len(up) - _MOST_SHOWN} more" if len(up) > _MOST_SHOWN else ""
     if not up:
         return problem("partitions", f"none of {len(partitions)} takes jobs", "wait until one is UP: sinfo")
+    shown = "; ".join(map(_in_words, up[:_MOST_SHOWN]))
+    more = f"; and {len(up) - _MOST_SHOWN} more" if len(up) > _MOST_SHOWN else ""
     return ok("partitions", f"{shown}{more}", partitions=len(up))
 
 
@@ -193,13 +185,11 @@ def _in_words(partition: Partition) -> str:
 
 def look_at_stages(config: Config) -> Iterator[Finding]:
     """Compare what each stage asks for with what its partitions have, and let sbatch test the script."""
-    given = config.scheduler
-    assert isinstance(given, SlurmConfig)
-    cluster = Cluster(read_limits(), read_partitions(), read_associations())
+    assert config.slurm
+    cluster = read_cluster()
     for purpose in purposes_used(config):
-        resources = resources_of(given, purpose)
-        found = list(stage_problems(purpose, resources, cluster)) or list(refusals(config, given, purpose))
-        yield judge_stage(purpose, resources, found)
+        given = resources_of(config.slurm, purpose)
+        yield judge_stage(purpose, given, purpose_problems(config, purpose, cluster))
 
 
 def judge_stage(purpose: str, given: ResourcesConfig, problems: Sequence[ConfigIssue]) -> Finding:
@@ -216,11 +206,8 @@ def judge_stage(purpose: str, given: ResourcesConfig, problems: Sequence[ConfigI
 def look_at_nodes(config: Config | None, folder: Path) -> Iterator[Finding]:
     """Send tiny jobs, one to each place that stages go to; or one to the default partition."""
 
-    def note(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
     if config is not None:
-        for aim, answer in ask_nodes(config, note, _NODE_SECONDS, measures_delay=True):
+        for aim, answer in ask_nodes(config, _NODE_SECONDS, measures_delay=True):
             yield from judge_node(", ".join(aim.stages), list(judge(aim, answer)), answer)
         return
     probe = Probe("default", {}, (sys.executable,), ("slurm", "pipeline"), measures_delay=True)
@@ -262,7 +249,7 @@ def judge_exchange(title: str, seen: Exchange) -> Finding:
     there = f"{max(0.0, seen.round_trip - max(0.0, seen.seen_here)):.2f} s to be seen there"
     told = f"{here}, {there}{clock}"
     if abs(seen.node_skew) > EXPIRY_SECONDS / 2:
-        return problem(title, told, "let the administrators synchronise clocks (NTP)", **numbers)
+        return problem(title, told, SYNCHRONISE, **numbers)
     if seen.round_trip > _LATE_SECONDS:
         advice = "a run works, each stage waits for as long; shorter caches (acdirmax) would help"
         return warning(title, told, advice, **numbers)

@@ -64,10 +64,8 @@ def measure(run: Run, iteration: int) -> tuple[Footprint, Footprint] | None:
     update = next((record for record in found if record.task == policy_maker(iteration)), None)
     if update is None:
         return None
-    others = [record for record in found if record.task.stage is not Stage.UPDATE]
-    return footprint(update), Footprint(
-        sum(footprint(record).num_bytes for record in others), FILES_OF_TASK * len(tasks)
-    )
+    others = sum(footprint(record).num_bytes for record in found if record.task.stage is not Stage.UPDATE)
+    return footprint(update), Footprint(others, FILES_OF_TASK * len(tasks))
 
 
 def footprint(record: Record) -> Footprint:

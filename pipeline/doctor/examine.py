@@ -1,17 +1,15 @@
 """All checks of a run, of settings, or of this folder; and their printing."""
 
-import contextlib
+import json
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TextIO
 
-from pipeline.config.scheduler import LocalConfig, SlurmConfig
 from pipeline.config.schema import WandbMode
 from pipeline.doctor.cluster import slurm_checks
 from pipeline.doctor.disk import space_checks
@@ -36,8 +34,9 @@ from pipeline.doctor.place import remove_leftovers
 from pipeline.doctor.running import run_check, run_checks
 from pipeline.doctor.semantics import file_checks
 from pipeline.doctor.wandbchecks import wandb_checks
-from pipeline.process import uninterrupted
-from pipeline.run.directory import Run
+from pipeline.preflight.disk_need import existing_folder
+from pipeline.process import interruptible, uninterrupted
+from pipeline.run.directory import Run, RunError, is_run, load_run
 
 
 @dataclass(frozen=True)
@@ -59,20 +58,13 @@ class Subject:
 
 
 def patient_of(root: Path | None, imagined: Run | None) -> Subject:
-    """Return the subject for a run directory, settings, or nothing: the current folder.
-
-    Raises:
-        RunError: ``root`` holds no run.
-    """
-    from pipeline.preflight.cluster import existing_parent
-    from pipeline.run.directory import RunError, is_run, load_run
-
+    """Return the subject for a run directory, settings, or nothing: this folder. RunError: it is no run."""
     if imagined is not None:
-        target = imagined.paths.root
-        return Subject(target if target.is_dir() else existing_parent(target), imagined)
+        return Subject(existing_folder(imagined.paths.root.absolute()), imagined)
     if root is None:
         return Subject(Path.cwd())
-    if run_check(Check(Group.RUN, "run", lambda: _reach(root))) is None:
+    # In a process of its own, because a dead file server never answers.
+    if run_check(Check(Group.RUN, "run", lambda: ok("run", f"{root} exists: {root.exists()}"))) is None:
         return Subject(root.absolute(), trouble=f"{root} does not answer")
     if not is_run(root):
         load_run(root)  # says what is missing
@@ -82,27 +74,21 @@ def patient_of(root: Path | None, imagined: Run | None) -> Subject:
         return Subject(root.absolute(), trouble=str(error))
 
 
-def _reach(root: Path) -> list[Finding]:
-    """Look for the folder; in a process of its own, because a dead file server never answers."""
-    return [ok("run", f"{root} exists: {root.exists()}")]
-
-
 def checks_of(patient: Subject, with_probe: bool) -> list[Check]:
     """Return the checks in the order in which they are made and shown."""
     run = patient.run
     config = run.config if run else None
-    is_local = config is not None and isinstance(config.scheduler, LocalConfig)
-    on_slurm = config if config and isinstance(config.scheduler, SlurmConfig) else None
-    asked = config.tracking.wandb.mode if config else WandbMode.AUTO
+    on_slurm = config if config and config.slurm else None
+    is_local = config is not None and on_slurm is None
     checks = machine_checks(trains_here=is_local)
     checks += space_checks(patient.folder, run, patient.exists)
     checks += file_checks(patient.folder, is_shared=on_slurm is not None)
     if not is_local:
         checks += slurm_checks(on_slurm, patient.folder, with_probe)
-    checks += wandb_checks(asked)
+    checks += wandb_checks(config.tracking.wandb.mode if config else WandbMode.AUTO)
     if patient.trouble:
         advice = "restore the file from a backup, or start a new run"
-        checks.append(Check(Group.RUN, "run", lambda: [problem("run", patient.trouble, advice)]))
+        checks.append(Check(Group.RUN, "run", lambda: problem("run", patient.trouble, advice)))
     elif run and patient.exists:
         checks += health_checks(run)
     return checks
@@ -111,7 +97,7 @@ def checks_of(patient: Subject, with_probe: bool) -> list[Check]:
 def examine(patient: Subject, with_probe: bool, tell: Callable[[Grouped], None]) -> list[Grouped]:
     """Make every check, reporting each finding as it comes. Leaves nothing behind, also when interrupted."""
     found = []
-    with interruptible():
+    with interruptible(signal.SIGHUP):  # a closed terminal
         try:
             for grouped in run_checks(checks_of(patient, with_probe)):
                 found.append(grouped)
@@ -126,27 +112,11 @@ def clean_up(folder: Path) -> None:
     """Remove left-overs, in a process with a limit too: the folder may be what hangs."""
     own = os.getpid()
 
-    def remove() -> Iterator[None]:
+    def remove() -> Iterable[Finding]:
         remove_leftovers(folder, own)
-        return iter(())
+        return ()
 
-    run_check(Check(Group.FILES, "cleaning up", remove))  # type: ignore[arg-type]
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Let a closed terminal or SIGTERM end the block as Ctrl-C does."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    previous = [signal.signal(number, interrupt) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, previous, strict=True):
-            signal.signal(number, handler)
+    run_check(Check(Group.FILES, "cleaning up", remove))
 
 
 def next_command(patient: Subject, found: list[Grouped]) -> str:
@@ -177,8 +147,6 @@ def show(patient: Subject, with_probe: bool, stream: TextIO) -> list[Grouped]:
 
 def doctor(patient: Subject, with_probe: bool, as_json: bool) -> bool:
     """Print what was found. Returns whether there was no problem."""
-    import json
-
     if as_json:
         found = examine(patient, with_probe, lambda grouped: None)
         print(json.dumps(to_json(patient.subject, found), indent=1))

@@ -64,7 +64,12 @@ def skipped(title: str, why: str, advice: str = "") -> Finding:
     return Finding(title, Verdict.SKIPPED, why, advice)
 
 
-Look = Callable[[], Iterable[Finding]]
+Look = Callable[[], Finding | Iterable[Finding]]
+
+
+def findings_of(look: Look) -> list[Finding]:
+    found = look()
+    return [found] if isinstance(found, Finding) else list(found)
 
 
 @dataclass(frozen=True)
@@ -106,41 +111,34 @@ def to_json(subject: str, found: Sequence[Grouped]) -> dict[str, Any]:
 _COLOURS = {Verdict.OK: 32, Verdict.WARNING: 33, Verdict.PROBLEM: 31, Verdict.SKIPPED: 2}
 
 
-def in_colour(verdict: Verdict) -> str:
-    return f"\x1b[{_COLOURS[verdict]}m{verdict}\x1b[0m" + " " * (_INDENT - 2 - len(verdict))
-
-
 def plain(verdict: Verdict) -> str:
     return str(verdict).ljust(_INDENT - 2)
 
 
+def in_colour(verdict: Verdict) -> str:
+    return f"\x1b[{_COLOURS[verdict]}m{plain(verdict)}\x1b[0m"
+
+
 def describe(group: Group | None, finding: Finding, shown: Callable[[Verdict], str] = plain) -> str:
     """Render a finding in a few lines of at most 80 characters, under its group's name where that is new."""
-    lines = _wrapped(f"{finding.title}: {finding.measured}", " " * _INDENT)
+    lines = _wrapped(f"{finding.title}: {finding.measured}", _INDENT)
     if finding.advice:
-        lines += _wrapped(f"-> {finding.advice}", " " * (_INDENT + 3), " " * _INDENT)
+        lines += _wrapped(f"-> {finding.advice}", _INDENT + 3)
     head = f"\n{group}\n" if group else ""
     return f"{head}  {shown(finding.verdict)}{lines[0].strip()}" + "".join(f"\n{line}" for line in lines[1:])
 
 
-def _wrapped(text: str, indent: str, first: str | None = None) -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=indent if first is None else first,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def _wrapped(text: str, indent: int) -> list[str]:
+    """Break a text into lines; those after the first are indented."""
+    first, rest = " " * _INDENT, " " * indent
+    lines = textwrap.TextWrapper(WIDTH, first, rest, break_long_words=False, break_on_hyphens=False)
+    return lines.wrap(text)
 
 
 def conclusion(found: Sequence[Grouped], next_command: str) -> str:
     """Render the last lines."""
-    problems, warnings = count(found, Verdict.PROBLEM), count(found, Verdict.WARNING)
-    counted = ", ".join(
-        f"{number} {word}{'' if number == 1 else 's'}"
-        for number, word in ((problems, "problem"), (warnings, "warning"))
-    )
+    numbers = {verdict: count(found, verdict) for verdict in (Verdict.PROBLEM, Verdict.WARNING)}
+    counted = ", ".join(f"{n} {verdict}{'s' * (n != 1)}" for verdict, n in numbers.items())
     return f"\n{counted}\nnext: {next_command}"
 
 

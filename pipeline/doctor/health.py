@@ -11,15 +11,13 @@ from pathlib import Path
 
 from pipeline.config.job_kinds import DRIVERS
 from pipeline.config.resolve import missing_paths
-from pipeline.config.scheduler import SlurmConfig
 from pipeline.doctor.findings import Check, Finding, Group, ok, problem, skipped, warning
 from pipeline.orchestrate.row_writer import differing
 from pipeline.run import journal
 from pipeline.run.control import read_control
-from pipeline.run.directory import Run, version
+from pipeline.run.directory import Run, resume_command, version
 from pipeline.run.lease import holder_of
 from pipeline.run.lineage import find_damage
-from pipeline.run.paths import RunPaths
 from pipeline.run.plan import unique
 from pipeline.run.records import Frontier, Records, find_frontier, newest_row
 from pipeline.run.retention import in_words
@@ -46,7 +44,7 @@ _HASH_SECONDS = 900.0
 def health_checks(run: Run) -> list[Check]:
     """Return the checks of a run on disk."""
     place = str(run.paths.root)
-    looks: dict[str, Callable[[Run], Iterator[Finding]]] = {
+    looks: dict[str, Callable[[Run], Finding | Iterable[Finding]]] = {
         "version": look_at_version,
         "inputs": look_at_inputs,
         "driver": look_at_driver,
@@ -62,30 +60,28 @@ def health_checks(run: Run) -> list[Check]:
         Check(Group.RUN, title, functools.partial(look, run), limits.get(title, _READ_SECONDS), place)
         for title, look in looks.items()
     ]
-    if isinstance(run.config.scheduler, SlurmConfig):
+    if run.config.slurm:
         checks.append(Check(Group.RUN, "jobs", lambda: look_at_jobs(run), _READ_SECONDS, "Slurm"))
     return checks
 
 
-def look_at_version(run: Run) -> Iterator[Finding]:
+def look_at_version(run: Run) -> Finding:
     began, here = run.identity.version, version()
     if began == here:
-        yield ok("version", f"{here}, as when the run began")
-    else:
-        advice = "go on with the version that it began with, or compare the rows before and after"
-        yield warning("version", f"{here} here, the run began with {began}", advice)
+        return ok("version", f"{here}, as when the run began")
+    advice = "go on with the version that it began with, or compare the rows before and after"
+    return warning("version", f"{here} here, the run began with {began}", advice)
 
 
-def look_at_inputs(run: Run) -> Iterator[Finding]:
+def look_at_inputs(run: Run) -> Finding:
     missing = list(missing_paths(run.config))
-    if missing:
-        told = "; ".join(f"{p.key}={p.value} {p.why}" for p in missing[:_MOST_NAMED])
-        yield problem("inputs", told, "put them back where they were: settings of a run are frozen")
-    else:
-        yield ok("inputs", "models, prompts and whatever else the settings name are there")
+    if not missing:
+        return ok("inputs", "models, prompts and whatever else the settings name are there")
+    told = "; ".join(f"{p.key}={p.value} {p.why}" for p in missing[:_MOST_NAMED])
+    return problem("inputs", told, "put them back where they were: settings of a run are frozen")
 
 
-def look_at_troubles(run: Run) -> Iterator[Finding]:
+def look_at_troubles(run: Run) -> list[Finding]:
     """Look for failures of drivers that are not overcome yet, and for rows that are missing at the end."""
     found = list(troubles_in_words(journal.read_events(run.paths.events)))
     frontier = find_frontier(run.plan, run.paths)
@@ -93,24 +89,20 @@ def look_at_troubles(run: Run) -> Iterator[Finding]:
     lacks_rows = frontier.is_complete(run.plan, run.plan.iterations) and newest < run.plan.iterations
     if not found and lacks_rows and not holder_of(run.paths.locks):
         found = [f"everything is committed, but {run.plan.iterations - newest} rows are not written"]
-    again = f"mend that; the next driver tries again, or: slurm-ppo resume {shlex.quote(str(run.paths.root))}"
-    yield from (problem("troubles", words, again) for words in found)
-    if not found:
-        yield ok("troubles", "every driver did what it had to do")
+    again = f"mend that; the next driver tries again, or: {resume_command(run)}"
+    fine = ok("troubles", "every driver did what it had to do")
+    return [problem("troubles", words, again) for words in found] or [fine]
 
 
-def look_at_driver(run: Run) -> Iterator[Finding]:
-    holder = holder_of(run.paths.locks)
-    control = read_control(run.paths)
-    events = journal.read_events(run.paths.events)
+def look_at_driver(run: Run) -> Finding:
+    holder, control = holder_of(run.paths.locks), read_control(run.paths)
     asked = "; cancelled by a person" if control.cancelled else "; failed" if control.has_failed else ""
     if holder and "cannot be read" in holder:
-        yield problem("driver", holder, "remove that file if no driver is at work")
-    elif holder:
-        yield ok("driver", holder.partition(" (")[0] + asked)
-    else:
-        last = how_it_stopped(events)
-        yield ok("driver", "none is at work" + (f"; the last one: {last}" if last else "") + asked)
+        return problem("driver", holder, "remove that file if no driver is at work")
+    if holder:
+        return ok("driver", holder.partition(" (")[0] + asked)
+    last = how_it_stopped(journal.read_events(run.paths.events))
+    return ok("driver", "none is at work" + (f"; the last one: {last}" if last else "") + asked)
 
 
 def look_at_journals(run: Run) -> Iterator[Finding]:
@@ -119,8 +111,7 @@ def look_at_journals(run: Run) -> Iterator[Finding]:
             yield judge_journal(path.name, read_newest(path), rewrites)
     if wrong := differing(run.paths, run.plan.start + 1):
         told = f"row {in_words(wrong)} is not what was published in rows/, or that is spoilt"
-        advice = f"slurm-ppo resume {shlex.quote(str(run.paths.root))} writes it again"
-        yield problem("rows", told, advice)
+        yield problem("rows", told, f"{resume_command(run)} writes it again")
 
 
 def judge_journal(name: str, content: bytes, is_rewritten: bool) -> Finding:
@@ -142,34 +133,28 @@ def _is_row(line: bytes) -> bool:
         return False
 
 
-def look_at_commits(run: Run) -> Iterator[Finding]:
+def look_at_commits(run: Run) -> Finding:
     """Check records of the iterations at hand, and sizes of what they name; contents are hashed when read."""
     frontier = find_frontier(run.plan, run.paths)
-    tasks = tasks_around(run, frontier)
     records = Records(run.paths)
-    records.refresh(tasks)
-    done = max(frontier.updated, run.plan.start)
-    told = f"{done} of {run.plan.iterations} iterations are done; {len(records.known)} records looked at"
+    records.refresh(tasks_around(run, frontier))
     if records.corrupt:
         first = "; ".join(list(records.corrupt.values())[:_MOST_NAMED])
-        advice = (
-            f"slurm-ppo resume {shlex.quote(str(run.paths.root))}: they are moved aside and computed again"
-        )
-        yield problem("commits at hand", f"{len(records.corrupt)} do not stand: {first}", advice)
-    else:
-        yield ok("commits at hand", f"{told}, all stand", records=len(records.known))
+        advice = f"{resume_command(run)}: they are moved aside and computed again"
+        return problem("commits at hand", f"{len(records.corrupt)} do not stand: {first}", advice)
+    looked, done = len(records.known), max(frontier.updated, run.plan.start)
+    told = f"{done} of {run.plan.iterations} iterations are done; {looked} records looked at, all stand"
+    return ok("commits at hand", told, records=looked)
 
 
-def look_at_last_policy(run: Run) -> Iterator[Finding]:
+def look_at_last_policy(run: Run) -> Finding:
     """Hash the last policy of a trained run: no later task reads it, so none would find it damaged."""
     updated = find_frontier(run.plan, run.paths).updated
     if updated < run.plan.iterations:
-        yield skipped("last policy", "the run is not at its end; tasks verify what they read")
-    elif found := find_damage(run.plan, run.paths, updated):
-        again = f"slurm-ppo resume {shlex.quote(str(run.paths.root))}: it is moved aside and made again"
-        yield problem("last policy", found.why, again)
-    else:
-        yield ok("last policy", "it has the hashes that it was committed with")
+        return skipped("last policy", "the run is not at its end; tasks verify what they read")
+    if found := find_damage(run.plan, run.paths, updated):
+        return problem("last policy", found.why, f"{resume_command(run)}: it is moved aside and made again")
+    return ok("last policy", "it has the hashes that it was committed with")
 
 
 def tasks_around(run: Run, frontier: Frontier) -> tuple[Task, ...]:
@@ -180,12 +165,19 @@ def tasks_around(run: Run, frontier: Frontier) -> tuple[Task, ...]:
     return unique(PREPARE, *last, *window, *(source for task in window for source in plan.inputs(task)))
 
 
-def look_at_leftovers(run: Run) -> Iterator[Finding]:
+def look_at_leftovers(run: Run) -> Finding:
     frontier = find_frontier(run.plan, run.paths)
     folders = {run.paths.task(task).folder for task in tasks_around(run, frontier)}
     folders |= {run.paths.root, run.paths.locks, run.paths.slurm, run.paths.policies}
     folders |= {run.paths.submissions(i) for i in (0, frontier.updated, frontier.updated + 1)}
-    yield judge_leftovers(run.paths, list(orphans(folders, time.time())))
+    found = list(orphans(folders, time.time()))
+    if not found:
+        return ok("left-overs", "no private file of a writer that was killed")
+    names = ", ".join(run.paths.relative(path) for path in found[:_MOST_NAMED])
+    told = f"{len(found)} private files of writers that were killed: {names}"
+    total = size(sum(path.lstat().st_size for path in found))
+    advice = "nobody reads them; they may be removed"
+    return warning("left-overs", f"{told} ({total})", advice, files=len(found))
 
 
 def orphans(folders: Iterable[Path], now: float) -> Iterator[Path]:
@@ -197,41 +189,27 @@ def orphans(folders: Iterable[Path], now: float) -> Iterator[Path]:
                     yield path
 
 
-def judge_leftovers(paths: RunPaths, found: Sequence[Path]) -> Finding:
-    if not found:
-        return ok("left-overs", "no private file of a writer that was killed")
-    names = ", ".join(paths.relative(path) for path in found[:_MOST_NAMED])
-    told = f"{len(found)} private files of writers that were killed: {names}"
-    total = sum(path.lstat().st_size for path in found)
-    advice = "nobody reads them; they may be removed"
-    return warning("left-overs", f"{told} ({size(total)})", advice, files=len(found))
-
-
-def look_at_segments(run: Run) -> Iterator[Finding]:
-    listed = read_offline(run.paths).segments
-    folders = segment_folders(run.paths)
+def look_at_segments(run: Run) -> Finding:
+    listed, folders = read_offline(run.paths).segments, segment_folders(run.paths)
     loose = [folder.name for folder in folders if folder.name not in listed]
     if loose and not holder_of(offline_lease(run.paths)):
         advice = f"slurm-ppo sync {shlex.quote(str(run.paths.root))} writes their rows again"
-        yield warning("W&B segments", f"{len(loose)} of {len(folders)} were cut by a crash", advice)
-    elif folders:
-        yield ok("W&B segments", f"{len(folders)}, all whole")
-    else:
-        yield skipped("W&B segments", "none were written")
+        return warning("W&B segments", f"{len(loose)} of {len(folders)} were cut by a crash", advice)
+    if folders:
+        return ok("W&B segments", f"{len(folders)}, all whole")
+    return skipped("W&B segments", "none were written")
 
 
-def look_at_jobs(run: Run) -> Iterator[Finding]:
+def look_at_jobs(run: Run) -> Finding:
     try:
         elements = read_queue(lambda name: is_job_of(run.identity.id, name), timeout=20)
     except SlurmMissing as error:
-        yield skipped("jobs", str(error))
-        return
+        return skipped("jobs", str(error))
     except (SlurmError, UnknownState) as error:
-        yield problem("jobs", f"Slurm does not answer: {error}", "ask again later; nothing is lost")
-        return
+        return problem("jobs", f"Slurm does not answer: {error}", "ask again later; nothing is lost")
     control = read_control(run.paths)
     is_over = control.cancelled or control.has_failed or is_complete(run)
-    yield judge_jobs(elements, is_over, shlex.quote(str(run.paths.root)))
+    return judge_jobs(elements, is_over, shlex.quote(str(run.paths.root)))
 
 
 def judge_jobs(elements: Sequence[Element], is_over: bool, root: str) -> Finding:
@@ -243,6 +221,5 @@ def judge_jobs(elements: Sequence[Element], is_over: bool, root: str) -> Finding
     if is_over and running < len(live):
         return warning("jobs", f"{told}, and the run is over", f"slurm-ppo cancel {root}")
     if not is_over and not drivers:
-        why = f"{told}: nothing will advance the run"
-        return problem("jobs", why, f"slurm-ppo submit {root}")
+        return problem("jobs", f"{told}: nothing will advance the run", f"slurm-ppo submit {root}")
     return ok("jobs", told, running=running, waiting=len(live) - running)

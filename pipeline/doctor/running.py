@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
-from types import FrameType
 
-from pipeline.doctor.findings import Check, Finding, Grouped, Verdict, problem, skipped
-from pipeline.process import STOPPING, uninterrupted
+from pipeline.doctor.findings import Check, Finding, Grouped, Verdict, findings_of, problem, skipped
+from pipeline.process import STOPPING, interrupt, signal_session, uninterrupted
 
 _CLEANING_SECONDS = 15.0
 """Seconds for a check that is stopped to cancel its jobs and remove its files."""
@@ -30,7 +29,9 @@ def run_checks(checks: Sequence[Check]) -> Iterator[Grouped]:
         if found is None:
             if check.place:
                 closed[check.place] = f"{check.place} does not answer"
-            found = [_hung(check)]
+            where = f" from {check.place}" if check.place else ""
+            advice = "it hangs: try the same by hand, and tell whoever runs the file server or the cluster"
+            found = [problem(check.title, f"no answer{where} in {check.limit:g} s", advice)]
         if check.gate and any(finding.verdict is not Verdict.OK for finding in found):
             closed[check.gate] = f"needs {check.gate}, see above"
         yield from ((check.group, finding) for finding in found)
@@ -50,7 +51,7 @@ def run_check(check: Check) -> list[Finding] | None:
             return None
         rows = json.loads(here.recv_bytes())
         process.join(_KILL_SECONDS)
-        return [_finding(row) for row in rows]
+        return [Finding(**row | {"verdict": Verdict(row["verdict"])}) for row in rows]
     except EOFError:
         process.join(_KILL_SECONDS)
         return [problem(check.title, f"its process ended with code {process.exitcode}", "try it again")]
@@ -63,7 +64,7 @@ def run_check(check: Check) -> list[Finding] | None:
 def _look(check: Check, answer: Connection) -> None:
     """Make the check in the child, a session of its own: Ctrl-C is the parent's, its children go with it."""
     os.setsid()
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with contextlib.suppress(KeyboardInterrupt):  # we are stopped, and have cleaned up
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
@@ -73,33 +74,13 @@ def _look(check: Check, answer: Connection) -> None:
 
 def _findings(check: Check) -> list[Finding]:
     try:
-        return list(check.look())
+        return findings_of(check.look)
     except Exception as error:  # whatever a check meets, the others are made, and this is a finding
         words = " ".join(str(error).split()) or "no message"
-        return [problem(check.title, f"{type(error).__name__}: {words}", _REMEDIES.get(type(error), _ANY))]
-
-
-_ANY = "mend what the message names, and type the command again"
-_REMEDIES: dict[type[Exception], str] = {
-    PermissionError: "change the folder's permissions, or choose another one",
-}
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _finding(row: dict[str, object]) -> Finding:
-    return Finding(**row | {"verdict": Verdict(str(row["verdict"]))})  # type: ignore[arg-type]
-
-
-def _hung(check: Check) -> Finding:
-    where = f" from {check.place}" if check.place else ""
-    return problem(
-        check.title,
-        f"no answer{where} in {check.limit:g} s",
-        "it hangs: try the same by hand, and tell whoever runs the file server or the cluster",
-    )
+        advice = "mend what the message names, and type the command again"
+        if isinstance(error, PermissionError):
+            advice = "change the folder's permissions, or choose another one"
+        return [problem(check.title, f"{type(error).__name__}: {words}", advice)]
 
 
 def _stop(process: ForkProcess) -> None:
@@ -107,15 +88,9 @@ def _stop(process: ForkProcess) -> None:
     if process.is_alive() and process.pid:
         for number, patience in ((signal.SIGTERM, _CLEANING_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                _send(process.pid, number)
+                os.kill(process.pid, number)
+            if number is signal.SIGKILL:
+                signal_session(process.pid)
             process.join(patience)
             if not process.is_alive():
                 return
-
-
-def _send(pid: int, number: signal.Signals) -> None:
-    """Send SIGKILL to its whole session, or to it alone while it has none; other signals to it alone."""
-    if number is signal.SIGKILL and os.getpgid(pid) == pid:
-        os.killpg(pid, number)
-    else:
-        os.kill(pid, number)

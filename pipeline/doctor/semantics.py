@@ -5,12 +5,13 @@ compares the file server's clock with this machine's.
 """
 
 import contextlib
+import functools
 import mmap
 import multiprocessing
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -20,6 +21,7 @@ from pipeline.doctor.place import filesystem_of, scratch
 from pipeline.run.lease import EXPIRY_SECONDS
 from slurm.sharedfiles import read_newest
 
+_FORK = multiprocessing.get_context("fork")
 _ROUNDS = 50
 _RACE_SECONDS = 8.0
 _REPLACEMENTS = 200
@@ -29,50 +31,44 @@ _NOTICED_SKEW_SECONDS = 5.0
 _NAME_BYTES = 200
 """Length of the longest names of ours: a hidden copy of a save of an attempt."""
 _REMOTE = frozenset({"lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "9p", "pvfs2", "wekafs", "panfs"})
+SYNCHRONISE = "let the administrators synchronise clocks (NTP)"
 _ELSEWHERE = "choose a run_dir on another filesystem, such as your project's NFS, Lustre, GPFS or BeeGFS"
 
 
 def file_checks(folder: Path, is_shared: bool) -> list[Check]:
-    """Return a check for each thing that is needed.
+    """Return a check for each thing that is needed, of a folder that compute nodes may have to see."""
+    looks: dict[str, Callable[[Path], Finding]] = {
+        "hard links": look_at_links,
+        "renaming": look_at_rename,
+        "flushing": look_at_flush,
+        "exclusive creation": look_at_exclusive,
+        "clock of the file server": look_at_clock,
+        "symbolic links": look_at_symlinks,
+        "permissions": look_at_modes,
+        "long names": look_at_names,
+        "memory maps": look_at_mmap,
+    }
+    place = str(folder)
 
-    Args:
-        is_shared: whether compute nodes have to see the folder.
-    """
-    looks: Sequence[tuple[str, Callable[[Path], Iterator[Finding]]]] = (
-        ("hard links", look_at_links),
-        ("renaming", look_at_rename),
-        ("flushing", look_at_flush),
-        ("exclusive creation", look_at_exclusive),
-        ("clock of the file server", look_at_clock),
-        ("symbolic links", look_at_symlinks),
-        ("permissions", look_at_modes),
-        ("long names", look_at_names),
-        ("memory maps", look_at_mmap),
-    )
+    def within(look: Callable[[Path], Finding]) -> Finding:
+        with scratch(folder) as made:
+            return look(made)
+
     return [
-        Check(Group.FILES, "filesystem", lambda: look_at_kind(folder, is_shared), place=str(folder)),
+        Check(Group.FILES, "filesystem", lambda: look_at_kind(folder, is_shared), place=place),
         *(
-            Check(Group.FILES, title, _in_scratch(folder, look), place=str(folder), needs=WRITING)
-            for title, look in looks
+            Check(Group.FILES, title, functools.partial(within, look), place=place, needs=WRITING)
+            for title, look in looks.items()
         ),
     ]
 
 
-def _in_scratch(folder: Path, look: Callable[[Path], Iterator[Finding]]) -> Callable[[], Iterator[Finding]]:
-    def within() -> Iterator[Finding]:
-        with scratch(folder) as place:
-            yield from look(place)
-
-    return within
-
-
-def look_at_kind(folder: Path, is_shared: bool) -> Iterator[Finding]:
+def look_at_kind(folder: Path, is_shared: bool) -> Finding:
     mount, kind = filesystem_of(folder)
     found = f"{folder} is on {kind}, mounted at {mount}"
     if is_shared and kind in ("tmpfs", "ramfs", "overlay"):
-        yield problem("filesystem", f"{found}: only this machine has it", _ELSEWHERE)
-    else:
-        yield ok("filesystem", found + tried_on(kind))
+        return problem("filesystem", f"{found}: only this machine has it", _ELSEWHERE)
+    return ok("filesystem", found + tried_on(kind))
 
 
 def tried_on(kind: str) -> str:
@@ -83,39 +79,32 @@ def tried_on(kind: str) -> str:
     return "; the tests of slurm-ppo do not run on that kind, so what follows counts" if remote else ""
 
 
-def look_at_links(place: Path) -> Iterator[Finding]:
+def look_at_links(place: Path) -> Finding:
     """Race two processes to link the same name: exactly one must win, every time."""
     file, name = place / "private", place / "published"
     file.write_text("x")
     try:
         os.link(file, name)
     except OSError as error:
-        yield problem("hard links", f"link fails: {error.strerror}", _ELSEWHERE)
-        return
-    try:
+        return problem("hard links", f"link fails: {error.strerror}", _ELSEWHERE)
+    with contextlib.suppress(FileExistsError):
         os.link(file, name)
-        yield problem("hard links", "link replaced a name that was taken", _ELSEWHERE)
-        return
-    except FileExistsError:
-        pass
-    if file.stat().st_nlink != 2:
-        yield problem("hard links", f"a linked file shows {file.stat().st_nlink} links, not 2", _ELSEWHERE)
-        return
+        return problem("hard links", "link replaced a name that was taken", _ELSEWHERE)
+    if (links := file.stat().st_nlink) != 2:
+        return problem("hard links", f"a linked file shows {links} links, not 2", _ELSEWHERE)
     wins = race(place, _ROUNDS)
     bad = sum(winners != 1 for winners in wins)
-    seen = f"of two processes that raced for {len(wins)} names, one got each"
     if bad or len(wins) < _ROUNDS:
         told = f"of {len(wins)} names that two processes raced for, {bad} were got by both or by none"
-        yield problem("hard links", told, _ELSEWHERE, rounds=len(wins), bad=bad)
-    else:
-        yield ok("hard links", seen, rounds=len(wins), bad=0)
+        return problem("hard links", told, _ELSEWHERE, rounds=len(wins), bad=bad)
+    told = f"of two processes that raced for {len(wins)} names, one got each"
+    return ok("hard links", told, rounds=len(wins), bad=0)
 
 
 def race(place: Path, rounds: int) -> list[int]:
     """Count how many of two processes got each name."""
     shared = mmap.mmap(-1, 4096)
-    context = multiprocessing.get_context("fork")
-    racers = [context.Process(target=_race, args=(place, me, rounds, shared)) for me in (0, 1)]
+    racers = [_FORK.Process(target=_race, args=(place, me, rounds, shared)) for me in (0, 1)]
     for racer in racers:
         racer.start()
     for racer in racers:
@@ -134,19 +123,17 @@ def _race(place: Path, me: int, rounds: int, shared: mmap.mmap) -> None:
             if time.monotonic() > until:
                 return
             time.sleep(0)
-        try:
+        with contextlib.suppress(FileExistsError):
             os.link(mine, place / f"name-{turn}")
             shared[1000 * (1 + me) + turn] = 1
-        except FileExistsError:
-            pass
         shared[me] = turn + 1
 
 
-def look_at_rename(place: Path) -> Iterator[Finding]:
+def look_at_rename(place: Path) -> Finding:
     """Read a name while it is replaced: every read must give the old file or the new one, whole."""
     target, size = place / "target", 4096
     target.write_bytes(b"0" * size)
-    writer = multiprocessing.get_context("fork").Process(target=_replace, args=(target, size))
+    writer = _FORK.Process(target=_replace, args=(target, size))
     writer.start()
     reads = bad = again = 0
     content = b"?"
@@ -163,11 +150,10 @@ def look_at_rename(place: Path) -> Iterator[Finding]:
     writer.join(1)
     if bad or writer.exitcode != 0:
         told = f"of {reads} reads during {_REPLACEMENTS} replacements {bad} saw no file or a part of one"
-        yield problem("renaming", told, _ELSEWHERE, reads=reads, bad=bad)
-    else:
-        told = f"{reads} reads during {_REPLACEMENTS} replacements saw whole files"
-        told += f", {again} of them when they tried again" if again else ""
-        yield ok("renaming", told, reads=reads, bad=0, again=again)
+        return problem("renaming", told, _ELSEWHERE, reads=reads, bad=bad)
+    told = f"{reads} reads during {_REPLACEMENTS} replacements saw whole files"
+    told += f", {again} of them when they tried again" if again else ""
+    return ok("renaming", told, reads=reads, bad=0, again=again)
 
 
 def _replace(target: Path, size: int) -> None:
@@ -177,7 +163,7 @@ def _replace(target: Path, size: int) -> None:
         private.replace(target)
 
 
-def look_at_flush(place: Path) -> Iterator[Finding]:
+def look_at_flush(place: Path) -> Finding:
     files, folders = [], []
     for turn in range(_FLUSHES):
         with (place / f"file-{turn}").open("wb") as file:
@@ -188,8 +174,7 @@ def look_at_flush(place: Path) -> Iterator[Finding]:
         try:
             folders.append(_timed(descriptor))
         except OSError as error:
-            yield problem("flushing", f"a folder cannot be flushed: {error.strerror}", _ELSEWHERE)
-            return
+            return problem("flushing", f"a folder cannot be flushed: {error.strerror}", _ELSEWHERE)
         finally:
             os.close(descriptor)
     of_file, of_folder = median(files), median(folders)
@@ -197,9 +182,8 @@ def look_at_flush(place: Path) -> Iterator[Finding]:
     numbers = {"file_seconds": of_file, "folder_seconds": of_folder}
     if max(of_file, of_folder) > _SLOW_FLUSH_SECONDS:
         advice = "the file server is slow now; every commit waits for two flushes of each"
-        yield warning("flushing", told, advice, **numbers)
-    else:
-        yield ok("flushing", told, **numbers)
+        return warning("flushing", told, advice, **numbers)
+    return ok("flushing", told, **numbers)
 
 
 def _timed(descriptor: int) -> float:
@@ -208,24 +192,22 @@ def _timed(descriptor: int) -> float:
     return time.perf_counter() - started
 
 
-def look_at_exclusive(place: Path) -> Iterator[Finding]:
+def look_at_exclusive(place: Path) -> Finding:
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
     os.close(os.open(place / "file", flags))
     try:
         os.close(os.open(place / "file", flags))
     except FileExistsError:
-        yield ok("exclusive creation", "a name that is taken is refused")
-        return
-    yield problem("exclusive creation", "a name that was taken was created again", _ELSEWHERE)
+        return ok("exclusive creation", "a name that is taken is refused")
+    return problem("exclusive creation", "a name that was taken was created again", _ELSEWHERE)
 
 
-def look_at_clock(place: Path) -> Iterator[Finding]:
+def look_at_clock(place: Path) -> Finding:
     file = place / "file"
     file.touch()
     before = time.time()
     os.utime(file)
-    skew = clock_skew(file, before, time.time())
-    yield judge_skew(skew)
+    return judge_skew(clock_skew(file, before, time.time()))
 
 
 def clock_skew(file: Path, before: float, after: float) -> float:
@@ -244,32 +226,27 @@ def judge_skew(skew: float) -> Finding:
     how = "ahead of" if skew > 0 else "behind"
     told = f"{abs(skew):.2f} s {how} this machine's" if abs(skew) >= 0.005 else "agrees with this machine's"
     if abs(skew) > EXPIRY_SECONDS / 2:
-        more = f"; a driver's lease expires after {EXPIRY_SECONDS:g} s"
-        return problem(
-            title, told + more, "let the administrators synchronise clocks (NTP)", skew_seconds=skew
-        )
+        told += f"; a driver's lease expires after {EXPIRY_SECONDS:g} s"
+        return problem(title, told, SYNCHRONISE, skew_seconds=skew)
     if abs(skew) > _NOTICED_SKEW_SECONDS:
-        return warning(
-            title, told, "times in reports are off by as much; NTP is not in order", skew_seconds=skew
-        )
+        advice = "times in reports are off by as much; NTP is not in order"
+        return warning(title, told, advice, skew_seconds=skew)
     return ok(title, told, skew_seconds=skew)
 
 
-def look_at_symlinks(place: Path) -> Iterator[Finding]:
+def look_at_symlinks(place: Path) -> Finding:
     (place / "target").write_text("x")
     private, link = place / ".link", place / "link"
     try:
-        private.symlink_to("target")
-        private.replace(link)
-        private.symlink_to("target")
-        private.replace(link)
+        for _ in range(2):  # made, then replaced
+            private.symlink_to("target")
+            private.replace(link)
     except OSError as error:
-        yield problem("symbolic links", f"they fail: {error.strerror}", _ELSEWHERE)
-        return
-    yield ok("symbolic links", f"made and replaced; {link.name} leads to {link.readlink()}")
+        return problem("symbolic links", f"they fail: {error.strerror}", _ELSEWHERE)
+    return ok("symbolic links", f"made and replaced; {link.name} leads to {link.readlink()}")
 
 
-def look_at_modes(place: Path) -> Iterator[Finding]:
+def look_at_modes(place: Path) -> Finding:
     mask = os.umask(0)
     os.umask(mask)
     file = place / "file"
@@ -279,39 +256,30 @@ def look_at_modes(place: Path) -> Iterator[Finding]:
     changed = stat.S_IMODE(file.stat().st_mode)
     told = f"a new file is {found:03o} with umask {mask:03o}"
     if found == expected and changed == 0o600:
-        yield ok("permissions", told)
-    else:
-        why = f"{told}, {changed:03o} after chmod 600"
-        yield warning(
-            "permissions", why, "others may or may not read the run; an ACL or mount option decides"
-        )
+        return ok("permissions", told)
+    advice = "others may or may not read the run; an ACL or mount option decides"
+    return warning("permissions", f"{told}, {changed:03o} after chmod 600", advice)
 
 
-def look_at_names(place: Path) -> Iterator[Finding]:
+def look_at_names(place: Path) -> Finding:
     most = os.pathconf(place, "PC_NAME_MAX")
     try:
         (place / ("." + "n" * (_NAME_BYTES - 1))).touch()
     except OSError as error:
         told = f"a hidden name of {_NAME_BYTES} bytes fails: {error.strerror} (the limit is {most})"
-        yield problem("long names", told, _ELSEWHERE, limit_bytes=most)
-        return
-    yield ok("long names", f"hidden names of {_NAME_BYTES} bytes are taken, {most} at most", limit_bytes=most)
+        return problem("long names", told, _ELSEWHERE, limit_bytes=most)
+    told = f"hidden names of {_NAME_BYTES} bytes are taken, {most} at most"
+    return ok("long names", told, limit_bytes=most)
 
 
-def look_at_mmap(place: Path) -> Iterator[Finding]:
+def look_at_mmap(place: Path) -> Finding:
     file, content = place / "file", os.urandom(1 << 20)
     file.write_bytes(content)
     try:
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             is_same = mapped[:] == content
     except OSError as error:
-        yield problem("memory maps", f"they fail: {error.strerror}; weights are read by them", _ELSEWHERE)
-        return
-    if is_same:
-        yield ok("memory maps", f"{size_of_map(content)} read back")
-    else:
-        yield problem("memory maps", "what was written is not what is read", _ELSEWHERE)
-
-
-def size_of_map(content: bytes) -> str:
-    return f"{len(content) >> 20} MiB"
+        return problem("memory maps", f"they fail: {error.strerror}; weights are read by them", _ELSEWHERE)
+    if not is_same:
+        return problem("memory maps", "what was written is not what is read", _ELSEWHERE)
+    return ok("memory maps", f"{len(content) >> 20} MiB read back")

@@ -4,7 +4,6 @@ import importlib.util
 import os
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.config.schema import WandbMode
@@ -16,13 +15,9 @@ _DEFAULT_URL = "https://api.wandb.ai"
 
 
 def wandb_checks(asked: WandbMode) -> list[Check]:
-    """Return the checks of W&B.
-
-    Args:
-        asked: the mode of the configuration.
-    """
+    """Return the checks of W&B for the mode that the configuration asks for."""
     mode = wandb_mode(asked, os.environ)
-    checks = [Check(Group.WANDB, "mode", lambda: [judge_mode(asked, mode)])]
+    checks = [Check(Group.WANDB, "mode", lambda: judge_mode(asked, mode))]
     if mode is not WandbMode.DISABLED:
         checks.append(Check(Group.WANDB, "client", look_at_client, limit=20))
     if mode is WandbMode.ONLINE:
@@ -48,39 +43,36 @@ def judge_mode(asked: WandbMode, mode: WandbMode) -> Finding:
     return ok("mode", f"{mode} ({why}){ends.get(mode, '')}")
 
 
-def look_at_client() -> Iterator[Finding]:
+def look_at_client() -> Finding:
     """Start the client's own program, which a noexec mount or another processor refuses."""
     found = importlib.util.find_spec("wandb")
     if found is None or found.origin is None:
-        yield problem("client", "wandb is not installed", "pip install slurm-ppo, or tracking=none")
-        return
+        return problem("client", "wandb is not installed", "pip install slurm-ppo, or tracking=none")
     program = Path(found.origin).parent / "bin" / "wandb-core"
     try:
         done = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=15)
     except OSError as error:
         told = f"{program} cannot be started: {error.strerror}"
-        yield problem("client", told, "install where programs may be run (no noexec mount), or tracking=none")
-        return
+        advice = "install where programs may be run (no noexec mount), or tracking=none"
+        return problem("client", told, advice)
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("Version")]
-    yield ok("client", f"wandb-core runs{', ' + lines[0].lower() if lines else ''}")
+    return ok("client", f"wandb-core runs{', ' + lines[0].lower() if lines else ''}")
 
 
-def look_at_server(url: str) -> Iterator[Finding]:
-    from urllib.error import HTTPError, URLError
+def look_at_server(url: str) -> Finding:
+    from urllib.error import HTTPError
     from urllib.request import urlopen
 
     if not url.startswith(("https://", "http://")):
-        yield problem("server", f"WANDB_BASE_URL={url} is not an address", "unset WANDB_BASE_URL")
-        return
+        return problem("server", f"WANDB_BASE_URL={url} is not an address", "unset WANDB_BASE_URL")
     started = time.perf_counter()
     try:
         urlopen(f"{url.rstrip('/')}/healthz", timeout=_REACH_SECONDS).close()
     except HTTPError:
         pass  # any answer is one
-    except (URLError, OSError) as error:
+    except OSError as error:
         why = getattr(error, "reason", error)
         advice = "rows go to files until it can be reached; slurm-ppo sync RUN sends them from where it can"
-        yield warning("server", f"{url} cannot be reached: {why}", advice)
-        return
+        return warning("server", f"{url} cannot be reached: {why}", advice)
     seconds = time.perf_counter() - started
-    yield ok("server", f"{url} answers in {milliseconds(seconds)}", seconds=seconds)
+    return ok("server", f"{url} answers in {milliseconds(seconds)}", seconds=seconds)

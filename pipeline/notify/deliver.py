@@ -2,13 +2,17 @@
 
 import contextlib
 import os
-import signal
-import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from subprocess import DEVNULL, PIPE, Popen
+from typing import IO, TYPE_CHECKING, Any
+
+from pipeline.process import wait_or_kill, within
+
+if TYPE_CHECKING:
+    from urllib.request import BaseHandler, OpenerDirector
 
 _LAST_BYTES = 4096
 """Bytes kept of a command's standard error, to find its last line in."""
@@ -27,18 +31,12 @@ class Delivery:
 
 
 def run_words(
-    words: Sequence[str], body: bytes, environment: Mapping[str, str], folder: Path, limit: float
+    words: Sequence[str], body: bytes, environ: Mapping[str, str], folder: Path, limit: float
 ) -> str:
     """Run a command without a shell, ``body`` on its standard input. Returns what went wrong, in a line."""
     try:
-        process = subprocess.Popen(
-            words,
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
+        process = Popen(
+            words, cwd=folder, env=environ, stdin=PIPE, stdout=DEVNULL, stderr=PIPE, start_new_session=True
         )
     except (OSError, ValueError) as error:
         return f"{words[0]} cannot be started: {error}"
@@ -47,18 +45,12 @@ def run_words(
     last = bytearray()
     listener = threading.Thread(target=_listen, args=(process.stderr, last), daemon=True)
     listener.start()
-    try:
-        with contextlib.suppress(BrokenPipeError):  # it need not read
-            process.stdin.write(body)  # far less than a pipe holds
-            process.stdin.close()
-        code = process.wait(limit)
-    except subprocess.TimeoutExpired:
+    with contextlib.suppress(BrokenPipeError):  # it need not read
+        process.stdin.write(body)  # far less than a pipe holds
+        process.stdin.close()
+    code = wait_or_kill(process, limit)
+    if code is None:
         return f"{words[0]} was stopped, it took more than {limit:g} s"
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in a dead filesystem
-                process.wait(_AFTER_SECONDS)
     listener.join(_AFTER_SECONDS)  # a child that it left behind may hold the pipe open
     return "" if code == 0 else _in_words(words[0], code, bytes(last))
 
@@ -78,41 +70,33 @@ def _in_words(program: str, code: int, said: bytes) -> str:
 
 
 def post(address: str, body: bytes, limit: float) -> str:
-    """POST JSON. Returns what went wrong, in a line.
-
-    Runs in a thread, since neither name lookups nor answers that trickle in have a time limit.
-    """
-    trouble = [_unanswered(limit)]
-
-    def send() -> None:
-        trouble[0] = _post(address, body, limit)
-
-    sender = threading.Thread(target=send, daemon=True)
-    sender.start()
-    sender.join(limit)
-    return trouble[0]
+    """POST JSON. Returns what went wrong, in a line."""
+    return within(limit, lambda: _post(address, body, limit), _unanswered(limit))
 
 
 def _unanswered(limit: float) -> str:
     return f"no answer in {limit:g} s"
 
 
-def _post(address: str, body: bytes, limit: float) -> str:
-    from http.client import HTTPException, HTTPMessage
-    from urllib.error import HTTPError, URLError
-    from urllib.request import HTTPRedirectHandler, Request, build_opener
+def opener_that_stays(*handlers: "BaseHandler") -> "OpenerDirector":
+    """Make an opener that takes a redirect for an answer: an address may be a secret, for its server only."""
+    from urllib.request import HTTPRedirectHandler, build_opener
 
     class Staying(HTTPRedirectHandler):
-        """Handler that follows no redirect: the address may be a secret, meant for its server only."""
-
-        def redirect_request(
-            self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
-        ) -> None:
+        def redirect_request(self, *arguments: Any) -> None:
             return None
+
+    return build_opener(Staying, *handlers)
+
+
+def _post(address: str, body: bytes, limit: float) -> str:
+    from http.client import HTTPException
+    from urllib.error import HTTPError, URLError
+    from urllib.request import Request
 
     headers = {"Content-Type": "application/json", "User-Agent": "slurm-ppo"}
     try:
-        with build_opener(Staying).open(Request(address, body, headers), timeout=limit) as answer:
+        with opener_that_stays().open(Request(address, body, headers), timeout=limit) as answer:
             answer.read(1)
         return ""
     except HTTPError as error:

@@ -25,7 +25,7 @@ from pipeline.run.directory import Run
 from pipeline.run.failures import GiveUp
 from pipeline.run.lease import Lease, LeaseHeld, acquire
 from pipeline.run.plan import policy_maker
-from pipeline.run.records import Frontier, find_frontier
+from pipeline.run.records import find_frontier
 from pipeline.text import duration
 
 TEST = "test"
@@ -77,35 +77,30 @@ class Event:
 # --- what happened -----------------------------------------------------------------------------------
 
 
-def failure(run: Run, given_up: Sequence[GiveUp], call: float) -> Event:
-    """Make the event that tasks were given up. Sent once per call (submit, run, resume)."""
+def failure(run: Run, given_up: Sequence[GiveUp], begun: float) -> Event:
+    """Make the event that tasks were given up. Sent once per call, which ``begun``, a time, tells apart."""
     first = given_up[0].failure
     more = f", and {len(given_up) - 1} more tasks" if len(given_up) > 1 else ""
     message = f"{first.task}, attempt {first.attempt}: {first.message}{more}"
-    return _event(run, Occasion.FAILED, first.task.iteration, message, f"failed in call {call}")
+    return _event(run, Occasion.FAILED, message, f"failed in call {begun}", first.task.iteration)
 
 
-def breakdown(run: Run, error: BaseException, call: float) -> Event:
-    """Make the event that the driver could not go on."""
+def breakdown(run: Run, error: BaseException, begun: float) -> Event:
+    """Make the event that the driver could not go on. Sent once per call."""
     message = f"the driver ended: {type(error).__name__}: {' '.join(str(error).split())}"
-    iteration = at_hand(run, find_frontier(run.plan, run.paths))
-    return _event(run, Occasion.FAILED, iteration, message, f"failed in call {call}")
+    return _event(run, Occasion.FAILED, message, f"failed in call {begun}")
 
 
-def rows_unwritten(run: Run, why: str, call: float) -> Event:
+def rows_unwritten(run: Run, why: str, begun: float) -> Event:
     """Make the event that rows cannot be written; training goes on. Sent once per call."""
-    return _trouble(run, f"rows cannot be written: {why}; training goes on", f"rows, call {call}")
+    message = f"rows cannot be written: {why}; training goes on"
+    return _event(run, Occasion.TROUBLE, message, f"trouble with rows, call {begun}")
 
 
-def pass_failed(run: Run, why: str, call: float) -> Event:
+def pass_failed(run: Run, why: str, begun: float) -> Event:
     """Make the event that a driver could not look at the run, or not do what was due. Sent once per call."""
     message = f"a driver's pass failed: {why}; the next one tries again"
-    return _trouble(run, message, f"pass, call {call}")
-
-
-def _trouble(run: Run, message: str, key: str) -> Event:
-    iteration = at_hand(run, find_frontier(run.plan, run.paths))
-    return _event(run, Occasion.TROUBLE, iteration, message, f"trouble with {key}")
+    return _event(run, Occasion.TROUBLE, message, f"trouble with pass, call {begun}")
 
 
 def completion(run: Run) -> Event:
@@ -118,43 +113,29 @@ def completion(run: Run) -> Event:
     reward = f", reward {rows[-1]['reward/mean']:+.3f}" if rows and "reward/mean" in rows[-1] else ""
     message = f"all {run.plan.iterations} iterations are committed{reward}"
     key = f"complete by attempt {record.attempt if record else '?'}"
-    return _event(run, Occasion.COMPLETE, run.plan.iterations, message, key)
-
-
-def has_stalled(since: float, now: float, stall_after: float, is_over: bool) -> bool:
-    """Whether a run has stalled. Pure.
-
-    Args:
-        since: unix time of the newest commit, or of the person's call if that was later.
-        is_over: the run is complete, failed or cancelled, so nothing is expected of it.
-    """
-    return not is_over and now - since >= stall_after
+    return _event(run, Occasion.COMPLETE, message, key, run.plan.iterations)
 
 
 def standstill(run: Run, since: float, now: float, why: str = "") -> Event:
     """Make the event that nothing was committed since a time. Sent once per standstill."""
-    frontier = find_frontier(run.plan, run.paths)
-    iteration = at_hand(run, frontier)
     message = f"nothing was committed for {duration(now - since)}" + (f"; {why}" if why else "")
-    return _event(run, Occasion.STALLED, iteration, message, f"stalled since {since:.0f}")
+    return _event(run, Occasion.STALLED, message, f"stalled since {since:.0f}")
 
 
 def trial(run: Run) -> Event:
     """Make the test event of ``slurm-ppo notify``. The run need not exist yet."""
-    iteration = at_hand(run, find_frontier(run.plan, run.paths))
-    return _event(run, TEST, iteration, "this is a test; nothing happened to the run", "test")
-
-
-def at_hand(run: Run, frontier: Frontier) -> int:
-    """Return the first iteration that is not done, or the last."""
-    return min(max(frontier.updated, run.plan.start) + 1, run.plan.iterations)
+    return _event(run, TEST, "this is a test; nothing happened to the run", "test")
 
 
 _STATES: dict[str, str] = {Occasion.FAILED: "failed", Occasion.COMPLETE: "complete"}
 _NEXT: dict[str, str] = {Occasion.FAILED: "resume", Occasion.COMPLETE: "report"}
 
 
-def _event(run: Run, event: str, iteration: int, message: str, key: str) -> Event:
+def _event(run: Run, event: str, message: str, key: str, iteration: int | None = None) -> Event:
+    """Make an event of an iteration. Default: the first that is not done, or the last."""
+    if iteration is None:
+        updated = find_frontier(run.plan, run.paths).updated
+        iteration = min(max(updated, run.plan.start) + 1, run.plan.iterations)
     root = str(run.paths.root)
     return Event(
         event=str(event),
@@ -203,16 +184,12 @@ def tell_if_stalled(run: Run, newest: float, begun: float, note: Note, why: str 
     if not run.config.notify.tells_anybody:
         return
     since, now = max(newest, begun, run.identity.created), time.time()
-    if has_stalled(since, now, run.config.notify.stall_after, is_over=False):
+    if now - since >= run.config.notify.stall_after:
         tell(run, standstill(run, since, now, why), note)
 
 
 def _alone(run: Run) -> Lease | None:
-    """Take the lease of notifying. None where the disk takes none: better twice than never.
-
-    Raises:
-        LeaseHeld: another driver notifies now.
-    """
+    """Take the lease of notifying; None for want of a disk: better twice than never. Raises LeaseHeld."""
     try:
         return acquire(run.paths.locks / "notify")
     except OSError:
@@ -268,11 +245,7 @@ def _to_webhook(given: NotifyConfig, event: Event) -> Delivery:
 
 
 def send_trial(run: Run) -> tuple[list[str], bool]:
-    """Send a test event. Returns lines that report it, and whether it arrived everywhere.
-
-    Raises:
-        ConfigError: no recipient is configured.
-    """
+    """Send a test event. Returns lines on it, and whether it arrived everywhere. Raises ConfigError."""
     given = run.config.notify
     if not given.tells_anybody:
         raise ConfigError(

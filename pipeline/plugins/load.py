@@ -62,11 +62,7 @@ def load_plugin(key: str, name: str, group: str | None = None) -> Callable[..., 
 
 
 def registered(key: str, name: str, group: str) -> str:
-    """Return the ``module:function`` that installed packages have registered as ``name``.
-
-    Raises:
-        PluginError: none has, or several differ.
-    """
+    """Return the ``module:function`` registered as ``name``. Raises PluginError for none, or several."""
     known = importlib.metadata.entry_points(group=group)
     values = sorted({point.value for point in known if point.name == name})
     if not values:

@@ -19,8 +19,9 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import CancelledError, TimeoutError, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
+from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -104,18 +105,13 @@ def score(plugin: Plugin, arguments: Mapping[str, Any], num_rows: int) -> list[f
         return function
     try:
         returned = function(**arguments)
-        if not is_listing(returned):
-            return PluginFailure(
-                f"returned {type(returned).__name__} instead of a list of numbers", is_users=True
-            )
+        # Entries in a defined order.
+        if not isinstance(returned, Iterable) or isinstance(returned, str | bytes | Mapping | Set):
+            why = f"returned {type(returned).__name__} instead of a list of numbers"
+            return PluginFailure(why, is_users=True)
         return judged(list(returned), num_rows)
     except BaseException as error:  # also SystemExit: the message has to name the row
         return PluginFailure(raised(error), trace=traceback.format_exc())
-
-
-def is_listing(returned: Any) -> bool:
-    """Whether a value has entries in a defined order: no text, mapping or set."""
-    return isinstance(returned, Iterable) and not isinstance(returned, str | bytes | Mapping | Set)
 
 
 def judged(answer: Sequence[Any], num_rows: int) -> list[float] | PluginFailure:
@@ -176,29 +172,39 @@ def has_mark(plugin: Plugin, name: str) -> bool | PluginFailure:
 # what runs in this process
 
 
+class _Worker(SpawnProcess):
+    """A process of a pool, known by its type from others that this one has started."""
+
+
+class _Workers(SpawnContext):
+    Process = _Worker
+
+
+@dataclass(frozen=True)
 class Calls:
     """Processes that have imported a plug-in."""
 
-    def __init__(self, plugin: Plugin, pool: Any, stuck: Path) -> None:
-        self._plugin = plugin
-        self._pool = pool
-        self._stuck = stuck
+    plugin: Plugin
+    pool: Any
+    stuck: Path
+    """File of the traceback of an import that took too long."""
 
     def of(self, plugin: Plugin) -> "Calls":
         """Return the same processes, for another function of the same module."""
-        return Calls(plugin, self._pool, self._stuck)
+        return replace(self, plugin=plugin)
 
     def ask(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
         """Schedule ``function(plugin, *arguments)`` on the first free process, and return its future.
-
-        Raises:
-            PluginUnusable: the processes have ended at its import.
-        """
+        Raises PluginUnusable where the processes have ended at its import."""
         try:
             with uninterrupted({signal.SIGINT}):  # the first call starts processes; Ctrl-C is for this one
-                return self._pool.schedule(function, args=(self._plugin, *arguments), timeout=seconds)
+                return self.pool.schedule(function, args=(self.plugin, *arguments), timeout=seconds)
         except RuntimeError:
             raise self._unusable() from None
+
+    def call(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Ask, and wait for the answer. Raises PluginUnusable."""
+        return self.answer(self.ask(seconds, function, *arguments), seconds)
 
     def answer(self, future: Any, seconds: float) -> Any:
         """Return the call's result, or the PluginFailure it ended in. Answers are to be taken in the order of
@@ -209,9 +215,9 @@ class Calls:
         """
         from pebble import ProcessExpired
 
-        until = time.monotonic() + _START_SECONDS + self._plugin.import_limit + seconds
+        until = time.monotonic() + _START_SECONDS + self.plugin.import_limit + seconds
         while not future.done():
-            if time.monotonic() > until or not self._pool.active:
+            if time.monotonic() > until or not self.pool.active:
                 raise self._unusable()
             wait([future], _POLL_SECONDS)
         try:
@@ -225,11 +231,11 @@ class Calls:
 
     def _unusable(self) -> PluginUnusable:
         what = "its import ended the process"
-        if trace := self._stuck.read_text():
+        if trace := self.stuck.read_text():
             lines = re.findall(r'File "([^<].*)", line (\d+)', trace)
             where = f", at {lines[0][0]}:{lines[0][1]}" if lines else ""
-            what = f"its import took longer than {self._plugin.import_limit:g} s{where}"
-        return PluginUnusable(f"{self._plugin.key}={self._plugin.name}: {what}")
+            what = f"its import took longer than {self.plugin.import_limit:g} s{where}"
+        return PluginUnusable(f"{self.plugin.key}={self.plugin.name}: {what}")
 
 
 @contextlib.contextmanager
@@ -242,11 +248,11 @@ def open_calls(plugin: Plugin, workers: int) -> Iterator[Calls]:
     resource_tracker.ensure_running()  # it lets Ctrl-C through when it starts
     pool: Any
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, _STUCK).touch()
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPool(workers, initializer=load, initargs=(plugin, folder), context=context)
+        stuck = Path(folder, _STUCK)
+        stuck.touch()
+        pool = ProcessPool(workers, initializer=load, initargs=(plugin, folder), context=_Workers())
         try:
-            yield Calls(plugin, pool, Path(folder, _STUCK))
+            yield Calls(plugin, pool, stuck)
         finally:
             _wait_for_starts(Path(folder), workers)
             pool.stop()
@@ -255,12 +261,10 @@ def open_calls(plugin: Plugin, workers: int) -> Iterator[Calls]:
 
 def _wait_for_starts(folder: Path, expected: int) -> None:
     """Wait for all processes to start: one that is stopped while it starts would complain in the log."""
-    from pebble.pool.process import WORKERS_NAME
-
     begun = time.monotonic()
     while (waited := time.monotonic() - begun) < _START_SECONDS:
         started = {name.name for name in folder.iterdir()}
-        workers = [p for p in multiprocessing.active_children() if p.name == WORKERS_NAME]
+        workers = [p for p in multiprocessing.active_children() if isinstance(p, _Worker)]
         # One that is being started is not among them for a moment, nor is one that has ended.
         has_all = len(workers) >= expected or waited > _SHOWN_SECONDS
         if has_all and all(str(worker.pid) in started for worker in workers):

@@ -41,10 +41,7 @@ def plugin_of(name: str, rule: RuleConfig) -> Plugin:
 
 def check_rules(config: Config, samples: Sequence[Sample]) -> None:
     """Call every rule on an empty response to each sample's prompt: any policy may write one.
-
-    Raises:
-        PluginError: a rule cannot be imported, does not take its arguments, or gives no number.
-    """
+    Raises PluginError for one that is not there, does not take its arguments, or gives no number."""
     for name, component in config.reward.components.items():
         if isinstance(component, RuleConfig):
             with open_calls(plugin_of(name, component), 1) as calls:
@@ -56,12 +53,9 @@ def check_rules(config: Config, samples: Sequence[Sample]) -> None:
 
 def _check_signature(calls: Calls, rule: RuleConfig, config: Config, sample: Sample) -> None:
     """Refuse a rule that does not take its arguments. A module that is missing here is no error without a
-    trial: the rule's own jobs may have it.
-    """
+    trial: the rule's own jobs may have it."""
     names = [*_trial_row(config, sample), *rule.arguments]
-    trouble: PluginFailure | None = calls.answer(
-        calls.ask(rule.time_limit, signature_error, names, 0), rule.time_limit
-    )
+    trouble: PluginFailure | None = calls.call(rule.time_limit, signature_error, names, 0)
     if trouble and (rule.trial or not trouble.is_elsewhere):
         raise PluginError(trouble.text)
 
@@ -79,7 +73,7 @@ def _try_rule(calls: Calls, name: str, rule: RuleConfig, config: Config, sample:
     num_rows = config.rollout.samples_per_prompt if is_group else 1
     row, seconds = _trial_row(config, sample), rule.time_limit * num_rows
     arguments = {key: [value] * num_rows for key, value in row.items()} | rule.arguments
-    answer = calls.answer(calls.ask(seconds, score, arguments, num_rows), seconds)
+    answer = calls.call(seconds, score, arguments, num_rows)
     if isinstance(answer, PluginFailure) and not (answer.is_late and rule.timeout_score is not None):
         key = sample.source.partition("=")[0]
         raise PluginError(
@@ -99,23 +93,17 @@ def check_scheduler(config: Config) -> None:
 
 def check_engines(config: Config) -> Iterator[str]:
     """Import the user's own engines, trainer and tokenizer. Yields a line for each that cannot be tried here.
-
-    Raises:
-        PluginError: one is missing, or not a function of the right number of arguments.
-    """
+    Raises PluginError for one that is missing, or no function of the right number of arguments."""
     components = config.reward.components.items()
-    named = {
-        f"reward.components.{n}.engine": c.engine for n, c in components if isinstance(c, RewardModelConfig)
-    }
+    models = {name: one.engine for name, one in components if isinstance(one, RewardModelConfig)}
     given: dict[str, tuple[str | None, int]] = {
         "rollout.engine": (config.rollout.engine, 2),
         "reward.engine": (config.reward.engine, 2),
-        **{key: (name, 2) for key, name in named.items()},
+        **{f"reward.components.{name}.engine": (engine, 2) for name, engine in models.items()},
         "update.engine": (config.update.engine, 1),
         "model.tokenizer": (config.model.tokenizer, 1),
     }
-    plugins = {Plugin(key, name): num for key, (name, num) in given.items() if name and ":" in name}
-    for trouble in (trouble for group in by_module(plugins) for trouble in tried(group)):
+    for trouble in tried({Plugin(key, n): num for key, (n, num) in given.items() if n and ":" in n}):
         if trouble.is_elsewhere:
             yield f"warning: {trouble.text}; compute nodes may have it"
         else:
@@ -124,16 +112,12 @@ def check_engines(config: Config) -> Iterator[str]:
 
 
 def check_takes_ranks(config: Config) -> None:
-    """Refuse several ranks for a trainer that does not say that it takes them: each would write the policy.
-
-    Raises:
-        PluginError: the update has several ranks, and the user's trainer does not say that it takes them.
-    """
+    """Raise PluginError for several ranks with a trainer that takes none: each would write the policy."""
     plugin = Plugin("update.engine", config.update.engine)
     if config.scheduler.num_update_ranks == 1 or ":" not in plugin.name:
         return
     with open_calls(plugin, 1) as calls:
-        answer = calls.answer(calls.ask(plugin.import_limit, has_mark, "takes_ranks"), plugin.import_limit)
+        answer = calls.call(plugin.import_limit, has_mark, "takes_ranks")
     if answer is False:
         raise too_many_ranks(config)
 
@@ -141,29 +125,22 @@ def check_takes_ranks(config: Config) -> None:
 def too_many_ranks(config: Config) -> PluginError:
     """Return the error about a trainer of the user's that does not take several ranks."""
     return PluginError(
-        f"update.engine={config.update.engine}: the update is given "
-        f"{config.scheduler.num_update_ranks} ranks, and "
-        "this trainer does not say that it takes several; give one, or put @takes_ranks of "
+        f"update.engine={config.update.engine}: the update is given {config.scheduler.num_update_ranks} "
+        "ranks, and this trainer does not say that it takes several; give one, or put @takes_ranks of "
         "stages.engines.base before its function"
     )
 
 
-def by_module(plugins: Mapping[Plugin, int]) -> list[dict[Plugin, int]]:
-    """Group plug-ins by module: those of the same one are imported together."""
-    groups: dict[str, dict[Plugin, int]] = {}
-    for plugin, num_arguments in plugins.items():
-        groups.setdefault(plugin.name.partition(":")[0], {})[plugin] = num_arguments
-    return list(groups.values())
-
-
 def tried(plugins: Mapping[Plugin, int]) -> Iterator[PluginFailure]:
-    """Import functions of one module, given with the number of their positional arguments.
-
-    Yields:
-        For each that cannot be called with so many, why.
-    """
-    with open_calls(next(iter(plugins)), 1) as calls:
-        for plugin, num_arguments in plugins.items():
-            own = calls.of(plugin)
-            if trouble := own.answer(own.ask(plugin.import_limit, signature_error, [], num_arguments), 0):
-                yield trouble
+    """Import functions, given with the number of their positional arguments; those of a module together.
+    Yields, for each that cannot be called with so many, why."""
+    groups: dict[str, list[Plugin]] = {}
+    for plugin in plugins:
+        groups.setdefault(plugin.name.partition(":")[0], []).append(plugin)
+    for group in groups.values():
+        with open_calls(group[0], 1) as calls:
+            for plugin in group:
+                own = calls.of(plugin)
+                asked = own.ask(plugin.import_limit, signature_error, [], plugins[plugin])
+                if trouble := own.answer(asked, 0):
+                    yield trouble

@@ -1,5 +1,6 @@
 """Checks whether a cluster can give what a configuration asks for, before any job is submitted."""
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from pipeline.config.scheduler import SLURM_STAGES, ResourcesConfig, SlurmConfig
 from pipeline.config.schema import Config
 from pipeline.executors.slurm.arrays import array_of, driver_submission, stage_submissions
 from pipeline.executors.slurm.resources import Escalation
+from pipeline.preflight.disk_need import existing_folder
 from pipeline.run.directory import imagined_run
 from pipeline.run.tasks import Stage, Task, task_of
 from slurm.associations import Associations, read_associations
@@ -45,37 +47,40 @@ class Cluster:
     """Accounts and QOS of the user; None where they are not known."""
 
 
-def check_cluster(config: Config) -> None:
-    """Check everything that can be checked in about a second and without a job.
+def read_cluster() -> Cluster:
+    return Cluster(read_limits(), read_partitions(), read_associations())
 
-    Raises:
-        ConfigError: every problem, one per line.
-    """
-    problems = list(cluster_problems(config))
-    if problems:
+
+def check_cluster(config: Config) -> None:
+    """Check what can be checked in a second and without a job. Raises ConfigError with every problem."""
+    if problems := list(cluster_problems(config)):
         raise ConfigError("\n".join(map(str, problems)))
 
 
 def cluster_problems(config: Config) -> Iterator[ConfigIssue]:
     """Find reasons why jobs of this configuration cannot run on the cluster at hand."""
-    given = config.scheduler
-    assert isinstance(given, SlurmConfig)
+    given = config.slurm
+    assert given
     yield from run_dir_problems(Path(config.run_dir))
-    missing = [program for program in PROGRAMS if shutil.which(program) is None]
-    if missing:
-        yield ConfigIssue(
-            "scheduler", given.kind, f"{', '.join(missing)} not found; type this on a login node"
-        )
+    if missing := [program for program in PROGRAMS if shutil.which(program) is None]:
+        why = f"{', '.join(missing)} not found; type this on a login node"
+        yield ConfigIssue("scheduler", given.kind, why)
         return
     try:
-        cluster = Cluster(read_limits(), read_partitions(), read_associations())
+        cluster = read_cluster()
     except SlurmError as error:
         yield ConfigIssue("scheduler", given.kind, f"Slurm does not answer: {error}")
         return
     yield from limit_problems(given, cluster.limits)
     for purpose in purposes_used(config):
-        found = list(stage_problems(purpose, resources_of(given, purpose), cluster))
-        yield from found or refusals(config, given, purpose)
+        yield from purpose_problems(config, purpose, cluster)
+
+
+def purpose_problems(config: Config, purpose: str, cluster: Cluster) -> list[ConfigIssue]:
+    """Find reasons why jobs of one purpose cannot run: by what the cluster has, then by what sbatch says."""
+    assert config.slurm
+    found = list(stage_problems(purpose, resources_of(config.slurm, purpose), cluster))
+    return found or list(refusals(config, config.slurm, purpose))
 
 
 def purposes_used(config: Config) -> list[str]:
@@ -85,46 +90,34 @@ def purposes_used(config: Config) -> list[str]:
 
 
 def run_dir_problems(run_dir: Path) -> Iterator[ConfigIssue]:
-    parent = existing_parent(run_dir)
+    parent = existing_folder(run_dir.absolute().parent)
     if not os.access(parent, os.W_OK | os.X_OK):
-        yield ConfigIssue(
-            "run_dir", run_dir, f"{parent} is not writable; give a folder on a shared filesystem"
-        )
-
-
-def existing_parent(path: Path) -> Path:
-    """Return the nearest folder above ``path`` that exists."""
-    return next(folder for folder in path.absolute().parents if folder.is_dir())
+        why = f"{parent} is not writable; give a folder on a shared filesystem"
+        yield ConfigIssue("run_dir", run_dir, why)
 
 
 def limit_problems(given: SlurmConfig, limits: ClusterLimits) -> Iterator[ConfigIssue]:
     """Find limits of submitted jobs that leave a run no room."""
     if limits.max_submit is not None and limits.max_submit < _ELEMENTS_NEEDED:
-        yield ConfigIssue(
-            "scheduler.max_submitted",
-            given.max_submitted,
-            f"you may queue {limits.max_submit} jobs; a run needs at least {_ELEMENTS_NEEDED}, ask for more",
-        )
+        why = f"you may queue {limits.max_submit} jobs; a run needs at least {_ELEMENTS_NEEDED}, ask for more"
+        yield ConfigIssue("scheduler.max_submitted", given.max_submitted, why)
 
 
 def stage_problems(purpose: str, given: ResourcesConfig, cluster: Cluster) -> Iterator[ConfigIssue]:
     """Find reasons why jobs of one purpose cannot run in their partitions. Pure."""
     key = key_of(purpose)
-    named = list(given.partition)
-    unknown = [name for name in named if name not in cluster.partitions]
+    legal = _names(cluster.partitions)
+    unknown = [name for name in given.partition if name not in cluster.partitions]
     for name in unknown:
-        yield ConfigIssue(f"{key}.partition", name, f"no such partition; legal: {_names(cluster.partitions)}")
+        yield ConfigIssue(f"{key}.partition", name, f"no such partition; legal: {legal}")
+    named = given.partition or [name for name, found in cluster.partitions.items() if found.default]
     if not named:
-        named = [name for name, partition in cluster.partitions.items() if partition.default]
-        if not named:
-            legal = _names(cluster.partitions)
-            yield ConfigIssue(f"{key}.partition", "null", f"the cluster has no default; legal: {legal}")
+        yield ConfigIssue(f"{key}.partition", "null", f"the cluster has no default; legal: {legal}")
     partitions = [cluster.partitions[name] for name in named if name in cluster.partitions]
     for partition in partitions:
         if partition.state != "UP":
-            yield ConfigIssue(
-                f"{key}.partition", partition.name, f"it is {partition.state}: no job starts there"
-            )
+            why = f"it is {partition.state}: no job starts there"
+            yield ConfigIssue(f"{key}.partition", partition.name, why)
     yield from _association_problems(key, given, partitions, cluster.associations)
     if partitions and not unknown:
         yield from _time_problems(key, given, partitions)
@@ -156,11 +149,8 @@ def _time_problems(
 ) -> Iterator[ConfigIssue]:
     """Find a time that no partition allows: sbatch --test-only takes it, and the job would wait for ever."""
     seconds = parse_duration(given.time)
-    bounds = [partition.max_time for partition in partitions if partition.max_time is not None]
-    if len(bounds) < len(partitions):
-        return  # one of them has no limit
-    longest = max(bounds)
-    if seconds is None or seconds > longest:
+    longest = max(math.inf if one.max_time is None else one.max_time for one in partitions)
+    if longest < math.inf and (seconds is None or seconds > longest):
         where = _names(partition.name for partition in partitions)
         why = f"longer than partition {where} allows; legal: up to {format_duration(longest)}"
         yield ConfigIssue(f"{key}.time", given.time, why)
@@ -171,15 +161,14 @@ def _size_problems(
 ) -> Iterator[ConfigIssue]:
     """Find requests that exceed every node, first each resource by itself, then all together."""
     where = f"partition {_names(partition.name for partition in partitions)}"
-    kinds = [kind for partition in partitions for kind in partition.kinds]
-    found = False
-    for need in needs_of(given):
-        most = max((need.of_node(kind) for kind in kinds), default=0)
-        if need.count > most:
-            found = True
-            yield ConfigIssue(f"{key}.{need.key}", need.value, _too_much(need, most, where, kinds))
-    if not found and kinds and not any(_fits(given, kind) for kind in kinds):
-        asked = ", ".join(f"{need.key}={need.value}" for need in needs_of(given))
+    kinds, needs = [kind for partition in partitions for kind in partition.kinds], needs_of(given)
+    most = [max((need.of_node(kind) for kind in kinds), default=0) for need in needs]
+    found = [(need, there) for need, there in zip(needs, most, strict=True) if need.count > there]
+    for need, there in found:
+        yield ConfigIssue(f"{key}.{need.key}", need.value, _too_much(need, there, where, kinds))
+    fits = (all(need.count <= need.of_node(kind) for need in needs) for kind in kinds)
+    if not found and kinds and not any(fits):
+        asked = ", ".join(f"{need.key}={need.value}" for need in needs)
         yield ConfigIssue(key, asked, f"nodes of {where} have each of these, but none has all of them")
     nodes = max((partition.nodes for partition in partitions), default=0)
     if given.nodes > nodes:
@@ -225,10 +214,6 @@ def _too_much(need: Need, most: int, where: str, kinds: Sequence[NodeKind]) -> s
     if need.key == "mem":
         return f"no node of {where} has so much; legal: up to {most}M"
     return f"{need.count} on a node, and no node of {where} has more than {most}; legal: up to {most}"
-
-
-def _fits(given: ResourcesConfig, kind: NodeKind) -> bool:
-    return all(need.count <= need.of_node(kind) for need in needs_of(given))
 
 
 def refusals(config: Config, given: SlurmConfig, purpose: str) -> Iterator[ConfigIssue]:

@@ -110,11 +110,7 @@ def imagine(config: Config) -> tuple[Footprint, Footprint]:
 
 
 def num_parameters(folder: Path) -> int:
-    """Count the parameters in a model directory, by the headers of its weight files.
-
-    Raises:
-        ConfigError: a file is not a valid weight file.
-    """
+    """Count the parameters in a model directory, by the headers of its weight files. Raises ConfigError."""
     files = list(folder.glob("model*.safetensors")) or list(folder.glob("*.safetensors"))
     try:
         return sum(math.prod(tensor.shape) for file in files for tensor in read_header(file).values())

@@ -6,7 +6,6 @@ Dependencies name jobs by placeholders such as JOB-1-rollout.
 from collections.abc import Iterator
 
 from pipeline.config.job_kinds import GUARD
-from pipeline.config.scheduler import SlurmConfig
 from pipeline.executors.slurm.arrays import array_of, driver_submission, in_order, stage_submissions
 from pipeline.executors.slurm.dependencies import (
     ArrayElement,
@@ -29,11 +28,7 @@ _CHUNK_SIZE = 1000
 
 
 def scripts(run: Run) -> str:
-    """Return every script of the next submission, each under its file's name.
-
-    Raises:
-        RunError: the run is not one on Slurm.
-    """
+    """Return every script of the next submission, each under its file's name. Raises RunError."""
     ledger = Ledger(run.paths)
     parts = [f"### {ledger.script(s)}\n{text}" for s, text in _rendered(run, ledger)]
     return "\n".join([*parts, "This was a dry run: nothing was submitted."])
@@ -41,7 +36,7 @@ def scripts(run: Run) -> str:
 
 def _rendered(run: Run, ledger: Ledger) -> Iterator[tuple[Submission, str]]:
     config = slurm_settings(run)
-    tasks, committed = _outstanding(run)
+    tasks, committed = _outstanding(run, config.horizon)
     carriers: dict[Task, ArrayElement] = {}
     for group in in_order([Launch(task, "") for task in tasks]):
         number = ledger.next_number(group[0].iteration, group[0].purpose)
@@ -51,36 +46,26 @@ def _rendered(run: Run, ledger: Ledger) -> Iterator[tuple[Submission, str]]:
                 for index, task in submission.tasks()
             ]
             dependency, _ = dependency_of(waits, config.dependency)
-            yield (
-                submission,
-                render(array_of(run, config, submission, Escalation(), None, dependency)),
-            )
+            yield submission, render(array_of(run, config, submission, Escalation(), None, dependency))
             job = f"JOB-{submission.iteration}-{submission.purpose}"
             carriers |= {task: ArrayElement(job, index) for index, task in submission.tasks()}
     for watch in watches((task, carrier.array) for task, carrier in carriers.items()):
         expression = watch_expression(watch.last, watch.earlier)
         number = ledger.next_number(watch.iteration, watch.purpose)
         driver = driver_submission(run, 1, watch.iteration, watch.purpose, number)
-        yield _driver(run, config, driver, expression, "")
+        yield driver, render(array_of(run, config, driver, Escalation(), None, expression))
     for waiting in range(WATCHDOGS):
         guard = driver_submission(run, 1, 0, GUARD, ledger.next_number(0, GUARD) + waiting)
-        yield _driver(run, config, guard, "", f"now+{60 * config.check_minutes * (waiting + 1)}")
+        begin = f"now+{60 * config.check_minutes * (waiting + 1)}"
+        yield guard, render(array_of(run, config, guard, Escalation(), None, begin=begin))
 
 
-def _driver(
-    run: Run, config: SlurmConfig, submission: Submission, dependency: str, begin: str
-) -> tuple[Submission, str]:
-    array = array_of(run, config, submission, Escalation(), None, dependency, begin)
-    return submission, render(array)
-
-
-def _outstanding(run: Run) -> tuple[list[Task], set[Task]]:
+def _outstanding(run: Run, horizon: int) -> tuple[list[Task], set[Task]]:
     """Return the uncommitted tasks of the window, and the committed tasks of it and its inputs."""
-    config = slurm_settings(run)
     if not is_run(run.paths.root):
-        return list(run.plan.window(-1, 0, config.horizon)), set()
+        return list(run.plan.window(-1, 0, horizon)), set()
     frontier = find_frontier(run.plan, run.paths)
-    window = run.plan.window(frontier.updated, frontier.evaluated, config.horizon)
+    window = run.plan.window(frontier.updated, frontier.evaluated, horizon)
     records = Records(run.paths)
     records.refresh([*window, *(source for task in window for source in run.plan.inputs(task))])
     return [task for task in window if task not in records.known], set(records.known)

@@ -9,11 +9,12 @@ from pipeline.config.model_dir import has_chat_template
 from pipeline.config.model_rules import model_warnings
 from pipeline.config.notify_rules import notify_warnings
 from pipeline.config.reward import Component, RemoteConfig, RewardModelConfig, unknown_field
-from pipeline.config.scheduler import LocalConfig, ResourcesConfig, SlurmConfig
+from pipeline.config.scheduler import ResourcesConfig
 from pipeline.config.schema import Config
 from pipeline.data.checks import Judged, check_usable, describe, judge, prompt_files, read_file
-from pipeline.data.prompts import PromptError, Prompts
-from pipeline.data.tokenizer_files import CannotLook, FileTokenizer, check_can_render, read_tokenizer
+from pipeline.data.prompts import Prompts
+from pipeline.data.tables import PromptError
+from pipeline.data.tokenizer_files import CannotLook, check_can_render, read_tokenizer
 from pipeline.notify.secrets import is_secret_name
 from pipeline.plugins.load import make_importable
 from pipeline.plugins.trial import Sample, check_engines, check_rules, check_scheduler
@@ -54,9 +55,8 @@ def validate_inputs(config: Config, folder: Path | None = None, start: int = 0) 
     yield from check_engines(config)
     for name, component in config.reward.components.items():
         yield f"reward {name}: {describe_component(component)}, weight {component.weight:g}"
-        yield from remote_warnings(name, component, samples)
         if isinstance(component, RemoteConfig):
-            yield from silence_warnings(name, component, is_here=isinstance(config.scheduler, LocalConfig))
+            yield from remote_warnings(name, component, samples, is_here=config.slurm is None)
     if config.model.trust_remote_code:
         yield "warning: model.trust_remote_code is on, Python code in the model directories will be run"
     yield from notify_warnings(config.notify)
@@ -66,10 +66,7 @@ def validate_inputs(config: Config, folder: Path | None = None, start: int = 0) 
 
 def judged_files(config: Config) -> tuple[list[Judged], str]:
     """Read the prompt files, or samples of large ones. Returns them, and why they were not tokenised, if so.
-
-    Raises:
-        PromptError: a whole file cannot be used.
-    """
+    Raises PromptError where a whole file cannot be used."""
     found = {(key, path): read_file(config, path, is_sample=True) for key, path in prompt_files(config)}
     for (key, path), prompts in found.items():
         check_chat(key, path, prompts, Path(config.model.policy))
@@ -77,23 +74,18 @@ def judged_files(config: Config) -> tuple[list[Judged], str]:
     try:
         if any(not isinstance(row.prompt, str) for prompts in found.values() for row in prompts.rows):
             check_can_render()
-        tokenizer = tokenizer_here(config)
+        if config.model.tokenizer:
+            raise CannotLook(f"only tasks call model.tokenizer={config.model.tokenizer}")
+        tokenizer = read_tokenizer(Path(config.model.policy))
     except CannotLook as error:
         why_not = str(error)
     return [judge(*names, prompts, config, tokenizer) for names, prompts in found.items()], why_not
 
 
-def tokenizer_here(config: Config) -> FileTokenizer:
-    """Read the policy's tokenizer, as far as its files describe it. Raises CannotLook."""
-    if config.model.tokenizer:
-        raise CannotLook(f"only tasks call model.tokenizer={config.model.tokenizer}")
-    return read_tokenizer(Path(config.model.policy))
-
-
 def environment_warnings(config: Config) -> Iterator[str]:
     """Warn of job variables that look like secrets: their values lie in config.yaml and batch scripts."""
-    scheduler = config.scheduler
-    if not isinstance(scheduler, SlurmConfig):
+    scheduler = config.slurm
+    if scheduler is None:
         return
     stages = {name: stage for name, stage in vars(scheduler).items() if isinstance(stage, ResourcesConfig)}
     stages |= {f"pools.{name}": pool for name, pool in scheduler.pools.items()}
@@ -123,33 +115,30 @@ def describe_component(component: Component) -> str:
     return f"rule {component.function}"
 
 
-def remote_warnings(name: str, component: Component, samples: Sequence[Sample]) -> Iterator[str]:
-    """Warn of an API key that is not set in this shell; tasks may get it elsewhere.
+def remote_warnings(
+    name: str, remote: RemoteConfig, samples: Sequence[Sample], is_here: bool
+) -> Iterator[str]:
+    """Warn of an API key that is not set in this shell, and of a service that does not answer.
+
+    Args:
+        is_here: whether tasks will run on this machine too; elsewhere they may have both.
 
     Raises:
         PromptError: the judge's message names a column that a prompt file does not have.
+        ConfigError: the service does not answer, and tasks will run on this machine.
     """
-    if isinstance(component, RemoteConfig):
-        for sample in samples:
-            if why := unknown_field(component, list(sample.columns)):
-                raise PromptError(f"reward.components.{name}.template: {why} ({sample.source})")
-        variable = component.api_key_env
-        if variable and not os.environ.get(variable):
-            yield f"warning: reward.components.{name}.api_key_env={variable}: is not set here; tasks need it"
-
-
-def silence_warnings(name: str, remote: RemoteConfig, is_here: bool) -> Iterator[str]:
-    """Ask a service once whether it answers. Yields warnings.
-
-    Raises:
-        ConfigError: it does not, and tasks will run on this machine too.
-    """
+    key = f"reward.components.{name}"
+    for sample in samples:
+        if why := unknown_field(remote, list(sample.columns)):
+            raise PromptError(f"{key}.template: {why} ({sample.source})")
+    variable = remote.api_key_env
+    if variable and not os.environ.get(variable):
+        yield f"warning: {key}.api_key_env={variable}: is not set here; tasks need it"
     if not remote.trial:
         yield f"reward {name}: not asked whether it answers (trial=false)"
-        return
-    if why := why_silent(remote.url):
-        text = f"reward.components.{name}.url={remote.url}: nothing answers there ({why})"
-        later = f"if it is started later, set reward.components.{name}.trial=false"
+    elif why := why_silent(remote.url):
+        text = f"{key}.url={remote.url}: nothing answers there ({why})"
+        later = f"if it is started later, set {key}.trial=false"
         if is_here:
             raise ConfigError(f"{text}; {later}")
         yield f"warning: {text}; compute nodes may reach it; {later}"

@@ -1,17 +1,18 @@
 """Probe jobs of ``validate``: whether jobs find what they need on compute nodes."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.config.issue import ConfigError, ConfigIssue
 from pipeline.config.job_kinds import DRIVER
 from pipeline.config.reward import RewardModelConfig
-from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, key_of, resources_of
+from pipeline.config.scheduler import ResourcesConfig, key_of, resources_of
 from pipeline.config.schema import Config
 from pipeline.executors.slurm.resources import Escalation, command_words, sbatch_options
-from pipeline.preflight.cluster import check_cluster, existing_parent, needs_of, purposes_used
+from pipeline.preflight.cluster import check_cluster, needs_of, purposes_used
+from pipeline.preflight.disk_need import existing_folder
 from slurm.probe import Answer, Probe, ProbeTimeout, run_probes
 
 PROBE_SECONDS = 120.0
@@ -38,57 +39,36 @@ class Aim:
 
 
 def ask_nodes(
-    config: Config, note: Callable[[str], None], seconds: float = PROBE_SECONDS, measures_delay: bool = False
+    config: Config, seconds: float = PROBE_SECONDS, measures_delay: bool = False
 ) -> list[tuple[Aim, Answer]]:
-    """Send a tiny job to every place that stages go to, and wait for the answers.
-
-    Args:
-        note: called with what is being waited for.
-    """
+    """Send a tiny job to every place that stages go to, and wait for the answers."""
     aims = aims_of(config)
     probes = [replace(probe_of(config, aim), measures_delay=measures_delay) for aim in aims]
-    answers = run_probes(probes, existing_parent(Path(config.run_dir)), Path.cwd(), seconds, note)
+    place = existing_folder(Path(config.run_dir).absolute().parent)
+    answers = run_probes(probes, place, Path.cwd(), seconds, note)
     return [(aim, answers[aim.name]) for aim in aims]
 
 
-def probe_cluster(
-    config: Config, note: Callable[[str], None], tell: Callable[[str], None], seconds: float = PROBE_SECONDS
-) -> list[ConfigIssue]:
-    """Send a tiny job to every place that stages go to. Returns every problem found.
-
-    Args:
-        note: called with what is being waited for.
-        tell: called with a line for every probe that found nothing wrong.
-    """
-    problems = []
-    for aim, answer in ask_nodes(config, note, seconds):
-        found = list(judge(aim, answer))
-        problems += found
-        if not found:
-            tell(describe(aim, answer))
-    return problems
+def note(line: str) -> None:
+    """Tell a person on standard error, where it is in nobody's way, what is being waited for."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def validate_cluster(config: Config, with_probe: bool) -> Iterator[str]:
-    """Check the cluster for ``validate``. Yields lines for people.
-
-    Raises:
-        ConfigError: every problem, one per line.
-    """
+    """Check the cluster for ``validate``. Yields lines for people. Raises ConfigError with every problem."""
     check_cluster(config)
     yield "cluster: partitions, limits and sizes allow what is asked for"
     if with_probe:
-        told: list[str] = []
-        problems = probe_cluster(config, lambda line: print(line, file=sys.stderr, flush=True), told.append)
-        yield from told
-        if problems:
+        judged = [(aim, answer, list(judge(aim, answer))) for aim, answer in ask_nodes(config)]
+        yield from (describe(aim, answer) for aim, answer, found in judged if not found)
+        if problems := [problem for *_, found in judged for problem in found]:
             raise ConfigError("\n".join(map(str, problems)))
 
 
 def aims_of(config: Config) -> list[Aim]:
     """Group the purposes by options, interpreter, container, setup and environment. Pure."""
-    given = config.scheduler
-    assert isinstance(given, SlurmConfig)
+    given = config.slurm
+    assert given
     groups: dict[object, list[str]] = {}
     for stage in purposes_used(config):
         resources = resources_of(given, stage)
@@ -128,7 +108,7 @@ def probe_of(config: Config, aim: Aim) -> Probe:
 def paths_of(config: Config) -> Iterator[str]:
     """Yield the paths of models and data that compute nodes must see."""
     given = (config.model.policy, config.model.reference, config.model.critic)
-    yield from (path for path in (*given, config.data.prompts, config.data.heldout) if path)
+    yield from filter(None, (*given, config.data.prompts, config.data.heldout))
     for component in config.reward.components.values():
         if isinstance(component, RewardModelConfig):
             yield component.path
@@ -146,12 +126,10 @@ def judge(aim: Aim, answer: Answer) -> Iterator[ConfigIssue]:
     if answer.missing_modules:
         each = (f"{name.removeprefix('?')} ({why})" for name, why in answer.missing_modules.items())
         yield ConfigIssue(f"{key}.python", aim.given.python, f"cannot be imported {at}: {', '.join(each)}")
-    for path in answer.missing_paths:
-        yield ConfigIssue(
-            f"{key}.partition", partition, f"{path} does not exist {at}; use a shared filesystem"
-        )
-    for command, why in answer.unreachable.items():
-        yield ConfigIssue(f"{key}.partition", partition, f"{command.split()[0]} cannot be used {at}: {why}")
+    lacks = [f"{path} does not exist {at}; use a shared filesystem" for path in answer.missing_paths]
+    unusable = answer.unreachable.items()
+    lacks += [f"{command.split()[0]} cannot be used {at}: {why}" for command, why in unusable]
+    yield from (ConfigIssue(f"{key}.partition", partition, why) for why in lacks)
     wanted = gpus_wanted(aim.given)
     if answer.gpus is not None and answer.gpus != wanted:
         told = f"{answer.gpus} GPUs are visible {at}, {wanted} were asked for"

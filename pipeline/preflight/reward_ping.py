@@ -1,12 +1,12 @@
 """Check that a scoring service answers, made once before a run begins. Sends none of the user's data."""
 
-import queue
-import threading
 from http.client import HTTPException, RemoteDisconnected
-from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import BaseHandler, HTTPRedirectHandler, ProxyHandler, Request, build_opener
+from urllib.request import ProxyHandler, Request
+
+from pipeline.notify.deliver import opener_that_stays
+from pipeline.process import within
 
 PING_SECONDS = 5.0
 _NOT_YET = (502, 503, 504)
@@ -17,20 +17,13 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 def why_silent(url: str) -> str:
     """Return why nothing answers within :data:`PING_SECONDS`; empty if anything does, whatever it says."""
-    answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=lambda: answers.put(_ask(url)), daemon=True).start()
-    try:  # looking up a name has no limit of its own
-        return answers.get(timeout=PING_SECONDS)
-    except queue.Empty:
-        return f"no answer within {PING_SECONDS:g} s"
+    return within(PING_SECONDS, lambda: _ask(url), f"no answer within {PING_SECONDS:g} s")
 
 
 def _ask(url: str) -> str:
-    handlers: list[BaseHandler] = [_NoRedirect()]
-    if urlsplit(url).hostname in _LOCAL:
-        handlers.append(ProxyHandler({}))
+    handlers = [ProxyHandler({})] if urlsplit(url).hostname in _LOCAL else []
     try:
-        build_opener(*handlers).open(Request(url, method="HEAD"), timeout=PING_SECONDS).close()
+        opener_that_stays(*handlers).open(Request(url, method="HEAD"), timeout=PING_SECONDS).close()
     except HTTPError as error:
         return f"{error.code} {error.reason}" if error.code in _NOT_YET else ""
     except RemoteDisconnected:  # something is there, and does not know HEAD
@@ -38,10 +31,3 @@ def _ask(url: str) -> str:
     except (OSError, HTTPException, ValueError) as error:
         return " ".join(str(getattr(error, "reason", error)).split()) or type(error).__name__
     return ""
-
-
-class _NoRedirect(HTTPRedirectHandler):
-    """Handler that takes a redirection for an answer, as tasks do."""
-
-    def redirect_request(self, *arguments: Any) -> None:
-        return None

@@ -5,7 +5,6 @@ Facts about the client are of wandb 0.31.
 
 import math
 import os
-import shutil
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,8 +49,7 @@ class Opened:
         Numbers that are not finite are left out: W&B would turn them into words.
         """
         content: dict[str, Any] = {name: value for name, value in row.items() if math.isfinite(value)}
-        iteration = int(row["iteration"])
-        if has_samples(run, iteration) and (table := sample_table(run, iteration)):
+        if table := sample_table(run, int(row["iteration"])):
             content[SAMPLE_TABLE] = table
         self.handle.log(content)
 
@@ -124,24 +122,18 @@ def held_by_server(opened: Opened) -> Counter[int]:
     return Counter(int(row["iteration"]) for row in found.scan_history(keys=["iteration"], use_cache=False))
 
 
-def forget_local_copy(opened: Opened) -> None:
-    """Remove an online opening's own log, once the server has what it holds: thousands would pile up."""
-    shutil.rmtree(opened.folder, ignore_errors=True)
-
-
-def has_samples(run: Run, iteration: int) -> bool:
-    """Whether an iteration's row comes with a table of responses."""
-    every = run.config.tracking.wandb.samples_every
-    return every > 0 and (iteration in (run.plan.start + 1, run.plan.iterations) or iteration % every == 0)
-
-
 def sample_table(run: Run, iteration: int) -> Any:
-    """Build a ``wandb.Table`` of the best, the worst and some other responses; None if none can be read."""
-    import wandb
+    """Build a ``wandb.Table`` of the best, the worst and some other responses.
 
-    chosen = choose(read_samples(run, iteration), seed=sample_seed(run, iteration))
+    None where an iteration's row comes without, by ``samples_every``, or none can be read.
+    """
+    every = run.config.tracking.wandb.samples_every
+    is_due = every and (iteration in (run.plan.start + 1, run.plan.iterations) or iteration % every == 0)
+    chosen = choose(read_samples(run, iteration), seed=sample_seed(run, iteration)) if is_due else []
     if not chosen:
         return None
+    import wandb
+
     components = sorted(chosen[0][1].components)
     columns: list[str | int] = ["iteration", "chosen", "prompt", "response", "reward"]
     columns += [*(f"reward/{name}" for name in components), "kl", "length", "finish_reason", "num_turns"]

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import sys
 from collections import Counter
@@ -18,17 +19,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
 
 from pipeline.config.schema import WandbMode
 from pipeline.run import journal
 from pipeline.run.directory import Run, load_run
 from pipeline.run.journal import Row
 from pipeline.run.lease import HEARTBEAT_SECONDS, LeaseHeld, hold, hold_patiently
-from pipeline.tracking.client import Opened, forget_local_copy, held_by_server, open_run
+from pipeline.tracking.client import Opened, held_by_server, open_run
 from pipeline.tracking.state import (
     Offline,
-    begin_anew,
+    forget_rows,
     mark_synced,
     offline_lease,
     online_lease,
@@ -65,32 +65,29 @@ class Mirrored:
     url: str = ""
 
 
-class Target(Protocol):
-    """Destination of rows."""
+@dataclass
+class _Opening:
+    run: Run
+    opened: Opened
+    sent: list[int] = field(default_factory=list, init=False)
 
-    @property
-    def held(self) -> frozenset[int]:
-        """Iterations that W&B had when the target was opened."""
-
-    def log(self, rows: list[Row]) -> None: ...
-
-    def close(self, rows: list[Row], exit_code: int) -> Mirrored:
-        """Finish and report; ``rows`` are all of metrics.jsonl."""
+    def log(self, rows: list[Row]) -> None:
+        for row in rows:
+            self.opened.log(self.run, row)
+            self.sent.append(int(row["iteration"]))
 
 
 @dataclass
-class ToSegment:
+class ToSegment(_Opening):
     """Target that is a new offline segment; it replaces earlier ones when there are many."""
 
-    run: Run
     state: Offline
     replaced: Offline
-    opened: Opened
     removed: int
-    sent: list[int] = field(default_factory=list)
 
     @property
     def held(self) -> frozenset[int]:
+        """Iterations that W&B had when this was opened."""
         confirmed = range(self.run.plan.start + 1, read_online(self.run.paths).arrived + 1)
         return (self.state.iterations | frozenset(confirmed)) - self.replaced.iterations
 
@@ -101,14 +98,10 @@ class ToSegment:
             state = read_offline(run.paths)
             removed = remove_unlisted(run.paths, state.segments)
             opened = open_run(run, WandbMode.OFFLINE)
-            yield ToSegment(run, state, state.excess(run.paths), opened, removed), lease.beat
-
-    def log(self, rows: list[Row]) -> None:
-        for row in rows:
-            self.opened.log(self.run, row)
-            self.sent.append(int(row["iteration"]))
+            yield ToSegment(run, opened, state, state.excess(run.paths), removed), lease.beat
 
     def close(self, rows: list[Row], exit_code: int) -> Mirrored:
+        """Finish and report; ``rows`` are all of metrics.jsonl."""
         had = len(self.held)
         self.opened.handle.finish(exit_code=exit_code)
         if self.sent:
@@ -120,13 +113,10 @@ class ToSegment:
 
 
 @dataclass
-class ToServer:
+class ToServer(_Opening):
     """Target that is W&B's server, which is asked what it has."""
 
-    run: Run
-    opened: Opened
     before: Counter[int]
-    sent: list[int] = field(default_factory=list)
 
     @property
     def held(self) -> frozenset[int]:
@@ -144,9 +134,7 @@ class ToServer:
         newest = max(int(row["iteration"]) for row in rows)
         if newest > state.sent:
             write_state(self.run.paths, replace(state, sent=newest))
-        for row in rows:
-            self.opened.log(self.run, row)
-            self.sent.append(int(row["iteration"]))
+        super().log(rows)
 
     def close(self, rows: list[Row], exit_code: int) -> Mirrored:
         self.opened.handle.finish(exit_code=exit_code)
@@ -155,9 +143,10 @@ class ToServer:
         missing = tuple(i for i in wanted if i not in after)
         arrived = missing[0] - 1 if missing else max(wanted, default=0)
         write_state(self.run.paths, replace(read_online(self.run.paths), arrived=arrived))
+        cut = 0
         if not missing:
-            forget_local_copy(self.opened)
-        cut = 0 if missing else self._remove_cut_segments()
+            cut = self._remove_cut_segments()
+            shutil.rmtree(self.opened.folder, ignore_errors=True)  # its own log: thousands would pile up
         return Mirrored(
             str(WandbMode.ONLINE),
             len(rows),
@@ -187,14 +176,8 @@ class ToServer:
         return len(known)
 
 
-class Feed(Protocol):
-    """Signal of whether metrics.jsonl may still grow."""
-
-    exit_code: int
-    """Exit code of the run, once no more rows will follow."""
-
-    def goes_on(self, beat: Callable[[], None]) -> bool:
-        """Wait for more rows; false when none will follow."""
+Target = ToServer | ToSegment
+"""Destination of rows."""
 
 
 @dataclass
@@ -202,8 +185,10 @@ class Once:
     """Feed of the rows that are there; none will follow."""
 
     exit_code: int = 0
+    """Exit code of the run, once no more rows will follow."""
 
     def goes_on(self, beat: Callable[[], None]) -> bool:
+        """Wait for more rows; false when none will follow."""
         return False
 
 
@@ -229,6 +214,10 @@ class DriverFeed:
         return bool(text)
 
 
+Feed = Once | DriverFeed
+"""Signal of whether metrics.jsonl may still grow."""
+
+
 def mirror(run: Run, mode: WandbMode, feed: Feed, note: Callable[[str], None]) -> Mirrored:
     """Send the rows that W&B lacks, now and for as long as ``feed`` goes on.
 
@@ -236,7 +225,7 @@ def mirror(run: Run, mode: WandbMode, feed: Feed, note: Callable[[str], None]) -
         LeaseHeld: another writer has been at it for minutes.
         wandb.errors.Error, and whatever else its client raises: W&B refuses or cannot be reached.
     """
-    kind: type[ToServer | ToSegment] = ToServer if mode is WandbMode.ONLINE else ToSegment
+    kind: type[Target] = ToServer if mode is WandbMode.ONLINE else ToSegment
     with kind.open(run) as (target, beat):
         rows = read_rows(run)
         last = int(rows[-1]["iteration"]) if rows else run.plan.start
@@ -245,7 +234,7 @@ def mirror(run: Run, mode: WandbMode, feed: Feed, note: Callable[[str], None]) -
         else:
             return follow(run, target, feed, beat)
     note(f"W&B has rows that were taken back (from iteration {min(taken_back)} on): a new W&B run has all")
-    begin_anew(run.paths)
+    forget_rows(run.paths)
     with kind.open(run) as (target, beat):
         return follow(run, target, feed, beat)
 
@@ -264,8 +253,7 @@ def follow(run: Run, target: Target, feed: Feed, beat: Callable[[], None]) -> Mi
 
 def send(run: Run, target: Target, known: set[int]) -> None:
     """Log the rows that are not in ``known``, and add them to it."""
-    rows = [row for row in read_rows(run) if int(row["iteration"]) not in known]
-    if rows:
+    if rows := [row for row in read_rows(run) if int(row["iteration"]) not in known]:
         target.log(rows)
         known.update(int(row["iteration"]) for row in rows)
 

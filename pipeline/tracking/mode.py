@@ -25,12 +25,9 @@ def wandb_mode(asked: WandbMode, environment: Mapping[str, str]) -> WandbMode:
 
 def has_key(environment: Mapping[str, str]) -> bool:
     """Whether an API key is in the environment or in ~/.netrc."""
-    return bool(environment.get("WANDB_API_KEY")) or _has_netrc_key()
-
-
-def _has_netrc_key() -> bool:
-    netrc = Path.home() / ".netrc"
+    if environment.get("WANDB_API_KEY"):
+        return True
     try:
-        return "wandb" in netrc.read_text(errors="replace")
+        return "wandb" in (Path.home() / ".netrc").read_text(errors="replace")
     except OSError:
         return False

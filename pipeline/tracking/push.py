@@ -4,20 +4,20 @@ The client does so in a process of its own, ``python -m pipeline.tracking.push T
 ended when it has answered or takes too long: at its exit the client waits for its service without a limit.
 """
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from pipeline.config.schema import WandbConfig
+from pipeline.process import signal_session, wait_or_kill
 from pipeline.run.directory import Run, is_run, load_run
 from pipeline.tracking.client import project_of
 from pipeline.tracking.mode import NO_KEY, NoKey, has_key
@@ -66,6 +66,10 @@ class PushFailed(ServiceError, RuntimeError):
     """W&B could not be reached, or refused."""
 
 
+_ERRORS = {error.__name__: error for error in (NoKey, NoProject, PushFailed)}
+"""Errors that pass from the client's process to its caller, by name."""
+
+
 @dataclass(frozen=True)
 class Target:
     """Project and entity that the workspace belongs to."""
@@ -100,14 +104,13 @@ def target_of(run: Run | None, project: str | None, entity: str | None) -> Targe
 
 def lineage(run: Run) -> list[str]:
     """Return the W&B ids of a run and of those it was forked from, itself last."""
-    parent = run.identity.parent
+    parent, own = run.identity.parent, wandb_id(run)
     if parent is None:
-        return [wandb_id(run)]
+        return [own]
     folder = Path(parent.path)
     before = load_run(folder) if is_run(folder) else None
-    if before is None or before.identity.id != parent.id:
-        return [parent.id, wandb_id(run)]
-    return [*lineage(before), wandb_id(run)]
+    is_there = before is not None and before.identity.id == parent.id
+    return [*(lineage(before) if before and is_there else [parent.id]), own]
 
 
 @dataclass(frozen=True)
@@ -145,13 +148,10 @@ def push(target: Target, seconds: int) -> Pushed:
     with tempfile.TemporaryFile("w+") as answer:
         client = subprocess.Popen(command, stdout=answer, env=environment, start_new_session=True)
         try:
-            client.wait(limit)
-        except subprocess.TimeoutExpired:
-            raise PushFailed(f"W&B's client was not done after {limit} s") from None
+            if wait_or_kill(client, limit) is None:
+                raise PushFailed(f"W&B's client was not done after {limit} s")
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(client.pid, signal.SIGKILL)  # its service too
-            client.wait()
+            signal_session(client.pid)  # its service too
         answer.seek(0)
         return _understood(answer.read())
 
@@ -161,9 +161,8 @@ def _understood(answer: str) -> Pushed:
     if not answer:
         raise PushFailed("W&B's client broke, as it says above")
     said = json.loads(answer)
-    errors = {error.__name__: error for error in (NoKey, NoProject, PushFailed)}
     if "error" in said:
-        raise errors[said["error"]](said["text"])
+        raise _ERRORS[said["error"]](said["text"])
     return Pushed(**said["done"])
 
 
@@ -172,7 +171,7 @@ def main(given: Sequence[str]) -> None:
     target, seconds = Target(**json.loads(given[0])), int(given[1])
     try:
         said: dict[str, Any] = {"done": asdict(_pushed(target, seconds))}
-    except (NoKey, NoProject, PushFailed) as error:
+    except tuple(_ERRORS.values()) as error:
         said = {"error": type(error).__name__, "text": str(error)}
     print(json.dumps(said), flush=True)
     os._exit(0)
@@ -194,10 +193,7 @@ def _pushed(target: Target, seconds: int) -> Pushed:
 def _push(api: Any, target: Target) -> Pushed:
     from wandb_workspaces._graphql import execute_graphql, get_app_url
 
-    def ask(query: str, given: Mapping[str, Any]) -> Any:
-        return execute_graphql(api, query, given)
-
-    entity = target.entity or api.default_entity
+    ask, entity = partial(execute_graphql, api), target.entity or api.default_entity
     place = {"entityName": entity, "name": target.project, "viewName": _VIEW}
     project = ask(_FIND, place).get("project")
     if project is None:
@@ -208,20 +204,12 @@ def _push(api: Any, target: Target) -> Pushed:
     found = next((edge["node"] for edge in project["allViews"]["edges"]), None)
     where = {"entity": entity, "project": target.project}
     runs = {name: ask(_FIND_RUN, where | {"name": name})["project"]["run"] for name in target.runs}
-    spec, has_changed = _updated(found, [run["id"] for run in runs.values() if run])
-    if has_changed:
+    before = json.loads(found["spec"]) if found else None
+    spec = pinned(merged(before, build()) if before else build(), [r["id"] for r in runs.values() if r])
+    if spec != before:
         ask(_SAVE, _saved_as(found, entity, target.project, spec))
     url = f"{get_app_url(api)}{quote(entity)}/{quote(target.project)}?nw={_SLUG}"
-    return Pushed(url, found is None, has_changed, tuple(name for name, run in runs.items() if not run))
-
-
-def _updated(found: Mapping[str, Any] | None, runs: Sequence[str]) -> tuple[Spec, bool]:
-    """Return the spec to save, and whether it differs from the one that is there."""
-    if found is None:
-        return pinned(build(), runs), True
-    before = json.loads(found["spec"])
-    after = pinned(merged(before, build()), runs)
-    return after, after != before
+    return Pushed(url, found is None, spec != before, tuple(name for name, r in runs.items() if not r))
 
 
 def _saved_as(found: Mapping[str, Any] | None, entity: str, project: str, spec: Spec) -> dict[str, Any]:

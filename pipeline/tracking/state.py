@@ -119,7 +119,7 @@ def online_lease(paths: RunPaths) -> Path:
     return paths.locks / "wandb-online"
 
 
-def begin_anew(paths: RunPaths) -> None:
+def forget_rows(paths: RunPaths) -> None:
     """Forget every row, so that all are written again, on the server to another W&B run."""
     with hold_patiently(offline_lease(paths), _PATIENCE), hold_patiently(online_lease(paths), _PATIENCE):
         write_state(paths, Online(read_online(paths).generation + 1))
@@ -127,17 +127,11 @@ def begin_anew(paths: RunPaths) -> None:
 
 
 def rewind(paths: RunPaths, iteration: int) -> None:
-    """Take back the rows after ``iteration``, where W&B has any.
-
-    Raises:
-        LeaseHeld: another process has been writing to W&B for a minute.
-    """
-    offline, online = read_offline(paths), read_online(paths)
-    uploaded = [
-        max(held, default=0) for name, held in offline.segments.items() if synced_marks(paths.wandb / name)
-    ]
-    if max([online.sent, *uploaded]) > iteration:
-        begin_anew(paths)
+    """Take back the rows after ``iteration``, where W&B has any. Raises LeaseHeld after a minute."""
+    offline = read_offline(paths)
+    uploaded = (held for name, held in offline.segments.items() if synced_marks(paths.wandb / name))
+    if max([read_online(paths).sent, *(i for held in uploaded for i in held)]) > iteration:
+        forget_rows(paths)
     elif max(offline.iterations, default=0) > iteration:
         with hold_patiently(offline_lease(paths), _PATIENCE):
             write_state(paths, Offline())

@@ -10,7 +10,7 @@ from pipeline.run.directory import Run
 from pipeline.run.lease import holder_of
 from pipeline.tracking.mirror import Mirrored
 from pipeline.tracking.mode import NO_KEY, NoKey, has_key
-from pipeline.tracking.state import begin_anew, online_lease
+from pipeline.tracking.state import forget_rows, online_lease
 from pipeline.tracking.tracker import MirrorProcess
 from slurm.errors import ServiceError
 
@@ -38,7 +38,7 @@ def sync(run: Run, seconds: float, anew: bool, say: Callable[[str], None]) -> st
     if holder := holder_of(online_lease(run.paths)):
         say(f"waiting for another process that sends rows: {holder}")
     if anew:
-        begin_anew(run.paths)
+        forget_rows(run.paths)
     done = _carried_out(run, seconds, say)
     again = f"slurm-ppo sync {shlex.quote(str(run.paths.root))}"
     if done.missing:
@@ -54,22 +54,20 @@ def sync(run: Run, seconds: float, anew: bool, say: Callable[[str], None]) -> st
 def _carried_out(run: Run, seconds: float, say: Callable[[str], None]) -> Mirrored:
     mirror = MirrorProcess.start(run, WandbMode.ONLINE, "--once")
     until = time.monotonic() + seconds
-    done = None
-    while True:
+    done, has_ended = None, False
+    while not has_ended:
         has_ended = mirror.process.poll() is not None
         for said in mirror.said():
             if "note" in said:
                 say(said["note"])
             else:
                 done = Mirrored(**said["done"])
-        if has_ended:
-            break
-        if time.monotonic() > until:
+        if not has_ended and time.monotonic() > until:
             mirror.kill()
             raise SyncFailed(
                 f"W&B did not take the rows within {seconds:g} s; another call goes on from there"
             )
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(0 if has_ended else _LOOK_SECONDS)
     if done is None:
         raise SyncFailed(f"W&B could not be brought up to date: {mirror.last_line()}")
     return done
@@ -77,9 +75,8 @@ def _carried_out(run: Run, seconds: float, say: Callable[[str], None]) -> Mirror
 
 def described(done: Mirrored) -> str:
     """Summarise for a person."""
-    lines = [
-        f"{done.url or 'W&B'}: {done.rows} rows, one per iteration; {done.had} were there, {done.sent} sent"
-    ]
+    counts = f"{done.rows} rows, one per iteration; {done.had} were there, {done.sent} sent"
+    lines = [f"{done.url or 'W&B'}: {counts}"]
     if done.removed:
         lines.append(f"{done.removed} offline segments were cut and are removed; their rows are among these")
     if done.marked:

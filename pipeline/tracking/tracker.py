@@ -7,15 +7,16 @@ what did not arrive is sent by the next driver, or by ``slurm-ppo sync``.
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import IO, Any, Protocol
+from subprocess import PIPE, Popen, TimeoutExpired
+from typing import IO, Any
 
 from pipeline.config.schema import WandbMode
+from pipeline.process import signal_session
 from pipeline.run.directory import Run
 from pipeline.tracking.mode import wandb_mode
 from pipeline.tracking.state import read_offline, read_online
@@ -27,14 +28,6 @@ _KILL_SECONDS = 10.0
 Note = Callable[[str], None]
 
 
-class Tracker(Protocol):
-    """Receiver of the news that metrics.jsonl has grown."""
-
-    def update(self) -> None: ...
-
-    def close(self, exit_code: int) -> None: ...
-
-
 class NoTracker:
     """Tracker of runs without W&B; does nothing."""
 
@@ -43,10 +36,6 @@ class NoTracker:
 
     def close(self, exit_code: int) -> None:
         pass
-
-
-class MirrorFailed(RuntimeError):
-    """The mirror process ended without having done its work; the message is its last line."""
 
 
 def last_words(text: str) -> str:
@@ -63,7 +52,7 @@ def last_words(text: str) -> str:
 class MirrorProcess:
     """One process ``python -m pipeline.tracking.mirror``."""
 
-    process: "subprocess.Popen[bytes]"
+    process: "Popen[bytes]"
     output: IO[bytes]
     errors: IO[bytes]
     _read: int = 0
@@ -72,18 +61,8 @@ class MirrorProcess:
     def start(run: Run, mode: WandbMode, *options: str) -> "MirrorProcess":
         """Start it in a session of its own: Ctrl-C is for the driver, which then closes it in order."""
         output, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "pipeline.tracking.mirror",
-            str(run.paths.root),
-            str(mode),
-            *options,
-        ]
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=output, stderr=errors, start_new_session=True
-        )
+        words = [sys.executable, "-P", "-m", "pipeline.tracking.mirror", run.paths.root, mode, *options]
+        process = Popen(words, stdin=PIPE, stdout=output, stderr=errors, start_new_session=True)
         assert process.stdin
         os.set_blocking(process.stdin.fileno(), False)
         return MirrorProcess(process, output, errors)
@@ -117,16 +96,15 @@ class MirrorProcess:
         self.process.stdin.close()
         try:
             self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
+            return True
+        except TimeoutExpired:
             self.kill()
             return False
-        return True
 
     def kill(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, number)
-            with suppress(subprocess.TimeoutExpired):
+            signal_session(self.process.pid, number)
+            with suppress(TimeoutExpired):
                 self.process.wait(_KILL_SECONDS)
                 return
 
@@ -185,6 +163,10 @@ class WandbTracker:
                 self.note(said["note"])
             elif missing := said["done"]["missing"]:
                 self.note(f"W&B has not confirmed {len(missing)} rows yet; the next driver looks again")
+
+
+Tracker = NoTracker | WandbTracker
+"""Receiver of the news that metrics.jsonl has grown."""
 
 
 def open_tracker(run: Run, note: Note) -> Tracker:

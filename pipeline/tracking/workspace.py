@@ -56,8 +56,8 @@ class Panel:
         """
         if not any("*" in name for name in self.names):
             return None
-        patterns = [_pattern(name) for name in self.names]
-        return f"^{patterns[0]}$" if len(patterns) == 1 else f"^({'|'.join(patterns)})$"
+        pattern = "|".join(map(_pattern, self.names))
+        return f"^{pattern}$" if len(self.names) == 1 else f"^({pattern})$"
 
 
 def _pattern(name: str) -> str:
@@ -84,19 +84,25 @@ def _of_chart(chart: Chart, known: Iterable[str]) -> list[Panel]:
 
 def meanings(section: Section, metrics: Sequence[Metric] = METRICS) -> str:
     """List the numbers of a section with their meanings, as Markdown."""
-    lines = (f"- `{metric.name}`: {metric.meaning}" for metric in metrics if metric.section is section)
-    return "\n".join(lines)
+    return "\n".join(f"- `{m.name}`: {m.meaning}" for m in metrics if m.section is section)
 
 
 def build(charts: Sequence[Chart] = CHARTS, metrics: Sequence[Metric] = METRICS) -> Spec:
     """Build the whole workspace. The same tables give the same bytes: nothing in it is random."""
     import wandb_workspaces.workspaces as ws
+    from wandb_workspaces.reports.v2.interface import WeavePanelSummaryTable
 
     drawn = panels(charts, metrics)
     inside = {section: [panel for panel in drawn if panel.section is section] for section in Section}
     sections = [_section(section, held, metrics) for section, held in inside.items() if held]
-    place = next((i for i, section in enumerate(sections) if section.name == Section.EVALUATION), None)
-    sections.insert(len(sections) if place is None else place, _samples())
+    names = [section.name for section in sections]
+    place = names.index(Section.EVALUATION) if Section.EVALUATION in names else len(names)
+    # The newest table of every run that is shown.
+    layout, table = (
+        ws.SectionLayoutSettings(columns=1, rows=1),
+        WeavePanelSummaryTable(table_name=SAMPLE_TABLE),
+    )
+    sections.insert(place, ws.Section(name=SAMPLES, panels=[table], layout_settings=layout))
     workspace = ws.Workspace(
         entity="",
         project="",
@@ -136,18 +142,6 @@ def _line_plot(panel: Panel) -> Any:
     return LinePlot(title=panel.title, x=X_AXIS, range_y=range_y, **curves)
 
 
-def _samples() -> Any:
-    """Make the section with the newest table of every run that is shown."""
-    import wandb_workspaces.workspaces as ws
-    from wandb_workspaces.reports.v2.interface import WeavePanelSummaryTable
-
-    return ws.Section(
-        name=SAMPLES,
-        panels=[WeavePanelSummaryTable(table_name=SAMPLE_TABLE)],
-        layout_settings=ws.SectionLayoutSettings(columns=1, rows=1),
-    )
-
-
 def _id(section: str, panel: Mapping[str, Any]) -> str:
     """Derive a panel's id from section and title only, so that what people set on a panel stays."""
     title = panel["config"].get("chartTitle") or panel["viewType"]
@@ -166,9 +160,8 @@ def merged(existing: Spec, ours: Spec) -> Spec:
     which are open, the list of runs and its filters, and all settings.
     """
     wanted = {section["name"]: section for section in sections_of(ours)}
-    sections = [
-        kept for s in sections_of(existing) if (kept := _with_panels(s, wanted.get(s["name"]))) is not None
-    ]
+    updated = (_with_panels(section, wanted.get(section["name"])) for section in sections_of(existing))
+    sections = [section for section in updated if section is not None]
     names = [section["name"] for section in sections]
     place = 0
     for name, section in wanted.items():
@@ -195,14 +188,10 @@ def is_ours(panel: Mapping[str, Any]) -> bool:
 
 
 def pinned(spec: Spec, runs: Sequence[str]) -> Spec:
-    """Keep these runs in view, besides those that are already. Pure.
-
-    Args:
-        runs: ids as W&B's database has them; the newest ones stay when there are too many.
-    """
+    """Keep these runs (ids of W&B's database) in view, besides earlier ones; at most the newest. Pure."""
     first, *others = spec["section"]["runSets"]
-    before = [run for run in first.get("pinnedRunIds", ()) if run not in runs]
     if not runs:
         return spec
+    before = [run for run in first.get("pinnedRunIds", ()) if run not in runs]
     first = first | {"pinnedRunIds": [*before, *runs][-_MOST_PINNED:]}
     return spec | {"section": spec["section"] | {"runSets": [first, *others]}}
