@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.config.job_kinds import DRIVER
-from pipeline.config.scheduler import SlurmConfig, resources_of
+from pipeline.config.scheduler import resources_of
 from pipeline.metrics.spans import Span, SpanEnd
 from pipeline.run import journal
 from pipeline.run.commits import Record
@@ -105,14 +105,9 @@ def read_failures(run: Run, iteration: int, since: float) -> dict[TaskAttempt, _
         if event.get("event") == "failed" and event["task"].startswith(f"{iteration}/"):
             task, number = parse_task(event["task"]), int(event["attempt"])
             said = _said(run, task, number)
-            node, ended = event.get("node", ""), float(said.get("ended", event["time"]))
-            found[task, number] = _Failed(
-                event["message"],
-                event.get("job", ""),
-                node or said.get("host", ""),
-                said.get("started"),
-                ended,
-            )
+            node, ended = event.get("node") or said.get("host", ""), float(said.get("ended", event["time"]))
+            job, started = event.get("job", ""), said.get("started")
+            found[task, number] = _Failed(event["message"], job, node, started, ended)
     return found
 
 
@@ -208,16 +203,8 @@ def _end(job: accounting.Record, is_winner: bool) -> SpanEnd:
 def _accounted(job: accounting.Record, span: Span) -> Span:
     """Add what accounting knows: when, where and on how many CPUs and GPUs it ran."""
     ended = job.started + job.elapsed if job.started is not None and job.elapsed else None
-    return replace(
-        span,
-        started=job.started,
-        ended=ended,
-        node=job.nodes,
-        lane=job.partition,
-        job=job.job_id,
-        cpus=job.cpus,
-        gpus=job.gpus,
-    )
+    span = replace(span, started=job.started, ended=ended, cpus=job.cpus, gpus=job.gpus)
+    return replace(span, node=job.nodes, lane=job.partition, job=job.job_id)
 
 
 # --- records, failures, and what is open -----------------------------------------------------------------
@@ -266,14 +253,8 @@ def _from_failures(gathering: _Gathering) -> Iterator[Span]:
         if (task, number) not in gathering.seen:
             gathering.seen.add((task, number))
             span = _plain(gathering, task, number, SpanEnd.FAILED)
-            yield replace(
-                span,
-                started=failed.started,
-                ended=failed.ended,
-                node=failed.node,
-                job=failed.job or span.job,
-                note=failed.message,
-            )
+            span = replace(span, started=failed.started, ended=failed.ended, node=failed.node)
+            yield replace(span, job=failed.job or span.job, note=failed.message)
 
 
 def _open(gathering: _Gathering) -> Iterator[Span]:
@@ -287,10 +268,9 @@ def _open(gathering: _Gathering) -> Iterator[Span]:
 
 def lane_of(run: Run, purpose: str) -> str:
     """Return the partitions that a purpose asks for; for runs on one machine, the purpose."""
-    config = run.config.scheduler
-    if not isinstance(config, SlurmConfig):
+    if not run.config.slurm:
         return purpose
-    return ",".join(resources_of(config, purpose).partition) or "default partition"
+    return ",".join(resources_of(run.config.slurm, purpose).partition) or "default partition"
 
 
 def _in_turn(spans: Sequence[Span]) -> list[Span]:

@@ -232,13 +232,13 @@ def to_line(spans: IterationSpans) -> dict[str, Any]:
     ``attempts`` holds, for each field of :class:`Span`, the list of its values: reports parse the lines of all
     iterations, and objects, one per attempt, take twice as long.
     """
-    columns = [field.name for field in fields(Span)]
+    columns = ((field.name, [getattr(span, field.name) for span in spans.attempts]) for field in fields(Span))
     return {
         "iteration": spans.iteration,
         "written": spans.written,
         "left_out": spans.left_out,
         "stages": {purpose: _stage_line(stage) for purpose, stage in spans.stages.items()},
-        "attempts": {name: [_rounded(getattr(s, name), _DIGITS) for s in spans.attempts] for name in columns},
+        "attempts": {name: [_rounded(v, _DIGITS) for v in values] for name, values in columns},
     }
 
 

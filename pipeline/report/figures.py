@@ -57,8 +57,8 @@ def overlay(
         upper = upper[:1]  # shortest and longest of every run would hide each other
     lower = _series(chart.lower.split(), names)
     traces = [
-        _overlaid(run, name, label, number, "y" if (name, label, number) in upper else "y2")
-        for kind in (upper, lower)
+        _overlaid(run, name, label, number, axis)
+        for kind, axis in ((upper, "y"), (lower, "y2"))
         for number, (name, label, _) in enumerate(kind)
         for run in runs
     ]
