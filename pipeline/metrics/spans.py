@@ -229,16 +229,16 @@ def share_metrics(stages: Mapping[str, StageTime]) -> dict[str, float]:
 def to_line(spans: IterationSpans) -> dict[str, Any]:
     """Format a line of ``spans.jsonl``: the fields of :class:`IterationSpans` by name.
 
-    ``attempts`` holds, for each field of :class:`Span`, the list of its values: reports parse the lines of all
-    iterations, and objects, one per attempt, take twice as long.
+    ``attempts`` holds, for each field of :class:`Span`, the list of its values: a report parses the lines of
+    all iterations, and objects, one per attempt, take twice as long.
     """
-    columns = ((field.name, [getattr(span, field.name) for span in spans.attempts]) for field in fields(Span))
+    columns = {f.name: [getattr(span, f.name) for span in spans.attempts] for f in fields(Span)}
     return {
         "iteration": spans.iteration,
         "written": spans.written,
         "left_out": spans.left_out,
         "stages": {purpose: _stage_line(stage) for purpose, stage in spans.stages.items()},
-        "attempts": {name: [_rounded(v, _DIGITS) for v in values] for name, values in columns},
+        "attempts": {name: [_rounded(v, _DIGITS) for v in values] for name, values in columns.items()},
     }
 
 
