@@ -30,7 +30,7 @@ from pipeline.metrics.spans import stage_totals
 from pipeline.metrics.terminal import COLUMNS, cells
 from pipeline.report import read_rows, write_report
 from pipeline.report.data import read_report, sampled_iterations
-from pipeline.report.figures import figure, thinned
+from pipeline.report.figures import figure, overlay, thinned
 from pipeline.report.html import environment, visible
 from pipeline.report.page import chart_id, page
 from pipeline.report.settings import differences, settings_apart
@@ -296,6 +296,14 @@ def test_seconds_are_of_stages_only():
     chart = next(chart for chart in CHARTS if chart.title == "Seconds per stage")
     made = figure(chart, [make_row(1)], list(make_row(1)))
     assert [trace["name"] for trace in made["data"]] == list(STAGES)
+
+
+def test_stages_of_compared_runs_share_an_axis():
+    """Those too whose colour is not that of their place in the chart."""
+    chart = next(chart for chart in CHARTS if chart.title == "Seconds per stage")
+    row = {"iteration": 1, "seconds/rollout": 1.0, "seconds/score-big": 2.0, "seconds/reward": 3.0}
+    made, _ = overlay(chart, [("one", "red", [row]), ("other", "blue", [row])])
+    assert [trace["yaxis"] for trace in made["data"]] == ["y"] * 6
 
 
 values = st.floats(allow_nan=True, allow_infinity=False, width=32)

@@ -25,6 +25,9 @@ from slurm.states import Phase, SlurmState, phase_of
 _ATTEMPT = re.compile(r"(\d+)-(\d+)r(\d+)")
 """Number, array and restarts in an attempt's id on Slurm; see :mod:`slurm.element`."""
 
+_TAIL_BYTES = 1 << 20
+"""Bytes at the end of spans.jsonl that hold its last line, of some hundred bytes for each of its attempts."""
+
 RecordOf = Callable[[Task], Record | None]
 TaskAttempt = tuple[Task, int]
 """The task, and which attempt at it."""
@@ -86,7 +89,7 @@ def attempts_of(run: Run, iteration: int, record_of: RecordOf, facts: Facts, sin
 
 def last_written(run: Run, iteration: int) -> float:
     """Return when the previous iteration's line was written, or if it has none, when the run was created."""
-    lines = journal.read_tail(run.paths.spans)
+    lines = journal.read_tail(run.paths.spans, _TAIL_BYTES)
     times = [line["written"] for line in lines if line.get("iteration") == iteration - 1]
     return float(times[-1]) if times else run.identity.created
 
@@ -193,9 +196,8 @@ def _is_of(record: Record, number: int, array: str, restart: int, is_last: bool)
 def _end(job: accounting.Record, is_winner: bool) -> SpanEnd:
     if is_winner:
         return SpanEnd.COMMITTED
-    if accounting.is_wasted(job) and phase_of(job.state) is not Phase.PENDING:
-        return SpanEnd.FAILED
-    if job.state is SlurmState.REQUEUED:
+    is_wasted = accounting.is_wasted(job) and phase_of(job.state) is not Phase.PENDING
+    if is_wasted or job.state is SlurmState.REQUEUED:
         return SpanEnd.FAILED
     return SpanEnd.ENDED if job.state is SlurmState.COMPLETED else SpanEnd.OPEN
 
