@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -29,9 +30,8 @@ from pipeline.metrics.spans import stage_totals
 from pipeline.metrics.terminal import COLUMNS, cells
 from pipeline.report import read_rows, write_report
 from pipeline.report.data import read_report, sampled_iterations
-from pipeline.report.figures import figure, thinned
-from pipeline.report.findings import findings
-from pipeline.report.html import embedded, visible, words
+from pipeline.report.figures import figure, overlay, thinned
+from pipeline.report.html import environment, visible
 from pipeline.report.page import chart_id, page
 from pipeline.report.settings import differences, settings_apart
 from pipeline.run import journal
@@ -166,10 +166,12 @@ def test_text_of_the_user_is_escaped_and_visible(run):
 
 @given(st.text())
 def test_no_text_ends_its_script_or_hides_what_it_is(text):
-    inside = embedded("x", {text: visible(text)})
+    template = """{% from "parts.html" import embedded %}{{ embedded("x", data) }}"""
+    inside = environment().from_string(template).render(data={text: visible(text)})
     assert inside.count("<") == 2
     assert list(json.loads(re.search(r">(.*)<", inside, re.DOTALL)[1])) == [text]
-    assert not set(words(text)) & {"<", "\x1b", "\u202e", "\u2066", "\x00"}
+    shown = environment().from_string("{{ text }}").render(text=text)
+    assert not set(shown) & {"<", '"', "'", "\x1b", "\u202e", "\u2066", "\x00"}
 
 
 def test_names_of_numbers_are_escaped(run):
@@ -296,6 +298,14 @@ def test_seconds_are_of_stages_only():
     assert [trace["name"] for trace in made["data"]] == list(STAGES)
 
 
+def test_stages_of_compared_runs_share_an_axis():
+    """Those too whose colour is not that of their place in the chart."""
+    chart = next(chart for chart in CHARTS if chart.title == "Seconds per stage")
+    row = {"iteration": 1, "seconds/rollout": 1.0, "seconds/score-big": 2.0, "seconds/reward": 3.0}
+    made, _ = overlay(chart, [("one", "red", [row]), ("other", "blue", [row])])
+    assert [trace["yaxis"] for trace in made["data"]] == ["y"] * 6
+
+
 values = st.floats(allow_nan=True, allow_infinity=False, width=32)
 
 
@@ -392,14 +402,15 @@ def test_advice_is_listed_with_links_to_its_charts(run):
         "lower it & see",
         ("objective/kl", "mismatch/kl"),
     )
-    chart = next(chart for chart in CHARTS if chart.title == "KL to the reference")
-    text = findings([found], {chart_id(chart): chart}, True)
+    data = read_report(run)
+    text = page(replace(data, advice=[found]))
+    text = text[text.index('<section id="findings">') : text.index('<section id="curves">')]
     assert '<a href="#chart-kl-to-the-reference">KL to the reference</a>' in text
     assert "KL &lt;jumped&gt;" in text
     assert "lower it &amp; see" in text
     assert text.count("<a ") == 1
-    assert "Nothing was noticed" in findings([], {}, True)
-    assert "Too few iterations" in findings([], {}, False)
+    assert "Nothing was noticed" in page(replace(data, advice=[]))
+    assert "Too few iterations" in page(replace(data, rows=data.rows[:2], advice=[]))
 
 
 def test_settings_that_differ_are_listed_by_key(tmp_path):

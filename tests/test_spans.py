@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,8 +14,10 @@ from pipeline.metrics.attempts import Facts, attempts_of, last_written
 from pipeline.metrics.catalogue import describe
 from pipeline.metrics.costs import cost_metrics
 from pipeline.metrics.spans import (
+    IterationSpans,
     Span,
     SpanEnd,
+    StageTime,
     from_line,
     iteration_spans,
     parts_of,
@@ -35,6 +38,7 @@ from slurm.accounting import Record as JobRecord
 from slurm.states import SlurmState
 
 ROLLOUT = Task(1, Stage.ROLLOUT)
+DATA = Path(__file__).parent / "data"
 
 
 def found(run: Run, facts: Facts | None = None, iteration: int = 1, since: float = 0.0) -> list[Span]:
@@ -248,6 +252,24 @@ def test_a_line_holds_what_it_was_made_from(attempts):
         assert back.stages[purpose].attempts == stage.attempts
 
 
+def test_a_line_names_everything():
+    line = to_line(iteration_spans(1, make_spans(1, 2)))
+    assert line.keys() == IterationSpans.__dataclass_fields__.keys()
+    assert line["stages"]["rollout"].keys() == StageTime.__dataclass_fields__.keys()
+    assert line["attempts"].keys() == Span.__dataclass_fields__.keys()
+    assert line["attempts"]["attempt"][:2] == ["1-1001r0", "1-1001r0"]
+    assert {len(values) for values in line["attempts"].values()} == {7}
+
+
+def test_positional_lines_are_read():
+    """Runs of earlier versions have such lines."""
+    (line,) = journal.read(DATA / "spans_positional.jsonl")
+    found = read_lines([line], newest=1, detailed=1)[1]
+    assert found == from_line(to_line(iteration_spans(1, make_spans(1, 2), 17.0)))
+    assert read_lines([line | {"attempts": [[0, 1]]}], newest=1, detailed=1) == {}
+    assert read_lines([line | {"attempts": [[0, 1]]}], newest=2, detailed=1)[1].attempts == ()
+
+
 @given(st.lists(spans, max_size=12))
 def test_parts_of_a_stage_add_up_to_its_run(attempts):
     for purpose, stage in stage_times(attempts).items():
@@ -265,7 +287,7 @@ def test_of_thousands_of_attempts_some_are_kept_and_all_are_counted():
     assert sum(span.end is SpanEnd.FAILED for span in kept) == 1
     assert max(span.ended for span in kept) == made.stages["rollout"].ended
     assert len(made.attempts) + made.left_out == len(many)
-    assert len(json.dumps(to_line(made))) < 100_000
+    assert len(json.dumps(to_line(made))) < 130_000
 
 
 def test_the_last_line_of_an_iteration_counts_and_broken_ones_do_not():

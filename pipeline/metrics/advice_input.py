@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
@@ -83,6 +83,9 @@ class Advice:
     """Names of the metrics that it rests on."""
 
 
+Findings = Iterator[Advice]
+
+
 @dataclass(frozen=True)
 class TaskTime:
     """Duration and node of one attempt at a task."""
@@ -128,11 +131,8 @@ class Series:
     def __len__(self) -> int:
         return len(self.values)
 
-    def last(self, count: int) -> "Series":
-        return Series(self.name, self.iterations[-count:], self.values[-count:])
-
-    def first(self, count: int) -> "Series":
-        return Series(self.name, self.iterations[:count], self.values[:count])
+    def __getitem__(self, part: slice) -> "Series":
+        return Series(self.name, self.iterations[part], self.values[part])
 
     def between(self, first: int, last: int) -> "Series":
         """Return the values of these iterations, both ends included."""
@@ -146,17 +146,16 @@ class Series:
     @property
     def span(self) -> str:
         """Iterations covered, in words."""
-        return spanned(self.iterations[0], self.iterations[-1])
+        first, last = self.iterations[0], self.iterations[-1]
+        return f"iteration {first}" if first == last else f"iterations {first}-{last}"
 
 
 def series(rows: Sequence[Row], name: str) -> Series:
     """Collect the values of ``name`` that are finite and not implausibly large."""
-    found = [(int(row["iteration"]), float(row[name])) for row in rows if is_number(row, name)]
-    return Series(name, tuple(i for i, _ in found), tuple(v for _, v in found))
-
-
-def is_number(row: Row, name: str) -> bool:
-    return _is_finite(row.get("iteration")) and _is_finite(row.get(name))
+    found = [row for row in rows if _is_finite(row.get("iteration")) and _is_finite(row.get(name))]
+    return Series(
+        name, tuple(int(row["iteration"]) for row in found), tuple(float(row[name]) for row in found)
+    )
 
 
 def _is_finite(value: object) -> bool:
@@ -166,7 +165,7 @@ def _is_finite(value: object) -> bool:
 def recent(evidence: Evidence, name: str, count: int = WINDOW) -> Series | None:
     """Return the last ``count`` values, or None where too few are recent to say anything."""
     rows = evidence.trained[-2 * count :]
-    found = series(rows, name).last(count)
+    found = series(rows, name)[-count:]
     return found if len(evidence.trained) >= MIN_ROWS and len(found) >= min(count, 3) else None
 
 
@@ -212,16 +211,12 @@ def trend_of(found: Series, least: int = 2 * WINDOW) -> Trend | None:
         return None
     steps = [abs(b - a) for a, b in zip(found.values, found.values[1:], strict=False)]
     half = len(found) // 2
-    return Trend(found.first(half), found.last(len(found) - half), median(steps))
+    return Trend(found[:half], found[half:], median(steps))
 
 
 def evaluation_trend(rows: Sequence[Row], name: str = "evaluate/reward") -> Trend | None:
     """Return the trend of the last six evaluations; they are rare, so four are enough."""
-    return trend_of(series(rows, name).last(6), _MIN_EVALUATIONS)
-
-
-def spanned(first: int, last: int) -> str:
-    return f"iteration {first}" if first == last else f"iterations {first}-{last}"
+    return trend_of(series(rows, name)[-6:], _MIN_EVALUATIONS)
 
 
 def percent(share: float) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.config.job_kinds import DRIVER
-from pipeline.config.scheduler import SlurmConfig, resources_of
+from pipeline.config.scheduler import resources_of
 from pipeline.metrics.spans import Span, SpanEnd
 from pipeline.run import journal
 from pipeline.run.commits import Record
@@ -24,6 +24,9 @@ from slurm.states import Phase, SlurmState, phase_of
 
 _ATTEMPT = re.compile(r"(\d+)-(\d+)r(\d+)")
 """Number, array and restarts in an attempt's id on Slurm; see :mod:`slurm.element`."""
+
+_TAIL_BYTES = 1 << 20
+"""Bytes at the end of spans.jsonl that hold its last line, of some hundred bytes for each of its attempts."""
 
 RecordOf = Callable[[Task], Record | None]
 TaskAttempt = tuple[Task, int]
@@ -86,7 +89,7 @@ def attempts_of(run: Run, iteration: int, record_of: RecordOf, facts: Facts, sin
 
 def last_written(run: Run, iteration: int) -> float:
     """Return when the previous iteration's line was written, or if it has none, when the run was created."""
-    lines = journal.read_tail(run.paths.spans)
+    lines = journal.read_tail(run.paths.spans, _TAIL_BYTES)
     times = [line["written"] for line in lines if line.get("iteration") == iteration - 1]
     return float(times[-1]) if times else run.identity.created
 
@@ -105,14 +108,9 @@ def read_failures(run: Run, iteration: int, since: float) -> dict[TaskAttempt, _
         if event.get("event") == "failed" and event["task"].startswith(f"{iteration}/"):
             task, number = parse_task(event["task"]), int(event["attempt"])
             said = _said(run, task, number)
-            node, ended = event.get("node", ""), float(said.get("ended", event["time"]))
-            found[task, number] = _Failed(
-                event["message"],
-                event.get("job", ""),
-                node or said.get("host", ""),
-                said.get("started"),
-                ended,
-            )
+            node, ended = event.get("node") or said.get("host", ""), float(said.get("ended", event["time"]))
+            job, started = event.get("job", ""), said.get("started")
+            found[task, number] = _Failed(event["message"], job, node, started, ended)
     return found
 
 
@@ -198,9 +196,8 @@ def _is_of(record: Record, number: int, array: str, restart: int, is_last: bool)
 def _end(job: accounting.Record, is_winner: bool) -> SpanEnd:
     if is_winner:
         return SpanEnd.COMMITTED
-    if accounting.is_wasted(job) and phase_of(job.state) is not Phase.PENDING:
-        return SpanEnd.FAILED
-    if job.state is SlurmState.REQUEUED:
+    is_wasted = accounting.is_wasted(job) and phase_of(job.state) is not Phase.PENDING
+    if is_wasted or job.state is SlurmState.REQUEUED:
         return SpanEnd.FAILED
     return SpanEnd.ENDED if job.state is SlurmState.COMPLETED else SpanEnd.OPEN
 
@@ -208,16 +205,8 @@ def _end(job: accounting.Record, is_winner: bool) -> SpanEnd:
 def _accounted(job: accounting.Record, span: Span) -> Span:
     """Add what accounting knows: when, where and on how many CPUs and GPUs it ran."""
     ended = job.started + job.elapsed if job.started is not None and job.elapsed else None
-    return replace(
-        span,
-        started=job.started,
-        ended=ended,
-        node=job.nodes,
-        lane=job.partition,
-        job=job.job_id,
-        cpus=job.cpus,
-        gpus=job.gpus,
-    )
+    span = replace(span, started=job.started, ended=ended, cpus=job.cpus, gpus=job.gpus)
+    return replace(span, node=job.nodes, lane=job.partition, job=job.job_id)
 
 
 # --- records, failures, and what is open -----------------------------------------------------------------
@@ -266,14 +255,8 @@ def _from_failures(gathering: _Gathering) -> Iterator[Span]:
         if (task, number) not in gathering.seen:
             gathering.seen.add((task, number))
             span = _plain(gathering, task, number, SpanEnd.FAILED)
-            yield replace(
-                span,
-                started=failed.started,
-                ended=failed.ended,
-                node=failed.node,
-                job=failed.job or span.job,
-                note=failed.message,
-            )
+            span = replace(span, started=failed.started, ended=failed.ended, node=failed.node)
+            yield replace(span, job=failed.job or span.job, note=failed.message)
 
 
 def _open(gathering: _Gathering) -> Iterator[Span]:
@@ -287,10 +270,9 @@ def _open(gathering: _Gathering) -> Iterator[Span]:
 
 def lane_of(run: Run, purpose: str) -> str:
     """Return the partitions that a purpose asks for; for runs on one machine, the purpose."""
-    config = run.config.scheduler
-    if not isinstance(config, SlurmConfig):
+    if not run.config.slurm:
         return purpose
-    return ",".join(resources_of(config, purpose).partition) or "default partition"
+    return ",".join(resources_of(run.config.slurm, purpose).partition) or "default partition"
 
 
 def _in_turn(spans: Sequence[Span]) -> list[Span]:

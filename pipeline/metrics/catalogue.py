@@ -42,15 +42,7 @@ class Metric:
     meaning: str
 
 
-_O, _S, _H, _R, _E, _P, _C = (
-    Section.OBJECTIVE,
-    Section.REWARDS,
-    Section.HEALTH,
-    Section.ROLLOUT,
-    Section.EVALUATION,
-    Section.PIPELINE,
-    Section.PROGRESS,
-)
+_O, _S, _H, _R, _E, _P, _C = Section
 
 METRICS: tuple[Metric, ...] = (
     Metric("iteration", _C, "1-based number of the iteration"),

@@ -29,32 +29,15 @@ LOW, HIGH = "reward/mean-std", "reward/mean+std"
 """Edges of the reward's band, no metrics: pipeline/report/figures.py computes them."""
 
 
-_O, _S, _H, _R = Section.OBJECTIVE, Section.REWARDS, Section.HEALTH, Section.ROLLOUT
-
-
-_E, _P = Section.EVALUATION, Section.PIPELINE
-
+_O, _S, _H, _R, _E, _P, _ = Section
 
 _REWARD = "mean total reward and a band of one standard deviation; diamonds: greedy on held-out prompts"
-
-
 _KL = "KL per response, summed over its tokens (k1); below: its coefficient"
-
-
 _CLIPPING = "share of tokens clipped at the ratio's bounds, by dual clipping and in the value loss"
-
-
 _CLIPPED = "policy/clip_fraction_low policy/clip_fraction_high policy/dual_clip_fraction value/clip_fraction"
-
-
 _LOSSES, _NORMS = "clipped losses, mean over optimizer steps", "norms before clipping, mean over steps"
-
-
 _LENGTH = "tokens per response, shortest to longest; below: share of responses of max_new_tokens"
-
-
 _LENGTHS = "response_length/mean response_length/min response_length/max"
-
 
 CHARTS: tuple[Chart, ...] = (
     Chart(_O, "Reward", f"reward/mean {LOW} {HIGH} evaluate/reward", "", _REWARD, "band"),

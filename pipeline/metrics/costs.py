@@ -1,7 +1,7 @@
 """Costs of a run on Slurm: GPU and CPU hours, waiting and running time, of every attempt."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from pipeline.config.job_kinds import DRIVER
@@ -12,6 +12,7 @@ from pipeline.run.directory import Run
 from pipeline.run.journal import Row
 from pipeline.run.submissions import Ledger, Submission
 from pipeline.run.tasks import Stage
+from pipeline.text import duration, shortened
 from slurm.accounting import Record, Usage, read_records, summarize
 from slurm.commands import SlurmError
 from slurm.query import NoAccounting
@@ -85,9 +86,8 @@ def costs_of(submissions: Sequence[Submission], records: Iterable[Record]) -> Co
 
 def total(usages: Iterable[Usage]) -> Usage:
     """Add up usages."""
-    found = [asdict(usage) for usage in usages]
-    names = ("attempts", *(name for name in Usage.__dataclass_fields__ if name != "attempts"))
-    return Usage(**{name: sum(usage[name] for usage in found) for name in names})
+    found = list(usages)
+    return Usage(*(sum(getattr(usage, part.name) for usage in found) for part in fields(Usage)))
 
 
 def wasted_share(usage: Usage) -> float:
@@ -99,15 +99,8 @@ def wasted_share(usage: Usage) -> float:
 
 def metrics_of(stages: Mapping[str, Usage]) -> Row:
     """Return the ``slurm/*`` numbers of an iteration's row from its stages' usage. Pure."""
-    row: Row = {}
-    for stage, usage in stages.items():
-        row |= {
-            f"slurm/gpu_hours/{stage}": usage.gpu_hours,
-            f"slurm/cpu_hours/{stage}": usage.cpu_hours,
-            f"slurm/queue_seconds/{stage}": usage.queue_seconds,
-            f"slurm/run_seconds/{stage}": usage.run_seconds,
-            f"slurm/attempts/{stage}": usage.attempts,
-        }
+    names = ("gpu_hours", "cpu_hours", "queue_seconds", "run_seconds", "attempts")
+    row = {f"slurm/{name}/{stage}": getattr(u, name) for stage, u in stages.items() for name in names}
     if stages:
         row["slurm/wasted_share"] = wasted_share(total(stages.values()))
     return row
@@ -149,30 +142,30 @@ def cost_metrics(facts: Facts, iteration: int) -> Row:
     return metrics_of(costs_of(facts.submissions, facts.jobs).of_iteration(iteration))
 
 
-_TITLES = ("stage", "attempts", "GPU hours", "CPU hours", "waited", "ran", "wasted")
+_HEADS = ("stage", "attempts", "GPU hours", "CPU hours", "waited", "ran", "wasted")
 _WIDTHS = (9, 10, 10, 14, 14, 8)
-_NAME_WIDTHS = range(9, 15)
-"""Allowed widths of stage names, the narrowest that fits being used; more would not fit into 80 columns."""
+_MOST_LETTERS = 14
+"""Most letters of a stage's name; more would not fit into 80 columns."""
 
 
 def describe_costs(costs: Costs) -> str:
     """Format a table of stages and the total."""
     if not costs.usage:
         return "accounting knows no job of this run"
-    rows = [(stage, costs.of_stage(stage)) for stage in costs.stages]
-    rows.append(("total", total(costs.usage.values())))
-    longest = max(len(name) for name, _ in rows)
-    width = max(_NAME_WIDTHS.start, min(longest, _NAME_WIDTHS[-1]))
-    lines = [_line(_TITLES, width), *(_line(_cells(name, usage), width) for name, usage in rows)]
+    found = [(stage, costs.of_stage(stage)) for stage in costs.stages]
+    rows = [_HEADS, *(_cells(*item) for item in (*found, ("total", total(costs.usage.values()))))]
+    width = max(9, *(len(name) for name, *_ in rows))
+    lines = [
+        f"{name:{width}} " + "".join(cell.rjust(w) for cell, w in zip(others, _WIDTHS, strict=True))
+        for name, *others in rows
+    ]
     lines.append("waited and ran: sums over all attempts; wasted: share of attempts without a result")
     return "\n".join(lines)
 
 
 def _cells(name: str, usage: Usage) -> tuple[str, ...]:
-    from pipeline.text import duration
-
     return (
-        name,
+        shortened(name, _MOST_LETTERS),
         str(usage.attempts),
         f"{usage.gpu_hours:.2f}",
         f"{usage.cpu_hours:.2f}",
@@ -180,11 +173,3 @@ def _cells(name: str, usage: Usage) -> tuple[str, ...]:
         duration(usage.run_seconds),
         f"{100 * wasted_share(usage):.1f} %",
     )
-
-
-def _line(cells: Sequence[str], name_width: int) -> str:
-    from pipeline.text import shortened
-
-    first, *others = cells
-    name = shortened(first, name_width).ljust(name_width + 1)
-    return name + "".join(cell.rjust(width) for cell, width in zip(others, _WIDTHS, strict=True))

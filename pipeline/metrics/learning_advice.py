@@ -9,6 +9,7 @@ from pipeline.metrics.advice_input import (
     WINDOW,
     Advice,
     Evidence,
+    Findings,
     Rule,
     Series,
     Severity,
@@ -21,8 +22,6 @@ from pipeline.metrics.advice_input import (
     trend_of,
 )
 from pipeline.text import number
-
-Findings = Iterator[Advice]
 
 _SOFTER = "raise algorithm.kl.coef (or set algorithm.kl.controller=adaptive), lower update.learning_rate"
 _IMPORTANT = 0.1
@@ -40,7 +39,7 @@ def reward_hacking(evidence: Evidence) -> Findings:
             yield _hacked(
                 Severity.PROBLEM, "the held-out reward falls while the reward rises", score, heldout
             )
-    score = trend_of(series(evidence.trained, "reward/mean").last(TREND_ROWS))
+    score = trend_of(series(evidence.trained, "reward/mean")[-TREND_ROWS:])
     if score and score.rises(important):
         for name, trend in _rule_trends(evidence):
             title = f"component {name} falls while the reward rises"
@@ -66,7 +65,7 @@ def _rule_trends(evidence: Evidence) -> Iterator[tuple[str, Trend]]:
     """Yield trends of rules with positive weight that fall. Reward models are what is being hacked."""
     components = evidence.config.reward.components
     for name, component in components.items() if len(components) > 1 else ():
-        trend = trend_of(series(evidence.trained, f"reward/{name}/mean").last(TREND_ROWS))
+        trend = trend_of(series(evidence.trained, f"reward/{name}/mean")[-TREND_ROWS:])
         spread = recent(evidence, f"reward/{name}/std")
         important = _IMPORTANT * spread.middle if spread else 0.0
         is_wanted = isinstance(component, RuleConfig) and component.weight > 0
@@ -81,8 +80,8 @@ def _spread(evidence: Evidence) -> float:
 
 def reward_falling(evidence: Evidence) -> Findings:
     """Detect a reward that is half a standard deviation of responses below its best window."""
-    found = series(evidence.trained, "reward/mean").last(TREND_ROWS)
-    now, spread = found.last(WINDOW), _spread(evidence)
+    found = series(evidence.trained, "reward/mean")[-TREND_ROWS:]
+    now, spread = found[-WINDOW:], _spread(evidence)
     windows = [found.between(i, i + WINDOW - 1) for i in found.iterations[: -2 * WINDOW + 1]]
     best = max((w for w in windows if len(w) == WINDOW), key=lambda w: w.middle, default=None)
     if best and spread and best.middle - now.middle > 0.5 * spread:
@@ -111,7 +110,7 @@ def kl_jump(evidence: Evidence) -> Findings:
 def _jump(evidence: Evidence, name: str, factor: float) -> tuple[Series, Series] | None:
     """Return the ten values before and the last three, if the latter are ``factor`` times as large."""
     found = series(evidence.trained, name)
-    after, before = found.last(3), Series(name, found.iterations[-13:-3], found.values[-13:-3])
+    after, before = found[-3:], found[-13:-3]
     if len(before) < WINDOW:
         return None
     return (before, after) if after.middle > factor * abs(before.middle) else None
@@ -127,13 +126,13 @@ _LENGTH_FACTOR = 2.0
 
 def length_change(evidence: Evidence) -> Findings:
     """Detect lengths that double or halve within 40 iterations. Growth that pays is only worth a note."""
-    found = series(evidence.trained, "response_length/mean").last(TREND_ROWS)
-    before, after = found.first(WINDOW), found.last(WINDOW)
+    found = series(evidence.trained, "response_length/mean")[-TREND_ROWS:]
+    before, after = found[:WINDOW], found[-WINDOW:]
     if len(found) < 2 * WINDOW or before.middle <= 0:
         return
     what = f"{_jumped(before, after)} tokens"
     if after.middle > _LENGTH_FACTOR * before.middle:
-        score = trend_of(series(evidence.trained, "reward/mean").last(TREND_ROWS))
+        score = trend_of(series(evidence.trained, "reward/mean")[-TREND_ROWS:])
         severity = Severity.NOTE if score and score.rises() else Severity.WARNING
         remedy = (
             "read samples: if they ramble, give algorithm.shaping.overlong_buffer, add a length_penalty to "
@@ -155,7 +154,7 @@ first has not collapsed."""
 def entropy_collapse(evidence: Evidence) -> Findings:
     """Detect a policy that hardly explores any more."""
     now = recent(evidence, "policy/entropy")
-    before = series(evidence.trained, "policy/entropy").first(WINDOW)
+    before = series(evidence.trained, "policy/entropy")[:WINDOW]
     if now is None or now.middle > _ENTROPY_LOW or now.middle > _ENTROPY_FACTOR * before.middle:
         return
     severity = Severity.PROBLEM if now.middle < _ENTROPY_GONE else Severity.WARNING

@@ -1,13 +1,13 @@
 """When and where every attempt waited and ran: lines of ``spans.jsonl``, one for each iteration. Pure.
 
-A line has the sums of each stage over all attempts, and the attempts themselves as short lists, thinned where
-an iteration has thousands, so that the file stays readable however long the run is.
+A line has the sums of each stage over all attempts, and the attempts themselves, thinned where an iteration
+has thousands, so that the file stays readable however long the run is.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -66,6 +66,11 @@ class Span:
         first = self.attempt.split("-")[0]
         return int(first) if first.isdecimal() else 0
 
+    @property
+    def seconds(self) -> float | None:
+        """Seconds from its start to its end; None while one of them is unknown."""
+        return None if self.started is None or self.ended is None else self.ended - self.started
+
 
 @dataclass(frozen=True)
 class StageTime:
@@ -104,18 +109,7 @@ class StageTime:
         return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in _SUMS})
 
 
-_SUMS = (
-    "attempts",
-    "failed",
-    "queue",
-    "run",
-    "startup",
-    "compute",
-    "idle",
-    "retry",
-    "gpu_hours",
-    "cpu_hours",
-)
+_SUMS = [f.name for f in fields(StageTime) if f.name not in ("lane", "ready", "started", "ended")]
 
 
 @dataclass(frozen=True)
@@ -162,10 +156,15 @@ def parts_of(span: Span) -> Parts:
 
 def stage_times(spans: Iterable[Span]) -> dict[str, StageTime]:
     """Sum spans by purpose."""
+    return {purpose: _stage_time(group) for purpose, group in _by_purpose(spans).items()}
+
+
+def _by_purpose(spans: Iterable[Span]) -> dict[str, list[Span]]:
+    """Group spans, in the order of starts."""
     groups: dict[str, list[Span]] = {}
     for span in sorted(spans, key=lambda s: s.started or s.ready or 0.0):
         groups.setdefault(span.purpose, []).append(span)
-    return {purpose: _stage_time(group) for purpose, group in groups.items()}
+    return groups
 
 
 def _stage_time(spans: Sequence[Span]) -> StageTime:
@@ -186,7 +185,7 @@ def _stage_time(spans: Sequence[Span]) -> StageTime:
         ready=min((span.ready for span in spans if span.ready is not None), default=None),
         started=min((span.started for span in started if span.started is not None), default=None),
         ended=max((span.ended for span in spans if span.ended is not None), default=None),
-        **{name: total(name) for name in ("queue", "run", "startup", "compute", "idle", "retry")},
+        **{part.name: total(part.name) for part in fields(Parts)},
         gpu_hours=hours(lambda span: span.gpus),
         cpu_hours=hours(lambda span: span.cpus),
     )
@@ -200,9 +199,7 @@ def iteration_spans(iteration: int, spans: Sequence[Span], written: float = 0.0)
 
 def _thinned(spans: Sequence[Span]) -> list[Span]:
     """Keep of each purpose failures, the last to end, and evenly chosen others, in the order of starts."""
-    groups: dict[str, list[Span]] = {}
-    for span in sorted(spans, key=lambda s: (s.started or s.ready or 0.0, s.shard)):
-        groups.setdefault(span.purpose, []).append(span)
+    groups = _by_purpose(sorted(spans, key=lambda span: span.shard))
     return [span for group in groups.values() for span in _some(group)]
 
 
@@ -228,48 +225,30 @@ def share_metrics(stages: Mapping[str, StageTime]) -> dict[str, float]:
 
 # --- lines ---------------------------------------------------------------------------------------------
 
-_TIMES = ("ready", "started", "computing", "ended")
-
 
 def to_line(spans: IterationSpans) -> dict[str, Any]:
-    """Format a line of ``spans.jsonl``: times count from ``base``, and names are indices into ``names``."""
-    times = [getattr(stage, name) for stage in spans.stages.values() for name in ("ready", "started")]
-    base = round(min((time for time in times if time is not None), default=0.0))
-    names = dict.fromkeys(name for span in spans.attempts for name in (span.purpose, span.node, span.lane))
-    place = {name: index for index, name in enumerate(names)}
+    """Format a line of ``spans.jsonl``: the fields of :class:`IterationSpans` by name.
+
+    ``attempts`` holds, for each field of :class:`Span`, the list of its values: a report parses the lines of
+    all iterations, and objects, one per attempt, take twice as long.
+    """
+    columns = {f.name: [getattr(span, f.name) for span in spans.attempts] for f in fields(Span)}
     return {
         "iteration": spans.iteration,
         "written": spans.written,
-        "base": base,
         "left_out": spans.left_out,
-        "names": list(names),
         "stages": {purpose: _stage_line(stage) for purpose, stage in spans.stages.items()},
-        "attempts": [_attempt_line(span, base, place) for span in spans.attempts],
+        "attempts": {name: [_rounded(v, _DIGITS) for v in values] for name, values in columns.items()},
     }
 
 
 def _stage_line(stage: StageTime) -> dict[str, Any]:
     """Round a stage's numbers, hours to more digits than seconds: a run adds up a thousand of them."""
-    return {
-        name: round(value, 8 if name.endswith("_hours") else 4) if isinstance(value, float) else value
-        for name, value in asdict(stage).items()
-    }
+    return {name: _rounded(value, 8 if "_hours" in name else 4) for name, value in asdict(stage).items()}
 
 
-def _attempt_line(span: Span, base: float, place: Mapping[str, int]) -> list[Any]:
-    """Format an attempt as a list; usual values come last and are left out."""
-    times = (getattr(span, name) for name in _TIMES)
-    line = [
-        *(place[span.purpose], span.shard, span.attempt),
-        *(None if time is None else round(time - base, _DIGITS) for time in times),
-        *(round(span.compute, _DIGITS), place[span.node], place[span.lane], span.job),
-        *(span.gpus, span.cpus, str(span.end), span.note),
-    ]
-    usual = [0, 0, str(SpanEnd.COMMITTED), ""]
-    while usual and line[-1] == usual[-1]:
-        line.pop()
-        usual.pop()
-    return line
+def _rounded(value: Any, digits: int) -> Any:
+    return round(value, digits) if isinstance(value, float) else value
 
 
 _NO_LINE = (KeyError, TypeError, ValueError, IndexError, AttributeError)
@@ -278,33 +257,28 @@ _NO_LINE = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 def from_line(line: Mapping[str, Any], with_attempts: bool = True) -> IterationSpans:
     """Invert :func:`to_line`. On anything else raises one of the errors of :data:`_NO_LINE`."""
     stages = {purpose: StageTime(**stage) for purpose, stage in line["stages"].items()}
-    names, base = line["names"], line["base"]
-    attempts = (_span(attempt, names, base) for attempt in (line["attempts"] if with_attempts else ()))
-    return IterationSpans(int(line["iteration"]), stages, tuple(attempts), line["left_out"], line["written"])
+    read = _positional if "names" in line else _by_column
+    attempts = tuple(read(line)) if with_attempts else ()
+    return IterationSpans(int(line["iteration"]), stages, attempts, line["left_out"], line["written"])
 
 
-def _span(line: Sequence[Any], names: Sequence[str], base: float) -> Span:
-    purpose, shard, attempt, *times, compute, node, lane, job = line[:11]
-    ready, started, computing, ended = (None if time is None else base + time for time in times)
-    usual: list[Any] = [0, 0, SpanEnd.COMMITTED, ""]
-    gpus, cpus, end, note = [*line[11:], *usual[len(line) - 11 :]]
-    return Span(
-        names[purpose],
-        shard,
-        attempt,
-        SpanEnd(end),
-        ready,
-        started,
-        computing,
-        ended,
-        compute,
-        names[node],
-        names[lane],
-        job,
-        note,
-        cpus,
-        gpus,
-    )
+def _by_column(line: Mapping[str, Any]) -> Iterator[Span]:
+    columns = line["attempts"] | {"end": map(SpanEnd, line["attempts"]["end"])}
+    return (Span(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True))
+
+
+def _positional(line: Mapping[str, Any]) -> Iterator[Span]:
+    """Read the attempts of a line of the earlier form: lists, usual values at their ends being left out.
+
+    Times count from ``base``, and names are indices into ``names``.
+    """
+    names, base, usual = line["names"], line["base"], [0, 0, SpanEnd.COMMITTED, ""]
+    for attempt in line["attempts"]:
+        purpose, shard, key, *times, compute, node, lane, job = attempt[:11]
+        times = [None if time is None else base + time for time in times]
+        gpus, cpus, end, note = [*attempt[11:], *usual[len(attempt) - 11 :]]
+        where = (names[node], names[lane], job, note, cpus, gpus)
+        yield Span(names[purpose], shard, key, SpanEnd(end), *times, compute, *where)
 
 
 def stage_totals(iterations: Iterable[IterationSpans]) -> dict[str, StageTime]:

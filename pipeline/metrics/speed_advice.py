@@ -3,13 +3,15 @@
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
-from pipeline.config.scheduler import ResourcesConfig, SlurmConfig
+from pipeline.config.scheduler import resources_of
+from pipeline.config.schema import Config
 from pipeline.metrics.advice_input import (
     LOOK_BACK,
     MIN_ROWS,
     WINDOW,
     Advice,
     Evidence,
+    Findings,
     Rule,
     Severity,
     TaskTime,
@@ -21,8 +23,6 @@ from pipeline.run.plan import Plan
 from pipeline.run.tasks import Stage
 from pipeline.text import duration, number
 from slurm.limits import parse_memory
-
-Findings = Iterator[Advice]
 
 _WORTH_SECONDS = 60.0
 """Seconds of an iteration from which on speed matters: in shorter ones nobody would notice a gain."""
@@ -37,9 +37,8 @@ def bottleneck(evidence: Evidence) -> Findings:
             seconds = recent(evidence, f"seconds/{purpose}")
             assert seconds is not None
             what = f"{percent(share)} of each iteration, {duration(seconds.middle)}, in {seconds.span}"
-            title = f"{purpose} limits the throughput"
-            remedy = _faster(evidence, purpose)
-            names = (seconds.name, "seconds/iteration")
+            title, names = f"{purpose} limits the throughput", (seconds.name, "seconds/iteration")
+            remedy = _faster(evidence.config, purpose)
             yield Advice(Severity.NOTE, Rule.BOTTLENECK, title, what, remedy, names)
 
 
@@ -56,19 +55,30 @@ def _share_of_iteration(evidence: Evidence, purpose: str) -> float | None:
     return part.middle / whole.middle
 
 
-def _faster(evidence: Evidence, purpose: str) -> str:
-    config = evidence.config
-    key, on_slurm = _key(purpose), isinstance(config.scheduler, SlurmConfig)
+def _faster(config: Config, purpose: str) -> str:
+    key = _key(purpose)
     if purpose == Stage.UPDATE:
-        ranks = f"{key}.nodes or {key}.ntasks_per_node" if on_slurm else f"{key}.ranks"
+        ranks = f"{key}.nodes or {key}.ntasks_per_node" if config.slurm else f"{key}.ranks"
         return f"raise {ranks} or update.tokens_per_micro_batch, set update.remove_padding=true"
-    more = f"{key}.array_parallelism and {key}.partition" if on_slurm else f"{key}.slots and scheduler.slots"
+    more = (
+        f"{key}.array_parallelism and {key}.partition" if config.slurm else f"{key}.slots and scheduler.slots"
+    )
     shards = f"raise rollout.num_shards={config.rollout.num_shards} as far as {more} let them run at once"
+    part, is_vllm = _engine(config, purpose)
+    engine = "" if is_vllm else f", set {part}.engine=vllm"
+    also = (
+        "raise rollout.tokens_per_batch (vllm: rollout.vllm.max_num_seqs)"
+        if part == Stage.ROLLOUT
+        else "raise reward.tokens_per_batch, or score large models in scheduler.pools"
+    )
+    return f"{shards}{engine}, {also}"
+
+
+def _engine(config: Config, purpose: str) -> tuple[str, bool]:
+    """Return the group of the configuration that names a purpose's engine, and whether that is vLLM."""
     if purpose == Stage.ROLLOUT:
-        engine = "" if config.rollout.engine == "vllm" else ", set rollout.engine=vllm"
-        return f"{shards}{engine}, raise rollout.tokens_per_batch (vllm: rollout.vllm.max_num_seqs)"
-    engine = "" if config.reward.engine == "vllm" else ", set reward.engine=vllm"
-    return f"{shards}{engine}, raise reward.tokens_per_batch, or score large models in scheduler.pools"
+        return "rollout", config.rollout.engine == "vllm"
+    return "reward", config.reward.engine == "vllm"
 
 
 def _key(purpose: str) -> str:
@@ -82,27 +92,27 @@ _GAP_SHARE = 0.5
 
 def queue_bound(evidence: Evidence) -> Findings:
     """Detect jobs that wait longer than they run; without accounting, iterations that are mostly idle."""
-    if not isinstance(evidence.config.scheduler, SlurmConfig):
+    if not evidence.config.slurm:
         return
     waited, ran = _sums(evidence, "slurm/queue_seconds/"), _sums(evidence, "slurm/run_seconds/")
-    remedy = "{0}, ask for less time ({1}.time) so that jobs fit into gaps, or raise scheduler.horizon"
     if ran and sum(waited.values()) > sum(ran.values()):
         purpose = max(waited, key=lambda name: waited[name])
-        seconds = (duration(sum(found.values())) for found in (waited, ran))
-        what = "{} waited and {} run, summed over jobs, in the last iterations; most for {}".format(
-            *seconds, purpose
-        )
-        key = _key(purpose if purpose in _purposes(evidence) else Stage.ROLLOUT)
+        seconds = f"{duration(sum(waited.values()))} waited and {duration(sum(ran.values()))} run"
+        what = f"{seconds}, summed over jobs, in the last iterations; most for {purpose}"
         title = "jobs wait longer in the queue than they run"
-        names = (f"slurm/queue_seconds/{purpose}", f"slurm/run_seconds/{purpose}")
-        remedy = remedy.format(f"name several partitions in {key}.partition", key)
-        yield Advice(Severity.WARNING, Rule.QUEUE_BOUND, title, what, remedy, names)
+        names: tuple[str, ...] = (f"slurm/queue_seconds/{purpose}", f"slurm/run_seconds/{purpose}")
+        key, others = _key(purpose if purpose in _purposes(evidence) else Stage.ROLLOUT), ""
     elif not ran and (gap := _gap(evidence)) > _GAP_SHARE:
         what = f"no stage runs for {percent(gap)} of an iteration (medians of the last {WINDOW})"
-        title = "the run waits in the queue most of the time"
-        key = _key(Stage.ROLLOUT)
-        remedy = remedy.format(f"name several partitions in {key}.partition and of the other stages", key)
-        yield Advice(Severity.WARNING, Rule.QUEUE_BOUND, title, what, remedy, ("seconds/iteration",))
+        title, names = "the run waits in the queue most of the time", ("seconds/iteration",)
+        key, others = _key(Stage.ROLLOUT), " and of the other stages"
+    else:
+        return
+    remedy = (
+        f"name several partitions in {key}.partition{others}, ask for less time ({key}.time) so that jobs "
+        "fit into gaps, or raise scheduler.horizon"
+    )
+    yield Advice(Severity.WARNING, Rule.QUEUE_BOUND, title, what, remedy, names)
 
 
 def _sums(evidence: Evidence, prefix: str) -> dict[str, float]:
@@ -136,22 +146,19 @@ def start_up(evidence: Evidence) -> Findings:
                 f"{percent(lost / total)} of the {duration(total)} that tasks take in an iteration is not "
                 f"compute, {duration(lost / tasks)} in each task ({compute.span})"
             )
-            title = f"{purpose} mostly starts up"
-            remedy = _fewer_starts(evidence, purpose)
-            names = (f"seconds/{purpose}", compute.name)
+            title, names = f"{purpose} mostly starts up", (f"seconds/{purpose}", compute.name)
+            remedy = _fewer_starts(evidence.config, purpose)
             yield Advice(Severity.WARNING, Rule.START_UP, title, what, remedy, names)
 
 
-def _fewer_starts(evidence: Evidence, purpose: str) -> str:
-    config = evidence.config
+def _fewer_starts(config: Config, purpose: str) -> str:
     more = "raise data.prompts_per_iteration, put models and environment on a fast disk"
-    if purpose != Stage.UPDATE:
-        more += f", or lower rollout.num_shards={config.rollout.num_shards}"
-    engine = config.rollout.engine if purpose == Stage.ROLLOUT else config.reward.engine
-    if purpose != Stage.UPDATE and engine == "vllm":
-        part = Stage.ROLLOUT if purpose == Stage.ROLLOUT else Stage.REWARD
-        more += f"; {part}.vllm.enforce_eager=true or {part}.vllm.keep_compiled=true start sooner"
-    return more
+    if purpose == Stage.UPDATE:
+        return more
+    more += f", or lower rollout.num_shards={config.rollout.num_shards}"
+    part, is_vllm = _engine(config, purpose)
+    sooner = f"{part}.vllm.enforce_eager=true or {part}.vllm.keep_compiled=true start sooner"
+    return f"{more}; {sooner}" if is_vllm else more
 
 
 def _task_seconds(evidence: Evidence, purpose: str) -> float | None:
@@ -188,7 +195,7 @@ def wasted(evidence: Evidence) -> Findings:
         "see why: slurm-ppo logs RUN --failed. For time limits raise the stage's time, such as "
         "scheduler.rollout.time, or rollout.num_shards; for memory its mem, such as scheduler.update.mem; "
         "leave bad nodes out, such as with scheduler.rollout.exclude"
-        if isinstance(evidence.config.scheduler, SlurmConfig)
+        if evidence.config.slurm
         else "see why: slurm-ppo logs RUN --failed; for time limits raise scheduler.time_limit"
     )
     title = "much of the compute leads to nothing"
@@ -289,9 +296,10 @@ _NEAR_LIMIT = 0.9
 
 def memory(evidence: Evidence) -> Findings:
     """Detect tasks that nearly use the memory their jobs asked for."""
-    for purpose in _purposes(evidence):
-        given, found = _resources(evidence, purpose), recent(evidence, f"memory_gib/{purpose}")
-        if given is None or given.mem is None or found is None:
+    config = evidence.config.slurm
+    for purpose in _purposes(evidence) if config else ():
+        given, found = resources_of(config, purpose), recent(evidence, f"memory_gib/{purpose}")
+        if given.mem is None or found is None:
             continue
         used, limit = found.middle * given.ntasks_per_node, parse_memory(given.mem) / 1024
         if used > _NEAR_LIMIT * limit:
@@ -299,21 +307,6 @@ def memory(evidence: Evidence) -> Findings:
             remedy = f"raise {_key(purpose)}.mem={given.mem}"
             title = f"{purpose} tasks are about to run out of memory"
             yield Advice(Severity.WARNING, Rule.MEMORY, title, what, remedy, (found.name,))
-
-
-def _resources(evidence: Evidence, purpose: str) -> ResourcesConfig | None:
-    scheduler = evidence.config.scheduler
-    if not isinstance(scheduler, SlurmConfig):
-        return None
-    stage, _, pool = purpose.partition("-")
-    if pool:
-        return scheduler.pools.get(pool)
-    of_stage = {
-        Stage.ROLLOUT: scheduler.rollout,
-        Stage.REWARD: scheduler.reward,
-        Stage.UPDATE: scheduler.update,
-    }
-    return of_stage.get(Stage(stage))
 
 
 SPEED_RULES: tuple[Callable[[Evidence], Findings], ...] = (

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.config.job_kinds import DRIVER
-from pipeline.config.scheduler import SlurmConfig
 from pipeline.metrics.advice import Advice, Evidence, TaskTime, advise
 from pipeline.metrics.attempts import Facts, attempts_of
 from pipeline.metrics.row import evaluation_metrics
@@ -139,8 +138,7 @@ def read_live(run: Run, iteration: int) -> list[Span]:
     """Read the attempts at one iteration's tasks from its records, submissions and failures."""
     records = Records(run.paths)
     records.refresh(run.plan.tasks(iteration))
-    is_on_slurm = isinstance(run.config.scheduler, SlurmConfig)
-    facts = Facts(Ledger(run.paths).load([iteration])) if is_on_slurm else Facts()
+    facts = Facts(Ledger(run.paths).load([iteration])) if run.config.slurm else Facts()
     return attempts_of(run, iteration, records.readable, facts, time.time())
 
 
@@ -159,17 +157,10 @@ def _with_few_attempts(found: Mapping[int, IterationSpans]) -> dict[int, Iterati
 def task_times(spans: Mapping[int, IterationSpans]) -> list[TaskTime]:
     """Return the times of attempts, evidence for advice on nodes and shards."""
     return [
-        TaskTime(
-            iteration,
-            span.purpose,
-            span.shard,
-            span.node,
-            span.ended - span.started,
-            span.end is SpanEnd.COMMITTED,
-        )
-        for iteration, of_iteration in spans.items()
+        TaskTime(i, span.purpose, span.shard, span.node, seconds, span.end is SpanEnd.COMMITTED)
+        for i, of_iteration in spans.items()
         for span in of_iteration.attempts
-        if span.started is not None and span.ended is not None and span.purpose != DRIVER
+        if span.purpose != DRIVER and (seconds := span.seconds) is not None
     ]
 
 

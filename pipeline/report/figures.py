@@ -57,8 +57,8 @@ def overlay(
         upper = upper[:1]  # shortest and longest of every run would hide each other
     lower = _series(chart.lower.split(), names)
     traces = [
-        _overlaid(run, name, label, number, "y" if (name, label, number) in upper else "y2")
-        for kind in (upper, lower)
+        _overlaid(run, name, label, number, axis)
+        for kind, axis in ((upper, "y"), (lower, "y2"))
         for number, (name, label, _) in enumerate(kind)
         for run in runs
     ]
@@ -159,14 +159,8 @@ def _area(rows: Sequence[Row], name: str, label: str, colour: int) -> dict[str, 
     step = math.ceil(len(rows) / _MOST_POINTS)
     line = {"color": f"var(--c{colour % _COLOURS})", "width": 0}
     points = _points([{name: 0.0, **row} for row in rows[::step]], name)
-    return {
-        "type": "scatter",
-        "name": escape(label),
-        **points,
-        "mode": "lines",
-        "line": line,
-        "stackgroup": "1",
-    }
+    style = {"mode": "lines", "line": line, "stackgroup": "1"}
+    return {"type": "scatter", "name": escape(label), **points, **style}
 
 
 def _band(names: Sequence[str], rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -196,35 +190,41 @@ def _with_edges(row: Row) -> Row:
 
 def _layout(chart: Chart, rows: Sequence[Row], series: int, has_lower: bool) -> dict[str, Any]:
     first, last = rows[0]["iteration"], rows[-1]["iteration"]
-    lines = {"gridcolor": "var(--line)", "zerolinecolor": "var(--axis)", "automargin": True}
     title = {"text": "iteration", "standoff": 8, "font": {"size": 12}}
-    x = {**lines, "title": title, "zeroline": False, "tickformat": "d", "range": [first - 0.6, last + 0.6]}
+    x = {**AXIS, "title": title, "zeroline": False, "tickformat": "d", "range": [first - 0.6, last + 0.6]}
     x |= {"unifiedhovertitle": {"text": "iteration %{x}"}} | ({"dtick": 1} if last - first <= FEW else {})
-    y = {**lines, "hoverformat": ".4~g", "exponentformat": "e", "nticks": 6}
-    y["rangemode"] = "tozero" if chart.from_zero else "normal"
-    upper = {"domain": [0.4, 1.0] if has_lower else [0.0, 1.0]}
-    lower = {"yaxis2": {**y, "domain": [0.0, 0.3], "nticks": 4}} if has_lower else {}
-    x |= {"anchor": "y2"} if has_lower else {}
-    text = {"family": "system-ui, sans-serif", "size": 12, "color": "var(--soft)"}
     x |= {"spikecolor": "var(--axis)", "spikethickness": 1, "spikedash": "solid"}
+    x |= {"anchor": "y2"} if has_lower else {}
+    y = {**AXIS, "hoverformat": ".4~g", "exponentformat": "e", "nticks": 6}
+    y["rangemode"] = "tozero" if chart.from_zero else "normal"
+    lower = {"yaxis2": {**y, "domain": [0.0, 0.3], "nticks": 4}} if has_lower else {}
+    return layout(
+        height=320,
+        margin={"l": 52, "r": 12, "t": 12, "b": 44},
+        bargap=0.15,
+        xaxis=x,
+        yaxis={**y, "domain": [0.4, 1.0] if has_lower else [0.0, 1.0]},
+        **lower,
+        showlegend=series > 1,
+        hovermode="x unified",
+        hoversubplots="axis",
+    )
+
+
+AXIS = {"gridcolor": "var(--line)", "zerolinecolor": "var(--axis)", "automargin": True}
+
+
+def layout(**more: Any) -> dict[str, Any]:
+    """Return what the layouts of all charts have in common, and ``more``."""
     hover = {"bgcolor": "var(--panel)", "bordercolor": "var(--axis)", "font": {"color": "var(--ink)"}}
-    legend = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"}
     return {
-        "height": 320,
-        "margin": {"l": 52, "r": 12, "t": 12, "b": 44},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": text,
-        "xaxis": x,
-        "yaxis": {**y, **upper},
-        **lower,
-        "showlegend": series > 1,
-        "legend": legend,
-        "hovermode": "x unified",
-        "hoversubplots": "axis",
+        "font": {"family": "system-ui, sans-serif", "size": 12, "color": "var(--soft)"},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
         "hoverlabel": {**hover, "namelength": -1},
         "barmode": "stack",
-        "bargap": 0.15,
+        **more,
     }
 
 

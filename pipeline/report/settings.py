@@ -17,7 +17,7 @@ _NOTHING = object()
 
 def settings_apart(config: Config) -> dict[str, Any]:
     """Return key -> plain value, of keys whose value is not the default, and of those that have none."""
-    return dict(_apart("", config, _NOTHING))
+    return {key: _plain(value) for key, value, default in _leaves("", config, _NOTHING) if value != default}
 
 
 def differences(configs: Sequence[Config]) -> dict[str, tuple[str, ...]]:
@@ -25,24 +25,28 @@ def differences(configs: Sequence[Config]) -> dict[str, tuple[str, ...]]:
 
     A dash where a configuration lacks the key. Names and folders, which always differ, are left out.
     """
-    leaves = [{key: plain_text(value) for key, value in _leaves("", config)} for config in configs]
+    leaves = [
+        {key: plain_text(_plain(value)) for key, value, _ in _leaves("", config, _NOTHING)}
+        for config in configs
+    ]
     keys = dict.fromkeys(key for found in leaves for key in found if key not in ("name", "run_dir"))
     table = {key: tuple(found.get(key, MISSING) for found in leaves) for key in keys}
     return {key: values for key, values in table.items() if any(value != values[0] for value in values)}
 
 
-def _apart(key: str, given: Any, default: Any) -> Iterator[tuple[str, Any]]:
+def _leaves(key: str, given: Any, default: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (key, value, default) of every value below ``given``."""
     if dataclasses.is_dataclass(given):
         is_same_kind = type(default) is type(given)
         for field in dataclasses.fields(given):
             usual = getattr(default, field.name) if is_same_kind else _default(field)
-            yield from _apart(_below(key, field.name), getattr(given, field.name), usual)
+            yield from _leaves(_below(key, field.name), getattr(given, field.name), usual)
     elif isinstance(given, Mapping) and given:
         usual_values = default if isinstance(default, Mapping) else {}
         for name, value in given.items():
-            yield from _apart(_below(key, name), value, usual_values.get(name, _NOTHING))
-    elif given != default:
-        yield key, _plain(given)
+            yield from _leaves(_below(key, name), value, usual_values.get(name, _NOTHING))
+    else:
+        yield key, given, default
 
 
 def _default(field: "dataclasses.Field[Any]") -> Any:
@@ -52,17 +56,6 @@ def _default(field: "dataclasses.Field[Any]") -> Any:
     if isinstance(found, FieldInfo):
         found = found.get_default(call_default_factory=True)
     return _NOTHING if found in (dataclasses.MISSING, PydanticUndefined) else found
-
-
-def _leaves(key: str, given: Any) -> Iterator[tuple[str, Any]]:
-    if dataclasses.is_dataclass(given):
-        for field in dataclasses.fields(given):
-            yield from _leaves(_below(key, field.name), getattr(given, field.name))
-    elif isinstance(given, Mapping) and given:
-        for name, value in given.items():
-            yield from _leaves(_below(key, name), value)
-    else:
-        yield key, _plain(given)
 
 
 def _below(key: str, name: str) -> str:

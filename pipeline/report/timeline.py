@@ -9,7 +9,6 @@ from typing import Any
 from pipeline.config.job_kinds import DRIVER, GUARD
 from pipeline.metrics.spans import IterationSpans, Span, SpanEnd
 from pipeline.report.data import ReportData
-from pipeline.report.html import caption, embedded, section, words
 from pipeline.run.directory import Run
 from pipeline.run.tasks import Stage, task_of
 
@@ -18,39 +17,24 @@ _WINDOW = 100
 _NEWEST = 3
 _MOST_AT_ONCE = 1500
 """Most attempts in the first window, which holds as many of the newest iterations as fit."""
-_ABOUT = (
-    "Solid: it ran. Hatched: it waited although its inputs were there. Red with a cross: the attempt ended "
-    "without a result. Drag over a part to enlarge it, double-click for the whole."
-)
 
 
-def timeline(data: ReportData) -> str:
-    """Render the section; empty where nothing was ever tried."""
-    if not data.spans:
-        return ""
-    windows = _windows(data.spans)
-    return section(
-        "timeline",
-        "Timeline",
-        caption(_ABOUT),
-        f'<div class="card wide">{_chooser(windows)}'
-        '<div class="plot" id="timeline-plot" role="img" aria-label="Timeline"></div></div>',
-        embedded("timeline-data", timeline_data(data)),
-    )
+def windows_of(spans: Mapping[int, IterationSpans]) -> dict[str, list[tuple[str, str]]]:
+    """Return groups of (value, words); none where nothing was ever tried.
 
-
-def _windows(spans: Mapping[int, IterationSpans]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return groups of (value, words). A value says what is drawn, and from which iteration to which."""
-    detailed = [iteration for iteration, of_iteration in spans.items() if of_iteration.attempts]
-    groups: list[tuple[str, list[tuple[str, str]]]] = []
-    if detailed:
+    A value says what is drawn, and from which iteration to which.
+    """
+    if not spans:
+        return {}
+    groups: dict[str, list[tuple[str, str]]] = {}
+    if detailed := [iteration for iteration, of_iteration in spans.items() if of_iteration.attempts]:
         newest = _newest(spans, detailed)
         several = [(f"attempts:{newest[0]}:{newest[-1]}", f"newest, {newest[0]} to {newest[-1]}")]
         single = [(f"attempts:{i}:{i}", f"iteration {i}") for i in reversed(detailed)]
-        groups.append(("Every attempt", [*(several if len(newest) > 1 else []), *single]))
+        groups["Every attempt"] = [*(several if len(newest) > 1 else []), *single]
     first, last = min(spans), max(spans)
     parts = [(max(end - _WINDOW + 1, first), end) for end in range(last, first - 1, -_WINDOW)]
-    groups.append(("Stages", [(f"stages:{a}:{b}", f"iterations {a} to {b}") for a, b in parts]))
+    groups["Stages"] = [(f"stages:{a}:{b}", f"iterations {a} to {b}") for a, b in parts]
     return groups
 
 
@@ -66,28 +50,15 @@ def _newest(spans: Mapping[int, IterationSpans], detailed: Sequence[int]) -> lis
     return kept[::-1]
 
 
-def _chooser(windows: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> str:
-    groups = (
-        f'<optgroup label="{words(title)}">'
-        + "".join(f'<option value="{words(value)}">{words(text)}</option>' for value, text in options)
-        + "</optgroup>"
-        for title, options in windows
-    )
-    return (
-        '<div class="controls"><label>Show <select id="window">' + "".join(groups) + "</select></label>"
-        '<button type="button" id="earlier">Earlier</button>'
-        '<button type="button" id="later">Later</button></div>'
-    )
-
-
 def timeline_data(data: ReportData) -> dict[str, Any]:
     """Return the script's data: times are seconds since ``base``, names are places in ``names``."""
-    spans = data.spans
-    stages = [stage for of_iteration in spans.values() for stage in of_iteration.stages.values()]
-    times = [time for stage in stages for time in (stage.ready, stage.started) if time is not None]
+    stages = [(i, purpose, s) for i, found in data.spans.items() for purpose, s in found.stages.items()]
+    attempts = [(i, span) for i, found in data.spans.items() for span in found.attempts]
+    times = [time for _, _, stage in stages for time in (stage.ready, stage.started) if time is not None]
     base = min(times, default=data.run.identity.created)
     purposes = purposes_of(data)
-    names = list(dict.fromkeys(_names(spans)))
+    lanes = (stage.lane for _, _, stage in stages)
+    names = list(dict.fromkeys([*lanes, *(name for _, span in attempts for name in (span.lane, span.node))]))
     place = {name: index for index, name in enumerate(names)}
     return {
         "base": base,
@@ -95,25 +66,14 @@ def timeline_data(data: ReportData) -> dict[str, Any]:
         "names": names,
         "purposes": purposes,
         "colours": [colour_of(purpose, purposes) for purpose in purposes],
-        "attempts": [
-            _attempt(data.run, iteration, span, base, place, purposes)
-            for iteration, of_iteration in spans.items()
-            for span in of_iteration.attempts
-        ],
+        "attempts": [_attempt(data.run, i, span, base, place, purposes) for i, span in attempts],
         "stages": [
-            [iteration, purposes.index(purpose), place[stage.lane]]
+            [i, purposes.index(purpose), place[stage.lane]]
             + [_since(time, base) for time in (stage.ready, stage.started, stage.ended)]
             + [stage.attempts, stage.failed]
-            for iteration, of_iteration in spans.items()
-            for purpose, stage in of_iteration.stages.items()
+            for i, purpose, stage in stages
         ],
     }
-
-
-def _names(spans: Mapping[int, IterationSpans]) -> Sequence[str]:
-    lanes = [stage.lane for of_iteration in spans.values() for stage in of_iteration.stages.values()]
-    attempts = [span for of_iteration in spans.values() for span in of_iteration.attempts]
-    return [*lanes, *(name for span in attempts for name in (span.lane, span.node))]
 
 
 def purposes_of(data: ReportData) -> list[str]:
