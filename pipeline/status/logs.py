@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from pipeline.config.job_kinds import DRIVER, EVALUATION_DRIVER, GUARD
-from pipeline.config.scheduler import SlurmConfig
 from pipeline.executors.slurm.queue import look_at_queue
 from pipeline.run import journal
 from pipeline.run.control import read_control
@@ -24,10 +23,12 @@ from pipeline.run.records import Records, find_frontier
 from pipeline.run.tasks import PURPOSE_PATTERN, Stage, Task, parse_task, task_of
 from pipeline.status.failure import where
 from pipeline.status.snapshot import is_complete
+from pipeline.status.text import moment
 from pipeline.text import printable
 from slurm.sharedfiles import is_there, names_in, persistently, size_of
 
 _DRIVERS = (DRIVER, EVALUATION_DRIVER, GUARD)
+Event = Mapping[str, Any]
 _FOLDER = re.compile(rf"(\d+)-({PURPOSE_PATTERN})")
 _POLL_SECONDS = 1.0
 _ASK_SECONDS = 30.0
@@ -101,6 +102,14 @@ class Log:
         """Shard of the task, for tasks' logs only."""
         return int(self.path.stem.partition(".")[0].removeprefix("shard-"))
 
+    @property
+    def modified(self) -> float:
+        """Unix time of the last write; 0 if the file is gone."""
+        try:
+            return self.path.stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
 
 def find_logs(paths: RunPaths, choice: Choice, since: int = 0) -> list[Log]:
     """Find the logs that a choice takes, sorted; only of iterations from ``since`` on, and of 0."""
@@ -109,11 +118,16 @@ def find_logs(paths: RunPaths, choice: Choice, since: int = 0) -> list[Log]:
         name = _FOLDER.fullmatch(folder.name)
         if name is None or not choice.takes(int(name[1]), name[2]) or 0 < int(name[1]) < since:
             continue
-        for attempt in _listing(folder):
-            number = int(attempt.name.removeprefix("attempt-"))
-            files = (path for path in _listing(attempt) if path.suffix == ".log")
-            found += [Log(path, int(name[1]), name[2], number) for path in files]
+        found += logs_in(folder, int(name[1]), name[2])
     return sorted(found, key=lambda log: (log.iteration, log.purpose, log.attempt, log.path.name))
+
+
+def logs_in(folder: Path, iteration: int, purpose: str) -> Iterator[Log]:
+    """Yield the logs of one purpose in an iteration."""
+    for attempt in _listing(folder):
+        number = attempt.name.removeprefix("attempt-")
+        files = (path for path in _listing(attempt) if path.suffix == ".log" and number.isdigit())
+        yield from (Log(path, iteration, purpose, int(number)) for path in files)
 
 
 def _listing(folder: Path) -> list[Path]:
@@ -155,7 +169,7 @@ def newest(run: Run, logs: Sequence[Log], choice: Choice) -> list[Log]:
     """
     if choice.purpose is None:
         drivers = [log for log in logs if log.purpose in _DRIVERS]
-        latest = sorted(drivers, key=lambda log: log.path.stat().st_mtime)[-1:]
+        latest = sorted(drivers, key=lambda log: log.modified)[-1:]
         tasks = [log for log in logs if log.purpose not in _DRIVERS]
         return [*latest, *(unfinished(run, tasks) or _of_last(tasks))]
     return list(logs) if choice.iteration is not None else _of_last(logs)
@@ -166,22 +180,34 @@ def unfinished(run: Run, logs: Sequence[Log]) -> list[Log]:
     first = max(1, find_frontier(run.plan, run.paths).updated + 1)
     records = Records(run.paths)
     last = {(log.iteration, log.purpose, log.path.name): log for log in logs if log.iteration >= first}
-    found = []
-    for log in last.values():
-        if records.get(task_of(log.iteration, log.purpose, log.shard)) is None:
-            found.append(log)
-    return found
+    return [
+        log for log in last.values() if records.get(task_of(log.iteration, log.purpose, log.shard)) is None
+    ]
 
 
 def _of_last(logs: Sequence[Log]) -> list[Log]:
     """Return the newest iteration's logs, of the folder that was written to last."""
-    if not logs:
-        return []
-    iteration = max(log.iteration for log in logs)
-    latest = max(
-        (log for log in logs if log.iteration == iteration), key=lambda log: log.path.stat().st_mtime
-    )
-    return [log for log in logs if log.path.parent == latest.path.parent]
+    iteration = max((log.iteration for log in logs), default=0)
+    newest = [log for log in logs if log.iteration == iteration]
+    folder = max(newest, key=lambda log: log.modified).path.parent if newest else None
+    return [log for log in newest if log.path.parent == folder]
+
+
+def log_to_show(
+    paths: RunPaths, iteration: int, purpose: str, events: Sequence[Event], has_failed: bool
+) -> Log | None:
+    """Find one log for the live view: of the attempt that failed last, else the newest of the last attempt.
+
+    Args:
+        has_failed: whether a shard's last attempt failed.
+    """
+    for task, event in failures(events, Choice(purpose, iteration)) if has_failed else ():
+        log = Log(paths.task(task).log(int(event["attempt"])), iteration, purpose, int(event["attempt"]))
+        if log.path.is_file():
+            return log
+    logs = list(logs_in(paths.logs(task_of(iteration, purpose)), iteration, purpose))
+    last = max((log.attempt for log in logs), default=0)
+    return max((log for log in logs if log.attempt == last), key=lambda log: log.modified, default=None)
 
 
 def _ends(logs: Iterable[Log], num_lines: int) -> Iterator[str]:
@@ -195,27 +221,31 @@ def _folders(logs: Iterable[Log]) -> list[str]:
     return list(dict.fromkeys(str(log.path.parent) for log in logs))
 
 
-def describe_failed(
-    paths: RunPaths, events: Sequence[Mapping[str, Any]], choice: Choice, num_lines: int
-) -> Iterator[str]:
-    """Yield failed attempts, newest first, each with the end of its log."""
-    failures = []
+def failures(events: Sequence[Event], choice: Choice) -> Iterator[tuple[Task, Event]]:
+    """Yield failed attempts, newest first, each with its event."""
     for event in reversed(events):
         if event.get("event") == "failed":
             task = parse_task(event["task"])
             if choice.takes(task.iteration, task.purpose):
-                failures.append((task, event))
-    if not failures:
+                yield task, event
+
+
+def describe_failed(
+    paths: RunPaths, events: Sequence[Event], choice: Choice, num_lines: int
+) -> Iterator[str]:
+    """Yield failed attempts, newest first, each with the end of its log."""
+    found = list(failures(events, choice))
+    if not found:
         yield f"no failed attempt of {choice}" if choice.purpose else "no attempt has failed"
-    for task, event in failures[:_MOST_SHOWN]:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
-        yield f"==> {when} {task}, attempt {event['attempt']} ({event['kind']}): {event['message']}"
+    for task, event in found[:_MOST_SHOWN]:
+        attempt = f"{task}, attempt {event['attempt']} ({event['kind']})"
+        yield f"==> {moment(event['time'])} {attempt}: {event['message']}"
         if event.get("job"):
             yield where(event["job"], event.get("node", ""), None)
         yield from _logs_of(paths, task, paths.task(task).log(event["attempt"]), num_lines)
         yield ""
-    if len(failures) > _MOST_SHOWN:
-        yield f"and {len(failures) - _MOST_SHOWN} earlier; all are in {paths.events}"
+    if len(found) > _MOST_SHOWN:
+        yield f"and {len(found) - _MOST_SHOWN} earlier; all are in {paths.events}"
 
 
 def _logs_of(paths: RunPaths, task: Task, log: Path, num_lines: int) -> Iterator[str]:
@@ -329,7 +359,7 @@ class Follower:
         """Say how the run ended; None while it goes on."""
         if is_complete(self.run):
             return "the run is complete"
-        if isinstance(self.run.config.scheduler, SlurmConfig):
+        if self.run.config.slurm:
             return self._how_jobs_ended()
         return None if holder_of(self.run.paths.locks) else "nobody is at work on the run"
 

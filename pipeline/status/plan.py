@@ -1,11 +1,11 @@
 """Remaining work of a run, in words: summed up on a screen, or task by task."""
 
+import itertools
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pipeline.config.scheduler import SlurmConfig
 from pipeline.orchestrate.reconcile import Actions, Launch, Observation, reconcile
 from pipeline.run.directory import Run, is_run
 from pipeline.run.plan import Plan
@@ -32,16 +32,15 @@ class Outlook:
 
 def look_ahead(run: Run) -> Outlook:
     """Read the iterations at hand, on Slurm also its queue; all others follow from the frontier."""
-    plan, config = run.plan, run.config.scheduler
-    is_there, is_on_slurm = is_run(run.paths.root), isinstance(config, SlurmConfig)
+    plan, slurm, is_there = run.plan, run.config.slurm, is_run(run.paths.root)
     frontier = find_frontier(plan, run.paths) if is_there else Frontier(-1, 0)
-    tasks = plan.window(frontier.updated, frontier.evaluated, getattr(config, "horizon", 0))
+    tasks = plan.window(frontier.updated, frontier.evaluated, slurm.horizon if slurm else 0)
     records = Records(run.paths)
     if is_there:
         records.refresh([*tasks, *(source for task in tasks for source in plan.inputs(task))])
-    live, unanswered = _live(run, tasks) if is_there and is_on_slurm else (set(), None)
+    live, unanswered = _live(run, tasks) if is_there and slurm else (set(), None)
     seen = Observation(tasks, records.committed(), records.corrupt, live, {})
-    actions = reconcile(plan, seen, config.max_attempts, in_advance=is_on_slurm)
+    actions = reconcile(plan, seen, run.config.scheduler.max_attempts, in_advance=slurm is not None)
     return Outlook(plan, frontier, seen, actions, unanswered)
 
 
@@ -69,10 +68,8 @@ def describe_plan(run: Run) -> Iterator[str]:
     else:
         yield from _at_hand(found)
         yield from _due(found.actions)
-        root = shlex.quote(str(run.paths.root))
-        yield (
-            f"\nevery task: slurm-ppo plan {root} --all" if is_run(run.paths.root) else "\nevery task: --all"
-        )
+        command = f"slurm-ppo plan {shlex.quote(str(run.paths.root))} " if is_run(run.paths.root) else ""
+        yield f"\nevery task: {command}--all"
     yield "This was a plan: nothing was run."
 
 
@@ -114,15 +111,12 @@ def _at_hand(found: Outlook) -> Iterator[str]:
         yield f"iterations {plan.start + 1} to {frontier.updated} are trained; at hand:"
     else:
         yield "at hand:"
-    groups: dict[str, list[Task]] = {}
-    for task in seen.tasks:
-        groups.setdefault(_group(task), []).append(task)
-    for name, tasks in groups.items():
+    for name, group in itertools.groupby(seen.tasks, _group):
+        tasks = list(group)
         committed = sum(task in seen.committed for task in tasks)
         queued = sum(task in seen.live and task not in seen.committed for task in tasks)
-        yield f"  {name}: {committed} of {len(tasks)} committed" + (
-            f", {queued} in the queue" if queued else ""
-        )
+        in_queue = f", {queued} in the queue" if queued else ""
+        yield f"  {name}: {committed} of {len(tasks)} committed{in_queue}"
     if found.unanswered:
         yield f"  what is in the queue is not known, Slurm does not answer: {found.unanswered}"
 
@@ -133,17 +127,17 @@ def _group(task: Task) -> str:
 
 
 def _due(actions: Actions) -> Iterator[str]:
-    yield from _some("\ncannot be done:", [f"{g.task}: {g.failure.message}" for g in actions.give_up])
-    yield from _some("\nto be taken back and made again:", [f"{r.task}: {r.reason}" for r in actions.retract])
-    yield from _some("\ndue now:", list(_launches(actions.launch)))
-
-
-def _some(heading: str, lines: Sequence[str]) -> Iterator[str]:
-    if lines:
-        yield heading
-        yield from (f"  {line}" for line in lines[:_MOST_LINES])
-    if len(lines) > _MOST_LINES:
-        yield f"  and {len(lines) - _MOST_LINES} more"
+    told = {
+        "cannot be done": [f"{item.task}: {item.failure.message}" for item in actions.give_up],
+        "to be taken back and made again": [f"{item.task}: {item.reason}" for item in actions.retract],
+        "due now": list(_launches(actions.launch)),
+    }
+    for heading, lines in told.items():
+        if lines:
+            yield f"\n{heading}:"
+            yield from (f"  {line}" for line in lines[:_MOST_LINES])
+        if len(lines) > _MOST_LINES:
+            yield f"  and {len(lines) - _MOST_LINES} more"
 
 
 def _launches(launches: Iterable[Launch]) -> Iterator[str]:
@@ -162,8 +156,7 @@ def every_task(run: Run) -> Iterator[str]:
     has_any = False
     for iteration in dict.fromkeys((0, *range(plan.start, plan.iterations + 1))):
         tasks = plan.tasks(iteration)
-        reasons = _outstanding(run, tasks) if is_there else dict.fromkeys(tasks, "not committed")
-        for task, reason in reasons.items():
+        for task, reason in _outstanding(run, tasks) if is_there else ((t, "not committed") for t in tasks):
             has_any = True
             yield f"{task}: {reason}"
     if not has_any:
@@ -171,18 +164,14 @@ def every_task(run: Run) -> Iterator[str]:
     yield "This was a plan: nothing was run."
 
 
-def _outstanding(run: Run, tasks: Sequence[Task]) -> Mapping[Task, str]:
-    """Return the tasks of one iteration without a commit that stands, with the reason."""
+def _outstanding(run: Run, tasks: Sequence[Task]) -> Iterator[tuple[Task, str]]:
+    """Yield the tasks of one iteration without a commit that stands, with the reason."""
     inputs = {task: run.plan.inputs(task) for task in tasks}
     records = Records(run.paths)
     records.refresh([PREPARE, *tasks, *(source for sources in inputs.values() for source in sources)])
     committed = records.committed()
-    reasons: dict[Task, str] = {}
     for task in tasks:
-        if task in records.corrupt:
-            reasons[task] = records.corrupt[task]
-        elif task not in committed:
-            reasons[task] = "not committed"
-        elif why := stale_because(task, inputs[task], committed):
-            reasons[task] = why
-    return reasons
+        missing = None if task in committed else "not committed"
+        why = records.corrupt.get(task) or missing or stale_because(task, inputs[task], committed)
+        if why:
+            yield task, why

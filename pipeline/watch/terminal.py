@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import select
 import signal
 import sys
@@ -12,17 +13,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from pipeline.watch.look import Lane, Look
-from pipeline.watch.reading import SILENT_SECONDS, Reading, Wish
+from pipeline.status.snapshot import Status
+from pipeline.watch.reading import SILENT_SECONDS, Reading
 from pipeline.watch.screen import Page, View, chosen, screen, to_ascii
 
 _TICK_SECONDS = 0.2
 """Seconds within which a new size, or something that was read, is noticed; keys are noticed at once."""
-_ENDED_SECONDS = 0.5
 STAGE_KEYS = {"r": "rollout", "s": "score", "w": "reward", "u": "update", "e": "evaluate"}
 _ARROWS = {"\x1b[A": "up", "\x1bOA": "up", "k": "up", "\x1b[B": "down", "\x1bOB": "down", "j": "down"}
 
@@ -40,7 +40,7 @@ def show(reading: Reading) -> bool:
     console = Console(file=sys.stdout, highlight=False, soft_wrap=False)
     with keys() as keyboard, Live(console=console, screen=True, auto_refresh=False) as live:
         window = Window(reading, console, live)
-        signal.signal(signal.SIGTSTP, lambda number, frame: window.leave())
+        signal.signal(signal.SIGTSTP, window.leave)
         while True:
             reading.check()
             if reading.seen.is_settled and not window.view.is_paused:
@@ -63,11 +63,10 @@ class Window:
     live: Live
     view: View = field(default_factory=View)
     _drawn: tuple[object, ...] = ()
-    _frozen: Look | None = field(default=None, repr=False)
-
+    _frozen: Status | None = None
     is_leaving: bool = False
 
-    def leave(self) -> None:
+    def leave(self, *ignored: object) -> None:
         """Note that Ctrl-Z was pressed."""
         self.is_leaving = True
 
@@ -91,10 +90,10 @@ class Window:
         if self.console.options.ascii_only:
             lines = [to_ascii(line) for line in lines]
         self.console.size = (width, height)
-        self.live.update(Group(*(_unwrapped(line) for line in lines)), refresh=True)
+        self.live.update(Text("\n", no_wrap=True, overflow="crop").join(lines), refresh=True)
         self._drawn = state
 
-    def _look(self) -> Look | None:
+    def _look(self) -> Status | None:
         return self._frozen if self.view.is_paused else self.reading.seen.look
 
     def _view(self) -> View:
@@ -119,10 +118,10 @@ class Window:
                 self.reading.is_paused = self.view.is_paused
             else:
                 self.view = pressed(self.view, self._look(), key)
-            self.reading.want(Wish(self._wanted()))
+            self.reading.want_log(self._wanted())
 
 
-def pressed(view: View, look: Look | None, key: str) -> View:
+def pressed(view: View, look: Status | None, key: str) -> View:
     """Return the view after a key. Pure."""
     if key == "?":
         return replace(view, page=Page.RUN if view.page is Page.HELP else Page.HELP)
@@ -139,19 +138,10 @@ def pressed(view: View, look: Look | None, key: str) -> View:
         index = max(0, min(len(lanes) - 1, lanes.index(now) + step))
         return replace(view, selected=lanes[index].key)
     stage = STAGE_KEYS.get(key)
-    found = next((lane for lane in _after(lanes, now) if lane.key[1].partition("-")[0] == stage), None)
+    after = lanes.index(now) + 1  # the same key again goes to the next of its kind
+    others = [*lanes[after:], *lanes[:after]]
+    found = next((lane for lane in others if lane.key[1].partition("-")[0] == stage), None)
     return replace(view, selected=found.key) if found else view
-
-
-def _after(lanes: Sequence[Lane], now: Lane) -> list[Lane]:
-    """Return all lanes, those after the chosen one first: the same key again goes to the next of its kind."""
-    index = lanes.index(now) + 1
-    return [*lanes[index:], *lanes[:index]]
-
-
-def _unwrapped(line: Text) -> Text:
-    line.no_wrap, line.overflow = True, "crop"
-    return line
 
 
 def _size(console: Console) -> tuple[int, int]:
@@ -168,14 +158,8 @@ class Keyboard:
     """Keys as they are pressed. Without a terminal on standard input there are none."""
 
     descriptor: int | None
-    before: list[Any] = field(default_factory=list)
+    before: list[Any]
     """Settings of the terminal, to be put back."""
-
-    @staticmethod
-    def of_stdin() -> "Keyboard":
-        if not sys.stdin.isatty():
-            return Keyboard(None)
-        return Keyboard(sys.stdin.fileno(), termios.tcgetattr(sys.stdin.fileno()))
 
     def take(self) -> None:
         """Let keys come without Enter and without echo."""
@@ -202,21 +186,14 @@ class Keyboard:
 
 def split_keys(text: str) -> list[str]:
     """Split into characters, and the sequences that arrow keys send as one. Pure."""
-    keys = []
-    while text:
-        length = 1
-        if text[:2] in ("\x1b[", "\x1bO"):
-            ends = (i for i, c in enumerate(text[2:], 3) if "@" <= c <= "~")
-            length = next(ends, len(text))
-        keys.append(text[:length])
-        text = text[length:]
-    return keys
+    return re.findall(r"\x1b[\[O][^@-~]*[@-~]?|.", text, re.DOTALL)
 
 
 @contextlib.contextmanager
 def keys() -> Iterator[Keyboard]:
     """Provide the keyboard for the block, and restore the terminal."""
-    keyboard = Keyboard.of_stdin()
+    descriptor = sys.stdin.fileno() if sys.stdin.isatty() else None
+    keyboard = Keyboard(descriptor, [] if descriptor is None else termios.tcgetattr(descriptor))
     previous = signal.getsignal(signal.SIGTSTP)
     try:
         keyboard.take()
