@@ -30,12 +30,9 @@ def render_block(
     failures: Sequence[Failure], endings: Mapping[str, Element], num_more: int, way_out: str
 ) -> str:
     """Render the report. Reads the logs and nothing else."""
-    lines = []
-    for failure in failures:
-        lines += describe_failure(failure, endings.get(failure.job))
-    if num_more:
-        lines.append(f"and {num_more} more tasks")
-    return "\n".join([*lines, way_out])
+    lines = [line for failure in failures for line in describe_failure(failure, endings.get(failure.job))]
+    more = [f"and {num_more} more tasks"] if num_more else []
+    return "\n".join([*lines, *more, way_out])
 
 
 def describe_failure(failure: Failure, ending: Element | None) -> list[str]:

@@ -5,10 +5,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from pipeline.run.commits import Record
 from pipeline.run.tasks import Task
 from slurm.states import reason_in_words
+
+if TYPE_CHECKING:
+    from slurm.query import Element
 
 _BEHIND_OTHERS = "Priority"
 
@@ -44,11 +48,8 @@ class TaskState:
     started: float | None = None
     waited: float | None = None
     """Seconds in the queue since its inputs were there, until it started or until now."""
-    reason: str | None = None
-    """Reason why it waits, as Slurm shows it."""
-    job: str = ""
-    """Id of the array in the queue that it is part of."""
-    node: str = ""
+    element: "Element | None" = None
+    """Array element in Slurm's queue: the live one, else one that ended and is still shown."""
 
     @property
     def shard_state(self) -> ShardState:
@@ -108,11 +109,12 @@ class Lane:
 def lanes_of(tasks: Iterable[TaskState], now: float) -> tuple[Lane, ...]:
     """Make a lane for each stage (and pool) of each iteration, in the order of the plan."""
     groups = groupby(tasks, lambda state: (state.task.iteration, state.task.purpose))
-    return tuple(lane_of(iteration, purpose, list(group), now) for (iteration, purpose), group in groups)
+    return tuple(_lane(*key, list(group), now) for key, group in groups)
 
 
-def lane_of(iteration: int, purpose: str, tasks: Sequence[TaskState], now: float) -> Lane:
-    running, waiting = [t for t in tasks if t.is_running], [t for t in tasks if t.is_waiting]
+def _lane(iteration: int, purpose: str, tasks: Sequence[TaskState], now: float) -> Lane:
+    running = [t.element for t in tasks if t.is_running]
+    waiting = [t.element for t in tasks if t.is_waiting]
     starts = [t.started for t in tasks if t.started is not None]
     end = now if running else max((t.record.ended for t in tasks if t.record), default=None)
     requeued = sum(t.requeues for t in tasks)
@@ -124,14 +126,14 @@ def lane_of(iteration: int, purpose: str, tasks: Sequence[TaskState], now: float
         running=len(running),
         waiting=len(waiting),
         failed=sum(t.has_failed for t in tasks),
-        reason=_reason_of_most([t.reason for t in waiting if t.reason is not None]),
+        reason=_reason_of_most([e.reason for e in waiting if e]),
         queue_seconds=max((t.waited for t in tasks if t.waited is not None), default=None),
         run_seconds=max(0.0, end - min(starts)) if starts and end is not None else None,
         attempts=sum(t.attempts for t in tasks) + requeued,
         resubmitted=sum(max(0, t.attempts - 1) for t in tasks),
         requeued=requeued,
-        jobs=tuple(dict.fromkeys(t.job for t in (*running, *waiting) if t.job)),
-        nodes=tuple(dict.fromkeys(t.node for t in running if t.node)),
+        jobs=tuple(dict.fromkeys(e.array_id for e in (*running, *waiting) if e)),
+        nodes=tuple(dict.fromkeys(e.node for e in running if e and e.node)),
     )
     return Lane(progress, tuple(t.shard_state for t in tasks))
 

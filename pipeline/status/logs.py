@@ -4,7 +4,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,6 +22,7 @@ from pipeline.run.plan import Plan
 from pipeline.run.records import Records, find_frontier
 from pipeline.run.tasks import PURPOSE_PATTERN, Stage, Task, parse_task, task_of
 from pipeline.status.failure import where
+from pipeline.status.slurm import state_of
 from pipeline.status.snapshot import is_complete
 from pipeline.status.text import moment
 from pipeline.text import printable
@@ -37,6 +38,14 @@ _MOST_SHOWN = 10
 _CHUNK = 1 << 20
 """Bytes read from one log at a time, so that a log of gigabytes holds up no other."""
 _LONGEST_LINE = 1 << 16
+_ENDS = {
+    "complete": "the run is complete",
+    "cancelled": "the run was cancelled",
+    "failed": "the run has failed",
+    "stopped": "nothing of the run is left in Slurm's queue",
+    "incomplete": "nobody is at work on the run",
+}
+"""End of a run that is followed, by its state, in words."""
 
 
 @dataclass(frozen=True)
@@ -157,9 +166,13 @@ def describe_logs(run: Run, choice: Choice, num_lines: int) -> Iterator[str]:
     if not logs:
         yield f"no log yet: {choice} has started nothing ({run.paths.log_root})"
         return
-    yield from _ends(logs[-_MOST_SHOWN:], num_lines)
-    if (others := len(logs) - _MOST_SHOWN) > 0:
-        yield f"and {others} more in {', '.join(_folders(logs[:-_MOST_SHOWN]))}"
+    for log in logs[-_MOST_SHOWN:]:
+        yield f"==> {log.name}: {log.path}"
+        yield from tail(log.path, num_lines) or ["(empty)"]
+        yield ""
+    if others := logs[:-_MOST_SHOWN]:
+        folders = dict.fromkeys(str(log.path.parent) for log in others)
+        yield f"and {len(others)} more in {', '.join(folders)}"
 
 
 def newest(run: Run, logs: Sequence[Log], choice: Choice) -> list[Log]:
@@ -208,17 +221,6 @@ def log_to_show(
     logs = list(logs_in(paths.logs(task_of(iteration, purpose)), iteration, purpose))
     last = max((log.attempt for log in logs), default=0)
     return max((log for log in logs if log.attempt == last), key=lambda log: log.modified, default=None)
-
-
-def _ends(logs: Iterable[Log], num_lines: int) -> Iterator[str]:
-    for log in logs:
-        yield f"==> {log.name}: {log.path}"
-        yield from tail(log.path, num_lines) or ["(empty)"]
-        yield ""
-
-
-def _folders(logs: Iterable[Log]) -> list[str]:
-    return list(dict.fromkeys(str(log.path.parent) for log in logs))
 
 
 def failures(events: Sequence[Event], choice: Choice) -> Iterator[tuple[Task, Event]]:
@@ -357,22 +359,13 @@ class Follower:
 
     def _how_it_ended(self) -> str | None:
         """Say how the run ended; None while it goes on."""
-        if is_complete(self.run):
-            return "the run is complete"
-        if self.run.config.slurm:
-            return self._how_jobs_ended()
-        return None if holder_of(self.run.paths.locks) else "nobody is at work on the run"
-
-    def _how_jobs_ended(self) -> str | None:
-        control = read_control(self.run.paths)
-        if control.cancelled or control.has_failed:
-            return f"the run {'was cancelled' if control.cancelled else 'has failed'}"
-        if time.monotonic() - self._asked < _ASK_SECONDS:
-            return None
-        self._asked = time.monotonic()
-        queue = look_at_queue(self.run)
-        is_over = not queue.live and queue.unanswered is None
-        return "nothing of the run is left in Slurm's queue" if is_over else None
+        has_ended, queue = is_complete(self.run), None
+        if not self.run.config.slurm:
+            is_driven = not has_ended and holder_of(self.run.paths.locks)
+            return None if is_driven else _ENDS["complete" if has_ended else "incomplete"]
+        if time.monotonic() - self._asked > _ASK_SECONDS:
+            self._asked, queue = time.monotonic(), look_at_queue(self.run)
+        return _ENDS.get(state_of(has_ended, read_control(self.run.paths), queue))
 
     def _print(self, line: str) -> None:
         print(printable(line), file=self.out, flush=True)

@@ -1,6 +1,7 @@
 """Progress on standard error: a bar per stage on a terminal, a line per event elsewhere."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
@@ -30,12 +31,10 @@ _QUIET_SECONDS_LATER = 600.0
 def done_in(plan: Plan, records: Records, iteration: int) -> dict[str, tuple[list[Record], int]]:
     """Return by stage and pool the records of an iteration's tasks that are done, and how many there are."""
     tasks = plan.tasks(iteration)
+    of_purpose = {purpose: [task for task in tasks if task.purpose == purpose] for purpose in plan.purposes}
     return {
-        purpose: (
-            [records.known[task] for task in tasks if task.purpose == purpose and task in records.known],
-            sum(task.purpose == purpose for task in tasks),
-        )
-        for purpose in plan.purposes
+        purpose: ([records.known[task] for task in tasks if task in records.known], len(tasks))
+        for purpose, tasks in of_purpose.items()
     }
 
 
@@ -54,10 +53,8 @@ class Lines:
         quiet = _QUIET_SECONDS if before == self.plan.start else _QUIET_SECONDS_LATER
         if before < self.plan.iterations and time.monotonic() - self._spoken > quiet:
             found = done_in(self.plan, records, before + 1)
-            stages = ", ".join(
-                f"{name} {len(done)}/{total}" for name, (done, total) in found.items() if total
-            )
-            self._write(f"iteration {before + 1}/{self.plan.iterations} so far: {stages}")
+            stages = (f"{name} {len(done)}/{total}" for name, (done, total) in found.items() if total)
+            self._write(f"iteration {before + 1}/{self.plan.iterations} so far: {', '.join(stages)}")
 
     def row(self, row: Row) -> None:
         self._write(describe_row(row, self.plan.iterations))
@@ -103,20 +100,17 @@ class Bars:
         )
         self._progress = Progress(*columns, console=console, transient=True, refresh_per_second=2)
         self._progress.start()
-        first = self.plan.tasks(self.plan.start + 1)
+        totals = Counter(task.purpose for task in self.plan.tasks(self.plan.start + 1))
         for stage in self.plan.purposes:
-            total = sum(task.purpose == stage for task in first)
-            self._bars[stage] = self._progress.add_task(stage, total=total, speed="")
+            self._bars[stage] = self._progress.add_task(stage, total=totals[stage], speed="")
 
     def progress(self, frontier: Frontier, records: Records, tasks: tuple[Task, ...]) -> None:
         iteration = max(frontier.updated, self.plan.start) + 1
         if iteration > self.plan.iterations:
             return  # only evaluation is left: the bars stay as the last iteration left them
         for stage, (done, _) in done_in(self.plan, records, iteration).items():
-            text = f"{iteration}/{self.plan.iterations} {stage}"
-            self._progress.update(
-                self._bars[stage], description=text, completed=len(done), speed=speed_of(done)
-            )
+            text, speed = f"{iteration}/{self.plan.iterations} {stage}", speed_of(done)
+            self._progress.update(self._bars[stage], description=text, completed=len(done), speed=speed)
 
     def row(self, row: Row) -> None:
         self.note(describe_row(row, self.plan.iterations))

@@ -145,9 +145,7 @@ def task_state(
         requeues=requeues,
         started=started,
         waited=waited,
-        reason=seen.reason if seen else None,
-        job=seen.array_id if seen else "",
-        node=seen.node if seen else "",
+        element=seen,
     )
 
 

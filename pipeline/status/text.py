@@ -25,11 +25,8 @@ _INDENT = " " * 6
 _MOST_NAMED = 4
 _NEXT = {
     "complete": "report {run}",
-    "incomplete": "resume {run}",
-    "failed": "resume {run}",
-    "cancelled": "resume {run}",
-    "stopped": "resume {run}",
     "unknown": "status {run}",
+    **dict.fromkeys(("incomplete", "failed", "cancelled", "stopped"), "resume {run}"),
 }
 
 

@@ -25,7 +25,12 @@ def watch(run: Run, interval: float) -> str:
     has_ended = False
     try:
         with interruptible():
-            has_ended = _show(reading)
+            if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+                from pipeline.watch.terminal import show
+
+                has_ended = show(reading)
+            else:
+                has_ended = _tell(reading)
     except KeyboardInterrupt:
         pass  # one way to quit
     finally:
@@ -36,14 +41,6 @@ def watch(run: Run, interval: float) -> str:
     goes_on = "; it goes on without this view" if status.state == "running" else ""
     print(describe(status) if has_ended else f"{standing(status)}{goes_on}")
     return status.state
-
-
-def _show(reading: Reading) -> bool:
-    if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb":
-        from pipeline.watch.terminal import show
-
-        return show(reading)
-    return _tell(reading)
 
 
 def _tell(reading: Reading) -> bool:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from rich.text import Text
 
 from pipeline.metrics.advice import Severity, worst
-from pipeline.metrics.terminal import Column, sparkline
+from pipeline.metrics.terminal import Column, Row, sparkline
 from pipeline.status.lanes import Lane, ShardState
 from pipeline.status.snapshot import Status
 from pipeline.status.text import clock, describe_driver, job_details, time_or_dash
@@ -124,8 +124,8 @@ def _footer(view: View) -> Text:
         Page.LOG: "l back   up/down other lane   p pause   q quit",
         Page.HELP: "? back   q quit",
     }[view.page]
-    paused = Text(" PAUSED ", "reverse").append(" ") if view.is_paused else Text()
-    return paused + Text(keys, "dim")
+    paused = ((" PAUSED ", "reverse"), " ") if view.is_paused else ()
+    return Text.assemble(*paused, (keys, "dim"))
 
 
 # --- the run ---
@@ -152,12 +152,10 @@ def _header(look: Status, view: View, width: int) -> Lines:
     right = Text.assemble((look.state, _STATE_STYLES.get(look.state, "bold")), f"  {clock(look.time)}")
     room = width - len(right) - 2
     path = look.run if len(look.run) <= room else f"…{look.run[1 - room :]}"
-    first = Text(path, "bold") + Text(" " * (room + 2 - len(path))) + right
-    lines = [first, Text(_progress(look))]
-    lines += [Text(line) for line in _outlook(look, width)]
-    if trouble := view.trouble or _silence(look):
-        lines.append(Text(trouble, "yellow"))
-    return lines
+    first = Text.assemble((path, "bold"), " " * (room + 2 - len(path)), right)
+    trouble = view.trouble or _silence(look)
+    warning = [Text(trouble, "yellow")] if trouble else []
+    return [first, Text(_progress(look)), *map(Text, _outlook(look, width)), *warning]
 
 
 def _progress(look: Status) -> str:
@@ -254,11 +252,9 @@ def _columns(width: int) -> tuple[tuple[str, int], ...]:
 
 
 def _row(pointer: str, name: str, marks: Text, cells: Sequence[str], width: int) -> Text:
-    widths = [size for _, size in _columns(width)]
-    right = "".join(cell.rjust(size) for cell, size in zip(cells, widths, strict=True))
-    room = width - 1 - _NAME - len(right) - 1
-    padded = marks + Text(" " * max(0, room - len(marks)))
-    return Text.assemble((pointer, "bold"), shortened(name, _NAME).ljust(_NAME + 1)) + padded + Text(right)
+    right = "".join(cell.rjust(size) for cell, (_, size) in zip(cells, _columns(width), strict=False))
+    marks.pad_right(width - 2 - _NAME - len(right) - len(marks))
+    return Text.assemble((pointer, "bold"), shortened(name, _NAME).ljust(_NAME + 1), marks, right)
 
 
 def _lane(lane: Lane, is_selected: bool, width: int) -> Lines:
@@ -267,10 +263,9 @@ def _lane(lane: Lane, is_selected: bool, width: int) -> Lines:
     counts = (progress.running, progress.waiting, progress.failed)
     cells = [f"{progress.done}/{progress.total}", *(str(count or MISSING) for count in counts)]
     cells += [time_or_dash(progress.queue_seconds), time_or_dash(progress.run_seconds)]
-    cells = cells[: len(_columns(width))]
     name = f"{progress.iteration:4d} {progress.stage}"
-    lines = [_row(">" if is_selected else " ", name, marks_of(lane.shards, room), cells, width)]
-    return lines + [Text(f"      {said}", "dim") for said in _details(lane, is_selected, width)]
+    row = _row(">" if is_selected else " ", name, marks_of(lane.shards, room), cells, width)
+    return [row, *(Text(f"      {said}", "dim") for said in _details(lane, is_selected, width))]
 
 
 def _details(lane: Lane, is_selected: bool, width: int) -> list[str]:
@@ -311,16 +306,14 @@ def _metrics(look: Status, width: int) -> Lines:
     shown = [column for column in METRICS if any(column.value(row) is not None for row in rows)]
     per_line = max(1, width // _CELL)
     size = width // per_line
-    cells = [_metric(column, [column.value(row) for row in rows], size) for column in shown]
-    lines = [cells[i : i + per_line] for i in range(0, len(cells), per_line)]
-    return [Text().join(line) for line in lines]
+    cells = [_metric(column, rows, size) for column in shown]
+    return [Text().join(cells[i : i + per_line]) for i in range(0, len(cells), per_line)]
 
 
-def _metric(column: Column, values: Sequence[float | None], width: int) -> Text:
-    known = [value for value in values if value is not None]
-    spark = sparkline(known, width - 23)
-    head = f"{column.title.ljust(10)}{number(known[-1], column.digits).rjust(9)}  "
-    return Text(head) + Text(spark.ljust(width - len(head)), "cyan")
+def _metric(column: Column, rows: Sequence[Row], width: int) -> Text:
+    known = [value for row in rows if (value := column.value(row)) is not None]
+    head = f"{column.title:<10}{number(known[-1], column.digits):>9}  "
+    return Text.assemble(head, (sparkline(known, width - 23).ljust(width - len(head)), "cyan"))
 
 
 # --- a log ---

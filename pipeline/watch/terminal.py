@@ -11,7 +11,6 @@ import time
 import tty
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -27,31 +26,20 @@ STAGE_KEYS = {"r": "rollout", "s": "score", "w": "reward", "u": "update", "e": "
 _ARROWS = {"\x1b[A": "up", "\x1bOA": "up", "k": "up", "\x1b[B": "down", "\x1bOB": "down", "j": "down"}
 
 
-class Quit(Exception):
-    """The person asked to quit."""
-
-
 def show(reading: Reading) -> bool:
     """Show the run until it has ended, or the person quits. True if it has ended.
 
     Raises:
         KeyboardInterrupt: Ctrl-C; the terminal is as it was.
     """
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=False)
-    with keys() as keyboard, Live(console=console, screen=True, auto_refresh=False) as live:
-        window = Window(reading, console, live)
-        signal.signal(signal.SIGTSTP, window.leave)
-        while True:
-            reading.check()
-            if reading.seen.is_settled and not window.view.is_paused:
-                return True
-            window.draw()
-            if window.is_leaving:
-                window.step_aside(keyboard)
-            try:
-                window.take(keyboard.read(_TICK_SECONDS))
-            except Quit:
-                return False
+    window = Window(reading, Console(file=sys.stdout, highlight=False, soft_wrap=False))
+    previous = signal.signal(signal.SIGTSTP, window.leave)
+    try:
+        while (has_ended := window.show()) is None:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return has_ended
+    finally:
+        signal.signal(signal.SIGTSTP, previous)
 
 
 @dataclass
@@ -60,7 +48,6 @@ class Window:
 
     reading: Reading
     console: Console
-    live: Live
     view: View = field(default_factory=View)
     _drawn: tuple[object, ...] = ()
     _frozen: Status | None = None
@@ -70,16 +57,20 @@ class Window:
         """Note that Ctrl-Z was pressed."""
         self.is_leaving = True
 
-    def step_aside(self, keyboard: "Keyboard") -> None:
-        """Give the terminal back until the shell continues this process."""
-        self.live.stop()
-        keyboard.give_back()
-        os.kill(os.getpid(), signal.SIGSTOP)
-        keyboard.take()
-        self.live.start()
+    def show(self) -> bool | None:
+        """Draw and take keys until the run has ended (True), q (False) or Ctrl-Z (None)."""
         self.is_leaving, self._drawn = False, ()
+        with keys() as keyboard, Live(console=self.console, screen=True, auto_refresh=False) as live:
+            while not self.is_leaving:
+                self.reading.check()
+                if self.reading.seen.is_settled and not self.view.is_paused:
+                    return True
+                self.draw(live)
+                if not self.take(read_keys(keyboard, _TICK_SECONDS)):
+                    return False
+        return None
 
-    def draw(self) -> None:
+    def draw(self, live: Live) -> None:
         """Draw only on a change: needless drawing costs bandwidth on a slow connection, and attention."""
         width, height = _size(self.console)
         look, view = self._look(), self._view()
@@ -90,7 +81,7 @@ class Window:
         if self.console.options.ascii_only:
             lines = [to_ascii(line) for line in lines]
         self.console.size = (width, height)
-        self.live.update(Text("\n", no_wrap=True, overflow="crop").join(lines), refresh=True)
+        live.update(Text("\n", no_wrap=True, overflow="crop").join(lines), refresh=True)
         self._drawn = state
 
     def _look(self) -> Status | None:
@@ -107,11 +98,11 @@ class Window:
     def _wanted(self) -> tuple[int, str] | None:
         return self.view.selected if self.view.page is Page.LOG else None
 
-    def take(self, keys: Sequence[str]) -> None:
-        """Do what the keys say. Raises Quit."""
+    def take(self, keys: Sequence[str]) -> bool:
+        """Do what the keys say. Returns whether to go on."""
         for key in keys:
             if key == "q":
-                raise Quit
+                return False
             if key == "p":
                 self._frozen = self.reading.seen.look
                 self.view = replace(self.view, is_paused=not self.view.is_paused, log=self.reading.seen.log)
@@ -119,6 +110,7 @@ class Window:
             else:
                 self.view = pressed(self.view, self._look(), key)
             self.reading.want_log(self._wanted())
+        return True
 
 
 def pressed(view: View, look: Status | None, key: str) -> View:
@@ -153,51 +145,35 @@ def _size(console: Console) -> tuple[int, int]:
     return (size.columns or 80, size.lines or 24)
 
 
-@dataclass(frozen=True)
-class Keyboard:
-    """Keys as they are pressed. Without a terminal on standard input there are none."""
+@contextlib.contextmanager
+def keys() -> Iterator[int | None]:
+    """Let keys come without Enter and without echo, in the block. Gives the descriptor to read them from.
 
-    descriptor: int | None
-    before: list[Any]
-    """Settings of the terminal, to be put back."""
+    Without a terminal on standard input there are none.
+    """
+    if not sys.stdin.isatty():
+        yield None
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)
+        yield descriptor
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
-    def take(self) -> None:
-        """Let keys come without Enter and without echo."""
-        if self.descriptor is not None:
-            tty.setcbreak(self.descriptor)
 
-    def give_back(self) -> None:
-        if self.descriptor is not None:
-            termios.tcsetattr(self.descriptor, termios.TCSADRAIN, self.before)
-
-    def read(self, seconds: float) -> list[str]:
-        """Return the keys that were pressed, waiting up to ``seconds`` for the first. Raises Quit."""
-        if self.descriptor is None:
-            time.sleep(seconds)
-            return []
-        ready, _, _ = select.select([self.descriptor], [], [], seconds)
-        if not ready:
-            return []
-        text = os.read(self.descriptor, 256)
-        if not text:
-            raise Quit  # the terminal has gone
-        return split_keys(text.decode(errors="ignore"))
+def read_keys(descriptor: int | None, seconds: float) -> list[str]:
+    """Return the keys that were pressed, waiting up to ``seconds`` for the first."""
+    if descriptor is None:
+        time.sleep(seconds)
+        return []
+    if not select.select([descriptor], [], [], seconds)[0]:
+        return []
+    text = os.read(descriptor, 256)
+    return split_keys(text.decode(errors="ignore")) if text else ["q"]  # none: the terminal has gone
 
 
 def split_keys(text: str) -> list[str]:
     """Split into characters, and the sequences that arrow keys send as one. Pure."""
     return re.findall(r"\x1b[\[O][^@-~]*[@-~]?|.", text, re.DOTALL)
-
-
-@contextlib.contextmanager
-def keys() -> Iterator[Keyboard]:
-    """Provide the keyboard for the block, and restore the terminal."""
-    descriptor = sys.stdin.fileno() if sys.stdin.isatty() else None
-    keyboard = Keyboard(descriptor, [] if descriptor is None else termios.tcgetattr(descriptor))
-    previous = signal.getsignal(signal.SIGTSTP)
-    try:
-        keyboard.take()
-        yield keyboard
-    finally:
-        keyboard.give_back()
-        signal.signal(signal.SIGTSTP, previous)
