@@ -279,12 +279,6 @@ class Reader:
     offset: int = 0
     rest: bytes = b""
 
-    def last_lines(self, num_lines: int) -> list[str]:
-        """Go to the end of what is there. Returns its last whole lines."""
-        self.offset = max(0, size_of(self.path) - _CHUNK)
-        found = self.lines()
-        return found[-num_lines:] if num_lines else []
-
     def lines(self) -> list[str]:
         """Return the lines that have been completed since the last call."""
         size = size_of(self.path)
@@ -338,9 +332,10 @@ class Follower:
         logs = find_logs(self.run.paths, self.choice)
         shown = newest(self.run, logs, self.choice)
         for log in logs:
-            reader = self.readers[log.path] = Reader(log.path, 0 if log in shown else size_of(log.path))
-            for line in reader.last_lines(num_lines) if log in shown else ():
-                self._print(f"{log.name} | {line}")
+            back = _CHUNK if log in shown else 0
+            reader = self.readers[log.path] = Reader(log.path, max(0, size_of(log.path) - back))
+            lines = reader.lines()
+            self._print(*lines[-num_lines:] if num_lines else (), log=log)
         if not logs:
             self._print(f"no log yet: {self.choice} has started nothing ({self.run.paths.log_root})")
 
@@ -349,13 +344,12 @@ class Follower:
         since = find_frontier(self.run.plan, self.run.paths).updated - 1
         for log in find_logs(self.run.paths, self.choice, since):
             reader = self.readers.setdefault(log.path, Reader(log.path))
-            for line in reader.lines():
-                self._print(f"{log.name} | {line}")
+            self._print(*reader.lines(), log=log)
 
     def read_remainders(self) -> None:
         for log in find_logs(self.run.paths, self.choice):
-            for line in self.readers[log.path].remainder() if log.path in self.readers else ():
-                self._print(f"{log.name} | {line}")
+            if reader := self.readers.get(log.path):
+                self._print(*reader.remainder(), log=log)
 
     def _how_it_ended(self) -> str | None:
         """Say how the run ended; None while it goes on."""
@@ -367,5 +361,6 @@ class Follower:
             self._asked, queue = time.monotonic(), look_at_queue(self.run)
         return _ENDS.get(state_of(has_ended, read_control(self.run.paths), queue))
 
-    def _print(self, line: str) -> None:
-        print(printable(line), file=self.out, flush=True)
+    def _print(self, *lines: str, log: Log | None = None) -> None:
+        for line in lines:
+            print(printable(f"{log.name} | {line}" if log else line), file=self.out, flush=True)

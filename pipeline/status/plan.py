@@ -74,35 +74,24 @@ def describe_plan(run: Run) -> Iterator[str]:
 
 
 def _whole_run(found: Outlook) -> Iterator[str]:
-    total, done = count_all(found.plan), count_done(found)
+    """Yield a table of the tasks of the whole run, in the order of the plan.
+
+    Done are all behind the frontier, and those that were read and whose commit stands.
+    """
+    plan, seen, frontier = found.plan, found.seen, found.frontier
+    width, behind = plan.iterations - plan.start, max(0, frontier.updated - plan.start)
+    each = {purpose: 1 if purpose == Stage.UPDATE else plan.num_shards for purpose in plan.purposes}
+    total = Counter({"prepare": 1, **{purpose: width * count for purpose, count in each.items()}})
+    total.update(task.purpose for task in plan.evaluation_tasks())
+    done = Counter({"prepare": int(frontier.updated >= 0), "evaluate": frontier.evaluated})
+    done.update({purpose: behind * count for purpose, count in each.items()})
+    retracted = {item.task for item in found.actions.retract}
+    done.update(t.purpose for t in seen.tasks if t in seen.committed and t not in retracted)
+    done.subtract(task.purpose for task in retracted if task not in seen.tasks)
     yield f"{'stage':<10}{'to run':>10}{'done':>10}"
     for purpose, count in total.items():
         yield f"{purpose:<10} {count - done[purpose]:>9}{done[purpose]:>10}"
     yield ""
-
-
-def count_all(plan: Plan) -> Counter[str]:
-    """Count the tasks of the whole run by purpose, in the order of the plan."""
-    width = plan.iterations - plan.start
-    counts = Counter({str(Stage.PREPARE): 1})
-    for purpose in plan.purposes:
-        counts[purpose] = width if purpose == Stage.UPDATE else width * plan.num_shards
-    if evaluations := len(plan.evaluations()):
-        counts[str(Stage.EVALUATE)] = evaluations
-    return counts
-
-
-def count_done(found: Outlook) -> Counter[str]:
-    """Count the tasks whose commit stands: all behind the frontier, and those that were read."""
-    plan, seen, frontier = found.plan, found.seen, found.frontier
-    behind = max(0, frontier.updated - plan.start)
-    counts = Counter({p: behind if p == Stage.UPDATE else behind * plan.num_shards for p in plan.purposes})
-    counts[str(Stage.PREPARE)] = int(frontier.updated >= 0)
-    counts[str(Stage.EVALUATE)] = frontier.evaluated
-    retracted = {item.task for item in found.actions.retract}
-    counts.update(t.purpose for t in seen.tasks if t in seen.committed and t not in retracted)
-    counts.subtract(task.purpose for task in retracted if task not in seen.tasks)
-    return counts
 
 
 def _at_hand(found: Outlook) -> Iterator[str]:

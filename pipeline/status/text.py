@@ -118,7 +118,13 @@ def describe_slurm(status: "SlurmStatus", state: str) -> list[str]:
         for stage in status.stages:
             lines += [_row(stage), *_details(stage)]
         lines.append("")
-    lines += _driver_lines(status, state)
+    if state == "running" and not status.drivers:
+        lines += wrapped(
+            "no driver job is in the queue: what is queued will be done, and then nothing follows"
+        )
+    elif state == "running":
+        drivers = ", ".join(describe_driver(driver, "after iteration") for driver in status.drivers)
+        lines += wrapped(f"driver jobs: {drivers}", subsequent=_INDENT)
     return lines
 
 
@@ -183,16 +189,6 @@ def job_details(stage: "StageProgress") -> list[str]:
 def _some(names: Sequence[str]) -> str:
     more = len(names) - _MOST_NAMED
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _driver_lines(status: "SlurmStatus", state: str) -> Iterator[str]:
-    if state == "running" and not status.drivers:
-        yield from wrapped(
-            "no driver job is in the queue: what is queued will be done, and then nothing follows"
-        )
-    elif state == "running":
-        drivers = ", ".join(describe_driver(driver, "after iteration") for driver in status.drivers)
-        yield from wrapped(f"driver jobs: {drivers}", subsequent=_INDENT)
 
 
 def describe_driver(driver: "DriverJob", after: str) -> str:

@@ -155,9 +155,10 @@ class Reading:
 
     def _settle(self, look: Status) -> bool:
         """Whether the run has ended for good: between two drivers nobody is at work for a moment."""
-        self._count += look.slurm is None
-        is_winding_up = look.driver is not None and look.slurm is None
-        if not look.has_ended or is_winding_up:
+        is_local = look.slurm is None
+        if is_local:
+            self._count += 1
+        if not look.has_ended or (is_local and look.driver):
             self._ended_at = None
             return False
         if look.state == "complete":

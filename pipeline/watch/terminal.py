@@ -23,23 +23,25 @@ from pipeline.watch.screen import Page, View, chosen, screen, to_ascii
 _TICK_SECONDS = 0.2
 """Seconds within which a new size, or something that was read, is noticed; keys are noticed at once."""
 STAGE_KEYS = {"r": "rollout", "s": "score", "w": "reward", "u": "update", "e": "evaluate"}
-_ARROWS = {"\x1b[A": "up", "\x1bOA": "up", "k": "up", "\x1b[B": "down", "\x1bOB": "down", "j": "down"}
+_STEPS = {"\x1b[A": -1, "\x1bOA": -1, "k": -1, "\x1b[B": 1, "\x1bOB": 1, "j": 1}
 
 
 def show(reading: Reading) -> bool:
     """Show the run until it has ended, or the person quits. True if it has ended.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C; the terminal is as it was.
+        KeyboardInterrupt: Ctrl-C, or SIGHUP; the terminal is as it was.
     """
     window = Window(reading, Console(file=sys.stdout, highlight=False, soft_wrap=False))
-    previous = signal.signal(signal.SIGTSTP, window.leave)
+    handlers = {signal.SIGTSTP: window.leave, signal.SIGHUP: signal.default_int_handler}
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         while (has_ended := window.show()) is None:
             os.kill(os.getpid(), signal.SIGSTOP)
         return has_ended
     finally:
-        signal.signal(signal.SIGTSTP, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 @dataclass
@@ -125,9 +127,8 @@ def pressed(view: View, look: Status | None, key: str) -> View:
         return view
     if key == "l":  # the log stays when the run has gone on to other lanes
         return replace(view, page=Page.LOG, selected=now.key)
-    if key in _ARROWS:
-        step = -1 if _ARROWS[key] == "up" else 1
-        index = max(0, min(len(lanes) - 1, lanes.index(now) + step))
+    if key in _STEPS:
+        index = max(0, min(len(lanes) - 1, lanes.index(now) + _STEPS[key]))
         return replace(view, selected=lanes[index].key)
     stage = STAGE_KEYS.get(key)
     after = lanes.index(now) + 1  # the same key again goes to the next of its kind
