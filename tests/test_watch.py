@@ -204,7 +204,10 @@ def test_without_colours_the_shapes_are_enough():
 def test_the_other_pages():
     compare("watch_help.txt", text_of(LOOK, View(Page.HELP), 80, 24))
     log = LogEnd(
-        "rollout@24 5", "/scratch/" + "folder/" * 14 + "shard-00005.log", ("\x1b[31mred\x1b[0m", "a\tb")
+        (24, "rollout"),
+        "rollout@24 5",
+        "/scratch/" + "folder/" * 14 + "shard-00005.log",
+        ("\x1b[31mred\x1b[0m", "a\tb"),
     )
     text = text_of(LOOK, View(Page.LOG, log=log), 80, 24)
     assert log.path in text.replace("\n", ""), "the path can be copied whole"

@@ -1,8 +1,7 @@
 """State of the tasks of a run of this machine: from its events and the logs that attempts have opened."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from pipeline.run.commits import Record
@@ -36,31 +35,19 @@ def task_states(
     last = {parse_task(key): event for key, event in last_attempts(events).items()}
     listed = cache(names_in)
     for task in tasks:
-        yield _state(paths, task, records.get(task), last.get(task), is_driven, listed)
-
-
-def _state(
-    paths: RunPaths,
-    task: Task,
-    record: Record | None,
-    last: Event | None,
-    is_driven: bool,
-    listed: Callable[[Path], set[str]],
-) -> TaskState:
-    number = int(str(last["attempt"]).partition("-")[0]) if last else 0
-    if record:
-        return TaskState(task, record, attempts=number, started=record.started)
-    if last is None:
-        return TaskState(task)
-    if last["event"] == "failed":
-        return TaskState(task, has_failed=True, attempts=number, started=last["time"])
-    log = paths.task(task).log(number)
-    is_running = is_driven and log.name in listed(log.parent)
-    started = last["time"] if is_running else None
-    return TaskState(
-        task,
-        is_running=is_running,
-        is_waiting=is_driven and not is_running,
-        attempts=number,
-        started=started,
-    )
+        record, event = records.get(task), last.get(task)
+        number = int(str(event["attempt"]).partition("-")[0]) if event else 0
+        if record or event is None:
+            yield TaskState(task, record, attempts=number, started=record.started if record else None)
+            continue
+        has_failed, log = event["event"] == "failed", paths.task(task).log(number)
+        is_live = is_driven and not has_failed
+        is_running = is_live and log.name in listed(log.parent)
+        yield TaskState(
+            task,
+            is_running=is_running,
+            is_waiting=is_live and not is_running,
+            has_failed=has_failed,
+            attempts=number,
+            started=event["time"] if has_failed or is_running else None,
+        )

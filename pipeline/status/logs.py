@@ -4,10 +4,10 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from pipeline.config.job_kinds import DRIVER, EVALUATION_DRIVER, GUARD
 from pipeline.executors.slurm.queue import look_at_queue
@@ -22,6 +22,7 @@ from pipeline.run.plan import Plan
 from pipeline.run.records import Records, find_frontier
 from pipeline.run.tasks import PURPOSE_PATTERN, Stage, Task, parse_task, task_of
 from pipeline.status.failure import where
+from pipeline.status.local import Event
 from pipeline.status.slurm import state_of
 from pipeline.status.snapshot import is_complete
 from pipeline.status.text import moment
@@ -29,7 +30,6 @@ from pipeline.text import printable
 from slurm.sharedfiles import is_there, names_in, persistently, size_of
 
 _DRIVERS = (DRIVER, EVALUATION_DRIVER, GUARD)
-Event = Mapping[str, Any]
 _FOLDER = re.compile(rf"(\d+)-({PURPOSE_PATTERN})")
 _POLL_SECONDS = 1.0
 _ASK_SECONDS = 30.0
@@ -58,8 +58,7 @@ class Choice:
 
     def takes(self, iteration: int, purpose: str) -> bool:
         of_drivers = self.purpose == DRIVER and purpose in _DRIVERS
-        of_pools = self.purpose == Stage.SCORE and purpose.partition("-")[0] == Stage.SCORE
-        is_purpose = self.purpose in (None, purpose) or of_drivers or of_pools
+        is_purpose = of_drivers or self.purpose in (None, purpose, purpose.partition("-")[0])
         return is_purpose and self.iteration in (None, iteration)
 
     def __str__(self) -> str:
@@ -99,7 +98,7 @@ class Log:
         """Short name, for the beginning of a line."""
         parts = [f"{self.purpose}@{self.iteration}" if self.iteration else self.purpose]
         if self.purpose.partition("-")[0] in (Stage.ROLLOUT, Stage.SCORE, Stage.REWARD):
-            parts.append(str(self.shard))
+            parts.append(str(self.task.shard))
         if rank := self.path.stem.partition(".rank-")[2]:
             parts.append(f"rank {rank}")
         if self.attempt > 1 and self.purpose not in _DRIVERS:
@@ -107,9 +106,10 @@ class Log:
         return " ".join(parts)
 
     @property
-    def shard(self) -> int:
-        """Shard of the task, for tasks' logs only."""
-        return int(self.path.stem.partition(".")[0].removeprefix("shard-"))
+    def task(self) -> Task:
+        """Task whose log it is, of a stage that is sharded or comes once in an iteration."""
+        shard = int(self.path.stem.partition(".")[0].removeprefix("shard-"))
+        return task_of(self.iteration, self.purpose, shard)
 
     @property
     def modified(self) -> float:
@@ -184,18 +184,11 @@ def newest(run: Run, logs: Sequence[Log], choice: Choice) -> list[Log]:
         drivers = [log for log in logs if log.purpose in _DRIVERS]
         latest = sorted(drivers, key=lambda log: log.modified)[-1:]
         tasks = [log for log in logs if log.purpose not in _DRIVERS]
-        return [*latest, *(unfinished(run, tasks) or _of_last(tasks))]
+        first, records = max(1, find_frontier(run.plan, run.paths).updated + 1), Records(run.paths)
+        last = {(log.iteration, log.purpose, log.path.name): log for log in tasks if log.iteration >= first}
+        unfinished = [log for log in last.values() if records.get(log.task) is None]
+        return [*latest, *(unfinished or _of_last(tasks))]
     return list(logs) if choice.iteration is not None else _of_last(logs)
-
-
-def unfinished(run: Run, logs: Sequence[Log]) -> list[Log]:
-    """Return the last log of each task of the iterations at hand that is not committed."""
-    first = max(1, find_frontier(run.plan, run.paths).updated + 1)
-    records = Records(run.paths)
-    last = {(log.iteration, log.purpose, log.path.name): log for log in logs if log.iteration >= first}
-    return [
-        log for log in last.values() if records.get(task_of(log.iteration, log.purpose, log.shard)) is None
-    ]
 
 
 def _of_last(logs: Sequence[Log]) -> list[Log]:
@@ -311,7 +304,7 @@ class Follower:
     run: Run
     choice: Choice
     out: TextIO
-    readers: dict[Path, Reader] = field(default_factory=dict)
+    readers: dict[Log, Reader] = field(default_factory=dict)
     _asked: float = field(default_factory=time.monotonic)
 
     def follow(self, num_lines: int) -> None:
@@ -322,7 +315,8 @@ class Follower:
                 self.read()
                 time.sleep(_POLL_SECONDS)
             self.read()
-            self.read_remainders()
+            for log, reader in self.readers.items():
+                self._print(*reader.remainder(), log=log)
             self._print(ended)
         except KeyboardInterrupt:
             return
@@ -333,8 +327,8 @@ class Follower:
         shown = newest(self.run, logs, self.choice)
         for log in logs:
             back = _CHUNK if log in shown else 0
-            reader = self.readers[log.path] = Reader(log.path, max(0, size_of(log.path) - back))
-            lines = reader.lines()
+            self.readers[log] = Reader(log.path, max(0, size_of(log.path) - back))
+            lines = self.readers[log].lines()
             self._print(*lines[-num_lines:] if num_lines else (), log=log)
         if not logs:
             self._print(f"no log yet: {self.choice} has started nothing ({self.run.paths.log_root})")
@@ -343,13 +337,7 @@ class Follower:
         """Print what is new in the logs of the iterations at hand."""
         since = find_frontier(self.run.plan, self.run.paths).updated - 1
         for log in find_logs(self.run.paths, self.choice, since):
-            reader = self.readers.setdefault(log.path, Reader(log.path))
-            self._print(*reader.lines(), log=log)
-
-    def read_remainders(self) -> None:
-        for log in find_logs(self.run.paths, self.choice):
-            if reader := self.readers.get(log.path):
-                self._print(*reader.remainder(), log=log)
+            self._print(*self.readers.setdefault(log, Reader(log.path)).lines(), log=log)
 
     def _how_it_ended(self) -> str | None:
         """Say how the run ended; None while it goes on."""

@@ -38,22 +38,19 @@ def look_ahead(run: Run) -> Outlook:
     records = Records(run.paths)
     if is_there:
         records.refresh([*tasks, *(source for task in tasks for source in plan.inputs(task))])
-    live, unanswered = _live(run, tasks) if is_there and slurm else (set(), None)
+    live, unanswered = set[Task](), None
+    if is_there and slurm:
+        from pipeline.executors.slurm.queue import is_live, look_at_queue
+        from pipeline.run.submissions import Ledger
+        from pipeline.status.slurm import match
+
+        queue = look_at_queue(run)
+        elements = match(Ledger(run.paths).load({task.iteration for task in tasks}), queue)
+        live = {task for task, element in elements.items() if is_live(element)}
+        unanswered = queue.unanswered
     seen = Observation(tasks, records.committed(), records.corrupt, live, {})
     actions = reconcile(plan, seen, run.config.scheduler.max_attempts, in_advance=slurm is not None)
     return Outlook(plan, frontier, seen, actions, unanswered)
-
-
-def _live(run: Run, tasks: Sequence[Task]) -> tuple[set[Task], str | None]:
-    """Return the tasks that wait or run, and Slurm's error where that is not known."""
-    from pipeline.executors.slurm.queue import is_live, look_at_queue
-    from pipeline.run.submissions import Ledger
-    from pipeline.status.slurm import match
-
-    queue = look_at_queue(run)
-    submissions = Ledger(run.paths).load({task.iteration for task in tasks})
-    elements = match(submissions, queue)
-    return {task for task, element in elements.items() if is_live(element)}, queue.unanswered
 
 
 def describe_plan(run: Run) -> Iterator[str]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # a log needs no terminal library
     from rich.progress import Progress, TaskID
 
 
-def watcher_for(stream: TextIO, plan: Plan) -> "Lines | Bars":
+def watcher_for(stream: TextIO, plan: Plan) -> "Lines":
     """Return bars where a person looks at a terminal, lines in a log."""
     return Bars(plan, stream) if stream.isatty() else Lines(plan, stream)
 
@@ -57,7 +57,7 @@ class Lines:
             self._write(f"iteration {before + 1}/{self.plan.iterations} so far: {', '.join(stages)}")
 
     def row(self, row: Row) -> None:
-        self._write(describe_row(row, self.plan.iterations))
+        self.note(describe_row(row, self.plan.iterations))
 
     def note(self, text: str) -> None:
         self._write("\n".join(map(printable, text.splitlines())))
@@ -80,11 +80,9 @@ def speed_of(done: Sequence[Record]) -> str:
 
 
 @dataclass
-class Bars:
-    """Progress as a bar per stage and pool: shards done and tokens per second of the current iteration."""
+class Bars(Lines):
+    """Lines, and a bar per stage and pool: shards done and tokens per second of the current iteration."""
 
-    plan: Plan
-    stream: TextIO
     _progress: "Progress" = field(init=False)
     _bars: dict[str, "TaskID"] = field(init=False, default_factory=dict)
 
@@ -112,14 +110,10 @@ class Bars:
             text, speed = f"{iteration}/{self.plan.iterations} {stage}", speed_of(done)
             self._progress.update(self._bars[stage], description=text, completed=len(done), speed=speed)
 
-    def row(self, row: Row) -> None:
-        self.note(describe_row(row, self.plan.iterations))
-
-    def note(self, text: str) -> None:
+    def _write(self, text: str) -> None:
         from rich.text import Text
 
-        said = "\n".join(map(printable, text.splitlines()))
-        self._progress.console.print(Text(f"{time.strftime('%H:%M:%S')} {said}"))
+        self._progress.console.print(Text(f"{time.strftime('%H:%M:%S')} {text}"))
 
     def close(self) -> None:
         self._progress.stop()

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pipeline.executors.slurm.queue import Queue, is_live
 from pipeline.run.commits import Record
 from pipeline.run.control import Control
-from pipeline.run.directory import Run
 from pipeline.run.plan import Plan
-from pipeline.run.submissions import Ledger, Submission
+from pipeline.run.submissions import Submission
 from pipeline.run.tasks import Task
-from pipeline.status.lanes import Lane, StageProgress, TaskState, lanes_of
+from pipeline.status.lanes import StageProgress, TaskState
 from slurm.query import Element
 from slurm.states import Phase, SlurmState, phase_of, reason_in_words
 
@@ -44,34 +43,6 @@ class SlurmStatus:
     drivers: tuple[DriverJob, ...]
     finish: float | None
     """Unix time at which the run will be complete at the recent pace."""
-
-
-def slurm_status(
-    run: Run,
-    tasks: Sequence[Task],
-    records: Mapping[Task, Record],
-    queue: Queue,
-    finish: float | None,
-    now: float,
-) -> tuple[SlurmStatus, tuple[Lane, ...]]:
-    """Read the submissions of the iterations at hand, and match them with the queue.
-
-    Args:
-        records: commit records of ``tasks`` and of their inputs.
-        finish: unix time at which the run will be complete if its jobs go on.
-    """
-    submissions = Ledger(run.paths).load({task.iteration for task in tasks} | {0})
-    lanes = lanes_of(task_states(run.plan, tasks, submissions, queue, records, now), now)
-    running = sum(phase_of(element.state) is Phase.RUNNING for element in queue.live)
-    status = SlurmStatus(
-        unanswered=queue.unanswered,
-        jobs_running=running,
-        jobs_waiting=len(queue.live) - running,
-        stages=tuple(lane.progress for lane in lanes),
-        drivers=tuple(drivers_of(submissions, queue)),
-        finish=finish if queue.live else None,
-    )
-    return status, lanes
 
 
 def state_of(is_complete: bool, control: Control, queue: Queue | None) -> str:

@@ -6,7 +6,7 @@ Modules for Slurm are imported only for a run on Slurm, those for costs only whe
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,14 +121,13 @@ def read_status(run: Run, with_cost: bool = False) -> Status:
     return replace(status, kept=kept, cost=_all_costs(run) if with_cost else None)
 
 
-@dataclass
 class Tail:
     """The rows at the end of a journal, read again only when it has changed."""
 
-    path: Path
-    read: Callable[[Path], list[dict[str, Any]]]
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    _seen: tuple[int, int] | None = None
+    def __init__(self, path: Path, read: Callable[[Path], list[dict[str, Any]]]) -> None:
+        self.path, self.read = path, read
+        self.rows: list[dict[str, Any]] = []
+        self._seen: tuple[int, int] | None = None
 
     def refresh(self) -> bool:
         """Reload the rows if the file has changed. Returns whether it has."""
@@ -225,14 +224,24 @@ class StatusReader:
             yield StageStatus(purpose, done[purpose], total)
 
     def _on_slurm(self, status: Status, tasks: Sequence[Task], queue: "Queue | None") -> Status:
-        from pipeline.executors.slurm.queue import Queue
+        from pipeline.executors.slurm.queue import Queue, is_pending
         from pipeline.run.control import read_control
-        from pipeline.status.slurm import slurm_status, state_of
+        from pipeline.run.submissions import Ledger
+        from pipeline.status.slurm import SlurmStatus, drivers_of, state_of, task_states
 
-        state = state_of(status.state == "complete", read_control(self.run.paths), queue)
-        jobs, lanes = slurm_status(
-            self.run, tasks, self._records.known, queue or Queue(), status.finish, status.time
+        run, seen = self.run, queue or Queue()
+        submissions = Ledger(run.paths).load({task.iteration for task in tasks} | {0})
+        found = task_states(run.plan, tasks, submissions, seen, self._records.known, status.time)
+        lanes, waiting = lanes_of(found, status.time), sum(map(is_pending, seen.live))
+        jobs = SlurmStatus(
+            unanswered=seen.unanswered,
+            jobs_running=len(seen.live) - waiting,
+            jobs_waiting=waiting,
+            stages=tuple(lane.progress for lane in lanes),
+            drivers=tuple(drivers_of(submissions, seen)),
+            finish=status.finish if seen.live else None,
         )
+        state = state_of(status.state == "complete", read_control(run.paths), queue)
         return replace(status, state=state, slurm=jobs, lanes=lanes, finish=jobs.finish)
 
     def _on_this_machine(self, status: Status, tasks: Sequence[Task]) -> Status:

@@ -1,18 +1,17 @@
 """events.jsonl and metrics.jsonl as lines for a person, with clock times. Pure."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
 
 from pipeline.config.job_kinds import DRIVERS
 from pipeline.metrics.terminal import Row
 from pipeline.run.submissions import purpose_of
 from pipeline.run.tasks import parse_task
+from pipeline.status.local import Event
 from pipeline.status.text import attempt_in_words, clock, describe_row
 from pipeline.text import printable
-
-Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -34,19 +33,10 @@ def event_lines(
 ) -> list[Happening]:
     """Describe events and rows, oldest first; what many shards did alike is one line."""
     found = [_of_event(event) for event in events]
-    found += [
-        Happening(created + row["seconds/elapsed"], describe_row(row, iterations))
-        for row in rows
-        if row.keys() >= _NEEDED
-    ]
+    for row in rows:
+        with contextlib.suppress(KeyError):  # its records were lost
+            found.append(Happening(created + row["seconds/elapsed"], describe_row(row, iterations)))
     return list(_merged(sorted(found, key=lambda happening: happening.time)))
-
-
-_NEEDED = {
-    *("iteration", "reward/mean", "response_length/mean"),
-    *("seconds/iteration", "seconds/remaining", "seconds/elapsed"),
-}
-"""Numbers that a row has unless its records were lost."""
 
 
 def _of_event(event: Event) -> Happening:

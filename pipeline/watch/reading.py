@@ -31,8 +31,6 @@ class Seen:
 
     look: Status | None = None
     log: LogEnd | None = None
-    log_of: tuple[int, str] | None = None
-    """Key of the lane whose log it is: :attr:`pipeline.status.lanes.Lane.key`."""
     trouble: str | None = None
     """Reason why the last try to read failed."""
     is_settled: bool = False
@@ -95,16 +93,13 @@ class Reading:
     def _ask_on(self) -> None:
         while not self._stop.is_set():
             if not self.is_paused:
-                self._take(self._ask(self.run))
+                queue = self._ask(self.run)
+                if queue.unanswered is None:
+                    self._queue, self._answered = queue, time.time()
+                else:  # what was shown last stays
+                    self._queue = Queue(self._queue.elements if self._queue else (), queue.unanswered)
+                self._count += 1
             self._stop.wait(self.interval)
-
-    def _take(self, queue: Queue) -> None:
-        """Accept Slurm's answer; where there is none, what was shown last stays."""
-        if queue.unanswered is None:
-            self._queue, self._answered = queue, time.time()
-        else:
-            self._queue = Queue(self._queue.elements if self._queue else (), queue.unanswered)
-        self._count += 1
 
     def _read_on(self) -> None:
         while not self._stop.is_set():
@@ -136,22 +131,20 @@ class Reading:
     def _with_log(self) -> Seen:
         """Return what was seen last, with the log that is wanted now."""
         key, look = self.wanted, self.seen.look
-        if key is None or look is None:
-            return replace(self.seen, log=None, log_of=None)
-        has_failed = any(lane.key == key and _TRIED_AGAIN & set(lane.shards) for lane in look.lanes)
         try:
-            log = self._log_end(*key, look, has_failed)
+            log = self._log_end(key, look) if key and look else None
         except OSError as error:
             return replace(self.seen, trouble=f"cannot read the log now: {error}")
-        return replace(self.seen, log=log, log_of=key)
+        return replace(self.seen, log=log)
 
-    def _log_end(self, iteration: int, purpose: str, look: Status, has_failed: bool) -> LogEnd:
-        paths = self.run.paths
+    def _log_end(self, key: tuple[int, str], look: Status) -> LogEnd:
+        paths, (iteration, purpose) = self.run.paths, key
+        has_failed = any(lane.key == key and _TRIED_AGAIN & set(lane.shards) for lane in look.lanes)
         log = log_to_show(paths, iteration, purpose, look.events, has_failed)
         if log is None:
             folder = paths.logs(task_of(iteration, purpose))
-            return LogEnd(f"{purpose} of iteration {iteration} has no log yet", str(folder), ())
-        return LogEnd(log.name, str(log.path), tuple(tail(log.path, _LOG_LINES)) or ("(empty)",))
+            return LogEnd(key, f"{purpose} of iteration {iteration} has no log yet", str(folder), ())
+        return LogEnd(key, log.name, str(log.path), tuple(tail(log.path, _LOG_LINES)) or ("(empty)",))
 
     def _settle(self, look: Status) -> bool:
         """Whether the run has ended for good: between two drivers nobody is at work for a moment."""

@@ -30,8 +30,10 @@ class Page(StrEnum):
 
 @dataclass(frozen=True)
 class LogEnd:
-    """The end of one log."""
+    """The end of the log to show for a lane."""
 
+    lane: tuple[int, str]
+    """Key of the lane, :attr:`Lane.key`."""
     title: str
     path: str
     lines: tuple[str, ...]
@@ -213,10 +215,9 @@ def _latest(look: Status, width: int, room: int) -> Lines:
 
 # --- lanes ---
 
-_COUNTS = (("done", 11), ("run", 6), ("wait", 6), ("fail", 6))
+_COLUMNS = (("done", 11), ("run", 6), ("wait", 6), ("fail", 6), ("waited", 13), ("ran", 13))
 _NAME = 13
 _NARROW, _WIDE = 66, 100
-_TIMES = (("waited", 13), ("ran", 13))
 _DEPENDENCY = "waiting for the jobs it depends on"
 
 
@@ -248,7 +249,7 @@ def _lanes(look: Status, view: View, width: int, height: int) -> Lines:
 
 
 def _columns(width: int) -> tuple[tuple[str, int], ...]:
-    return (*_COUNTS, *_TIMES) if width >= _WIDE else _COUNTS if width >= _NARROW else _COUNTS[:1]
+    return _COLUMNS[: 6 if width >= _WIDE else 4 if width >= _NARROW else 1]
 
 
 def _row(pointer: str, name: str, marks: Text, cells: Sequence[str], width: int) -> Text:
@@ -284,15 +285,12 @@ def _details(lane: Lane, is_selected: bool, width: int) -> list[str]:
 
 def marks_of(shards: Sequence[ShardState], width: int) -> Text:
     """Draw a mark for each shard; more than fit in proportion, sorted by state, no state left out."""
-    states = shards if len(shards) <= width else _compressed(shards, width)
-    return Text.assemble(*(MARKS[state] for state in states))
-
-
-def _compressed(shards: Sequence[ShardState], width: int) -> list[ShardState]:
-    counts = Counter(sorted(shards, key=list(ShardState).index))
-    sizes = {state: max(1, count * width // len(shards)) for state, count in counts.items()}
-    sizes[max(counts, key=lambda state: counts[state])] += width - sum(sizes.values())
-    return list(Counter(sizes).elements())
+    if len(shards) > width:
+        counts = Counter(sorted(shards, key=list(ShardState).index))
+        sizes = Counter({state: max(1, count * width // len(shards)) for state, count in counts.items()})
+        sizes[max(counts, key=lambda state: counts[state])] += width - sizes.total()
+        shards = list(sizes.elements())
+    return Text.assemble(*(MARKS[state] for state in shards))
 
 
 # --- metrics ---

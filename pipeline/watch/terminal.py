@@ -95,7 +95,8 @@ class Window:
         if began and (silent := time.monotonic() - began) > SILENT_SECONDS:
             trouble = f"the file system has not answered for {10 * int(silent // 10)} s"
         log = self.view.log if self.view.is_paused else seen.log
-        return replace(self.view, log=log if self._wanted() == seen.log_of else None, trouble=trouble)
+        is_wanted = log is not None and log.lane == self._wanted()
+        return replace(self.view, log=log if is_wanted else None, trouble=trouble)
 
     def _wanted(self) -> tuple[int, str] | None:
         return self.view.selected if self.view.page is Page.LOG else None
