@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.run.commits import Record
 from pipeline.run.tasks import Task
@@ -31,9 +31,8 @@ class ShardState(StrEnum):
     """Task not submitted yet."""
 
 
-@dataclass(frozen=True)
-class TaskState:
-    """State of one task, on Slurm or on this machine."""
+class TaskState(NamedTuple):
+    """State of one task, on Slurm or on this machine. A tuple, since a look makes one for each shard."""
 
     task: Task
     record: Record | None = None

@@ -154,6 +154,7 @@ class StatusReader:
         self._rows = Tail(run.paths.metrics, lambda path: journal.read_tail(path, ROWS_BYTES))
         self._events = Tail(run.paths.events, journal.read_events)
         self._advice: tuple[Advice, ...] = ()
+        self._troubles: tuple[str, ...] = ()
         self._taken_back = 0.0
         self._frontier: Frontier | None = None
 
@@ -165,16 +166,14 @@ class StatusReader:
             answered: when that was, unix time.
         """
         run, plan, now = self.run, self.run.plan, time.time()
-        holder = holder_of(run.paths.locks)
+        holder, frontier = holder_of(run.paths.locks), find_frontier(plan, run.paths)
         self._refresh()
         rows, events = self._rows.rows, self._events.rows
-        frontier = find_frontier(plan, run.paths)
         horizon = run.config.slurm.horizon if run.config.slurm else 1
         tasks = plan.window(frontier.updated, frontier.evaluated, horizon)
         current = plan.tasks(min(frontier.updated + 1, plan.iterations))
-        self._read_records(frontier, tasks, current)
+        self._read_records(frontier, [*tasks, *current, *(i for task in tasks for i in plan.inputs(task))])
         newest = newest_row(rows, plan.start)
-        failures = [event for event in events if event["event"] == "failed"]
         status = Status(
             run=str(run.paths.root),
             state="complete" if frontier.is_complete(plan, newest) else "unknown",
@@ -186,11 +185,11 @@ class StatusReader:
             driver=holder,
             stopped=None if holder else how_it_stopped(events),
             last_row=rows[-1] if rows else None,
-            last_failure=failures[-1] if failures else None,
+            last_failure=next((event for event in reversed(events) if event["event"] == "failed"), None),
             forked_from=f"{parent.path}@{parent.iteration}" if (parent := run.identity.parent) else None,
             advice=self._advice,
             rows_missing=max(0, frontier.updated - newest),
-            troubles=tuple(troubles_in_words(events)),
+            troubles=self._troubles,
             time=now,
             created=run.identity.created,
             answered=answered,
@@ -204,19 +203,19 @@ class StatusReader:
 
     def _refresh(self) -> None:
         if self._events.refresh():
+            self._troubles = tuple(troubles_in_words(self._events.rows))
             taken_back = [event["time"] for event in self._events.rows if event["event"] in _TAKEN_BACK]
             if (newest := max(taken_back, default=0.0)) != self._taken_back:
                 self._records, self._taken_back = Records(self.run.paths), newest
         if self._rows.refresh():
             self._advice = tuple(advise(Evidence(self._rows.rows, self.run.config)))
 
-    def _read_records(self, frontier: Frontier, tasks: Sequence[Task], current: Sequence[Task]) -> None:
-        """Read the records of tasks and their inputs, and forget all others when the run has moved on."""
-        wanted = {*tasks, *current, *(source for task in tasks for source in self.run.plan.inputs(task))}
+    def _read_records(self, frontier: Frontier, tasks: Sequence[Task]) -> None:
+        """Read the records of these tasks, and forget all others when the run has moved on."""
         if frontier != self._frontier:
-            self._records.keep_only(wanted)
+            self._records.keep_only(tasks)
             self._frontier = frontier
-        self._records.refresh(wanted)
+        self._records.refresh(tasks)
 
     def _progress(self, tasks: Sequence[Task]) -> Iterator[StageStatus]:
         done = Counter(task.purpose for task in tasks if task in self._records.known)

@@ -273,8 +273,8 @@ def _details(lane: Lane, is_selected: bool, width: int) -> list[str]:
     """Describe the selected lane in full; of others say why they wait, unless that is for one another."""
     progress = lane.progress
     if not is_selected:
-        is_said = progress.waiting and progress.reason and progress.reason != _DEPENDENCY
-        return [progress.reason] if is_said and progress.reason else []
+        reason = progress.reason if progress.waiting else None
+        return [reason] if reason and reason != _DEPENDENCY else []
     parts = [progress.stage] if len(f"{progress.iteration:4d} {progress.stage}") > _NAME else []
     parts += job_details(progress)
     if width < _WIDE:
