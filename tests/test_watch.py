@@ -621,12 +621,13 @@ def test_a_person_looks_at_a_run_presses_keys_and_resizes(running, environment, 
     assert terminal.wait() == 3
     assert terminal.is_clean()
     assert "it goes on without this view" in terminal.output.rpartition("\x1b[?1049l")[2]
-    again = Terminal("watch", running, environment=environment, width=80, height=24)
-    again.wait_for("running")
-    again.process.send_signal(signal.SIGINT)
-    assert again.wait() == 3
-    assert again.is_clean()
-    assert "Traceback" not in again.output
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        again = Terminal("watch", running, environment=environment, width=80, height=24)
+        again.wait_for("running")
+        again.process.send_signal(number)
+        assert again.wait() == 3
+        assert again.is_clean()
+        assert "Traceback" not in again.output
     stop_driver(running)
     assert plain.wait(60) == 3
     text = lines.read_text()

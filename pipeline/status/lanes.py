@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.run.commits import Record
 from pipeline.run.tasks import Task
-from slurm.states import reason_in_words
 
 if TYPE_CHECKING:
     from slurm.query import Element
@@ -142,5 +141,9 @@ def _reason_of_most(reasons: Sequence[str]) -> str | None:
 
     Slurm says Priority of elements behind others of their own; then the others' reason counts.
     """
+    if not reasons:
+        return None
+    from slurm.states import reason_in_words
+
     counts = Counter([reason for reason in reasons if reason.strip("()") != _BEHIND_OTHERS] or reasons)
-    return reason_in_words(counts.most_common(1)[0][0]) if counts else None
+    return reason_in_words(counts.most_common(1)[0][0])

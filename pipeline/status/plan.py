@@ -93,10 +93,8 @@ def _whole_run(found: Outlook) -> Iterator[str]:
 
 def _at_hand(found: Outlook) -> Iterator[str]:
     plan, frontier, seen = found.plan, found.frontier, found.seen
-    if frontier.updated > plan.start:
-        yield f"iterations {plan.start + 1} to {frontier.updated} are trained; at hand:"
-    else:
-        yield "at hand:"
+    trained = f"iterations {plan.start + 1} to {frontier.updated} are trained; "
+    yield f"{trained if frontier.updated > plan.start else ''}at hand:"
     for name, group in itertools.groupby(seen.tasks, _group):
         tasks = list(group)
         committed = sum(task in seen.committed for task in tasks)
