@@ -37,7 +37,8 @@ from pipeline.run.plan import Plan  # noqa: E402
 from pipeline.run.records import Committed  # noqa: E402
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key  # noqa: E402
 from pipeline.status.plan import describe_plan  # noqa: E402
-from pipeline.status.snapshot import describe, read_status  # noqa: E402
+from pipeline.status.snapshot import read_status  # noqa: E402
+from pipeline.status.text import describe  # noqa: E402
 from slurm import commands  # noqa: E402
 from slurm.states import SlurmState  # noqa: E402
 

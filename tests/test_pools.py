@@ -28,8 +28,9 @@ from pipeline.run.directory import Run, RunError, load_run
 from pipeline.run.schemas import SCORE, check_schema
 from pipeline.run.submissions import is_job_of, job_name, purpose_of
 from pipeline.run.tasks import PURPOSE_PATTERN, Stage, Task, parse_task, task_key, task_of
+from pipeline.status.lanes import TaskState, lanes_of
 from pipeline.status.logs import find_logs, parse_choice
-from pipeline.status.slurm import SlurmStatus, TaskFacts, stages_of
+from pipeline.status.slurm import SlurmStatus
 from pipeline.status.text import describe_slurm
 from slurm.accounting import Usage
 from slurm.limits import ClusterLimits
@@ -278,8 +279,8 @@ def test_costs_have_a_line_for_each_pool():
 
 def test_a_pool_with_a_long_name_fits_into_status():
     run = run_with_pools()
-    facts = [TaskFacts(task, None, None, (), None) for task in run.plan.tasks(1)]
-    status = SlurmStatus(None, 0, 1, tuple(stages_of(facts, 0.0)), (), None)
+    lanes = lanes_of(map(TaskState, run.plan.tasks(1)), 0.0)
+    status = SlurmStatus(None, 0, 1, tuple(lane.progress for lane in lanes), (), None)
     lines = describe_slurm(status, "running")
     assert max(map(len, lines)) <= 80
     (place,) = (number for number, line in enumerate(lines) if "score-a_" in line and "0/4" in line)

@@ -11,20 +11,10 @@ from pipeline.run.control import Control
 from pipeline.run.failures import FailureKind
 from pipeline.run.submissions import Ending, State, Submission
 from pipeline.run.tasks import Stage, Task
-from pipeline.status.slurm import (
-    DriverJob,
-    SlurmStatus,
-    StageProgress,
-    TaskFacts,
-    drivers_of,
-    finish_of,
-    match,
-    progress_of,
-    stages_of,
-    state_of,
-)
-from pipeline.status.snapshot import Status, describe, how_it_stopped, machine_state
-from pipeline.status.text import describe_slurm
+from pipeline.status.lanes import StageProgress, TaskState, lanes_of
+from pipeline.status.slurm import DriverJob, SlurmStatus, drivers_of, match, state_of, task_state
+from pipeline.status.snapshot import Status, finish_of, how_it_stopped, machine_state
+from pipeline.status.text import describe, describe_slurm
 from slurm.query import Element
 from slurm.states import SlurmState
 
@@ -76,20 +66,25 @@ def record(shard: int, attempt: str = "1-36r0", started: float = 940.0, ended: f
     return Record(task, attempt, (), {}, 1, 0, 2, "s", started, ended, "gpu07", 1, "36")
 
 
-def fact(shard: int, **more: object) -> TaskFacts:
-    task = Task(2, Stage.ROLLOUT, shard)
-    return replace(TaskFacts(task, None, None, (submission(),), ready=910.0), **more)
+def state(shard: int, **more: object) -> TaskState:
+    given = {"record": None, "element": None, "submissions": (submission(),), "ready": 910.0}
+    return task_state(Task(2, Stage.ROLLOUT, shard), **(given | more), now=NOW)
+
+
+def progress(states: list[TaskState]) -> StageProgress:
+    (lane,) = lanes_of(states, NOW)
+    return lane.progress
 
 
 def test_a_stage_counts_what_is_done_runs_waits_and_failed():
     failed = submission(state=State("36", ended={"3": Ending(FailureKind.ERROR, "boom")}))
-    facts = [
-        fact(0, record=record(0, "1-36r2")),
-        fact(1, element=element(1, SlurmState.RUNNING)),
-        fact(2, element=element(2, SlurmState.PENDING)),
-        fact(3, submissions=(failed,)),
+    states = [
+        state(0, record=record(0, "1-36r2")),
+        state(1, element=element(1, SlurmState.RUNNING)),
+        state(2, element=element(2, SlurmState.PENDING)),
+        state(3, submissions=(failed,)),
     ]
-    found = progress_of(2, Stage.ROLLOUT, facts, NOW)
+    found = progress(states)
     assert (found.total, found.done, found.running, found.waiting, found.failed) == (4, 1, 1, 1, 1)
     assert (found.requeued, found.resubmitted, found.attempts) == (2, 0, 6)
     assert (found.jobs, found.nodes) == (("36",), ("gpu07",))
@@ -99,24 +94,22 @@ def test_a_stage_counts_what_is_done_runs_waits_and_failed():
 
 
 def test_a_task_that_waits_for_its_input_is_not_waiting_in_the_queue():
-    facts = [fact(0, element=element(0, SlurmState.PENDING), ready=None)]
-    assert progress_of(2, Stage.ROLLOUT, facts, NOW).queue_seconds is None
+    assert progress([state(0, element=element(0, SlurmState.PENDING), ready=None)]).queue_seconds is None
 
 
 def test_waiting_counts_from_the_last_submission_and_the_last_requeue():
     again = submission(number=2, created=950.0)
-    assert fact(0, element=element(0, SlurmState.PENDING), submissions=(submission(), again)).queue_seconds(
-        NOW
-    ) == (50.0)
+    pending = element(0, SlurmState.PENDING)
+    assert state(0, element=pending, submissions=(submission(), again)).waited == 50.0
     requeued = element(0, SlurmState.PENDING, submitted=990.0, restarts=1)
-    assert fact(0, element=requeued).queue_seconds(NOW) == 10.0
+    assert state(0, element=requeued).waited == 10.0
 
 
-@pytest.mark.parametrize("state", [SlurmState.CANCELLED, SlurmState.COMPLETED])
-def test_what_was_cancelled_or_is_being_committed_has_not_failed(state):
-    assert not fact(0, element=element(0, state)).has_failed
-    assert fact(0, element=element(0, SlurmState.TIMEOUT)).has_failed
-    assert not fact(0, submissions=()).has_failed
+@pytest.mark.parametrize("ended", [SlurmState.CANCELLED, SlurmState.COMPLETED])
+def test_what_was_cancelled_or_is_being_committed_has_not_failed(ended):
+    assert not state(0, element=element(0, ended)).has_failed
+    assert state(0, element=element(0, SlurmState.TIMEOUT)).has_failed
+    assert not state(0, submissions=()).has_failed
 
 
 @pytest.mark.parametrize(
@@ -134,8 +127,8 @@ def test_what_was_cancelled_or_is_being_committed_has_not_failed(state):
 )
 def test_the_reason_is_that_of_those_in_front(reasons, shown):
     """Slurm says Priority of those behind them."""
-    facts = [fact(i, element=element(i, SlurmState.PENDING, reason=why)) for i, why in enumerate(reasons)]
-    assert progress_of(2, Stage.ROLLOUT, facts, NOW).reason == shown
+    states = [state(i, element=element(i, SlurmState.PENDING, reason=why)) for i, why in enumerate(reasons)]
+    assert progress(states).reason == shown
 
 
 def test_of_two_elements_of_a_task_the_live_one_counts():
@@ -158,12 +151,15 @@ def test_driver_jobs_are_told_apart_from_stages():
 
 
 def test_stages_come_in_the_order_of_the_plan():
-    reward = TaskFacts(Task(2, Stage.REWARD, 0), None, None, (), None)
-    assert [s.stage for s in stages_of([fact(0), fact(1), reward], NOW)] == [Stage.ROLLOUT, Stage.REWARD]
+    reward = TaskState(Task(2, Stage.REWARD, 0))
+    assert [lane.key[1] for lane in lanes_of([state(0), state(1), reward], NOW)] == [
+        Stage.ROLLOUT,
+        Stage.REWARD,
+    ]
 
 
 @pytest.mark.parametrize(
-    ("is_complete", "control", "unanswered", "live", "state"),
+    ("is_complete", "control", "unanswered", "live", "expected"),
     [
         (True, Control(cancelled=True), None, 0, "complete"),
         (False, Control(cancelled=True, has_failed=True), None, 3, "cancelled"),
@@ -173,16 +169,21 @@ def test_stages_come_in_the_order_of_the_plan():
         (False, Control(), None, 0, "stopped"),
     ],
 )
-def test_the_state_of_a_run(is_complete, control, unanswered, live, state):
-    status = SlurmStatus(unanswered, 0, live, (), (), None)
-    assert state_of(is_complete, control, status) == state
+def test_the_state_of_a_run(is_complete, control, unanswered, live, expected):
+    queue = Queue([element(index, SlurmState.PENDING) for index in range(live)], unanswered)
+    assert state_of(is_complete, control, queue) == expected
+
+
+def test_a_run_whose_queue_was_not_read_yet_is_unknown():
+    assert state_of(False, Control(), None) == "unknown"
 
 
 def test_the_end_is_expected_by_the_last_rows_pace():
     row = {"seconds/elapsed": 100.0, "seconds/remaining": 300.0}
-    assert finish_of(created=0.0, last_row=row) == 400.0
-    assert finish_of(0.0, None) is None
-    assert finish_of(0.0, {"iteration": 1, "records_lost": 3}) is None
+    lost = {"iteration": 1, "records_lost": 3}
+    assert finish_of(created=0.0, rows=[row]) == finish_of(0.0, [row, lost]) == 400.0
+    assert finish_of(0.0, []) is None
+    assert finish_of(0.0, [lost]) is None
 
 
 # --- text ---
@@ -276,7 +277,16 @@ def status(state: str, slurm: SlurmStatus) -> Status:
         "job": "37_3",
         "node": "gpu9",
     }
-    return Status(2, "/runs/a b", state, 1, 3, 0, 0, (), None, None, None, failure, slurm)
+    return Status(
+        run="/runs/a b",
+        state=state,
+        iterations_done=1,
+        iterations=3,
+        evaluations_done=0,
+        evaluations=0,
+        last_failure=failure,
+        slurm=slurm,
+    )
 
 
 @pytest.mark.parametrize(

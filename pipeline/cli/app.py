@@ -142,7 +142,8 @@ def status(
 ) -> None:
     """Where a run stands. Exit code 0 complete, 1 failed, 3 incomplete."""
     from pipeline.run.directory import load_run
-    from pipeline.status.snapshot import describe, read_status
+    from pipeline.status.snapshot import read_status
+    from pipeline.status.text import describe
 
     found = read_status(load_run(run_dir), cost)
     typer.echo(json.dumps(found.to_json(), indent=1) if as_json else describe(found))

@@ -1,31 +1,28 @@
 """Failure report of a run that cannot go on: task, place, Slurm's state, end of the log, how to continue."""
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.config.scheduler import SlurmConfig
+from pipeline.executors.slurm.queue import is_live, look_at_queue
 from pipeline.run.directory import Run, resume_command
 from pipeline.run.failures import Failure, FailureKind, GiveUp
 from pipeline.run.journal import tail
-from pipeline.run.submissions import is_job_of
 from pipeline.run.tasks import PREPARE
 from pipeline.text import printable
 from slurm.commands import SlurmError, SlurmMissing
-from slurm.query import Element, NoAccounting, read_ended, read_queue
+from slurm.query import Element, NoAccounting, read_ended
 from slurm.sharedfiles import is_there
-from slurm.states import Phase, UnknownState, exit_in_words, phase_of
+from slurm.states import UnknownState, exit_in_words
 
 TAIL_LINES = 20
 _MOST_SHOWN = 3
-_PATIENCE = 15.0
-"""Seconds to wait for squeue."""
 
 
 def failure_block(run: Run, given_up: tuple[GiveUp, ...]) -> str:
     """Return the report: what failed, where, the end of its log, and the command to continue."""
     shown = [item.failure for item in given_up[:_MOST_SHOWN]]
-    is_on_slurm = isinstance(run.config.scheduler, SlurmConfig)
-    endings = read_endings(run, [f.job for f in shown if f.job]) if is_on_slurm else {}
+    endings = read_endings(run, [f.job for f in shown if f.job]) if run.config.slurm else {}
     return render_block(shown, endings, len(given_up) - len(shown), way_out(run, given_up))
 
 
@@ -33,12 +30,9 @@ def render_block(
     failures: Sequence[Failure], endings: Mapping[str, Element], num_more: int, way_out: str
 ) -> str:
     """Render the report. Reads the logs and nothing else."""
-    lines = []
-    for failure in failures:
-        lines += describe_failure(failure, endings.get(failure.job))
-    if num_more:
-        lines.append(f"and {num_more} more tasks")
-    return "\n".join([*lines, way_out])
+    lines = [line for failure in failures for line in describe_failure(failure, endings.get(failure.job))]
+    more = [f"and {num_more} more tasks"] if num_more else []
+    return "\n".join([*lines, *more, way_out])
 
 
 def describe_failure(failure: Failure, ending: Element | None) -> list[str]:
@@ -74,16 +68,12 @@ def read_endings(run: Run, jobs: Collection[str]) -> dict[str, Element]:
 
     Errors of Slurm are ignored: its view is the least of what the report says.
     """
-    found: dict[str, Element] = {}
-    try:
-        for element in read_queue(lambda name: is_job_of(run.identity.id, name), _PATIENCE):
-            if phase_of(element.state) is Phase.ENDED:
-                found[f"{element.array_id}_{element.index}"] = element
-        if missing := {job.partition("_")[0] for job in jobs if job not in found}:
-            known = read_ended(missing)
-            found = {f"{array}_{index}": element for (array, index), element in known.items()} | found
-    except (SlurmError, SlurmMissing, NoAccounting, UnknownState):
-        pass
+    queue = look_at_queue(run)
+    found = {f"{e.array_id}_{e.index}": e for e in queue.elements if not is_live(e)}
+    missing = {job.partition("_")[0] for job in jobs if job not in found}
+    with contextlib.suppress(SlurmError, SlurmMissing, NoAccounting, UnknownState):
+        known = read_ended(missing) if missing and not queue.unanswered else {}
+        found = {f"{array}_{index}": element for (array, index), element in known.items()} | found
     return {job: found[job] for job in jobs if job in found}
 
 

@@ -4,13 +4,12 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from pipeline.config.job_kinds import DRIVER, EVALUATION_DRIVER, GUARD
-from pipeline.config.scheduler import SlurmConfig
 from pipeline.executors.slurm.queue import look_at_queue
 from pipeline.run import journal
 from pipeline.run.control import read_control
@@ -23,7 +22,10 @@ from pipeline.run.plan import Plan
 from pipeline.run.records import Records, find_frontier
 from pipeline.run.tasks import PURPOSE_PATTERN, Stage, Task, parse_task, task_of
 from pipeline.status.failure import where
+from pipeline.status.local import Event
+from pipeline.status.slurm import state_of
 from pipeline.status.snapshot import is_complete
+from pipeline.status.text import moment
 from pipeline.text import printable
 from slurm.sharedfiles import is_there, names_in, persistently, size_of
 
@@ -36,6 +38,14 @@ _MOST_SHOWN = 10
 _CHUNK = 1 << 20
 """Bytes read from one log at a time, so that a log of gigabytes holds up no other."""
 _LONGEST_LINE = 1 << 16
+_ENDS = {
+    "complete": "the run is complete",
+    "cancelled": "the run was cancelled",
+    "failed": "the run has failed",
+    "stopped": "nothing of the run is left in Slurm's queue",
+    "incomplete": "nobody is at work on the run",
+}
+"""End of a run that is followed, by its state, in words."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +58,7 @@ class Choice:
 
     def takes(self, iteration: int, purpose: str) -> bool:
         of_drivers = self.purpose == DRIVER and purpose in _DRIVERS
-        of_pools = self.purpose == Stage.SCORE and purpose.partition("-")[0] == Stage.SCORE
-        is_purpose = self.purpose in (None, purpose) or of_drivers or of_pools
+        is_purpose = of_drivers or self.purpose in (None, purpose, purpose.partition("-")[0])
         return is_purpose and self.iteration in (None, iteration)
 
     def __str__(self) -> str:
@@ -89,7 +98,7 @@ class Log:
         """Short name, for the beginning of a line."""
         parts = [f"{self.purpose}@{self.iteration}" if self.iteration else self.purpose]
         if self.purpose.partition("-")[0] in (Stage.ROLLOUT, Stage.SCORE, Stage.REWARD):
-            parts.append(str(self.shard))
+            parts.append(str(self.task.shard))
         if rank := self.path.stem.partition(".rank-")[2]:
             parts.append(f"rank {rank}")
         if self.attempt > 1 and self.purpose not in _DRIVERS:
@@ -97,9 +106,18 @@ class Log:
         return " ".join(parts)
 
     @property
-    def shard(self) -> int:
-        """Shard of the task, for tasks' logs only."""
-        return int(self.path.stem.partition(".")[0].removeprefix("shard-"))
+    def task(self) -> Task:
+        """Task whose log it is, of a stage that is sharded or comes once in an iteration."""
+        shard = int(self.path.stem.partition(".")[0].removeprefix("shard-"))
+        return task_of(self.iteration, self.purpose, shard)
+
+    @property
+    def modified(self) -> float:
+        """Unix time of the last write; 0 if the file is gone."""
+        try:
+            return self.path.stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
 
 
 def find_logs(paths: RunPaths, choice: Choice, since: int = 0) -> list[Log]:
@@ -109,11 +127,16 @@ def find_logs(paths: RunPaths, choice: Choice, since: int = 0) -> list[Log]:
         name = _FOLDER.fullmatch(folder.name)
         if name is None or not choice.takes(int(name[1]), name[2]) or 0 < int(name[1]) < since:
             continue
-        for attempt in _listing(folder):
-            number = int(attempt.name.removeprefix("attempt-"))
-            files = (path for path in _listing(attempt) if path.suffix == ".log")
-            found += [Log(path, int(name[1]), name[2], number) for path in files]
+        found += logs_in(folder, int(name[1]), name[2])
     return sorted(found, key=lambda log: (log.iteration, log.purpose, log.attempt, log.path.name))
+
+
+def logs_in(folder: Path, iteration: int, purpose: str) -> Iterator[Log]:
+    """Yield the logs of one purpose in an iteration."""
+    for attempt in _listing(folder):
+        number = attempt.name.removeprefix("attempt-")
+        files = (path for path in _listing(attempt) if path.suffix == ".log" and number.isdigit())
+        yield from (Log(path, iteration, purpose, int(number)) for path in files)
 
 
 def _listing(folder: Path) -> list[Path]:
@@ -143,9 +166,13 @@ def describe_logs(run: Run, choice: Choice, num_lines: int) -> Iterator[str]:
     if not logs:
         yield f"no log yet: {choice} has started nothing ({run.paths.log_root})"
         return
-    yield from _ends(logs[-_MOST_SHOWN:], num_lines)
-    if (others := len(logs) - _MOST_SHOWN) > 0:
-        yield f"and {others} more in {', '.join(_folders(logs[:-_MOST_SHOWN]))}"
+    for log in logs[-_MOST_SHOWN:]:
+        yield f"==> {log.name}: {log.path}"
+        yield from tail(log.path, num_lines) or ["(empty)"]
+        yield ""
+    if others := logs[:-_MOST_SHOWN]:
+        folders = dict.fromkeys(str(log.path.parent) for log in others)
+        yield f"and {len(others)} more in {', '.join(folders)}"
 
 
 def newest(run: Run, logs: Sequence[Log], choice: Choice) -> list[Log]:
@@ -155,67 +182,65 @@ def newest(run: Run, logs: Sequence[Log], choice: Choice) -> list[Log]:
     """
     if choice.purpose is None:
         drivers = [log for log in logs if log.purpose in _DRIVERS]
-        latest = sorted(drivers, key=lambda log: log.path.stat().st_mtime)[-1:]
+        latest = sorted(drivers, key=lambda log: log.modified)[-1:]
         tasks = [log for log in logs if log.purpose not in _DRIVERS]
-        return [*latest, *(unfinished(run, tasks) or _of_last(tasks))]
+        first, records = max(1, find_frontier(run.plan, run.paths).updated + 1), Records(run.paths)
+        last = {(log.iteration, log.purpose, log.path.name): log for log in tasks if log.iteration >= first}
+        unfinished = [log for log in last.values() if records.get(log.task) is None]
+        return [*latest, *(unfinished or _of_last(tasks))]
     return list(logs) if choice.iteration is not None else _of_last(logs)
-
-
-def unfinished(run: Run, logs: Sequence[Log]) -> list[Log]:
-    """Return the last log of each task of the iterations at hand that is not committed."""
-    first = max(1, find_frontier(run.plan, run.paths).updated + 1)
-    records = Records(run.paths)
-    last = {(log.iteration, log.purpose, log.path.name): log for log in logs if log.iteration >= first}
-    found = []
-    for log in last.values():
-        if records.get(task_of(log.iteration, log.purpose, log.shard)) is None:
-            found.append(log)
-    return found
 
 
 def _of_last(logs: Sequence[Log]) -> list[Log]:
     """Return the newest iteration's logs, of the folder that was written to last."""
-    if not logs:
-        return []
-    iteration = max(log.iteration for log in logs)
-    latest = max(
-        (log for log in logs if log.iteration == iteration), key=lambda log: log.path.stat().st_mtime
-    )
-    return [log for log in logs if log.path.parent == latest.path.parent]
+    iteration = max((log.iteration for log in logs), default=0)
+    newest = [log for log in logs if log.iteration == iteration]
+    folder = max(newest, key=lambda log: log.modified).path.parent if newest else None
+    return [log for log in newest if log.path.parent == folder]
 
 
-def _ends(logs: Iterable[Log], num_lines: int) -> Iterator[str]:
-    for log in logs:
-        yield f"==> {log.name}: {log.path}"
-        yield from tail(log.path, num_lines) or ["(empty)"]
-        yield ""
+def log_to_show(
+    paths: RunPaths, iteration: int, purpose: str, events: Sequence[Event], has_failed: bool
+) -> Log | None:
+    """Find one log for the live view: of the attempt that failed last, else the newest of the last attempt.
+
+    Args:
+        has_failed: whether a shard's last attempt failed.
+    """
+    for task, event in failures(events, Choice(purpose, iteration)) if has_failed else ():
+        log = Log(paths.task(task).log(int(event["attempt"])), iteration, purpose, int(event["attempt"]))
+        if log.path.is_file():
+            return log
+    logs = list(logs_in(paths.logs(task_of(iteration, purpose)), iteration, purpose))
+    last = max((log.attempt for log in logs), default=0)
+    return max((log for log in logs if log.attempt == last), key=lambda log: log.modified, default=None)
 
 
-def _folders(logs: Iterable[Log]) -> list[str]:
-    return list(dict.fromkeys(str(log.path.parent) for log in logs))
-
-
-def describe_failed(
-    paths: RunPaths, events: Sequence[Mapping[str, Any]], choice: Choice, num_lines: int
-) -> Iterator[str]:
-    """Yield failed attempts, newest first, each with the end of its log."""
-    failures = []
+def failures(events: Sequence[Event], choice: Choice) -> Iterator[tuple[Task, Event]]:
+    """Yield failed attempts, newest first, each with its event."""
     for event in reversed(events):
         if event.get("event") == "failed":
             task = parse_task(event["task"])
             if choice.takes(task.iteration, task.purpose):
-                failures.append((task, event))
-    if not failures:
+                yield task, event
+
+
+def describe_failed(
+    paths: RunPaths, events: Sequence[Event], choice: Choice, num_lines: int
+) -> Iterator[str]:
+    """Yield failed attempts, newest first, each with the end of its log."""
+    found = list(failures(events, choice))
+    if not found:
         yield f"no failed attempt of {choice}" if choice.purpose else "no attempt has failed"
-    for task, event in failures[:_MOST_SHOWN]:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
-        yield f"==> {when} {task}, attempt {event['attempt']} ({event['kind']}): {event['message']}"
+    for task, event in found[:_MOST_SHOWN]:
+        attempt = f"{task}, attempt {event['attempt']} ({event['kind']})"
+        yield f"==> {moment(event['time'])} {attempt}: {event['message']}"
         if event.get("job"):
             yield where(event["job"], event.get("node", ""), None)
         yield from _logs_of(paths, task, paths.task(task).log(event["attempt"]), num_lines)
         yield ""
-    if len(failures) > _MOST_SHOWN:
-        yield f"and {len(failures) - _MOST_SHOWN} earlier; all are in {paths.events}"
+    if len(found) > _MOST_SHOWN:
+        yield f"and {len(found) - _MOST_SHOWN} earlier; all are in {paths.events}"
 
 
 def _logs_of(paths: RunPaths, task: Task, log: Path, num_lines: int) -> Iterator[str]:
@@ -246,12 +271,6 @@ class Reader:
     path: Path
     offset: int = 0
     rest: bytes = b""
-
-    def last_lines(self, num_lines: int) -> list[str]:
-        """Go to the end of what is there. Returns its last whole lines."""
-        self.offset = max(0, size_of(self.path) - _CHUNK)
-        found = self.lines()
-        return found[-num_lines:] if num_lines else []
 
     def lines(self) -> list[str]:
         """Return the lines that have been completed since the last call."""
@@ -285,7 +304,7 @@ class Follower:
     run: Run
     choice: Choice
     out: TextIO
-    readers: dict[Path, Reader] = field(default_factory=dict)
+    readers: dict[Log, Reader] = field(default_factory=dict)
     _asked: float = field(default_factory=time.monotonic)
 
     def follow(self, num_lines: int) -> None:
@@ -296,7 +315,8 @@ class Follower:
                 self.read()
                 time.sleep(_POLL_SECONDS)
             self.read()
-            self.read_remainders()
+            for log, reader in self.readers.items():
+                self._print(*reader.remainder(), log=log)
             self._print(ended)
         except KeyboardInterrupt:
             return
@@ -306,9 +326,10 @@ class Follower:
         logs = find_logs(self.run.paths, self.choice)
         shown = newest(self.run, logs, self.choice)
         for log in logs:
-            reader = self.readers[log.path] = Reader(log.path, 0 if log in shown else size_of(log.path))
-            for line in reader.last_lines(num_lines) if log in shown else ():
-                self._print(f"{log.name} | {line}")
+            back = _CHUNK if log in shown else 0
+            self.readers[log] = Reader(log.path, max(0, size_of(log.path) - back))
+            lines = self.readers[log].lines()
+            self._print(*lines[-num_lines:] if num_lines else (), log=log)
         if not logs:
             self._print(f"no log yet: {self.choice} has started nothing ({self.run.paths.log_root})")
 
@@ -316,33 +337,18 @@ class Follower:
         """Print what is new in the logs of the iterations at hand."""
         since = find_frontier(self.run.plan, self.run.paths).updated - 1
         for log in find_logs(self.run.paths, self.choice, since):
-            reader = self.readers.setdefault(log.path, Reader(log.path))
-            for line in reader.lines():
-                self._print(f"{log.name} | {line}")
-
-    def read_remainders(self) -> None:
-        for log in find_logs(self.run.paths, self.choice):
-            for line in self.readers[log.path].remainder() if log.path in self.readers else ():
-                self._print(f"{log.name} | {line}")
+            self._print(*self.readers.setdefault(log, Reader(log.path)).lines(), log=log)
 
     def _how_it_ended(self) -> str | None:
         """Say how the run ended; None while it goes on."""
-        if is_complete(self.run):
-            return "the run is complete"
-        if isinstance(self.run.config.scheduler, SlurmConfig):
-            return self._how_jobs_ended()
-        return None if holder_of(self.run.paths.locks) else "nobody is at work on the run"
+        has_ended, queue = is_complete(self.run), None
+        if not self.run.config.slurm:
+            is_driven = not has_ended and holder_of(self.run.paths.locks)
+            return None if is_driven else _ENDS["complete" if has_ended else "incomplete"]
+        if time.monotonic() - self._asked > _ASK_SECONDS:
+            self._asked, queue = time.monotonic(), look_at_queue(self.run)
+        return _ENDS.get(state_of(has_ended, read_control(self.run.paths), queue))
 
-    def _how_jobs_ended(self) -> str | None:
-        control = read_control(self.run.paths)
-        if control.cancelled or control.has_failed:
-            return f"the run {'was cancelled' if control.cancelled else 'has failed'}"
-        if time.monotonic() - self._asked < _ASK_SECONDS:
-            return None
-        self._asked = time.monotonic()
-        queue = look_at_queue(self.run)
-        is_over = not queue.live and queue.unanswered is None
-        return "nothing of the run is left in Slurm's queue" if is_over else None
-
-    def _print(self, line: str) -> None:
-        print(printable(line), file=self.out, flush=True)
+    def _print(self, *lines: str, log: Log | None = None) -> None:
+        for line in lines:
+            print(printable(f"{log.name} | {line}" if log else line), file=self.out, flush=True)

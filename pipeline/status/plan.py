@@ -1,11 +1,11 @@
 """Remaining work of a run, in words: summed up on a screen, or task by task."""
 
+import itertools
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pipeline.config.scheduler import SlurmConfig
 from pipeline.orchestrate.reconcile import Actions, Launch, Observation, reconcile
 from pipeline.run.directory import Run, is_run
 from pipeline.run.plan import Plan
@@ -32,29 +32,25 @@ class Outlook:
 
 def look_ahead(run: Run) -> Outlook:
     """Read the iterations at hand, on Slurm also its queue; all others follow from the frontier."""
-    plan, config = run.plan, run.config.scheduler
-    is_there, is_on_slurm = is_run(run.paths.root), isinstance(config, SlurmConfig)
+    plan, slurm, is_there = run.plan, run.config.slurm, is_run(run.paths.root)
     frontier = find_frontier(plan, run.paths) if is_there else Frontier(-1, 0)
-    tasks = plan.window(frontier.updated, frontier.evaluated, getattr(config, "horizon", 0))
+    tasks = plan.window(frontier.updated, frontier.evaluated, slurm.horizon if slurm else 0)
     records = Records(run.paths)
     if is_there:
         records.refresh([*tasks, *(source for task in tasks for source in plan.inputs(task))])
-    live, unanswered = _live(run, tasks) if is_there and is_on_slurm else (set(), None)
+    live, unanswered = set[Task](), None
+    if is_there and slurm:
+        from pipeline.executors.slurm.queue import is_live, look_at_queue
+        from pipeline.run.submissions import Ledger
+        from pipeline.status.slurm import match
+
+        queue = look_at_queue(run)
+        elements = match(Ledger(run.paths).load({task.iteration for task in tasks}), queue)
+        live = {task for task, element in elements.items() if is_live(element)}
+        unanswered = queue.unanswered
     seen = Observation(tasks, records.committed(), records.corrupt, live, {})
-    actions = reconcile(plan, seen, config.max_attempts, in_advance=is_on_slurm)
+    actions = reconcile(plan, seen, run.config.scheduler.max_attempts, in_advance=slurm is not None)
     return Outlook(plan, frontier, seen, actions, unanswered)
-
-
-def _live(run: Run, tasks: Sequence[Task]) -> tuple[set[Task], str | None]:
-    """Return the tasks that wait or run, and Slurm's error where that is not known."""
-    from pipeline.executors.slurm.queue import is_live, look_at_queue
-    from pipeline.run.submissions import Ledger
-    from pipeline.status.slurm import match
-
-    queue = look_at_queue(run)
-    submissions = Ledger(run.paths).load({task.iteration for task in tasks})
-    elements = match(submissions, queue)
-    return {task for task, element in elements.items() if is_live(element)}, queue.unanswered
 
 
 def describe_plan(run: Run) -> Iterator[str]:
@@ -69,60 +65,42 @@ def describe_plan(run: Run) -> Iterator[str]:
     else:
         yield from _at_hand(found)
         yield from _due(found.actions)
-        root = shlex.quote(str(run.paths.root))
-        yield (
-            f"\nevery task: slurm-ppo plan {root} --all" if is_run(run.paths.root) else "\nevery task: --all"
-        )
+        command = f"slurm-ppo plan {shlex.quote(str(run.paths.root))} " if is_run(run.paths.root) else ""
+        yield f"\nevery task: {command}--all"
     yield "This was a plan: nothing was run."
 
 
 def _whole_run(found: Outlook) -> Iterator[str]:
-    total, done = count_all(found.plan), count_done(found)
+    """Yield a table of the tasks of the whole run, in the order of the plan.
+
+    Done are all behind the frontier, and those that were read and whose commit stands.
+    """
+    plan, seen, frontier = found.plan, found.seen, found.frontier
+    width, behind = plan.iterations - plan.start, max(0, frontier.updated - plan.start)
+    each = {purpose: 1 if purpose == Stage.UPDATE else plan.num_shards for purpose in plan.purposes}
+    total = Counter({"prepare": 1, **{purpose: width * count for purpose, count in each.items()}})
+    total.update(task.purpose for task in plan.evaluation_tasks())
+    done = Counter({"prepare": int(frontier.updated >= 0), "evaluate": frontier.evaluated})
+    done.update({purpose: behind * count for purpose, count in each.items()})
+    retracted = {item.task for item in found.actions.retract}
+    done.update(t.purpose for t in seen.tasks if t in seen.committed and t not in retracted)
+    done.subtract(task.purpose for task in retracted if task not in seen.tasks)
     yield f"{'stage':<10}{'to run':>10}{'done':>10}"
     for purpose, count in total.items():
         yield f"{purpose:<10} {count - done[purpose]:>9}{done[purpose]:>10}"
     yield ""
 
 
-def count_all(plan: Plan) -> Counter[str]:
-    """Count the tasks of the whole run by purpose, in the order of the plan."""
-    width = plan.iterations - plan.start
-    counts = Counter({str(Stage.PREPARE): 1})
-    for purpose in plan.purposes:
-        counts[purpose] = width if purpose == Stage.UPDATE else width * plan.num_shards
-    if evaluations := len(plan.evaluations()):
-        counts[str(Stage.EVALUATE)] = evaluations
-    return counts
-
-
-def count_done(found: Outlook) -> Counter[str]:
-    """Count the tasks whose commit stands: all behind the frontier, and those that were read."""
-    plan, seen, frontier = found.plan, found.seen, found.frontier
-    behind = max(0, frontier.updated - plan.start)
-    counts = Counter({p: behind if p == Stage.UPDATE else behind * plan.num_shards for p in plan.purposes})
-    counts[str(Stage.PREPARE)] = int(frontier.updated >= 0)
-    counts[str(Stage.EVALUATE)] = frontier.evaluated
-    retracted = {item.task for item in found.actions.retract}
-    counts.update(t.purpose for t in seen.tasks if t in seen.committed and t not in retracted)
-    counts.subtract(task.purpose for task in retracted if task not in seen.tasks)
-    return counts
-
-
 def _at_hand(found: Outlook) -> Iterator[str]:
     plan, frontier, seen = found.plan, found.frontier, found.seen
-    if frontier.updated > plan.start:
-        yield f"iterations {plan.start + 1} to {frontier.updated} are trained; at hand:"
-    else:
-        yield "at hand:"
-    groups: dict[str, list[Task]] = {}
-    for task in seen.tasks:
-        groups.setdefault(_group(task), []).append(task)
-    for name, tasks in groups.items():
+    trained = f"iterations {plan.start + 1} to {frontier.updated} are trained; "
+    yield f"{trained if frontier.updated > plan.start else ''}at hand:"
+    for name, group in itertools.groupby(seen.tasks, _group):
+        tasks = list(group)
         committed = sum(task in seen.committed for task in tasks)
         queued = sum(task in seen.live and task not in seen.committed for task in tasks)
-        yield f"  {name}: {committed} of {len(tasks)} committed" + (
-            f", {queued} in the queue" if queued else ""
-        )
+        in_queue = f", {queued} in the queue" if queued else ""
+        yield f"  {name}: {committed} of {len(tasks)} committed{in_queue}"
     if found.unanswered:
         yield f"  what is in the queue is not known, Slurm does not answer: {found.unanswered}"
 
@@ -133,17 +111,17 @@ def _group(task: Task) -> str:
 
 
 def _due(actions: Actions) -> Iterator[str]:
-    yield from _some("\ncannot be done:", [f"{g.task}: {g.failure.message}" for g in actions.give_up])
-    yield from _some("\nto be taken back and made again:", [f"{r.task}: {r.reason}" for r in actions.retract])
-    yield from _some("\ndue now:", list(_launches(actions.launch)))
-
-
-def _some(heading: str, lines: Sequence[str]) -> Iterator[str]:
-    if lines:
-        yield heading
-        yield from (f"  {line}" for line in lines[:_MOST_LINES])
-    if len(lines) > _MOST_LINES:
-        yield f"  and {len(lines) - _MOST_LINES} more"
+    told = {
+        "cannot be done": [f"{item.task}: {item.failure.message}" for item in actions.give_up],
+        "to be taken back and made again": [f"{item.task}: {item.reason}" for item in actions.retract],
+        "due now": list(_launches(actions.launch)),
+    }
+    for heading, lines in told.items():
+        if lines:
+            yield f"\n{heading}:"
+            yield from (f"  {line}" for line in lines[:_MOST_LINES])
+        if len(lines) > _MOST_LINES:
+            yield f"  and {len(lines) - _MOST_LINES} more"
 
 
 def _launches(launches: Iterable[Launch]) -> Iterator[str]:
@@ -162,8 +140,7 @@ def every_task(run: Run) -> Iterator[str]:
     has_any = False
     for iteration in dict.fromkeys((0, *range(plan.start, plan.iterations + 1))):
         tasks = plan.tasks(iteration)
-        reasons = _outstanding(run, tasks) if is_there else dict.fromkeys(tasks, "not committed")
-        for task, reason in reasons.items():
+        for task, reason in _outstanding(run, tasks) if is_there else ((t, "not committed") for t in tasks):
             has_any = True
             yield f"{task}: {reason}"
     if not has_any:
@@ -171,18 +148,14 @@ def every_task(run: Run) -> Iterator[str]:
     yield "This was a plan: nothing was run."
 
 
-def _outstanding(run: Run, tasks: Sequence[Task]) -> Mapping[Task, str]:
-    """Return the tasks of one iteration without a commit that stands, with the reason."""
+def _outstanding(run: Run, tasks: Sequence[Task]) -> Iterator[tuple[Task, str]]:
+    """Yield the tasks of one iteration without a commit that stands, with the reason."""
     inputs = {task: run.plan.inputs(task) for task in tasks}
     records = Records(run.paths)
     records.refresh([PREPARE, *tasks, *(source for sources in inputs.values() for source in sources)])
     committed = records.committed()
-    reasons: dict[Task, str] = {}
     for task in tasks:
-        if task in records.corrupt:
-            reasons[task] = records.corrupt[task]
-        elif task not in committed:
-            reasons[task] = "not committed"
-        elif why := stale_because(task, inputs[task], committed):
-            reasons[task] = why
-    return reasons
+        missing = None if task in committed else "not committed"
+        why = records.corrupt.get(task) or missing or stale_because(task, inputs[task], committed)
+        if why:
+            yield task, why

@@ -1,6 +1,7 @@
 """Progress on standard error: a bar per stage on a terminal, a line per event elsewhere."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
@@ -17,7 +18,7 @@ if TYPE_CHECKING:  # a log needs no terminal library
     from rich.progress import Progress, TaskID
 
 
-def watcher_for(stream: TextIO, plan: Plan) -> "Lines | Bars":
+def watcher_for(stream: TextIO, plan: Plan) -> "Lines":
     """Return bars where a person looks at a terminal, lines in a log."""
     return Bars(plan, stream) if stream.isatty() else Lines(plan, stream)
 
@@ -30,12 +31,10 @@ _QUIET_SECONDS_LATER = 600.0
 def done_in(plan: Plan, records: Records, iteration: int) -> dict[str, tuple[list[Record], int]]:
     """Return by stage and pool the records of an iteration's tasks that are done, and how many there are."""
     tasks = plan.tasks(iteration)
+    of_purpose = {purpose: [task for task in tasks if task.purpose == purpose] for purpose in plan.purposes}
     return {
-        purpose: (
-            [records.known[task] for task in tasks if task.purpose == purpose and task in records.known],
-            sum(task.purpose == purpose for task in tasks),
-        )
-        for purpose in plan.purposes
+        purpose: ([records.known[task] for task in tasks if task in records.known], len(tasks))
+        for purpose, tasks in of_purpose.items()
     }
 
 
@@ -54,13 +53,11 @@ class Lines:
         quiet = _QUIET_SECONDS if before == self.plan.start else _QUIET_SECONDS_LATER
         if before < self.plan.iterations and time.monotonic() - self._spoken > quiet:
             found = done_in(self.plan, records, before + 1)
-            stages = ", ".join(
-                f"{name} {len(done)}/{total}" for name, (done, total) in found.items() if total
-            )
-            self._write(f"iteration {before + 1}/{self.plan.iterations} so far: {stages}")
+            stages = (f"{name} {len(done)}/{total}" for name, (done, total) in found.items() if total)
+            self._write(f"iteration {before + 1}/{self.plan.iterations} so far: {', '.join(stages)}")
 
     def row(self, row: Row) -> None:
-        self._write(describe_row(row, self.plan.iterations))
+        self.note(describe_row(row, self.plan.iterations))
 
     def note(self, text: str) -> None:
         self._write("\n".join(map(printable, text.splitlines())))
@@ -83,11 +80,9 @@ def speed_of(done: Sequence[Record]) -> str:
 
 
 @dataclass
-class Bars:
-    """Progress as a bar per stage and pool: shards done and tokens per second of the current iteration."""
+class Bars(Lines):
+    """Lines, and a bar per stage and pool: shards done and tokens per second of the current iteration."""
 
-    plan: Plan
-    stream: TextIO
     _progress: "Progress" = field(init=False)
     _bars: dict[str, "TaskID"] = field(init=False, default_factory=dict)
 
@@ -103,29 +98,22 @@ class Bars:
         )
         self._progress = Progress(*columns, console=console, transient=True, refresh_per_second=2)
         self._progress.start()
-        first = self.plan.tasks(self.plan.start + 1)
+        totals = Counter(task.purpose for task in self.plan.tasks(self.plan.start + 1))
         for stage in self.plan.purposes:
-            total = sum(task.purpose == stage for task in first)
-            self._bars[stage] = self._progress.add_task(stage, total=total, speed="")
+            self._bars[stage] = self._progress.add_task(stage, total=totals[stage], speed="")
 
     def progress(self, frontier: Frontier, records: Records, tasks: tuple[Task, ...]) -> None:
         iteration = max(frontier.updated, self.plan.start) + 1
         if iteration > self.plan.iterations:
             return  # only evaluation is left: the bars stay as the last iteration left them
         for stage, (done, _) in done_in(self.plan, records, iteration).items():
-            text = f"{iteration}/{self.plan.iterations} {stage}"
-            self._progress.update(
-                self._bars[stage], description=text, completed=len(done), speed=speed_of(done)
-            )
+            text, speed = f"{iteration}/{self.plan.iterations} {stage}", speed_of(done)
+            self._progress.update(self._bars[stage], description=text, completed=len(done), speed=speed)
 
-    def row(self, row: Row) -> None:
-        self.note(describe_row(row, self.plan.iterations))
-
-    def note(self, text: str) -> None:
+    def _write(self, text: str) -> None:
         from rich.text import Text
 
-        said = "\n".join(map(printable, text.splitlines()))
-        self._progress.console.print(Text(f"{time.strftime('%H:%M:%S')} {said}"))
+        self._progress.console.print(Text(f"{time.strftime('%H:%M:%S')} {text}"))
 
     def close(self) -> None:
         self._progress.stop()

@@ -1,31 +1,39 @@
-"""Where a run stands: from the disk, and for a run on Slurm from one look at its queue.
+"""Where a run stands: one value that ``slurm-ppo status`` and ``watch`` show, and its reader.
 
 Modules for Slurm are imported only for a run on Slurm, those for costs only where costs are asked for.
 """
 
-import shlex
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.scheduler import SlurmConfig
-from pipeline.metrics.advice import Advice, Evidence, advise, worst
+from pipeline.metrics.advice import Advice, Evidence, advise
 from pipeline.run import journal
 from pipeline.run.directory import Run, RunError
 from pipeline.run.journal import ROWS_BYTES
 from pipeline.run.lease import holder_of
 from pipeline.run.records import Frontier, Records, find_frontier, newest_row
-from pipeline.run.retention import in_words, kept_versions
-from pipeline.run.tasks import parse_task
+from pipeline.run.retention import kept_versions
+from pipeline.run.tasks import Task
 from pipeline.run.troubles import Trouble, outstanding
-from pipeline.status.text import describe_slurm, wrapped
-from pipeline.text import duration, printable
+from pipeline.status.lanes import Lane, lanes_of
+from pipeline.status.local import task_states
+from pipeline.status.text import moment
+from pipeline.text import printable
+from slurm.sharedfiles import persistently
 
 if TYPE_CHECKING:
+    from pipeline.executors.slurm.queue import Queue
     from pipeline.metrics.costs import Costs
     from pipeline.status.slurm import SlurmStatus
+
+_TAKEN_BACK = ("retracted", "went_back")
+"""Events after which a commit that was read before may be gone."""
+_ONLY_SHOWN = ("time", "created", "answered", "finish", "lanes", "rows", "events")
+"""Attributes of a status that are not in its JSON."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +45,11 @@ class StageStatus:
     total: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Status:
-    """Answer of ``slurm-ppo status``; ``--json`` prints exactly these keys."""
+    """State of a run at one moment. ``slurm-ppo status --json`` prints these keys, up to ``troubles``."""
 
-    schema: int
+    schema: int = 3
     run: str
     state: str
     """State: complete, running, failed (the last driver gave up) or incomplete (nobody is at work); of a run
@@ -52,14 +60,14 @@ class Status:
     iterations: int
     evaluations_done: int
     evaluations: int
-    current: tuple[StageStatus, ...]
+    current: tuple[StageStatus, ...] = ()
     """Stages of the first iteration that is not done."""
-    driver: str | None
+    driver: str | None = None
     """Driver at work, in words."""
-    stopped: str | None
+    stopped: str | None = None
     """End of the last driver, how and when; None while one is at work or when none was."""
-    last_row: dict[str, Any] | None
-    last_failure: dict[str, Any] | None
+    last_row: dict[str, Any] | None = None
+    last_failure: dict[str, Any] | None = None
     slurm: "SlurmStatus | None" = None
     """State of the jobs; None for a run of this machine."""
     cost: "Costs | None" = None
@@ -67,61 +75,187 @@ class Status:
     forked_from: str | None = None
     """Parent and iteration like ``/runs/first@7``, if the run is a fork."""
     kept: tuple[int, ...] | None = None
-    """Iterations whose policy, critic and trainer state are kept; None where all are."""
+    """Iterations whose policy, critic and trainer state are kept; None where all are, or for the view."""
     advice: tuple[Advice, ...] = ()
     """Findings of the advice rules, worst first."""
     rows_missing: int = 0
     """Iterations that are done and have no row yet."""
     troubles: tuple[str, ...] = ()
     """Failures of drivers that are not overcome yet, in words."""
+    time: float = 0.0
+    """Unix time of the look."""
+    created: float = 0.0
+    answered: float | None = None
+    """Unix time of Slurm's last answer; None: it was not asked yet, or never answered."""
+    finish: float | None = None
+    """Unix time at which the run will be complete at the recent pace."""
+    lanes: tuple[Lane, ...] = ()
+    rows: tuple[dict[str, Any], ...] = ()
+    """The newest rows of metrics.jsonl."""
+    events: tuple[dict[str, Any], ...] = ()
+    """The newest events of events.jsonl."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state not in ("running", "unknown")
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"cost": self.cost.to_json() if self.cost else None}
+        shown = asdict(replace(self, lanes=(), rows=(), events=()))
+        cost = {"cost": self.cost.to_json() if self.cost else None}
+        return {key: value for key, value in shown.items() if key not in _ONLY_SHOWN} | cost
 
 
 def read_status(run: Run, with_cost: bool = False) -> Status:
-    """Look at the current iterations' records, the lease, the ends of the journals, and Slurm's queue.
+    """Look at Slurm's queue, the current iterations' records, the lease, and the ends of the journals.
 
     Raises:
         RunError: costs are asked for, and there is no accounting that knows them.
     """
-    plan, paths = run.plan, run.paths
-    frontier = find_frontier(plan, paths)
-    holder = holder_of(paths.locks)
-    total_evaluations = len(plan.evaluations())
-    rows = journal.read_tail(paths.metrics, ROWS_BYTES)
-    newest = newest_row(rows, plan.start)
-    is_complete = frontier.is_complete(plan, newest)
-    events = journal.read_events(paths.events)
-    failures = [e for e in events if e.get("event") == "failed"]
-    state = machine_state(is_complete, holder, events)
-    slurm, records = None, Records(paths)
-    if isinstance(run.config.scheduler, SlurmConfig):
-        from pipeline.status.slurm import read_slurm_status, read_state
+    queue = None
+    if run.config.slurm:
+        from pipeline.executors.slurm.queue import look_at_queue
 
-        slurm = read_slurm_status(run, frontier, rows[-1] if rows else None, records)
-        state = read_state(run, is_complete, slurm)
-    return Status(
-        schema=3,
-        run=str(paths.root),
-        state=state,
-        iterations_done=max(frontier.updated, plan.start),
-        iterations=plan.iterations,
-        evaluations_done=frontier.evaluated,
-        evaluations=total_evaluations,
-        current=current_stages(run, frontier, records),
-        driver=holder,
-        stopped=None if holder else how_it_stopped(events),
-        last_row=rows[-1] if rows else None,
-        last_failure=failures[-1] if failures else None,
-        forked_from=f"{parent.path}@{parent.iteration}" if (parent := run.identity.parent) else None,
-        kept=tuple(kept_versions(paths)) if run.config.update.keep_last else None,
-        slurm=slurm,
-        cost=_all_costs(run) if with_cost else None,
-        advice=tuple(advise(Evidence(rows, run.config))),
-        rows_missing=max(0, frontier.updated - newest),
-        troubles=tuple(troubles_in_words(events)),
-    )
+        queue = look_at_queue(run)
+    status = StatusReader(run).read(queue)
+    kept = tuple(kept_versions(run.paths)) if run.config.update.keep_last else None
+    return replace(status, kept=kept, cost=_all_costs(run) if with_cost else None)
+
+
+class Tail:
+    """The rows at the end of a journal, read again only when it has changed."""
+
+    def __init__(self, path: Path, read: Callable[[Path], list[dict[str, Any]]]) -> None:
+        self.path, self.read = path, read
+        self.rows: list[dict[str, Any]] = []
+        self._seen: tuple[int, int] | None = None
+
+    def refresh(self) -> bool:
+        """Reload the rows if the file has changed. Returns whether it has."""
+        try:
+            status = persistently(self.path, self.path.stat)
+            seen = (status.st_size, status.st_mtime_ns)
+        except FileNotFoundError:
+            seen = (0, 0)
+        if seen == self._seen:
+            return False
+        self.rows, self._seen = self.read(self.path), seen
+        return True
+
+
+class StatusReader:
+    """Reader of a run's status, which remembers what cannot have changed.
+
+    A look costs the same however long the run is.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._records = Records(run.paths)
+        self._rows = Tail(run.paths.metrics, lambda path: journal.read_tail(path, ROWS_BYTES))
+        self._events = Tail(run.paths.events, journal.read_events)
+        self._advice: tuple[Advice, ...] = ()
+        self._troubles: tuple[str, ...] = ()
+        self._taken_back = 0.0
+        self._frontier: Frontier | None = None
+
+    def read(self, queue: "Queue | None" = None, answered: float | None = None) -> Status:
+        """Read what is on disk now.
+
+        Args:
+            queue: what Slurm showed last; None: it has not been asked yet, or there is no Slurm.
+            answered: when that was, unix time.
+        """
+        run, plan, now = self.run, self.run.plan, time.time()
+        holder, frontier = holder_of(run.paths.locks), find_frontier(plan, run.paths)
+        self._refresh()
+        rows, events = self._rows.rows, self._events.rows
+        horizon = run.config.slurm.horizon if run.config.slurm else 1
+        tasks = plan.window(frontier.updated, frontier.evaluated, horizon)
+        current = plan.tasks(min(frontier.updated + 1, plan.iterations))
+        self._read_records(frontier, [*tasks, *current, *(i for task in tasks for i in plan.inputs(task))])
+        newest = newest_row(rows, plan.start)
+        status = Status(
+            run=str(run.paths.root),
+            state="complete" if frontier.is_complete(plan, newest) else "unknown",
+            iterations_done=max(frontier.updated, plan.start),
+            iterations=plan.iterations,
+            evaluations_done=frontier.evaluated,
+            evaluations=len(plan.evaluations()),
+            current=tuple(self._progress(current)),
+            driver=holder,
+            stopped=None if holder else how_it_stopped(events),
+            last_row=rows[-1] if rows else None,
+            last_failure=next((event for event in reversed(events) if event["event"] == "failed"), None),
+            forked_from=f"{parent.path}@{parent.iteration}" if (parent := run.identity.parent) else None,
+            advice=self._advice,
+            rows_missing=max(0, frontier.updated - newest),
+            troubles=self._troubles,
+            time=now,
+            created=run.identity.created,
+            answered=answered,
+            finish=finish_of(run.identity.created, rows),
+            rows=tuple(rows),
+            events=tuple(events),
+        )
+        if run.config.slurm:
+            return self._on_slurm(status, tasks, queue)
+        return self._on_this_machine(status, tasks)
+
+    def _refresh(self) -> None:
+        if self._events.refresh():
+            self._troubles = tuple(troubles_in_words(self._events.rows))
+            taken_back = [event["time"] for event in self._events.rows if event["event"] in _TAKEN_BACK]
+            if (newest := max(taken_back, default=0.0)) != self._taken_back:
+                self._records, self._taken_back = Records(self.run.paths), newest
+        if self._rows.refresh():
+            self._advice = tuple(advise(Evidence(self._rows.rows, self.run.config)))
+
+    def _read_records(self, frontier: Frontier, tasks: Sequence[Task]) -> None:
+        """Read the records of these tasks, and forget all others when the run has moved on."""
+        if frontier != self._frontier:
+            self._records.keep_only(tasks)
+            self._frontier = frontier
+        self._records.refresh(tasks)
+
+    def _progress(self, tasks: Sequence[Task]) -> Iterator[StageStatus]:
+        done = Counter(task.purpose for task in tasks if task in self._records.known)
+        for purpose, total in Counter(task.purpose for task in tasks).items():
+            yield StageStatus(purpose, done[purpose], total)
+
+    def _on_slurm(self, status: Status, tasks: Sequence[Task], queue: "Queue | None") -> Status:
+        from pipeline.executors.slurm.queue import Queue, is_pending
+        from pipeline.run.control import read_control
+        from pipeline.run.submissions import Ledger
+        from pipeline.status.slurm import SlurmStatus, drivers_of, state_of, task_states
+
+        run, seen = self.run, queue or Queue()
+        submissions = Ledger(run.paths).load({task.iteration for task in tasks} | {0})
+        found = task_states(run.plan, tasks, submissions, seen, self._records.known, status.time)
+        lanes, waiting = lanes_of(found, status.time), sum(map(is_pending, seen.live))
+        jobs = SlurmStatus(
+            unanswered=seen.unanswered,
+            jobs_running=len(seen.live) - waiting,
+            jobs_waiting=waiting,
+            stages=tuple(lane.progress for lane in lanes),
+            drivers=tuple(drivers_of(submissions, seen)),
+            finish=status.finish if seen.live else None,
+        )
+        state = state_of(status.state == "complete", read_control(run.paths), queue)
+        return replace(status, state=state, slurm=jobs, lanes=lanes, finish=jobs.finish)
+
+    def _on_this_machine(self, status: Status, tasks: Sequence[Task]) -> Status:
+        paths, events = self.run.paths, status.events
+        state = machine_state(status.state == "complete", status.driver, events)
+        found = task_states(paths, tasks, self._records.known, events, status.driver is not None)
+        finish = status.finish if state == "running" else None
+        return replace(status, state=state, lanes=lanes_of(found, status.time), finish=finish)
+
+
+def finish_of(created: float, rows: Sequence[Mapping[str, float]]) -> float | None:
+    """Extrapolate from the last row's pace, to unix time. A time in the past says that the run is late."""
+    timed = (row for row in reversed(rows) if {"seconds/elapsed", "seconds/remaining"} <= row.keys())
+    last = next(timed, None)
+    return None if last is None else created + last["seconds/elapsed"] + last["seconds/remaining"]
 
 
 def is_complete(run: Run) -> bool:
@@ -141,15 +275,14 @@ _FAILS = {
 def troubles_in_words(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield failures of drivers that are not overcome yet, in words."""
     for trouble, event in outstanding(events).items():
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
-        yield f"{_FAILS[trouble]}, last {when}: {printable(event.get('message', ''))}"
+        yield f"{_FAILS[trouble]}, last {moment(event['time'])}: {printable(event.get('message', ''))}"
 
 
 def _all_costs(run: Run) -> "Costs":
     from pipeline.metrics.costs import read_costs
     from slurm.query import NoAccounting
 
-    if not isinstance(run.config.scheduler, SlurmConfig):
+    if not run.config.slurm:
         raise RunError("costs come from Slurm's accounting, and this run's tasks ran on this machine")
     try:
         return read_costs(run, range(run.plan.iterations + 1))
@@ -169,91 +302,11 @@ def how_it_stopped(events: Sequence[Mapping[str, Any]]) -> str | None:
     if not events:
         return None
     end = _last_end(events)
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((end or events[-1])["time"]))
-    return f"{end.get('outcome', 'killed, or the machine went down, after')} {when}"
+    outcome = end.get("outcome", "killed, or the machine went down, after")
+    return f"{outcome} {moment((end or events[-1])['time'])}"
 
 
 def _last_end(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Find the event with which the last driver ended; empty without one, or if the run went back since."""
     moves = [e for e in events if e.get("event") in ("driver_started", "driver_ended", "went_back")]
     return moves[-1] if moves and moves[-1]["event"] == "driver_ended" else {}
-
-
-def current_stages(run: Run, frontier: Frontier, records: Records) -> tuple[StageStatus, ...]:
-    tasks = run.plan.tasks(min(frontier.updated + 1, run.plan.iterations))
-    records.refresh(tasks)
-    total = Counter(task.purpose for task in tasks)
-    done = Counter(task.purpose for task in tasks if task in records.known)
-    return tuple(StageStatus(stage, done[stage], total[stage]) for stage in total)
-
-
-def describe(status: Status) -> str:
-    """Describe a status for a person, ending in the next command."""
-    lines = [_first_line(status)]
-    if status.driver:
-        lines.append(status.driver)
-    elif status.stopped and not status.slurm and status.state != "complete":
-        lines.append(f"last driver: {status.stopped}")
-    if status.slurm:
-        lines += describe_slurm(status.slurm, status.state)
-    elif status.state != "complete":
-        stages = ", ".join(f"{s.stage} {s.done}/{s.total}" for s in status.current)
-        lines += wrapped(f"at hand: {stages}")
-    if status.kept:
-        lines.append(f"kept: iteration {in_words(status.kept)}, and the best policy")
-    if status.rows_missing and status.iterations_done == status.iterations:
-        lines += wrapped(f"every update is committed; rows not written yet: {status.rows_missing}")
-    for trouble in status.troubles:
-        lines += wrapped(trouble)
-    lines += _last_lines(status)
-    lines += [f"{advice.severity}: {advice.title} ({advice.rule})" for advice in worst(status.advice)]
-    if status.cost:
-        from pipeline.metrics.costs import describe_costs
-
-        lines += ["", describe_costs(status.cost)]
-    return "\n".join([*lines, *_next_commands(status)])
-
-
-def _first_line(status: Status) -> str:
-    line = f"{status.run}: {status.state}, {status.iterations_done}/{status.iterations} iterations"
-    if status.evaluations:
-        line += f", {status.evaluations_done}/{status.evaluations} evaluations"
-    return f"{line}, forked from {status.forked_from}" if status.forked_from else line
-
-
-def _last_lines(status: Status) -> Iterator[str]:
-    """Yield the last row, and the last failure of a run that is not complete."""
-    if row := status.last_row:
-        told = (
-            ("reward/mean", "reward {:+.4f}", float),
-            ("seconds/elapsed", "{} elapsed", duration),
-            ("seconds/remaining", "{} remaining", duration),
-        )
-        parts = [text.format(show(row[name])) for name, text, show in told if name in row]
-        yield ", ".join([f"last row: iteration {row.get('iteration')}", *parts])
-    if (failure := status.last_failure) and status.state != "complete":
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(failure["time"]))
-        place = " ".join(
-            f"{name} {failure[key]}" for name, key in (("job", "job"), ("on", "node")) if failure.get(key)
-        )
-        attempt = f"attempt {failure['attempt']}" + (f" ({place})" if place else "")
-        said = printable(failure["message"])
-        yield f"last failure: {when} {parse_task(failure['task'])}, {attempt}: {said}"
-
-
-_NEXT = {
-    "complete": "report {run}",
-    "incomplete": "resume {run}",
-    "failed": "resume {run}",
-    "cancelled": "resume {run}",
-    "stopped": "resume {run}",
-    "unknown": "status {run}",
-}
-
-
-def _next_commands(status: Status) -> Iterator[str]:
-    run = shlex.quote(status.run)
-    if status.state == "failed":
-        yield f"why:  slurm-ppo logs {run} --failed"
-    command = _NEXT.get(status.state) or ("logs {run} --follow" if status.slurm else "report {run}")
-    yield f"next: slurm-ppo {command.format(run=run)}"

@@ -1,32 +1,130 @@
-"""How the jobs of a run are shown to a person, in 80 columns. Pure: data in, lines out."""
+"""How a status is shown to a person, in 80 columns. Pure: data in, lines out."""
 
+import shlex
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from pipeline.metrics.advice import worst
 from pipeline.metrics.terminal import Row
-from pipeline.text import MISSING, duration, number, shortened
+from pipeline.run.retention import in_words
+from pipeline.run.tasks import parse_task
+from pipeline.text import MISSING, duration, number, printable, shortened
 
 if TYPE_CHECKING:  # a run of this machine needs nothing of Slurm's
-    from pipeline.status.slurm import DriverJob, SlurmStatus, StageProgress
+    from pipeline.status.lanes import StageProgress
+    from pipeline.status.slurm import DriverJob, SlurmStatus
+    from pipeline.status.snapshot import Status
 
 _WIDTH = 80
+_ROW = "{:>4} {:<9}{:>8}{:>9}{:>9}{:>8}{:>13}{:>13}{:>6}"
 _TITLES = ("iter", "stage", "done", "running", "waiting", "failed", "waited", "ran", "again")
-_WIDTHS = (4, 10, 8, 9, 9, 8, 13, 13, 6)
+_LONGEST_NAME = 9
 _INDENT = " " * 6
 _MOST_NAMED = 4
+_NEXT = {
+    "complete": "report {run}",
+    "unknown": "status {run}",
+    **dict.fromkeys(("incomplete", "failed", "cancelled", "stopped"), "resume {run}"),
+}
+
+
+def clock(seconds: float) -> str:
+    """Write a unix time as time of day."""
+    return time.strftime("%H:%M:%S", time.localtime(seconds))
+
+
+def moment(seconds: float) -> str:
+    """Write a unix time as date and time of day."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def describe(status: "Status") -> str:
+    """Describe a status for a person, ending in the next command."""
+    lines = [_first_line(status)]
+    if status.driver:
+        lines.append(status.driver)
+    elif status.stopped and not status.slurm and status.state != "complete":
+        lines.append(f"last driver: {status.stopped}")
+    if status.slurm:
+        lines += describe_slurm(status.slurm, status.state)
+    elif status.state != "complete":
+        stages = ", ".join(f"{s.stage} {s.done}/{s.total}" for s in status.current)
+        lines += wrapped(f"at hand: {stages}")
+    if status.kept:
+        lines.append(f"kept: iteration {in_words(status.kept)}, and the best policy")
+    if status.rows_missing and status.iterations_done == status.iterations:
+        lines += wrapped(f"every update is committed; rows not written yet: {status.rows_missing}")
+    for trouble in status.troubles:
+        lines += wrapped(trouble)
+    lines += _last_lines(status)
+    lines += [f"{advice.severity}: {advice.title} ({advice.rule})" for advice in worst(status.advice)]
+    if status.cost:
+        from pipeline.metrics.costs import describe_costs
+
+        lines += ["", describe_costs(status.cost)]
+    return "\n".join([*lines, *_next_commands(status)])
+
+
+def standing(status: "Status") -> str:
+    """Return a phrase like ``runs/first: running, 3/100 iterations``."""
+    return f"{status.run}: {status.state}, {status.iterations_done}/{status.iterations} iterations"
+
+
+def _first_line(status: "Status") -> str:
+    line = standing(status)
+    if status.evaluations:
+        line += f", {status.evaluations_done}/{status.evaluations} evaluations"
+    return f"{line}, forked from {status.forked_from}" if status.forked_from else line
+
+
+def _last_lines(status: "Status") -> Iterator[str]:
+    """Yield the last row, and the last failure of a run that is not complete."""
+    if row := status.last_row:
+        told = (
+            ("reward/mean", "reward {:+.4f}", float),
+            ("seconds/elapsed", "{} elapsed", duration),
+            ("seconds/remaining", "{} remaining", duration),
+        )
+        parts = [text.format(show(row[name])) for name, text, show in told if name in row]
+        yield ", ".join([f"last row: iteration {row.get('iteration')}", *parts])
+    if (failure := status.last_failure) and status.state != "complete":
+        said = printable(failure["message"])
+        yield f"last failure: {moment(failure['time'])} {attempt_in_words(failure)}: {said}"
+
+
+def attempt_in_words(event: Mapping[str, Any]) -> str:
+    """Return task, number and place of a failed attempt, from its event."""
+    words = (("job", event.get("job")), ("on", event.get("node")))
+    place = " ".join(f"{word} {name}" for word, name in words if name)
+    attempt = f"attempt {event['attempt']}" + (f" ({place})" if place else "")
+    return f"{parse_task(event['task'])}, {attempt}"
+
+
+def _next_commands(status: "Status") -> Iterator[str]:
+    run = shlex.quote(status.run)
+    if status.state == "failed":
+        yield f"why:  slurm-ppo logs {run} --failed"
+    command = _NEXT.get(status.state) or ("logs {run} --follow" if status.slurm else "report {run}")
+    yield f"next: slurm-ppo {command.format(run=run)}"
 
 
 def describe_slurm(status: "SlurmStatus", state: str) -> list[str]:
     """Return lines on the queue, the iterations at hand, driver jobs and the estimate."""
     lines = list(_queue_lines(status, state))
     if state != "complete" and status.stages:
-        lines += ["", _row(_TITLES)]
+        lines += ["", _ROW.format(*_TITLES)]
         for stage in status.stages:
-            lines += [_row(_cells(stage)), *_details(stage)]
+            lines += [_row(stage), *_details(stage)]
         lines.append("")
-    lines += _driver_lines(status, state)
+    if state == "running" and not status.drivers:
+        lines += wrapped(
+            "no driver job is in the queue: what is queued will be done, and then nothing follows"
+        )
+    elif state == "running":
+        drivers = ", ".join(describe_driver(driver, "after iteration") for driver in status.drivers)
+        lines += wrapped(f"driver jobs: {drivers}", subsequent=_INDENT)
     return lines
 
 
@@ -51,37 +149,25 @@ def _estimate(finish: float | None) -> str:
     return f"{when}, in {duration(left)}" if left > 0 else f"{when}, {duration(-left)} ago: it is late"
 
 
-def _cells(stage: "StageProgress") -> tuple[str, ...]:
-    return (
-        str(stage.iteration),
-        shortened(stage.stage, _WIDTHS[1] - 1),
+def _row(stage: "StageProgress") -> str:
+    again = stage.resubmitted + stage.requeued
+    return _ROW.format(
+        stage.iteration,
+        shortened(stage.stage, _LONGEST_NAME),
         f"{stage.done}/{stage.total}",
-        _count(stage.running),
-        _count(stage.waiting),
-        _count(stage.failed),
-        _time(stage.queue_seconds),
-        _time(stage.run_seconds),
-        _count(stage.resubmitted + stage.requeued),
+        *(count or MISSING for count in (stage.running, stage.waiting, stage.failed)),
+        *(time_or_dash(seconds) for seconds in (stage.queue_seconds, stage.run_seconds)),
+        again or MISSING,
     )
 
 
-def _count(number: int) -> str:
-    return str(number) if number else MISSING
-
-
-def _time(seconds: float | None) -> str:
+def time_or_dash(seconds: float | None) -> str:
     return MISSING if seconds is None else duration(seconds)
-
-
-def _row(cells: Sequence[str]) -> str:
-    iteration, stage, *others = cells
-    numbers = (cell.rjust(width) for cell, width in zip(others, _WIDTHS[2:], strict=True))
-    return f"{iteration.rjust(_WIDTHS[0])} {stage.ljust(_WIDTHS[1] - 1)}{''.join(numbers)}"
 
 
 def _details(stage: "StageProgress") -> list[str]:
     """Describe a stage: its whole name if it was cut; which jobs, where, why they wait; further attempts."""
-    parts = [stage.stage] if len(stage.stage) >= _WIDTHS[1] else []
+    parts = [stage.stage] if len(stage.stage) > _LONGEST_NAME else []
     parts += job_details(stage)
     return wrapped("; ".join(parts), _INDENT) if parts else []
 
@@ -105,25 +191,10 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _driver_lines(status: "SlurmStatus", state: str) -> Iterator[str]:
-    if state != "running":
-        return
-    if not status.drivers:
-        yield from wrapped(
-            "no driver job is in the queue: what is queued will be done, and then nothing follows"
-        )
-        return
-    yield from wrapped(f"driver jobs: {', '.join(map(_driver, status.drivers))}", subsequent=_INDENT)
-
-
-def _driver(driver: "DriverJob") -> str:
-    if driver.is_running:
-        return f"{driver.job} at work"
-    return (
-        f"{driver.job} after iteration {driver.iteration}"
-        if driver.iteration
-        else f"{driver.job} by the clock"
-    )
+def describe_driver(driver: "DriverJob", after: str) -> str:
+    """Describe a driver job: at work, ``after`` which iteration, or by the clock."""
+    waits = f"{after} {driver.iteration}" if driver.iteration else "by the clock"
+    return f"{driver.job} {'at work' if driver.is_running else waits}"
 
 
 def wrapped(text: str, indent: str = "", subsequent: str | None = None) -> list[str]:

@@ -5,8 +5,8 @@ import sys
 
 from pipeline.process import interruptible
 from pipeline.run.directory import Run
-from pipeline.status.snapshot import describe, read_status
-from pipeline.watch.look import Look
+from pipeline.status.snapshot import Status, read_status
+from pipeline.status.text import describe, standing
 from pipeline.watch.plain import changes
 from pipeline.watch.reading import SILENT_SECONDS, Reading
 
@@ -25,29 +25,27 @@ def watch(run: Run, interval: float) -> str:
     has_ended = False
     try:
         with interruptible():
-            has_ended = _show(reading)
+            if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+                from pipeline.watch.terminal import show
+
+                has_ended = show(reading)
+            else:
+                has_ended = _tell(reading)
     except KeyboardInterrupt:
         pass  # one way to quit
     finally:
         reading.stop()
-    if has_ended:
-        status = read_status(run)
-        print(describe(status))
-        return status.state
-    return _say_where_it_stands(reading.seen.look)
-
-
-def _show(reading: Reading) -> bool:
-    if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb":
-        from pipeline.watch.terminal import show
-
-        return show(reading)
-    return _tell(reading)
+    status = read_status(run) if has_ended else reading.seen.look
+    if status is None:
+        return "unknown"
+    goes_on = "; it goes on without this view" if status.state == "running" else ""
+    print(describe(status) if has_ended else f"{standing(status)}{goes_on}")
+    return status.state
 
 
 def _tell(reading: Reading) -> bool:
     """Print lines, until the run has ended."""
-    last: Look | None = None
+    last: Status | None = None
     trouble: str | None = None
     while True:
         reading.arrived.wait(SILENT_SECONDS)
@@ -63,14 +61,3 @@ def _tell(reading: Reading) -> bool:
             last = seen.look
         if seen.is_settled:
             return True
-
-
-def _say_where_it_stands(look: Look | None) -> str:
-    if look is None:
-        return "unknown"
-    is_working = look.state == "running"
-    print(
-        f"{look.run}: {look.state}, {look.iterations_done}/{look.iterations} iterations"
-        f"{'; it goes on without this view' if is_working else ''}"
-    )
-    return look.state

@@ -1,159 +1,104 @@
 """events.jsonl and metrics.jsonl as lines for a person, with clock times. Pure."""
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from pipeline.config.job_kinds import DRIVERS
 from pipeline.metrics.terminal import Row
 from pipeline.run.submissions import purpose_of
 from pipeline.run.tasks import parse_task
-from pipeline.status.text import describe_row
+from pipeline.status.local import Event
+from pipeline.status.text import attempt_in_words, clock, describe_row
 from pipeline.text import printable
-
-Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Happening:
-    """Event or row, in words. Equal ones of the same ``group`` that follow each other are counted as one."""
+    """Event or row, in words."""
 
     time: float
     text: str
-    group: str = ""
     is_bad: bool = False
+    is_of_task: bool = False
+    """Whether neighbours with the same words are counted as one."""
 
     def __str__(self) -> str:
-        return f"{time.strftime('%H:%M:%S', time.localtime(self.time))} {printable(self.text)}"
+        return f"{clock(self.time)} {printable(self.text)}"
 
 
 def event_lines(
     events: Sequence[Event], rows: Sequence[Row], created: float, iterations: int
 ) -> list[Happening]:
     """Describe events and rows, oldest first; what many shards did alike is one line."""
-    found = [_of_event(event) for event in events if _is_event(event)]
-    found += [_of_row(row, created, iterations) for row in rows if _is_whole(row)]
-    return _merged(sorted(found, key=lambda happening: happening.time))
-
-
-def _is_event(event: Event) -> bool:
-    return isinstance(event.get("time"), int | float) and isinstance(event.get("event"), str)
-
-
-def _is_whole(row: Row) -> bool:
-    needed = ("iteration", "reward/mean", "response_length/mean", "seconds/iteration")
-    return all(name in row for name in (*needed, "seconds/remaining", "seconds/elapsed"))
-
-
-def _of_row(row: Row, created: float, iterations: int) -> Happening:
-    return Happening(created + row["seconds/elapsed"], describe_row(row, iterations))
+    found = [_of_event(event) for event in events]
+    for row in rows:
+        with contextlib.suppress(KeyError):  # its records were lost
+            found.append(Happening(created + row["seconds/elapsed"], describe_row(row, iterations)))
+    return list(_merged(sorted(found, key=lambda happening: happening.time)))
 
 
 def _of_event(event: Event) -> Happening:
-    describe = _WORDS.get(event["event"])
+    kind = event["event"]
     try:
-        return describe(event) if describe else _unknown(event)
+        words = _WORDS[kind]
+        text = words.format(**event) if isinstance(words, str) else words(event)
     except (KeyError, TypeError, ValueError, IndexError):  # written by another version, or by hand
-        return _unknown(event)
+        fields = (f"{key}={value}" for key, value in event.items() if key not in ("time", "event"))
+        return Happening(event["time"], " ".join([kind.replace("_", " "), *fields]))
+    return Happening(event["time"], text, kind in _BAD, kind == "launched")
 
 
-def _unknown(event: Event) -> Happening:
-    fields = (f"{key}={value}" for key, value in event.items() if key not in ("time", "event"))
-    return Happening(event["time"], " ".join([event["event"].replace("_", " "), *fields]))
-
-
-def _launched(event: Event) -> Happening:
+def _launched(event: Event) -> str:
     task = parse_task(event["task"])
     where = f"iteration {task.iteration} {task.purpose}" if task.iteration else task.purpose
     number = int(str(event["attempt"]).partition("-")[0])
     again = f", attempt {number}" if number > 1 else ""
-    return Happening(event["time"], f"launched {where}{again}", group="task")
+    return f"launched {where}{again}"
 
 
-def _submitted(event: Event) -> Happening:
+def _submitted(event: Event) -> str:
     name, job = str(event["array"]), event["job"]
     purpose, iteration = purpose_of(name), name.rsplit(".", 4)[1]
     if purpose in DRIVERS:
-        return Happening(event["time"], f"driver job {job} submitted")
+        return f"driver job {job} submitted"
     of = f"iteration {iteration} {purpose}" if int(iteration) else purpose
     count = int(event["elements"])
-    jobs = "1 element" if count == 1 else f"{count} elements"
-    return Happening(event["time"], f"submitted {of}: job {job}, {jobs}")
+    return f"submitted {of}: job {job}, {'1 element' if count == 1 else f'{count} elements'}"
 
 
-def _failed(event: Event) -> Happening:
-    task = parse_task(event["task"])
-    place = " ".join(
-        f"{word} {event[key]}" for key, word in (("job", "job"), ("node", "on")) if event.get(key)
-    )
-    attempt = f"attempt {event['attempt']}" + (f" ({place})" if place else "")
-    return Happening(event["time"], f"{task}, {attempt} failed: {event['message']}", is_bad=True)
-
-
-def _retracted(event: Event) -> Happening:
-    text = f"{parse_task(event['task'])} will be computed again: {event['reason']}"
-    return Happening(event["time"], text, is_bad=True)
-
-
-def _refused(event: Event) -> Happening:
-    return Happening(event["time"], f"Slurm refused {event['array']}: {event['message']}", is_bad=True)
-
-
-def _gave_up(event: Event) -> Happening:
+def _gave_up(event: Event) -> str:
     tasks = event["tasks"]
-    more = f" and {len(tasks) - 1} more" if len(tasks) > 1 else ""
-    return Happening(event["time"], f"gave up {tasks[0]}{more}", is_bad=True)
+    return f"gave up {tasks[0]}" + (f" and {len(tasks) - 1} more" if len(tasks) > 1 else "")
 
 
-def _plain(words: str) -> Callable[[Event], Happening]:
-    return lambda event: Happening(event["time"], words.format(**event))
-
-
-_WORDS: Mapping[str, Callable[[Event], Happening]] = {
+_WORDS: Mapping[str, str | Callable[[Event], str]] = {
     "launched": _launched,
     "submitted": _submitted,
-    "failed": _failed,
-    "retracted": _retracted,
-    "refused": _refused,
+    "failed": lambda event: f"{attempt_in_words(event)} failed: {event['message']}",
+    "retracted": lambda event: f"{parse_task(event['task'])} will be computed again: {event['reason']}",
+    "refused": "Slurm refused {array}: {message}",
     "gave_up": _gave_up,
-    "driver_started": _plain("driver started on {host}, process {pid}"),
-    "driver_ended": _plain("driver ended: {outcome}"),
-    "cancelled": _plain("cancelled by a person: {arrays} jobs"),
-    "rewired": _plain("{elements} now waits for {waits_for}"),
-    "row_without": lambda event: Happening(
-        event["time"], f"row {event['iteration']} lacks a lost record: {event['message']}", is_bad=True
-    ),
-    "rows_failed": lambda event: Happening(
-        event["time"], f"rows cannot be written: {event['message']}", is_bad=True
-    ),
-    "no_accounting": _plain("accounting does not answer: rows lack slurm/* numbers"),
-    "rows_recovered": _plain("rows are written again"),
-    "pass_failed": lambda event: Happening(
-        event["time"], f"a driver's pass failed: {event['message']}", is_bad=True
-    ),
-    "pass_recovered": _plain("drivers' passes succeed again"),
-    "thinned": lambda event: Happening(
-        event["time"], f"removed {len(event['folders'])} old folders of weights"
-    ),
-    "went_back": lambda event: Happening(
-        event["time"], f"went back: {len(event['tasks'])} commits moved aside"
-    ),
+    "driver_started": "driver started on {host}, process {pid}",
+    "driver_ended": "driver ended: {outcome}",
+    "cancelled": "cancelled by a person: {arrays} jobs",
+    "rewired": "{elements} now waits for {waits_for}",
+    "row_without": "row {iteration} lacks a lost record: {message}",
+    "rows_failed": "rows cannot be written: {message}",
+    "no_accounting": "accounting does not answer: rows lack slurm/* numbers",
+    "rows_recovered": "rows are written again",
+    "pass_failed": "a driver's pass failed: {message}",
+    "pass_recovered": "drivers' passes succeed again",
+    "thinned": lambda event: f"removed {len(event['folders'])} old folders of weights",
+    "went_back": lambda event: f"went back: {len(event['tasks'])} commits moved aside",
 }
+_BAD = {"failed", "retracted", "refused", "gave_up", "row_without", "rows_failed", "pass_failed"}
 
 
-def _merged(found: Sequence[Happening]) -> list[Happening]:
-    """Merge neighbours of one group with the same words into one, with their number."""
-    merged: list[tuple[Happening, int]] = []
-    for one in found:
-        last = merged[-1] if merged else None
-        if last and one.group and (last[0].group, last[0].text) == (one.group, one.text):
-            merged[-1] = (one, last[1] + 1)
-        else:
-            merged.append((one, 1))
-    return [_counted(one, count) for one, count in merged]
-
-
-def _counted(one: Happening, count: int) -> Happening:
-    text = f"{one.text}: {count} {one.group}s" if count > 1 else one.text
-    return Happening(one.time, text, one.group, one.is_bad)
+def _merged(found: Sequence[Happening]) -> Iterator[Happening]:
+    """Merge neighbours that tell the same of several tasks into one, with their number."""
+    for _, group in groupby(found, lambda one: one.text if one.is_of_task else id(one)):
+        same = list(group)
+        more = f": {len(same)} tasks" if len(same) > 1 else ""
+        yield replace(same[-1], text=f"{same[-1].text}{more}")

@@ -1,50 +1,46 @@
 """The live view where there is no terminal: a line for each change. Pure."""
 
-import time
 from collections.abc import Iterator
 
 from pipeline.metrics.advice import worst
+from pipeline.status.lanes import Lane
+from pipeline.status.snapshot import Status
+from pipeline.status.text import clock, standing
 from pipeline.watch.event_lines import event_lines
-from pipeline.watch.look import Lane, Look
 
 
-def changes(before: Look | None, after: Look) -> list[str]:
+def changes(before: Status | None, after: Status) -> list[str]:
     """Return lines on what has changed between two looks; none where nothing has."""
-    clock = time.strftime("%H:%M:%S", time.localtime(after.time))
-    said = [f"{clock} {line}" for line in _states(before, after)]
+    now = clock(after.time)
+    said = [f"{now} {line}" for line in _states(before, after)]
     said += [str(one) for one in _news(before, after)]
-    return said + [f"{clock} {line}" for line in _lanes(before, after)]
+    return said + [f"{now} {line}" for line in _lanes(before, after)]
 
 
-def _states(before: Look | None, after: Look) -> Iterator[str]:
+def _states(before: Status | None, after: Status) -> Iterator[str]:
     if before is None or before.state != after.state:
-        yield (
-            f"{after.run}: {after.state}, {after.iterations_done}/{after.iterations} iterations"
-            if before is None
-            else f"the run is {after.state}"
-        )
-    silent = [look.slurm.unanswered if look and look.slurm else None for look in (before, after)]
-    if silent[0] != silent[1]:
-        words = " ".join((silent[1] or "").split())
-        yield f"Slurm does not answer: {words}" if silent[1] else "Slurm answers again"
+        yield standing(after) if before is None else f"the run is {after.state}"
+    was, now = (look.slurm.unanswered if look and look.slurm else None for look in (before, after))
+    if was != now:
+        yield f"Slurm does not answer: {' '.join(now.split())}" if now else "Slurm answers again"
     known = {(one.rule, one.title) for one in before.advice} if before else set()
     for one in worst(after.advice, len(after.advice)):
         if (one.rule, one.title) not in known:
             yield f"{one.severity}: {one.title} ({one.rule}): {one.what}"
 
 
-def _news(before: Look | None, after: Look) -> Iterator[object]:
+def _news(before: Status | None, after: Status) -> Iterator[object]:
     """Yield events and rows since the look before; at first none, for the past is in the run directory."""
     if before is None:
         return
-    last = max((event.get("time", 0.0) for event in before.events), default=0.0)
-    events = [event for event in after.events if event.get("time", 0.0) > last]
+    last = max((event["time"] for event in before.events), default=0.0)
+    events = [event for event in after.events if event["time"] > last]
     known = max((row.get("iteration", 0) for row in before.rows), default=0)
     rows = [row for row in after.rows if row.get("iteration", 0) > known]
     yield from event_lines(events, rows, after.created, after.iterations)
 
 
-def _lanes(before: Look | None, after: Look) -> Iterator[str]:
+def _lanes(before: Status | None, after: Status) -> Iterator[str]:
     known = {lane.key: _in_words(lane) for lane in before.lanes} if before else {}
     for lane in after.lanes:
         words = _in_words(lane)

@@ -5,11 +5,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from pipeline.config.scheduler import SlurmConfig
 from pipeline.executors.slurm.queue import Queue, look_at_queue
 from pipeline.run.directory import Run
-from pipeline.watch.logends import read_log_end
-from pipeline.watch.look import Look, ShardState, SnapshotReader
+from pipeline.run.journal import tail
+from pipeline.run.tasks import task_of
+from pipeline.status.lanes import ShardState
+from pipeline.status.logs import log_to_show
+from pipeline.status.snapshot import Status, StatusReader
 from pipeline.watch.screen import LogEnd
 
 _DISK_SECONDS = 2.0
@@ -19,46 +21,20 @@ _REST_FACTOR = 4.0
 _LONGEST_REST = 60.0
 SILENT_SECONDS = 10.0
 """Seconds after which an unfinished look is reported: the file system does not answer."""
-
-
-@dataclass(frozen=True)
-class Wish:
-    """Request for something to be read besides the run."""
-
-    log_of: tuple[int, str] | None = None
-    """Key of the lane whose log is wanted: :attr:`pipeline.watch.look.Lane.key`."""
+_LOG_LINES = 200
+_TRIED_AGAIN = {ShardState.FAILED, ShardState.AGAIN}
 
 
 @dataclass(frozen=True)
 class Seen:
     """The newest of everything that was read."""
 
-    look: Look | None = None
+    look: Status | None = None
     log: LogEnd | None = None
-    log_of: tuple[int, str] | None = None
-    """Key of the lane whose log it is."""
     trouble: str | None = None
     """Reason why the last try to read failed."""
     is_settled: bool = False
     """Whether two looks in a row, with Slurm asked in between, say that the run has ended."""
-
-
-@dataclass
-class Answer:
-    """Slurm's newest answer."""
-
-    queue: Queue | None = None
-    answered: float | None = None
-    count: int = 0
-
-    def take(self, queue: Queue) -> None:
-        """Accept an answer; where there is none, what was shown last stays."""
-        if queue.unanswered is None:
-            self.queue, self.answered = queue, time.time()
-        else:
-            elements = self.queue.elements if self.queue else ()
-            self.queue = Queue(elements, queue.unanswered)
-        self.count += 1
 
 
 class Reading:
@@ -66,7 +42,9 @@ class Reading:
 
     def __init__(self, run: Run, interval: float, ask: Callable[[Run], Queue] = look_at_queue) -> None:
         self.run, self.interval = run, interval
-        self.seen, self.wish = Seen(), Wish()
+        self.seen = Seen()
+        self.wanted: tuple[int, str] | None = None
+        """Key of the lane whose log is wanted."""
         self.error: BaseException | None = None
         self.is_paused = False
         self.began: float | None = None
@@ -74,17 +52,18 @@ class Reading:
         self.arrived = threading.Event()
         """Event that is set whenever there is something new in :attr:`seen`."""
         self._ask = ask
-        self._answer = Answer()
-        self._is_on_slurm = isinstance(run.config.scheduler, SlurmConfig)
+        self._queue: Queue | None = None
+        self._answered: float | None = None
         self._stop, self._hurry = threading.Event(), threading.Event()
-        self._looker = SnapshotReader(run)
-        self._looks = 0
+        self._reader = StatusReader(run)
+        self._count = 0
+        """Number of answers of Slurm; of looks, where there is no Slurm."""
         self._ended_at: tuple[str, int] | None = None
-        """State that showed the end, and how many looks or answers there were when it showed first."""
+        """State that showed the end, and the count when it showed first."""
 
     def start(self) -> None:
         """Start the threads, as daemons: a file system that hangs must not keep the program from ending."""
-        targets = [self._read_on, *([self._ask_on] if self._is_on_slurm else [])]
+        targets = [self._read_on, *([self._ask_on] if self.run.config.slurm else [])]
         for target in targets:
             threading.Thread(target=self._guarded, args=(target,), daemon=True).start()
 
@@ -92,10 +71,10 @@ class Reading:
         self._stop.set()
         self._hurry.set()
 
-    def want(self, wish: Wish) -> None:
-        """Read this now, and from now on."""
-        if wish != self.wish:
-            self.wish = wish
+    def want_log(self, lane: tuple[int, str] | None) -> None:
+        """Read the log of this lane now, and from now on."""
+        if lane != self.wanted:
+            self.wanted = lane
             self._hurry.set()
 
     def check(self) -> None:
@@ -114,7 +93,12 @@ class Reading:
     def _ask_on(self) -> None:
         while not self._stop.is_set():
             if not self.is_paused:
-                self._answer.take(self._ask(self.run))
+                queue = self._ask(self.run)
+                if queue.unanswered is None:
+                    self._queue, self._answered = queue, time.time()
+                else:  # what was shown last stays
+                    self._queue = Queue(self._queue.elements if self._queue else (), queue.unanswered)
+                self._count += 1
             self._stop.wait(self.interval)
 
     def _read_on(self) -> None:
@@ -138,7 +122,7 @@ class Reading:
     def _read(self) -> Seen:
         """Look once; what the file system refuses for now is reported, and tried again."""
         try:
-            look = self._looker.look(self._answer.queue, self._answer.answered)
+            look = self._reader.read(self._queue, self._answered)
         except OSError as error:
             return replace(self.seen, trouble=f"cannot read the run now: {error}")
         self.seen = replace(self.seen, look=look, trouble=None, is_settled=self._settle(look))
@@ -146,40 +130,32 @@ class Reading:
 
     def _with_log(self) -> Seen:
         """Return what was seen last, with the log that is wanted now."""
-        key, look = self.wish.log_of, self.seen.look
-        if key is None or look is None:
-            return replace(self.seen, log=None, log_of=None)
-        lane = next((lane for lane in look.lanes if lane.key == key), None)
-        has_failed = lane is not None and bool({ShardState.FAILED, ShardState.AGAIN} & set(lane.shards))
+        key, look = self.wanted, self.seen.look
         try:
-            log = read_log_end(self.run.paths, *key, look.events, has_failed)
+            log = self._log_end(key, look) if key and look else None
         except OSError as error:
             return replace(self.seen, trouble=f"cannot read the log now: {error}")
-        return replace(self.seen, log=log, log_of=key)
+        return replace(self.seen, log=log)
 
-    def _settle(self, look: Look) -> bool:
-        """Whether the run has ended for good.
+    def _log_end(self, key: tuple[int, str], look: Status) -> LogEnd:
+        paths, (iteration, purpose) = self.run.paths, key
+        has_failed = any(lane.key == key and _TRIED_AGAIN & set(lane.shards) for lane in look.lanes)
+        log = log_to_show(paths, iteration, purpose, look.events, has_failed)
+        if log is None:
+            folder = paths.logs(task_of(iteration, purpose))
+            return LogEnd(key, f"{purpose} of iteration {iteration} has no log yet", str(folder), ())
+        return LogEnd(key, log.name, str(log.path), tuple(tail(log.path, _LOG_LINES)) or ("(empty)",))
 
-        Between two drivers nobody is at work for a moment, and the last row follows the last commit.
-        """
-        self._looks += 1
-        if not look.has_ended or _is_winding_up(look):
+    def _settle(self, look: Status) -> bool:
+        """Whether the run has ended for good: between two drivers nobody is at work for a moment."""
+        is_local = look.slurm is None
+        if is_local:
+            self._count += 1
+        if not look.has_ended or (is_local and look.driver):
             self._ended_at = None
             return False
-        if look.state == "complete" and _has_last_row(look):
+        if look.state == "complete":
             return True
-        count = self._answer.count if self._is_on_slurm else self._looks
         if self._ended_at is None or self._ended_at[0] != look.state:
-            self._ended_at = look.state, count
-        return count > self._ended_at[1]
-
-
-def _is_winding_up(look: Look) -> bool:
-    """Whether somebody may still write about a run that has ended."""
-    slurm = look.slurm
-    has_jobs = slurm is not None and slurm.jobs_running + slurm.jobs_waiting > 0
-    return look.driver is not None or (look.state == "complete" and has_jobs and not _has_last_row(look))
-
-
-def _has_last_row(look: Look) -> bool:
-    return bool(look.rows) and look.rows[-1].get("iteration") == look.iterations
+            self._ended_at = look.state, self._count
+        return self._count > self._ended_at[1]

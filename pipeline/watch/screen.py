@@ -2,18 +2,20 @@
 
 import textwrap
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from rich.text import Text
 
 from pipeline.metrics.advice import Severity, worst
-from pipeline.metrics.terminal import Column, sparkline
-from pipeline.status.text import job_details
-from pipeline.text import duration, number, printable, shortened
+from pipeline.metrics.terminal import Column, Row, sparkline
+from pipeline.status.lanes import Lane, ShardState
+from pipeline.status.snapshot import Status
+from pipeline.status.text import clock, describe_driver, job_details, time_or_dash
+from pipeline.text import MISSING, duration, number, printable, shortened
 from pipeline.watch.event_lines import event_lines
-from pipeline.watch.look import Lane, Look, ShardState
 
 LEAST_WIDTH, LEAST_HEIGHT = 40, 8
 
@@ -28,8 +30,10 @@ class Page(StrEnum):
 
 @dataclass(frozen=True)
 class LogEnd:
-    """The end of one log."""
+    """The end of the log to show for a lane."""
 
+    lane: tuple[int, str]
+    """Key of the lane, :attr:`Lane.key`."""
     title: str
     path: str
     lines: tuple[str, ...]
@@ -49,30 +53,15 @@ class View:
     """Reason why what is shown is old."""
 
 
-@dataclass(frozen=True)
-class Mark:
-    """Drawing of a shard's state: the shape alone is enough, colours may be off."""
-
-    sign: str
-    style: str
-
-
 MARKS = {
-    ShardState.DONE: Mark("■", "green"),
-    ShardState.RUNNING: Mark("▸", "cyan"),
-    ShardState.AGAIN: Mark("↻", "yellow"),
-    ShardState.WAITING: Mark("·", ""),
-    ShardState.FAILED: Mark("✗", "bold red"),
-    ShardState.IDLE: Mark("-", "dim"),
+    ShardState.DONE: ("■", "green"),
+    ShardState.RUNNING: ("▸", "cyan"),
+    ShardState.AGAIN: ("↻", "yellow"),
+    ShardState.FAILED: ("✗", "bold red"),
+    ShardState.WAITING: ("·", ""),
+    ShardState.IDLE: ("-", "dim"),
 }
-_COMPRESSED = (
-    ShardState.DONE,
-    ShardState.RUNNING,
-    ShardState.AGAIN,
-    ShardState.FAILED,
-    ShardState.WAITING,
-    ShardState.IDLE,
-)
+"""Sign and style of a shard's state: the shape alone is enough, colours may be off."""
 
 METRICS: tuple[Column, ...] = (
     Column("reward", ("reward/mean",)),
@@ -110,29 +99,25 @@ said plainly. More: slurm-ppo status RUN, slurm-ppo logs RUN."""
 Lines = list[Text]
 
 
-def screen(look: Look | None, view: View, width: int, height: int) -> Lines:
+def screen(look: Status | None, view: View, width: int, height: int) -> Lines:
     """Render exactly ``height`` lines of at most ``width`` columns."""
     width, height = max(width, LEAST_WIDTH), max(height, LEAST_HEIGHT)
     if view.page is Page.HELP:
-        body = [Text(line) for line in HELP.splitlines()]
-        return _filled([Text("slurm-ppo watch", "bold"), Text(), *body], _footer(view), width, height)
-    if view.page is Page.LOG:
-        return _filled(_log_page(view, width, height - 1), _footer(view), width, height)
-    if look is None:
-        return _filled([Text("reading the run directory ...")], _footer(view), width, height)
-    return _filled(_run_page(look, view, width, height - 1), _footer(view), width, height)
+        lines = [Text("slurm-ppo watch", "bold"), Text(), *map(Text, HELP.splitlines())]
+    elif view.page is Page.LOG:
+        lines = _log_page(view, width, height - 1)
+    elif look is None:
+        lines = [Text("reading the run directory ...")]
+    else:
+        lines = _run_page(look, view, width, height - 1)
+    shown = [*_filled(lines, height - 1), _footer(view)]
+    for line in shown:
+        line.truncate(width, overflow="ellipsis")
+    return shown
 
 
-def _filled(lines: Lines, footer: Text, width: int, height: int) -> Lines:
-    shown = lines[: height - 1]
-    blank = [Text() for _ in range(height - 1 - len(shown))]
-    return [_cut(line, width) for line in (*shown, *blank, footer)]
-
-
-def _cut(line: Text, width: int) -> Text:
-    line = line.copy()
-    line.truncate(width, overflow="ellipsis")
-    return line
+def _filled(lines: Lines, height: int) -> Lines:
+    return [*lines[:height], *(Text() for _ in range(height - len(lines)))]
 
 
 def _footer(view: View) -> Text:
@@ -141,14 +126,14 @@ def _footer(view: View) -> Text:
         Page.LOG: "l back   up/down other lane   p pause   q quit",
         Page.HELP: "? back   q quit",
     }[view.page]
-    paused = Text(" PAUSED ", "reverse").append(" ") if view.is_paused else Text()
-    return paused + Text(keys, "dim")
+    paused = ((" PAUSED ", "reverse"), " ") if view.is_paused else ()
+    return Text.assemble(*paused, (keys, "dim"))
 
 
 # --- the run ---
 
 
-def _run_page(look: Look, view: View, width: int, height: int) -> Lines:
+def _run_page(look: Status, view: View, width: int, height: int) -> Lines:
     """Render the header, then lanes, metrics and events, which share the height; findings come last."""
     head, findings = _header(look, view, width), _findings(look)
     room = height - len(head) - len(findings)
@@ -158,46 +143,35 @@ def _run_page(look: Look, view: View, width: int, height: int) -> Lines:
     metrics = metrics[: max(2, room - 1 - 3)] if metrics else []
     room -= len(metrics) + 2
     blocks = [head, lanes, metrics, _latest(look, width, room)]
-    lines = _joined(block for block in blocks if block)[: height - len(findings)]
-    return [*lines, *(Text() for _ in range(height - len(findings) - len(lines))), *findings]
-
-
-def _joined(blocks: Iterable[Lines]) -> Lines:
-    """Join blocks with an empty line between them."""
-    lines: Lines = []
-    for block in blocks:
-        lines += [*([Text()] if lines else []), *block]
-    return lines
+    lines = [line for block in blocks if block for line in (Text(), *block)][1:]
+    return [*_filled(lines, height - len(findings)), *findings]
 
 
 _STATE_STYLES = {"running": "green", "complete": "green", "failed": "bold red", "unknown": "yellow"}
 
 
-def _header(look: Look, view: View, width: int) -> Lines:
-    clock = time.strftime("%H:%M:%S", time.localtime(look.time))
-    right = Text.assemble((look.state, _STATE_STYLES.get(look.state, "bold")), f"  {clock}")
+def _header(look: Status, view: View, width: int) -> Lines:
+    right = Text.assemble((look.state, _STATE_STYLES.get(look.state, "bold")), f"  {clock(look.time)}")
     room = width - len(right) - 2
     path = look.run if len(look.run) <= room else f"…{look.run[1 - room :]}"
-    first = Text(path, "bold") + Text(" " * (room + 2 - len(path))) + right
-    lines = [first, Text(_progress(look))]
-    lines += [Text(line) for line in _outlook(look, width)]
-    if trouble := view.trouble or _silence(look):
-        lines.append(Text(trouble, "yellow"))
-    return lines
+    first = Text.assemble((path, "bold"), " " * (room + 2 - len(path)), right)
+    trouble = view.trouble or _silence(look)
+    warning = [Text(trouble, "yellow")] if trouble else []
+    return [first, Text(_progress(look)), *map(Text, _outlook(look, width)), *warning]
 
 
-def _progress(look: Look) -> str:
+def _progress(look: Status) -> str:
     parts = [f"{look.iterations_done}/{look.iterations} iterations"]
     if look.evaluations:
         parts.append(f"{look.evaluations_done}/{look.evaluations} evaluations")
-    if look.slurm and look.slurm.answered:
+    if look.slurm and look.answered:
         parts.append(f"in the queue: {look.slurm.jobs_running} running, {look.slurm.jobs_waiting} waiting")
     elif look.slurm and not look.slurm.unanswered:
         parts.append("asking Slurm ...")
     return ", ".join(parts)
 
 
-def _outlook(look: Look, width: int) -> list[str]:
+def _outlook(look: Status, width: int) -> list[str]:
     """Say when it will end, and which driver jobs advance it; on one line where there is room."""
     parts = []
     if look.finish is not None:
@@ -205,31 +179,20 @@ def _outlook(look: Look, width: int) -> list[str]:
         left = look.finish - look.time
         parts.append(f"{when}, in {duration(left)}" if left > 0 else f"{when}, late by {duration(-left)}")
     if look.slurm and look.state == "running":
-        parts.append(_drivers(look))
+        drivers = ", ".join(describe_driver(driver, "after") for driver in look.slurm.drivers)
+        parts.append(f"driver jobs: {drivers}" if drivers else "no driver job is in the queue")
     together = "; ".join(parts)
     return parts if len(together) > width else [together] * bool(parts)
 
 
-def _drivers(look: Look) -> str:
-    assert look.slurm is not None
-    if not look.slurm.drivers:
-        return "no driver job is in the queue"
-    said = []
-    for driver in look.slurm.drivers:
-        after = f"after {driver.iteration}" if driver.iteration else "by the clock"
-        said.append(f"{driver.job} {'at work' if driver.is_running else after}")
-    return f"driver jobs: {', '.join(said)}"
-
-
-def _silence(look: Look) -> str | None:
+def _silence(look: Status) -> str | None:
     if not look.slurm or not look.slurm.unanswered:
         return None
-    since = look.slurm.answered
-    last = f"since {time.strftime('%H:%M:%S', time.localtime(since))}" if since else "yet"
+    last = f"since {clock(look.answered)}" if look.answered else "yet"
     return f"Slurm has not answered {last}: {' '.join(look.slurm.unanswered.split())}"
 
 
-def _findings(look: Look) -> Lines:
+def _findings(look: Status) -> Lines:
     styles = {Severity.PROBLEM: "bold red", Severity.WARNING: "yellow"}
     return [
         Text.assemble((f"{one.severity}: ", styles.get(one.severity, "")), f"{one.title} ({one.rule})")
@@ -237,7 +200,7 @@ def _findings(look: Look) -> Lines:
     ]
 
 
-def _latest(look: Look, width: int, room: int) -> Lines:
+def _latest(look: Status, width: int, room: int) -> Lines:
     """Render the last events; a failure on several lines where they fit, for its reason comes last."""
     lines: Lines = []
     for one in reversed(event_lines(look.events[-500:], look.rows[-30:], look.created, look.iterations)):
@@ -252,14 +215,13 @@ def _latest(look: Look, width: int, room: int) -> Lines:
 
 # --- lanes ---
 
-_COUNTS = (("done", 11), ("run", 6), ("wait", 6), ("fail", 6))
+_COLUMNS = (("done", 11), ("run", 6), ("wait", 6), ("fail", 6), ("waited", 13), ("ran", 13))
 _NAME = 13
 _NARROW, _WIDE = 66, 100
-_TIMES = (("waited", 13), ("ran", 13))
 _DEPENDENCY = "waiting for the jobs it depends on"
 
 
-def chosen(look: Look | None, view: View) -> Lane | None:
+def chosen(look: Status | None, view: View) -> Lane | None:
     """Find the selected lane; where that is gone its stage's next; else the first with something to do."""
     if look is None or not look.lanes:
         return None
@@ -270,7 +232,7 @@ def chosen(look: Look | None, view: View) -> Lane | None:
     return next(iter([*same, *similar, *busy, *look.lanes]))
 
 
-def _lanes(look: Look, view: View, width: int, height: int) -> Lines:
+def _lanes(look: Status, view: View, width: int, height: int) -> Lines:
     """Render a title, and as many lanes as fit around the selected one."""
     if not look.lanes:
         return []
@@ -287,39 +249,32 @@ def _lanes(look: Look, view: View, width: int, height: int) -> Lines:
 
 
 def _columns(width: int) -> tuple[tuple[str, int], ...]:
-    return (*_COUNTS, *_TIMES) if width >= _WIDE else _COUNTS if width >= _NARROW else _COUNTS[:1]
+    return _COLUMNS[: 6 if width >= _WIDE else 4 if width >= _NARROW else 1]
 
 
 def _row(pointer: str, name: str, marks: Text, cells: Sequence[str], width: int) -> Text:
-    widths = [size for _, size in _columns(width)]
-    right = "".join(cell.rjust(size) for cell, size in zip(cells, widths, strict=True))
-    room = width - 1 - _NAME - len(right) - 1
-    padded = marks + Text(" " * max(0, room - len(marks)))
-    return Text.assemble((pointer, "bold"), shortened(name, _NAME).ljust(_NAME + 1)) + padded + Text(right)
+    right = "".join(cell.rjust(size) for cell, (_, size) in zip(cells, _columns(width), strict=False))
+    marks.pad_right(width - 2 - _NAME - len(right) - len(marks))
+    return Text.assemble((pointer, "bold"), shortened(name, _NAME).ljust(_NAME + 1), marks, right)
 
 
 def _lane(lane: Lane, is_selected: bool, width: int) -> Lines:
     progress = lane.progress
     room = width - 2 - _NAME - sum(size for _, size in _columns(width)) - 1
     counts = (progress.running, progress.waiting, progress.failed)
-    cells = [f"{progress.done}/{progress.total}", *(str(count) if count else "-" for count in counts)]
-    cells += [_seconds(progress.queue_seconds), _seconds(progress.run_seconds)]
-    cells = cells[: len(_columns(width))]
+    cells = [f"{progress.done}/{progress.total}", *(str(count or MISSING) for count in counts)]
+    cells += [time_or_dash(progress.queue_seconds), time_or_dash(progress.run_seconds)]
     name = f"{progress.iteration:4d} {progress.stage}"
-    lines = [_row(">" if is_selected else " ", name, marks_of(lane.shards, room), cells, width)]
-    return lines + [Text(f"      {said}", "dim") for said in _details(lane, is_selected, width)]
-
-
-def _seconds(seconds: float | None) -> str:
-    return "-" if seconds is None else duration(seconds)
+    row = _row(">" if is_selected else " ", name, marks_of(lane.shards, room), cells, width)
+    return [row, *(Text(f"      {said}", "dim") for said in _details(lane, is_selected, width))]
 
 
 def _details(lane: Lane, is_selected: bool, width: int) -> list[str]:
     """Describe the selected lane in full; of others say why they wait, unless that is for one another."""
     progress = lane.progress
     if not is_selected:
-        is_said = progress.waiting and progress.reason and progress.reason != _DEPENDENCY
-        return [progress.reason] if is_said and progress.reason else []
+        reason = progress.reason if progress.waiting else None
+        return [reason] if reason and reason != _DEPENDENCY else []
     parts = [progress.stage] if len(f"{progress.iteration:4d} {progress.stage}") > _NAME else []
     parts += job_details(progress)
     if width < _WIDE:
@@ -330,20 +285,12 @@ def _details(lane: Lane, is_selected: bool, width: int) -> list[str]:
 
 def marks_of(shards: Sequence[ShardState], width: int) -> Text:
     """Draw a mark for each shard; more than fit in proportion, sorted by state, no state left out."""
-    states = list(shards) if len(shards) <= width else _compressed(shards, width)
-    text = Text()
-    for state in states:
-        text.append(MARKS[state].sign, MARKS[state].style)
-    return text
-
-
-def _compressed(shards: Sequence[ShardState], width: int) -> list[ShardState]:
-    counts = {state: shards.count(state) for state in _COMPRESSED}
-    present = [state for state in _COMPRESSED if counts[state]]
-    sizes = {state: max(1, counts[state] * width // len(shards)) for state in present}
-    most = max(present, key=lambda state: counts[state])
-    sizes[most] += width - sum(sizes.values())
-    return [state for state in present for _ in range(sizes[state])]
+    if len(shards) > width:
+        counts = Counter(sorted(shards, key=list(ShardState).index))
+        sizes = Counter({state: max(1, count * width // len(shards)) for state, count in counts.items()})
+        sizes[max(counts, key=lambda state: counts[state])] += width - sizes.total()
+        shards = list(sizes.elements())
+    return Text.assemble(*(MARKS[state] for state in shards))
 
 
 # --- metrics ---
@@ -351,22 +298,20 @@ def _compressed(shards: Sequence[ShardState], width: int) -> list[ShardState]:
 _CELL = 38
 
 
-def _metrics(look: Look, width: int) -> Lines:
+def _metrics(look: Status, width: int) -> Lines:
     """Render name, newest value and sparkline, in as many columns as fit, read along the rows."""
     rows = look.rows[-SPARK_ROWS:]
     shown = [column for column in METRICS if any(column.value(row) is not None for row in rows)]
     per_line = max(1, width // _CELL)
     size = width // per_line
-    cells = [_metric(column, [column.value(row) for row in rows], size) for column in shown]
-    lines = [cells[i : i + per_line] for i in range(0, len(cells), per_line)]
-    return [Text().join(line) for line in lines]
+    cells = [_metric(column, rows, size) for column in shown]
+    return [Text().join(cells[i : i + per_line]) for i in range(0, len(cells), per_line)]
 
 
-def _metric(column: Column, values: Sequence[float | None], width: int) -> Text:
-    known = [value for value in values if value is not None]
-    spark = sparkline(known, width - 23)
-    head = f"{column.title.ljust(10)}{number(known[-1], column.digits).rjust(9)}  "
-    return Text(head) + Text(spark.ljust(width - len(head)), "cyan")
+def _metric(column: Column, rows: Sequence[Row], width: int) -> Text:
+    known = [value for row in rows if (value := column.value(row)) is not None]
+    head = f"{column.title:<10}{number(known[-1], column.digits):>9}  "
+    return Text.assemble(head, (sparkline(known, width - 23).ljust(width - len(head)), "cyan"))
 
 
 # --- a log ---

@@ -1,0 +1,149 @@
+"""Stages of iterations as values: the state of each task, and what tasks of a stage add up to. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+from pipeline.run.commits import Record
+from pipeline.run.tasks import Task
+
+if TYPE_CHECKING:
+    from slurm.query import Element
+
+_BEHIND_OTHERS = "Priority"
+
+
+class ShardState(StrEnum):
+    """State of one task, for a mark."""
+
+    DONE = "done"
+    RUNNING = "running"
+    AGAIN = "again"
+    """Another attempt than the first, running or waiting."""
+    FAILED = "failed"
+    """Last attempt ended without a commit, and none is queued."""
+    WAITING = "waiting"
+    IDLE = "idle"
+    """Task not submitted yet."""
+
+
+class TaskState(NamedTuple):
+    """State of one task, on Slurm or on this machine. A tuple, since a look makes one for each shard."""
+
+    task: Task
+    record: Record | None = None
+    is_running: bool = False
+    is_waiting: bool = False
+    """Whether it was launched and waits for a slot, or is in Slurm's queue."""
+    has_failed: bool = False
+    """Whether its last attempt ended without a commit, and none is queued."""
+    attempts: int = 0
+    """Number of times that it was submitted or launched."""
+    requeues: int = 0
+    started: float | None = None
+    waited: float | None = None
+    """Seconds in the queue since its inputs were there, until it started or until now."""
+    element: "Element | None" = None
+    """Array element in Slurm's queue: the live one, else one that ended and is still shown."""
+
+    @property
+    def shard_state(self) -> ShardState:
+        if self.record:
+            return ShardState.DONE
+        if self.is_running or self.is_waiting:
+            if self.attempts > 1 or self.requeues:
+                return ShardState.AGAIN
+            return ShardState.RUNNING if self.is_running else ShardState.WAITING
+        return ShardState.FAILED if self.has_failed else ShardState.IDLE
+
+
+@dataclass(frozen=True)
+class StageProgress:
+    """Progress of one stage of one iteration, or of one pool's scores.
+
+    Shards in none of the four counts were not submitted, or were cancelled.
+    """
+
+    iteration: int
+    stage: str
+    """Name of the stage; a pool's with its name, like ``score-big``."""
+    total: int
+    done: int
+    running: int
+    waiting: int
+    failed: int
+    """Shards whose last attempt ended without a commit, and that no attempt is queued for."""
+    reason: str | None
+    """Reason why most of the waiting shards wait, in words."""
+    queue_seconds: float | None
+    """Longest time that a shard waited once its inputs were there, or has waited so far."""
+    run_seconds: float | None
+    """Seconds from the first start to the last end, or until now."""
+    attempts: int
+    """Starts that were requested: elements submitted, and requeues."""
+    resubmitted: int
+    requeued: int
+    jobs: tuple[str, ...]
+    """Ids of the arrays in the queue."""
+    nodes: tuple[str, ...]
+    """Nodes that it runs on."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Progress of a stage of an iteration, or of one pool's scores, and each shard's state."""
+
+    progress: StageProgress
+    shards: tuple[ShardState, ...]
+
+    @property
+    def key(self) -> tuple[int, str]:
+        return self.progress.iteration, self.progress.stage
+
+
+def lanes_of(tasks: Iterable[TaskState], now: float) -> tuple[Lane, ...]:
+    """Make a lane for each stage (and pool) of each iteration, in the order of the plan."""
+    groups = groupby(tasks, lambda state: (state.task.iteration, state.task.purpose))
+    return tuple(_lane(*key, list(group), now) for key, group in groups)
+
+
+def _lane(iteration: int, purpose: str, tasks: Sequence[TaskState], now: float) -> Lane:
+    running = [t.element for t in tasks if t.is_running]
+    waiting = [t.element for t in tasks if t.is_waiting]
+    starts = [t.started for t in tasks if t.started is not None]
+    end = now if running else max((t.record.ended for t in tasks if t.record), default=None)
+    requeued = sum(t.requeues for t in tasks)
+    progress = StageProgress(
+        iteration=iteration,
+        stage=purpose,
+        total=len(tasks),
+        done=sum(t.record is not None for t in tasks),
+        running=len(running),
+        waiting=len(waiting),
+        failed=sum(t.has_failed for t in tasks),
+        reason=_reason_of_most([e.reason for e in waiting if e]),
+        queue_seconds=max((t.waited for t in tasks if t.waited is not None), default=None),
+        run_seconds=max(0.0, end - min(starts)) if starts and end is not None else None,
+        attempts=sum(t.attempts for t in tasks) + requeued,
+        resubmitted=sum(max(0, t.attempts - 1) for t in tasks),
+        requeued=requeued,
+        jobs=tuple(dict.fromkeys(e.array_id for e in (*running, *waiting) if e)),
+        nodes=tuple(dict.fromkeys(e.node for e in running if e and e.node)),
+    )
+    return Lane(progress, tuple(t.shard_state for t in tasks))
+
+
+def _reason_of_most(reasons: Sequence[str]) -> str | None:
+    """Return the commonest reason for waiting, in words.
+
+    Slurm says Priority of elements behind others of their own; then the others' reason counts.
+    """
+    if not reasons:
+        return None
+    from slurm.states import reason_in_words
+
+    counts = Counter([reason for reason in reasons if reason.strip("()") != _BEHIND_OTHERS] or reasons)
+    return reason_in_words(counts.most_common(1)[0][0])
