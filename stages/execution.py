@@ -41,7 +41,7 @@ def compute_and_commit(run: Run, arguments: Arguments, started: float, history: 
     uses_torch = any(needs_torch(key, name) for key, name in engines_of(config, task.stage, task.pool))
     if uses_torch:
         set_up_torch(num_threads(config, task.stage), seed)
-    result = importlib.import_module(f"stages.{arguments.task.stage}").run(arguments.task, context)
+    result = importlib.import_module(f"stages.tasks.{task.stage}").run(arguments.task, context)
     if result is None:  # another rank has it, and publishes
         return
     record = Record(

@@ -18,8 +18,8 @@ from pipeline.run.failures import DISK_EXIT, FailureKind
 from pipeline.run.schemas import SchemaError
 from pipeline.run.tasks import Task, task_key
 from stages.context import NumericalError, OutOfMemory, UserError
+from stages.preemption import StoppedOnWarning
 from stages.runner import Arguments
-from stages.warning import StoppedOnWarning
 
 EXIT_CODES = {
     FailureKind.ERROR: 1,

@@ -90,8 +90,8 @@ def _try_loading(config: Config, model: UsedModel) -> None:
 
 def _load_without_weights(model: UsedModel, trust: bool) -> None:
     choose_accelerator()  # before transformers imports DeepSpeed
-    from stages.critics import load_critic
     from stages.models import load_causal_lm, load_reward_model
+    from stages.ppo.critics import load_critic
 
     match model.use:
         case Use.CRITIC:

@@ -19,7 +19,7 @@ from pipeline.run.durable import is_there
 from pipeline.run.environment import TASK_ENVIRONMENT
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import Stage, Task
-from stages.warning import listen
+from stages.preemption import listen
 
 CAN_SAVE = frozenset({Stage.ROLLOUT, Stage.EVALUATE})
 """Stages that stop when they are warned, with their progress saved."""

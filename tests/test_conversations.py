@@ -35,13 +35,13 @@ from pipeline.run.schemas import PROMPTS, ROLLOUT, FinishReason, conform
 from pipeline.run.seeds import derive_seed
 from pipeline.run.shards import read_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
-from stages.calls import Calls, Late
-from stages.chat import continuation_text
 from stages.context import UserError
-from stages.conversations import Conversations, SchedulerFailed, TokenBudget, openings_of
 from stages.engines.base import Request, Response, Sampling, Stopped
 from stages.engines.transformers import TransformersGenerator
-from stages.episodes import Episode
+from stages.generation.calls import Calls, Late
+from stages.generation.chat import continuation_text
+from stages.generation.conversations import Conversations, SchedulerFailed, TokenBudget, openings_of
+from stages.generation.episodes import Episode
 from stages.models import load_causal_lm
 
 CONTEXT = 400
@@ -612,7 +612,7 @@ def test_a_shard_has_a_row_per_conversation_and_all_of_it(run):
 
 def stopping(arguments: list[str], log: str, steps: int) -> None:
     """A rollout that is warned before a certain token, or while it waits for the scheduler."""
-    from stages import responding
+    from stages.generation import responding
 
     asked = iter(range(10**6))
     responding.warned = lambda: next(asked) >= steps  # type: ignore[assignment]

@@ -16,8 +16,8 @@ from transformers import (
 )
 
 from pipeline.config.update import Precision, UpdateConfig
-from stages.critics import load_critic
 from stages.ppo.batching import Row, collate
+from stages.ppo.critics import load_critic
 from stages.ppo.forward import response_values
 from stages.ppo.trainer import Trainer
 from stages.ranks import start_distributed

@@ -31,10 +31,10 @@ from pipeline.config.update import Precision
 from pipeline.run.commits import read_record
 from pipeline.run.tasks import Stage, Task
 from stages.context import UserError
-from stages.critics import load_critic
-from stages.ppo.masked import NoValidTokens
+from stages.ppo.critics import load_critic
+from stages.ppo.math.masked import NoValidTokens
+from stages.ppo.math.shaping import RunningMoments
 from stages.ppo.metrics import mean_kl
-from stages.ppo.shaping import RunningMoments
 from stages.ppo.targets import token_rewards
 from stages.ppo.training import StepPosition, split_epoch
 from stages.ppo.update import TrainerState, resumed

@@ -31,10 +31,19 @@ from pipeline.run.tasks import Stage, Task
 from stages.context import Context
 from stages.engines.base import Request, Response, Sampling
 from stages.engines.transformers import TransformersGenerator
-from stages.episodes import BEFORE_THE_FIRST_TURN, Episode
+from stages.generation.episodes import BEFORE_THE_FIRST_TURN, Episode
+from stages.generation.progress import (
+    PartialKey,
+    Progress,
+    Saved,
+    from_table,
+    load,
+    merge,
+    origin_of,
+    to_table,
+)
 from stages.models import load_causal_lm
-from stages.progress import PartialKey, Progress, Saved, from_table, load, merge, origin_of, to_table
-from stages.warning import StoppedOnWarning
+from stages.preemption import StoppedOnWarning
 
 ROLLOUT = Task(1, Stage.ROLLOUT)
 EVALUATE = Task(0, Stage.EVALUATE)
@@ -106,7 +115,7 @@ def wait_for(holds: Callable[[], object], seconds: float = 60) -> None:
 
 def saving_always(arguments: list[str], log: str) -> None:
     """A rollout that saves after each batch."""
-    from stages import rollout
+    from stages.tasks import rollout
 
     rollout.run = functools.partial(rollout.run, save_every=0.0)  # type: ignore[assignment]
     processes._main(arguments, log, str(ROOT))
@@ -114,7 +123,7 @@ def saving_always(arguments: list[str], log: str) -> None:
 
 def stopping(arguments: list[str], log: str, steps: int) -> None:
     """A task that is warned before a certain token."""
-    from stages import responding
+    from stages.generation import responding
 
     asked = iter(range(10**6))
     responding.warned = lambda: next(asked) >= steps  # type: ignore[assignment]
@@ -131,7 +140,7 @@ def stop_after(run: Run, steps: int, name: str = "rollout", iteration: int = 1) 
 
 def signalled_at(arguments: list[str], log: str, number: int, step: int) -> None:
     """A rollout that gets a signal before a certain token."""
-    from stages import responding
+    from stages.generation import responding
 
     warned, steps = responding.warned, itertools.count()
 
@@ -244,7 +253,7 @@ def test_a_stage_that_cannot_save_goes_on_when_warned_and_ends_when_told(number,
 
 def signalled(arguments: list[str], log: str, number: int) -> None:
     """A task that gets a signal when it begins to compute."""
-    from stages import prepare
+    from stages.tasks import prepare
 
     run = prepare.run
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipeline.run.schemas import FinishReason, is_sampled
 from stages.ppo.batching import Row
-from stages.ppo.shaping import Outcome
+from stages.ppo.math.shaping import Outcome
 
 
 @dataclass(frozen=True)

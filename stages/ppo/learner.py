@@ -14,7 +14,7 @@ from stages.models import device
 from stages.ppo.batching import MicroBatch
 from stages.ppo.experience import Experience
 from stages.ppo.forward import check_packing, response_log_probs, response_values, scatter_rows
-from stages.ppo.shaping import RunningMoments, flat_groups
+from stages.ppo.math.shaping import RunningMoments, flat_groups
 from stages.ppo.targets import Scores, Targets, make_targets, shape
 from stages.ppo.training import (
     Learner,

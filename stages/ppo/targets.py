@@ -8,7 +8,8 @@ from torch import Tensor
 
 from pipeline.config.algorithm import CorrectionLevel, Estimator, KLPlacement
 from pipeline.config.schema import Config
-from stages.ppo.advantages import (
+from stages.ppo.experience import Experience
+from stages.ppo.math.advantages import (
     gae,
     grpo,
     reinforce_plus_plus,
@@ -16,11 +17,10 @@ from stages.ppo.advantages import (
     remax,
     rloo,
 )
-from stages.ppo.experience import Experience
-from stages.ppo.kl import kl_per_token
-from stages.ppo.masked import masked_whiten
-from stages.ppo.mismatch import importance_weights
-from stages.ppo.shaping import RunningMoments, shaped_scores
+from stages.ppo.math.kl import kl_per_token
+from stages.ppo.math.masked import masked_whiten
+from stages.ppo.math.mismatch import importance_weights
+from stages.ppo.math.shaping import RunningMoments, shaped_scores
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from stages.models import device
 from stages.ppo.batching import MicroBatch, micro_batches_of_rank
 from stages.ppo.experience import Experience
 from stages.ppo.forward import gather_rows, policy_outputs, response_values, scatter_rows
-from stages.ppo.kl import kl_loss_per_token
-from stages.ppo.losses import Counts, aggregate, policy_loss, value_loss
-from stages.ppo.masked import masked_sum
+from stages.ppo.math.kl import kl_loss_per_token
+from stages.ppo.math.losses import Counts, aggregate, policy_loss, value_loss
+from stages.ppo.math.masked import masked_sum
 from stages.ppo.targets import Targets
 from stages.ppo.trainer import Trainer
 

@@ -12,17 +12,17 @@ from pipeline.run.commits import FileEntry
 from pipeline.run.durable import read_shared
 from stages import ranks
 from stages.context import Context, Result
-from stages.critics import load_critic
 from stages.models import load_causal_lm
+from stages.ppo.critics import load_critic
 from stages.ppo.experience import Experience, build_experience
-from stages.ppo.kl import next_kl_coef
 from stages.ppo.learner import Update
 from stages.ppo.learner import update as learner_update
 from stages.ppo.lora import load_policy
+from stages.ppo.math.kl import next_kl_coef
+from stages.ppo.math.shaping import RunningMoments
 from stages.ppo.memory import out_of_memory_explained
 from stages.ppo.metrics import mean_kl, update_metrics
 from stages.ppo.reference import with_reference
-from stages.ppo.shaping import RunningMoments
 from stages.ppo.trainer import Trainer
 from stages.ppo.training import Learner
 from stages.ppo.zero import device_map_of

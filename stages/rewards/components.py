@@ -13,10 +13,10 @@ from pipeline.data.checks import prompt_text
 from pipeline.data.prompts import Message, read_prompts, summarize
 from pipeline.run.schemas import RESERVED_COLUMNS
 from pipeline.run.tasks import PREPARE, Stage
-from stages.chat import REFUSALS, messages_json
 from stages.context import Context, NumericalError, UserError
 from stages.engines import engine, make_scorer
 from stages.engines.base import Scorer, problem_of
+from stages.generation.chat import REFUSALS, messages_json
 from stages.rewards.rows import conversation_ids, name_of, token_ids, tokenized_conversations
 from stages.rewards.rules import rule_scores
 from stages.tokenizers import load_tokenizer

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pipeline.run.schemas import extra_columns
-from stages.chat import REFUSALS
 from stages.context import UserError
+from stages.generation.chat import REFUSALS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

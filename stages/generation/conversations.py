@@ -26,11 +26,11 @@ from pipeline.plugins.load import load_plugin
 from pipeline.run.schemas import FinishReason, extra_columns
 from pipeline.run.seeds import derive_seed
 from pipeline.text import shown
-from stages.calls import Answer, Calls, Late
-from stages.chat import continuation_text
 from stages.context import UserError
 from stages.engines.base import Generator, Request, Response, Turns
-from stages.episodes import BEFORE_THE_FIRST_TURN, Episode
+from stages.generation.calls import Answer, Calls, Late
+from stages.generation.chat import continuation_text
+from stages.generation.episodes import BEFORE_THE_FIRST_TURN, Episode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -81,7 +81,7 @@ def open_conversations(
 
     Args:
         prompts: a row per request.
-        samples: ``sample_index`` of each request of a prompt, as in :func:`stages.responding.respond`.
+        samples: ``sample_index`` of each request of a prompt, as in :func:`.responding.respond`.
         generator: the engine that the requests are for.
         should_stop: waiting for the scheduler ends once it holds.
 

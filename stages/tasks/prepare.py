@@ -20,11 +20,11 @@ from pipeline.run.durable import replace_durably
 from pipeline.run.schemas import PROMPTS, conform, extra_columns, version_of
 from pipeline.run.shards import write_shard
 from pipeline.run.tasks import Task
-from stages.chat import messages_json
 from stages.context import Context, Result, UserError
+from stages.generation.chat import messages_json
 from stages.modeltrial import tried_tokenizer, try_models
 from stages.rewards.components import measure_normalization
-from stages.templates import scoring_templates
+from stages.rewards.templates import scoring_templates
 
 
 def run(task: Task, context: Context) -> Result:

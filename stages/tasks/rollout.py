@@ -8,8 +8,8 @@ from pipeline.run.shards import write_shard
 from pipeline.run.tasks import Task
 from stages.context import Context, Result
 from stages.engines.base import Sampling
-from stages.progress import SAVE_SECONDS
-from stages.responding import num_tokens, respond, response_metrics
+from stages.generation.progress import SAVE_SECONDS
+from stages.generation.responding import num_tokens, respond, response_metrics
 
 
 def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> Result:

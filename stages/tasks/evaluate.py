@@ -9,9 +9,9 @@ from pipeline.run.shards import write_shard
 from pipeline.run.tasks import PREPARE, Task
 from stages.context import Context, Result, UserError
 from stages.engines.base import Sampling
-from stages.responding import respond, response_metrics
-from stages.reward import reward_table
+from stages.generation.responding import respond, response_metrics
 from stages.rewards.components import component_scores
+from stages.tasks.reward import reward_table
 
 
 def run(task: Task, context: Context) -> Result:

@@ -10,15 +10,15 @@ import pyarrow as pa
 from pipeline.config.schema import Config
 from pipeline.run.schemas import GREEDY_SAMPLE, ROLLOUT, FinishReason, conform, extra_columns
 from pipeline.run.seeds import derive_seed
-from stages.chat import messages_json
 from stages.context import Context, NumericalError
-from stages.conversations import Conversations, open_conversations
 from stages.engines import engine, make_generator
 from stages.engines.base import Generator, Request, Response, Sampling
-from stages.episodes import Episode
-from stages.progress import SAVE_SECONDS, Progress, origin_of
+from stages.generation.chat import messages_json
+from stages.generation.conversations import Conversations, open_conversations
+from stages.generation.episodes import Episode
+from stages.generation.progress import SAVE_SECONDS, Progress, origin_of
+from stages.preemption import StoppedOnWarning, warned
 from stages.tokenizers import load_tokenizer
-from stages.warning import StoppedOnWarning, warned
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -28,10 +28,10 @@ from pipeline.run.schemas import VERSION_KEY, FinishReason, conform, version_of
 from pipeline.run.seeds import derive_seed
 from pipeline.run.shards import read_shard, write_shard
 from pipeline.run.tasks import Task
-from stages.chat import messages_json, messages_of
 from stages.context import Context
 from stages.engines.base import Request, Sampling
-from stages.episodes import Episode
+from stages.generation.chat import messages_json, messages_of
+from stages.generation.episodes import Episode
 
 SAVE_SECONDS = 300.0
 """Seconds between saves, and so the most work that is lost when a process is killed without a warning, not
