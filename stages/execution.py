@@ -5,7 +5,6 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Mapping
 
 from pipeline.config.schema import Config
 from pipeline.plugins.load import make_importable
@@ -16,6 +15,7 @@ from pipeline.run.seeds import derive_seed
 from pipeline.run.tasks import Stage, Task
 from stages.context import Context
 from stages.engines import engines_closed, needs_torch
+from stages.logs import log
 from stages.numerics import peak_gpu_memory, set_up_torch
 from stages.runner import Arguments
 
@@ -63,7 +63,7 @@ def compute_and_commit(run: Run, arguments: Arguments, started: float, history: 
     outcome = "committed" if publish(run.paths, record, history) else "another attempt was first"
     if is_of_the_past(run.paths, task, history):
         outcome = "the run has gone back meanwhile, and what this attempt made was moved aside"
-    print(f"{task}: {outcome}: {describe(record)}", flush=True)
+    log.info(f"{task}: {outcome}: {describe(record)}")
 
 
 def check_is_planned(run: Run, task: Task) -> None:
@@ -86,15 +86,8 @@ def describe(record: Record) -> str:
 
 def num_threads(config: Config, stage: Stage) -> int:
     """Return the number of a task's CPU threads, on which its result depends."""
-    sections: Mapping[Stage, int] = {
-        Stage.PREPARE: config.reward.num_threads,
-        Stage.ROLLOUT: config.rollout.num_threads,
-        Stage.SCORE: config.reward.num_threads,
-        Stage.REWARD: config.reward.num_threads,
-        Stage.UPDATE: config.update.num_threads,
-        Stage.EVALUATE: config.evaluate.num_threads,
-    }
-    return sections[stage]
+    generating = {Stage.ROLLOUT: config.rollout.num_threads, Stage.EVALUATE: config.evaluate.num_threads}
+    return {Stage.UPDATE: config.update.num_threads, **generating}.get(stage, config.reward.num_threads)
 
 
 def time_metrics(context: Context, started: float) -> dict[str, float]:

@@ -4,21 +4,16 @@ import contextlib
 import errno
 import json
 import socket
-import sys
 import time
 import traceback
 
-from pipeline.config.issue import ConfigError
-from pipeline.data.prompts import PromptError
-from pipeline.plugins.load import PluginError
 from pipeline.run.commits import CorruptData, NotCommitted, StaleData
-from pipeline.run.directory import RunError
 from pipeline.run.durable import PASSING, link_once
 from pipeline.run.failures import DISK_EXIT, FailureKind
 from pipeline.run.schemas import SchemaError
 from pipeline.run.tasks import Task, task_key
-from stages.context import NumericalError, OutOfMemory, UserError
-from stages.preemption import StoppedOnWarning
+from stages.context import UserError
+from stages.logs import log
 from stages.runner import Arguments
 
 EXIT_CODES = {
@@ -46,7 +41,7 @@ def report(error: Exception, arguments: Arguments, started: float) -> int:
     with contextlib.suppress(OSError):  # a full disk takes no report either; the exit code says it
         if not is_explained:
             traceback.print_exception(error)
-        print(f"{arguments.task} {outcome}: {message}", file=sys.stderr, flush=True)
+        log.error(f"{arguments.task} {outcome}: {message}")
         note(arguments, kind, message, suspect, started)
     return EXIT_CODES[kind]
 
@@ -66,10 +61,6 @@ def classify(error: Exception) -> tuple[FailureKind, Task | None]:
         return FailureKind.INPUTS, error.task
     if isinstance(error, OSError) and error.errno in _OF_DISKS:
         return FailureKind.DISK, None
-    if isinstance(error, StoppedOnWarning):
-        return (FailureKind.PAUSED if error.has_progress else FailureKind.TIMEOUT), None
-    if isinstance(error, OutOfMemory):
-        return (FailureKind.CONFIG if error.on_device else FailureKind.MEMORY), None
-    if isinstance(error, ConfigError | RunError | PromptError | PluginError | SchemaError | UserError):
+    if isinstance(error, UserError | SchemaError):
         return FailureKind.CONFIG, None
-    return (FailureKind.NUMERICS if isinstance(error, NumericalError) else FailureKind.ERROR), None
+    return getattr(error, "failure_kind", FailureKind.ERROR), None

@@ -20,6 +20,7 @@ from transformers.utils import logging
 
 from pipeline.config.update import Precision
 from stages.context import UserError
+from stages.logs import log
 
 DTYPES = {
     Precision.FP32: torch.float32,
@@ -44,9 +45,7 @@ def check_gpus_are_seen(environment: Mapping[str, str]) -> None:
     if problem := missing_gpus(given, is_for_gpus, torch.cuda.is_available()):
         raise UserError(problem)
     if given and not is_for_gpus:
-        print(
-            f"CUDA_VISIBLE_DEVICES={given}, but torch is built for CPUs here: computing on them", flush=True
-        )
+        log.warning(f"CUDA_VISIBLE_DEVICES={given}, but torch is built for CPUs here: computing on them")
 
 
 def missing_gpus(given: str, is_for_gpus: bool, is_any_seen: bool) -> str | None:
@@ -124,8 +123,6 @@ def load_with_attention(
     try:
         return _loaded(auto_class, directory, arguments | {"attn_implementation": attention})
     except (ValueError, ImportError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(
             f"update.attention={attention}: {directory} cannot be loaded with it ({error}); leave it out for "
             "the model's own, or try sdpa or eager"

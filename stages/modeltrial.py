@@ -19,6 +19,7 @@ from pipeline.config.reward import RewardModelConfig
 from pipeline.config.schema import Config
 from pipeline.config.update import Precision, TrainingEngine
 from stages.context import UserError
+from stages.logs import log
 from stages.numerics import choose_accelerator
 from stages.tokenizers import load_tokenizer
 from stages.weights import check_finite
@@ -80,7 +81,7 @@ def _try_loading(config: Config, model: UsedModel) -> None:
     """Load a model without its weights, unless it is quantised. Raises UserError where that fails."""
     settings = read_json(model.directory / "config.json")
     if "quantization_config" in settings:
-        print(f"{model.key}={model.directory}: is quantised; it was not tried whether it loads", flush=True)
+        log.warning(f"{model.key}={model.directory}: is quantised; it was not tried whether it loads")
         return
     trust = config.model.trust_remote_code
     _check_is_known(model, settings, trust)

@@ -318,7 +318,7 @@ def scripted(said: str, room: TokenBudget, tokenizer: Any, prompts: pa.Table, sh
     )
 
 
-def test_words_outside_the_vocabulary_end_their_own_conversation_and_no_other(chatty, model, prompts, capsys):
+def test_words_outside_the_vocabulary_end_their_own_conversation_and_no_other(chatty, model, prompts, caplog):
     """The tokenizer has a token that the model has no embedding for."""
     tokenizer = AutoTokenizer.from_pretrained(chatty / "policy")
     tokenizer.add_tokens(["go on 4"])
@@ -327,7 +327,7 @@ def test_words_outside_the_vocabulary_end_their_own_conversation_and_no_other(ch
     assert played.episodes[4] == replace(expected.episodes[4], finish_reason=FinishReason.REFUSED)
     assert all(e.num_turns == 3 for i, e in played.episodes.items() if i != 4)
     said = "prompt_id p4, sample 0: the conversation ends after turn 1: token id 258 is outside the model's"
-    assert capsys.readouterr().out.startswith(said)
+    assert caplog.messages[0].startswith(said)
 
 
 def test_a_prompt_that_the_engine_refuses_has_no_turn(model, tokenizer, prompts):

@@ -101,7 +101,7 @@ def why(run: Run) -> tuple[str, str]:
 
 def continued_from(log: str) -> int | None:
     """What the log says that an attempt found."""
-    found = re.findall(r"^iteration 1 rollout shard 0 continues from (\d+) of 64 responses$", log, re.M)
+    found = re.findall(r" INFO iteration 1 rollout shard 0 continues from (\d+) of 64 responses$", log, re.M)
     assert len(found) == log.count("continues from") <= 1
     return int(found[0]) if found else None
 
@@ -384,11 +384,11 @@ def test_saves_of_several_attempts_are_taken_together(run):
         ({"seed": 8}, "seed"),
     ],
 )
-def test_a_save_of_another_origin_is_not_used(differing, said, run, capsys):
+def test_a_save_of_another_origin_is_not_used(differing, said, run, caplog):
     progress_of(run, save_every=0).add(some(range(3)))
     assert progress_of(run, "2-b", **differing).responses == {}
     assert f"is not used: iteration 1 rollout shard 0 is stale: this attempt differs in {said}" in (
-        capsys.readouterr().out
+        caplog.text
     )
     assert progress_of(run, "2-b").responses == some(range(3))
 
@@ -483,20 +483,20 @@ def test_finished_iterations_are_swept_of_saves_and_going_back_moves_them(undist
 
 
 @pytest.mark.parametrize(
-    ("counts", "has_progress", "said"),
+    ("counts", "kind", "said"),
     [
-        ((0, 60, 128), True, "stopped on a warning with 60 of 128 responses saved"),
-        ((0, 0, 128), False, "stopped on a warning before any response was finished"),
+        ((0, 60, 128), "paused", "stopped on a warning with 60 of 128 responses saved"),
+        ((0, 0, 128), "timeout", "stopped on a warning before any response was finished"),
         (
             (60, 60, 128),
-            False,
+            "timeout",
             "stopped on a warning before another response was finished; 60 of 128 are saved",
         ),
     ],
 )
-def test_how_a_warned_task_says_what_it_has(counts, has_progress, said):
+def test_how_a_warned_task_says_what_it_has(counts, kind, said):
     error = StoppedOnWarning(*counts)
-    assert (str(error), error.has_progress) == (said, has_progress)
+    assert (str(error), error.failure_kind) == (said, kind)
 
 
 # the engine's part

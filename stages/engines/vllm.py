@@ -25,6 +25,7 @@ from stages.engines import transformers as plain
 from stages.engines.base import Generator, Limits, Request, Response, Sampling, Scorer, Turns
 from stages.engines.compiled import KeptCache, private_cache
 from stages.engines.vllm_setup import cache_key, set_up
+from stages.logs import log
 
 _FORMATS = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 _CPU_CACHE_GIB = 1.0
@@ -74,7 +75,7 @@ def make_scorer(config: Config, directory: str) -> Scorer:
     except Unsupported as error:
         if not reward.fall_back:
             raise
-        print(f"{directory} is scored with transformers: {error}", flush=True)
+        log.warning(f"{directory} is scored with transformers: {error}")
         return plain.make_scorer(config, directory)
     return scorer
 

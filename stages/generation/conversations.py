@@ -31,6 +31,7 @@ from stages.engines.base import Generator, Request, Response, Turns
 from stages.generation.calls import Answer, Calls, Late
 from stages.generation.chat import continuation_text
 from stages.generation.episodes import BEFORE_THE_FIRST_TURN, Episode
+from stages.logs import log
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -240,7 +241,7 @@ class Conversations(Turns):
         seed = derive_seed(first.seed, "turn", episode.num_turns)
         following = replace(first, prompt_tokens=tokens, max_new_tokens=room, seed=seed)
         if problem := self._problem_with(following):
-            print(f"{opening}: the conversation ends after turn {episode.num_turns}: {problem}", flush=True)
+            log.warning(f"{opening}: the conversation ends after turn {episode.num_turns}: {problem}")
             self._episodes[index] = replace(episode, finish_reason=FinishReason.REFUSED)
             return None
         self._episodes[index] = episode.with_answer(said, messages)

@@ -32,6 +32,7 @@ from stages.context import Context
 from stages.engines.base import Request, Sampling
 from stages.generation.chat import messages_json, messages_of
 from stages.generation.episodes import Episode
+from stages.logs import log
 
 SAVE_SECONDS = 300.0
 """Seconds between saves, and so the most work that is lost when a process is killed without a warning, not
@@ -114,7 +115,7 @@ def load(context: Context, origin: PartialKey) -> Saved:
         try:
             saves.append(_read(context.paths, path, origin))
         except (OSError, CorruptData, StaleData, KeyError, TypeError, ValueError) as error:
-            print(f"{context.paths.relative(path)} is not used: {error}", flush=True)
+            log.warning(f"{context.paths.relative(path)} is not used: {error}")
     return merge(saves)
 
 
@@ -183,7 +184,7 @@ class Progress:
         self._saved_at = time.monotonic()
         context.compute_seconds += found.compute_seconds
         if found.responses:
-            print(f"{context.task} continues from {self.num_found} of {total} responses", flush=True)
+            log.info(f"{context.task} continues from {self.num_found} of {total} responses")
 
     @property
     def is_complete(self) -> bool:

@@ -18,6 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATIO
 from pipeline.config.model_files import Tensors, has_head, head_of, read_tensors
 from pipeline.config.update import Precision
 from stages import ranks
+from stages.logs import log
 from stages.models import check_missing, load_arguments, load_with_attention
 
 
@@ -104,7 +105,7 @@ def _start_head(model: PreTrainedModel, directory: Path, missing: set[str]) -> N
             if source and f"{source}.{kind}" in tensors:
                 parameter.copy_(_read(tensors, f"{source}.{kind}"))
     if ranks.is_first():
-        print(f"critic: {_head_in_words(directory, source, tensors)}", flush=True)
+        log.info(f"critic: {_head_in_words(directory, source, tensors)}")
 
 
 def _fitting_head(model: PreTrainedModel, tensors: Tensors) -> str | None:

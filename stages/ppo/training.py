@@ -11,6 +11,7 @@ from pipeline.config.update import UpdateConfig
 from pipeline.run.seeds import derive_seed
 from stages import ranks
 from stages.context import NumericalError
+from stages.logs import log
 from stages.models import device
 from stages.ppo.batching import MicroBatch, micro_batches_of_rank
 from stages.ppo.experience import Experience
@@ -369,7 +370,7 @@ def describe_step(sums: Mapping[str, float], counts: Counts, norm: float) -> str
 def say(text: str) -> None:
     """Print one line to the task's log, on the first rank only."""
     if ranks.is_first():
-        print(text, flush=True)
+        log.info(text)
 
 
 def skip(config: Config, steps: Steps, problem: str) -> None:

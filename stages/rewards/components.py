@@ -17,6 +17,7 @@ from stages.context import Context, NumericalError, UserError
 from stages.engines import engine, make_scorer
 from stages.engines.base import Scorer, problem_of
 from stages.generation.chat import REFUSALS, messages_json
+from stages.logs import log
 from stages.rewards.rows import conversation_ids, name_of, token_ids, tokenized_conversations
 from stages.rewards.rules import rule_scores
 from stages.tokenizers import load_tokenizer
@@ -96,8 +97,8 @@ class RewardModel:
         problems = [problem_of(sequence, self._scorer.limits, new_tokens=0) for sequence in sequences]
         self.num_unscored = rows.num_rows - problems.count(None)
         if unfit := [i for i, problem in enumerate(problems) if problem]:
-            print(f"{self._config.path} cannot score {len(unfit)} rows, the first of them ", end="")
-            print(f"{name_of(scored, unfit[0])}: {problems[unfit[0]]}", flush=True)
+            first = f"the first of them {name_of(scored, unfit[0])}: {problems[unfit[0]]}"
+            log.warning(f"{self._config.path} cannot score {len(unfit)} rows, {first}")
         fitting = [sequence for sequence, problem in zip(sequences, problems, strict=True) if not problem]
         found = iter(self._scorer.score(fitting))
         scores = iter([0.0 if problem else next(found) for problem in problems])
@@ -198,7 +199,7 @@ def statistics(
     )
     key = f"reward.components.{name}.normalization.reference_samples={samples}"
     if found.rejected:
-        print(f"{key}: {summarize(found.rejected)}", flush=True)
+        log.warning(f"{key}: {summarize(found.rejected)}")
     if not found.rows:
         raise UserError(f"{key}: has no usable row")
     if norm.response_column not in found.columns.column_names:

@@ -22,6 +22,7 @@ from pipeline.run.shards import write_shard
 from pipeline.run.tasks import Task
 from stages.context import Context, Result, UserError
 from stages.generation.chat import messages_json
+from stages.logs import log
 from stages.modeltrial import tried_tokenizer, try_models
 from stages.rewards.components import measure_normalization
 from stages.rewards.templates import scoring_templates
@@ -40,8 +41,8 @@ def run(task: Task, context: Context) -> Result:
     listing = context.files.data(context.attempt, "rejected", "jsonl")
     listing.parent.mkdir(parents=True, exist_ok=True)
     write_rejected(listing, [row for judged in files for row in named(judged)])
-    for line in (line for judged in files for line in describe(judged, config)):
-        print(line, flush=True)
+    for judged in files:
+        log.info("\n".join(describe(judged, config)))
     check_usable(config, files, str(listing))
     prompts, *others = map(prompt_table, files)
     heldout = others[0].slice(0, config.evaluate.num_prompts) if others else empty_prompts()
