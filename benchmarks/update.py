@@ -155,7 +155,7 @@ def run_stage(root: Path, threads: int) -> Measured:
     from stages import preload  # noqa: F401
     from stages.context import Context
     from stages.numerics import set_up_torch
-    from stages.tasks import update  # noqa: F401
+    from stages.tasks import update
 
     set_up_torch(threads, seed=0)
     run, imports = load_run(root), peak_mib()

@@ -26,7 +26,6 @@ from pipeline.run.failures import FailureKind
 from pipeline.run.paths import RunPaths, TaskPaths
 from pipeline.run.plan import policy_maker
 from pipeline.run.retention import check_is_kept
-from pipeline.run.schemas import PROMPTS
 from pipeline.run.shards import read_shard
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from slurm.errors import UserError as UserError  # for stages, engines and trainers to raise
@@ -122,13 +121,6 @@ class Context:
     def table(self, task: Task, schema: pa.Schema, part: str = "") -> pa.Table:
         """Return one Arrow file of an input, verified."""
         return read_shard(self.paths, self.read(task), schema, part)
-
-    def prompts(self) -> pa.Table:
-        """Return all usable training prompts, in the file's order."""
-        return self.table(PREPARE, PROMPTS)
-
-    def heldout(self) -> pa.Table:
-        return self.table(PREPARE, PROMPTS, "heldout")
 
     def json(self, task: Task, part: str) -> dict[str, Any]:
         """Return one JSON file of an input, verified."""

@@ -58,7 +58,7 @@ def compute_and_commit(run: Run, arguments: Arguments, started: float, history: 
         host=socket.gethostname(),
         pid=os.getpid(),
         job_id=os.environ.get("SLURM_JOB_ID", ""),
-        metrics={**result.metrics, **time_metrics(context, started), **memory_metrics(uses_torch)},
+        metrics={**result.metrics, **measured(context, started, uses_torch)},
     )
     outcome = "committed" if publish(run.paths, record, history) else "another attempt was first"
     if is_of_the_past(run.paths, task, history):
@@ -90,15 +90,11 @@ def num_threads(config: Config, stage: Stage) -> int:
     return {Stage.UPDATE: config.update.num_threads, **generating}.get(stage, config.reward.num_threads)
 
 
-def time_metrics(context: Context, started: float) -> dict[str, float]:
-    """Return seconds of model compute, and seconds from the task's start to the first compute."""
+def measured(context: Context, started: float, uses_torch: bool) -> dict[str, float]:
+    """Return seconds of model compute and from the task's start to the first of it; and the peak memory of
+    this process, and of its GPU if it uses torch, in GiB."""
     metrics = {"compute_seconds": context.compute_seconds}
     if context.first_compute is not None:
         metrics["startup_seconds"] = context.first_compute - started
-    return metrics
-
-
-def memory_metrics(uses_torch: bool) -> dict[str, float]:
-    """Return the peak memory of this process, and of its GPU if it uses torch, in GiB."""
-    own = {"peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
-    return own | (peak_gpu_memory() if uses_torch else {})
+    metrics["peak_memory_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return metrics | (peak_gpu_memory() if uses_torch else {})

@@ -17,9 +17,6 @@ from stages.logs import log
 from stages.runner import Arguments
 
 EXIT_CODES = {
-    FailureKind.ERROR: 1,
-    FailureKind.NUMERICS: 1,
-    FailureKind.MEMORY: 1,
     FailureKind.CONFIG: 2,
     FailureKind.INPUTS: 4,
     FailureKind.TIMEOUT: 5,
@@ -43,7 +40,7 @@ def report(error: Exception, arguments: Arguments, started: float) -> int:
             traceback.print_exception(error)
         log.error(f"{arguments.task} {outcome}: {message}")
         note(arguments, kind, message, suspect, started)
-    return EXIT_CODES[kind]
+    return EXIT_CODES.get(kind, 1)
 
 
 def note(arguments: Arguments, kind: FailureKind, message: str, suspect: Task | None, started: float) -> None:

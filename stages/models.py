@@ -3,8 +3,7 @@
 With ``device_map="meta"`` a model is made of its files' headers, and no weight is read.
 """
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -132,27 +131,20 @@ def load_with_attention(
 def _loaded(
     auto_class: Any, directory: str | Path, arguments: dict[str, Any]
 ) -> tuple[PreTrainedModel, set[str]]:
-    with _without_report():
+    wanted_verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # no table of missing and unexpected weights: the callers judge those
+    try:
         model, loading = auto_class.from_pretrained(
             str(directory), output_loading_info=True, ignore_mismatched_sizes=True, **arguments
         )
+    finally:
+        logging.set_verbosity(wanted_verbosity)
     for name, found, wanted in sorted(loading["mismatched_keys"]):
         raise UserError(
             f"{directory}: its weight {name} has shape {list(found)}, and by its config.json "
             f"{type(model).__name__} wants {list(wanted)}; it is not the configuration of these weights"
         )
     return model, set(loading["missing_keys"])
-
-
-@contextlib.contextmanager
-def _without_report() -> Iterator[None]:
-    """Suppress transformers' own table of missing and unexpected weights; the callers judge those."""
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
 
 
 def load_arguments(directory: str | Path, precision: Precision, trust_remote_code: bool) -> dict[str, Any]:

@@ -56,12 +56,8 @@ def loaded_models(config: Config) -> Iterator[UsedModel]:
     for model in used_models(config):
         if model.is_ours and model.key not in by_vllm and (has_critic or model.use is not Use.CRITIC):
             yield model
-        if (
-            model.use is Use.POLICY
-            and has_critic
-            and not config.model.critic
-            and config.update.engine in (*TrainingEngine,)
-        ):
+        starts_critic = model.use is Use.POLICY and has_critic and not config.model.critic
+        if starts_critic and config.update.engine in (*TrainingEngine,):
             yield replace(model, use=Use.CRITIC)
 
 

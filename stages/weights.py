@@ -35,16 +35,12 @@ def check_finite(key: str, directory: Path, tensors: Sequence[tuple[str, Tensor]
     Raises:
         UserError: one is NaN or infinite.
     """
-    started, ordered = time.monotonic(), sorted(tensors, key=lambda item: _place(item[1]))
+    started, ordered = time.monotonic(), sorted(tensors, key=lambda item: (item[1].path, item[1].start))
     for path, group in itertools.groupby(ordered, key=lambda item: item[1].path):
         _check_file(key, directory, path, group)
     seconds, size = time.monotonic() - started, sum(tensor.size for _, tensor in tensors)
     counted = f"{len(tensors)} weights of {size / 2**30:.2f} GiB"
     log.info(f"{key}={directory}: {counted}, all finite ({seconds:.1f} s)")
-
-
-def _place(tensor: Tensor) -> tuple[Path, int]:
-    return tensor.path, tensor.start
 
 
 def _check_file(key: str, directory: Path, path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:

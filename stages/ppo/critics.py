@@ -101,9 +101,10 @@ def _start_head(model: PreTrainedModel, directory: Path, missing: set[str]) -> N
     for name, parameter in model.named_parameters():
         if name in missing:
             parameter.zero_()
-            kind = name.rpartition(".")[2]
-            if source and f"{source}.{kind}" in tensors:
-                parameter.copy_(_read(tensors, f"{source}.{kind}"))
+            key = f"{source}.{name.rpartition('.')[2]}"
+            if source and key in tensors:
+                with safe_open(tensors[key].path, "pt") as file:
+                    parameter.copy_(file.get_tensor(key))
     if ranks.is_first():
         log.info(f"critic: {_head_in_words(directory, source, tensors)}")
 
@@ -122,9 +123,3 @@ def _head_in_words(directory: Path, source: str | None, tensors: Tensors) -> str
     if has_head(tensors):
         return f"the head of {directory} is not one linear layer and cannot be taken; values start at zero"
     return f"{directory} has no head; values start at zero"
-
-
-def _read(tensors: Tensors, name: str) -> Tensor:
-    with safe_open(tensors[name].path, "pt") as file:
-        found: Tensor = file.get_tensor(name)
-        return found

@@ -121,7 +121,9 @@ class RewardModel:
                 raise UserError(
                     f"the chat template of {self._config.path} refuses reference sample {index}: {error}"
                 ) from error
-        return self._score_tokens(tokens)
+        if not all(tokens):
+            raise UserError(f"the tokenizer of {self._config.path} gives no token for a response")
+        return self._scorer.score(self._cut(tokens))
 
     def _sample_ids(self, prompt: str | tuple[Message, ...], response: str) -> list[int]:
         if self._shares_tokens:
@@ -137,11 +139,6 @@ class RewardModel:
         ids = token_ids(self._tokenizer, text, special=isinstance(prompt, str))
         ids += token_ids(self._tokenizer, response, special=False)
         return ids if end is None else [*ids, end]
-
-    def _score_tokens(self, sequences: list[list[int]]) -> list[float]:
-        if any(not sequence for sequence in sequences):
-            raise UserError(f"the tokenizer of {self._config.path} gives no token for a response")
-        return self._scorer.score(self._cut(sequences))
 
     def _cut(self, sequences: list[list[int]]) -> list[list[int]]:
         self.num_truncated = sum(len(sequence) > self._limit for sequence in sequences)
