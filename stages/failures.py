@@ -6,6 +6,7 @@ import json
 import socket
 import time
 import traceback
+from logging import ERROR, WARNING
 
 from pipeline.run.commits import CorruptData, NotCommitted, StaleData
 from pipeline.run.durable import PASSING, link_once
@@ -34,22 +35,18 @@ def report(error: Exception, arguments: Arguments, started: float) -> int:
     kind, suspect = classify(error)
     is_explained = kind not in (FailureKind.ERROR, FailureKind.NUMERICS, FailureKind.MEMORY)
     message = str(error) if is_explained else f"{type(error).__name__}: {error}"
-    outcome = "paused" if kind is FailureKind.PAUSED else "failed"
+    level, outcome = (WARNING, "paused") if kind is FailureKind.PAUSED else (ERROR, "failed")
     with contextlib.suppress(OSError):  # a full disk takes no report either; the exit code says it
         if not is_explained:
             traceback.print_exception(error)
-        log.error(f"{arguments.task} {outcome}: {message}")
-        note(arguments, kind, message, suspect, started)
+        log.log(level, f"{arguments.task} {outcome}: {message}")
+        if arguments.failure_file:
+            said: dict[str, object] = {"kind": kind, "message": message}
+            said |= {"suspect": suspect and task_key(suspect), "started": started}
+            said |= {"ended": time.time(), "host": socket.gethostname()}
+            arguments.failure_file.parent.mkdir(parents=True, exist_ok=True)
+            link_once(arguments.failure_file, json.dumps(said) + "\n")  # of several ranks the first knows why
     return EXIT_CODES.get(kind, 1)
-
-
-def note(arguments: Arguments, kind: FailureKind, message: str, suspect: Task | None, started: float) -> None:
-    """Write the failure file, if there is to be one."""
-    if arguments.failure_file:
-        arguments.failure_file.parent.mkdir(parents=True, exist_ok=True)
-        said: dict[str, object] = {"kind": kind, "message": message, "suspect": suspect and task_key(suspect)}
-        said |= {"started": started, "ended": time.time(), "host": socket.gethostname()}
-        link_once(arguments.failure_file, json.dumps(said) + "\n")  # of several ranks the first knows why
 
 
 def classify(error: Exception) -> tuple[FailureKind, Task | None]:

@@ -145,7 +145,8 @@ def from_table(table: pa.Table) -> dict[int, Episode]:
     for row in table.to_pylist():
         row["finish_reason"] = FinishReason(row["finish_reason"])
         row["messages"] = messages_of(row["messages"])
-        found[row.pop("request")] = Episode(**row)
+        index = row.pop("request")
+        found[index] = Episode(**row)
     return found
 
 
