@@ -156,7 +156,7 @@ def timed_updates(learner: "Learner", experience: "Experience", number: int) -> 
 
     from stages.context import Stopwatch
     from stages.ppo.learner import update
-    from stages.ppo.shaping import RunningMoments
+    from stages.ppo.math.shaping import RunningMoments
 
     seconds = []
     moments = RunningMoments().including(experience.outcome.scores)

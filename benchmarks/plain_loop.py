@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
 from pipeline.config.schema import Config
-from stages.ppo.advantages import gae
-from stages.ppo.losses import policy_loss, value_loss
-from stages.ppo.masked import masked_sum, masked_whiten
+from stages.ppo.math.advantages import gae
+from stages.ppo.math.losses import policy_loss, value_loss
+from stages.ppo.math.masked import masked_sum, masked_whiten
 
 
 @dataclass(frozen=True)

@@ -152,9 +152,10 @@ def save_models(folder: Path) -> None:
 
 def run_stage(root: Path, threads: int) -> Measured:
     """The update stage, to the point where its result would be published."""
-    from stages import preload, update  # noqa: F401
+    from stages import preload  # noqa: F401
     from stages.context import Context
     from stages.numerics import set_up_torch
+    from stages.tasks import update
 
     set_up_torch(threads, seed=0)
     run, imports = load_run(root), peak_mib()

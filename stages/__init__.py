@@ -1,0 +1,1 @@
+"""Computation of one task, which is then committed; no scheduler."""

@@ -22,20 +22,19 @@ from pipeline.run.commits import (
     require_record,
 )
 from pipeline.run.durable import digest_file, read_shared
+from pipeline.run.failures import FailureKind
 from pipeline.run.paths import RunPaths, TaskPaths
 from pipeline.run.plan import policy_maker
 from pipeline.run.retention import check_is_kept
-from pipeline.run.schemas import PROMPTS
 from pipeline.run.shards import read_shard
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
-
-
-class UserError(ValueError):
-    """Something the user gave cannot work, and trying again cannot help."""
+from slurm.errors import UserError as UserError  # for stages, engines and trainers to raise
 
 
 class NumericalError(RuntimeError):
     """A loss, gradient or weight is not finite. The same inputs would give it again."""
+
+    failure_kind = FailureKind.NUMERICS
 
 
 class OutOfMemory(RuntimeError):
@@ -43,9 +42,8 @@ class OutOfMemory(RuntimeError):
 
     def __init__(self, message: str, on_device: bool) -> None:
         super().__init__(message)
-        self.on_device = on_device
-        """Whether it was a GPU's memory, which no retry enlarges; else the host's, of which a retry may get
-        more."""
+        # No retry enlarges a GPU's memory; of the host's one may get more.
+        self.failure_kind = FailureKind.CONFIG if on_device else FailureKind.MEMORY
 
 
 @dataclass(frozen=True)
@@ -123,13 +121,6 @@ class Context:
     def table(self, task: Task, schema: pa.Schema, part: str = "") -> pa.Table:
         """Return one Arrow file of an input, verified."""
         return read_shard(self.paths, self.read(task), schema, part)
-
-    def prompts(self) -> pa.Table:
-        """Return all usable training prompts, in the file's order."""
-        return self.table(PREPARE, PROMPTS)
-
-    def heldout(self) -> pa.Table:
-        return self.table(PREPARE, PROMPTS, "heldout")
 
     def json(self, task: Task, part: str) -> dict[str, Any]:
         """Return one JSON file of an input, verified."""

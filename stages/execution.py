@@ -5,7 +5,6 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Mapping
 
 from pipeline.config.schema import Config
 from pipeline.plugins.load import make_importable
@@ -16,6 +15,7 @@ from pipeline.run.seeds import derive_seed
 from pipeline.run.tasks import Stage, Task
 from stages.context import Context
 from stages.engines import engines_closed, needs_torch
+from stages.logs import log
 from stages.numerics import peak_gpu_memory, set_up_torch
 from stages.runner import Arguments
 
@@ -41,7 +41,7 @@ def compute_and_commit(run: Run, arguments: Arguments, started: float, history: 
     uses_torch = any(needs_torch(key, name) for key, name in engines_of(config, task.stage, task.pool))
     if uses_torch:
         set_up_torch(num_threads(config, task.stage), seed)
-    result = importlib.import_module(f"stages.{arguments.task.stage}").run(arguments.task, context)
+    result = importlib.import_module(f"stages.tasks.{task.stage}").run(arguments.task, context)
     if result is None:  # another rank has it, and publishes
         return
     record = Record(
@@ -58,12 +58,12 @@ def compute_and_commit(run: Run, arguments: Arguments, started: float, history: 
         host=socket.gethostname(),
         pid=os.getpid(),
         job_id=os.environ.get("SLURM_JOB_ID", ""),
-        metrics={**result.metrics, **time_metrics(context, started), **memory_metrics(uses_torch)},
+        metrics={**result.metrics, **measured(context, started, uses_torch)},
     )
     outcome = "committed" if publish(run.paths, record, history) else "another attempt was first"
     if is_of_the_past(run.paths, task, history):
         outcome = "the run has gone back meanwhile, and what this attempt made was moved aside"
-    print(f"{task}: {outcome}: {describe(record)}", flush=True)
+    log.info(f"{task}: {outcome}: {describe(record)}")
 
 
 def check_is_planned(run: Run, task: Task) -> None:
@@ -86,26 +86,15 @@ def describe(record: Record) -> str:
 
 def num_threads(config: Config, stage: Stage) -> int:
     """Return the number of a task's CPU threads, on which its result depends."""
-    sections: Mapping[Stage, int] = {
-        Stage.PREPARE: config.reward.num_threads,
-        Stage.ROLLOUT: config.rollout.num_threads,
-        Stage.SCORE: config.reward.num_threads,
-        Stage.REWARD: config.reward.num_threads,
-        Stage.UPDATE: config.update.num_threads,
-        Stage.EVALUATE: config.evaluate.num_threads,
-    }
-    return sections[stage]
+    generating = {Stage.ROLLOUT: config.rollout.num_threads, Stage.EVALUATE: config.evaluate.num_threads}
+    return {Stage.UPDATE: config.update.num_threads, **generating}.get(stage, config.reward.num_threads)
 
 
-def time_metrics(context: Context, started: float) -> dict[str, float]:
-    """Return seconds of model compute, and seconds from the task's start to the first compute."""
+def measured(context: Context, started: float, uses_torch: bool) -> dict[str, float]:
+    """Return seconds of model compute and from the task's start to the first of it; and the peak memory of
+    this process, and of its GPU if it uses torch, in GiB."""
     metrics = {"compute_seconds": context.compute_seconds}
     if context.first_compute is not None:
         metrics["startup_seconds"] = context.first_compute - started
-    return metrics
-
-
-def memory_metrics(uses_torch: bool) -> dict[str, float]:
-    """Return the peak memory of this process, and of its GPU if it uses torch, in GiB."""
-    own = {"peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
-    return own | (peak_gpu_memory() if uses_torch else {})
+    metrics["peak_memory_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return metrics | (peak_gpu_memory() if uses_torch else {})

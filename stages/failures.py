@@ -4,27 +4,20 @@ import contextlib
 import errno
 import json
 import socket
-import sys
 import time
 import traceback
+from logging import ERROR, WARNING
 
-from pipeline.config.issue import ConfigError
-from pipeline.data.tables import PromptError
-from pipeline.plugins.load import PluginError
 from pipeline.run.commits import CorruptData, NotCommitted, StaleData
-from pipeline.run.directory import RunError
 from pipeline.run.durable import PASSING, link_once
 from pipeline.run.failures import DISK_EXIT, FailureKind
 from pipeline.run.schemas import SchemaError
 from pipeline.run.tasks import Task, task_key
-from stages.context import NumericalError, OutOfMemory, UserError
+from stages.context import UserError
+from stages.logs import log
 from stages.runner import Arguments
-from stages.warning import StoppedOnWarning
 
 EXIT_CODES = {
-    FailureKind.ERROR: 1,
-    FailureKind.NUMERICS: 1,
-    FailureKind.MEMORY: 1,
     FailureKind.CONFIG: 2,
     FailureKind.INPUTS: 4,
     FailureKind.TIMEOUT: 5,
@@ -42,22 +35,18 @@ def report(error: Exception, arguments: Arguments, started: float) -> int:
     kind, suspect = classify(error)
     is_explained = kind not in (FailureKind.ERROR, FailureKind.NUMERICS, FailureKind.MEMORY)
     message = str(error) if is_explained else f"{type(error).__name__}: {error}"
-    outcome = "paused" if kind is FailureKind.PAUSED else "failed"
+    level, outcome = (WARNING, "paused") if kind is FailureKind.PAUSED else (ERROR, "failed")
     with contextlib.suppress(OSError):  # a full disk takes no report either; the exit code says it
         if not is_explained:
             traceback.print_exception(error)
-        print(f"{arguments.task} {outcome}: {message}", file=sys.stderr, flush=True)
-        note(arguments, kind, message, suspect, started)
-    return EXIT_CODES[kind]
-
-
-def note(arguments: Arguments, kind: FailureKind, message: str, suspect: Task | None, started: float) -> None:
-    """Write the failure file, if there is to be one."""
-    if arguments.failure_file:
-        arguments.failure_file.parent.mkdir(parents=True, exist_ok=True)
-        said: dict[str, object] = {"kind": kind, "message": message, "suspect": suspect and task_key(suspect)}
-        said |= {"started": started, "ended": time.time(), "host": socket.gethostname()}
-        link_once(arguments.failure_file, json.dumps(said) + "\n")  # of several ranks the first knows why
+        log.log(level, f"{arguments.task} {outcome}: {message}")
+        if arguments.failure_file:
+            said: dict[str, object] = {"kind": kind, "message": message}
+            said |= {"suspect": suspect and task_key(suspect), "started": started}
+            said |= {"ended": time.time(), "host": socket.gethostname()}
+            arguments.failure_file.parent.mkdir(parents=True, exist_ok=True)
+            link_once(arguments.failure_file, json.dumps(said) + "\n")  # of several ranks the first knows why
+    return EXIT_CODES.get(kind, 1)
 
 
 def classify(error: Exception) -> tuple[FailureKind, Task | None]:
@@ -66,10 +55,6 @@ def classify(error: Exception) -> tuple[FailureKind, Task | None]:
         return FailureKind.INPUTS, error.task
     if isinstance(error, OSError) and error.errno in _OF_DISKS:
         return FailureKind.DISK, None
-    if isinstance(error, StoppedOnWarning):
-        return (FailureKind.PAUSED if error.has_progress else FailureKind.TIMEOUT), None
-    if isinstance(error, OutOfMemory):
-        return (FailureKind.CONFIG if error.on_device else FailureKind.MEMORY), None
-    if isinstance(error, ConfigError | RunError | PromptError | PluginError | SchemaError | UserError):
+    if isinstance(error, UserError | SchemaError):
         return FailureKind.CONFIG, None
-    return (FailureKind.NUMERICS if isinstance(error, NumericalError) else FailureKind.ERROR), None
+    return getattr(error, "failure_kind", FailureKind.ERROR), None

@@ -3,8 +3,7 @@
 With ``device_map="meta"`` a model is made of its files' headers, and no weight is read.
 """
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from transformers.utils import logging
 
 from pipeline.config.update import Precision
 from stages.context import UserError
+from stages.logs import log
 
 DTYPES = {
     Precision.FP32: torch.float32,
@@ -44,9 +44,7 @@ def check_gpus_are_seen(environment: Mapping[str, str]) -> None:
     if problem := missing_gpus(given, is_for_gpus, torch.cuda.is_available()):
         raise UserError(problem)
     if given and not is_for_gpus:
-        print(
-            f"CUDA_VISIBLE_DEVICES={given}, but torch is built for CPUs here: computing on them", flush=True
-        )
+        log.warning(f"CUDA_VISIBLE_DEVICES={given}, but torch is built for CPUs here: computing on them")
 
 
 def missing_gpus(given: str, is_for_gpus: bool, is_any_seen: bool) -> str | None:
@@ -124,8 +122,6 @@ def load_with_attention(
     try:
         return _loaded(auto_class, directory, arguments | {"attn_implementation": attention})
     except (ValueError, ImportError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(
             f"update.attention={attention}: {directory} cannot be loaded with it ({error}); leave it out for "
             "the model's own, or try sdpa or eager"
@@ -135,27 +131,20 @@ def load_with_attention(
 def _loaded(
     auto_class: Any, directory: str | Path, arguments: dict[str, Any]
 ) -> tuple[PreTrainedModel, set[str]]:
-    with _without_report():
+    wanted_verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # no table of missing and unexpected weights: the callers judge those
+    try:
         model, loading = auto_class.from_pretrained(
             str(directory), output_loading_info=True, ignore_mismatched_sizes=True, **arguments
         )
+    finally:
+        logging.set_verbosity(wanted_verbosity)
     for name, found, wanted in sorted(loading["mismatched_keys"]):
         raise UserError(
             f"{directory}: its weight {name} has shape {list(found)}, and by its config.json "
             f"{type(model).__name__} wants {list(wanted)}; it is not the configuration of these weights"
         )
     return model, set(loading["missing_keys"])
-
-
-@contextlib.contextmanager
-def _without_report() -> Iterator[None]:
-    """Suppress transformers' own table of missing and unexpected weights; the callers judge those."""
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
 
 
 def load_arguments(directory: str | Path, precision: Precision, trust_remote_code: bool) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from pipeline.config.reward import RewardModelConfig
 from pipeline.config.schema import Config
 from pipeline.config.update import Precision, TrainingEngine
 from stages.context import UserError
+from stages.logs import log
 from stages.numerics import choose_accelerator
 from stages.tokenizers import load_tokenizer
 from stages.weights import check_finite
@@ -55,12 +56,8 @@ def loaded_models(config: Config) -> Iterator[UsedModel]:
     for model in used_models(config):
         if model.is_ours and model.key not in by_vllm and (has_critic or model.use is not Use.CRITIC):
             yield model
-        if (
-            model.use is Use.POLICY
-            and has_critic
-            and not config.model.critic
-            and config.update.engine in (*TrainingEngine,)
-        ):
+        starts_critic = model.use is Use.POLICY and has_critic and not config.model.critic
+        if starts_critic and config.update.engine in (*TrainingEngine,):
             yield replace(model, use=Use.CRITIC)
 
 
@@ -80,7 +77,7 @@ def _try_loading(config: Config, model: UsedModel) -> None:
     """Load a model without its weights, unless it is quantised. Raises UserError where that fails."""
     settings = read_json(model.directory / "config.json") or {}
     if "quantization_config" in settings:
-        print(f"{model.key}={model.directory}: is quantised; it was not tried whether it loads", flush=True)
+        log.warning(f"{model.key}={model.directory}: is quantised; it was not tried whether it loads")
         return
     trust = config.model.trust_remote_code
     _check_is_known(model, settings, trust)
@@ -90,8 +87,8 @@ def _try_loading(config: Config, model: UsedModel) -> None:
 
 def _load_without_weights(model: UsedModel, trust: bool) -> None:
     choose_accelerator()  # before transformers imports DeepSpeed
-    from stages.critics import load_critic
     from stages.models import load_causal_lm, load_reward_model
+    from stages.ppo.critics import load_critic
 
     match model.use:
         case Use.CRITIC:

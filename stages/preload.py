@@ -9,11 +9,12 @@ import importlib
 import os
 
 from pipeline.run.environment import TASK_ENVIRONMENT
+from pipeline.run.tasks import Stage
 
 MODULES = (
     "stages.execution",
     "stages.failures",
-    *(f"stages.{name}" for name in ("prepare", "rollout", "score", "reward", "update", "evaluate")),
+    *(f"stages.tasks.{stage}" for stage in Stage),
     # a forked process imports the driver's main module
     "pipeline.cli.app",
 )

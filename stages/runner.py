@@ -19,7 +19,8 @@ from pipeline.run.durable import is_there
 from pipeline.run.environment import TASK_ENVIRONMENT
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import Stage, Task
-from stages.warning import listen
+from stages.logs import log, set_up_log
+from stages.preemption import listen
 
 CAN_SAVE = frozenset({Stage.ROLLOUT, Stage.EVALUATE})
 """Stages that stop when they are warned, with their progress saved."""
@@ -39,13 +40,14 @@ def main(argv: Sequence[str]) -> int:
     """Run one attempt at a task; return the exit code."""
     arguments = parse(argv)
     started = time.time()
+    set_up_log()
     listen(can_save=arguments.task.stage in CAN_SAVE)  # before anything that takes time
     os.environ.update(TASK_ENVIRONMENT)  # no hub and no telemetry: compute nodes have no network
     if arguments.failure_file and os.environ.get("RANK", "0") == "0":
         arguments.failure_file.unlink(missing_ok=True)  # of an earlier start of this same attempt
     try:
         if is_committed(arguments):
-            print(f"{arguments.task} is committed already; nothing to do", flush=True)
+            log.info(f"{arguments.task} is committed already; nothing to do")
             return 0
         from stages.execution import execute  # what follows takes a while to import
 

@@ -12,6 +12,8 @@ from pipeline.run.tasks import Stage, Task
 from stages.context import Context, UserError
 from stages.tokenizers import load_tokenizer
 
+_KEY = ["prompt_id", "sample_index"]
+
 
 def read_shards(context: Context, iteration: int) -> tuple[pa.Table, pa.Table, Sequence[int]]:
     """Return all shards of an iteration, verified and joined row by row.
@@ -29,18 +31,12 @@ def read_shards(context: Context, iteration: int) -> tuple[pa.Table, pa.Table, S
         rollout, reward = (Task(iteration, stage, shard) for stage in (Stage.ROLLOUT, Stage.REWARD))
         rollouts.append(context.table(rollout, ROLLOUT))
         rewards.append(context.table(reward, REWARD))
-        check_same_rows(reward, rollouts[-1], rewards[-1])
+        if not rollouts[-1].select(_KEY).equals(rewards[-1].select(_KEY)):
+            raise StaleData(reward, "its rows are not those of the rollout shard")
         shards += [shard] * rollouts[-1].num_rows
     if not shards:
         raise UserError(f"iteration {iteration} has no response in any of its {num_shards} shards")
     return pa.concat_tables(rollouts), pa.concat_tables(rewards), shards
-
-
-def check_same_rows(task: Task, rollout: pa.Table, reward: pa.Table) -> None:
-    """Check that the reward shard has the rollout shard's rows in the same order. Raises StaleData."""
-    key = ["prompt_id", "sample_index"]
-    if not rollout.select(key).equals(reward.select(key)):
-        raise StaleData(task, "its rows are not those of the rollout shard")
 
 
 def save_tokenizer(context: Context, folder: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from pipeline.config.model_files import Tensor
 from stages.context import UserError
+from stages.logs import log
 
 _EXPONENTS: dict[str, tuple[str, int]] = {
     "F64": ("<u8", 0x7FF0_0000_0000_0000),
@@ -25,7 +26,7 @@ _PIECE = 1 << 24
 
 
 def check_finite(key: str, directory: Path, tensors: Sequence[tuple[str, Tensor]]) -> None:
-    """Check every weight, and print how many there were.
+    """Check every weight, and log how many there were.
 
     Args:
         key: configuration key that names the model.
@@ -34,18 +35,12 @@ def check_finite(key: str, directory: Path, tensors: Sequence[tuple[str, Tensor]
     Raises:
         UserError: one is NaN or infinite.
     """
-    started, ordered = time.monotonic(), sorted(tensors, key=lambda item: _place(item[1]))
+    started, ordered = time.monotonic(), sorted(tensors, key=lambda item: (item[1].path, item[1].start))
     for path, group in itertools.groupby(ordered, key=lambda item: item[1].path):
         _check_file(key, directory, path, group)
     seconds, size = time.monotonic() - started, sum(tensor.size for _, tensor in tensors)
-    print(
-        f"{key}={directory}: {len(tensors)} weights of {size / 2**30:.2f} GiB, all finite ({seconds:.1f} s)",
-        flush=True,
-    )
-
-
-def _place(tensor: Tensor) -> tuple[Path, int]:
-    return tensor.path, tensor.start
+    counted = f"{len(tensors)} weights of {size / 2**30:.2f} GiB"
+    log.info(f"{key}={directory}: {counted}, all finite ({seconds:.1f} s)")
 
 
 def _check_file(key: str, directory: Path, path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:

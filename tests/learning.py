@@ -13,12 +13,12 @@ from processes import config_of
 from pipeline.config.algorithm import Estimator
 from pipeline.run.schemas import GREEDY_SAMPLE, REWARD, ROLLOUT, conform
 from stages.context import Stopwatch
-from stages.critics import load_critic
 from stages.models import load_causal_lm
+from stages.ppo.critics import load_critic
 from stages.ppo.experience import Experience, build_experience
 from stages.ppo.learner import Update, update
+from stages.ppo.math.shaping import RunningMoments
 from stages.ppo.metrics import update_metrics
-from stages.ppo.shaping import RunningMoments
 from stages.ppo.trainer import Trainer
 from stages.ppo.training import Learner
 from stages.ranks import start_distributed

@@ -14,7 +14,6 @@ from stages.ppo.batching import (
     collate,
     deal_rows,
     micro_batches,
-    micro_batches_of_rank,
     split,
     split_into,
 )
@@ -121,9 +120,7 @@ def test_rows_are_dealt_once_and_evenly(lengths, num_ranks, budget, packed, data
     loads = [sum(lengths[i] for i in share) for share in shares]
     assert max(loads) - min(loads) <= max(lengths[i] for i in indices)
     rows = [row_of(length) for length in lengths]
-    batches = [
-        micro_batches_of_rank(rows, indices, budget, rank, num_ranks, packed) for rank in range(num_ranks)
-    ]
+    batches = [micro_batches(rows, indices, budget, packed, rank, num_ranks) for rank in range(num_ranks)]
     assert len({len(own) for own in batches}) == 1
     trained = [i for own in batches for b in own if not b.is_dummy for i in b.rows.tolist()]
     assert sorted(trained) == sorted(indices)
@@ -172,8 +169,7 @@ def test_ranks_wait_little_for_each_other_in_any_pass(num_ranks, packed):
     """A pass takes as long as the largest micro-batch in it: of all that time ranks work nine tenths."""
     rows = [row_of(length) for length in ragged(64 * num_ranks, seed=0)]
     ranks = [
-        micro_batches_of_rank(rows, range(len(rows)), 2048, rank, num_ranks, packed)
-        for rank in range(num_ranks)
+        micro_batches(rows, range(len(rows)), 2048, packed, rank, num_ranks) for rank in range(num_ranks)
     ]
     passes = [[b.input_ids.numel() for b in batches] for batches in zip(*ranks, strict=True)]
     assert sum(map(sum, passes)) / sum(num_ranks * max(sizes) for sizes in passes) > 0.9

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from processes import script
 
 from examples.calculator.calculator import MAX_LETTERS, answer_to, calculate, right, step
-from stages.conversations import Conversation
+from stages.generation.conversations import Conversation
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "calculator"

@@ -35,13 +35,13 @@ from pipeline.run.schemas import PROMPTS, ROLLOUT, FinishReason, conform
 from pipeline.run.seeds import derive_seed
 from pipeline.run.shards import read_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
-from stages.calls import Calls, Late
-from stages.chat import continuation_text
 from stages.context import UserError
-from stages.conversations import Conversations, SchedulerFailed, TokenBudget, openings_of
 from stages.engines.base import Request, Response, Sampling, Stopped
 from stages.engines.transformers import TransformersGenerator
-from stages.episodes import Episode
+from stages.generation.calls import Calls, Late
+from stages.generation.chat import continuation_text
+from stages.generation.conversations import Conversations, SchedulerFailed, TokenBudget, openings_of
+from stages.generation.episodes import Episode
 from stages.models import load_causal_lm
 
 CONTEXT = 400
@@ -318,7 +318,7 @@ def scripted(said: str, room: TokenBudget, tokenizer: Any, prompts: pa.Table, sh
     )
 
 
-def test_words_outside_the_vocabulary_end_their_own_conversation_and_no_other(chatty, model, prompts, capsys):
+def test_words_outside_the_vocabulary_end_their_own_conversation_and_no_other(chatty, model, prompts, caplog):
     """The tokenizer has a token that the model has no embedding for."""
     tokenizer = AutoTokenizer.from_pretrained(chatty / "policy")
     tokenizer.add_tokens(["go on 4"])
@@ -327,7 +327,7 @@ def test_words_outside_the_vocabulary_end_their_own_conversation_and_no_other(ch
     assert played.episodes[4] == replace(expected.episodes[4], finish_reason=FinishReason.REFUSED)
     assert all(e.num_turns == 3 for i, e in played.episodes.items() if i != 4)
     said = "prompt_id p4, sample 0: the conversation ends after turn 1: token id 258 is outside the model's"
-    assert capsys.readouterr().out.startswith(said)
+    assert caplog.messages[0].startswith(said)
 
 
 def test_a_prompt_that_the_engine_refuses_has_no_turn(model, tokenizer, prompts):
@@ -612,7 +612,7 @@ def test_a_shard_has_a_row_per_conversation_and_all_of_it(run):
 
 def stopping(arguments: list[str], log: str, steps: int) -> None:
     """A rollout that is warned before a certain token, or while it waits for the scheduler."""
-    from stages import responding
+    from stages.generation import responding
 
     asked = iter(range(10**6))
     responding.warned = lambda: next(asked) >= steps  # type: ignore[assignment]

@@ -16,8 +16,8 @@ from transformers import (
 )
 
 from pipeline.config.update import Precision, UpdateConfig
-from stages.critics import load_critic
 from stages.ppo.batching import Row, collate
+from stages.ppo.critics import load_critic
 from stages.ppo.forward import response_values
 from stages.ppo.trainer import Trainer
 from stages.ranks import start_distributed
@@ -136,7 +136,7 @@ def test_a_head_is_as_wide_as_what_a_models_own_head_reads(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "llama", "opt", "gemma3_text"])
-def test_a_reward_model_as_the_start_brings_its_head(kind, tmp_path, capsys):
+def test_a_reward_model_as_the_start_brings_its_head(kind, tmp_path, caplog):
     directory = saved(tmp_path / "reward", kind, AutoModelForSequenceClassification)
     scorer = AutoModelForSequenceClassification.from_pretrained(directory).eval()
     tokens = torch.tensor([[3, 4, 5, 6]])
@@ -146,10 +146,10 @@ def test_a_reward_model_as_the_start_brings_its_head(kind, tmp_path, capsys):
         found = critic(input_ids=tokens, use_cache=False).logits[0, -1, 0]
     assert found == pytest.approx(float(score), abs=1e-5)
     assert abs(score) > 1e-3
-    assert f"critic: it starts with the head score of {directory}" in capsys.readouterr().out
+    assert f"critic: it starts with the head score of {directory}" in caplog.text
 
 
-def test_so_does_a_value_model_of_trl(tmp_path, capsys):
+def test_so_does_a_value_model_of_trl(tmp_path, caplog):
     directory = saved(tmp_path / "policy", "gpt2")
     weights = load_file(directory / "model.safetensors")
     weights |= {
@@ -160,18 +160,18 @@ def test_so_does_a_value_model_of_trl(tmp_path, capsys):
     critic = critic_of(directory)
     assert (critic.classifier.weight == 0.5).all()
     assert critic.classifier.bias == 0.25
-    assert "it starts with the head v_head.summary of" in capsys.readouterr().out
+    assert "it starts with the head v_head.summary of" in caplog.text
 
 
-def test_a_head_that_cannot_be_taken_is_said(tmp_path, capsys):
+def test_a_head_that_cannot_be_taken_is_said(tmp_path, caplog):
     directory = saved(tmp_path / "policy", "llama")
     critic_of(directory)
-    assert f"critic: {directory} has no head; values start at zero" in capsys.readouterr().out
+    assert f"critic: {directory} has no head; values start at zero" in caplog.text
     weights = load_file(directory / "model.safetensors")
     weights["classifier.dense.weight"] = torch.zeros(16, 16)
     save_file(weights, directory / "model.safetensors", {"format": "pt"})
     critic_of(directory)
-    assert "is not one linear layer and cannot be taken; values start at zero" in capsys.readouterr().out
+    assert "is not one linear layer and cannot be taken; values start at zero" in caplog.text
 
 
 def test_where_transformers_has_a_class_the_critic_is_of_it(tmp_path):

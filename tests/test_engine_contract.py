@@ -367,10 +367,10 @@ def test_scores_are_the_raw_logits_of_transformers(config, folder, name):
     scorer.close()
 
 
-def assert_transformers_scores_if_asked(config, model, capsys):
+def assert_transformers_scores_if_asked(config, model, caplog):
     lenient = replace(config, reward=replace(config.reward, fall_back=True))
     scorer = make_scorer(lenient, config.reward.engine, str(model))
-    assert f"{model} is scored with transformers: " in capsys.readouterr().out
+    assert f"{model} is scored with transformers: " in caplog.text
     (score,) = scorer.score([[5, 6]])
     assert math.isfinite(score)
     scorer.close()
@@ -378,7 +378,7 @@ def assert_transformers_scores_if_asked(config, model, capsys):
 
 @pytest.mark.parametrize("config", ["vllm"], indirect=True)
 def test_a_model_that_vllm_does_not_know_is_scored_with_transformers_if_that_is_asked_for(
-    config, tmp_path, capsys
+    config, tmp_path, caplog
 ):
     torch.manual_seed(3)
     described = OpenAIGPTConfig(
@@ -387,11 +387,11 @@ def test_a_model_that_vllm_does_not_know_is_scored_with_transformers_if_that_is_
     OpenAIGPTForSequenceClassification(described).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"^reward\.engine=vllm: .*take engine=transformers"):
         make_scorer(config, config.reward.engine, str(tmp_path))
-    assert_transformers_scores_if_asked(config, tmp_path, capsys)
+    assert_transformers_scores_if_asked(config, tmp_path, caplog)
 
 
 @pytest.mark.parametrize("config", ["vllm"], indirect=True)
-def test_so_is_one_of_a_shape_that_vllm_has_no_kernel_for(config, tmp_path, capsys):
+def test_so_is_one_of_a_shape_that_vllm_has_no_kernel_for(config, tmp_path, caplog):
     """On CPUs that shows at the first step only."""
     tokenizer = tiny.byte_tokenizer(("<eos>", "<x>", "<pad>"))
     described = tiny.llama_config(tokenizer, num_labels=1)
@@ -399,4 +399,4 @@ def test_so_is_one_of_a_shape_that_vllm_has_no_kernel_for(config, tmp_path, caps
     LlamaForSequenceClassification(described).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"^reward\.engine=vllm: .*head_.*; take engine=transformers"):
         make_scorer(config, config.reward.engine, str(tmp_path))
-    assert_transformers_scores_if_asked(config, tmp_path, capsys)
+    assert_transformers_scores_if_asked(config, tmp_path, caplog)

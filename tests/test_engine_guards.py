@@ -180,7 +180,7 @@ def test_of_many_array_elements_one_publishes(tmp_path):
 
 
 @pytest.mark.parametrize("harm", ["writable", "link"])
-def test_what_others_may_have_written_is_not_loaded(tmp_path, harm, capsys):
+def test_what_others_may_have_written_is_not_loaded(tmp_path, harm, caplog):
     cache = private_cache(tmp_path, "key", is_kept=True)
     (cache.folder / "code.py").write_text("1")
     cache.publish()
@@ -191,7 +191,7 @@ def test_what_others_may_have_written_is_not_loaded(tmp_path, harm, capsys):
         (published / "more.py").symlink_to("/etc/hostname")
     again = private_cache(tmp_path, "key", is_kept=True)
     assert not any(again.folder.iterdir())
-    assert "is not used" in capsys.readouterr().out
+    assert "is not used" in caplog.text
     again.publish()
     assert (published / "code.py").read_text() == "1"
 

@@ -37,11 +37,11 @@ NOT_WHITENED = ("algorithm.whiten_advantages=false", "update.epochs=1")
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_a_step_from_a_bad_score_is_skipped_and_the_others_are_taken(make, capsys, value):
+def test_a_step_from_a_bad_score_is_skipped_and_the_others_are_taken(make, caplog, value):
     learner = make(*NOT_WHITENED)
     before = weights(learner)
     metrics = metrics_of(learner, spoiled(value))
-    said = capsys.readouterr().out
+    said = caplog.text
     assert "step skipped: the policy loss is" in said
     assert "in iteration 1, epoch 1, mini-batch 1; rows (prompt_id/sample) of shard 1: p5/0" in said
     assert metrics["policy/skipped_steps"] == 1
@@ -64,7 +64,7 @@ def test_an_update_without_any_step_fails_however_many_may_be_skipped(make):
         updated(learner, spoiled(torch.nan))
 
 
-def test_a_gradient_that_is_not_finite_skips_the_step_of_that_model_alone(make, capsys):
+def test_a_gradient_that_is_not_finite_skips_the_step_of_that_model_alone(make, caplog):
     learner = make("update.epochs=1")
     parameter = next(p for name, p in learner.critic.model.named_parameters() if name.endswith("norm.weight"))
     seen = []
@@ -73,7 +73,7 @@ def test_a_gradient_that_is_not_finite_skips_the_step_of_that_model_alone(make, 
     )
     before = weights(learner)
     metrics = metrics_of(learner, experience())
-    assert "step skipped: the gradient norm of the critic is nan in iteration 1" in capsys.readouterr().out
+    assert "step skipped: the gradient norm of the critic is nan in iteration 1" in caplog.text
     assert metrics["policy/skipped_steps"] == 1
     assert metrics["policy/steps"] == 2
     assert difference(before, weights(learner)) > 1e-4

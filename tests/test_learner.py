@@ -31,10 +31,10 @@ from pipeline.config.update import Precision
 from pipeline.run.commits import read_record
 from pipeline.run.tasks import Stage, Task
 from stages.context import UserError
-from stages.critics import load_critic
-from stages.ppo.masked import NoValidTokens
+from stages.ppo.critics import load_critic
+from stages.ppo.math.masked import NoValidTokens
+from stages.ppo.math.shaping import RunningMoments
 from stages.ppo.metrics import mean_kl
-from stages.ppo.shaping import RunningMoments
 from stages.ppo.targets import token_rewards
 from stages.ppo.training import StepPosition, split_epoch
 from stages.ppo.update import TrainerState, resumed
@@ -225,20 +225,19 @@ def test_responses_that_end_with_the_last_token_that_fits_are_not_cut(make):
 
 @pytest.mark.parametrize("settings", [GRPO, ("algorithm.kl.coef=0",)])
 def test_the_only_step_of_an_iteration_gives_the_old_log_probabilities_itself(
-    make, monkeypatch, capsys, settings
+    make, monkeypatch, caplog, settings
 ):
     """Bit for bit what a pass for them before the step gives, and as many metrics, without that pass."""
     given = experience(samples=4, holes=True, with_kl=settings == GRPO)
     seen = []
     for is_skipped in (True, False):
+        caplog.clear()
         if not is_skipped:
             monkeypatch.setattr("stages.ppo.learner.step_gives_old_log_probs", lambda config: False)
         learner, passes = make(*ONE_STEP, *settings), []
         learner.policy.model.register_forward_hook(lambda *_, passes=passes: passes.append(1))
         metrics = metrics_of(learner, given)
-        seen.append(
-            (weights(learner), metrics, len(passes), "the step gives them" in capsys.readouterr().out)
-        )
+        seen.append((weights(learner), metrics, len(passes), "the step gives them" in caplog.text))
     (one, measured, fewer, is_told), (other, expected, more, is_told_again) = seen
     assert difference(one, other) == 0
     assert expected.pop("policy/ratio_error_first") == 0

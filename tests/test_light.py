@@ -17,7 +17,7 @@ from pipeline.run.schemas import PROMPTS, ROLLOUT
 from pipeline.run.shards import read_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context
-from stages.responding import requests_of
+from stages.generation.responding import requests_of
 from stages.training import read_shards
 from tests import light
 

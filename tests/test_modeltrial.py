@@ -105,9 +105,9 @@ def test_a_model_that_cannot_be_used_is_one_line(models, config, tmp_path, name)
     assert "\n" not in str(refused.value)
 
 
-def test_models_without_a_fault_are_counted_in_the_log(config, capsys):
+def test_models_without_a_fault_are_counted_in_the_log(config, caplog):
     try_models(config)
-    said = capsys.readouterr().out.splitlines()
+    said = caplog.messages
     assert [line.split("=")[0] for line in said if "all finite" in line] == [P, R]
     assert "21 weights of 0.00 GiB, all finite" in "\n".join(said)
 

@@ -31,10 +31,19 @@ from pipeline.run.tasks import Stage, Task
 from stages.context import Context
 from stages.engines.base import Request, Response, Sampling
 from stages.engines.transformers import TransformersGenerator
-from stages.episodes import BEFORE_THE_FIRST_TURN, Episode
+from stages.generation.episodes import BEFORE_THE_FIRST_TURN, Episode
+from stages.generation.progress import (
+    PartialKey,
+    Progress,
+    Saved,
+    from_table,
+    load,
+    merge,
+    origin_of,
+    to_table,
+)
 from stages.models import load_causal_lm
-from stages.progress import PartialKey, Progress, Saved, from_table, load, merge, origin_of, to_table
-from stages.warning import StoppedOnWarning
+from stages.preemption import StoppedOnWarning
 
 ROLLOUT = Task(1, Stage.ROLLOUT)
 EVALUATE = Task(0, Stage.EVALUATE)
@@ -92,7 +101,7 @@ def why(run: Run) -> tuple[str, str]:
 
 def continued_from(log: str) -> int | None:
     """What the log says that an attempt found."""
-    found = re.findall(r"^iteration 1 rollout shard 0 continues from (\d+) of 64 responses$", log, re.M)
+    found = re.findall(r" INFO iteration 1 rollout shard 0 continues from (\d+) of 64 responses$", log, re.M)
     assert len(found) == log.count("continues from") <= 1
     return int(found[0]) if found else None
 
@@ -106,7 +115,7 @@ def wait_for(holds: Callable[[], object], seconds: float = 60) -> None:
 
 def saving_always(arguments: list[str], log: str) -> None:
     """A rollout that saves after each batch."""
-    from stages import rollout
+    from stages.tasks import rollout
 
     rollout.run = functools.partial(rollout.run, save_every=0.0)  # type: ignore[assignment]
     processes._main(arguments, log, str(ROOT))
@@ -114,7 +123,7 @@ def saving_always(arguments: list[str], log: str) -> None:
 
 def stopping(arguments: list[str], log: str, steps: int) -> None:
     """A task that is warned before a certain token."""
-    from stages import responding
+    from stages.generation import responding
 
     asked = iter(range(10**6))
     responding.warned = lambda: next(asked) >= steps  # type: ignore[assignment]
@@ -131,7 +140,7 @@ def stop_after(run: Run, steps: int, name: str = "rollout", iteration: int = 1) 
 
 def signalled_at(arguments: list[str], log: str, number: int, step: int) -> None:
     """A rollout that gets a signal before a certain token."""
-    from stages import responding
+    from stages.generation import responding
 
     warned, steps = responding.warned, itertools.count()
 
@@ -244,7 +253,7 @@ def test_a_stage_that_cannot_save_goes_on_when_warned_and_ends_when_told(number,
 
 def signalled(arguments: list[str], log: str, number: int) -> None:
     """A task that gets a signal when it begins to compute."""
-    from stages import prepare
+    from stages.tasks import prepare
 
     run = prepare.run
 
@@ -375,11 +384,11 @@ def test_saves_of_several_attempts_are_taken_together(run):
         ({"seed": 8}, "seed"),
     ],
 )
-def test_a_save_of_another_origin_is_not_used(differing, said, run, capsys):
+def test_a_save_of_another_origin_is_not_used(differing, said, run, caplog):
     progress_of(run, save_every=0).add(some(range(3)))
     assert progress_of(run, "2-b", **differing).responses == {}
     assert f"is not used: iteration 1 rollout shard 0 is stale: this attempt differs in {said}" in (
-        capsys.readouterr().out
+        caplog.text
     )
     assert progress_of(run, "2-b").responses == some(range(3))
 
@@ -474,20 +483,20 @@ def test_finished_iterations_are_swept_of_saves_and_going_back_moves_them(undist
 
 
 @pytest.mark.parametrize(
-    ("counts", "has_progress", "said"),
+    ("counts", "kind", "said"),
     [
-        ((0, 60, 128), True, "stopped on a warning with 60 of 128 responses saved"),
-        ((0, 0, 128), False, "stopped on a warning before any response was finished"),
+        ((0, 60, 128), "paused", "stopped on a warning with 60 of 128 responses saved"),
+        ((0, 0, 128), "timeout", "stopped on a warning before any response was finished"),
         (
             (60, 60, 128),
-            False,
+            "timeout",
             "stopped on a warning before another response was finished; 60 of 128 are saved",
         ),
     ],
 )
-def test_how_a_warned_task_says_what_it_has(counts, has_progress, said):
+def test_how_a_warned_task_says_what_it_has(counts, kind, said):
     error = StoppedOnWarning(*counts)
-    assert (str(error), error.has_progress) == (said, has_progress)
+    assert (str(error), error.failure_kind) == (said, kind)
 
 
 # the engine's part

@@ -35,7 +35,7 @@ from pipeline.status.text import describe_slurm
 from slurm.accounting import Usage
 from slurm.limits import ClusterLimits
 from slurm.probe import ProbeResult
-from stages.score import score_table
+from stages.tasks.score import score_table
 
 RULES = """
 import os, signal

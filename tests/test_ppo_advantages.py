@@ -5,8 +5,15 @@ import torch
 from hypothesis import strategies as st
 from ppo_batches import Batch, batches, for_any
 
-from stages.ppo.advantages import gae, grpo, reinforce_plus_plus, reinforce_plus_plus_baseline, remax, rloo
-from stages.ppo.masked import NoValidTokens
+from stages.ppo.math.advantages import (
+    gae,
+    grpo,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    remax,
+    rloo,
+)
+from stages.ppo.math.masked import NoValidTokens
 
 
 def total(batch: Batch) -> torch.Tensor:

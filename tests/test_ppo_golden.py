@@ -23,13 +23,20 @@ from pipeline.config.algorithm import (
     KLEstimator,
     LossAggregation,
 )
-from stages.ppo.advantages import gae, grpo, reinforce_plus_plus, reinforce_plus_plus_baseline, remax, rloo
-from stages.ppo.kl import kl_loss_per_token, kl_per_token, next_kl_coef
 from stages.ppo.logprobs import token_outputs
-from stages.ppo.losses import Counts, aggregate, policy_loss, value_loss
-from stages.ppo.masked import masked_mean, masked_var, masked_whiten
-from stages.ppo.mismatch import importance_weights, mismatch_metrics
-from stages.ppo.shaping import RunningMoments, overlong_penalty
+from stages.ppo.math.advantages import (
+    gae,
+    grpo,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    remax,
+    rloo,
+)
+from stages.ppo.math.kl import kl_loss_per_token, kl_per_token, next_kl_coef
+from stages.ppo.math.losses import Counts, aggregate, policy_loss, value_loss
+from stages.ppo.math.masked import masked_mean, masked_var, masked_whiten
+from stages.ppo.math.mismatch import importance_weights, mismatch_metrics
+from stages.ppo.math.shaping import RunningMoments, overlong_penalty
 
 FOLDER = Path(__file__).parent / "golden"
 PAGE = json.loads((FOLDER / "ppo_golden.json").read_text())

@@ -15,10 +15,10 @@ from pipeline.config.algorithm import (
     KLPlacement,
     LossAggregation,
 )
-from stages.ppo.kl import kl_loss_per_token, kl_per_token, next_kl_coef
 from stages.ppo.logprobs import token_outputs
-from stages.ppo.losses import Counts, aggregate, policy_loss, value_loss
-from stages.ppo.masked import EPSILON, NoValidTokens, masked_mean, masked_sum, masked_var, masked_whiten
+from stages.ppo.math.kl import kl_loss_per_token, kl_per_token, next_kl_coef
+from stages.ppo.math.losses import Counts, aggregate, policy_loss, value_loss
+from stages.ppo.math.masked import EPSILON, NoValidTokens, masked_mean, masked_sum, masked_var, masked_whiten
 
 ALGORITHM = AlgorithmConfig(clip_range_low=0.2, clip_range_high=0.28, dual_clip=1.5)
 any_aggregation = pytest.mark.parametrize("mode", list(LossAggregation))

@@ -10,7 +10,7 @@ from learning import difference, experience, make_learner, process_group, update
 from ppo_batches import NAN, for_any, masks, numbers, seeds
 
 from pipeline.config.algorithm import CorrectionConfig, CorrectionLevel, CorrectionMode
-from stages.ppo.mismatch import effective_share, importance_weights, mismatch_metrics
+from stages.ppo.math.mismatch import effective_share, importance_weights, mismatch_metrics
 
 LEVELS = [level for level in CorrectionLevel if level is not CorrectionLevel.NONE]
 any_level = pytest.mark.parametrize("level", LEVELS)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from ppo_batches import for_any, numbers, seeds
 
 from pipeline.config.algorithm import ShapingConfig
-from stages.ppo.shaping import (
+from stages.ppo.math.shaping import (
     Outcome,
     RunningMoments,
     flat_groups,

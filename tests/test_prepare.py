@@ -17,8 +17,8 @@ from pipeline.run.directory import Run
 from pipeline.run.schemas import PROMPTS
 from pipeline.run.shards import read_shard
 from pipeline.run.tasks import PREPARE
-from stages import prepare
 from stages.context import Context, UserError
+from stages.tasks import prepare
 
 CHAT = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system here') }}{% endif %}"

@@ -178,7 +178,7 @@ def test_killed_after_its_first_save_it_ends_in_the_same_bytes(remax, tmp_path):
 
 
 def killed_at_second_save(arguments: list[str], log: str) -> None:
-    from stages.progress import Progress
+    from stages.generation.progress import Progress
 
     save, calls = Progress.save, iter(range(100))
 

@@ -30,8 +30,8 @@ from pipeline.config.update import Precision, Schedule, UpdateConfig
 from pipeline.run.commits import hash_tree
 from pipeline.run.paths import RunPaths
 from stages.context import NumericalError, UserError
-from stages.critics import load_critic
 from stages.models import DTYPES, load_causal_lm
+from stages.ppo.critics import load_critic
 from stages.ppo.trainer import Step, Trainer, learning_rate
 from stages.ranks import start_distributed
 

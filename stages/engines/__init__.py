@@ -6,7 +6,6 @@ import contextlib
 import gc
 import importlib
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from pipeline.config.update import TrainingEngine
 from pipeline.plugins.load import PluginError, load_plugin
 from pipeline.plugins.trial import too_many_ranks
 from stages.engines.base import Generator, Scorer, Trainer
+from stages.logs import log
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def release(role: str) -> None:
 
 @contextlib.contextmanager
 def engines_closed() -> Iterator[None]:
-    """Drop every engine at the end. Errors of that are printed only: the task's result is committed, and a
+    """Drop every engine at the end. Errors of that are logged only: the task's result is committed, and a
     failed job would keep those that depend on it waiting."""
     try:
         yield
@@ -69,8 +69,7 @@ def engines_closed() -> Iterator[None]:
             try:
                 release(role)
             except (OSError, RuntimeError):  # of disks, worker processes, GPUs that are gone
-                print(f"closing the {role} failed; what the task has done stands:", flush=True)
-                traceback.print_exc()
+                log.exception(f"closing the {role} failed; what the task has done stands:")
 
 
 def make_generator(config: Config, directory: str) -> Generator:

@@ -12,7 +12,7 @@ and ``update.engine=my_trainer:make_trainer``.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from pipeline.run.schemas import FinishReason
 
@@ -45,6 +45,7 @@ def takes_ranks(maker: _Maker) -> _Maker:
 class Limits:
     """Limits of the sequences that an engine's model can take."""
 
+    NONE: ClassVar[int] = 1 << 30
     context: int
     """Most tokens of one sequence, prompt and response together."""
     vocabulary: int
@@ -89,11 +90,6 @@ class Response:
 
 REFUSED = Response([], [], FinishReason.REFUSED)
 """The answer to a request that the model cannot take, which no engine may see."""
-
-
-def never() -> bool:
-    """Return False: the ``should_stop`` of a call that is not to be stopped."""
-    return False
 
 
 class Stopped(Exception):
@@ -188,7 +184,7 @@ class Generator(ABC):
         requests: Sequence[Request],
         sampling: Sampling,
         done: Collection[int] = (),
-        should_stop: Callable[[], bool] = never,
+        should_stop: Callable[[], bool] = lambda: False,
         turns: Turns | None = None,
     ) -> Iterator[Mapping[int, Response]]:
         """Yield responses by the index of their request, as they finish, in any order.

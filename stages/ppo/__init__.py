@@ -1,0 +1,1 @@
+"""The update: an iteration's shards in, the next policy, critic and trainer state out."""

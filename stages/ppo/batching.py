@@ -8,8 +8,9 @@ tells them apart when there is no attention mask. There is no padding.
 """
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -63,11 +64,12 @@ class MicroBatch:
         return self.input_ids.flatten()[self.predictors + 1]
 
     def to(self, device: torch.device) -> "MicroBatch":
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved: dict[str, Any] = {
-            name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)
-        }
-        return replace(self, **moved)
+        return replace(self, **tensors_on(device, self))
+
+
+def tensors_on(device: torch.device, holder: object) -> dict[str, Any]:
+    """Return an object's fields that are tensors, moved to a device."""
+    return {name: value.to(device) for name, value in vars(holder).items() if isinstance(value, Tensor)}
 
 
 # splitting and dealing
@@ -185,37 +187,21 @@ def _smallest(low: int, high: int, fits: Callable[[int], bool]) -> int:
     """Find the smallest number from ``low`` to ``high`` that fits, by exponential and then binary search. All
     larger ones must fit too."""
     step = 1
-    while (probe := low + step - 1) < high:  # it is expected to be near ``low``
-        if fits(probe):
-            high = probe
-        else:
-            low, step = probe + 1, 2 * step
-    while low < high:
-        middle = (low + high) // 2
-        if fits(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return high
+    while low + step <= high and not fits(low + step - 1):  # it is expected to be near ``low``
+        low, step = low + step, 2 * step
+    return min(high, low + bisect_left(range(low, min(high, low + step - 1)), True, key=fits))
 
 
 # tensors
 
 
 def micro_batches(
-    rows: Sequence[Row], indices: Sequence[int], token_budget: int, packed: bool = False
-) -> list[MicroBatch]:
-    """Return micro-batches of the given rows."""
-    return micro_batches_of_rank(rows, indices, token_budget, rank=0, num_ranks=1, packed=packed)
-
-
-def micro_batches_of_rank(
     rows: Sequence[Row],
     indices: Sequence[int],
     token_budget: int,
-    rank: int,
-    num_ranks: int,
     packed: bool = False,
+    rank: int = 0,
+    num_ranks: int = 1,
 ) -> list[MicroBatch]:
     """Return one rank's micro-batches of a mini-batch: equally many on every rank, since each pass through
     the model is one of all ranks together. A rank with fewer rows makes up for it with dummies.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipeline.run.schemas import FinishReason, is_sampled
 from stages.ppo.batching import Row
-from stages.ppo.shaping import Outcome
+from stages.ppo.math.shaping import Outcome
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Experience:
 
     def select(self, indices: Sequence[int]) -> "Experience":
         """Return the rows of the given indices, in their order."""
-        chosen = torch.tensor(indices, dtype=torch.long)
+        chosen, reference = torch.tensor(indices, dtype=torch.long), self.reference_log_probs
         return replace(
             self,
             rows=[self.rows[i] for i in indices],
@@ -53,7 +53,7 @@ class Experience:
             shards=[self.shards[i] for i in indices],
             mask=self.mask[chosen],
             rollout_log_probs=self.rollout_log_probs[chosen],
-            reference_log_probs=_rows_of(self.reference_log_probs, chosen),
+            reference_log_probs=None if reference is None else reference[chosen],
             outcome=self.outcome.select(chosen),
             greedy=None if self.greedy is None else self.greedy.select(chosen),
             groups=torch.unique(self.groups[chosen], return_inverse=True)[1],
@@ -75,9 +75,11 @@ class Experience:
 def build_experience(responses: pa.Table, rewards: pa.Table, shards: Sequence[int]) -> Experience:
     """Make matrices of a rollout table and its reward table; ``shards`` [rows] is each row's shard."""
     sampled = is_sampled(responses)
-    greedy = greedy_outcomes(responses.filter(pc.invert(sampled)), rewards.filter(pc.invert(sampled)))
+    greedy, scored = responses.filter(pc.invert(sampled)), rewards.filter(pc.invert(sampled))
+    row_of = {prompt_id: row for row, prompt_id in enumerate(greedy["prompt_id"].to_pylist())}
     responses, rewards = responses.filter(sampled), rewards.filter(sampled)
     ids = responses["prompt_id"].to_pylist()
+    greedy_rows = [row_of[prompt_id] for prompt_id in ids] if row_of else []
     index = {prompt_id: i for i, prompt_id in enumerate(dict.fromkeys(ids))}
     reference = rewards["reference_logprobs"]
     pairs = zip(pieces(responses["prompt_tokens"]), pieces(responses["response_tokens"]), strict=True)
@@ -89,24 +91,11 @@ def build_experience(responses: pa.Table, rewards: pa.Table, shards: Sequence[in
         rollout_log_probs=padded(responses["rollout_logprobs"]),
         reference_log_probs=None if reference.null_count else padded(reference),
         outcome=outcome_of(responses, rewards),
-        greedy=select_prompts(greedy, ids) if greedy else None,
+        greedy=outcome_of(greedy, scored).select(torch.tensor(greedy_rows)) if greedy_rows else None,
         groups=torch.tensor([index[prompt_id] for prompt_id in ids]),
         responses=responses,
         rewards=rewards,
     )
-
-
-def greedy_outcomes(responses: pa.Table, rewards: pa.Table) -> dict[str, tuple[float, float, bool]]:
-    """Return, by prompt, the greedy response's score, its length and whether it ended by itself."""
-    outcome = outcome_of(responses, rewards)
-    columns = (outcome.scores.tolist(), outcome.lengths.tolist(), outcome.has_ended.tolist())
-    return dict(zip(responses["prompt_id"].to_pylist(), zip(*columns, strict=True), strict=True))
-
-
-def select_prompts(greedy: dict[str, tuple[float, float, bool]], ids: Sequence[str]) -> Outcome:
-    """Return the greedy response's outcome for every sample of its prompt."""
-    scores, lengths, has_ended = zip(*(greedy[prompt_id] for prompt_id in ids), strict=True)
-    return Outcome(torch.tensor(scores), torch.tensor(lengths), torch.tensor(has_ended))
 
 
 def outcome_of(responses: pa.Table, rewards: pa.Table) -> Outcome:
@@ -133,7 +122,3 @@ def padded(column: pa.ChunkedArray) -> Tensor:
     matrix = np.zeros((len(lengths), lengths.max(initial=0)), dtype=np.float32)
     matrix[np.arange(matrix.shape[1]) < lengths[:, None]] = array.flatten().to_numpy(zero_copy_only=False)
     return torch.from_numpy(matrix)
-
-
-def _rows_of(matrix: Tensor | None, indices: Tensor) -> Tensor | None:
-    return None if matrix is None else matrix[indices]

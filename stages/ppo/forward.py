@@ -2,8 +2,6 @@
 there is no response token.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -15,44 +13,16 @@ _TOLERANCE = {torch.float32: 1e-3}
 _HALF_TOLERANCE = 0.05
 
 
-@dataclass(frozen=True)
-class PolicyOutputs:
-    """Outputs for each response token, in fp32 at least."""
-
-    log_probs: Tensor
-    """[B, R]."""
-    entropy: Tensor | None
-    """[B, R] entropy of the distribution that the token is from; None when not asked for."""
-
-
 def policy_outputs(
     model: nn.Module, batch: MicroBatch, temperature: float, entropy: bool, entropy_grad: bool = False
-) -> PolicyOutputs:
-    """Compute the log-probability of each response token under the tempered distribution, and its entropy.
+) -> TokenOutputs:
+    """Compute the log-probability of each response token under the tempered distribution, and its entropy;
+    [B, R] each.
 
     Args:
         entropy: whether to compute it.
         entropy_grad: whether it has a gradient.
     """
-    log_probs, entropies = _token_outputs(model, batch, temperature, entropy, entropy_grad)
-    return PolicyOutputs(_by_row(batch, log_probs), None if entropies is None else _by_row(batch, entropies))
-
-
-def response_log_probs(model: nn.Module, batch: MicroBatch, temperature: float) -> Tensor:
-    """Compute the log-probability [B, R] of each response token."""
-    return policy_outputs(model, batch, temperature, entropy=False).log_probs
-
-
-def response_values(model: nn.Module, batch: MicroBatch) -> Tensor:
-    """Compute the critic's value of the state before each response token; [B, R], in fp32."""
-    logits = model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False).logits
-    return _by_row(batch, logits[..., 0].flatten()[batch.predictors].float())
-
-
-def _token_outputs(
-    model: nn.Module, batch: MicroBatch, temperature: float, entropy: bool, entropy_grad: bool
-) -> TokenOutputs:
-    """Compute outputs for the response tokens, [n] each."""
     length = batch.input_ids.shape[1]
     if batch.is_packed:
         kept: int | Tensor = batch.predictors
@@ -64,7 +34,21 @@ def _token_outputs(
     logits = model(
         input_ids=batch.input_ids, position_ids=batch.position_ids, logits_to_keep=kept, use_cache=False
     ).logits
-    return token_outputs(logits.flatten(0, 1), positions, batch.tokens, temperature, entropy, entropy_grad)
+    log_probs, entropies = token_outputs(
+        logits.flatten(0, 1), positions, batch.tokens, temperature, entropy, entropy_grad
+    )
+    return TokenOutputs(_by_row(batch, log_probs), None if entropies is None else _by_row(batch, entropies))
+
+
+def response_log_probs(model: nn.Module, batch: MicroBatch, temperature: float) -> Tensor:
+    """Compute the log-probability [B, R] of each response token."""
+    return policy_outputs(model, batch, temperature, entropy=False).log_probs
+
+
+def response_values(model: nn.Module, batch: MicroBatch) -> Tensor:
+    """Compute the critic's value of the state before each response token; [B, R], in fp32."""
+    logits = model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False).logits
+    return _by_row(batch, logits[..., 0].flatten()[batch.predictors].float())
 
 
 def _by_row(batch: MicroBatch, values: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """One update of a policy and its critic on an iteration's experience (PPO, arXiv 1707.06347)."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,7 @@ from stages.models import device
 from stages.ppo.batching import MicroBatch
 from stages.ppo.experience import Experience
 from stages.ppo.forward import check_packing, response_log_probs, response_values, scatter_rows
-from stages.ppo.shaping import RunningMoments, flat_groups
+from stages.ppo.math.shaping import RunningMoments, flat_groups
 from stages.ppo.targets import Scores, Targets, make_targets, shape
 from stages.ppo.training import (
     Learner,
@@ -74,7 +75,10 @@ def update(
         check_packing(learner.policy.engine, (shortest[0], shortest[-1]), device())
     with stopwatch.timing("old_log_probs"):
         old_log_probs = old_log_probs_of(learner, experience, first_epoch)
-        old_values = old_values_of(learner, experience, first_epoch)
+        old_values: Tensor | None = None
+        if learner.critic:
+            forward = functools.partial(response_values, learner.critic.engine)
+            old_values = per_token(experience, first_epoch, forward)
     # 3. rewards per token, advantages, returns, importance weights
     targets = make_targets(config, experience, scores, old_log_probs, old_values, kl_coef)
     # 4. clipped policy and value losses, epochs x mini-batches
@@ -118,16 +122,6 @@ def step_gives_old_log_probs(config: Config) -> bool:
     has_penalty = algorithm.kl.coef > 0 and algorithm.kl.placement is KLPlacement.REWARD
     is_corrected = algorithm.correction.level is not CorrectionLevel.NONE
     return update.epochs * update.minibatches == 1 and not has_penalty and not is_corrected
-
-
-def old_values_of(
-    learner: Learner, experience: Experience, minibatches: Sequence[MiniBatch]
-) -> Tensor | None:
-    """Compute the critic's values before the first step, [N, T]; None without a critic."""
-    if learner.critic is None:
-        return None
-    critic = learner.critic.engine
-    return per_token(experience, minibatches, lambda b: response_values(critic, b))
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ _PIECE_ELSEWHERE = 1 << 25
 
 
 class TokenOutputs(NamedTuple):
-    """Outputs for n tokens, in fp32 at least."""
+    """Outputs for n tokens, in fp32 at least; also laid out by row, [B, R]."""
 
     log_probs: Tensor
     """[n]."""

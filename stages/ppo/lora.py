@@ -27,15 +27,16 @@ _LAYER = ".base_layer"
 
 
 def load_policy(base: Path, config: Config) -> PreTrainedModel:
-    """Load the run's version 0 with adapters that change nothing yet; the same each time and on every rank.
+    """Load the policy of ``base``; where adapters are trained, with some that change nothing yet, the same
+    each time and on every rank.
 
     Raises:
         UserError: peft is missing, or ``update.lora.target_modules`` does not fit the model.
     """
     update, trust = config.update, config.model.trust_remote_code
-    assert update.lora is not None
     model = load_causal_lm(base, update.precision, trust, device_map_of(update), update.attention)
-    attach(model, base, update.lora, derive_seed(config.seed, "lora"))
+    if update.lora is not None:
+        attach(model, base, update.lora, derive_seed(config.seed, "lora"))
     return model
 
 

@@ -10,9 +10,9 @@ from pipeline.config.schema import Config
 from pipeline.run.schemas import FinishReason, component_column
 from stages.ppo.experience import Experience
 from stages.ppo.learner import Update
-from stages.ppo.masked import masked_mean, masked_sum
-from stages.ppo.mismatch import effective_share, mismatch_metrics
-from stages.ppo.shaping import flat_groups
+from stages.ppo.math.masked import masked_mean, masked_sum
+from stages.ppo.math.mismatch import effective_share, mismatch_metrics
+from stages.ppo.math.shaping import flat_groups
 from stages.ppo.targets import Targets
 from stages.ppo.training import Steps
 

@@ -1,14 +1,15 @@
 """Targets of the losses, from scores and log-probabilities. N responses, T tokens of the longest."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pipeline.config.algorithm import CorrectionLevel, Estimator, KLPlacement
 from pipeline.config.schema import Config
-from stages.ppo.advantages import (
+from stages.ppo.batching import tensors_on
+from stages.ppo.experience import Experience
+from stages.ppo.math.advantages import (
     gae,
     grpo,
     reinforce_plus_plus,
@@ -16,11 +17,10 @@ from stages.ppo.advantages import (
     remax,
     rloo,
 )
-from stages.ppo.experience import Experience
-from stages.ppo.kl import kl_per_token
-from stages.ppo.masked import masked_whiten
-from stages.ppo.mismatch import importance_weights
-from stages.ppo.shaping import RunningMoments, shaped_scores
+from stages.ppo.math.kl import kl_per_token
+from stages.ppo.math.masked import masked_whiten
+from stages.ppo.math.mismatch import importance_weights
+from stages.ppo.math.shaping import RunningMoments, shaped_scores
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,7 @@ class Targets:
 
     def to(self, device: torch.device) -> "Targets":
         """Return all of it on a device, from which micro-batches take their rows without waiting."""
-        tensors: dict[str, Any] = {
-            name: value for name, value in vars(self).items() if isinstance(value, Tensor)
-        }
-        return replace(self, **{name: value.to(device) for name, value in tensors.items()})
+        return replace(self, **tensors_on(device, self))
 
 
 def shape(config: Config, experience: Experience, moments: RunningMoments) -> Scores:

@@ -129,7 +129,8 @@ class Trainer:
         """
         rate = learning_rate(self._peak, position, total, self.config)
         if self.config.zero_stage == 0:  # DeepSpeed would take it whatever the gradient is
-            norm = self._gradient_norm()
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            norm = float(torch.nn.utils.get_total_norm(gradients))  # with ZeRO, known after the step
             if not math.isfinite(norm):
                 self.discard()
                 return Step(norm, rate, is_taken=False, is_overflow=False)
@@ -166,11 +167,6 @@ class Trainer:
         if self.config.offload_optimizer and self.config.zero_stage < 3:
             partitions = self.engine.optimizer.averaged_gradients
             partitions.update(dict.fromkeys(partitions))
-
-    def _gradient_norm(self) -> float:
-        """Return the gradient norm without ZeRO. With it, DeepSpeed reports it after the step."""
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        return float(torch.nn.utils.get_total_norm(gradients))
 
     @property
     def _loss_scale(self) -> float:
@@ -232,13 +228,9 @@ class Trainer:
 
     def _whole_adapters(self) -> dict[str, Tensor]:
         """Return the adapters' weights, on the first rank's host; empty elsewhere and without adapters."""
-        wholes = {}
-        if is_adapted(self.model):
-            for name, parameter in self._trained():
-                whole = self._master(parameter)
-                if ranks.is_first():
-                    wholes[name] = whole.cpu()
-        return wholes
+        trained = self._trained() if is_adapted(self.model) else []
+        wholes = ((name, self._master(parameter)) for name, parameter in trained)  # every rank takes part
+        return {name: whole.cpu() for name, whole in wholes if ranks.is_first()}
 
     def save_state(self, path: Path) -> None:
         """Write optimizer moments, counters, and the fp32 weights where the model directory holds them

@@ -11,13 +11,14 @@ from pipeline.config.update import UpdateConfig
 from pipeline.run.seeds import derive_seed
 from stages import ranks
 from stages.context import NumericalError
+from stages.logs import log
 from stages.models import device
-from stages.ppo.batching import MicroBatch, micro_batches_of_rank
+from stages.ppo.batching import MicroBatch, micro_batches
 from stages.ppo.experience import Experience
 from stages.ppo.forward import gather_rows, policy_outputs, response_values, scatter_rows
-from stages.ppo.kl import kl_loss_per_token
-from stages.ppo.losses import Counts, aggregate, policy_loss, value_loss
-from stages.ppo.masked import masked_sum
+from stages.ppo.math.kl import kl_loss_per_token
+from stages.ppo.math.losses import Counts, aggregate, policy_loss, value_loss
+from stages.ppo.math.masked import masked_sum
 from stages.ppo.targets import Targets
 from stages.ppo.trainer import Trainer
 
@@ -108,14 +109,6 @@ class MiniBatchStats:
         own = torch.stack([self.sums.get(name, nothing) for name in SUMMED])
         return dict(zip(SUMMED, ranks.sum_over_ranks(own).tolist(), strict=True))
 
-    def first_not_finite(self) -> tuple[str, list[int], float] | None:
-        """Return name, rows and value of the first loss of this rank that is not a number."""
-        for name, batch, of_rows in self.losses:
-            is_bad = ~torch.isfinite(of_rows)
-            if bool(is_bad.any()):
-                return name, batch.rows[is_bad].tolist(), float(of_rows[is_bad][0])
-        return None
-
 
 @dataclass
 class Steps:
@@ -165,8 +158,7 @@ def rows_to_learn_from(experience: Experience) -> Tensor:
 
 def minibatch(config: Config, experience: Experience, rows: Sequence[int]) -> MiniBatch:
     budget, packed = config.update.tokens_per_micro_batch, is_packed(config.update)
-    place = (ranks.rank(), ranks.size())
-    return MiniBatch(rows, micro_batches_of_rank(experience.rows, rows, budget, *place, packed))
+    return MiniBatch(rows, micro_batches(experience.rows, rows, budget, packed, ranks.rank(), ranks.size()))
 
 
 def is_packed(config: UpdateConfig) -> bool:
@@ -184,7 +176,7 @@ def train(
     Raises:
         NumericalError: more steps had to be skipped than update.max_skipped_steps, or all of them.
     """
-    config, steps = learner.config, Steps()
+    config, steps, limit = learner.config, Steps(), learner.config.algorithm.target_kl
     per_token = targets.to(device())
     if targets.old_log_probs is None:
         steps.log_probs = torch.zeros_like(experience.rollout_log_probs, device=device())
@@ -199,7 +191,7 @@ def train(
         if problem:
             discard(learner)
             skip(config, steps, problem)
-        elif is_too_far(config, sums, counts):
+        elif limit is not None and sums["approx_kl"] / counts.tokens > limit:
             discard(learner)
             steps.is_stopped = True
             say(f"{place}: the policy has moved further than algorithm.target_kl allows; training ends")
@@ -313,17 +305,13 @@ def no_loss(outputs: Tensor) -> Tensor:
 
 
 def problem_of(tally: MiniBatchStats, experience: Experience, place: StepPosition) -> str | None:
-    """Return what is wrong with this rank's losses, in words; None if nothing is."""
-    if (found := tally.first_not_finite()) is None:
-        return None
-    name, rows, value = found
-    return f"the {name} loss is {value} in {place}; {experience.describe(rows)}"
-
-
-def is_too_far(config: Config, sums: Mapping[str, float], counts: Counts) -> bool:
-    """Whether the policy has moved further from the old one than target_kl allows, on these tokens."""
-    limit = config.algorithm.target_kl
-    return limit is not None and sums["approx_kl"] / counts.tokens > limit
+    """Name the first of this rank's losses that is not a number, with its rows; None if there is none."""
+    for name, batch, of_rows in tally.losses:
+        is_bad = ~torch.isfinite(of_rows)
+        if bool(is_bad.any()):
+            rows = experience.describe(batch.rows[is_bad].tolist())
+            return f"the {name} loss is {float(of_rows[is_bad][0])} in {place}; {rows}"
+    return None
 
 
 def discard(learner: Learner) -> None:
@@ -369,7 +357,7 @@ def describe_step(sums: Mapping[str, float], counts: Counts, norm: float) -> str
 def say(text: str) -> None:
     """Print one line to the task's log, on the first rank only."""
     if ranks.is_first():
-        print(text, flush=True)
+        log.info(text)
 
 
 def skip(config: Config, steps: Steps, problem: str) -> None:

@@ -12,20 +12,17 @@ from pipeline.run.commits import FileEntry
 from pipeline.run.durable import read_shared
 from stages import ranks
 from stages.context import Context, Result
-from stages.critics import load_critic
-from stages.models import load_causal_lm
+from stages.ppo.critics import load_critic
 from stages.ppo.experience import Experience, build_experience
-from stages.ppo.kl import next_kl_coef
-from stages.ppo.learner import Update
 from stages.ppo.learner import update as learner_update
 from stages.ppo.lora import load_policy
+from stages.ppo.math.kl import next_kl_coef
+from stages.ppo.math.shaping import RunningMoments
 from stages.ppo.memory import out_of_memory_explained
 from stages.ppo.metrics import mean_kl, update_metrics
 from stages.ppo.reference import with_reference
-from stages.ppo.shaping import RunningMoments
 from stages.ppo.trainer import Trainer
 from stages.ppo.training import Learner
-from stages.ppo.zero import device_map_of
 from stages.training import hash_folders, read_shards, save_tokenizer
 
 
@@ -70,9 +67,10 @@ def learn(iteration: int, context: Context, experience: Experience) -> Result | 
     moments = state.rewards.including(experience.outcome.scores)
     with context.computing():
         done = learner_update(learner, experience, iteration, state.kl_coef, moments, stopwatch)
+    kl, coef = mean_kl(done.experience, done.targets), state.kl_coef  # which stays where no KL was measured
     following = TrainerState(
         iteration=iteration,
-        kl_coef=next_coef(context, state.kl_coef, done),
+        kl_coef=coef if kl is None else next_kl_coef(coef, kl, len(done.experience), config.algorithm.kl),
         responses=state.responses + len(experience),
         rewards=moments,
         seed=config.seed,
@@ -88,34 +86,17 @@ def learn(iteration: int, context: Context, experience: Experience) -> Result | 
     return Result(outputs, len(experience), "trainer/1", iteration, metrics)
 
 
-def next_coef(context: Context, coef: float, done: Update) -> float:
-    """Return the KL coefficient of the next iteration; the same one where no KL was measured."""
-    kl = mean_kl(done.experience, done.targets)
-    if kl is None:
-        return coef
-    return next_kl_coef(coef, kl, len(done.experience), context.config.algorithm.kl)
-
-
 def load_learner(context: Context, version: int) -> tuple[Learner, TrainerState]:
     """Load models, optimizers and counters as they were committed with policy ``version``."""
     config, trust = context.config, context.config.model.trust_remote_code
     attention = config.update.attention
-    if config.update.lora:  # the base never changes; the trainer state has the adapters
-        policy_model = load_policy(context.policy_directory(0), config)
-    else:
-        policy_model = load_causal_lm(
-            context.policy_directory(version),
-            config.update.precision,
-            trust,
-            device_map_of(config.update),
-            attention,
-        )
+    base = 0 if config.update.lora else version  # which never changes; the trainer state has the adapters
+    policy_model = load_policy(context.policy_directory(base), config)
     policy = Trainer("policy", policy_model, config.update.learning_rate, config.update)
     critic = None
     if config.algorithm.estimator is Estimator.GAE:
-        start = context.critic_directory(version) or context.source(
-            config.model.critic or config.model.policy
-        )
+        first = config.model.critic or config.model.policy
+        start = context.critic_directory(version) or context.source(first)
         model = load_critic(start, config.update.precision, trust, attention)
         critic = Trainer("critic", model, config.update.critic_learning_rate, config.update)
     learner = Learner(config, policy, critic)

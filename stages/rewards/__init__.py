@@ -1,0 +1,1 @@
+"""Scores of responses: reward models, rules, services, and the reference."""

@@ -13,10 +13,11 @@ from pipeline.data.checks import prompt_text
 from pipeline.data.prompts import Message, read_prompts, summarize
 from pipeline.run.schemas import RESERVED_COLUMNS
 from pipeline.run.tasks import PREPARE, Stage
-from stages.chat import REFUSALS, messages_json
 from stages.context import Context, NumericalError, UserError
 from stages.engines import engine, make_scorer
 from stages.engines.base import Scorer, problem_of
+from stages.generation.chat import REFUSALS, messages_json
+from stages.logs import log
 from stages.rewards.rows import conversation_ids, name_of, token_ids, tokenized_conversations
 from stages.rewards.rules import rule_scores
 from stages.tokenizers import load_tokenizer
@@ -96,8 +97,8 @@ class RewardModel:
         problems = [problem_of(sequence, self._scorer.limits, new_tokens=0) for sequence in sequences]
         self.num_unscored = rows.num_rows - problems.count(None)
         if unfit := [i for i, problem in enumerate(problems) if problem]:
-            print(f"{self._config.path} cannot score {len(unfit)} rows, the first of them ", end="")
-            print(f"{name_of(scored, unfit[0])}: {problems[unfit[0]]}", flush=True)
+            first = f"the first of them {name_of(scored, unfit[0])}: {problems[unfit[0]]}"
+            log.warning(f"{self._config.path} cannot score {len(unfit)} rows, {first}")
         fitting = [sequence for sequence, problem in zip(sequences, problems, strict=True) if not problem]
         found = iter(self._scorer.score(fitting))
         scores = iter([0.0 if problem else next(found) for problem in problems])
@@ -120,7 +121,9 @@ class RewardModel:
                 raise UserError(
                     f"the chat template of {self._config.path} refuses reference sample {index}: {error}"
                 ) from error
-        return self._score_tokens(tokens)
+        if not all(tokens):
+            raise UserError(f"the tokenizer of {self._config.path} gives no token for a response")
+        return self._scorer.score(self._cut(tokens))
 
     def _sample_ids(self, prompt: str | tuple[Message, ...], response: str) -> list[int]:
         if self._shares_tokens:
@@ -136,11 +139,6 @@ class RewardModel:
         ids = token_ids(self._tokenizer, text, special=isinstance(prompt, str))
         ids += token_ids(self._tokenizer, response, special=False)
         return ids if end is None else [*ids, end]
-
-    def _score_tokens(self, sequences: list[list[int]]) -> list[float]:
-        if any(not sequence for sequence in sequences):
-            raise UserError(f"the tokenizer of {self._config.path} gives no token for a response")
-        return self._scorer.score(self._cut(sequences))
 
     def _cut(self, sequences: list[list[int]]) -> list[list[int]]:
         self.num_truncated = sum(len(sequence) > self._limit for sequence in sequences)
@@ -198,7 +196,7 @@ def statistics(
     )
     key = f"reward.components.{name}.normalization.reference_samples={samples}"
     if found.rejected:
-        print(f"{key}: {summarize(found.rejected)}", flush=True)
+        log.warning(f"{key}: {summarize(found.rejected)}")
     if not found.rows:
         raise UserError(f"{key}: has no usable row")
     if norm.response_column not in found.columns.column_names:

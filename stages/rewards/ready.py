@@ -40,10 +40,8 @@ def exact_match(
     def fold(text: str) -> str:
         return text.strip().casefold() if ignore_case else text.strip()
 
-    return [
-        float(any(fold(str(answer)) == fold(found) for answer in listed(right)))
-        for found, right in zip(extracted(responses, pattern), answers(columns, column), strict=True)
-    ]
+    found = extracted(responses, pattern)
+    return matches(found, answers(columns, column), lambda text, right: fold(str(right)) == fold(text))
 
 
 def numeric_match(
@@ -69,10 +67,7 @@ def numeric_match(
             raise ValueError(f"column {column!r} holds no number: {right!r}")
         return number is not None and (number == wanted or abs(number - wanted) <= allowed)
 
-    return [
-        float(any(is_right(found, answer) for answer in listed(right)))
-        for found, right in zip(extracted(responses, pattern), answers(columns, column), strict=True)
-    ]
+    return matches(extracted(responses, pattern), answers(columns, column), is_right)
 
 
 def regex_match(
@@ -130,8 +125,10 @@ def answers(columns: Mapping[str, Any], column: str) -> Sequence[Any]:
     return found
 
 
-def listed(right: Any) -> Sequence[Any]:
-    return right if isinstance(right, list | tuple) else [right]
+def matches(found: Sequence[str], right: Sequence[Any], is_right: Callable[[str, Any], bool]) -> list[float]:
+    """Score 1 where the text is right by the row's answer, or by one of its answers if it is a list."""
+    listed = [row if isinstance(row, list | tuple) else [row] for row in right]
+    return [float(any(is_right(text, one) for one in row)) for text, row in zip(found, listed, strict=True)]
 
 
 def extracted(responses: Sequence[str], pattern: str | None) -> list[str]:

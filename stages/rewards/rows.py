@@ -1,14 +1,13 @@
 """Inputs of reward models, rules and services, made from a rollout table."""
 
 import json
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from pipeline.run.schemas import extra_columns
-from stages.chat import REFUSALS
 from stages.context import UserError
+from stages.generation.chat import REFUSALS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,7 +40,8 @@ def tokenized_conversations(
         UserError: the chat template refuses a row's conversation. Prompts alone were tried by prepare.
     """
     found = []
-    for index, texts in enumerate(conversation_texts(rows)):
+    names = ("prompt_text", "prompt_messages", "response_text", "response_messages")
+    for index, texts in enumerate(zip(*(rows[name].to_pylist() for name in names), strict=True)):
         try:
             found.append(conversation_ids(tokenizer, *texts))
         except REFUSALS as error:
@@ -50,12 +50,6 @@ def tokenized_conversations(
                 "what rollout.multi_turn adds to conversations"
             ) from error
     return found
-
-
-def conversation_texts(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
-    """Return, per row, the arguments of :func:`conversation_ids`."""
-    names = ("prompt_text", "prompt_messages", "response_text", "response_messages")
-    return zip(*(rows[name].to_pylist() for name in names), strict=True)
 
 
 def conversation_ids(

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.config.reward import RowsPerCall, RuleConfig
-from pipeline.plugins.sandbox import Calls, PluginFailure, open_calls, score, signature_error
+from pipeline.plugins.sandbox import PluginFailure, open_calls, score, signature_error
 from pipeline.plugins.trial import plugin_of
 from stages.context import UserError
 from stages.rewards.rows import name_of, rule_inputs
@@ -42,18 +42,18 @@ def rule_scores(name: str, config: RuleConfig, rows: pa.Table) -> tuple[list[flo
     scores: list[float] = []
     num_late = 0
     with open_calls(plugin_of(name, config), min(config.workers, len(slices))) as calls:
-        check_fits(calls, [*inputs, *config.arguments], config.time_limit)
-        futures = []
+        names, limit = [*inputs, *config.arguments], config.time_limit
+        if misfit := calls.answer(calls.ask(limit, signature_error, names, 0), limit):
+            raise UserError(misfit.text)
+        asked = []
         for part in slices:
-            arguments = {key: values[part] for key, values in inputs.items()}
-            length, seconds = part.stop - part.start, config.time_limit * (part.stop - part.start)
-            asked = calls.ask(seconds, score, {**arguments, **config.arguments}, length)
-            futures.append((part, seconds, asked))
-        for part, seconds, future in futures:
-            answer = calls.answer(future, seconds)
+            arguments = {key: values[part] for key, values in inputs.items()} | dict(config.arguments)
+            length = part.stop - part.start
+            asked.append((part.start, length, calls.ask(limit * length, score, arguments, length)))
+        for start, length, future in asked:
+            answer = calls.answer(future, limit * length)
             if isinstance(answer, PluginFailure):
-                length = part.stop - part.start
-                answer = [substitute(name, config, answer, rows.slice(part.start, length))] * length
+                answer = [substitute(name, config, answer, rows.slice(start, length))] * length
                 num_late += length
             scores += answer
     return scores, {} if config.timeout_score is None else {f"late/{name}": float(num_late)}
@@ -71,13 +71,6 @@ def call_slices(rows: pa.Table, rows_per_call: RowsPerCall) -> Iterator[slice]:
         stop = start + len(list(group))
         yield slice(start, stop)
         start = stop
-
-
-def check_fits(calls: Calls, names: Sequence[str], seconds: float) -> None:
-    """Raise UserError when the rule cannot be called with these arguments, PluginError without a rule."""
-    trouble = calls.answer(calls.ask(seconds, signature_error, names, 0), seconds)
-    if trouble:
-        raise UserError(trouble.text)
 
 
 def substitute(name: str, config: RuleConfig, trouble: PluginFailure, rows: pa.Table) -> float:

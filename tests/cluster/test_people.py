@@ -93,7 +93,9 @@ def test_following_shows_every_stage_and_ends_with_the_run(runs):
     done = runs.ask("logs", runs.good, "--follow")
     assert done.returncode == 0, done.stderr
     for name in ("rollout@1 0", "reward@1 1", "update@1"):
-        assert re.search(rf"^{name} \| iteration 1 .*committed: ", done.stdout, re.MULTILINE), done.stdout
+        assert re.search(rf"^{name} \| .* INFO iteration 1 .*committed: ", done.stdout, re.MULTILINE), (
+            done.stdout
+        )
     assert done.stdout.splitlines()[-1] == "the run is complete"
 
 

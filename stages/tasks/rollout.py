@@ -3,13 +3,13 @@
 from pipeline.config.algorithm import Estimator
 from pipeline.config.schema import Config
 from pipeline.data.sampler import deal
-from pipeline.run.schemas import GREEDY_SAMPLE, ROLLOUT, is_sampled, version_of
+from pipeline.run.schemas import GREEDY_SAMPLE, PROMPTS, ROLLOUT, is_sampled, version_of
 from pipeline.run.shards import write_shard
-from pipeline.run.tasks import Task
+from pipeline.run.tasks import PREPARE, Task
 from stages.context import Context, Result
 from stages.engines.base import Sampling
-from stages.progress import SAVE_SECONDS
-from stages.responding import num_tokens, respond, response_metrics
+from stages.generation.progress import SAVE_SECONDS
+from stages.generation.responding import num_tokens, respond, response_metrics
 
 
 def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> Result:
@@ -17,7 +17,7 @@ def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> Resul
     saved."""
     config, rollout = context.config, context.config.rollout
     # 1. this shard's slice of the epoch's permutation
-    prompts = context.prompts()
+    prompts = context.table(PREPARE, PROMPTS)
     dealt = deal(
         prompts.num_rows,
         iteration=task.iteration,

@@ -18,6 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATIO
 from pipeline.config.model_files import Tensors, has_head, head_of, read_tensors
 from pipeline.config.update import Precision
 from stages import ranks
+from stages.logs import log
 from stages.models import check_missing, load_arguments, load_with_attention
 
 
@@ -100,11 +101,12 @@ def _start_head(model: PreTrainedModel, directory: Path, missing: set[str]) -> N
     for name, parameter in model.named_parameters():
         if name in missing:
             parameter.zero_()
-            kind = name.rpartition(".")[2]
-            if source and f"{source}.{kind}" in tensors:
-                parameter.copy_(_read(tensors, f"{source}.{kind}"))
+            key = f"{source}.{name.rpartition('.')[2]}"
+            if source and key in tensors:
+                with safe_open(tensors[key].path, "pt") as file:
+                    parameter.copy_(file.get_tensor(key))
     if ranks.is_first():
-        print(f"critic: {_head_in_words(directory, source, tensors)}", flush=True)
+        log.info(f"critic: {_head_in_words(directory, source, tensors)}")
 
 
 def _fitting_head(model: PreTrainedModel, tensors: Tensors) -> str | None:
@@ -121,9 +123,3 @@ def _head_in_words(directory: Path, source: str | None, tensors: Tensors) -> str
     if has_head(tensors):
         return f"the head of {directory} is not one linear layer and cannot be taken; values start at zero"
     return f"{directory} has no head; values start at zero"
-
-
-def _read(tensors: Tensors, name: str) -> Tensor:
-    with safe_open(tensors[name].path, "pt") as file:
-        found: Tensor = file.get_tensor(name)
-        return found

@@ -4,19 +4,19 @@ import statistics as stats
 
 import pyarrow as pa
 
-from pipeline.run.schemas import GREEDY_SAMPLE, ROLLOUT, component_column, version_of
+from pipeline.run.schemas import GREEDY_SAMPLE, PROMPTS, ROLLOUT, component_column, version_of
 from pipeline.run.shards import write_shard
 from pipeline.run.tasks import PREPARE, Task
 from stages.context import Context, Result, UserError
 from stages.engines.base import Sampling
-from stages.responding import respond, response_metrics
-from stages.reward import reward_table
+from stages.generation.responding import respond, response_metrics
 from stages.rewards.components import component_scores
+from stages.tasks.reward import reward_table
 
 
 def run(task: Task, context: Context) -> Result:
     context.read(PREPARE)
-    prompts = context.heldout()
+    prompts = context.table(PREPARE, PROMPTS, "heldout")
     if prompts.num_rows == 0:
         raise UserError(f"data.heldout={context.config.data.heldout} has no usable row")
     sampling = Sampling(stop_token_ids=context.config.rollout.stop_token_ids)

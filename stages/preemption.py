@@ -6,6 +6,8 @@ Imports nothing heavy, so that a process can listen before it has imported anyth
 import signal
 from types import FrameType
 
+from pipeline.run.failures import FailureKind
+
 _noted = False
 
 
@@ -23,7 +25,7 @@ class StoppedOnWarning(Exception):
         else:
             what = "before any response was finished"
         super().__init__(f"stopped on a warning {what}")
-        self.has_progress = saved > found
+        self.failure_kind = FailureKind.PAUSED if saved > found else FailureKind.TIMEOUT
 
 
 def listen(can_save: bool) -> None:

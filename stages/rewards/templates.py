@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pipeline.config.reward import RemoteConfig, RewardModelConfig
 from pipeline.config.schema import Config
 from pipeline.data.prompts import Message, as_dicts
-from stages.chat import REFUSALS
+from stages.generation.chat import REFUSALS
 from stages.modeltrial import tried_tokenizer
 from stages.rewards.components import same_tokenizer
 

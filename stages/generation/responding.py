@@ -10,15 +10,15 @@ import pyarrow as pa
 from pipeline.config.schema import Config
 from pipeline.run.schemas import GREEDY_SAMPLE, ROLLOUT, FinishReason, conform, extra_columns
 from pipeline.run.seeds import derive_seed
-from stages.chat import messages_json
 from stages.context import Context, NumericalError
-from stages.conversations import Conversations, open_conversations
 from stages.engines import engine, make_generator
-from stages.engines.base import Generator, Request, Response, Sampling
-from stages.episodes import Episode
-from stages.progress import SAVE_SECONDS, Progress, origin_of
+from stages.engines.base import Generator, Request, Sampling
+from stages.generation.chat import messages_json
+from stages.generation.conversations import Conversations, TokenBudget, open_conversations
+from stages.generation.episodes import Episode
+from stages.generation.progress import SAVE_SECONDS, Progress, origin_of
+from stages.preemption import StoppedOnWarning, warned
 from stages.tokenizers import load_tokenizer
-from stages.warning import StoppedOnWarning, warned
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -91,7 +91,7 @@ def finish(
         StoppedOnWarning: the process was warned; what is finished is saved.
     """
     done = frozenset(progress.responses)
-    to_episode = conversations.episode if conversations else single_turn
+    to_episode = conversations.episode if conversations else lambda _, response: Episode.of(response)
     stream = iter(generator.stream(requests, sampling, done, warned, conversations))
     try:
         while True:
@@ -111,11 +111,6 @@ def finish(
     return [progress.responses[i] for i in range(progress.total)]
 
 
-def single_turn(index: int, response: Response) -> Episode:
-    """Return the episode of a conversation of one turn."""
-    return Episode.of(response)
-
-
 def check_finite(responses: Sequence[Episode], prompts: pa.Table, version: int) -> None:
     """Raise NumericalError naming the first prompt with a log-probability that is not finite."""
     for index, response in enumerate(responses):
@@ -127,16 +122,12 @@ def check_finite(responses: Sequence[Episode], prompts: pa.Table, version: int) 
 
 
 def room(config: Config, prompt_tokens: Sequence[int]) -> int:
-    """Return how many tokens the first turn may have: what is configured, or what the context leaves; prepare
-    has ensured at least 1."""
-    assert config.model.context_length is not None
-    left = config.model.context_length - len(prompt_tokens)
-    assert left >= 1, (
-        f"a prompt of {len(prompt_tokens)} tokens leaves no room in {config.model.context_length}"
-    )
-    turns = config.rollout.multi_turn
-    of_turn = turns.max_turn_tokens if turns else None
-    return min(config.rollout.max_new_tokens, left, of_turn or left)
+    """Return how many tokens the first turn may have; prepare has ensured at least 1."""
+    context = config.model.context_length
+    assert context is not None
+    left = TokenBudget.of(config.rollout, context).of_turn(len(prompt_tokens), 0)
+    assert left >= 1, f"a prompt of {len(prompt_tokens)} tokens leaves no room in {context}"
+    return left
 
 
 def rollout_table(
@@ -160,9 +151,7 @@ def rollout_table(
             "prompt_text": prompts["prompt_text"].combine_chunks(),
             "prompt_messages": prompts["prompt_messages"].combine_chunks(),
             "response_text": texts,
-            "response_messages": [
-                None if r.messages is None else messages_json(r.messages) for r in responses
-            ],
+            "response_messages": [messages_json(r.messages) for r in responses],
         },
         ROLLOUT,
         extra=extra_columns(prompts),

@@ -14,7 +14,7 @@ from pipeline.run.schemas import REWARD, ROLLOUT, SCORE, component_column, confo
 from pipeline.run.shards import write_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context, Result
-from stages.responding import num_tokens
+from stages.generation.responding import num_tokens
 from stages.rewards.components import component_scores
 
 
@@ -25,20 +25,16 @@ def run(task: Task, context: Context) -> Result:
     pooled = pool_scores(context)  # before anything is computed: they may be missing or stale
     mine, metrics = component_scores(context, rows, context.config.reward.components_of(None))
     scores = {name: (pooled | mine)[name] for name in context.config.reward.components}
-    table = reward_table(context.config, rows, scores, reference_of(context, rows))
+    reference = None
+    if has_reference_in(context.config, ReferenceStage.REWARD):
+        from stages.rewards.reference import reference_log_probs  # torch, which rules alone do not need
+
+        reference = reference_log_probs(context, rows)
+    table = reward_table(context.config, rows, scores, reference)
     output = write_shard(context.paths, context.files.data(context.attempt), table)
     metrics["responses"] = float(pc.sum(is_sampled(rows)).as_py())
     metrics["response_tokens"] = num_tokens(rows)
     return Result((output,), rows.num_rows, version_of(REWARD), source.policy_version, metrics)
-
-
-def reference_of(context: Context, rows: pa.Table) -> Sequence[list[float] | None] | None:
-    """Return the reference's log-probabilities, if this stage computes them."""
-    if not has_reference_in(context.config, ReferenceStage.REWARD):
-        return None
-    from stages.rewards.reference import reference_log_probs  # torch, which rules alone do not need
-
-    return reference_log_probs(context, rows)
 
 
 def pool_scores(context: Context) -> dict[str, list[float]]:

@@ -7,7 +7,7 @@ from pipeline.run.schemas import ROLLOUT, SCORE, component_column, conform, is_s
 from pipeline.run.shards import write_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context, Result
-from stages.responding import num_tokens
+from stages.generation.responding import num_tokens
 from stages.rewards.components import component_scores
 
 

@@ -12,25 +12,26 @@ import json
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from jinja2 import TemplateError
 
-from pipeline.config.rollout import MultiTurnConfig
+from pipeline.config.rollout import MultiTurnConfig, RolloutConfig
 from pipeline.config.schema import Config
 from pipeline.data.prompts import Message, as_dicts
 from pipeline.plugins.load import load_plugin
 from pipeline.run.schemas import FinishReason, extra_columns
 from pipeline.run.seeds import derive_seed
 from pipeline.text import shown
-from stages.calls import Answer, Calls, Late
-from stages.chat import continuation_text
 from stages.context import UserError
 from stages.engines.base import Generator, Request, Response, Turns
-from stages.episodes import BEFORE_THE_FIRST_TURN, Episode
+from stages.generation.calls import Answer, Calls, Late
+from stages.generation.chat import continuation_text
+from stages.generation.episodes import BEFORE_THE_FIRST_TURN, Episode
+from stages.logs import log
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -81,7 +82,7 @@ def open_conversations(
 
     Args:
         prompts: a row per request.
-        samples: ``sample_index`` of each request of a prompt, as in :func:`stages.responding.respond`.
+        samples: ``sample_index`` of each request of a prompt, as in :func:`.responding.respond`.
         generator: the engine that the requests are for.
         should_stop: waiting for the scheduler ends once it holds.
 
@@ -94,7 +95,7 @@ def open_conversations(
         return
     calls = Calls(load_plugin(SCHEDULER_KEY, settings.scheduler), settings.workers, settings.step_seconds)
     openings = openings_of(prompts, samples)
-    room = TokenBudget(config.rollout.max_new_tokens, settings.max_turn_tokens, generator.limits.context)
+    room = TokenBudget.of(config.rollout, generator.limits.context)
     problem_with = generator.problem_with
     try:
         yield Conversations(settings, openings, requests, tokenizer, room, problem_with, calls, should_stop)
@@ -102,34 +103,19 @@ def open_conversations(
         calls.close()
 
 
-@dataclass(frozen=True)
-class ConversationStart:
-    """The start of a conversation: names, prompt and the user's columns."""
-
-    prompt_id: str
-    sample_index: int
-    prompt_text: str
-    prompt_messages: list[dict[str, str]] | None
-    columns: Mapping[str, Any]
-
-    def __str__(self) -> str:
-        return f"prompt_id {self.prompt_id}, sample {self.sample_index}"
-
-
-def openings_of(prompts: pa.Table, samples: Sequence[int]) -> list[ConversationStart]:
-    """Return one start per row of ``prompts``, which has each prompt once per sample."""
+def openings_of(prompts: pa.Table, samples: Sequence[int]) -> list[Conversation]:
+    """Return one conversation without turns per row of ``prompts``, which has each prompt once per sample."""
     extra = extra_columns(prompts).to_pylist() if extra_columns(prompts).num_columns else cycle([{}])
-    named = prompts.select(["prompt_id", "prompt_text", "prompt_messages"]).to_pylist()
+    ids, texts = prompts["prompt_id"].to_pylist(), prompts["prompt_text"].to_pylist()
+    messages = [text and json.loads(text) for text in prompts["prompt_messages"].to_pylist()]
     return [
-        ConversationStart(
-            row["prompt_id"], sample, row["prompt_text"], _parsed(row["prompt_messages"]), columns
-        )
-        for row, columns, sample in zip(named, extra, cycle(samples), strict=False)
+        Conversation(*start, response_messages=[], num_turns=0, columns=columns)
+        for *start, columns in zip(ids, cycle(samples), texts, messages, extra, strict=False)
     ]
 
 
-def _parsed(messages: str | None) -> list[dict[str, str]] | None:
-    return None if messages is None else json.loads(messages)
+def _name(opening: Conversation) -> str:
+    return f"prompt_id {opening.prompt_id}, sample {opening.sample_index}"
 
 
 @dataclass(frozen=True)
@@ -141,44 +127,41 @@ class TokenBudget:
     turn_tokens: int | None
     context: int
 
+    @staticmethod
+    def of(rollout: RolloutConfig, context: int) -> "TokenBudget":
+        turns = rollout.multi_turn
+        return TokenBudget(rollout.max_new_tokens, turns.max_turn_tokens if turns else None, context)
+
     def of_turn(self, num_prompt: int, num_response: int) -> int:
         """Return the most tokens of the next turn; less than 1 where there is no room for one."""
         left = min(self.response_tokens - num_response, self.context - num_prompt - num_response)
         return left if self.turn_tokens is None else min(left, self.turn_tokens)
 
 
+@dataclass
 class Conversations(Turns):
     """All conversations of a task, by the index of their first request. The user's scheduler says what
     follows each response."""
 
-    def __init__(
-        self,
-        settings: MultiTurnConfig,
-        openings: Sequence[ConversationStart],
-        requests: Sequence[Request],
-        tokenizer: "PreTrainedTokenizerBase",
-        room: TokenBudget,
-        problem_with: Callable[[Request], str | None],
-        calls: Calls,
-        should_stop: Callable[[], bool],
-    ) -> None:
-        self._settings = settings
-        self._openings = openings
-        self._requests = requests
-        self._tokenizer = tokenizer
-        self._room = room
-        self._problem_with = problem_with
-        self._calls = calls
-        self._should_stop = should_stop
-        self._episodes: dict[int, Episode] = {}
-        self._over: dict[int, None] = {}
+    _settings: MultiTurnConfig
+    _openings: Sequence[Conversation]
+    _requests: Sequence[Request]
+    _tokenizer: "PreTrainedTokenizerBase"
+    _room: TokenBudget
+    _problem_with: Callable[[Request], str | None]
+    _calls: Calls
+    _should_stop: Callable[[], bool]
+    _episodes: dict[int, Episode] = field(default_factory=dict)
+    _over: dict[int, None] = field(default_factory=dict)
 
     def ended(self, index: int, response: Response) -> None:
         text = str(self._tokenizer.decode(response.tokens, skip_special_tokens=True))
         episode = self._episodes.get(index, BEFORE_THE_FIRST_TURN).with_turn(response, text)
         self._episodes[index] = episode
         if response.finish_reason is FinishReason.STOP and episode.num_turns < self._settings.max_turns:
-            self._calls.start(index, self._conversation(index))
+            opening, messages = copy.deepcopy(self._openings[index]), as_dicts(episode.messages or ())
+            asked = replace(opening, response_messages=messages, num_turns=episode.num_turns)
+            self._calls.start(index, asked)
         else:
             self._over[index] = None
 
@@ -197,7 +180,7 @@ class Conversations(Turns):
         except Late as late:
             raise SchedulerFailed(
                 f"{self._who} was not back after rollout.multi_turn.step_seconds="
-                f"{self._settings.step_seconds:g} for {self._openings[late.key]}"
+                f"{self._settings.step_seconds:g} for {_name(self._openings[late.key])}"
             ) from None
         return answers | {index: self._next_request(index, answer) for index, answer in back.items()}
 
@@ -210,18 +193,6 @@ class Conversations(Turns):
     @property
     def _who(self) -> str:
         return f"{SCHEDULER_KEY}={self._settings.scheduler}"
-
-    def _conversation(self, index: int) -> Conversation:
-        opening, episode = self._openings[index], self._episodes[index]
-        return Conversation(
-            prompt_id=opening.prompt_id,
-            sample_index=opening.sample_index,
-            prompt_text=opening.prompt_text,
-            prompt_messages=copy.deepcopy(opening.prompt_messages),
-            response_messages=as_dicts(episode.messages or ()),
-            num_turns=episode.num_turns,
-            columns=copy.deepcopy(opening.columns),
-        )
 
     def _next_request(self, index: int, answer: Answer) -> Request | None:
         """Return the request of the next turn; None when the conversation is over: the scheduler ends it, or
@@ -240,29 +211,29 @@ class Conversations(Turns):
         seed = derive_seed(first.seed, "turn", episode.num_turns)
         following = replace(first, prompt_tokens=tokens, max_new_tokens=room, seed=seed)
         if problem := self._problem_with(following):
-            print(f"{opening}: the conversation ends after turn {episode.num_turns}: {problem}", flush=True)
+            log.warning(f"{_name(opening)}: the conversation ends after turn {episode.num_turns}: {problem}")
             self._episodes[index] = replace(episode, finish_reason=FinishReason.REFUSED)
             return None
         self._episodes[index] = episode.with_answer(said, messages)
         return following
 
-    def _messages(self, opening: ConversationStart, answer: Answer) -> tuple[Message, ...] | None:
+    def _messages(self, opening: Conversation, answer: Answer) -> tuple[Message, ...] | None:
         if error := answer.raised:
             last = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{last.filename}:{last.lineno}"
             raise SchedulerFailed(
-                f"{self._who} raised {type(error).__name__}: {error} for {opening}, at {where}"
+                f"{self._who} raised {type(error).__name__}: {error} for {_name(opening)}, at {where}"
             ) from error
         if problem := problem_with(answer.returned):
             raise UserError(
-                f"{self._who} returned {problem} for {opening}; wanted is a list of messages, "
+                f"{self._who} returned {problem} for {_name(opening)}; wanted is a list of messages, "
                 '{"role": ..., "content": ...} each, or None to stop'
             )
         if answer.returned is None:
             return None
         return tuple(Message(message["role"], message["content"]) for message in answer.returned)
 
-    def _tokens(self, opening: ConversationStart, episode: Episode, messages: Sequence[Message]) -> list[int]:
+    def _tokens(self, opening: Conversation, episode: Episode, messages: Sequence[Message]) -> list[int]:
         """Return the ids of new messages: after a chat prompt by the chat template, else their contents as
         they are."""
         text = "".join(message.content for message in messages)
@@ -271,9 +242,8 @@ class Conversations(Turns):
             try:
                 text = continuation_text(messages, end, self._tokenizer)
             except TemplateError as error:
-                raise UserError(
-                    f"the policy's chat template refuses what {self._who} returned for {opening}: {error}"
-                ) from error
+                said = f"what {self._who} returned for {_name(opening)}: {error}"
+                raise UserError(f"the policy's chat template refuses {said}") from error
         ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 

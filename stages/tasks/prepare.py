@@ -13,18 +13,19 @@ import pyarrow as pa
 from pipeline.config.reward import RemoteConfig, RewardModelConfig, unknown_field
 from pipeline.config.schema import Config
 from pipeline.data.checks import Judged, check_usable, describe, judge, prompt_files, read_file
-from pipeline.data.prompts import Message, Rejected, write_rejected
+from pipeline.data.prompts import Rejected, write_rejected
 from pipeline.plugins.trial import Sample, check_rules, check_scheduler
 from pipeline.run.commits import file_state, hash_file
 from pipeline.run.durable import replace_durably
 from pipeline.run.schemas import PROMPTS, conform, extra_columns, version_of
 from pipeline.run.shards import write_shard
 from pipeline.run.tasks import Task
-from stages.chat import messages_json
 from stages.context import Context, Result, UserError
+from stages.generation.chat import messages_json
+from stages.logs import log
 from stages.modeltrial import tried_tokenizer, try_models
 from stages.rewards.components import measure_normalization
-from stages.templates import scoring_templates
+from stages.rewards.templates import scoring_templates
 
 
 def run(task: Task, context: Context) -> Result:
@@ -40,18 +41,13 @@ def run(task: Task, context: Context) -> Result:
     listing = context.files.data(context.attempt, "rejected", "jsonl")
     listing.parent.mkdir(parents=True, exist_ok=True)
     write_rejected(listing, [row for judged in files for row in named(judged)])
-    for line in (line for judged in files for line in describe(judged, config)):
-        print(line, flush=True)
+    for judged in files:
+        log.info("\n".join(describe(judged, config)))
     check_usable(config, files, str(listing))
-    prompts, *others = map(prompt_table, files)
-    heldout = others[0].slice(0, config.evaluate.num_prompts) if others else empty_prompts()
-    check_rules(
-        config,
-        [
-            *samples(prompts, "data.prompts", config.data.prompts),
-            *samples(heldout, "data.heldout", config.data.heldout),
-        ],
-    )
+    prompts, *others = [*map(prompt_table, files), conform({name: [] for name in PROMPTS.names}, PROMPTS)]
+    heldout = others[0].slice(0, config.evaluate.num_prompts)
+    tried = samples(prompts, "data.prompts", config.data.prompts)
+    check_rules(config, [*tried, *samples(heldout, "data.heldout", config.data.heldout)])
     check_scheduler(config)
     check_remotes(config, prompts, heldout)
     normalization = context.files.data(context.attempt, "normalization", "json")
@@ -117,20 +113,14 @@ def prompt_table(judged: Judged) -> pa.Table:
         {
             "prompt_id": [row.prompt_id for row in rows],
             "prompt_text": [judged.texts[i] for i in judged.kept],
-            "prompt_messages": [prompt_messages(row.prompt) for row in rows],
+            "prompt_messages": [
+                None if isinstance(row.prompt, str) else messages_json(row.prompt) for row in rows
+            ],
             "prompt_tokens": [judged.tokens[i] for i in judged.kept],
         },
         PROMPTS,
         extra=judged.found.columns.take(list(judged.kept)),
     )
-
-
-def prompt_messages(prompt: str | Sequence[Message]) -> str | None:
-    return None if isinstance(prompt, str) else messages_json(prompt)
-
-
-def empty_prompts() -> pa.Table:
-    return conform({name: [] for name in PROMPTS.names}, PROMPTS)
 
 
 def hash_user_files(config: Config) -> dict[str, str]:

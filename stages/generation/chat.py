@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 
@@ -48,19 +48,15 @@ def continuation_text(messages: Sequence[Message], end: str, tokenizer: "PreTrai
 
 
 def _after_answer(messages: list[dict[str, str]], tokenizer: "PreTrainedTokenizerBase") -> str:
-    text = _rendered([*_FIXED, *messages], tokenizer, is_answered=not messages)
-    return text.partition(_ANSWER)[2]
+    given = [*_FIXED, *messages]
+    text = tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=bool(messages))
+    return str(text).partition(_ANSWER)[2]
 
 
-def _rendered(messages: list[dict[str, str]], tokenizer: "PreTrainedTokenizerBase", is_answered: bool) -> str:
-    text: Any = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=not is_answered)
-    return str(text)
+def messages_json(messages: Sequence[Message] | None) -> str | None:
+    return None if messages is None else json.dumps(as_dicts(messages), ensure_ascii=False)
 
 
-def messages_json(messages: Sequence[Message]) -> str:
-    return json.dumps(as_dicts(messages), ensure_ascii=False)
-
-
-def messages_of(text: str) -> tuple[Message, ...]:
+def messages_of(text: str | None) -> tuple[Message, ...] | None:
     """Parse messages; the inverse of :func:`messages_json`."""
-    return tuple(Message(**message) for message in json.loads(text))
+    return None if text is None else tuple(Message(**message) for message in json.loads(text))

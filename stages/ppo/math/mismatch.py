@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pipeline.config.algorithm import CorrectionConfig, CorrectionLevel, CorrectionMode
-from stages.ppo.masked import EPSILON, masked_mean
+from stages.ppo.math.masked import EPSILON, masked_mean
 
 _EXPONENT_LIMIT = 20.0
 

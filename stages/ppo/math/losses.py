@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pipeline.config.algorithm import AlgorithmConfig, LossAggregation
-from stages.ppo.masked import EPSILON, NoValidTokens, masked_sum
+from stages.ppo.math.masked import EPSILON, NoValidTokens, masked_sum
 
 _EXPONENT_LIMIT = 20.0
 
@@ -56,7 +56,7 @@ def policy_loss(
     """Clipped surrogate with asymmetric range; dual clipping of negative advantages (arXiv 1912.09729).
 
     Args:
-        weights: importance weights of the tokens, without gradient; see :mod:`stages.ppo.mismatch`.
+        weights: importance weights of the tokens, without gradient; see :mod:`stages.ppo.math.mismatch`.
     """
     # 1. probability ratio; the limit keeps one wild token from becoming infinity
     ratio = (log_probs - old_log_probs).clamp(-_EXPONENT_LIMIT, _EXPONENT_LIMIT).exp()

@@ -9,7 +9,7 @@ estimate: whatever runs backwards over a response is carried over them.
 import torch
 from torch import Tensor
 
-from stages.ppo.masked import masked_whiten
+from stages.ppo.math.masked import masked_whiten
 
 _GROUP_EPSILON = 1e-6
 

@@ -14,24 +14,25 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from xxhash import xxh3_128_hexdigest
 
-from pipeline.run.commits import CorruptData, FileEntry, Record, StaleData
+from pipeline.run.commits import CorruptData, Record, StaleData
 from pipeline.run.durable import read_shared, replace_durably
 from pipeline.run.paths import RunPaths
 from pipeline.run.schemas import VERSION_KEY, FinishReason, conform, version_of
 from pipeline.run.seeds import derive_seed
 from pipeline.run.shards import read_shard, write_shard
 from pipeline.run.tasks import Task
-from stages.chat import messages_json, messages_of
 from stages.context import Context
 from stages.engines.base import Request, Sampling
-from stages.episodes import Episode
+from stages.generation.chat import messages_json, messages_of
+from stages.generation.episodes import Episode
+from stages.logs import log
 
 SAVE_SECONDS = 300.0
 """Seconds between saves, and so the most work that is lost when a process is killed without a warning, not
@@ -114,7 +115,7 @@ def load(context: Context, origin: PartialKey) -> Saved:
         try:
             saves.append(_read(context.paths, path, origin))
         except (OSError, CorruptData, StaleData, KeyError, TypeError, ValueError) as error:
-            print(f"{context.paths.relative(path)} is not used: {error}", flush=True)
+            log.warning(f"{context.paths.relative(path)} is not used: {error}")
     return merge(saves)
 
 
@@ -131,31 +132,22 @@ def _read(paths: RunPaths, path: Path, origin: PartialKey) -> Saved:
 def to_table(responses: Mapping[int, Episode]) -> pa.Table:
     """Return a table with a row per response, sorted by index."""
     rows = sorted(responses.items())
-    columns: dict[str, Any] = {
-        "request": [index for index, _ in rows],
-        "tokens": [episode.tokens for _, episode in rows],
-        "mask": [episode.mask for _, episode in rows],
-        "log_probs": [episode.log_probs for _, episode in rows],
-        "finish_reason": [episode.finish_reason for _, episode in rows],
-        "num_turns": [episode.num_turns for _, episode in rows],
-        "messages": [None if e.messages is None else messages_json(e.messages) for _, e in rows],
-    }
+    names = [field.name for field in fields(Episode)]
+    columns: dict[str, Any] = {name: [getattr(episode, name) for _, episode in rows] for name in names}
+    columns["request"] = [index for index, _ in rows]
+    columns["messages"] = list(map(messages_json, columns["messages"]))
     return conform(columns, PARTIAL)
 
 
 def from_table(table: pa.Table) -> dict[int, Episode]:
     """Return the episodes of a table; inverse of :func:`to_table`, but for float32 log-probabilities."""
-    return {
-        row["request"]: Episode(
-            row["tokens"],
-            row["mask"],
-            row["log_probs"],
-            FinishReason(row["finish_reason"]),
-            row["num_turns"],
-            None if row["messages"] is None else messages_of(row["messages"]),
-        )
-        for row in table.to_pylist()
-    }
+    found = {}
+    for row in table.to_pylist():
+        row["finish_reason"] = FinishReason(row["finish_reason"])
+        row["messages"] = messages_of(row["messages"])
+        index = row.pop("request")
+        found[index] = Episode(**row)
+    return found
 
 
 class Progress:
@@ -183,7 +175,7 @@ class Progress:
         self._saved_at = time.monotonic()
         context.compute_seconds += found.compute_seconds
         if found.responses:
-            print(f"{context.task} continues from {self.num_found} of {total} responses", flush=True)
+            log.info(f"{context.task} continues from {self.num_found} of {total} responses")
 
     @property
     def is_complete(self) -> bool:
@@ -204,21 +196,10 @@ class Progress:
         # Random, not numbered: a scheduler that starts an attempt again gives it the same name.
         self._latest = files.partial(attempt, os.urandom(4).hex())
         entry = write_shard(self._context.paths, self._latest, to_table(self.responses))
-        record = self._record(entry)
-        replace_durably(files.partial_record(attempt), json.dumps(record.to_json(), indent=1) + "\n")
-        if before is not None:
-            before.unlink(missing_ok=True)
-        self._num_saved = record.rows
-        self._saved_at = time.monotonic()
-
-    def _record(self, entry: FileEntry) -> Record:
-        return Record(
-            task=self._origin.task,
-            attempt=self._context.attempt,
+        record = Record(
             outputs=(entry,),
-            inputs=self._origin.inputs,
-            policy_version=self._origin.policy_version,
-            seed=self._origin.seed,
+            attempt=attempt,
+            **vars(self._origin),
             rows=len(self.responses),
             schema=version_of(PARTIAL),
             started=self._started,
@@ -228,3 +209,8 @@ class Progress:
             job_id=os.environ.get("SLURM_JOB_ID", ""),
             metrics={"compute_seconds": self._context.compute_seconds},
         )
+        replace_durably(files.partial_record(attempt), json.dumps(record.to_json(), indent=1) + "\n")
+        if before is not None:
+            before.unlink(missing_ok=True)
+        self._num_saved = record.rows
+        self._saved_at = time.monotonic()

@@ -1,0 +1,1 @@
+"""Steps of a rollout: prompts and an engine in, whole conversations out."""

@@ -1,0 +1,1 @@
+"""Formulas of PPO and its relatives: tensors in, tensors out."""

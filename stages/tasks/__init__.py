@@ -1,0 +1,1 @@
+"""The six stages: one module and one function ``run(task, context)`` each."""
