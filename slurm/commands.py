@@ -65,14 +65,11 @@ class SlurmMissing(UserError, ValueError):
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return ``environ`` without variables that alter Slurm's commands or their output."""
     kept = {name: value for name, value in environ.items() if name in _KEPT or not _DROPPED.match(name)}
-    return {name: _without_repeats(name, value) for name, value in kept.items()} | _FORCED
-
-
-def _without_repeats(name: str, value: str) -> str:
-    """Remove repeated folders from PATH-like variables: each job's setup adds some, and the jobs that it
-    submits inherit them, so that the variables would grow.
-    """
-    return ":".join(dict.fromkeys(value.split(":"))) if name.endswith("PATH") else value
+    # Each job's setup adds folders to PATH-like variables, which the jobs that it submits inherit: without
+    # repeats they do not grow.
+    paths = {name: value for name, value in kept.items() if name.endswith("PATH")}
+    shorter = {name: ":".join(dict.fromkeys(value.split(":"))) for name, value in paths.items()}
+    return kept | shorter | _FORCED
 
 
 def run_command(

@@ -9,7 +9,6 @@ and noting its answer leaves a submission without a job id, which is then looked
 import contextlib
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -199,10 +198,6 @@ def chunk_size_for(max_array_size: int) -> int:
     Slurm pads an array index with zeros; a chunk's leading digits are written before it.
     """
     return int(10 ** min(5, len(str(max_array_size)) - 1))
-
-
-def age(submission: Submission) -> float:
-    return time.time() - submission.created
 
 
 def read_limits_of(paths: RunPaths) -> ClusterLimits:

@@ -94,11 +94,8 @@ def read(folder: Path) -> tuple[Identity, Layout, bool]:
     """Read the identity, layout and use of accounting that :func:`write` was given."""
     try:
         record = json.loads((folder / RECORD).read_text())
-        return (
-            identity_from_json(record["identity"]),
-            layout_from_json(record["layout"]),
-            record["accounting"],
-        )
+        layout = layout_from_json(record["layout"])
+        return identity_from_json(record["identity"]), layout, record["accounting"]
     except (FileNotFoundError, NotADirectoryError):
         raise DevclusterError(f"no development cluster in {folder}") from None
     except PermissionError:

@@ -171,18 +171,13 @@ def _partition(partition: Partition) -> str:
 
 def layout_from_json(record: Mapping[str, Any]) -> Layout:
     """Undo ``dataclasses.asdict`` of a layout that was stored as JSON."""
-    plain = dict(record)
-    plain["nodes"] = tuple(Node(**node) for node in record["nodes"])
-    plain["partitions"] = tuple(
-        Partition(**(partition | {"nodes": tuple(partition["nodes"])})) for partition in record["partitions"]
-    )
-    plain["more"] = tuple(record["more"])
-    return Layout(**plain)
+    nodes = tuple(Node(**node) for node in record["nodes"])
+    partitions = tuple(Partition(**one | {"nodes": tuple(one["nodes"])}) for one in record["partitions"])
+    converted = {"nodes": nodes, "partitions": partitions, "more": tuple(record["more"])}
+    return Layout(**{**record, **converted})
 
 
 def identity_from_json(record: Mapping[str, Any]) -> Identity:
     """Undo ``dataclasses.asdict`` of an identity that was stored as JSON."""
-    ports = Ports(**record["ports"])
-    major, minor = record["version"]
-    plain = dict(record) | {"root": Path(record["root"]), "ports": ports, "version": (major, minor)}
-    return Identity(**plain)
+    ports, version = Ports(**record["ports"]), tuple(record["version"])
+    return Identity(**{**record, "root": Path(record["root"]), "ports": ports, "version": version})

@@ -108,13 +108,10 @@ def send(processes: Iterable[Process], number: signal.Signals) -> list[Process]:
     """Signal the processes that are alive, and return them."""
     reached = []
     for process in processes:
-        if not alive(process):
-            continue
-        try:
-            os.kill(process.pid, number)
-        except ProcessLookupError:
-            continue
-        reached.append(process)
+        with contextlib.suppress(ProcessLookupError):
+            if alive(process):
+                os.kill(process.pid, number)
+                reached.append(process)
     return reached
 
 

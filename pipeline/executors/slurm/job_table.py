@@ -1,7 +1,7 @@
 """A run's jobs at one moment: its submissions on disk, matched with Slurm's queue."""
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline.executors.slurm.dependencies import ArrayElement, Waiting
@@ -10,7 +10,7 @@ from pipeline.orchestrate.jobs import CommittedOf
 from pipeline.run.control import Control, read_control
 from pipeline.run.directory import Run
 from pipeline.run.failures import Failure, FailureKind
-from pipeline.run.submissions import Ending, Ledger, Submission, purpose_of
+from pipeline.run.submissions import Ledger, Submission, purpose_of
 from pipeline.run.tasks import Task, parse_task
 from slurm.query import Element, find_by_name
 
@@ -123,11 +123,6 @@ class JobTable:
         """Change what the ledger says of a submission."""
         noted = self.ledger.note(submission, replace(submission.state, **state))  # type: ignore[arg-type]
         self.submissions = [noted if s.name == noted.name else s for s in self.submissions]
-
-    def note_endings(self, endings: Mapping[str, Mapping[str, Ending]]) -> None:
-        """Write down how elements ended: submission name -> array index -> ending."""
-        for submission in [s for s in self.submissions if s.name in endings]:
-            self.note(submission, ended={**submission.state.ended, **endings[submission.name]})
 
     def drop(self, submission: Submission) -> None:
         """Forget the live elements of a submission that was cancelled."""

@@ -84,7 +84,8 @@ class SlurmJobs:
         for (submission, index), ended in zip(gone, found, strict=True):
             ending = Ending(ended.failure.kind, ended.failure.message, ended.failure.node)
             endings.setdefault(submission.name, {})[str(index)] = ending
-        self.table.note_endings(endings)
+        for submission in [s for s in self.table.submissions if s.name in endings]:
+            self.table.note(submission, ended={**submission.state.ended, **endings[submission.name]})
         self.failures = self.table.failures()
         return found
 
