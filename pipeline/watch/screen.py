@@ -126,7 +126,7 @@ def _footer(view: View) -> Text:
         Page.LOG: "l back   up/down other lane   p pause   q quit",
         Page.HELP: "? back   q quit",
     }[view.page]
-    paused = ((" PAUSED ", "reverse"), " ") if view.is_paused else ()
+    paused = [Text(" PAUSED ", "reverse"), Text(" ")] if view.is_paused else []
     return Text.assemble(*paused, (keys, "dim"))
 
 
