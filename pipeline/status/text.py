@@ -116,7 +116,8 @@ def describe_slurm(status: "SlurmStatus", state: str) -> list[str]:
     if state != "complete" and status.stages:
         lines += ["", _ROW.format(*_TITLES)]
         for stage in status.stages:
-            lines += [_row(stage), *_details(stage)]
+            details = job_details(stage, len(stage.stage) > _LONGEST_NAME)
+            lines += [_row(stage), *wrapped("; ".join(details), _INDENT)]
         lines.append("")
     if state == "running" and not status.drivers:
         lines += wrapped(
@@ -165,16 +166,9 @@ def time_or_dash(seconds: float | None) -> str:
     return MISSING if seconds is None else duration(seconds)
 
 
-def _details(stage: "StageProgress") -> list[str]:
-    """Describe a stage: its whole name if it was cut; which jobs, where, why they wait; further attempts."""
-    parts = [stage.stage] if len(stage.stage) > _LONGEST_NAME else []
-    parts += job_details(stage)
-    return wrapped("; ".join(parts), _INDENT) if parts else []
-
-
-def job_details(stage: "StageProgress") -> list[str]:
-    """List which jobs, where, why they wait, how often they were tried again; empty if nothing is known."""
-    parts = []
+def job_details(stage: "StageProgress", is_cut: bool) -> list[str]:
+    """List the whole name if it was cut, which jobs, where, why they wait, how often they were tried again."""
+    parts = [stage.stage] if is_cut else []
     if stage.jobs:
         parts.append(f"job {_some(stage.jobs)}" + (f" on {_some(stage.nodes)}" if stage.nodes else ""))
     if stage.reason:
