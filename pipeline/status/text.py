@@ -167,7 +167,7 @@ def time_or_dash(seconds: float | None) -> str:
 
 
 def job_details(stage: "StageProgress", is_cut: bool) -> list[str]:
-    """List the whole name if it was cut, which jobs, where, why they wait, how often they were tried again."""
+    """List the whole name if it was cut, which jobs, where, why they wait, how often they were repeated."""
     parts = [stage.stage] if is_cut else []
     if stage.jobs:
         parts.append(f"job {_some(stage.jobs)}" + (f" on {_some(stage.nodes)}" if stage.nodes else ""))
