@@ -151,14 +151,13 @@ def _estimate(finish: float | None) -> str:
 
 
 def _row(stage: "StageProgress") -> str:
-    again = stage.resubmitted + stage.requeued
     return _ROW.format(
         stage.iteration,
         shortened(stage.stage, _LONGEST_NAME),
         f"{stage.done}/{stage.total}",
         *(count or MISSING for count in (stage.running, stage.waiting, stage.failed)),
         *(time_or_dash(seconds) for seconds in (stage.queue_seconds, stage.run_seconds)),
-        again or MISSING,
+        stage.resubmitted + stage.requeued or MISSING,
     )
 
 
