@@ -95,11 +95,9 @@ def task_state(
     seen = None if record else element
     phase = phase_of(seen.state) if seen else None
     is_running, is_waiting = phase is Phase.RUNNING, phase is Phase.PENDING
-    if record:
-        found = _RESTARTS.fullmatch(record.attempt)
-        started, requeues = record.started, int(found[1]) if found else 0
-    else:
-        started, requeues = (seen.started if is_running else None, seen.restarts or 0) if seen else (None, 0)
+    found = _RESTARTS.fullmatch(record.attempt) if record else None
+    requeues = int(found[1]) if found else (seen.restarts or 0) if seen else 0
+    started = record.started if record else seen.started if seen and is_running else None
     has_failed, waited = False, None
     if submissions and not record and not is_running and not is_waiting:
         has_failed = submissions[-1].has_ended(task) or bool(seen and seen.state not in _NO_FAULT)

@@ -229,16 +229,17 @@ class StatusReader:
         from pipeline.status.slurm import SlurmStatus, drivers_of, state_of, task_states
 
         run, seen = self.run, queue or Queue()
+        live = seen.live
         submissions = Ledger(run.paths).load({task.iteration for task in tasks} | {0})
         found = task_states(run.plan, tasks, submissions, seen, self._records.known, status.time)
-        lanes, waiting = lanes_of(found, status.time), sum(map(is_pending, seen.live))
+        lanes, waiting = lanes_of(found, status.time), sum(map(is_pending, live))
         jobs = SlurmStatus(
             unanswered=seen.unanswered,
-            jobs_running=len(seen.live) - waiting,
+            jobs_running=len(live) - waiting,
             jobs_waiting=waiting,
             stages=tuple(lane.progress for lane in lanes),
             drivers=tuple(drivers_of(submissions, seen)),
-            finish=status.finish if seen.live else None,
+            finish=status.finish if live else None,
         )
         state = state_of(status.state == "complete", read_control(run.paths), queue)
         return replace(status, state=state, slurm=jobs, lanes=lanes, finish=jobs.finish)

@@ -116,7 +116,8 @@ def describe_slurm(status: "SlurmStatus", state: str) -> list[str]:
     if state != "complete" and status.stages:
         lines += ["", _ROW.format(*_TITLES)]
         for stage in status.stages:
-            lines += [_row(stage), *_details(stage)]
+            details = job_details(stage, len(stage.stage) > _LONGEST_NAME)
+            lines += [_row(stage), *wrapped("; ".join(details), _INDENT)]
         lines.append("")
     if state == "running" and not status.drivers:
         lines += wrapped(
@@ -150,14 +151,13 @@ def _estimate(finish: float | None) -> str:
 
 
 def _row(stage: "StageProgress") -> str:
-    again = stage.resubmitted + stage.requeued
     return _ROW.format(
         stage.iteration,
         shortened(stage.stage, _LONGEST_NAME),
         f"{stage.done}/{stage.total}",
         *(count or MISSING for count in (stage.running, stage.waiting, stage.failed)),
         *(time_or_dash(seconds) for seconds in (stage.queue_seconds, stage.run_seconds)),
-        again or MISSING,
+        stage.resubmitted + stage.requeued or MISSING,
     )
 
 
@@ -165,16 +165,9 @@ def time_or_dash(seconds: float | None) -> str:
     return MISSING if seconds is None else duration(seconds)
 
 
-def _details(stage: "StageProgress") -> list[str]:
-    """Describe a stage: its whole name if it was cut; which jobs, where, why they wait; further attempts."""
-    parts = [stage.stage] if len(stage.stage) > _LONGEST_NAME else []
-    parts += job_details(stage)
-    return wrapped("; ".join(parts), _INDENT) if parts else []
-
-
-def job_details(stage: "StageProgress") -> list[str]:
-    """List which jobs, where, why they wait, how often they were tried again; empty if nothing is known."""
-    parts = []
+def job_details(stage: "StageProgress", is_cut: bool) -> list[str]:
+    """List the whole name if it was cut, which jobs, where, why they wait, how often they were repeated."""
+    parts = [stage.stage] if is_cut else []
     if stage.jobs:
         parts.append(f"job {_some(stage.jobs)}" + (f" on {_some(stage.nodes)}" if stage.nodes else ""))
     if stage.reason:

@@ -63,8 +63,7 @@ class Reading:
 
     def start(self) -> None:
         """Start the threads, as daemons: a file system that hangs must not keep the program from ending."""
-        targets = [self._read_on, *([self._ask_on] if self.run.config.slurm else [])]
-        for target in targets:
+        for target in [self._read_on, *([self._ask_on] if self.run.config.slurm else [])]:
             threading.Thread(target=self._guarded, args=(target,), daemon=True).start()
 
     def stop(self) -> None:

@@ -126,7 +126,7 @@ def _footer(view: View) -> Text:
         Page.LOG: "l back   up/down other lane   p pause   q quit",
         Page.HELP: "? back   q quit",
     }[view.page]
-    paused = ((" PAUSED ", "reverse"), " ") if view.is_paused else ()
+    paused = [Text(" PAUSED ", "reverse"), Text(" ")] if view.is_paused else []
     return Text.assemble(*paused, (keys, "dim"))
 
 
@@ -275,12 +275,11 @@ def _details(lane: Lane, is_selected: bool, width: int) -> list[str]:
     if not is_selected:
         reason = progress.reason if progress.waiting else None
         return [reason] if reason and reason != _DEPENDENCY else []
-    parts = [progress.stage] if len(f"{progress.iteration:4d} {progress.stage}") > _NAME else []
-    parts += job_details(progress)
+    parts = job_details(progress, len(f"{progress.iteration:4d} {progress.stage}") > _NAME)
     if width < _WIDE:
         times = (("waited", progress.queue_seconds), ("ran", progress.run_seconds))
         parts += [f"{word} {duration(seconds)}" for word, seconds in times if seconds]
-    return textwrap.wrap("; ".join(parts), width - 6, max_lines=2, placeholder=" …") if parts else []
+    return textwrap.wrap("; ".join(parts), width - 6, max_lines=2, placeholder=" …")
 
 
 def marks_of(shards: Sequence[ShardState], width: int) -> Text:

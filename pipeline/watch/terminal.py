@@ -33,15 +33,15 @@ def show(reading: Reading) -> bool:
         KeyboardInterrupt: Ctrl-C, or SIGHUP; the terminal is as it was.
     """
     window = Window(reading, Console(file=sys.stdout, highlight=False, soft_wrap=False))
-    handlers = {signal.SIGTSTP: window.leave, signal.SIGHUP: signal.default_int_handler}
-    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    before_stop = signal.signal(signal.SIGTSTP, window.leave)
+    before_hangup = signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
         while (has_ended := window.show()) is None:
             os.kill(os.getpid(), signal.SIGSTOP)
         return has_ended
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGTSTP, before_stop)
+        signal.signal(signal.SIGHUP, before_hangup)
 
 
 @dataclass
