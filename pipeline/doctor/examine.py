@@ -22,9 +22,7 @@ from pipeline.doctor.findings import (
     conclusion,
     count,
     describe,
-    in_colour,
     ok,
-    plain,
     problem,
     to_json,
 )
@@ -131,12 +129,12 @@ def next_command(patient: Subject, found: list[Grouped]) -> str:
 
 def show(patient: Subject, with_probe: bool, stream: TextIO) -> list[Grouped]:
     """Print findings as they come, under their groups."""
-    shown = in_colour if stream.isatty() and "NO_COLOR" not in os.environ else plain
+    in_colour = stream.isatty() and "NO_COLOR" not in os.environ
     last: list[Group] = []
 
     def tell(grouped: Grouped) -> None:
         group, finding = grouped
-        print(describe(None if last[-1:] == [group] else group, finding, shown), file=stream, flush=True)
+        print(describe(None if last[-1:] == [group] else group, finding, in_colour), file=stream, flush=True)
         last.append(group)
 
     print(f"slurm-ppo doctor: {patient.subject}", file=stream, flush=True)

@@ -111,21 +111,16 @@ def to_json(subject: str, found: Sequence[Grouped]) -> dict[str, Any]:
 _COLOURS = {Verdict.OK: 32, Verdict.WARNING: 33, Verdict.PROBLEM: 31, Verdict.SKIPPED: 2}
 
 
-def plain(verdict: Verdict) -> str:
-    return str(verdict).ljust(_INDENT - 2)
-
-
-def in_colour(verdict: Verdict) -> str:
-    return f"\x1b[{_COLOURS[verdict]}m{plain(verdict)}\x1b[0m"
-
-
-def describe(group: Group | None, finding: Finding, shown: Callable[[Verdict], str] = plain) -> str:
+def describe(group: Group | None, finding: Finding, in_colour: bool = False) -> str:
     """Render a finding in a few lines of at most 80 characters, under its group's name where that is new."""
+    verdict = str(finding.verdict).ljust(_INDENT - 2)
+    if in_colour:
+        verdict = f"\x1b[{_COLOURS[finding.verdict]}m{verdict}\x1b[0m"
     lines = _wrapped(f"{finding.title}: {finding.measured}", _INDENT)
     if finding.advice:
         lines += _wrapped(f"-> {finding.advice}", _INDENT + 3)
     head = f"\n{group}\n" if group else ""
-    return f"{head}  {shown(finding.verdict)}{lines[0].strip()}" + "".join(f"\n{line}" for line in lines[1:])
+    return f"{head}  {verdict}{lines[0].strip()}" + "".join(f"\n{line}" for line in lines[1:])
 
 
 def _wrapped(text: str, indent: int) -> list[str]:

@@ -61,7 +61,7 @@ class MirrorProcess:
     def start(run: Run, mode: WandbMode, *options: str) -> "MirrorProcess":
         """Start it in a session of its own: Ctrl-C is for the driver, which then closes it in order."""
         output, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
-        words = [sys.executable, "-P", "-m", "pipeline.tracking.mirror", run.paths.root, mode, *options]
+        words = [sys.executable, "-P", "-m", "pipeline.tracking.mirror", str(run.paths.root), mode, *options]
         process = Popen(words, stdin=PIPE, stdout=output, stderr=errors, start_new_session=True)
         assert process.stdin
         os.set_blocking(process.stdin.fileno(), False)

@@ -82,11 +82,6 @@ def _of_chart(chart: Chart, known: Iterable[str]) -> list[Panel]:
     return made + ([Panel(chart.section, f"{chart.title}: {chart.lower}", lower)] if lower else [])
 
 
-def meanings(section: Section, metrics: Sequence[Metric] = METRICS) -> str:
-    """List the numbers of a section with their meanings, as Markdown."""
-    return "\n".join(f"- `{m.name}`: {m.meaning}" for m in metrics if m.section is section)
-
-
 def build(charts: Sequence[Chart] = CHARTS, metrics: Sequence[Metric] = METRICS) -> Spec:
     """Build the whole workspace. The same tables give the same bytes: nothing in it is random."""
     import wandb_workspaces.workspaces as ws
@@ -124,10 +119,11 @@ def _section(section: Section, held: Sequence[Panel], metrics: Sequence[Metric])
     from wandb_workspaces.reports.v2.interface import MarkdownPanel
 
     curves = [_line_plot(panel) for panel in held]
+    meanings = "\n".join(f"- `{m.name}`: {m.meaning}" for m in metrics if m.section is section)
     return ws.Section(
         name=str(section),
         is_open=section in _OPEN,
-        panels=[*curves, MarkdownPanel(markdown=meanings(section, metrics))],
+        panels=[*curves, MarkdownPanel(markdown=meanings)],
         layout_settings=ws.SectionLayoutSettings(columns=3, rows=2),
         panel_settings=ws.SectionPanelSettings(x_axis=X_AXIS),
     )
