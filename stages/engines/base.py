@@ -46,6 +46,7 @@ class Limits:
     """Limits of the sequences that an engine's model can take."""
 
     NONE: ClassVar[int] = 1 << 30
+    """The context of a model that names no limit."""
     context: int
     """Most tokens of one sequence, prompt and response together."""
     vocabulary: int
