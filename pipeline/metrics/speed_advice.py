@@ -297,7 +297,9 @@ _NEAR_LIMIT = 0.9
 def memory(evidence: Evidence) -> Findings:
     """Detect tasks that nearly use the memory their jobs asked for."""
     config = evidence.config.slurm
-    for purpose in _purposes(evidence) if config else ():
+    if config is None:
+        return
+    for purpose in _purposes(evidence):
         given, found = resources_of(config, purpose), recent(evidence, f"memory_gib/{purpose}")
         if given.mem is None or found is None:
             continue
