@@ -277,7 +277,8 @@ def _positional(line: Mapping[str, Any]) -> Iterator[Span]:
     for attempt in line["attempts"]:
         purpose, shard, key, *moments, compute, node, lane, job = attempt[:11]
         ready, started, computing, ended = (None if t is None else base + t for t in moments)
-        gpus, cpus, end, note = [*attempt[11:], *usual[len(attempt) - 11 :]]
+        given = list(attempt[11:])
+        gpus, cpus, end, note = given + usual[len(given) :]
         where = (names[node], names[lane], job, note, cpus, gpus)
         yield Span(
             names[purpose], shard, key, SpanEnd(end), ready, started, computing, ended, compute, *where
