@@ -32,10 +32,8 @@ _LIMITING_SHARE = 0.7
 def bottleneck(evidence: Evidence) -> Findings:
     """Detect the stage that takes most of each iteration: nothing else is worth making faster."""
     for purpose in _purposes(evidence):
-        share = _share_of_iteration(evidence, purpose)
-        if share is not None and share > _LIMITING_SHARE:
-            seconds = recent(evidence, f"seconds/{purpose}")
-            assert seconds is not None
+        share, seconds = _share_of_iteration(evidence, purpose), recent(evidence, f"seconds/{purpose}")
+        if seconds and share is not None and share > _LIMITING_SHARE:
             what = f"{percent(share)} of each iteration, {duration(seconds.middle)}, in {seconds.span}"
             title, names = f"{purpose} limits the throughput", (seconds.name, "seconds/iteration")
             remedy = _faster(evidence.config, purpose)
