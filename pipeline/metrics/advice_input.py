@@ -113,11 +113,8 @@ class Evidence:
     @property
     def trained(self) -> Sequence[Row]:
         """Newest rows of training iterations: a row that only evaluates the first policy is left out."""
-        return [row for row in self.rows[-LOOK_BACK:] if any(map(_is_of_training, row))]
-
-
-def _is_of_training(name: str) -> bool:
-    return name != "iteration" and not name.startswith("evaluate/")
+        newest = self.rows[-LOOK_BACK:]
+        return [row for row in newest if any(n != "iteration" and not n.startswith("evaluate/") for n in row)]
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,8 @@ def reward_hacking(evidence: Evidence) -> Findings:
         first, last = heldout.earlier.iterations[0], heldout.later.iterations[-1]
         score = trend_of(series(evidence.trained, "reward/mean").between(first, last), least=4)
         if score and score.rises(important):
-            yield _hacked(
-                Severity.PROBLEM, "the held-out reward falls while the reward rises", score, heldout
-            )
+            title = "the held-out reward falls while the reward rises"
+            yield _hacked(Severity.PROBLEM, title, score, heldout)
     score = trend_of(series(evidence.trained, "reward/mean")[-TREND_ROWS:])
     if score and score.rises(important):
         for name, trend in _rule_trends(evidence):
@@ -85,9 +84,8 @@ def reward_falling(evidence: Evidence) -> Findings:
     windows = [found.between(i, i + WINDOW - 1) for i in found.iterations[: -2 * WINDOW + 1]]
     best = max((w for w in windows if len(w) == WINDOW), key=lambda w: w.middle, default=None)
     if best and spread and best.middle - now.middle > 0.5 * spread:
-        what = (
-            f"reward/mean was {number(best.middle)} in {best.span} and is {number(now.middle)} in {now.span}"
-        )
+        was = f"was {number(best.middle)} in {best.span}"
+        what = f"reward/mean {was} and is {number(now.middle)} in {now.span}"
         remedy = f"{_SOFTER}, or go back with slurm-ppo fork RUN@{best.iterations[-1]}"
         title = "the reward has fallen"
         yield Advice(Severity.WARNING, Rule.REWARD_FALLING, title, what, remedy, (found.name,))

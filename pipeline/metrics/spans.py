@@ -272,13 +272,17 @@ def _positional(line: Mapping[str, Any]) -> Iterator[Span]:
 
     Times count from ``base``, and names are indices into ``names``.
     """
-    names, base, usual = line["names"], line["base"], [0, 0, SpanEnd.COMMITTED, ""]
+    names, base = line["names"], line["base"]
+    usual: list[Any] = [0, 0, SpanEnd.COMMITTED, ""]
     for attempt in line["attempts"]:
-        purpose, shard, key, *times, compute, node, lane, job = attempt[:11]
-        times = [None if time is None else base + time for time in times]
-        gpus, cpus, end, note = [*attempt[11:], *usual[len(attempt) - 11 :]]
+        purpose, shard, key, *moments, compute, node, lane, job = attempt[:11]
+        ready, started, computing, ended = (None if t is None else base + t for t in moments)
+        given = list(attempt[11:])
+        gpus, cpus, end, note = given + usual[len(given) :]
         where = (names[node], names[lane], job, note, cpus, gpus)
-        yield Span(names[purpose], shard, key, SpanEnd(end), *times, compute, *where)
+        yield Span(
+            names[purpose], shard, key, SpanEnd(end), ready, started, computing, ended, compute, *where
+        )
 
 
 def stage_totals(iterations: Iterable[IterationSpans]) -> dict[str, StageTime]:

@@ -32,10 +32,8 @@ _LIMITING_SHARE = 0.7
 def bottleneck(evidence: Evidence) -> Findings:
     """Detect the stage that takes most of each iteration: nothing else is worth making faster."""
     for purpose in _purposes(evidence):
-        share = _share_of_iteration(evidence, purpose)
-        if share is not None and share > _LIMITING_SHARE:
-            seconds = recent(evidence, f"seconds/{purpose}")
-            assert seconds is not None
+        share, seconds = _share_of_iteration(evidence, purpose), recent(evidence, f"seconds/{purpose}")
+        if seconds and share is not None and share > _LIMITING_SHARE:
             what = f"{percent(share)} of each iteration, {duration(seconds.middle)}, in {seconds.span}"
             title, names = f"{purpose} limits the throughput", (seconds.name, "seconds/iteration")
             remedy = _faster(evidence.config, purpose)
@@ -297,7 +295,9 @@ _NEAR_LIMIT = 0.9
 def memory(evidence: Evidence) -> Findings:
     """Detect tasks that nearly use the memory their jobs asked for."""
     config = evidence.config.slurm
-    for purpose in _purposes(evidence) if config else ():
+    if config is None:
+        return
+    for purpose in _purposes(evidence):
         given, found = resources_of(config, purpose), recent(evidence, f"memory_gib/{purpose}")
         if given.mem is None or found is None:
             continue
