@@ -29,7 +29,7 @@ from pipeline.executors.slurm.advance import one_pass  # noqa: E402
 from pipeline.orchestrate.reconcile import Observation, reconcile  # noqa: E402
 from pipeline.run import journal  # noqa: E402
 from pipeline.run.commits import hash_file, publish, require_record, verify_outputs  # noqa: E402
-from pipeline.run.control import begin_call  # noqa: E402
+from pipeline.run.control import begin_invocation  # noqa: E402
 from pipeline.run.directory import Run, create_run  # noqa: E402
 from pipeline.run.lineage import find_break  # noqa: E402
 from pipeline.run.packing import pack, unpack  # noqa: E402
@@ -102,7 +102,7 @@ def submitted_run(root: Path, shards: int) -> Run:
     commands._run_once = slurm.run
     submitit.SlurmExecutor.affinity = lambda: 2
     run = make_run(root, 2, shards)
-    begin_call(run.paths)
+    begin_invocation(run.paths)
     commit(run, PREPARE)
     timed(f"pass that submits {shards} shards", lambda: one_pass(run, Watcher([]), Lease()))
     for element in (e for e in slurm.elements() if not is_driver(e)):

@@ -28,7 +28,7 @@ from pipeline.orchestrate.publish import note_mended
 from pipeline.orchestrate.rewind import Point, go_back, parse_point
 from pipeline.orchestrate.row_writer import RowWriter
 from pipeline.run import journal
-from pipeline.run.control import Control, begin_call, read_control, write_control
+from pipeline.run.control import Control, begin_invocation, read_control, write_control
 from pipeline.run.directory import Run, RunError, claimed_run, resume_command, slurm_settings
 from pipeline.run.engine_use import uses_torch, uses_vllm
 from pipeline.run.environment import TASK_ENVIRONMENT
@@ -281,7 +281,7 @@ def wait_once_more(why: str, watcher: Lines) -> None:
 def in_call(run: Run, act: Callable[["Lines | Bars"], Pass]) -> Pass:
     """Begin a call of a person's, with a new budget of attempts, and show progress during it."""
     with hold_patiently(run.paths.locks, LEASE_PATIENCE):
-        begin_call(run.paths)
+        begin_invocation(run.paths)
     announce(run)
     watcher = watcher_for(sys.stderr, run.plan)
     try:
@@ -344,7 +344,7 @@ def local_scheduler(config: Config) -> LocalScheduler:
         "evaluate": given.evaluate.slots,
     }
     for pool in config.reward.pools:
-        pools[Task(0, Stage.SCORE, pool=pool).purpose] = given.pools.get(pool, LocalStageConfig()).slots
+        pools[Task(0, Stage.SCORE, pool=pool).job_kind] = given.pools.get(pool, LocalStageConfig()).slots
     limits = LocalLimits(given.slots, pools, given.time_limit)
     preload = ["stages.preload"]
     if has_models:

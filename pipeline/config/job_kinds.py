@@ -1,15 +1,15 @@
-"""Purposes of driver jobs: the Slurm jobs that advance a run and are no stage's."""
+"""Job kinds of driver jobs: the Slurm jobs that advance a run and are no stage's."""
 
 DRIVER = "driver"
-"""Purpose of ordinary driver jobs, in names where other jobs have their stage."""
+"""Kind of ordinary driver jobs, in names where other jobs have their stage."""
 
 
 EVALUATION_DRIVER = "evaldriver"
 
 
 GUARD = "guard"
-"""Purpose of the guard: a driver job with a start time, which runs whatever happens to the others."""
+"""Kind of the guard: a driver job with a start time, which runs whatever happens to the others."""
 
 
 DRIVERS = frozenset({DRIVER, EVALUATION_DRIVER, GUARD})
-"""Purposes of jobs that advance the run; those of all others are stages."""
+"""Kinds of jobs that advance the run; those of all others are stages."""

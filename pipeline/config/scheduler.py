@@ -256,16 +256,16 @@ class SlurmConfig:
 SchedulerConfig = Annotated[LocalConfig | SlurmConfig, Field(discriminator="kind")]
 
 
-def key_of(purpose: str) -> str:
-    """Return the key of a purpose's resources: scheduler.reward, or scheduler.pools.big for score-big."""
-    return f"scheduler.pools.{pool}" if (pool := purpose.partition("-")[2]) else f"scheduler.{purpose}"
+def key_of(job_kind: str) -> str:
+    """Return the key of a job kind's resources: scheduler.reward, or scheduler.pools.big for score-big."""
+    return f"scheduler.pools.{pool}" if (pool := job_kind.partition("-")[2]) else f"scheduler.{job_kind}"
 
 
-def resources_of(config: SlurmConfig, purpose: str) -> ResourcesConfig:
-    """Return a purpose's resources (a stage, score-POOL, driver), with the scheduler's settings filled in."""
-    given = config.resources[key_of(purpose).removeprefix("scheduler.")]
+def resources_of(config: SlurmConfig, job_kind: str) -> ResourcesConfig:
+    """Return a job kind's resources (a stage, score-POOL, driver), the scheduler's settings filled in."""
+    given = config.resources[key_of(job_kind).removeprefix("scheduler.")]
     # Driver jobs call sbatch, which images for training do not have; and mail about each would be too much.
-    container, mail_type = (None, ()) if purpose == DRIVER else (config.container, config.mail_type)
+    container, mail_type = (None, ()) if job_kind == DRIVER else (config.container, config.mail_type)
     return dataclasses.replace(
         given,
         account=given.account or config.account,

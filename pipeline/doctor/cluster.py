@@ -25,9 +25,9 @@ from pipeline.doctor.findings import (
 from pipeline.doctor.semantics import SYNCHRONISE
 from pipeline.preflight.cluster import (
     PROGRAMS,
+    job_kind_problems,
+    job_kinds_used,
     limit_problems,
-    purpose_problems,
-    purposes_used,
     read_cluster,
 )
 from pipeline.preflight.probe import Aim, ask_nodes, judge, note
@@ -187,17 +187,17 @@ def look_at_stages(config: Config) -> Iterator[Finding]:
     """Compare what each stage asks for with what its partitions have, and let sbatch test the script."""
     assert config.slurm
     cluster = read_cluster()
-    for purpose in purposes_used(config):
-        given = resources_of(config.slurm, purpose)
-        yield judge_stage(purpose, given, purpose_problems(config, purpose, cluster))
+    for job_kind in job_kinds_used(config):
+        given = resources_of(config.slurm, job_kind)
+        yield judge_stage(job_kind, given, job_kind_problems(config, job_kind, cluster))
 
 
-def judge_stage(purpose: str, given: ResourcesConfig, problems: Sequence[ConfigIssue]) -> Finding:
+def judge_stage(job_kind: str, given: ResourcesConfig, problems: Sequence[ConfigIssue]) -> Finding:
     """Judge a stage's jobs by the problems found. Pure."""
-    title = f"jobs of {purpose}"
+    title = f"jobs of {job_kind}"
     if problems:
         told = "; ".join(map(str, problems))
-        return problem(title, told, f"start with another {key_of(purpose)}; a run's own settings are frozen")
+        return problem(title, told, f"start with another {key_of(job_kind)}; a run's own settings are frozen")
     where = ", ".join(given.partition) or "the default partition"
     gpus = f", GPUs {given.gpus_per_node or given.gres}" if given.gpus_per_node or given.gres else ""
     return ok(title, f"{where} takes them: {given.time}, {given.cpus_per_task} CPUs{gpus}")

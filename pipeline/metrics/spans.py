@@ -36,8 +36,8 @@ class SpanEnd(StrEnum):
 class Span:
     """One attempt at a task, or one driver job. Times are unix seconds; None if unknown."""
 
-    purpose: str
-    """Purpose of the task, or ``driver``."""
+    job_kind: str
+    """Job kind of the task, or ``driver``."""
     shard: int
     attempt: str
     """The attempt's id; of a driver job its kind and number."""
@@ -52,7 +52,7 @@ class Span:
     """Seconds of model compute."""
     node: str = ""
     lane: str = ""
-    """Partition; for runs on one machine, the purpose."""
+    """Partition; for runs on one machine, the job kind."""
     job: str = ""
     note: str = ""
     """Reason for which it failed."""
@@ -118,7 +118,7 @@ class IterationSpans:
 
     iteration: int
     stages: Mapping[str, StageTime]
-    """Sums by purpose, in the order in which they began."""
+    """Sums by job kind, in the order in which they began."""
     attempts: tuple[Span, ...] = ()
     left_out: int = 0
     """Attempts that are in the sums and not in ``attempts``."""
@@ -144,7 +144,7 @@ def parts_of(span: Span) -> Parts:
     if span.started is None or span.ended is None:
         return Parts(queue)
     run = max(0.0, span.ended - span.started)
-    if span.purpose == DRIVER:
+    if span.job_kind == DRIVER:
         return Parts(queue, run)
     if span.end is not SpanEnd.COMMITTED:
         return Parts(queue, run, retry=run)
@@ -155,15 +155,15 @@ def parts_of(span: Span) -> Parts:
 
 
 def stage_times(spans: Iterable[Span]) -> dict[str, StageTime]:
-    """Sum spans by purpose."""
-    return {purpose: _stage_time(group) for purpose, group in _by_purpose(spans).items()}
+    """Sum spans by job kind."""
+    return {job_kind: _stage_time(group) for job_kind, group in _by_job_kind(spans).items()}
 
 
-def _by_purpose(spans: Iterable[Span]) -> dict[str, list[Span]]:
+def _by_job_kind(spans: Iterable[Span]) -> dict[str, list[Span]]:
     """Group spans, in the order of starts."""
     groups: dict[str, list[Span]] = {}
     for span in sorted(spans, key=lambda s: s.started or s.ready or 0.0):
-        groups.setdefault(span.purpose, []).append(span)
+        groups.setdefault(span.job_kind, []).append(span)
     return groups
 
 
@@ -198,8 +198,8 @@ def iteration_spans(iteration: int, spans: Sequence[Span], written: float = 0.0)
 
 
 def _thinned(spans: Sequence[Span]) -> list[Span]:
-    """Keep of each purpose failures, the last to end, and evenly chosen others, in the order of starts."""
-    groups = _by_purpose(sorted(spans, key=lambda span: span.shard))
+    """Keep of each job kind failures, the last to end, and evenly chosen others, in the order of starts."""
+    groups = _by_job_kind(sorted(spans, key=lambda span: span.shard))
     return [span for group in groups.values() for span in _some(group)]
 
 
@@ -215,11 +215,11 @@ def _some(spans: Sequence[Span]) -> list[Span]:
 
 def share_metrics(stages: Mapping[str, StageTime]) -> dict[str, float]:
     """Return the shares of the stages' job time that were start-up and idle, for an iteration's row."""
-    ran = {purpose: stage for purpose, stage in stages.items() if stage.run and purpose != DRIVER}
+    ran = {job_kind: stage for job_kind, stage in stages.items() if stage.run and job_kind != DRIVER}
     return {
-        f"slurm/{part}_share/{purpose}": getattr(stage, part) / stage.run
+        f"slurm/{part}_share/{job_kind}": getattr(stage, part) / stage.run
         for part in ("startup", "idle")
-        for purpose, stage in ran.items()
+        for job_kind, stage in ran.items()
     }
 
 
@@ -237,7 +237,7 @@ def to_line(spans: IterationSpans) -> dict[str, Any]:
         "iteration": spans.iteration,
         "written": spans.written,
         "left_out": spans.left_out,
-        "stages": {purpose: _stage_line(stage) for purpose, stage in spans.stages.items()},
+        "stages": {job_kind: _stage_line(stage) for job_kind, stage in spans.stages.items()},
         "attempts": {name: [_rounded(v, _DIGITS) for v in values] for name, values in columns.items()},
     }
 
@@ -256,7 +256,7 @@ _NO_LINE = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 
 def from_line(line: Mapping[str, Any], with_attempts: bool = True) -> IterationSpans:
     """Invert :func:`to_line`. On anything else raises one of the errors of :data:`_NO_LINE`."""
-    stages = {purpose: StageTime(**stage) for purpose, stage in line["stages"].items()}
+    stages = {job_kind: StageTime(**stage) for job_kind, stage in line["stages"].items()}
     read = _positional if "names" in line else _by_column
     attempts = tuple(read(line)) if with_attempts else ()
     return IterationSpans(int(line["iteration"]), stages, attempts, line["left_out"], line["written"])
@@ -275,22 +275,22 @@ def _positional(line: Mapping[str, Any]) -> Iterator[Span]:
     names, base = line["names"], line["base"]
     usual: list[Any] = [0, 0, SpanEnd.COMMITTED, ""]
     for attempt in line["attempts"]:
-        purpose, shard, key, *moments, compute, node, lane, job = attempt[:11]
+        job_kind, shard, key, *moments, compute, node, lane, job = attempt[:11]
         ready, started, computing, ended = (None if t is None else base + t for t in moments)
         given = list(attempt[11:])
         gpus, cpus, end, note = given + usual[len(given) :]
         where = (names[node], names[lane], job, note, cpus, gpus)
         yield Span(
-            names[purpose], shard, key, SpanEnd(end), ready, started, computing, ended, compute, *where
+            names[job_kind], shard, key, SpanEnd(end), ready, started, computing, ended, compute, *where
         )
 
 
 def stage_totals(iterations: Iterable[IterationSpans]) -> dict[str, StageTime]:
-    """Sum stage times over iterations, by purpose."""
+    """Sum stage times over iterations, by job kind."""
     found: dict[str, StageTime] = {}
     for spans in iterations:
-        for purpose, stage in spans.stages.items():
-            found[purpose] = found[purpose].plus(stage) if purpose in found else stage
+        for job_kind, stage in spans.stages.items():
+            found[job_kind] = found[job_kind].plus(stage) if job_kind in found else stage
     return found
 
 

@@ -31,38 +31,38 @@ _LIMITING_SHARE = 0.7
 
 def bottleneck(evidence: Evidence) -> Findings:
     """Detect the stage that takes most of each iteration: nothing else is worth making faster."""
-    for purpose in _purposes(evidence):
-        share, seconds = _share_of_iteration(evidence, purpose), recent(evidence, f"seconds/{purpose}")
+    for job_kind in _job_kinds(evidence):
+        share, seconds = _share_of_iteration(evidence, job_kind), recent(evidence, f"seconds/{job_kind}")
         if seconds and share is not None and share > _LIMITING_SHARE:
             what = f"{percent(share)} of each iteration, {duration(seconds.middle)}, in {seconds.span}"
-            title, names = f"{purpose} limits the throughput", (seconds.name, "seconds/iteration")
-            remedy = _faster(evidence.config, purpose)
+            title, names = f"{job_kind} limits the throughput", (seconds.name, "seconds/iteration")
+            remedy = _faster(evidence.config, job_kind)
             yield Advice(Severity.NOTE, Rule.BOTTLENECK, title, what, remedy, names)
 
 
-def _purposes(evidence: Evidence) -> tuple[str, ...]:
-    """Return the purposes that an iteration waits for, so not evaluation."""
-    return Plan.of(evidence.config).purposes
+def _job_kinds(evidence: Evidence) -> tuple[str, ...]:
+    """Return the job kinds that an iteration waits for, so not evaluation."""
+    return Plan.of(evidence.config).job_kinds
 
 
-def _share_of_iteration(evidence: Evidence, purpose: str) -> float | None:
+def _share_of_iteration(evidence: Evidence, job_kind: str) -> float | None:
     """Return its share of the time; None if unknown, or iterations are too short to matter."""
-    whole, part = recent(evidence, "seconds/iteration"), recent(evidence, f"seconds/{purpose}")
+    whole, part = recent(evidence, "seconds/iteration"), recent(evidence, f"seconds/{job_kind}")
     if whole is None or part is None or whole.middle < _WORTH_SECONDS:
         return None
     return part.middle / whole.middle
 
 
-def _faster(config: Config, purpose: str) -> str:
-    key = _key(purpose)
-    if purpose == Stage.UPDATE:
+def _faster(config: Config, job_kind: str) -> str:
+    key = _key(job_kind)
+    if job_kind == Stage.UPDATE:
         ranks = f"{key}.nodes or {key}.ntasks_per_node" if config.slurm else f"{key}.ranks"
         return f"raise {ranks} or update.tokens_per_micro_batch, set update.remove_padding=true"
     more = (
         f"{key}.array_parallelism and {key}.partition" if config.slurm else f"{key}.slots and scheduler.slots"
     )
     shards = f"raise rollout.num_shards={config.rollout.num_shards} as far as {more} let them run at once"
-    part, is_vllm = _engine(config, purpose)
+    part, is_vllm = _engine(config, job_kind)
     engine = "" if is_vllm else f", set {part}.engine=vllm"
     also = (
         "raise rollout.tokens_per_batch (vllm: rollout.vllm.max_num_seqs)"
@@ -72,17 +72,17 @@ def _faster(config: Config, purpose: str) -> str:
     return f"{shards}{engine}, {also}"
 
 
-def _engine(config: Config, purpose: str) -> tuple[str, bool]:
-    """Return the group of the configuration that names a purpose's engine, and whether that is vLLM."""
-    if purpose == Stage.ROLLOUT:
+def _engine(config: Config, job_kind: str) -> tuple[str, bool]:
+    """Return the group of the configuration that names a job kind's engine, and whether that is vLLM."""
+    if job_kind == Stage.ROLLOUT:
         return "rollout", config.rollout.engine == "vllm"
     return "reward", config.reward.engine == "vllm"
 
 
-def _key(purpose: str) -> str:
-    """Return the key of the configuration that says where a purpose runs."""
-    _, _, pool = purpose.partition("-")
-    return f"scheduler.pools.{pool}" if pool else f"scheduler.{purpose}"
+def _key(job_kind: str) -> str:
+    """Return the key of the configuration that says where a job kind runs."""
+    _, _, pool = job_kind.partition("-")
+    return f"scheduler.pools.{pool}" if pool else f"scheduler.{job_kind}"
 
 
 _GAP_SHARE = 0.5
@@ -94,12 +94,12 @@ def queue_bound(evidence: Evidence) -> Findings:
         return
     waited, ran = _sums(evidence, "slurm/queue_seconds/"), _sums(evidence, "slurm/run_seconds/")
     if ran and sum(waited.values()) > sum(ran.values()):
-        purpose = max(waited, key=lambda name: waited[name])
+        job_kind = max(waited, key=lambda name: waited[name])
         seconds = f"{duration(sum(waited.values()))} waited and {duration(sum(ran.values()))} run"
-        what = f"{seconds}, summed over jobs, in the last iterations; most for {purpose}"
+        what = f"{seconds}, summed over jobs, in the last iterations; most for {job_kind}"
         title = "jobs wait longer in the queue than they run"
-        names: tuple[str, ...] = (f"slurm/queue_seconds/{purpose}", f"slurm/run_seconds/{purpose}")
-        key, others = _key(purpose if purpose in _purposes(evidence) else Stage.ROLLOUT), ""
+        names: tuple[str, ...] = (f"slurm/queue_seconds/{job_kind}", f"slurm/run_seconds/{job_kind}")
+        key, others = _key(job_kind if job_kind in _job_kinds(evidence) else Stage.ROLLOUT), ""
     elif not ran and (gap := _gap(evidence)) > _GAP_SHARE:
         what = f"no stage runs for {percent(gap)} of an iteration (medians of the last {WINDOW})"
         title, names = "the run waits in the queue most of the time", ("seconds/iteration",)
@@ -123,7 +123,7 @@ def _sums(evidence: Evidence, prefix: str) -> dict[str, float]:
 
 def _gap(evidence: Evidence) -> float:
     """Return the share of an iteration that is in no stage; stages that overlap only make it smaller."""
-    shares = [_share_of_iteration(evidence, purpose) for purpose in _purposes(evidence)]
+    shares = [_share_of_iteration(evidence, job_kind) for job_kind in _job_kinds(evidence)]
     known = [share for share in shares if share is not None]
     return 1 - sum(known) if known and len(known) == len(shares) else 0.0
 
@@ -134,47 +134,47 @@ _START_UP_SECONDS = 30.0
 
 def start_up(evidence: Evidence) -> Findings:
     """Detect tasks that load models for longer than they use them."""
-    for purpose in _purposes(evidence):
-        compute, total = recent(evidence, f"seconds/compute/{purpose}"), _task_seconds(evidence, purpose)
+    for job_kind in _job_kinds(evidence):
+        compute, total = recent(evidence, f"seconds/compute/{job_kind}"), _task_seconds(evidence, job_kind)
         if compute is None or total is None or total <= 0:
             continue
-        lost, tasks = total - compute.middle, _num_tasks(evidence, purpose)
+        lost, tasks = total - compute.middle, _num_tasks(evidence, job_kind)
         if lost / total > _START_UP_SHARE and lost / tasks > _START_UP_SECONDS:
             what = (
                 f"{percent(lost / total)} of the {duration(total)} that tasks take in an iteration is not "
                 f"compute, {duration(lost / tasks)} in each task ({compute.span})"
             )
-            title, names = f"{purpose} mostly starts up", (f"seconds/{purpose}", compute.name)
-            remedy = _fewer_starts(evidence.config, purpose)
+            title, names = f"{job_kind} mostly starts up", (f"seconds/{job_kind}", compute.name)
+            remedy = _fewer_starts(evidence.config, job_kind)
             yield Advice(Severity.WARNING, Rule.START_UP, title, what, remedy, names)
 
 
-def _fewer_starts(config: Config, purpose: str) -> str:
+def _fewer_starts(config: Config, job_kind: str) -> str:
     more = "raise data.prompts_per_iteration, put models and environment on a fast disk"
-    if purpose == Stage.UPDATE:
+    if job_kind == Stage.UPDATE:
         return more
     more += f", or lower rollout.num_shards={config.rollout.num_shards}"
-    part, is_vllm = _engine(config, purpose)
+    part, is_vllm = _engine(config, job_kind)
     sooner = f"{part}.vllm.enforce_eager=true or {part}.vllm.keep_compiled=true start sooner"
     return f"{more}; {sooner}" if is_vllm else more
 
 
-def _task_seconds(evidence: Evidence, purpose: str) -> float | None:
+def _task_seconds(evidence: Evidence, job_kind: str) -> float | None:
     """Return the seconds of all tasks of an iteration: from attempts, accounting, or the only task's time."""
     totals: dict[int, float] = {}
     for attempt in evidence.attempts:
-        if attempt.purpose == purpose and attempt.is_committed:
+        if attempt.job_kind == job_kind and attempt.is_committed:
             totals[attempt.iteration] = totals.get(attempt.iteration, 0.0) + attempt.seconds
     if totals:
         return median([totals[iteration] for iteration in sorted(totals)[-WINDOW:]])
-    found = recent(evidence, f"slurm/run_seconds/{purpose}")
-    if found is None and _num_tasks(evidence, purpose) == 1:
-        found = recent(evidence, f"seconds/{purpose}")
+    found = recent(evidence, f"slurm/run_seconds/{job_kind}")
+    if found is None and _num_tasks(evidence, job_kind) == 1:
+        found = recent(evidence, f"seconds/{job_kind}")
     return found.middle if found else None
 
 
-def _num_tasks(evidence: Evidence, purpose: str) -> int:
-    return 1 if purpose == Stage.UPDATE else evidence.config.rollout.num_shards
+def _num_tasks(evidence: Evidence, job_kind: str) -> int:
+    return 1 if job_kind == Stage.UPDATE else evidence.config.rollout.num_shards
 
 
 _WASTED_MUCH, _WASTED_MOST = 0.15, 0.4
@@ -215,19 +215,19 @@ _SLOW_FACTOR, _SLOW_ITERATIONS, _LEAST_SECONDS = 1.4, 3, 5.0
 def slow_node(evidence: Evidence) -> Findings:
     """Detect a node whose tasks take longer than the same tasks elsewhere, time and again."""
     ratios: dict[tuple[str, str], dict[int, float]] = {}
-    for (iteration, purpose), tasks in _arrays(evidence):
+    for (iteration, job_kind), tasks in _arrays(evidence):
         for node in sorted({task.node for task in tasks}):
             ratio = _slowness(node, tasks)
             if ratio is not None:
-                ratios.setdefault((purpose, node), {})[iteration] = ratio
-    for (purpose, node), found in ratios.items():
+                ratios.setdefault((job_kind, node), {})[iteration] = ratio
+    for (job_kind, node), found in ratios.items():
         if len(found) >= _SLOW_ITERATIONS and median(found.values()) > _SLOW_FACTOR:
             what = (
-                f"its {purpose} tasks take {median(found.values()):.1f} times as long as those elsewhere "
+                f"its {job_kind} tasks take {median(found.values()):.1f} times as long as those elsewhere "
                 f"(median of {len(found)} iterations, {min(found)} to {max(found)})"
             )
-            remedy = f"set {_key(purpose)}.exclude={node}, and tell the administrators"
-            title, names = f"node {node} is slow", (f"seconds/{purpose}",)
+            remedy = f"set {_key(job_kind)}.exclude={node}, and tell the administrators"
+            title, names = f"node {node} is slow", (f"seconds/{job_kind}",)
             yield Advice(Severity.WARNING, Rule.SLOW_NODE, title, what, remedy, names)
 
 
@@ -237,7 +237,7 @@ def _arrays(evidence: Evidence) -> Iterator[tuple[tuple[int, str], Sequence[Task
     arrays: dict[tuple[int, str], list[TaskTime]] = {}
     for attempt in evidence.attempts:
         if attempt.is_committed and attempt.iteration > newest - LOOK_BACK:
-            arrays.setdefault((attempt.iteration, attempt.purpose), []).append(attempt)
+            arrays.setdefault((attempt.iteration, attempt.job_kind), []).append(attempt)
     return ((key, tasks) for key, tasks in sorted(arrays.items()) if len(tasks) > 1)
 
 
@@ -256,11 +256,11 @@ _STRAGGLER_FACTOR, _FEW_SHARDS = 2.0, 4
 def stragglers(evidence: Evidence) -> Findings:
     """Detect a last shard that takes twice as long as most, and that everybody waits for."""
     longest: dict[str, list[tuple[float, float]]] = {}
-    for (_, purpose), tasks in _arrays(evidence):
+    for (_, job_kind), tasks in _arrays(evidence):
         seconds = [task.seconds for task in tasks]
         if len(seconds) >= _FEW_SHARDS and median(seconds) >= _LEAST_SECONDS:
-            longest.setdefault(purpose, []).append((max(seconds), median(seconds)))
-    for purpose, found in longest.items():
+            longest.setdefault(job_kind, []).append((max(seconds), median(seconds)))
+    for job_kind, found in longest.items():
         last = found[-WINDOW:]
         slowest, usual = (median(values) for values in zip(*last, strict=True))
         if len(last) >= 3 and slowest > _STRAGGLER_FACTOR * usual and slowest > _WORTH_SECONDS:
@@ -269,7 +269,7 @@ def stragglers(evidence: Evidence) -> Findings:
                 "make shards smaller (rollout.num_shards), or cut the longest responses "
                 "(rollout.max_new_tokens)"
             )
-            title, names = f"the slowest {purpose} shard holds up the rest", (f"seconds/{purpose}",)
+            title, names = f"the slowest {job_kind} shard holds up the rest", (f"seconds/{job_kind}",)
             yield Advice(Severity.NOTE, Rule.STRAGGLERS, title, what, remedy, names)
 
 
@@ -297,15 +297,15 @@ def memory(evidence: Evidence) -> Findings:
     config = evidence.config.slurm
     if config is None:
         return
-    for purpose in _purposes(evidence):
-        given, found = resources_of(config, purpose), recent(evidence, f"memory_gib/{purpose}")
+    for job_kind in _job_kinds(evidence):
+        given, found = resources_of(config, job_kind), recent(evidence, f"memory_gib/{job_kind}")
         if given.mem is None or found is None:
             continue
         used, limit = found.middle * given.ntasks_per_node, parse_memory(given.mem) / 1024
         if used > _NEAR_LIMIT * limit:
             what = f"{number(used)} GiB of {number(limit)} in {found.span}"
-            remedy = f"raise {_key(purpose)}.mem={given.mem}"
-            title = f"{purpose} tasks are about to run out of memory"
+            remedy = f"raise {_key(job_kind)}.mem={given.mem}"
+            title = f"{job_kind} tasks are about to run out of memory"
             yield Advice(Severity.WARNING, Rule.MEMORY, title, what, remedy, (found.name,))
 
 

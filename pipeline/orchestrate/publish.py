@@ -113,7 +113,7 @@ class Publisher:
 
     def _row(self, records: Records, iteration: int, lost: Sequence[Task]) -> Row:
         tasks = [task for task in self.run.plan.tasks(iteration) if task not in lost]
-        row = iteration_row(iteration, group_by_purpose(records, tasks), self._clock(records, iteration))
+        row = iteration_row(iteration, group_by_job_kind(records, tasks), self._clock(records, iteration))
         return row | ({"records_lost": len(lost)} if lost else {})
 
     def _note_lost(self, records: Records, iteration: int, lost: Sequence[Task]) -> str:
@@ -182,10 +182,10 @@ def note_mended(run: Run, iteration: int | None) -> None:
         journal.event(run.paths.events, "rows_mended", iteration=iteration)
 
 
-def group_by_purpose(records: Records, tasks: Sequence[Task]) -> dict[str, list[Record]]:
+def group_by_job_kind(records: Records, tasks: Sequence[Task]) -> dict[str, list[Record]]:
     grouped: dict[str, list[Record]] = {}
     for task in tasks:
         record = records.readable(task)
         assert record is not None, f"{task} has no record"
-        grouped.setdefault(task.purpose, []).append(record)
+        grouped.setdefault(task.job_kind, []).append(record)
     return grouped

@@ -11,7 +11,7 @@ from pipeline.config.reward import RewardModelConfig
 from pipeline.config.scheduler import ResourcesConfig, key_of, resources_of
 from pipeline.config.schema import Config
 from pipeline.executors.slurm.resources import Escalation, command_words, sbatch_options
-from pipeline.preflight.cluster import check_cluster, needs_of, purposes_used
+from pipeline.preflight.cluster import check_cluster, job_kinds_used, needs_of
 from pipeline.preflight.disk_need import existing_folder
 from slurm.probe import Answer, Probe, ProbeTimeout, run_probes
 
@@ -28,7 +28,7 @@ _DRIVER_PROGRAMS = ("sbatch --version", "squeue --version", "scontrol ping")
 
 @dataclass(frozen=True)
 class Aim:
-    """Purposes that share a probe, as their jobs have the same options, interpreter and environment."""
+    """Job kinds that share a probe, as their jobs have the same options, interpreter and environment."""
 
     stages: tuple[str, ...]
     given: ResourcesConfig
@@ -66,11 +66,11 @@ def validate_cluster(config: Config, with_probe: bool) -> Iterator[str]:
 
 
 def aims_of(config: Config) -> list[Aim]:
-    """Group the purposes by options, interpreter, container, setup and environment. Pure."""
+    """Group the job kinds by options, interpreter, container, setup and environment. Pure."""
     given = config.slurm
     assert given
     groups: dict[object, list[str]] = {}
-    for stage in purposes_used(config):
+    for stage in job_kinds_used(config):
         resources = resources_of(given, stage)
         key = (tuple(options_of(resources).items()), words_of(resources), resources.setup, stage == DRIVER)
         groups.setdefault((key, tuple(resources.environment.items())), []).append(stage)
@@ -115,7 +115,7 @@ def paths_of(config: Config) -> Iterator[str]:
 
 
 def judge(aim: Aim, answer: Answer) -> Iterator[ConfigIssue]:
-    """Find in a probe's answer what would keep the jobs of its purposes from working. Pure."""
+    """Find in a probe's answer what would keep the jobs of its job kinds from working. Pure."""
     key = key_of(aim.stages[0])
     partition = ",".join(aim.given.partition) or "default"
     if isinstance(answer, ProbeTimeout):

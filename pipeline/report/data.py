@@ -157,10 +157,10 @@ def _with_few_attempts(found: Mapping[int, IterationSpans]) -> dict[int, Iterati
 def task_times(spans: Mapping[int, IterationSpans]) -> list[TaskTime]:
     """Return the times of attempts, evidence for advice on nodes and shards."""
     return [
-        TaskTime(i, span.purpose, span.shard, span.node, seconds, span.end is SpanEnd.COMMITTED)
+        TaskTime(i, span.job_kind, span.shard, span.node, seconds, span.end is SpanEnd.COMMITTED)
         for i, of_iteration in spans.items()
         for span in of_iteration.attempts
-        if span.purpose != DRIVER and (seconds := span.seconds) is not None
+        if span.job_kind != DRIVER and (seconds := span.seconds) is not None
     ]
 
 

@@ -52,11 +52,11 @@ def _newest(spans: Mapping[int, IterationSpans], detailed: Sequence[int]) -> lis
 
 def timeline_data(data: ReportData) -> dict[str, Any]:
     """Return the script's data: times are seconds since ``base``, names are places in ``names``."""
-    stages = [(i, purpose, s) for i, found in data.spans.items() for purpose, s in found.stages.items()]
+    stages = [(i, job_kind, s) for i, found in data.spans.items() for job_kind, s in found.stages.items()]
     attempts = [(i, span) for i, found in data.spans.items() for span in found.attempts]
     times = [time for _, _, stage in stages for time in (stage.ready, stage.started) if time is not None]
     base = min(times, default=data.run.identity.created)
-    purposes = purposes_of(data)
+    job_kinds = job_kinds_of(data)
     lanes = (stage.lane for _, _, stage in stages)
     names = list(dict.fromkeys([*lanes, *(name for _, span in attempts for name in (span.lane, span.node))]))
     place = {name: index for index, name in enumerate(names)}
@@ -64,42 +64,42 @@ def timeline_data(data: ReportData) -> dict[str, Any]:
         "base": base,
         "now": round(data.now - base, 2),
         "names": names,
-        "purposes": purposes,
-        "colours": [colour_of(purpose, purposes) for purpose in purposes],
-        "attempts": [_attempt(data.run, i, span, base, place, purposes) for i, span in attempts],
+        "purposes": job_kinds,
+        "colours": [colour_of(job_kind, job_kinds) for job_kind in job_kinds],
+        "attempts": [_attempt(data.run, i, span, base, place, job_kinds) for i, span in attempts],
         "stages": [
-            [i, purposes.index(purpose), place[stage.lane]]
+            [i, job_kinds.index(job_kind), place[stage.lane]]
             + [_since(time, base) for time in (stage.ready, stage.started, stage.ended)]
             + [stage.attempts, stage.failed]
-            for i, purpose, stage in stages
+            for i, job_kind, stage in stages
         ],
     }
 
 
-def purposes_of(data: ReportData) -> list[str]:
-    """Return the purposes that ran, in the order of the pipeline."""
-    found = {purpose for of_iteration in data.spans.values() for purpose in of_iteration.stages}
-    order = (Stage.PREPARE, *data.run.plan.purposes, Stage.EVALUATE, DRIVER)
-    known = [str(purpose) for purpose in order if purpose in found]
+def job_kinds_of(data: ReportData) -> list[str]:
+    """Return the job kinds that ran, in the order of the pipeline."""
+    found = {job_kind for of_iteration in data.spans.values() for job_kind in of_iteration.stages}
+    order = (Stage.PREPARE, *data.run.plan.job_kinds, Stage.EVALUATE, DRIVER)
+    known = [str(job_kind) for job_kind in order if job_kind in found]
     return [*known, *sorted(found - set(known))]
 
 
-def colour_of(purpose: str, purposes: Sequence[str]) -> int:
+def colour_of(job_kind: str, job_kinds: Sequence[str]) -> int:
     """Choose a colour of the style sheet: a stage has the same one in every chart, and pools follow."""
     usual: dict[str, int] = {Stage.ROLLOUT: 0, Stage.REWARD: 1, Stage.UPDATE: 2, Stage.EVALUATE: 3}
-    if purpose in usual:
-        return usual[purpose]
-    pools = [other for other in purposes if other.startswith(f"{Stage.SCORE}-")]
-    return 4 + pools.index(purpose) % 2 if purpose in pools else 5
+    if job_kind in usual:
+        return usual[job_kind]
+    pools = [other for other in job_kinds if other.startswith(f"{Stage.SCORE}-")]
+    return 4 + pools.index(job_kind) % 2 if job_kind in pools else 5
 
 
 def _attempt(
-    run: Run, iteration: int, span: Span, base: float, place: Mapping[str, int], purposes: Sequence[str]
+    run: Run, iteration: int, span: Span, base: float, place: Mapping[str, int], job_kinds: Sequence[str]
 ) -> list[Any]:
     times = (span.ready, span.started, span.ended)
     return [
         iteration,
-        purposes.index(span.purpose),
+        job_kinds.index(span.job_kind),
         place[span.lane],
         span.shard,
         span.attempt,
@@ -118,11 +118,11 @@ def _since(time: float | None, base: float) -> float | None:
 
 def log_of(run: Run, iteration: int, span: Span) -> str:
     """Return the path of an attempt's log, relative to the run directory."""
-    if span.purpose == DRIVER:
+    if span.job_kind == DRIVER:
         kind, of_iteration, number = span.attempt.split("-")
         folder = run.paths.log_root / f"{int(of_iteration):05d}-{kind}" / f"attempt-{number}"
         path = (run.paths.log_root / GUARD if kind == GUARD else folder) / f"{kind}.log"
     else:
-        task = task_of(iteration, span.purpose, span.shard)
+        task = task_of(iteration, span.job_kind, span.shard)
         path = run.paths.task(task).log(span.number)
     return run.paths.relative(path)

@@ -10,7 +10,7 @@ from pipeline.metrics.spans import StageTime, stage_totals
 from pipeline.report.data import ReportData
 from pipeline.report.figures import AXIS, layout
 from pipeline.report.html import Head
-from pipeline.report.timeline import purposes_of
+from pipeline.report.timeline import job_kinds_of
 from pipeline.text import MISSING, duration
 
 PARTS: Mapping[str, tuple[str, str]] = {
@@ -37,11 +37,11 @@ class UsageTable:
 def usage(data: ReportData) -> UsageTable | None:
     """Sum up by stage; None where nothing ran. Hours and partitions are left out where there are none."""
     found = stage_totals(data.spans.values())
-    stages = {purpose: found[purpose] for purpose in purposes_of(data) if found[purpose].attempts}
+    stages = {job_kind: found[job_kind] for job_kind in job_kinds_of(data) if found[job_kind].attempts}
     if not stages:
         return None
     hidden = set() if any(stage.cpu_hours for stage in stages.values()) else {"GPU hours", "CPU hours"}
-    hidden |= {"partition"} if all(stage.lane == purpose for purpose, stage in stages.items()) else set()
+    hidden |= {"partition"} if all(stage.lane == job_kind for job_kind, stage in stages.items()) else set()
     columns = [column for column in _COLUMNS if column[0].title not in hidden]
     lines = (*stages.items(), ("all", total(stages.values())))
     rows = [[cell(*line) for _, cell in columns] for line in lines]
@@ -51,30 +51,30 @@ def usage(data: ReportData) -> UsageTable | None:
 def _share(title: str, part: str) -> tuple[Head, Callable[[str, StageTime], str]]:
     """Make a column of shares; driver jobs, which only wait and run, have none."""
 
-    def cell(purpose: str, stage: StageTime) -> str:
-        is_known = stage.run and purpose != DRIVER
+    def cell(job_kind: str, stage: StageTime) -> str:
+        is_known = stage.run and job_kind != DRIVER
         return f"{100 * getattr(stage, part) / stage.run:.1f} %" if is_known else MISSING
 
     return Head(title, "share of the time that its jobs ran"), cell
 
 
 _COLUMNS: tuple[tuple[Head, Callable[[str, StageTime], str]], ...] = (
-    (Head("stage"), lambda purpose, stage: purpose),
-    (Head("partition", "where most of it ran"), lambda purpose, stage: stage.lane),
-    (Head("attempts", "that started"), lambda purpose, stage: str(stage.attempts)),
-    (Head("failed", "attempts that ended without a result"), lambda purpose, stage: str(stage.failed)),
-    (Head("waited", "sum over attempts"), lambda purpose, stage: duration(stage.queue)),
-    (Head("ran", "sum over attempts"), lambda purpose, stage: duration(stage.run)),
+    (Head("stage"), lambda job_kind, stage: job_kind),
+    (Head("partition", "where most of it ran"), lambda job_kind, stage: stage.lane),
+    (Head("attempts", "that started"), lambda job_kind, stage: str(stage.attempts)),
+    (Head("failed", "attempts that ended without a result"), lambda job_kind, stage: str(stage.failed)),
+    (Head("waited", "sum over attempts"), lambda job_kind, stage: duration(stage.queue)),
+    (Head("ran", "sum over attempts"), lambda job_kind, stage: duration(stage.run)),
     _share("start-up", "startup"),
     _share("compute", "compute"),
     _share("idle", "idle"),
     _share("no result", "retry"),
     (
         Head("waited/ran", "seconds in the queue for each second that it ran"),
-        lambda purpose, stage: f"{stage.queue / stage.run:.2f}" if stage.run else MISSING,
+        lambda job_kind, stage: f"{stage.queue / stage.run:.2f}" if stage.run else MISSING,
     ),
-    (Head("GPU hours", "as Slurm accounts for them"), lambda purpose, stage: f"{stage.gpu_hours:.2f}"),
-    (Head("CPU hours", "as Slurm accounts for them"), lambda purpose, stage: f"{stage.cpu_hours:.2f}"),
+    (Head("GPU hours", "as Slurm accounts for them"), lambda job_kind, stage: f"{stage.gpu_hours:.2f}"),
+    (Head("CPU hours", "as Slurm accounts for them"), lambda job_kind, stage: f"{stage.cpu_hours:.2f}"),
 )
 
 
@@ -85,7 +85,7 @@ def total(stages: Iterable[StageTime]) -> StageTime:
 
 def figure(stages: Mapping[str, StageTime]) -> dict[str, Any]:
     """Draw stacked bars, one per stage, in the largest unit in which the longest has at least two."""
-    tasks = {purpose: stage for purpose, stage in stages.items() if purpose != DRIVER}
+    tasks = {job_kind: stage for job_kind, stage in stages.items() if job_kind != DRIVER}
     longest = max((stage.queue + stage.run for stage in tasks.values()), default=0.0)
     unit, size = ("hours", 3600) if longest >= 7200 else ("minutes", 60) if longest >= 120 else ("seconds", 1)
     traces = [_trace(part, tasks, size) for part in PARTS]

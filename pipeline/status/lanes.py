@@ -106,11 +106,11 @@ class Lane:
 
 def lanes_of(tasks: Iterable[TaskState], now: float) -> tuple[Lane, ...]:
     """Make a lane for each stage (and pool) of each iteration, in the order of the plan."""
-    groups = groupby(tasks, lambda state: (state.task.iteration, state.task.purpose))
+    groups = groupby(tasks, lambda state: (state.task.iteration, state.task.job_kind))
     return tuple(_lane(*key, list(group), now) for key, group in groups)
 
 
-def _lane(iteration: int, purpose: str, tasks: Sequence[TaskState], now: float) -> Lane:
+def _lane(iteration: int, job_kind: str, tasks: Sequence[TaskState], now: float) -> Lane:
     running = [t.element for t in tasks if t.is_running]
     waiting = [t.element for t in tasks if t.is_waiting]
     starts = [t.started for t in tasks if t.started is not None]
@@ -118,7 +118,7 @@ def _lane(iteration: int, purpose: str, tasks: Sequence[TaskState], now: float) 
     requeued = sum(t.requeues for t in tasks)
     progress = StageProgress(
         iteration=iteration,
-        stage=purpose,
+        stage=job_kind,
         total=len(tasks),
         done=sum(t.record is not None for t in tasks),
         running=len(running),

@@ -20,7 +20,7 @@ from pipeline.run.packed import BadArchive, archives, read_packed
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan
 from pipeline.run.records import Records, find_frontier
-from pipeline.run.tasks import PURPOSE_PATTERN, Stage, Task, parse_task, task_of
+from pipeline.run.tasks import JOB_KIND_PATTERN, Stage, Task, parse_task, task_of
 from pipeline.status.failure import where
 from pipeline.status.local import Event
 from pipeline.status.slurm import state_of
@@ -30,7 +30,7 @@ from pipeline.text import printable
 from slurm.sharedfiles import is_there, names_in, persistently, size_of
 
 _DRIVERS = (DRIVER, EVALUATION_DRIVER, GUARD)
-_FOLDER = re.compile(rf"(\d+)-({PURPOSE_PATTERN})")
+_FOLDER = re.compile(rf"(\d+)-({JOB_KIND_PATTERN})")
 _POLL_SECONDS = 1.0
 _ASK_SECONDS = 30.0
 """Seconds between two questions of --follow to Slurm, whether anything is left in the queue."""
@@ -52,18 +52,18 @@ _ENDS = {
 class Choice:
     """Selection of logs."""
 
-    purpose: str | None = None
+    job_kind: str | None = None
     """A stage, one pool's scores, or a kind of driver job. None: whatever is newest."""
     iteration: int | None = None
 
-    def takes(self, iteration: int, purpose: str) -> bool:
-        of_drivers = self.purpose == DRIVER and purpose in _DRIVERS
-        is_purpose = of_drivers or self.purpose in (None, purpose, purpose.partition("-")[0])
-        return is_purpose and self.iteration in (None, iteration)
+    def takes(self, iteration: int, job_kind: str) -> bool:
+        of_drivers = self.job_kind == DRIVER and job_kind in _DRIVERS
+        is_job_kind = of_drivers or self.job_kind in (None, job_kind, job_kind.partition("-")[0])
+        return is_job_kind and self.iteration in (None, iteration)
 
     def __str__(self) -> str:
         at = "" if self.iteration is None else f"@{self.iteration}"
-        return f"{self.purpose or 'this run'}{at}"
+        return f"{self.job_kind or 'this run'}{at}"
 
 
 def parse_choice(text: str | None, plan: Plan) -> Choice:
@@ -74,14 +74,14 @@ def parse_choice(text: str | None, plan: Plan) -> Choice:
     """
     if text is None:
         return Choice()
-    purpose, at, number = text.partition("@")
+    job_kind, at, number = text.partition("@")
     scores = (Stage.SCORE,) if plan.pools else ()
-    legal = (Stage.PREPARE, *plan.purposes, *scores, Stage.EVALUATE, *_DRIVERS)
-    if purpose not in legal:
+    legal = (Stage.PREPARE, *plan.job_kinds, *scores, Stage.EVALUATE, *_DRIVERS)
+    if job_kind not in legal:
         raise RunError(f"{text}: no such stage; legal: {', '.join(legal)}, each with @ITERATION or not")
     if at and not (number.isdigit() and int(number) <= plan.iterations):
         raise RunError(f"{text}: no such iteration; legal: 0 to {plan.iterations}")
-    return Choice(purpose, int(number) if at else None)
+    return Choice(job_kind, int(number) if at else None)
 
 
 @dataclass(frozen=True)
@@ -90,18 +90,18 @@ class Log:
 
     path: Path
     iteration: int
-    purpose: str
+    job_kind: str
     attempt: int
 
     @property
     def name(self) -> str:
         """Short name, for the beginning of a line."""
-        parts = [f"{self.purpose}@{self.iteration}" if self.iteration else self.purpose]
-        if self.purpose.partition("-")[0] in (Stage.ROLLOUT, Stage.SCORE, Stage.REWARD):
+        parts = [f"{self.job_kind}@{self.iteration}" if self.iteration else self.job_kind]
+        if self.job_kind.partition("-")[0] in (Stage.ROLLOUT, Stage.SCORE, Stage.REWARD):
             parts.append(str(self.task.shard))
         if rank := self.path.stem.partition(".rank-")[2]:
             parts.append(f"rank {rank}")
-        if self.attempt > 1 and self.purpose not in _DRIVERS:
+        if self.attempt > 1 and self.job_kind not in _DRIVERS:
             parts.append(f"#{self.attempt}")
         return " ".join(parts)
 
@@ -109,7 +109,7 @@ class Log:
     def task(self) -> Task:
         """Task whose log it is, of a stage that is sharded or comes once in an iteration."""
         shard = int(self.path.stem.partition(".")[0].removeprefix("shard-"))
-        return task_of(self.iteration, self.purpose, shard)
+        return task_of(self.iteration, self.job_kind, shard)
 
     @property
     def modified(self) -> float:
@@ -128,15 +128,15 @@ def find_logs(paths: RunPaths, choice: Choice, since: int = 0) -> list[Log]:
         if name is None or not choice.takes(int(name[1]), name[2]) or 0 < int(name[1]) < since:
             continue
         found += logs_in(folder, int(name[1]), name[2])
-    return sorted(found, key=lambda log: (log.iteration, log.purpose, log.attempt, log.path.name))
+    return sorted(found, key=lambda log: (log.iteration, log.job_kind, log.attempt, log.path.name))
 
 
-def logs_in(folder: Path, iteration: int, purpose: str) -> Iterator[Log]:
-    """Yield the logs of one purpose in an iteration."""
+def logs_in(folder: Path, iteration: int, job_kind: str) -> Iterator[Log]:
+    """Yield the logs of one job kind in an iteration."""
     for attempt in _listing(folder):
         number = attempt.name.removeprefix("attempt-")
         files = (path for path in _listing(attempt) if path.suffix == ".log" and number.isdigit())
-        yield from (Log(path, iteration, purpose, int(number)) for path in files)
+        yield from (Log(path, iteration, job_kind, int(number)) for path in files)
 
 
 def _listing(folder: Path) -> list[Path]:
@@ -180,12 +180,12 @@ def newest(run: Run, logs: Sequence[Log], choice: Choice) -> list[Log]:
 
     Without a stage, those of the newest driver job and of tasks that are not done.
     """
-    if choice.purpose is None:
-        drivers = [log for log in logs if log.purpose in _DRIVERS]
+    if choice.job_kind is None:
+        drivers = [log for log in logs if log.job_kind in _DRIVERS]
         latest = sorted(drivers, key=lambda log: log.modified)[-1:]
-        tasks = [log for log in logs if log.purpose not in _DRIVERS]
+        tasks = [log for log in logs if log.job_kind not in _DRIVERS]
         first, records = max(1, find_frontier(run.plan, run.paths).updated + 1), Records(run.paths)
-        last = {(log.iteration, log.purpose, log.path.name): log for log in tasks if log.iteration >= first}
+        last = {(log.iteration, log.job_kind, log.path.name): log for log in tasks if log.iteration >= first}
         unfinished = [log for log in last.values() if records.get(log.task) is None]
         return [*latest, *(unfinished or _of_last(tasks))]
     return list(logs) if choice.iteration is not None else _of_last(logs)
@@ -200,18 +200,18 @@ def _of_last(logs: Sequence[Log]) -> list[Log]:
 
 
 def log_to_show(
-    paths: RunPaths, iteration: int, purpose: str, events: Sequence[Event], has_failed: bool
+    paths: RunPaths, iteration: int, job_kind: str, events: Sequence[Event], has_failed: bool
 ) -> Log | None:
     """Find one log for the live view: of the attempt that failed last, else the newest of the last attempt.
 
     Args:
         has_failed: whether a shard's last attempt failed.
     """
-    for task, event in failures(events, Choice(purpose, iteration)) if has_failed else ():
-        log = Log(paths.task(task).log(int(event["attempt"])), iteration, purpose, int(event["attempt"]))
+    for task, event in failures(events, Choice(job_kind, iteration)) if has_failed else ():
+        log = Log(paths.task(task).log(int(event["attempt"])), iteration, job_kind, int(event["attempt"]))
         if log.path.is_file():
             return log
-    logs = list(logs_in(paths.logs(task_of(iteration, purpose)), iteration, purpose))
+    logs = list(logs_in(paths.logs(task_of(iteration, job_kind)), iteration, job_kind))
     last = max((log.attempt for log in logs), default=0)
     return max((log for log in logs if log.attempt == last), key=lambda log: log.modified, default=None)
 
@@ -221,7 +221,7 @@ def failures(events: Sequence[Event], choice: Choice) -> Iterator[tuple[Task, Ev
     for event in reversed(events):
         if event.get("event") == "failed":
             task = parse_task(event["task"])
-            if choice.takes(task.iteration, task.purpose):
+            if choice.takes(task.iteration, task.job_kind):
                 yield task, event
 
 
@@ -231,7 +231,7 @@ def describe_failed(
     """Yield failed attempts, newest first, each with the end of its log."""
     found = list(failures(events, choice))
     if not found:
-        yield f"no failed attempt of {choice}" if choice.purpose else "no attempt has failed"
+        yield f"no failed attempt of {choice}" if choice.job_kind else "no attempt has failed"
     for task, event in found[:_MOST_SHOWN]:
         attempt = f"{task}, attempt {event['attempt']} ({event['kind']})"
         yield f"==> {moment(event['time'])} {attempt}: {event['message']}"

@@ -77,17 +77,17 @@ def _whole_run(found: Outlook) -> Iterator[str]:
     """
     plan, seen, frontier = found.plan, found.seen, found.frontier
     width, behind = plan.iterations - plan.start, max(0, frontier.updated - plan.start)
-    each = {purpose: 1 if purpose == Stage.UPDATE else plan.num_shards for purpose in plan.purposes}
-    total = Counter({"prepare": 1, **{purpose: width * count for purpose, count in each.items()}})
-    total.update(task.purpose for task in plan.evaluation_tasks())
+    each = {job_kind: 1 if job_kind == Stage.UPDATE else plan.num_shards for job_kind in plan.job_kinds}
+    total = Counter({"prepare": 1, **{job_kind: width * count for job_kind, count in each.items()}})
+    total.update(task.job_kind for task in plan.evaluation_tasks())
     done = Counter({"prepare": int(frontier.updated >= 0), "evaluate": frontier.evaluated})
-    done.update({purpose: behind * count for purpose, count in each.items()})
+    done.update({job_kind: behind * count for job_kind, count in each.items()})
     retracted = {item.task for item in found.actions.retract}
-    done.update(t.purpose for t in seen.tasks if t in seen.committed and t not in retracted)
-    done.subtract(task.purpose for task in retracted if task not in seen.tasks)
+    done.update(t.job_kind for t in seen.tasks if t in seen.committed and t not in retracted)
+    done.subtract(task.job_kind for task in retracted if task not in seen.tasks)
     yield f"{'stage':<10}{'to run':>10}{'done':>10}"
-    for purpose, count in total.items():
-        yield f"{purpose:<10} {count - done[purpose]:>9}{done[purpose]:>10}"
+    for job_kind, count in total.items():
+        yield f"{job_kind:<10} {count - done[job_kind]:>9}{done[job_kind]:>10}"
     yield ""
 
 

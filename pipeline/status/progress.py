@@ -31,10 +31,12 @@ _QUIET_SECONDS_LATER = 600.0
 def done_in(plan: Plan, records: Records, iteration: int) -> dict[str, tuple[list[Record], int]]:
     """Return by stage and pool the records of an iteration's tasks that are done, and how many there are."""
     tasks = plan.tasks(iteration)
-    of_purpose = {purpose: [task for task in tasks if task.purpose == purpose] for purpose in plan.purposes}
+    of_job_kind = {
+        job_kind: [task for task in tasks if task.job_kind == job_kind] for job_kind in plan.job_kinds
+    }
     return {
-        purpose: ([records.known[task] for task in tasks if task in records.known], len(tasks))
-        for purpose, tasks in of_purpose.items()
+        job_kind: ([records.known[task] for task in tasks if task in records.known], len(tasks))
+        for job_kind, tasks in of_job_kind.items()
     }
 
 
@@ -98,8 +100,8 @@ class Bars(Lines):
         )
         self._progress = Progress(*columns, console=console, transient=True, refresh_per_second=2)
         self._progress.start()
-        totals = Counter(task.purpose for task in self.plan.tasks(self.plan.start + 1))
-        for stage in self.plan.purposes:
+        totals = Counter(task.job_kind for task in self.plan.tasks(self.plan.start + 1))
+        for stage in self.plan.job_kinds:
             self._bars[stage] = self._progress.add_task(stage, total=totals[stage], speed="")
 
     def progress(self, frontier: Frontier, records: Records, tasks: tuple[Task, ...]) -> None:

@@ -218,9 +218,9 @@ class StatusReader:
         self._records.refresh(tasks)
 
     def _progress(self, tasks: Sequence[Task]) -> Iterator[StageStatus]:
-        done = Counter(task.purpose for task in tasks if task in self._records.known)
-        for purpose, total in Counter(task.purpose for task in tasks).items():
-            yield StageStatus(purpose, done[purpose], total)
+        done = Counter(task.job_kind for task in tasks if task in self._records.known)
+        for job_kind, total in Counter(task.job_kind for task in tasks).items():
+            yield StageStatus(job_kind, done[job_kind], total)
 
     def _on_slurm(self, status: Status, tasks: Sequence[Task], queue: "Queue | None") -> Status:
         from pipeline.executors.slurm.queue import Queue, is_pending

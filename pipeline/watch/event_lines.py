@@ -7,7 +7,7 @@ from itertools import groupby
 
 from pipeline.config.job_kinds import DRIVERS
 from pipeline.metrics.terminal import Row
-from pipeline.run.submissions import purpose_of
+from pipeline.run.submissions import job_kind_of
 from pipeline.run.tasks import parse_task
 from pipeline.status.local import Event
 from pipeline.status.text import attempt_in_words, clock, describe_row
@@ -52,7 +52,7 @@ def _of_event(event: Event) -> Happening:
 
 def _launched(event: Event) -> str:
     task = parse_task(event["task"])
-    where = f"iteration {task.iteration} {task.purpose}" if task.iteration else task.purpose
+    where = f"iteration {task.iteration} {task.job_kind}" if task.iteration else task.job_kind
     number = int(str(event["attempt"]).partition("-")[0])
     again = f", attempt {number}" if number > 1 else ""
     return f"launched {where}{again}"
@@ -60,10 +60,10 @@ def _launched(event: Event) -> str:
 
 def _submitted(event: Event) -> str:
     name, job = str(event["array"]), event["job"]
-    purpose, iteration = purpose_of(name), name.rsplit(".", 4)[1]
-    if purpose in DRIVERS:
+    job_kind, iteration = job_kind_of(name), name.rsplit(".", 4)[1]
+    if job_kind in DRIVERS:
         return f"driver job {job} submitted"
-    of = f"iteration {iteration} {purpose}" if int(iteration) else purpose
+    of = f"iteration {iteration} {job_kind}" if int(iteration) else job_kind
     count = int(event["elements"])
     return f"submitted {of}: job {job}, {'1 element' if count == 1 else f'{count} elements'}"
 

@@ -137,12 +137,12 @@ class Reading:
         return replace(self.seen, log=log)
 
     def _log_end(self, key: tuple[int, str], look: Status) -> LogEnd:
-        paths, (iteration, purpose) = self.run.paths, key
+        paths, (iteration, job_kind) = self.run.paths, key
         has_failed = any(lane.key == key and _TRIED_AGAIN & set(lane.shards) for lane in look.lanes)
-        log = log_to_show(paths, iteration, purpose, look.events, has_failed)
+        log = log_to_show(paths, iteration, job_kind, look.events, has_failed)
         if log is None:
-            folder = paths.logs(task_of(iteration, purpose))
-            return LogEnd(key, f"{purpose} of iteration {iteration} has no log yet", str(folder), ())
+            folder = paths.logs(task_of(iteration, job_kind))
+            return LogEnd(key, f"{job_kind} of iteration {iteration} has no log yet", str(folder), ())
         return LogEnd(key, log.name, str(log.path), tuple(tail(log.path, _LOG_LINES)) or ("(empty)",))
 
     def _settle(self, look: Status) -> bool:

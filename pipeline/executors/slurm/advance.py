@@ -97,11 +97,11 @@ def tell_of_failed_pass(run: Run, error: Exception, watcher: Watcher) -> None:
     why = described(error)
     note_trouble(run.paths, Trouble.PASS, why)
     try:
-        call = call_begun(run)
+        invocation = call_begun(run)
         if isinstance(error, SlurmError | Refused):
-            tell_if_stalled(run, newest_commit_on_disk(run), call, watcher.note, why)
+            tell_if_stalled(run, newest_commit_on_disk(run), invocation, watcher.note, why)
         else:
-            tell(run, pass_failed(run, why, call), watcher.note)
+            tell(run, pass_failed(run, why, invocation), watcher.note)
     except (OSError, ValueError) as second:  # what spoilt the pass may spoil this too
         watcher.note(f"nobody could be told: {described(second)}")
 

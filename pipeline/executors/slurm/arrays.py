@@ -27,16 +27,16 @@ _DIGITS = 5
 
 
 def stage_submissions(
-    run: Run, call: int, number: int, tasks: Sequence[Task], chunk_size: int
+    run: Run, invocation: int, number: int, tasks: Sequence[Task], chunk_size: int
 ) -> list[Submission]:
-    """Make an array for tasks of one purpose and iteration; several if the cluster's arrays are too short."""
+    """Make an array for tasks of one job kind and iteration; several where arrays are too short."""
     made = []
     for chunk, indices in chunks_of([task.shard for task in tasks], chunk_size).items():
         mine = {index: tasks[0]._replace(shard=index + chunk * chunk_size) for index in indices}
         made.append(
             _submission(
                 run,
-                *(call, tasks[0].iteration, tasks[0].purpose, number, chunk),
+                *(invocation, tasks[0].iteration, tasks[0].job_kind, number, chunk),
                 chunk_size=chunk_size,
                 module="stages",
                 arguments=common_arguments(run, tasks[0], ATTEMPT),
@@ -48,7 +48,7 @@ def stage_submissions(
 
 
 def in_order(launches: Sequence[Launch]) -> list[list[Task]]:
-    """Group tasks by purpose and iteration; groups that others wait for come first."""
+    """Group tasks by job kind and iteration; groups that others wait for come first."""
     groups: dict[tuple[tuple[int, int], str], list[Task]] = {}
     for launch in launches:
         groups.setdefault((position(launch.task), launch.task.pool), []).append(launch.task)
@@ -60,11 +60,11 @@ def position(task: Task) -> tuple[int, int]:
     return task.iteration, (*CHAIN, Stage.EVALUATE).index(task.stage)
 
 
-def driver_submission(run: Run, call: int, iteration: int, purpose: str, number: int) -> Submission:
+def driver_submission(run: Run, invocation: int, iteration: int, job_kind: str, number: int) -> Submission:
     """Make the submission of a driver job, which advances the run."""
     return _submission(
         run,
-        *(call, iteration, purpose, number, 0),
+        *(invocation, iteration, job_kind, number, 0),
         chunk_size=1,
         module="pipeline",
         arguments=("advance", str(run.paths.root)),
@@ -75,10 +75,12 @@ def driver_submission(run: Run, call: int, iteration: int, purpose: str, number:
 
 
 def _submission(
-    run: Run, call: int, iteration: int, purpose: str, number: int, chunk: int, **content: Any
+    run: Run, invocation: int, iteration: int, job_kind: str, number: int, chunk: int, **content: Any
 ) -> Submission:
-    name = job_name(run.identity.name, run.identity.id, iteration, purpose, number, chunk)
-    return Submission(name, iteration, purpose, number, chunk, call=call, created=time.time(), **content)
+    name = job_name(run.identity.name, run.identity.id, iteration, job_kind, number, chunk)
+    return Submission(
+        name, iteration, job_kind, number, chunk, invocation=invocation, created=time.time(), **content
+    )
 
 
 def array_of(
@@ -91,7 +93,7 @@ def array_of(
     begin: str = "",
 ) -> Array:
     """Build the array job of a submission, ready to be rendered."""
-    given = resources_of(config, submission.purpose if submission.is_of_stage else DRIVER)
+    given = resources_of(config, submission.job_kind if submission.is_of_stage else DRIVER)
     return Array(
         name=submission.name,
         indices=submission.indices,
@@ -115,14 +117,14 @@ def into_log(run: Run, submission: Submission) -> list[str]:
     """
     if submission.is_of_stage:
         return []
-    log = shlex.quote(str(log_folder(run, submission) / f"{submission.purpose}.log"))
+    log = shlex.quote(str(log_folder(run, submission) / f"{submission.job_kind}.log"))
     return [f"if {{ : >>{log}; }} 2>/dev/null; then exec >>{log} 2>&1; fi"]
 
 
 def log_folder(run: Run, submission: Submission) -> Path:
-    if submission.purpose == GUARD:  # one every few minutes, so all write to one log
+    if submission.job_kind == GUARD:  # one every few minutes, so all write to one log
         return run.paths.log_root / GUARD
-    folder = f"{submission.iteration:05d}-{submission.purpose}"
+    folder = f"{submission.iteration:05d}-{submission.job_kind}"
     return run.paths.log_root / folder / f"attempt-{submission.number}"
 
 
@@ -132,7 +134,7 @@ def output_pattern(run: Run, submission: Submission) -> str:
     The chunk size is a power of ten, so that a shard's number is the chunk's digits and the padded index.
     """
     folder = literal(log_folder(run, submission))
-    if submission.purpose == Stage.PREPARE:
+    if submission.job_kind == Stage.PREPARE:
         return f"{folder}/{submission.task(0).file_stem}.log"
     padding = len(str(submission.chunk_size)) - 1
     if padding == 0:

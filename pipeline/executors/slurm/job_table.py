@@ -10,7 +10,7 @@ from pipeline.orchestrate.jobs import CommittedOf
 from pipeline.run.control import Control, read_control
 from pipeline.run.directory import Run
 from pipeline.run.failures import Failure, FailureKind
-from pipeline.run.submissions import Ledger, Submission, purpose_of
+from pipeline.run.submissions import Ledger, Submission, job_kind_of
 from pipeline.run.tasks import Task, parse_task
 from slurm.query import Element, find_by_name
 
@@ -34,9 +34,9 @@ class Snapshot:
         """Return its elements that wait or run, by array index."""
         return {e.index: e for e in self.queue.get(submission.name, ()) if is_live(e)}
 
-    def count_pending(self, purpose: str) -> int:
-        """Count the jobs of a purpose that wait in the queue."""
-        jobs = (elements for name, elements in self.queue.items() if purpose_of(name) == purpose)
+    def count_pending(self, job_kind: str) -> int:
+        """Count the jobs of a job kind that wait in the queue."""
+        jobs = (elements for name, elements in self.queue.items() if job_kind_of(name) == job_kind)
         return sum(any(map(is_pending, elements)) for elements in jobs)
 
 
@@ -104,10 +104,10 @@ class JobTable:
                 if index not in here and str(index) not in submission.state.ended:
                     yield submission, index
 
-    def pending_driver(self, iteration: int, purpose: str) -> Submission | None:
+    def pending_driver(self, iteration: int, job_kind: str) -> Submission | None:
         """Return the driver job of an iteration that waits in the queue."""
         for submission in self.submissions:
-            is_asked_for = (submission.iteration, submission.purpose) == (iteration, purpose)
+            is_asked_for = (submission.iteration, submission.job_kind) == (iteration, job_kind)
             if is_asked_for and any(map(is_pending, self.seen.queue.get(submission.name, ()))):
                 return submission
         return None
@@ -132,7 +132,7 @@ class JobTable:
         """Collect the failures of this invocation, commits that were taken back included."""
         found: dict[Task, list[Failure]] = {}
         for submission in self.submissions:
-            if submission.call == self.seen.control.call:
+            if submission.invocation == self.seen.control.invocation:
                 for failure in submission.failures(self.ledger.paths):
                     found.setdefault(failure.task, []).append(failure)
         for key, reason in self.seen.control.retracted:

@@ -67,7 +67,7 @@ class Submitter:
 
     def _hand_over(self, submission: Submission, escalation: Escalation, dependency: str, begin: str) -> str:
         """Call sbatch and return the job id. A refused request is tried again without its escalation."""
-        stage = submission.purpose if submission.is_of_stage else DRIVER
+        stage = submission.job_kind if submission.is_of_stage else DRIVER
         partitions = resources_of(self.config, stage).partition
         longest = self.longest(partitions) if escalation.time_factor > 1 else None
         array = array_of(self.run, self.config, submission, escalation, longest, dependency, begin)

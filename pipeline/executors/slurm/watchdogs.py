@@ -38,7 +38,7 @@ class Watchdogs:
         except QueueFull as error:
             self.note(f"the queue takes no guard now ({error})")
         # There is one every few minutes: what is kept of them must not grow with the run.
-        old = [s for s in self.submitter.ledger.load({0}) if s.purpose == GUARD]
+        old = [s for s in self.submitter.ledger.load({0}) if s.job_kind == GUARD]
         for watchdog in old[:-_WATCHDOGS_KEPT]:
             self.submitter.ledger.forget(watchdog)
 
@@ -52,7 +52,7 @@ class Watchdogs:
 
     def _ensure_driver(self, table: JobTable, watch: Watch) -> None:
         """One driver job waits for just these arrays: one that waits already, redirected, or a new one."""
-        driver = table.pending_driver(watch.iteration, watch.purpose)
+        driver = table.pending_driver(watch.iteration, watch.job_kind)
         if driver is not None and set(driver.state.waits_for) == set(watch.arrays):
             return
         if driver is not None:
@@ -64,8 +64,10 @@ class Watchdogs:
         self._submit(table.seen, watch)
 
     def _submit(self, seen: Snapshot, watch: Watch, begin: str = "") -> None:
-        number = self.submitter.ledger.next_number(watch.iteration, watch.purpose)
-        new = driver_submission(self.submitter.run, seen.control.call, watch.iteration, watch.purpose, number)
+        number = self.submitter.ledger.next_number(watch.iteration, watch.job_kind)
+        new = driver_submission(
+            self.submitter.run, seen.control.invocation, watch.iteration, watch.job_kind, number
+        )
         expression = watch_expression(watch.last, watch.earlier)
         submission = self.submitter.submit(new, Escalation(), expression, watch.arrays, begin)
         self.submitted.append(submission.state.job or "")
