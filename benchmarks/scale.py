@@ -23,7 +23,7 @@ from toyworld import Lease, Watcher, is_driver, task_of  # noqa: E402
 
 from benchmarks.noop import make_record  # noqa: E402
 from pipeline.config.compose import from_mapping  # noqa: E402
-from pipeline.executors.slurm.advance import one_pass  # noqa: E402
+from pipeline.executors.slurm.passes import leased_pass  # noqa: E402
 from pipeline.orchestrate.reconcile import Observation, reconcile  # noqa: E402
 from pipeline.run import journal  # noqa: E402
 from pipeline.run.commits import hash_file, publish, require_record, verify_outputs  # noqa: E402
@@ -101,7 +101,7 @@ def submitted_run(root: Path, shards: int) -> Run:
     run = make_run(root, 2, shards)
     begin_call(run.paths)
     commit(run, PREPARE)
-    timed(f"pass that submits {shards} shards", lambda: one_pass(run, Watcher([]), Lease()))
+    timed(f"pass that submits {shards} shards", lambda: leased_pass(run, Watcher([]), Lease()))
     for element in (e for e in slurm.elements() if not is_driver(e)):
         task = task_of(run, element)
         if task.stage is Stage.ROLLOUT:
@@ -113,12 +113,12 @@ def submitted_run(root: Path, shards: int) -> Run:
 
 def measure_pass(root: Path, iterations: int, shards: int) -> None:
     run = submitted_run(root, shards)
-    timed("pass that reads their commits", lambda: one_pass(run, Watcher([]), Lease()))
+    timed("pass that reads their commits", lambda: leased_pass(run, Watcher([]), Lease()))
 
 
 def measure_status(root: Path, iterations: int, shards: int) -> None:
     run = submitted_run(root, shards)
-    one_pass(run, Watcher([]), Lease())
+    leased_pass(run, Watcher([]), Lease())
     timed(f"status, {shards} shards", lambda: describe(read_status(run)))
     timed(f"plan, {shards} shards", lambda: [*describe_plan(run)])
 

@@ -163,9 +163,9 @@ def test_what_is_nobodys_fault_is_free():
 # --- in advance ---
 
 
-def decide_ahead(done=(), corrupt=None, live=(), failures=None, updated=0, horizon=2):
+def decide_ahead(done=(), corrupt=None, live=(), failures=None, updated=0, lookahead=2):
     known = done if isinstance(done, dict) else committed(*done)
-    seen = Observation(PLAN.window(updated, 0, horizon), known, corrupt or {}, set(live), failures or {})
+    seen = Observation(PLAN.window(updated, 0, lookahead), known, corrupt or {}, set(live), failures or {})
     return reconcile(PLAN, seen, 3, in_advance=True)
 
 
@@ -200,7 +200,7 @@ def test_nothing_is_launched_behind_a_commit_that_is_taken_back():
 
 def test_an_input_that_nobody_makes_is_not_waited_for():
     """Its record is gone, and it is not in the window: nothing behind it may be launched."""
-    assert launched(decide_ahead(committed(PREPARE, EVALUATE), updated=1, horizon=1)) == []
+    assert launched(decide_ahead(committed(PREPARE, EVALUATE), updated=1, lookahead=1)) == []
 
 
 # --- a simulated cluster ---
@@ -358,10 +358,10 @@ TestCluster.settings = settings(max_examples=150, stateful_step_count=60, deadli
 class ClusterWithAQueue(Cluster):
     """Tasks are launched before their inputs are there; one starts when they are, or fails if they go."""
 
-    horizon = 2
+    lookahead = 2
 
     def observe(self) -> Observation:
-        tasks = self.plan.window(*self.frontier(), self.horizon)
+        tasks = self.plan.window(*self.frontier(), self.lookahead)
         around = set(unique(*tasks, *(source for task in tasks for source in self.plan.inputs(task))))
         return Observation(
             tasks,

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from pipeline.text import exit_in_words
+
 _LAST_BYTES = 4096
 """Bytes kept of a command's standard error, to find its last line in."""
 _LONGEST_LINE = 200
@@ -72,7 +74,7 @@ def _listen(stream: IO[bytes], last: bytearray) -> None:
 
 
 def _in_words(program: str, code: int, said: bytes) -> str:
-    how = f"ended with exit code {code}" if code > 0 else f"was killed by signal {-code}"
+    how = f"{'was ' if code < 0 else ''}{exit_in_words(code)}"
     lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
     return f"{program} {how}" + (f": {lines[-1].strip()[:_LONGEST_LINE]}" if lines else "")
 

@@ -25,7 +25,7 @@ class Jobs(Protocol):
     """Attempts at tasks, as processes of one machine or as jobs of a cluster."""
 
     @property
-    def horizon(self) -> int:
+    def lookahead(self) -> int:
         """Number of iterations that are launched before their inputs are committed."""
 
     def query(self) -> None:

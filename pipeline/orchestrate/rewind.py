@@ -8,7 +8,7 @@ from pipeline.run import journal
 from pipeline.run.best import keep_best
 from pipeline.run.commits import require_record
 from pipeline.run.directory import Run, RunError
-from pipeline.run.lease import hold_patiently
+from pipeline.run.lease import hold
 from pipeline.run.packing import unpack
 from pipeline.run.plan import Plan, policy_maker
 from pipeline.run.records import find_frontier, recorded
@@ -63,7 +63,7 @@ def go_back(run: Run, point: Point, patience: float = 0.0) -> Path | None:
         LeaseHeld: a driver is at work.
     """
     check_has_pool(run.plan, point)
-    with hold_patiently(run.paths.locks, patience):
+    with hold(run.paths.locks, patience):
         return take_back(run, point)
 
 

@@ -2,7 +2,7 @@
 
 import shlex
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.config.conversion import converted, plain
@@ -31,9 +31,6 @@ class Control:
     """Pairs (task key, reason) of commits that were taken back in this call."""
     begun: float = field(default=0.0, compare=False)
     """Unix time when the call began."""
-
-    def as_failed(self) -> "Control":
-        return replace(self, has_failed=True)
 
 
 def read_control(paths: RunPaths) -> Control:

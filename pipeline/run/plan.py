@@ -98,19 +98,19 @@ class Plan:
     def evaluation_tasks(self) -> tuple[Task, ...]:
         return tuple(Task(iteration, Stage.EVALUATE) for iteration in self.evaluations())
 
-    def window(self, updated: int, evaluated: int, horizon: int = 0) -> tuple[Task, ...]:
+    def window(self, updated: int, evaluated: int, lookahead: int = 0) -> tuple[Task, ...]:
         """Return the tasks that matter now, inputs before what reads them.
 
         Args:
             updated: the newest iteration whose update is committed; -1 before prepare is.
             evaluated: how many of :meth:`evaluations` are committed.
-            horizon: iterations to include although their inputs are not there yet; 0 where nothing is
+            lookahead: iterations to include although their inputs are not there yet; 0 where nothing is
                 submitted in advance.
         """
-        if updated < 0 and not horizon:
+        if updated < 0 and not lookahead:
             return (PREPARE,)
         done = max(updated, self.start)
-        newest = min(done + horizon, self.iterations)
+        newest = min(done + lookahead, self.iterations)
         tasks = [PREPARE] if updated < 0 else []
         for iteration in range(done + 1, max(newest, min(done + 1, self.iterations)) + 1):
             tasks += [t for t in self.tasks(iteration) if t.stage is not Stage.EVALUATE]

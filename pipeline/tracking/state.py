@@ -16,7 +16,7 @@ from typing import TypeVar
 from pipeline.config.conversion import converted
 from pipeline.run.directory import Run
 from pipeline.run.durable import replace_durably
-from pipeline.run.lease import hold_patiently
+from pipeline.run.lease import hold
 from pipeline.run.paths import RunPaths
 from slurm.sharedfiles import read_newest
 
@@ -121,7 +121,7 @@ def online_lease(paths: RunPaths) -> Path:
 
 def begin_anew(paths: RunPaths) -> None:
     """Forget every row, so that all are written again, on the server to another W&B run."""
-    with hold_patiently(offline_lease(paths), _PATIENCE), hold_patiently(online_lease(paths), _PATIENCE):
+    with hold(offline_lease(paths), _PATIENCE), hold(online_lease(paths), _PATIENCE):
         write_state(paths, Online(read_online(paths).generation + 1))
         write_state(paths, Offline())
 
@@ -139,7 +139,7 @@ def rewind(paths: RunPaths, iteration: int) -> None:
     if max([online.sent, *uploaded]) > iteration:
         begin_anew(paths)
     elif max(offline.iterations, default=0) > iteration:
-        with hold_patiently(offline_lease(paths), _PATIENCE):
+        with hold(offline_lease(paths), _PATIENCE):
             write_state(paths, Offline())
 
 

@@ -59,7 +59,7 @@ class SlurmJobs:
         )
 
     @property
-    def horizon(self) -> int:
+    def lookahead(self) -> int:
         return self.launcher.config.horizon
 
     @property
