@@ -1,7 +1,6 @@
 """A run on one machine: its attempts as processes, and the loop that drives them."""
 
 import contextlib
-import os
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from pipeline.orchestrate.publish import Publisher
 from pipeline.orchestrate.reconcile import Launch, Observation
 from pipeline.process import interruptible
 from pipeline.run import journal
+from pipeline.run.attempts import new_attempt
 from pipeline.run.directory import Run
 from pipeline.run.failures import (
     DISK_EXIT,
@@ -30,12 +30,6 @@ from pipeline.text import exit_in_words
 from pipeline.tracking.tracker import open_tracker
 
 
-@dataclass(frozen=True)
-class _Attempt:
-    task: Task
-    number: int
-
-
 @dataclass
 class LocalJobs:
     """Attempts as processes of this machine. They end with the driver, and state is kept in memory only."""
@@ -44,36 +38,37 @@ class LocalJobs:
     executor: LocalExecutor
     lookahead: int = 0
     failures: dict[Task, list[Failure]] = field(default_factory=dict)
-    _attempts: dict[str, _Attempt] = field(default_factory=dict)
+    _attempts: dict[str, tuple[Task, int]] = field(default_factory=dict)
+    """Task and number of each attempt that runs, by the key of its job."""
     _ended: dict[str, JobEnd] = field(default_factory=dict)
 
     @property
     def live(self) -> Collection[Task]:
-        return {attempt.task for attempt in self._attempts.values()}
+        return {task for task, _ in self._attempts.values()}
 
     def query(self) -> None:
         self._ended |= self.executor.collect_ended()
 
     def collect_ended(self, tasks: Sequence[Task], committed_of: CommittedOf) -> list[Ended]:
         found = []
-        committed = committed_of([self._attempts[key].task for key in self._ended])
+        committed = committed_of([self._attempts[key][0] for key in self._ended])
         for key, end in self._ended.items():
-            attempt = self._attempts.pop(key)
-            if attempt.task not in committed:
-                found.append(self._explain(attempt, end))
+            task, number = self._attempts.pop(key)
+            if task not in committed:
+                found.append(self._explain(task, number, end))
         self._ended.clear()
         return found
 
-    def _explain(self, attempt: _Attempt, end: JobEnd) -> Ended:
-        log = rank_log(self.run.paths.task(attempt.task).log(attempt.number), end.rank)
+    def _explain(self, task: Task, number: int, end: JobEnd) -> Ended:
+        log = rank_log(self.run.paths.task(task).log(number), end.rank)
         unspoken = " and said nothing" if end.exit_code >= 0 else ""
         why = end.note or f"{exit_in_words(end.exit_code)}{unspoken}"
         kind = FailureKind.DISK if end.exit_code == DISK_EXIT else FailureKind.KILLED
-        unsaid = Failure(attempt.task, attempt.number, kind, why, str(log))
+        unsaid = Failure(task, number, kind, why, str(log))
         failure, suspect = explain_failure(self.run.paths, unsaid)
-        if failure is not unsaid and ranks_of(self.run.config, attempt.task) > 1:
+        if failure is not unsaid and ranks_of(self.run.config, task) > 1:
             failure, suspect = _of_ranks(failure, suspect, unsaid, end)
-        self.failures.setdefault(attempt.task, []).append(failure)
+        self.failures.setdefault(task, []).append(failure)
         return Ended(failure, suspect)
 
     def note_retracted(self, failure: Failure) -> None:
@@ -88,9 +83,9 @@ class LocalJobs:
         """Return a new attempt as a job, and the journal's event of its launch."""
         task, paths = item.task, self.run.paths
         number = last_attempt_number(paths, task) + 1
-        attempt = f"{number}-{os.urandom(4).hex()}"
+        attempt = new_attempt(number)
         key = f"{task_key(task)}#{attempt}"
-        self._attempts[key] = _Attempt(task, number)
+        self._attempts[key] = task, number
         event = journal.event_row("launched", task=task_key(task), attempt=attempt, reason=item.reason)
         arguments = stage_arguments(self.run, task, number, attempt)
         log = paths.task(task).log(number)

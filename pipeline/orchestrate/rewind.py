@@ -19,7 +19,8 @@ from pipeline.run.tasks import Stage, Task, task_key
 from pipeline.tracking.state import rewind
 from slurm.sharedfiles import is_there
 
-_ORDER = (Stage.ROLLOUT, Stage.SCORE, Stage.REWARD, Stage.UPDATE, Stage.EVALUATE)
+_STAGES = tuple(Stage)[1:]
+"""Stages of an iteration, in order."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ def parse_point(text: str) -> Point:
     """Read ``STAGE`` or ``STAGE@ITERATION``; STAGE may be ``score-POOL``. Raises RunError."""
     name, _, iteration = text.partition("@")
     stage, _, pool = name.partition("-")
-    names = ", ".join(stage for stage in _ORDER if stage is not Stage.SCORE)
-    if stage not in _ORDER or (pool and stage != Stage.SCORE) or name.endswith("-"):
+    names = ", ".join(stage for stage in _STAGES if stage is not Stage.SCORE)
+    if stage not in _STAGES or (pool and stage != Stage.SCORE) or name.endswith("-"):
         raise RunError(
             f"--from {text}: no stage {name!r}; write STAGE or STAGE@ITERATION, stages: {names}; "
             "of a run with pools also score and score-POOL"
@@ -140,7 +141,7 @@ def superseded(plan: Plan, point: Point, at_hand: int) -> list[Task]:
     assert point.iteration is not None
     tasks = []
     for iteration in range(at_hand, point.iteration - 1, -1):
-        stages = _ORDER if iteration > point.iteration else _ORDER[_ORDER.index(point.stage) :]
+        stages = _STAGES if iteration > point.iteration else _STAGES[_STAGES.index(point.stage) :]
         if point.stage is Stage.EVALUATE:
             stages = (Stage.EVALUATE,)
         tasks += [task for task in reversed(plan.tasks(iteration)) if task.stage in stages]

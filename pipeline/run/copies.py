@@ -7,14 +7,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import xxhash
-
 from pipeline.run.commits import CorruptData, FileEntry, Record, check_digest
 from pipeline.run.directory import RunError
-from pipeline.run.durable import digest_file, fsync_path
+from pipeline.run.durable import digest_file, flush, fsync_path, hash_stream
 from pipeline.run.paths import RunPaths
 
-_CHUNK = 1 << 22
 _CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 """Errors of link: another filesystem, one that has no hard links, or too many links to this file."""
 
@@ -83,11 +80,7 @@ def _as_committed(paths: RunPaths) -> Iterator[None]:
 
 def _copy(source: Path, target: Path) -> tuple[int, str]:
     """Copy a file durably. Returns size and xxh3_128 of what was copied."""
-    digest, size = xxhash.xxh3_128(), 0
     with source.open("rb") as reader, target.open("xb") as writer:
-        while chunk := reader.read(_CHUNK):
-            digest.update(chunk)
-            size += writer.write(chunk)
-        writer.flush()
-        os.fsync(writer.fileno())
-    return size, digest.hexdigest()
+        found = hash_stream(reader, writer)
+        flush(writer)
+    return found

@@ -33,15 +33,12 @@ class Plan:
             return (*first, Task(iteration, Stage.EVALUATE)) if self.evaluates(iteration) else first
         shards = range(self.num_shards)
         stages = [Task(iteration, Stage.ROLLOUT, shard) for shard in shards]
-        stages += [task for pool in self.pools for task in self._scores(iteration, pool)]
+        stages += [Task(iteration, Stage.SCORE, shard, pool) for pool in self.pools for shard in shards]
         stages += [Task(iteration, Stage.REWARD, shard) for shard in shards]
         stages += [Task(iteration, Stage.UPDATE)]
         if self.evaluates(iteration):
             stages += [Task(iteration, Stage.EVALUATE)]
         return tuple(stages)
-
-    def _scores(self, iteration: int, pool: str) -> list[Task]:
-        return [Task(iteration, Stage.SCORE, shard, pool) for shard in range(self.num_shards)]
 
     @property
     def purposes(self) -> tuple[str, ...]:

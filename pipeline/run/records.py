@@ -1,5 +1,6 @@
 """Commit records on disk, read for the current iterations, and how far a run has come."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -173,13 +174,11 @@ def find_frontier(plan: Plan, paths: RunPaths) -> Frontier:
     """
     if not is_committed(paths, PREPARE):
         return Frontier(-1, 0)
-    first, left = plan.start + 1, plan.iterations - plan.start
-    updated = plan.start + _count_true(left, lambda i: is_committed(paths, Task(first + i, Stage.UPDATE)))
+    iterations = range(plan.start + 1, plan.iterations + 1)
+    updated = plan.start + _count_committed(paths, Stage.UPDATE, iterations)
     updated = _before_gap(plan, paths, updated)
     evaluations = plan.evaluations()
-    evaluated = _count_true(
-        len(evaluations), lambda i: is_committed(paths, Task(evaluations[i], Stage.EVALUATE))
-    )
+    evaluated = _count_committed(paths, Stage.EVALUATE, evaluations)
     if evaluated < len(evaluations):
         lagging = evaluations[evaluated]
         if plan.start < lagging <= updated and not is_committed(paths, Task(lagging, Stage.UPDATE)):
@@ -209,16 +208,9 @@ def newest_row(rows: Sequence[Mapping[str, Any]], start: int) -> int:
     return max(numbers, default=start)
 
 
-def _count_true(size: int, holds: Callable[[int], bool]) -> int:
-    """Count the positions that hold by binary search, given that all that hold are leading."""
-    low, high = 0, size
-    while low < high:
-        middle = (low + high) // 2
-        if holds(middle):
-            low = middle + 1
-        else:
-            high = middle
-    return low
+def _count_committed(paths: RunPaths, stage: Stage, iterations: Sequence[int]) -> int:
+    """Count the iterations of which ``stage`` is committed by binary search, given that these come first."""
+    return bisect_left(iterations, True, key=lambda i: not is_committed(paths, Task(i, stage)))
 
 
 def newest_commit(records: Records) -> float:

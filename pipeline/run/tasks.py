@@ -10,7 +10,7 @@ PURPOSE_PATTERN = r"[a-z]+(?:-[a-z][a-z0-9_]*)?"
 
 
 class Stage(StrEnum):
-    """Kind of work that a task does."""
+    """Kind of work that a task does, in the order of an iteration."""
 
     PREPARE = "prepare"
     """Check and tokenisation of the prompts, and measurement of reward normalisation, once per run."""
@@ -30,6 +30,21 @@ class Stage(StrEnum):
     def is_sharded(self) -> bool:
         """Whether an iteration has one task of this stage per shard (and pool)."""
         return self in (Stage.ROLLOUT, Stage.SCORE, Stage.REWARD)
+
+    @property
+    def generates(self) -> bool:
+        """Whether its tasks generate responses: they stop when they are warned, with their progress saved."""
+        return self in (Stage.ROLLOUT, Stage.EVALUATE)
+
+    @property
+    def scores(self) -> bool:
+        """Whether its tasks score the responses of a shard."""
+        return self in (Stage.SCORE, Stage.REWARD)
+
+    @property
+    def position(self) -> int:
+        """Place in the order of an iteration: no task reads what a later stage makes."""
+        return list(Stage).index(self)
 
 
 class Task(NamedTuple):

@@ -1,12 +1,12 @@
 """Where a run on Slurm stands: its submissions and commits on disk, matched with one look at the queue."""
 
-import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.executors.slurm.queue import Queue, is_live, look_at_queue
+from pipeline.run.attempts import AttemptId
 from pipeline.run.commits import Record
 from pipeline.run.control import Control, read_control
 from pipeline.run.directory import Run
@@ -17,8 +17,6 @@ from slurm.query import Element
 from slurm.states import Phase, SlurmState, phase_of, reason_in_words
 
 _BEHIND_OTHERS = "Priority"
-_RESTARTS = re.compile(r"\d+-\d+r(\d+)")
-"""Pattern of the restart count in the id of an attempt, see :mod:`slurm.element`."""
 _NO_FAULT = frozenset({SlurmState.COMPLETED, SlurmState.CANCELLED})
 
 
@@ -121,8 +119,7 @@ class TaskFacts:
     @property
     def requeues(self) -> int:
         if self.record:
-            found = _RESTARTS.fullmatch(self.record.attempt)
-            return int(found[1]) if found else 0
+            return AttemptId.parse(self.record.attempt).restart
         return (self.element.restarts or 0) if self.element else 0
 
     def queue_seconds(self, now: float) -> float | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.config.job_kinds import DRIVERS
 from pipeline.metrics.terminal import Row
+from pipeline.run.attempts import AttemptId
 from pipeline.run.submissions import purpose_of
 from pipeline.run.tasks import parse_task
 from pipeline.status.text import describe_row
@@ -66,7 +67,7 @@ def _unknown(event: Event) -> Happening:
 def _launched(event: Event) -> Happening:
     task = parse_task(event["task"])
     where = f"iteration {task.iteration} {task.purpose}" if task.iteration else task.purpose
-    number = int(str(event["attempt"]).partition("-")[0])
+    number = AttemptId.parse(event["attempt"]).number
     again = f", attempt {number}" if number > 1 else ""
     return Happening(event["time"], f"launched {where}{again}", group="task")
 

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.run.attempts import AttemptId
 from pipeline.run.commits import Record
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import Task, parse_task
@@ -42,7 +43,7 @@ def last_attempts(events: Sequence[Mapping[str, Any]]) -> dict[str, Attempt]:
         if kind == "driver_started":
             found = {key: attempt for key, attempt in found.items() if attempt.has_failed}
         elif kind == "launched":
-            found[key] = Attempt(int(str(event["attempt"]).partition("-")[0]), event["time"])
+            found[key] = Attempt(AttemptId.parse(event["attempt"]).number, event["time"])
         elif kind == "failed":
             found[key] = Attempt(int(event["attempt"]), event["time"], has_failed=True)
     return found
