@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -32,7 +33,6 @@ from pipeline.run.directory import Run, create_run  # noqa: E402
 from pipeline.run.lineage import find_break  # noqa: E402
 from pipeline.run.packing import pack, unpack  # noqa: E402
 from pipeline.run.plan import Plan  # noqa: E402
-from pipeline.run.records import Committed  # noqa: E402
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key  # noqa: E402
 from pipeline.status.plan import describe_plan  # noqa: E402
 from pipeline.status.snapshot import describe, read_status  # noqa: E402
@@ -50,6 +50,13 @@ def main() -> None:
     for part in given.part:
         with tempfile.TemporaryDirectory() as scratch:
             PARTS[part](Path(scratch) / "run", given.iterations, given.shards)
+
+
+class Committed(NamedTuple):
+    """What reconcile reads of a commit record."""
+
+    fingerprint: str
+    inputs: dict[str, str]
 
 
 def timed(what: str, act: Callable[[], object]) -> None:

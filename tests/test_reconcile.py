@@ -1,5 +1,7 @@
 """reconcile: from what is committed and live to what to do next: a table, then a simulated cluster."""
 
+from typing import NamedTuple
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -15,8 +17,15 @@ from pipeline.orchestrate.reconcile import (
 )
 from pipeline.run.failures import Failure, FailureKind, GiveUp
 from pipeline.run.plan import Plan, policy_maker, unique
-from pipeline.run.records import Committed
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
+
+
+class Committed(NamedTuple):
+    """What reconcile reads of a commit record."""
+
+    fingerprint: str
+    inputs: dict[str, str]
+
 
 PLAN = Plan(iterations=3, num_shards=2, evaluate_every=2)
 ROLLOUTS = (Task(1, Stage.ROLLOUT, 0), Task(1, Stage.ROLLOUT, 1))

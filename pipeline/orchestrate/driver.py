@@ -107,7 +107,7 @@ class Driver:
         tasks = self._read_commits()
         for ended in jobs.collect_ended(tasks, records.published):
             self._record_failure(ended)
-        return Observation(tasks, records.committed(), dict(records.corrupt), jobs.live, jobs.failures)
+        return Observation(tasks, dict(records.known), dict(records.corrupt), jobs.live, jobs.failures)
 
     def act(self, actions: Actions, seen: Observation) -> None:
         """Carry out the decisions. Retracting comes first: a launch must not see what is being taken back."""

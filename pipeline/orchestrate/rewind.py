@@ -149,16 +149,9 @@ def superseded(plan: Plan, point: Point, at_hand: int) -> list[Task]:
     return [task for task in tasks if task.iteration > point.iteration or task.pool not in others]
 
 
-def trim_spans(run: Run, iteration: int, folder: Path) -> None:
-    """Remove the spans from ``iteration`` on from spans.jsonl, after a copy of it was put into ``folder``."""
-    if is_there(run.paths.spans):
-        lines = journal.read(run.paths.spans)
-        journal.rewrite(folder / run.paths.spans.name, lines)
-        journal.rewrite(run.paths.spans, (line for line in lines if line.get("iteration", 0) < iteration))
-
-
 def trim_rows(run: Run, iteration: int, folder: Path) -> None:
-    """Remove the rows from ``iteration`` on from metrics.jsonl, and the best policy if it was one of them.
+    """Remove rows and spans from ``iteration`` on, and the best policy if it was one of these; copies of the
+    files go into ``folder``.
 
     The folder of published rows moves as a whole: a driver that lost its lease may still write there.
     """
@@ -169,7 +162,10 @@ def trim_rows(run: Run, iteration: int, folder: Path) -> None:
         return
     journal.rewrite(folder / run.paths.metrics.name, rows)
     journal.rewrite(run.paths.metrics, kept)
-    trim_spans(run, iteration, folder)
+    if is_there(run.paths.spans):
+        spans = journal.read(run.paths.spans)
+        journal.rewrite(folder / run.paths.spans.name, spans)
+        journal.rewrite(run.paths.spans, (line for line in spans if line.get("iteration", 0) < iteration))
     rewind(run.paths, int(kept[-1]["iteration"]) if kept else run.plan.start)
     best = read_best(run.paths)
     if best and best["iteration"] >= iteration:

@@ -48,7 +48,8 @@ class RowWriter:
             compared: how many of the newest lines to compare with what was published; each costs a read.
         """
         make_folder(paths.rows)  # lists the run's folder: what another machine replaced in it is known then
-        book = RowWriter(paths, [], first, _open_folder(paths), _open_file(paths), 0)
+        folder = persistently(paths.rows, lambda: os.open(paths.rows, os.O_RDONLY))
+        book = RowWriter(paths, [], first, folder, _open_file(paths), 0)
         with naming(paths.metrics):
             content = _read(book._file)
         book._take_up(content, compared)
@@ -136,10 +137,6 @@ class RowWriter:
 
 def _name(number: int) -> str:
     return f"{number:05d}.json"
-
-
-def _open_folder(paths: RunPaths) -> int:
-    return persistently(paths.rows, lambda: os.open(paths.rows, os.O_RDONLY))
 
 
 def _open_file(paths: RunPaths) -> int:

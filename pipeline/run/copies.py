@@ -53,8 +53,10 @@ def check_is_vacant(target: Path) -> None:
 def copy_verified(paths: RunPaths, record: Record, entry: FileEntry, target: Path) -> None:
     """Copy a committed file, durably. Raises RunError when it is not what was committed."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _as_committed(paths):
-        check_digest(record, entry, *_copy(paths.root / entry.path, target))
+    with _as_committed(paths), (paths.root / entry.path).open("rb") as source, target.open("xb") as copy:
+        found = hash_stream(source, copy)
+        flush(copy)
+        check_digest(record, entry, *found)
 
 
 def link_verified(paths: RunPaths, record: Record, entry: FileEntry, target: Path) -> None:
@@ -76,11 +78,3 @@ def _as_committed(paths: RunPaths) -> Iterator[None]:
         yield
     except (CorruptData, FileNotFoundError) as error:
         raise RunError(f"{paths.root} holds no longer what was committed: {error}") from None
-
-
-def _copy(source: Path, target: Path) -> tuple[int, str]:
-    """Copy a file durably. Returns size and xxh3_128 of what was copied."""
-    with source.open("rb") as reader, target.open("xb") as writer:
-        found = hash_stream(reader, writer)
-        flush(writer)
-    return found

@@ -159,7 +159,9 @@ def check_is_free(paths: RunPaths, own: Lease | None = None) -> None:
     """
     if is_there(paths.run_json):
         holder = None if own else holder_of(paths.locks)
-        if holder or is_there(paths.task(PREPARE).record) or _is_queued(paths) or _is_fork(paths):
+        # A fork has no prompts yet, but a committed policy from the start.
+        is_begun = is_there(paths.task(PREPARE).record) or is_there(paths.policies)
+        if holder or is_begun or _is_queued(paths):
             raise RunError(
                 f"{paths.root} already holds a run. To continue it: slurm-ppo resume {paths.root}. "
                 "To start another: choose run_dir=... or name=..." + (f" ({holder})" if holder else "")
@@ -189,11 +191,6 @@ def _is_seen(path: Path) -> bool:
     with contextlib.suppress(PermissionError):
         return path.exists()
     return False
-
-
-def _is_fork(paths: RunPaths) -> bool:
-    """Whether a run without prepared prompts is a fork, which has a committed policy from the start."""
-    return is_there(paths.policies) and not is_there(paths.task(PREPARE).record)
 
 
 def _is_queued(paths: RunPaths) -> bool:
@@ -251,13 +248,9 @@ def load_run(root: Path) -> Run:
         identity = converted(Identity, json.loads(read_shared(paths.run_json)))
         text = read_newest(paths.config_yaml).decode()
     except (FileNotFoundError, NotADirectoryError) as error:
-        why = (
-            f"it holds no {Path(str(error.filename)).name}"
-            if root.is_dir()
-            else "it is a file"
-            if root.exists()
-            else "nothing is there"
-        )
+        why = "it is a file" if root.exists() else "nothing is there"
+        if root.is_dir():
+            why = f"it holds no {Path(str(error.filename)).name}"
         raise RunError(
             f"{shown(root)} is not a run directory: {why}{near_runs(root)}. "
             "Start a run with: slurm-ppo run experiment=... run_dir=..."

@@ -19,8 +19,8 @@ _TAIL_BYTES = 1 << 16
 """Bytes read from the end of metrics.jsonl, which hold more than its last row."""
 
 
-class Lineage(Protocol):
-    """Fingerprints of a commit and of the inputs that it was made from; a commit record has them."""
+class Committed(Protocol):
+    """Part of a commit record that decisions need: the fingerprints of the commit, and of its inputs as read."""
 
     @property
     def fingerprint(self) -> str: ...
@@ -29,16 +29,7 @@ class Lineage(Protocol):
     def inputs(self) -> Mapping[str, str]: ...
 
 
-@dataclass(frozen=True)
-class Committed:
-    """Part of a commit record that reconcile needs to know."""
-
-    fingerprint: str
-    inputs: Mapping[str, str]
-    """Fingerprint of each input when it was read, by task key."""
-
-
-def stale_because(task: Task, inputs: Sequence[Task], committed: Mapping[Task, Lineage]) -> str | None:
+def stale_because(task: Task, inputs: Sequence[Task], committed: Mapping[Task, Committed]) -> str | None:
     """Return why a commit is stale, or None.
 
     Inputs that were not observed, or are being computed again, count as unchanged: if the repetition gives
@@ -87,9 +78,6 @@ class Records:
         record = self.get(task)
         if record is not None:
             self._check(record, verify_outputs)
-
-    def committed(self) -> dict[Task, Committed]:
-        return {task: Committed(r.fingerprint, r.inputs) for task, r in self.known.items()}
 
     def forget(self, task: Task) -> None:
         for found in (self.known, self.corrupt, self.damaged):

@@ -40,7 +40,7 @@ def look_ahead(run: Run) -> Outlook:
     if is_there:
         records.refresh([*tasks, *(source for task in tasks for source in plan.inputs(task))])
     live, unanswered = _live(run, tasks) if is_there and is_on_slurm else (set(), None)
-    seen = Observation(tasks, records.committed(), records.corrupt, live, {})
+    seen = Observation(tasks, records.known, records.corrupt, live, {})
     actions = reconcile(plan, seen, config.max_attempts, in_advance=is_on_slurm)
     return Outlook(plan, frontier, seen, actions, unanswered)
 
@@ -176,7 +176,7 @@ def _outstanding(run: Run, tasks: Sequence[Task]) -> Mapping[Task, str]:
     inputs = {task: run.plan.inputs(task) for task in tasks}
     records = Records(run.paths)
     records.refresh([PREPARE, *tasks, *(source for sources in inputs.values() for source in sources)])
-    committed = records.committed()
+    committed = records.known
     reasons: dict[Task, str] = {}
     for task in tasks:
         if task in records.corrupt:
