@@ -15,14 +15,7 @@ from pipeline.process import interruptible
 from pipeline.run import journal
 from pipeline.run.attempts import new_attempt
 from pipeline.run.directory import Run
-from pipeline.run.failures import (
-    DISK_EXIT,
-    Failure,
-    FailureKind,
-    GiveUp,
-    explain_failure,
-    last_attempt_number,
-)
+from pipeline.run.failures import DISK_EXIT, Failure, FailureKind, explain_failure, last_attempt_number
 from pipeline.run.invocation import stage_arguments
 from pipeline.run.lease import HEARTBEAT_SECONDS, Lease, hold
 from pipeline.run.tasks import URGENCY, Stage, Task, task_key
@@ -94,9 +87,6 @@ class LocalJobs:
 
     def update_dependencies(self, seen: Observation) -> None:
         """Do nothing: jobs of this machine have no dependencies."""
-
-    def give_up(self, given_up: Sequence[GiveUp]) -> None:
-        """Do nothing: the driver then ends, and cancels what is queued and what runs."""
 
 
 def ranks_of(config: Config, task: Task) -> int:

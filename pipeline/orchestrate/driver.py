@@ -110,15 +110,15 @@ class Driver:
         return Observation(tasks, dict(records.known), dict(records.corrupt), jobs.live, jobs.failures)
 
     def act(self, actions: Actions, seen: Observation) -> None:
-        """Carry out the decisions. Retracting comes first: a launch must not see what is being taken back."""
+        """Carry out the decisions. Retracting comes first: a launch must not see what is being taken back. A
+        run of which something is given up stops, and whoever makes the pass withdraws what waits.
+        """
         if actions.retract:
             self._take_back(actions.retract)
-        if actions.give_up:
-            self.jobs.give_up(actions.give_up)
-            return
         if actions.launch:
             self.jobs.launch(actions.launch, seen)
-        self.jobs.update_dependencies(seen)
+        if not actions.give_up:
+            self.jobs.update_dependencies(seen)
 
     def keep_books(self, tasks: Sequence[Task]) -> None:
         """Write the rows that are due, remove what is not to be kept, and pack old iterations."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pipeline.orchestrate.reconcile import Launch, Observation
-from pipeline.run.failures import Failure, GiveUp
+from pipeline.run.failures import Failure
 from pipeline.run.tasks import Task
 
 CommittedOf = Callable[[Collection[Task]], Collection[Task]]
@@ -50,6 +50,3 @@ class Jobs(Protocol):
 
     def update_dependencies(self, seen: Observation) -> None:
         """Correct the dependencies of pending jobs. Called after launching."""
-
-    def give_up(self, given_up: Sequence[GiveUp]) -> None:
-        """Withdraw pending jobs of a run that cannot go on: none of them needs to start."""

@@ -20,7 +20,7 @@ _TAIL_BYTES = 1 << 16
 
 
 class Committed(Protocol):
-    """Part of a commit record that decisions need: the fingerprints of the commit, and of its inputs as read."""
+    """Part of a commit record that decisions need: fingerprints of the commit, and of its inputs as read."""
 
     @property
     def fingerprint(self) -> str: ...
