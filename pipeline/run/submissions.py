@@ -13,6 +13,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from pipeline.config.conversion import converted, plain
 from pipeline.config.job_kinds import DRIVERS
@@ -58,15 +61,15 @@ class Submission:
     name: str
     """Job name: unique, so that the job can be found by it."""
     iteration: int
-    purpose: str
+    purpose: Annotated[str, Field(alias="purpose")]
     """Purpose of its tasks, or which driver job it is."""
     number: int
     """Number among the submissions of a purpose in an iteration; names the folder of the logs."""
     chunk: int
     """Part of an array that is split, being longer than allowed: index + chunk * chunk_size is the shard."""
     chunk_size: int
-    call: int
-    """Number of the call of submit, run or resume that it belongs to."""
+    call: Annotated[int, Field(alias="call")]
+    """Number of the invocation of submit, run or resume that it belongs to."""
     created: float
     module: str
     arguments: tuple[str, ...]
@@ -206,9 +209,9 @@ def age(submission: Submission) -> float:
 
 
 def read_limits_of(paths: RunPaths) -> ClusterLimits:
-    """Return the cluster's limits, asked once in each call of submit, run or resume, and kept on disk."""
+    """Return the cluster's limits, asked once in each invocation of submit, run or resume, and kept."""
     path, call = paths.slurm / "cluster.json", read_control(paths).call
-    # Where the file is spoilt, or of another call, the cluster is asked again.
+    # Where the file is spoilt, or of another invocation, the cluster is asked again.
     with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
         kept = unsealed(read_newest(path))
         if kept["call"] == call:
