@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from pipeline.config.job_kinds import DRIVER
+from pipeline.config.job_kinds import DRIVER, parts_of
 from pipeline.config.types import (
     EnvironmentName,
     Gpus,
@@ -248,12 +248,12 @@ SchedulerConfig = Annotated[LocalConfig | SlurmConfig, Field(discriminator="kind
 
 def key_of(purpose: str) -> str:
     """Return the key of a purpose's resources: scheduler.reward, or scheduler.pools.big for score-big."""
-    return f"scheduler.pools.{pool}" if (pool := purpose.partition("-")[2]) else f"scheduler.{purpose}"
+    return f"scheduler.pools.{pool}" if (pool := parts_of(purpose)[1]) else f"scheduler.{purpose}"
 
 
 def resources_of(config: SlurmConfig, purpose: str) -> ResourcesConfig:
     """Return a purpose's resources (a stage, score-POOL, driver), with the scheduler's settings filled in."""
-    pool = purpose.partition("-")[2]
+    pool = parts_of(purpose)[1]
     given: ResourcesConfig = config.pools[pool] if pool else getattr(config, purpose)
     # Driver jobs call sbatch, which images for training do not have.
     container = None if purpose == DRIVER else config.container

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
-from pipeline.config.scheduler import ResourcesConfig, SlurmConfig
+from pipeline.config.job_kinds import parts_of
+from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, key_of
 from pipeline.metrics.advice_input import (
     LOOK_BACK,
     MIN_ROWS,
@@ -58,7 +59,7 @@ def _share_of_iteration(evidence: Evidence, purpose: str) -> float | None:
 
 def _faster(evidence: Evidence, purpose: str) -> str:
     config = evidence.config
-    key, on_slurm = _key(purpose), isinstance(config.scheduler, SlurmConfig)
+    key, on_slurm = key_of(purpose), isinstance(config.scheduler, SlurmConfig)
     if purpose == Stage.UPDATE:
         ranks = f"{key}.nodes or {key}.ntasks_per_node" if on_slurm else f"{key}.ranks"
         return f"raise {ranks} or update.tokens_per_micro_batch, set update.remove_padding=true"
@@ -69,12 +70,6 @@ def _faster(evidence: Evidence, purpose: str) -> str:
         return f"{shards}{engine}, raise rollout.tokens_per_batch (vllm: rollout.vllm.max_num_seqs)"
     engine = "" if config.reward.engine == "vllm" else ", set reward.engine=vllm"
     return f"{shards}{engine}, raise reward.tokens_per_batch, or score large models in scheduler.pools"
-
-
-def _key(purpose: str) -> str:
-    """Return the key of the configuration that says where a purpose runs."""
-    _, _, pool = purpose.partition("-")
-    return f"scheduler.pools.{pool}" if pool else f"scheduler.{purpose}"
 
 
 _GAP_SHARE = 0.5
@@ -92,7 +87,7 @@ def queue_bound(evidence: Evidence) -> Findings:
         what = "{} waited and {} run, summed over jobs, in the last iterations; most for {}".format(
             *seconds, purpose
         )
-        key = _key(purpose if purpose in _purposes(evidence) else Stage.ROLLOUT)
+        key = key_of(purpose if purpose in _purposes(evidence) else Stage.ROLLOUT)
         title = "jobs wait longer in the queue than they run"
         names = (f"slurm/queue_seconds/{purpose}", f"slurm/run_seconds/{purpose}")
         remedy = remedy.format(f"name several partitions in {key}.partition", key)
@@ -100,7 +95,7 @@ def queue_bound(evidence: Evidence) -> Findings:
     elif not ran and (gap := _gap(evidence)) > _GAP_SHARE:
         what = f"no stage runs for {percent(gap)} of an iteration (medians of the last {WINDOW})"
         title = "the run waits in the queue most of the time"
-        key = _key(Stage.ROLLOUT)
+        key = key_of(Stage.ROLLOUT)
         remedy = remedy.format(f"name several partitions in {key}.partition and of the other stages", key)
         yield Advice(Severity.WARNING, Rule.QUEUE_BOUND, title, what, remedy, ("seconds/iteration",))
 
@@ -221,7 +216,7 @@ def slow_node(evidence: Evidence) -> Findings:
                 f"its {purpose} tasks take {median(found.values()):.1f} times as long as those elsewhere "
                 f"(median of {len(found)} iterations, {min(found)} to {max(found)})"
             )
-            remedy = f"set {_key(purpose)}.exclude={node}, and tell the administrators"
+            remedy = f"set {key_of(purpose)}.exclude={node}, and tell the administrators"
             title, names = f"node {node} is slow", (f"seconds/{purpose}",)
             yield Advice(Severity.WARNING, Rule.SLOW_NODE, title, what, remedy, names)
 
@@ -296,7 +291,7 @@ def memory(evidence: Evidence) -> Findings:
         used, limit = found.middle * given.ntasks_per_node, parse_memory(given.mem) / 1024
         if used > _NEAR_LIMIT * limit:
             what = f"{number(used)} GiB of {number(limit)} in {found.span}"
-            remedy = f"raise {_key(purpose)}.mem={given.mem}"
+            remedy = f"raise {key_of(purpose)}.mem={given.mem}"
             title = f"{purpose} tasks are about to run out of memory"
             yield Advice(Severity.WARNING, Rule.MEMORY, title, what, remedy, (found.name,))
 
@@ -305,7 +300,7 @@ def _resources(evidence: Evidence, purpose: str) -> ResourcesConfig | None:
     scheduler = evidence.config.scheduler
     if not isinstance(scheduler, SlurmConfig):
         return None
-    stage, _, pool = purpose.partition("-")
+    stage, pool = parts_of(purpose)
     if pool:
         return scheduler.pools.get(pool)
     of_stage = {

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pipeline.config.job_kinds import parts_of
 from pipeline.run import journal
 from pipeline.run.best import keep_best
 from pipeline.run.commits import require_record
@@ -40,7 +41,7 @@ class Point:
 def parse_point(text: str) -> Point:
     """Read ``STAGE`` or ``STAGE@ITERATION``; STAGE may be ``score-POOL``. Raises RunError."""
     name, _, iteration = text.partition("@")
-    stage, _, pool = name.partition("-")
+    stage, pool = parts_of(name)
     names = ", ".join(stage for stage in _STAGES if stage is not Stage.SCORE)
     if stage not in _STAGES or (pool and stage != Stage.SCORE) or name.endswith("-"):
         raise RunError(

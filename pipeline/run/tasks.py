@@ -5,6 +5,8 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
+from pipeline.config.job_kinds import parts_of
+
 PURPOSE_PATTERN = r"[a-z]+(?:-[a-z][a-z0-9_]*)?"
 """Pattern of a task's or driver job's purpose: at most one dash, then a pool's name that starts with a-z."""
 
@@ -111,7 +113,7 @@ def task_of(iteration: int, purpose: str, shard: int = 0) -> Task:
 @lru_cache(maxsize=64)
 def _stage_and_pool(purpose: str) -> tuple[Stage, str]:
     """Split a purpose; cached, since a submission of thousands of shards asks for each. Raises ValueError."""
-    name, _, pool = purpose.partition("-")
+    name, pool = parts_of(purpose)
     stage = Stage(name)
     if not re.fullmatch(PURPOSE_PATTERN, purpose) or bool(pool) != (stage is Stage.SCORE):
         raise ValueError(f"{purpose!r} is not a stage such as 'rollout' or 'score-POOL'")

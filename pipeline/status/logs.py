@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from pipeline.config.job_kinds import DRIVER, EVALUATION_DRIVER, GUARD
+from pipeline.config.job_kinds import DRIVER, EVALUATION_DRIVER, GUARD, parts_of
 from pipeline.config.scheduler import SlurmConfig
 from pipeline.executors.slurm.queue import look_at_queue
 from pipeline.run import journal
@@ -48,7 +48,7 @@ class Choice:
 
     def takes(self, iteration: int, purpose: str) -> bool:
         of_drivers = self.purpose == DRIVER and purpose in _DRIVERS
-        of_pools = self.purpose == Stage.SCORE and purpose.partition("-")[0] == Stage.SCORE
+        of_pools = self.purpose == Stage.SCORE and parts_of(purpose)[0] == Stage.SCORE
         is_purpose = self.purpose in (None, purpose) or of_drivers or of_pools
         return is_purpose and self.iteration in (None, iteration)
 
@@ -88,7 +88,7 @@ class Log:
     def name(self) -> str:
         """Short name, for the beginning of a line."""
         parts = [f"{self.purpose}@{self.iteration}" if self.iteration else self.purpose]
-        if self.purpose.partition("-")[0] in (Stage.ROLLOUT, Stage.SCORE, Stage.REWARD):
+        if parts_of(self.purpose)[0] in [stage for stage in Stage if stage.is_sharded]:
             parts.append(str(self.shard))
         if rank := self.path.stem.partition(".rank-")[2]:
             parts.append(f"rank {rank}")

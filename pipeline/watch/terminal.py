@@ -16,6 +16,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from pipeline.config.job_kinds import parts_of
 from pipeline.watch.look import Lane, Look
 from pipeline.watch.reading import SILENT_SECONDS, Reading, Wish
 from pipeline.watch.screen import Page, View, chosen, screen, to_ascii
@@ -139,7 +140,7 @@ def pressed(view: View, look: Look | None, key: str) -> View:
         index = max(0, min(len(lanes) - 1, lanes.index(now) + step))
         return replace(view, selected=lanes[index].key)
     stage = STAGE_KEYS.get(key)
-    found = next((lane for lane in _after(lanes, now) if lane.key[1].partition("-")[0] == stage), None)
+    found = next((lane for lane in _after(lanes, now) if parts_of(lane.key[1])[0] == stage), None)
     return replace(view, selected=found.key) if found else view
 
 
