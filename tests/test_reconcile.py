@@ -15,7 +15,7 @@ from pipeline.orchestrate.reconcile import (
     reason_to_launch,
     reconcile,
 )
-from pipeline.run.failures import Failure, FailureKind, GiveUp
+from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.plan import Plan, policy_maker, unique
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 
@@ -119,7 +119,7 @@ def test_what_was_made_from_another_result_is_stale():
 def test_three_errors_are_enough():
     failures = failed(ROLLOUTS[0], *[FailureKind.ERROR, FailureKind.KILLED, FailureKind.ERROR])
     actions = decide([PREPARE, EVALUATE], failures=failures)
-    assert actions.give_up == (GiveUp(ROLLOUTS[0], failures[ROLLOUTS[0]][-1]),)
+    assert actions.give_up == (failures[ROLLOUTS[0]][-1],)
     assert actions.launch == ()  # nothing new is begun in a run that stops
 
 
@@ -234,7 +234,7 @@ class Cluster(RuleBasedStateMachine):
         self.corrupt: dict[Task, str] = {}
         self.live: set[Task] = set()
         self.failures: dict[Task, list[Failure]] = {}
-        self.given_up: tuple[GiveUp, ...] = ()
+        self.given_up: tuple[Failure, ...] = ()
         self.rot_left = 6
         self.rotted: set[Task] = set()
         self.change_left = 4
@@ -282,7 +282,7 @@ class Cluster(RuleBasedStateMachine):
         assert reconcile(self.plan, seen, MAX_ATTEMPTS) == actions
         if actions.give_up:
             assert actions.launch == ()
-            assert all(self.failures[item.task][-1] == item.failure for item in actions.give_up)
+            assert all(self.failures[item.task][-1] == item for item in actions.give_up)
             self.given_up = actions.give_up
         for retract in actions.retract:
             assert self.exists(retract.task)

@@ -28,7 +28,7 @@ def say_how_it_ended(run: Run, done: Pass, otherwise: str = "") -> int:
         return 0
     if done.outcome is Outcome.FAILED:
         print(failure_block(run, done.given_up), file=sys.stderr)
-        return 2 if any(item.failure.kind is FailureKind.CONFIG for item in done.given_up) else 1
+        return 2 if any(item.kind is FailureKind.CONFIG for item in done.given_up) else 1
     if done.outcome is Outcome.CANCELLED:
         otherwise = f"the run was cancelled; to continue: {resume_command(run)}"
     print(otherwise, file=sys.stderr)

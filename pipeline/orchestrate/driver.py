@@ -16,7 +16,7 @@ from pipeline.orchestrate.rewind import Point
 from pipeline.orchestrate.rewind import take_back as take_history_back
 from pipeline.run import journal
 from pipeline.run.directory import Run, RunError, resume_command
-from pipeline.run.failures import Failure, FailureKind, GiveUp
+from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.lineage import find_break
 from pipeline.run.packing import unpack
 from pipeline.run.plan import Plan, policy_maker, unique
@@ -45,7 +45,8 @@ class Pass:
 
     outcome: Outcome | None
     """Outcome of the run; None while it goes on."""
-    given_up: tuple[GiveUp, ...] = ()
+    given_up: tuple[Failure, ...] = ()
+    """Last failures of the tasks for which the run stops."""
     newest: float = 0.0
     """Unix time of the newest commit that the pass saw; 0 for none."""
     trouble: str = ""

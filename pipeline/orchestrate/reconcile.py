@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.run.failures import Failure, FailureKind, GiveUp
+from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.plan import Plan
 from pipeline.run.records import Committed, stale_because
 from pipeline.run.tasks import URGENCY, Stage, Task
@@ -31,7 +31,8 @@ class Actions:
 
     launch: tuple[Launch, ...] = ()
     retract: tuple[Retract, ...] = ()
-    give_up: tuple[GiveUp, ...] = ()
+    give_up: tuple[Failure, ...] = ()
+    """Last failures of the tasks that cannot be done, so that the run stops."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def reconcile(plan: Plan, seen: Observation, max_attempts: int, in_advance: bool
             continue
         failures = seen.failures.get(task, ())
         if is_hopeless(failures, max_attempts):
-            given_up.append(GiveUp(task, failures[-1]))
+            given_up.append(failures[-1])
         elif all(is_there(i) or (in_advance and (i in seen.live or i in launches)) for i in inputs):
             launches[task] = Launch(task, reason_to_launch(failures))
     launch = sorted(launches.values(), key=_launch_order)
@@ -95,10 +96,10 @@ def reconcile(plan: Plan, seen: Observation, max_attempts: int, in_advance: bool
     return Actions(() if given_up else tuple(launch), retract, tuple(given_up))
 
 
-def _give_up_given(task: Task, damage: str | None) -> GiveUp:
+def _give_up_given(task: Task, damage: str | None) -> Failure:
     why = damage or "its commit record is gone"
     message = f"{why}; the run was forked with it: put it back from the parent, or fork again"
-    return GiveUp(task, Failure(task, 0, FailureKind.CONFIG, message))
+    return Failure(task, 0, FailureKind.CONFIG, message)
 
 
 def needed_by(plan: Plan, seen: Observation) -> set[Task]:

@@ -82,12 +82,6 @@ def opened_folder(path: Path) -> Iterator[int]:
         os.close(folder)
 
 
-def names_in(folder: Path | int) -> set[str]:
-    """Return the names in a folder, or in that of a descriptor. Raises FileNotFoundError."""
-    with os.scandir(folder) as entries:
-        return {entry.name for entry in entries}
-
-
 @contextlib.contextmanager
 def private_file(folder: int, name: str) -> Iterator[tuple[str, IO[bytes]]]:
     """Yield a private name beside ``name`` in an open folder, and a new file there. The name is removed at

@@ -19,7 +19,7 @@ from typing import IO
 from pipeline.run import journal
 from pipeline.run.commits import CorruptData, Record, check_digest, is_of_the_past
 from pipeline.run.directory import Run, RunError
-from pipeline.run.durable import flush, hash_stream, names_in, naming, opened_folder, private_file
+from pipeline.run.durable import flush, hash_stream, naming, opened_folder, private_file
 from pipeline.run.packed import NEW, PACKED, BadArchive, archives, open_archive
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan, policy_maker
@@ -78,13 +78,13 @@ def pack(run: Run, iteration: int) -> None:
     """
     paths, update = run.paths, policy_maker(iteration)
     with contextlib.ExitStack() as opened:
-        history = opened.enter_context(opened_folder(paths.task(update).folder))
+        history: int = opened.enter_context(opened_folder(paths.task(update).folder))
         originals = list(_originals(paths, run.plan, iteration, opened))
         _remove_private(history)
-        if NEW not in names_in(history):
+        if NEW not in os.listdir(history):
             with naming(archives(paths, iteration)[0]):
                 _link_archive(run.plan, iteration, originals, history)
-        if NEW not in names_in(history):  # another driver is further
+        if NEW not in os.listdir(history):  # another driver is further
             return
         _remove(history, originals)
         if not is_of_the_past(paths, update, history):
@@ -132,7 +132,7 @@ def _link_archive(plan: Plan, iteration: int, originals: list[Original], history
 
 def _remove_private(history: int) -> None:
     """Remove unfinished archives of killed drivers. One that still writes finds that, and lets it be."""
-    for name in names_in(history):
+    for name in os.listdir(history):
         if name.startswith(f".{NEW}."):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=history)

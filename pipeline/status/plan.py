@@ -133,7 +133,7 @@ def _group(task: Task) -> str:
 
 
 def _due(actions: Actions) -> Iterator[str]:
-    yield from _some("\ncannot be done:", [f"{g.task}: {g.failure.message}" for g in actions.give_up])
+    yield from _some("\ncannot be done:", [f"{g.task}: {g.message}" for g in actions.give_up])
     yield from _some("\nto be taken back and made again:", [f"{r.task}: {r.reason}" for r in actions.retract])
     yield from _some("\ndue now:", list(_launches(actions.launch)))
 

@@ -16,7 +16,7 @@ from pipeline.process import interruptible
 from pipeline.run import journal
 from pipeline.run.control import read_control, write_control
 from pipeline.run.directory import Run, slurm_settings
-from pipeline.run.failures import GiveUp
+from pipeline.run.failures import Failure
 from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, hold
 from pipeline.run.records import newest_commit_on_disk
 from pipeline.run.submissions import read_limits_of
@@ -120,7 +120,7 @@ def leased_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
     return replace(done, trouble=driver.trouble, is_watched=jobs.watchdogs.is_watched)
 
 
-def _note_failure(run: Run, given_up: Sequence[GiveUp]) -> None:
+def _note_failure(run: Run, given_up: Sequence[Failure]) -> None:
     """Record that the run gave up, once for each invocation (``submit``, ``run`` or ``resume``)."""
     control = read_control(run.paths)
     if not control.has_failed:
