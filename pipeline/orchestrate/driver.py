@@ -156,7 +156,7 @@ class Driver:
     @property
     def lacks_rows_only(self) -> bool:
         """Whether everything is committed, and only rows are left to be written."""
-        return not self.is_complete and self.frontier.is_complete(self.run.plan, self.run.plan.iterations)
+        return not self.is_complete and self.frontier.is_committed(self.run.plan)
 
     def result_of(self, actions: Actions) -> Pass:
         """Return what came of a pass with these actions."""

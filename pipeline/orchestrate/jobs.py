@@ -29,7 +29,7 @@ class Jobs(Protocol):
         """Number of iterations that are launched before their inputs are committed."""
 
     def query(self) -> None:
-        """Ask the scheduler what runs. Precedes reading commits, so that an ended job's commit is seen."""
+        """Ask what runs. Precedes reading commits, so that an ended job's commit is seen."""
 
     def collect_ended(self, tasks: Sequence[Task], committed_of: CommittedOf) -> Sequence[Ended]:
         """Return the attempts that the last query showed as ended and that left no commit."""
@@ -40,7 +40,7 @@ class Jobs(Protocol):
 
     @property
     def failures(self) -> Mapping[Task, Sequence[Failure]]:
-        """Attempts that ended without a commit in this call, oldest first."""
+        """Attempts that ended without a commit in this invocation, oldest first."""
 
     def note_retracted(self, failure: Failure) -> None:
         """Count a commit that was taken back as a failure of its task."""

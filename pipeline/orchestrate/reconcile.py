@@ -37,7 +37,7 @@ class Actions:
 
 @dataclass(frozen=True)
 class Observation:
-    """State of the disk and the scheduler as one pass sees it."""
+    """State of the disk and the executor as one pass sees it."""
 
     tasks: Sequence[Task]
     """Window of tasks that are considered, each after those whose output it reads."""
@@ -67,7 +67,7 @@ def reconcile(plan: Plan, seen: Observation, max_attempts: int, in_advance: bool
     2. A task that is committed or live is left alone.
     3. A task whose budget of attempts is spent is given up; some kinds of failure are free.
     4. A task whose inputs are all committed is launched; ``in_advance``, so is one whose inputs are live or
-       launched with it: its scheduler lets it wait for them.
+       launched with it: its executor lets it wait for them.
     """
     needed = needed_by(plan, seen)
     retracted = {task: reason for task, reason in seen.corrupt.items() if task in needed}

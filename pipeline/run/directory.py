@@ -132,7 +132,7 @@ def claimed_run(config: Config) -> Iterator[tuple[Run, Lease]]:
 
 
 def write_run(paths: RunPaths, config: Config, folder: str, parent: Parent | None = None) -> Run:
-    """Write a new run's configuration and identity. Raises RunError where another call has just done so."""
+    """Write a new run's configuration and identity. Raises RunError where another has just done so."""
     text = to_yaml(config)
     identity = Identity(
         id=os.urandom(6).hex(),
@@ -146,7 +146,7 @@ def write_run(paths: RunPaths, config: Config, folder: str, parent: Parent | Non
     )
     if not link_once(paths.run_json, json.dumps(asdict(identity), indent=1) + "\n"):
         raise RunError(f"another call is making a run in {paths.root} just now; choose another run_dir=...")
-    # After the identity: a call that came too late must not write its settings beside the winner's.
+    # After the identity: an invocation that came too late must not write its settings beside the winner's.
     replace_durably(paths.config_yaml, text)
     return Run(paths, config, identity)
 
@@ -167,7 +167,7 @@ def check_is_free(paths: RunPaths, own: Lease | None = None) -> None:
                 "To start another: choose run_dir=... or name=..." + (f" ({holder})" if holder else "")
             )
         return
-    # A call that was killed while it started a run over may have left config.yaml without run.json.
+    # An invocation that was killed while it started a run over may have left config.yaml without run.json.
     others = [p.name for p in paths.root.glob("[!.]*")] if paths.root.is_dir() else []
     if set(others) - {paths.config_yaml.name, paths.locks.name}:
         raise RunError(f"{paths.root} exists and holds other files; choose another run_dir=...")

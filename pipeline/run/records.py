@@ -148,10 +148,13 @@ class Frontier:
     evaluated: int
     """Number of the plan's evaluations that are committed."""
 
+    def is_committed(self, plan: Plan) -> bool:
+        """Whether everything is committed."""
+        return self.updated >= plan.iterations and self.evaluated == len(plan.evaluations())
+
     def is_complete(self, plan: Plan, newest_row: int) -> bool:
         """Whether everything is committed, and every iteration up to the last has its row."""
-        is_trained = self.updated >= plan.iterations and self.evaluated == len(plan.evaluations())
-        return is_trained and newest_row >= plan.iterations
+        return self.is_committed(plan) and newest_row >= plan.iterations
 
 
 def find_frontier(plan: Plan, paths: RunPaths) -> Frontier:
