@@ -96,9 +96,9 @@ def test_a_first_policy_that_is_lost_ends_the_fork_with_the_way_out(damage):
     )
     actions = reconcile(plan, seen, 3)
     (gave_up,) = actions.give_up
-    assert (gave_up.task, gave_up.failure.kind) == (given, FailureKind.CONFIG)
-    assert gave_up.failure.message.startswith(damage or "its commit record is gone")
-    assert gave_up.failure.message.endswith("put it back from the parent, or fork again")
+    assert (gave_up.task, gave_up.kind) == (given, FailureKind.CONFIG)
+    assert gave_up.message.startswith(damage or "its commit record is gone")
+    assert gave_up.message.endswith("put it back from the parent, or fork again")
     assert (actions.launch, actions.retract) == ((), ())
 
 
