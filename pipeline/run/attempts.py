@@ -19,7 +19,7 @@ class AttemptId(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> "AttemptId":
-        """Read an id, or a number alone. One that begins with no number, as a fork's first commit has, gets number 0."""
+        """Read an id, or a number alone. One without a number, as a fork's first commit has, gets 0."""
         found = _FORMAT.match(text)
         return AttemptId(int(found[1]), found[2] or "", int(found[3] or 0)) if found else AttemptId(0)
 
