@@ -28,7 +28,7 @@ from pipeline.executors.slurm.passes import leased_pass  # noqa: E402
 from pipeline.orchestrate.reconcile import Observation, reconcile  # noqa: E402
 from pipeline.run import journal  # noqa: E402
 from pipeline.run.commits import hash_file, publish, require_record, verify_outputs  # noqa: E402
-from pipeline.run.control import begin_call  # noqa: E402
+from pipeline.run.control import begin_invocation  # noqa: E402
 from pipeline.run.directory import Run, create_run  # noqa: E402
 from pipeline.run.lineage import find_break  # noqa: E402
 from pipeline.run.packing import pack, unpack  # noqa: E402
@@ -106,7 +106,7 @@ def submitted_run(root: Path, shards: int) -> Run:
     commands._run_once = slurm.run
     submission.ArrayExecutor.__init__ = lambda self, folder: None
     run = make_run(root, 2, shards)
-    begin_call(run.paths)
+    begin_invocation(run.paths)
     commit(run, PREPARE)
     timed(f"pass that submits {shards} shards", lambda: leased_pass(run, Watcher([]), Lease()))
     for element in (e for e in slurm.elements() if not is_driver(e)):

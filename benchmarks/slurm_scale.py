@@ -24,7 +24,7 @@ from pipeline.config.compose import compose  # noqa: E402
 from pipeline.config.resolve import resolve  # noqa: E402
 from pipeline.executors.slurm.passes import make_pass  # noqa: E402
 from pipeline.run.commits import publish  # noqa: E402
-from pipeline.run.control import begin_call  # noqa: E402
+from pipeline.run.control import begin_invocation  # noqa: E402
 from pipeline.run.directory import Run, create_run  # noqa: E402
 from pipeline.run.tasks import PREPARE, Stage, Task  # noqa: E402
 from pipeline.status.progress import Lines  # noqa: E402
@@ -64,7 +64,7 @@ def measure(inputs: Path, root: Path, shards: int) -> None:
     words = [f"rollout.num_shards={shards}", f"data.prompts_per_iteration={shards}", "iterations=2"]
     run = create_run(resolve(compose(tiny.overrides(inputs, root, *WORDS, *words))))
     publish(run.paths, make_record(PREPARE))
-    begin_call(run.paths)
+    begin_invocation(run.paths)
     for what in ("submitted", "reconciled"):
         own, slurm, calls = timed_pass(run)
         print(

@@ -78,8 +78,10 @@ def make_row(i: int, iterations: int = 20) -> dict[str, float]:
 def slurm_row(iteration: int, spans: Sequence[Span]) -> dict[str, float]:
     """The part that accounting adds."""
     stages = iteration_spans(iteration, spans).stages
-    row = {f"slurm/gpu_hours/{purpose}": stage.gpu_hours for purpose, stage in stages.items()}
-    return row | {f"slurm/idle_share/{purpose}": stage.idle / stage.run for purpose, stage in stages.items()}
+    row = {f"slurm/gpu_hours/{job_kind}": stage.gpu_hours for job_kind, stage in stages.items()}
+    return row | {
+        f"slurm/idle_share/{job_kind}": stage.idle / stage.run for job_kind, stage in stages.items()
+    }
 
 
 # --- spans -----------------------------------------------------------------------------------------------
@@ -117,7 +119,7 @@ def make_spans(iteration: int, num_shards: int) -> list[Span]:
 
 
 def _attempt(
-    purpose: str,
+    job_kind: str,
     lane: str,
     iteration: int,
     shard: int,
@@ -127,10 +129,10 @@ def _attempt(
     note: str = "",
     number: int = 1,
 ) -> Span:
-    array = 1000 * iteration + {"rollout": 0, "reward": 100, "update": 200}[purpose] + number
+    array = 1000 * iteration + {"rollout": 0, "reward": 100, "update": 200}[job_kind] + number
     started = ready + 2.0 + shard % 5
     return Span(
-        purpose=purpose,
+        job_kind=job_kind,
         shard=shard,
         attempt=f"{number}-{array}r0",
         end=end,

@@ -32,7 +32,7 @@ def live_to_the_end(world: World) -> World:
 
 def submissions_of(run: Run, call: int) -> list[Submission]:
     everything = Ledger(run.paths).load(range(run.plan.iterations + 1))
-    return [submission for submission in everything if submission.call == call]
+    return [submission for submission in everything if submission.invocation == call]
 
 
 @pytest.fixture
@@ -52,9 +52,9 @@ def test_undisturbed_a_run_needs_one_array_for_each_stage_and_one_driver_for_eac
         live_to_the_end(world)
         assert (world.guards, world.early) == (0, 0)
         plan, chunks = world.run.plan, -(-world.run.plan.num_shards // world.array_size)
-        counts = Counter(s.purpose for s in submissions_of(world.run, 1))
-        for purpose in set(plan.purposes) - {"update"}:
-            assert counts[purpose] == chunks * plan.iterations
+        counts = Counter(s.job_kind for s in submissions_of(world.run, 1))
+        for job_kind in set(plan.job_kinds) - {"update"}:
+            assert counts[job_kind] == chunks * plan.iterations
         assert counts["update"] == counts["driver"] == plan.iterations
         assert counts["evaluate"] == counts["evaldriver"] == len(plan.evaluations())
         assert (counts["prepare"], counts["guard"]) == (1, 2)

@@ -148,8 +148,8 @@ def run_script(bench: Path, text: str) -> tuple[list[str], list[str]]:
     return arguments, variables
 
 
-@pytest.mark.parametrize("purpose", ["rollout", "update", "driver"])
-def test_nothing_that_is_given_is_split_or_expanded_by_the_shell(bench, purpose):
+@pytest.mark.parametrize("job_kind", ["rollout", "update", "driver"])
+def test_nothing_that_is_given_is_split_or_expanded_by_the_shell(bench, job_kind):
     stage = STAGE | {
         "python": str(bench / "our python"),
         "container": "env CONTAINER='a  $b'",
@@ -158,14 +158,14 @@ def test_nothing_that_is_given_is_split_or_expanded_by_the_shell(bench, purpose)
     config = EVERYTHING | dict.fromkeys(("rollout", "driver"), stage)
     config["update"] = stage | {"gres": None, "nodes": 2}
     run = imagined_run(f"/runs/{NASTY}", config)
-    if purpose == "driver":
+    if job_kind == "driver":
         submission = driver_submission(run, 1, 1, DRIVER, 1)
     else:
-        (submission,) = stage_submissions(run, 1, 1, [Task(1, Stage(purpose))], 1000)
+        (submission,) = stage_submissions(run, 1, 1, [Task(1, Stage(job_kind))], 1000)
     text = render(array_of(run, run.config.scheduler, submission, Escalation(), None))
     arguments, variables = run_script(bench, text)
-    tasks = f"/runs/{NASTY}/slurm/00001/{purpose}-1-0.json"
-    assert arguments == ["-P", "-m", "slurm.element", tasks, *(["--rank"] if purpose == "update" else [])]
+    tasks = f"/runs/{NASTY}/slurm/00001/{job_kind}-1-0.json"
+    assert arguments == ["-P", "-m", "slurm.element", tasks, *(["--rank"] if job_kind == "update" else [])]
     assert variables == [f"{NASTY} \\n", "", "a  $b", str(bench / "empty")]
     assert list((bench / "empty").iterdir()) == []
 
@@ -237,10 +237,10 @@ def read_by_sbatch(script: Path, folder: Path) -> dict[str, str]:
 @pytest.mark.skipif(
     not shutil.which("sbatch"), reason="needs Slurm's client commands; tests/install_slurm.sh"
 )
-@pytest.mark.parametrize("purpose", ["rollout", "update"])
-def test_sbatch_itself_reads_every_option_as_it_was_meant(tmp_path, purpose):
+@pytest.mark.parametrize("job_kind", ["rollout", "update"])
+def test_sbatch_itself_reads_every_option_as_it_was_meant(tmp_path, job_kind):
     run = RUNS["everything"]
-    (submission,) = stage_submissions(run, 1, 1, [Task(1, Stage(purpose))], 1000)
+    (submission,) = stage_submissions(run, 1, 1, [Task(1, Stage(job_kind))], 1000)
     array = array_of(run, run.config.scheduler, submission, Escalation(), None, "afterok:7")
     (tmp_path / "script.sh").write_text(render(array))
     found = read_by_sbatch(tmp_path / "script.sh", tmp_path)
@@ -283,11 +283,11 @@ def test_prepare_has_a_log_of_its_own():
     assert written_by_slurm(output_pattern(run, prepare), 0) == str(run.paths.task(PREPARE).log(2))
 
 
-@pytest.mark.parametrize("purpose", [DRIVER, GUARD])
-def test_a_driver_job_that_cannot_write_its_log_runs_all_the_same(bench, tmp_path, purpose):
+@pytest.mark.parametrize("job_kind", [DRIVER, GUARD])
+def test_a_driver_job_that_cannot_write_its_log_runs_all_the_same(bench, tmp_path, job_kind):
     """Slurm would not start it; so its log is its own business."""
     run = imagined_run(tmp_path / f"100%a {NASTY}", {"driver": {"python": "echo"}})
-    submission = driver_submission(run, 1, 3, purpose, 2)
+    submission = driver_submission(run, 1, 3, job_kind, 2)
     text = render(array_of(run, run.config.scheduler, submission, Escalation(), None))
     assert "#SBATCH --output=/dev/null" in text
     folder = log_folder(run, submission)
@@ -297,7 +297,7 @@ def test_a_driver_job_that_cannot_write_its_log_runs_all_the_same(bench, tmp_pat
         done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, cwd=bench, timeout=60)
         assert done.returncode == 0, done.stderr
         assert ("slurm.element" in done.stdout) != is_there
-    assert "slurm.element" in (folder / f"{purpose}.log").read_text()
+    assert "slurm.element" in (folder / f"{job_kind}.log").read_text()
 
 
 @pytest.mark.parametrize(

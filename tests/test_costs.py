@@ -26,15 +26,15 @@ from slurm.states import SlurmState
 HOUR = 3600.0
 
 
-def submission(purpose: str, iteration: int = 1, job: str = "7") -> Submission:
+def submission(job_kind: str, iteration: int = 1, job: str = "7") -> Submission:
     return Submission(
-        name=f"run.abc.{iteration}.{purpose}.1.0",
+        name=f"run.abc.{iteration}.{job_kind}.1.0",
         iteration=iteration,
-        purpose=purpose,
+        job_kind=job_kind,
         number=1,
         chunk=0,
         chunk_size=1,
-        call=1,
+        invocation=1,
         created=0.0,
         module="stages",
         arguments=(),
@@ -45,7 +45,7 @@ def submission(purpose: str, iteration: int = 1, job: str = "7") -> Submission:
 
 
 def record(
-    purpose: str,
+    job_kind: str,
     state: SlurmState = SlurmState.COMPLETED,
     hours: float = 1.0,
     gpus: int = 2,
@@ -53,7 +53,7 @@ def record(
 ) -> Record:
     return Record(
         job_id="7_0",
-        name=f"run.abc.{iteration}.{purpose}.1.0",
+        name=f"run.abc.{iteration}.{job_kind}.1.0",
         state=state,
         submitted=0.0,
         eligible=100.0,
@@ -65,7 +65,7 @@ def record(
     )
 
 
-SUBMISSIONS = [submission(purpose) for purpose in ("rollout", "update", "driver", "evaldriver")]
+SUBMISSIONS = [submission(job_kind) for job_kind in ("rollout", "update", "driver", "evaldriver")]
 RECORDS = [
     record("rollout"),
     record("rollout", SlurmState.NODE_FAIL),

@@ -29,7 +29,7 @@ from pipeline.executors.slurm.passes import make_pass
 from pipeline.notify.events import Event, _event, completion, has_stalled, pass_failed, tell
 from pipeline.preflight.dry_run import scripts
 from pipeline.run import journal
-from pipeline.run.control import begin_call
+from pipeline.run.control import begin_invocation
 from pipeline.run.directory import Run, create_run
 from pipeline.run.lease import hold
 from slurm.commands import SlurmTimeout
@@ -342,7 +342,7 @@ def test_on_slurm_each_standstill_is_told_once_by_whichever_driver_comes(world, 
         return [body["event"] for body in hook.bodies]
 
     clock[0] += 100 * hours  # since it was made; then a person comes
-    begin_call(world.run.paths)
+    begin_invocation(world.run.paths)
     assert guard_comes() == []
     clock[0] += 5 * hours
     assert guard_comes() == []
@@ -354,7 +354,7 @@ def test_on_slurm_each_standstill_is_told_once_by_whichever_driver_comes(world, 
     clock[0] += 7.1 * hours
     assert guard_comes() == ["stalled", "stalled"]
     assert hook.bodies[-1]["message"] == "nothing was committed for 7 h 5 min"
-    begin_call(world.run.paths)  # a person looked after it
+    begin_invocation(world.run.paths)  # a person looked after it
     assert guard_comes() == ["stalled", "stalled"]
 
 
@@ -363,7 +363,7 @@ def test_on_slurm_a_controller_that_does_not_answer_for_hours_is_a_standstill(
 ):
     monkeypatch.setattr("pipeline.executors.slurm.passes.SLURM_PATIENCE", -1.0)
     world.run = telling(world.run, webhook=hook.url)
-    begin_call(world.run.paths)
+    begin_invocation(world.run.paths)
     clock[0] += 7 * 3600
 
     def silent(program: str) -> None:

@@ -53,9 +53,9 @@ def test_with_pools_each_has_a_task_per_shard_between_rollout_and_reward():
 
 
 @given(plans)
-def test_the_purposes_of_a_plan_are_those_of_its_tasks_in_their_order(plan):
-    found = dict.fromkeys(task.purpose for task in plan.tasks(1) if task.stage is not Stage.EVALUATE)
-    assert tuple(found) == plan.purposes
+def test_the_job_kinds_of_a_plan_are_those_of_its_tasks_in_their_order(plan):
+    found = dict.fromkeys(task.job_kind for task in plan.tasks(1) if task.stage is not Stage.EVALUATE)
+    assert tuple(found) == plan.job_kinds
 
 
 def test_a_reward_task_reads_its_own_rollout_shard_only():

@@ -20,14 +20,14 @@ from pipeline.metrics.catalogue import describe
 from pipeline.metrics.charts import CHARTS
 from pipeline.metrics.costs import Costs, describe_costs, metrics_of
 from pipeline.orchestrate.rewind import go_back, parse_point
-from pipeline.preflight.cluster import Cluster, purposes_used, stage_problems
+from pipeline.preflight.cluster import Cluster, job_kinds_used, stage_problems
 from pipeline.preflight.dry_run import scripts
 from pipeline.preflight.probe import Aim, aims_of, judge
 from pipeline.report.figures import figure
 from pipeline.run.directory import Run, RunError, load_run
 from pipeline.run.schemas import SCORE, check_schema
-from pipeline.run.submissions import is_job_of, job_name, purpose_of
-from pipeline.run.tasks import PURPOSE_PATTERN, Stage, Task, parse_task, task_key, task_of
+from pipeline.run.submissions import is_job_of, job_kind_of, job_name
+from pipeline.run.tasks import JOB_KIND_PATTERN, Stage, Task, parse_task, task_key, task_of
 from pipeline.status.logs import find_logs, parse_choice
 from pipeline.status.slurm import SlurmStatus, TaskFacts, stages_of
 from pipeline.status.text import describe_slurm
@@ -109,10 +109,10 @@ def pooled(slurm_ppo, failed, project) -> Path:
     return run_dir
 
 
-def shards(run: Path, purpose: str) -> dict[str, bytes]:
+def shards(run: Path, job_kind: str) -> dict[str, bytes]:
     """What the winning attempts wrote, by iteration and shard."""
     found = {}
-    for record in sorted((run / "iterations").glob(f"*/{purpose}/shard-?????.json")):
+    for record in sorted((run / "iterations").glob(f"*/{job_kind}/shard-?????.json")):
         (output,) = json.loads(record.read_text())["outputs"]
         found[f"{record.parts[-3]}/{record.stem}"] = (run / output["path"]).read_bytes()
     return found
@@ -134,12 +134,12 @@ def test_pools_change_no_byte_of_rewards_and_policies(plain, pooled):
 
 
 def test_each_pool_has_shards_of_its_components_scores(pooled):
-    for purpose, column in (("score-models", "reward/rm"), ("score-slow_rules", "reward/thirds")):
-        found = shards(pooled, purpose)
+    for job_kind, column in (("score-models", "reward/rm"), ("score-slow_rules", "reward/thirds")):
+        found = shards(pooled, job_kind)
         assert len(found) == 2
         for data in found.values():
             table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
-            check_schema(table.schema, SCORE, purpose)
+            check_schema(table.schema, SCORE, job_kind)
             assert table.column_names == ["prompt_id", "sample_index", column]
             assert table.schema.field(column).type == pa.float64()
     records = sorted((pooled / "iterations").glob("*/reward/shard-?????.json"))
@@ -173,7 +173,7 @@ def test_logs_of_one_pool_and_of_all(pooled):
     first = [log.name for log in one if log.attempt == 1]  # a second one if it was stopped with the killed
     assert first == ["score-models@1 0", "score-models@1 1"]
     every = find_logs(run.paths, parse_choice("score", run.plan))
-    assert {log.purpose for log in every} == {"score-models", "score-slow_rules"}
+    assert {log.job_kind for log in every} == {"score-models", "score-slow_rules"}
     with pytest.raises(RunError, match="legal: prepare, rollout, score-models, score-slow_rules, reward"):
         parse_choice("score-big", run.plan)
 
@@ -217,21 +217,22 @@ scores = st.builds(Task, st.integers(0, 10**6), st.just(Stage.SCORE), st.integer
 @given(scores)
 def test_a_pools_name_is_read_back_from_every_name_it_is_part_of(task):
     assert parse_task(task_key(task)) == task
-    assert task_of(task.iteration, task.purpose, task.shard) == task
-    name = job_name("a.run-1", "0123456789ab", task.iteration, task.purpose, 12, 3)
+    assert task_of(task.iteration, task.job_kind, task.shard) == task
+    name = job_name("a.run-1", "0123456789ab", task.iteration, task.job_kind, 12, 3)
     assert is_job_of("0123456789ab", name)
-    assert purpose_of(name) == task.purpose
-    found = re.fullmatch(rf"({PURPOSE_PATTERN})-(\d+)-(\d+)\.json", f"{task.purpose}-12-3.json")
+    assert job_kind_of(name) == task.job_kind
+    found = re.fullmatch(rf"({JOB_KIND_PATTERN})-(\d+)-(\d+)\.json", f"{task.job_kind}-12-3.json")
     assert found
-    assert found.groups() == (task.purpose, "12", "3")
+    assert found.groups() == (task.job_kind, "12", "3")
 
 
 @pytest.mark.parametrize(
-    "purpose", ["score", "score-", "score-Big", "score-1a", "score-a-b", "rollout-big", "reward-", "-big", ""]
+    "job_kind",
+    ["score", "score-", "score-Big", "score-1a", "score-a-b", "rollout-big", "reward-", "-big", ""],
 )
-def test_what_names_no_pool_is_refused(purpose):
+def test_what_names_no_pool_is_refused(job_kind):
     with pytest.raises(ValueError, match="is not a"):
-        task_of(1, purpose)
+        task_of(1, job_kind)
 
 
 # --- on Slurm ---
@@ -266,7 +267,7 @@ def test_the_scripts_of_pools_have_their_own_resources_and_order():
 
 def test_costs_have_a_line_for_each_pool():
     usage = Usage(**dict.fromkeys(Usage.__dataclass_fields__, 1))
-    costs = Costs({(1, purpose): usage for purpose in ("driver", "score-big", f"score-{LONG}", "rollout")})
+    costs = Costs({(1, job_kind): usage for job_kind in ("driver", "score-big", f"score-{LONG}", "rollout")})
     *table, _ = describe_costs(costs).splitlines()
     names = [line.split()[0] for line in table[1:]]
     assert names == ["rollout", "score-a_pool_…", "score-big", "driver", "total"]
@@ -289,7 +290,7 @@ def test_a_pool_with_a_long_name_fits_into_status():
 
 def test_validate_asks_for_every_pool_whether_the_cluster_has_what_it_wants():
     config = run_with_pools().config
-    assert purposes_used(config)[-2:] == ["score-big", f"score-{LONG}"]
+    assert job_kinds_used(config)[-2:] == ["score-big", f"score-{LONG}"]
     cluster = Cluster(ClusterLimits((23, 11), 1001, 10000, 300.0, None), {}, None)
     (problem,) = stage_problems("score-big", resources_of(config.scheduler, "score-big"), cluster)
     assert str(problem) == "scheduler.pools.big.partition=rm: no such partition; legal: none"

@@ -224,9 +224,9 @@ def test_every_number_is_that_of_the_rows(run):
 
 def test_hours_of_the_table_are_those_of_the_rows(run):
     rows, totals = journal.read(run.paths.metrics), stage_totals(read_report(run).spans.values())
-    for purpose in ("rollout", "reward", "update"):
-        hours = sum(row[f"slurm/gpu_hours/{purpose}"] for row in rows)
-        assert totals[purpose].gpu_hours == pytest.approx(hours, abs=1e-6)
+    for job_kind in ("rollout", "reward", "update"):
+        hours = sum(row[f"slurm/gpu_hours/{job_kind}"] for row in rows)
+        assert totals[job_kind].gpu_hours == pytest.approx(hours, abs=1e-6)
     shown = Page(written(run)).cells
     place = shown.index("rollout")
     assert shown[place + 1 : place + 4] == ["gpu", "36", "12"]
@@ -234,8 +234,8 @@ def test_hours_of_the_table_are_those_of_the_rows(run):
 
 
 def test_shares_of_a_stage_add_up(run):
-    for purpose, stage in stage_totals(read_report(run).spans.values()).items():
-        if purpose != DRIVER:
+    for job_kind, stage in stage_totals(read_report(run).spans.values()).items():
+        if job_kind != DRIVER:
             parts = (stage.startup, stage.compute, stage.idle, stage.retry)
             assert sum(parts) == pytest.approx(stage.run, rel=1e-3)
 
@@ -356,13 +356,13 @@ def test_a_run_of_an_older_version_shows_the_attempts_of_its_newest_iterations(t
             assert publish(run.paths, record(Task(i, stage), started=10.0 * i, ended=10.0 * i + 5))
     spans = read_report(run).spans
     assert list(spans) == list(range(6, 16))
-    assert [span.purpose for span in spans[15].attempts] == ["rollout", "update"]
+    assert [span.job_kind for span in spans[15].attempts] == ["rollout", "update"]
 
 
 def test_the_iteration_at_hand_is_on_the_timeline(run):
     assert publish(run.paths, record(Task(13, Stage.ROLLOUT), started=50.0, ended=60.0))
     spans = read_report(run).spans
-    assert [span.purpose for span in spans[13].attempts] == ["rollout"]
+    assert [span.job_kind for span in spans[13].attempts] == ["rollout"]
 
 
 def test_a_fork_names_its_parent(tmp_path):

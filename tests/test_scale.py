@@ -9,7 +9,7 @@ from toyworld import Lease, Watcher, is_driver, task_of
 from benchmarks import scale
 from pipeline.executors.slurm.passes import leased_pass
 from pipeline.run import records as observe
-from pipeline.run.control import begin_call
+from pipeline.run.control import begin_invocation
 from pipeline.run.directory import Run
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import PREPARE, Stage, Task
@@ -33,7 +33,7 @@ def run(tmp_path, slurm, monkeypatch) -> Run:
     with monkeypatch.context() as patched:
         patched.setattr("os.fsync", lambda descriptor: None)
         run = scale.make_run(tmp_path / "run", 2, SHARDS)
-        begin_call(run.paths)
+        begin_invocation(run.paths)
         scale.commit(run, PREPARE)
         leased_pass(run, Watcher([]), Lease())
         for element in [e for e in slurm.elements() if not is_driver(e)]:

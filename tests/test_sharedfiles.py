@@ -179,9 +179,9 @@ def test_names_in_an_open_folder_are_those_of_the_folder_wherever_it_is(tmp_path
 
 def test_a_stale_control_file_is_not_taken_for_a_spoilt_one(tmp_path, clock, monkeypatch):
     paths = RunPaths(tmp_path)
-    write_control(paths, Control(call=3, cancelled=True))
+    write_control(paths, Control(invocation=3, cancelled=True))
     fail_once(monkeypatch, "Path.read_bytes", errno.ESTALE)
-    assert read_control(paths) == Control(call=3, cancelled=True)
+    assert read_control(paths) == Control(invocation=3, cancelled=True)
 
 
 @pytest.mark.parametrize("command", [["status"], ["doctor"], ["resume"], ["report"]])

@@ -73,7 +73,7 @@ def slurm(tmp_path) -> Run:
 def test_a_commit_waits_from_its_last_input_on(local):
     commit(local, ROLLOUT, "1-ab", 12.0, 20.0, startup_seconds=3.0, compute_seconds=4.0)
     (span,) = found(local)
-    assert (span.purpose, span.lane, span.node, span.attempt) == ("rollout", "rollout", "node1", "1-ab")
+    assert (span.job_kind, span.lane, span.node, span.attempt) == ("rollout", "rollout", "node1", "1-ab")
     assert (span.ready, span.started, span.computing, span.ended) == (10.0, 12.0, 15.0, 20.0)
     parts = parts_of(span)
     assert (parts.queue, parts.run, parts.startup, parts.compute, parts.idle) == (2.0, 8.0, 3.0, 4.0, 1.0)
@@ -109,11 +109,11 @@ def test_only_the_end_of_the_journal_is_read(tmp_path, monkeypatch):
 # --- on Slurm --------------------------------------------------------------------------------------------
 
 
-def submission(purpose: str, number: int = 1, job: str = "40", **more: object) -> Submission:
+def submission(job_kind: str, number: int = 1, job: str = "40", **more: object) -> Submission:
     given: dict = {
-        "name": f"demo.x.1.{purpose}.{number}.0",
+        "name": f"demo.x.1.{job_kind}.{number}.0",
         "iteration": 1,
-        "purpose": purpose,
+        "purpose": job_kind,
         "number": number,
         "chunk": 0,
         "chunk_size": 100,
@@ -201,7 +201,7 @@ def test_a_driver_job_is_in_the_first_line_after_its_end(slurm):
     of = submission("driver", job="50", elements={"0": ()})
     jobs = [job(of, 0, SlurmState.COMPLETED, 100.0, 5.0, gpus=0, partition="cpu")]
     (span,) = found(slurm, Facts([of], jobs), since=104.0)
-    assert (span.purpose, span.attempt, span.lane, span.end) == (DRIVER, "driver-1-1", "cpu", SpanEnd.ENDED)
+    assert (span.job_kind, span.attempt, span.lane, span.end) == (DRIVER, "driver-1-1", "cpu", SpanEnd.ENDED)
     assert parts_of(span).retry == 0.0
     assert found(slurm, Facts([of], jobs), since=105.0) == []
     assert found(slurm, Facts([of], [replace(jobs[0], state=SlurmState.RUNNING)]), since=0.0) == []
@@ -219,7 +219,7 @@ moments = st.none() | st.integers(1_700_000_000, 1_800_000_000).map(float)
 texts = st.text(max_size=8)
 spans = st.builds(
     Span,
-    purpose=st.sampled_from(["rollout", "score-big", "update", DRIVER]),
+    job_kind=st.sampled_from(["rollout", "score-big", "update", DRIVER]),
     shard=st.integers(0, 99),
     attempt=texts,
     end=st.sampled_from(SpanEnd),
@@ -243,16 +243,16 @@ def test_a_line_holds_what_it_was_made_from(attempts):
     back = from_line(json.loads(json.dumps(to_line(made))))
     assert back.attempts == made.attempts
     assert (back.iteration, back.left_out, back.written) == (3, 0, 17.0)
-    for purpose, stage in made.stages.items():
-        assert back.stages[purpose].run == pytest.approx(stage.run, abs=1e-3)
-        assert back.stages[purpose].attempts == stage.attempts
+    for job_kind, stage in made.stages.items():
+        assert back.stages[job_kind].run == pytest.approx(stage.run, abs=1e-3)
+        assert back.stages[job_kind].attempts == stage.attempts
 
 
 @given(st.lists(spans, max_size=12))
 def test_parts_of_a_stage_add_up_to_its_run(attempts):
-    for purpose, stage in stage_times(attempts).items():
+    for job_kind, stage in stage_times(attempts).items():
         parts = stage.startup + stage.compute + stage.idle + stage.retry
-        assert purpose == DRIVER or parts == pytest.approx(stage.run)
+        assert job_kind == DRIVER or parts == pytest.approx(stage.run)
         assert min(stage.queue, stage.startup, stage.compute, stage.idle, stage.retry) >= 0
 
 
@@ -260,7 +260,7 @@ def test_of_thousands_of_attempts_some_are_kept_and_all_are_counted():
     many = make_spans(1, 3000)
     made = iteration_spans(1, many)
     assert made.stages["rollout"].attempts == 3001
-    kept = [span for span in made.attempts if span.purpose == "rollout"]
+    kept = [span for span in made.attempts if span.job_kind == "rollout"]
     assert len(kept) <= 400
     assert sum(span.end is SpanEnd.FAILED for span in kept) == 1
     assert max(span.ended for span in kept) == made.stages["rollout"].ended
@@ -308,4 +308,4 @@ def test_the_line_before_says_since_when_driver_jobs_are_new(local):
     assert last_written(local, 2) == 123.0
     assert policy_maker(0) == PREPARE
     commit_shard(local, 1, 0, responses=["a"], rewards=[1.0])
-    assert [span.purpose for span in found(local)] == ["rollout", "reward"]
+    assert [span.job_kind for span in found(local)] == ["rollout", "reward"]

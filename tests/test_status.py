@@ -31,15 +31,15 @@ from slurm.states import SlurmState
 NOW = 1000.0
 
 
-def submission(purpose: str = "rollout", number: int = 1, job: str = "36", **more: object) -> Submission:
+def submission(job_kind: str = "rollout", number: int = 1, job: str = "36", **more: object) -> Submission:
     given = Submission(
-        name=f"run.abc.2.{purpose}.{number}.0",
+        name=f"run.abc.2.{job_kind}.{number}.0",
         iteration=2,
-        purpose=purpose,
+        job_kind=job_kind,
         number=number,
         chunk=0,
         chunk_size=1000,
-        call=1,
+        invocation=1,
         created=900.0,
         module="stages",
         arguments=(),

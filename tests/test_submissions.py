@@ -18,7 +18,7 @@ from pipeline.executors.slurm.arrays import driver_submission, stage_submissions
 from pipeline.executors.slurm.resources import Escalation
 from pipeline.executors.slurm.submitter import Submitter
 from pipeline.run import submissions
-from pipeline.run.control import Control, SpoiltControl, begin_call, read_control, write_control
+from pipeline.run.control import Control, SpoiltControl, begin_invocation, read_control, write_control
 from pipeline.run.directory import Run
 from pipeline.run.failures import FailureKind
 from pipeline.run.submissions import Ending, Ledger, State, Submission, read_limits_of
@@ -192,12 +192,12 @@ def test_a_driver_job_carries_no_task(run):
 
 def test_each_call_begins_afresh(run):
     assert read_control(run.paths) == Control()
-    assert begin_call(run.paths) == Control(1)
+    assert begin_invocation(run.paths) == Control(1)
     write_control(
         run.paths, Control(1, cancelled=True, has_failed=True, retracted=(("1/update/0", "rotten"),))
     )
     assert read_control(run.paths).retracted == (("1/update/0", "rotten"),)
-    assert begin_call(run.paths) == Control(2)
+    assert begin_invocation(run.paths) == Control(2)
     assert read_control(run.paths) == Control(2)
 
 
@@ -205,10 +205,10 @@ def test_the_cluster_is_asked_once_in_each_call(run, monkeypatch):
     asked = []
     limits = ClusterLimits((24, 11), 1001, 10_000, 300.0, None)
     monkeypatch.setattr("pipeline.run.submissions.read_limits", lambda: asked.append(1) or limits)
-    begin_call(run.paths)
+    begin_invocation(run.paths)
     assert [read_limits_of(run.paths) for _ in range(3)] == [limits] * 3
     assert len(asked) == 1
-    begin_call(run.paths)
+    begin_invocation(run.paths)
     assert read_limits_of(run.paths) == limits
     assert len(asked) == 2
 
@@ -219,11 +219,11 @@ def test_failures_of_earlier_calls_do_not_count(run, monkeypatch):
 
     ledger = Ledger(run.paths)
     for call in (1, 2):
-        made = replace(submission(run, number=call), call=call)
+        made = replace(submission(run, number=call), invocation=call)
         ledger.begin(made)
         ledger.note(made, State(str(call), (), {"0": Ending(FailureKind.ERROR, f"in call {call}")}))
-    begin_call(run.paths)
-    begin_call(run.paths)
+    begin_invocation(run.paths)
+    begin_invocation(run.paths)
     monkeypatch.setattr("pipeline.executors.slurm.queue.read_queue", lambda is_ours: [])
     monkeypatch.setattr("pipeline.executors.slurm.exit_reasons.read_ended", lambda ids: {})
     config, limits = run.config.scheduler, ClusterLimits((24, 11), 1001, 10_000, 300.0, None)
@@ -248,7 +248,7 @@ def test_a_task_list_is_plain_json_for_the_element(run):
 
 
 def test_what_people_asked_for_outlives_a_spoilt_file(run):
-    asked = Control(call=3, cancelled=True, retracted=(("1/rollout/0", "why"),))
+    asked = Control(invocation=3, cancelled=True, retracted=(("1/rollout/0", "why"),))
     write_control(run.paths, asked)
     flip_bit(run.paths.control)
     assert read_control(run.paths) == asked
@@ -258,7 +258,7 @@ def test_what_people_asked_for_outlives_a_spoilt_file(run):
 
 
 def test_where_nobody_knows_what_was_asked_for_that_is_said(run):
-    write_control(run.paths, Control(call=3))
+    write_control(run.paths, Control(invocation=3))
     for path in (run.paths.control, run.paths.slurm / "control.copy.json"):
         flip_bit(path)
     with pytest.raises(SpoiltControl, match=r"nor can its copy.*remove both, and then: slurm-ppo submit"):

@@ -14,7 +14,7 @@ from pipeline.config.compose import from_mapping
 from pipeline.executors.slurm.passes import leased_pass
 from pipeline.orchestrate.driver import Outcome
 from pipeline.run.commits import CorruptData, check_sizes, hash_file, read_record
-from pipeline.run.control import begin_call
+from pipeline.run.control import begin_invocation
 from pipeline.run.directory import Run, create_run
 from pipeline.run.failures import FailureKind
 from pipeline.run.submissions import chunk_size_for
@@ -91,7 +91,7 @@ class World:
     # --- what people and drivers do ---
 
     def submit(self) -> None:
-        begin_call(self.run.paths)
+        begin_invocation(self.run.paths)
         self.outcome = None
         self.advance("person")
 
@@ -296,9 +296,9 @@ def is_driver(element: Element) -> bool:
 
 def task_of(run: Run, element: Element) -> Task:
     words = element.job.work["elements"][str(element.index)]
-    _, run_id, iteration, purpose, _, _ = element.job.name.rsplit(".", 5)
+    _, run_id, iteration, job_kind, _, _ = element.job.name.rsplit(".", 5)
     assert run_id == run.identity.id
-    return parse_task(f"{iteration}/{purpose}/{words[words.index('--shard') + 1]}")
+    return parse_task(f"{iteration}/{job_kind}/{words[words.index('--shard') + 1]}")
 
 
 @dataclass

@@ -71,7 +71,7 @@ def local_executor(config: Config) -> LocalExecutor:
         "evaluate": given.evaluate.slots,
     }
     for pool in config.reward.pools:
-        pools[Task(0, Stage.SCORE, pool=pool).purpose] = given.pools.get(pool, LocalStageConfig()).slots
+        pools[Task(0, Stage.SCORE, pool=pool).job_kind] = given.pools.get(pool, LocalStageConfig()).slots
     limits = LocalLimits(given.slots, pools, given.time_limit)
     preload = ["stages.preload"]
     if has_models:

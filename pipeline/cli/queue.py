@@ -15,7 +15,7 @@ from pipeline.executors.slurm.passes import LEASE_PATIENCE, follow, make_pass
 from pipeline.executors.slurm.queue import cancel_all, wait_until_gone
 from pipeline.orchestrate.driver import Outcome, Pass
 from pipeline.run import journal
-from pipeline.run.control import begin_call, read_control, write_control
+from pipeline.run.control import begin_invocation, read_control, write_control
 from pipeline.run.directory import Run, RunError, load_run, resume_command, slurm_settings
 from pipeline.run.lease import LeaseHeld, LeaseLost, hold
 from pipeline.status.progress import Bars, Lines, watcher_for
@@ -54,7 +54,7 @@ def follow_run(run: Run) -> int:
 def _in_invocation(run: Run, act: Callable[[Lines | Bars], Pass]) -> Pass:
     """Begin an invocation of a person's, with a new budget of attempts, and show progress during it."""
     with hold(run.paths.locks, LEASE_PATIENCE):
-        begin_call(run.paths)
+        begin_invocation(run.paths)
     announce(run)
     watcher = watcher_for(sys.stderr, run.plan)
     try:

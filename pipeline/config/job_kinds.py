@@ -1,18 +1,18 @@
 """Kinds of jobs: a stage, with its pool (``score-big``), or a kind of driver job, which is no stage's."""
 
 DRIVER = "driver"
-"""Purpose of ordinary driver jobs, in names where other jobs have their stage."""
+"""Kind of ordinary driver jobs, in names where other jobs have their stage."""
 
 
 EVALUATION_DRIVER = "evaldriver"
 
 
 GUARD = "guard"
-"""Purpose of the guard: a driver job with a start time, which runs whatever happens to the others."""
+"""Kind of the guard: a driver job with a start time, which runs whatever happens to the others."""
 
 
 DRIVERS = frozenset({DRIVER, EVALUATION_DRIVER, GUARD})
-"""Purposes of jobs that advance the run; those of all others are stages."""
+"""Kinds of jobs that advance the run; those of all others are stages."""
 
 
 def parts_of(job_kind: str) -> tuple[str, str]:

@@ -246,17 +246,17 @@ class SlurmConfig:
 SchedulerConfig = Annotated[LocalConfig | SlurmConfig, Field(discriminator="kind")]
 
 
-def key_of(purpose: str) -> str:
-    """Return the key of a purpose's resources: scheduler.reward, or scheduler.pools.big for score-big."""
-    return f"scheduler.pools.{pool}" if (pool := parts_of(purpose)[1]) else f"scheduler.{purpose}"
+def key_of(job_kind: str) -> str:
+    """Return the key of a job kind's resources: scheduler.reward, or scheduler.pools.big for score-big."""
+    return f"scheduler.pools.{pool}" if (pool := parts_of(job_kind)[1]) else f"scheduler.{job_kind}"
 
 
-def resources_of(config: SlurmConfig, purpose: str) -> ResourcesConfig:
-    """Return a purpose's resources (a stage, score-POOL, driver), with the scheduler's settings filled in."""
-    pool = parts_of(purpose)[1]
-    given: ResourcesConfig = config.pools[pool] if pool else getattr(config, purpose)
+def resources_of(config: SlurmConfig, job_kind: str) -> ResourcesConfig:
+    """Return a job kind's resources (a stage, score-POOL, driver), the scheduler's settings filled in."""
+    pool = parts_of(job_kind)[1]
+    given: ResourcesConfig = config.pools[pool] if pool else getattr(config, job_kind)
     # Driver jobs call sbatch, which images for training do not have.
-    container = None if purpose == DRIVER else config.container
+    container = None if job_kind == DRIVER else config.container
     return dataclasses.replace(
         given,
         account=given.account or config.account,
@@ -266,11 +266,11 @@ def resources_of(config: SlurmConfig, purpose: str) -> ResourcesConfig:
         python=given.python or config.python or sys.executable,
         environment={**config.environment, **given.environment},
         mail_user=given.mail_user or config.mail_user,
-        mail_type=_mail_types(config, given, purpose),
+        mail_type=_mail_types(config, given, job_kind),
     )
 
 
-def _mail_types(config: SlurmConfig, given: ResourcesConfig, purpose: str) -> tuple[MailType, ...]:
+def _mail_types(config: SlurmConfig, given: ResourcesConfig, job_kind: str) -> tuple[MailType, ...]:
     if given.mail_type is not None:
         return given.mail_type
-    return () if purpose == DRIVER else config.mail_type
+    return () if job_kind == DRIVER else config.mail_type

@@ -14,8 +14,8 @@ from pipeline.doctor.findings import Check, Finding, Group, milliseconds, ok, pr
 from pipeline.preflight.cluster import (
     PROGRAMS,
     Cluster,
+    job_kinds_used,
     limit_problems,
-    purposes_used,
     refusals,
     stage_problems,
 )
@@ -196,18 +196,18 @@ def look_at_stages(config: Config) -> Iterator[Finding]:
     given = config.scheduler
     assert isinstance(given, SlurmConfig)
     cluster = Cluster(read_limits(), read_partitions(), read_associations())
-    for purpose in purposes_used(config):
-        resources = resources_of(given, purpose)
-        found = list(stage_problems(purpose, resources, cluster)) or list(refusals(config, given, purpose))
-        yield judge_stage(purpose, resources, found)
+    for job_kind in job_kinds_used(config):
+        resources = resources_of(given, job_kind)
+        found = list(stage_problems(job_kind, resources, cluster)) or list(refusals(config, given, job_kind))
+        yield judge_stage(job_kind, resources, found)
 
 
-def judge_stage(purpose: str, given: ResourcesConfig, problems: Sequence[ConfigIssue]) -> Finding:
+def judge_stage(job_kind: str, given: ResourcesConfig, problems: Sequence[ConfigIssue]) -> Finding:
     """Judge a stage's jobs by the problems found. Pure."""
-    title = f"jobs of {purpose}"
+    title = f"jobs of {job_kind}"
     if problems:
         told = "; ".join(map(str, problems))
-        return problem(title, told, f"start with another {key_of(purpose)}; a run's own settings are frozen")
+        return problem(title, told, f"start with another {key_of(job_kind)}; a run's own settings are frozen")
     where = ", ".join(given.partition) or "the default partition"
     gpus = f", GPUs {given.gpus_per_node or given.gres}" if given.gpus_per_node or given.gres else ""
     return ok(title, f"{where} takes them: {given.time}, {given.cpus_per_task} CPUs{gpus}")

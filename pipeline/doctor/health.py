@@ -23,7 +23,7 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.plan import unique
 from pipeline.run.records import Frontier, Records, find_frontier, newest_row
 from pipeline.run.retention import in_words
-from pipeline.run.submissions import is_job_of, purpose_of
+from pipeline.run.submissions import is_job_of, job_kind_of
 from pipeline.run.tasks import PREPARE, Task
 from pipeline.status.snapshot import how_it_stopped, is_complete, troubles_in_words
 from pipeline.text import size
@@ -238,7 +238,7 @@ def judge_jobs(elements: Sequence[Element], is_over: bool, root: str) -> Finding
     """Judge whether the jobs in the queue can advance the run. Pure."""
     live = [element for element in elements if phase_of(element.state) is not Phase.ENDED]
     running = sum(phase_of(element.state) is Phase.RUNNING for element in live)
-    drivers = sum(purpose_of(element.name) in DRIVERS for element in live)
+    drivers = sum(job_kind_of(element.name) in DRIVERS for element in live)
     told = f"{running} running, {len(live) - running} waiting, {drivers} of them driver jobs"
     if is_over and running < len(live):
         return warning("jobs", f"{told}, and the run is over", f"slurm-ppo cancel {root}")

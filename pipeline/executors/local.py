@@ -83,7 +83,7 @@ class LocalJobs:
         arguments = stage_arguments(self.run, task, number, attempt)
         log = paths.task(task).log(number)
         ranks = ranks_of(self.run.config, task)
-        return Job(key, task.purpose, arguments, log, priority=URGENCY[task.stage], ranks=ranks), event
+        return Job(key, task.job_kind, arguments, log, priority=URGENCY[task.stage], ranks=ranks), event
 
     def update_dependencies(self, seen: Observation) -> None:
         """Do nothing: jobs of this machine have no dependencies."""

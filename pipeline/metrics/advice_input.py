@@ -88,8 +88,8 @@ class TaskTime:
     """Duration and node of one attempt at a task."""
 
     iteration: int
-    purpose: str
-    """:attr:`pipeline.run.tasks.Task.purpose`."""
+    job_kind: str
+    """:attr:`pipeline.run.tasks.Task.job_kind`."""
     shard: int
     node: str
     seconds: float

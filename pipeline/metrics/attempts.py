@@ -155,7 +155,7 @@ def _driver_span(submission: Submission, job: accounting.Record, since: float) -
     if job.started is None or not is_over or job.started + job.elapsed <= since:
         return
     end = SpanEnd.FAILED if accounting.is_wasted(job) else SpanEnd.ENDED
-    name = f"{submission.purpose}-{submission.iteration}-{submission.number}"
+    name = f"{submission.job_kind}-{submission.iteration}-{submission.number}"
     yield _accounted(job, Span(DRIVER, 0, name, end, ready=job.eligible))
 
 
@@ -171,7 +171,7 @@ def _task_spans(
     record = gathering.record_of(task)
     is_winner = record is not None and _is_of(record, submission.number, array, restart, is_last)
     ready = job.eligible or ready_time(gathering.run, task, gathering.record_of)
-    span = Span(task.purpose, task.shard, attempt, _end(job, is_winner), ready=ready)
+    span = Span(task.job_kind, task.shard, attempt, _end(job, is_winner), ready=ready)
     if job.started is None and phase_of(job.state) is Phase.ENDED:
         return  # cancelled before it had started
     gathering.seen.add((task, submission.number))
@@ -241,8 +241,8 @@ def _plain(gathering: _Gathering, task: Task, number: int, end: SpanEnd) -> Span
         submission, index = found
         ready = None if ready is None else max(ready, submission.created)
         job = f"{submission.state.job}_{index}" if submission.state.job else ""
-    lane = lane_of(gathering.run, task.purpose)
-    return Span(task.purpose, task.shard, str(number), end, ready=ready, lane=lane, job=job)
+    lane = lane_of(gathering.run, task.job_kind)
+    return Span(task.job_kind, task.shard, str(number), end, ready=ready, lane=lane, job=job)
 
 
 def _with_record(span: Span, record: Record) -> Span:
@@ -282,12 +282,12 @@ def _open(gathering: _Gathering) -> Iterator[Span]:
             yield _plain(gathering, task, number, SpanEnd.OPEN)
 
 
-def lane_of(run: Run, purpose: str) -> str:
-    """Return the partitions that a purpose asks for; for runs on one machine, the purpose."""
+def lane_of(run: Run, job_kind: str) -> str:
+    """Return the partitions that a job kind asks for; for runs on one machine, the job kind."""
     config = run.config.scheduler
     if not isinstance(config, SlurmConfig):
-        return purpose
-    return ",".join(resources_of(config, purpose).partition) or "default partition"
+        return job_kind
+    return ",".join(resources_of(config, job_kind).partition) or "default partition"
 
 
 def _in_turn(spans: Sequence[Span]) -> list[Span]:
@@ -295,10 +295,10 @@ def _in_turn(spans: Sequence[Span]) -> list[Span]:
     found: list[Span] = []
     last: dict[tuple[str, int], float] = {}
     for span in sorted(spans, key=lambda s: (s.ended or s.started or float("inf"), s.number)):
-        before = last.get((span.purpose, span.shard))
-        if span.purpose != DRIVER and before is not None and span.ready is not None:
+        before = last.get((span.job_kind, span.shard))
+        if span.job_kind != DRIVER and before is not None and span.ready is not None:
             span = replace(span, ready=max(span.ready, before))
         if span.ended is not None:
-            last[span.purpose, span.shard] = span.ended
+            last[span.job_kind, span.shard] = span.ended
         found.append(span)
     return found

@@ -17,7 +17,7 @@ from slurm.commands import SlurmError
 from slurm.query import NoAccounting
 
 Key = tuple[int, str]
-"""Iteration, and a purpose: a stage, a pool's scores (``score-big``) or "driver"."""
+"""Iteration, and a job kind: a stage, a pool's scores (``score-big``) or "driver"."""
 
 _PASS_PATIENCE = 10.0
 """Seconds that a pass, which holds the lease, waits for sacct; a row without these numbers is acceptable."""
@@ -74,7 +74,7 @@ def read_costs(run: Run, iterations: Iterable[int], timeout: float = 60.0) -> Co
 
 def costs_of(submissions: Sequence[Submission], records: Iterable[Record]) -> Costs:
     """Sum records by iteration and stage; a record belongs to the submission of its job's name. Pure."""
-    keys = {s.name: (s.iteration, s.purpose if s.is_of_stage else DRIVER) for s in submissions}
+    keys = {s.name: (s.iteration, s.job_kind if s.is_of_stage else DRIVER) for s in submissions}
     grouped: dict[Key, list[Record]] = {}
     for record in records:
         if record.name in keys:  # a controller that lost its state reuses job ids: others' jobs
@@ -137,7 +137,7 @@ class Accountant:
 
     def _note_once(self, text: str) -> None:
         """Note it once per call of submit, run or resume: without accounting every pass would."""
-        call = read_control(self.run.paths).call
+        call = read_control(self.run.paths).invocation
         noted = (e for e in journal.read_tail(self.run.paths.events) if e.get("event") == "no_accounting")
         if all(event.get("call") != call for event in noted):
             self.note(text)

@@ -28,7 +28,7 @@ class Clock:
 def iteration_row(
     iteration: int, records: Mapping[str, Sequence[Record]], clock: Clock
 ) -> dict[str, float | int]:
-    """Build the row of one iteration from its commit records by :attr:`Task.purpose`. Pure.
+    """Build the row of one iteration from its commit records by :attr:`Task.job_kind`. Pure.
 
     Records may be missing, and then so are the numbers that they held.
     """

@@ -37,8 +37,8 @@ class SpanEnd(StrEnum):
 class Span:
     """One attempt at a task, or one driver job. Times are unix seconds; None if unknown."""
 
-    purpose: str
-    """Purpose of the task, or ``driver``."""
+    job_kind: str
+    """Job kind of the task, or ``driver``."""
     shard: int
     attempt: str
     """The attempt's id; of a driver job its kind and number."""
@@ -53,7 +53,7 @@ class Span:
     """Seconds of model compute."""
     node: str = ""
     lane: str = ""
-    """Partition; for runs on one machine, the purpose."""
+    """Partition; for runs on one machine, the job kind."""
     job: str = ""
     note: str = ""
     """Reason for which it failed."""
@@ -124,7 +124,7 @@ class IterationSpans:
 
     iteration: int
     stages: Mapping[str, StageTime]
-    """Sums by purpose, in the order in which they began."""
+    """Sums by job kind, in the order in which they began."""
     attempts: tuple[Span, ...] = ()
     left_out: int = 0
     """Attempts that are in the sums and not in ``attempts``."""
@@ -150,7 +150,7 @@ def parts_of(span: Span) -> Parts:
     if span.started is None or span.ended is None:
         return Parts(queue)
     run = max(0.0, span.ended - span.started)
-    if span.purpose == DRIVER:
+    if span.job_kind == DRIVER:
         return Parts(queue, run)
     if span.end is not SpanEnd.COMMITTED:
         return Parts(queue, run, retry=run)
@@ -161,11 +161,11 @@ def parts_of(span: Span) -> Parts:
 
 
 def stage_times(spans: Iterable[Span]) -> dict[str, StageTime]:
-    """Sum spans by purpose."""
+    """Sum spans by job kind."""
     groups: dict[str, list[Span]] = {}
     for span in sorted(spans, key=lambda s: s.started or s.ready or 0.0):
-        groups.setdefault(span.purpose, []).append(span)
-    return {purpose: _stage_time(group) for purpose, group in groups.items()}
+        groups.setdefault(span.job_kind, []).append(span)
+    return {job_kind: _stage_time(group) for job_kind, group in groups.items()}
 
 
 def _stage_time(spans: Sequence[Span]) -> StageTime:
@@ -199,10 +199,10 @@ def iteration_spans(iteration: int, spans: Sequence[Span], written: float = 0.0)
 
 
 def _thinned(spans: Sequence[Span]) -> list[Span]:
-    """Keep of each purpose failures, the last to end, and evenly chosen others, in the order of starts."""
+    """Keep of each job kind failures, the last to end, and evenly chosen others, in the order of starts."""
     groups: dict[str, list[Span]] = {}
     for span in sorted(spans, key=lambda s: (s.started or s.ready or 0.0, s.shard)):
-        groups.setdefault(span.purpose, []).append(span)
+        groups.setdefault(span.job_kind, []).append(span)
     return [span for group in groups.values() for span in _some(group)]
 
 
@@ -218,11 +218,11 @@ def _some(spans: Sequence[Span]) -> list[Span]:
 
 def share_metrics(stages: Mapping[str, StageTime]) -> dict[str, float]:
     """Return the shares of the stages' job time that were start-up and idle, for an iteration's row."""
-    ran = {purpose: stage for purpose, stage in stages.items() if stage.run and purpose != DRIVER}
+    ran = {job_kind: stage for job_kind, stage in stages.items() if stage.run and job_kind != DRIVER}
     return {
-        f"slurm/{part}_share/{purpose}": getattr(stage, part) / stage.run
+        f"slurm/{part}_share/{job_kind}": getattr(stage, part) / stage.run
         for part in ("startup", "idle")
-        for purpose, stage in ran.items()
+        for job_kind, stage in ran.items()
     }
 
 
@@ -235,7 +235,7 @@ def to_line(spans: IterationSpans) -> dict[str, Any]:
     """Format a line of ``spans.jsonl``: times count from ``base``, and names are indices into ``names``."""
     times = [getattr(stage, name) for stage in spans.stages.values() for name in ("ready", "started")]
     base = round(min((time for time in times if time is not None), default=0.0))
-    names = dict.fromkeys(name for span in spans.attempts for name in (span.purpose, span.node, span.lane))
+    names = dict.fromkeys(name for span in spans.attempts for name in (span.job_kind, span.node, span.lane))
     place = {name: index for index, name in enumerate(names)}
     return {
         "iteration": spans.iteration,
@@ -243,7 +243,7 @@ def to_line(spans: IterationSpans) -> dict[str, Any]:
         "base": base,
         "left_out": spans.left_out,
         "names": list(names),
-        "stages": {purpose: _stage_line(stage) for purpose, stage in spans.stages.items()},
+        "stages": {job_kind: _stage_line(stage) for job_kind, stage in spans.stages.items()},
         "attempts": [_attempt_line(span, base, place) for span in spans.attempts],
     }
 
@@ -260,7 +260,7 @@ def _attempt_line(span: Span, base: float, place: Mapping[str, int]) -> list[Any
     """Format an attempt as a list; usual values come last and are left out."""
     times = (getattr(span, name) for name in _TIMES)
     line = [
-        *(place[span.purpose], span.shard, span.attempt),
+        *(place[span.job_kind], span.shard, span.attempt),
         *(None if time is None else round(time - base, _DIGITS) for time in times),
         *(round(span.compute, _DIGITS), place[span.node], place[span.lane], span.job),
         *(span.gpus, span.cpus, str(span.end), span.note),
@@ -277,19 +277,19 @@ _NO_LINE = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 
 def from_line(line: Mapping[str, Any], with_attempts: bool = True) -> IterationSpans:
     """Invert :func:`to_line`. On anything else raises one of the errors of :data:`_NO_LINE`."""
-    stages = {purpose: StageTime(**stage) for purpose, stage in line["stages"].items()}
+    stages = {job_kind: StageTime(**stage) for job_kind, stage in line["stages"].items()}
     names, base = line["names"], line["base"]
     attempts = (_span(attempt, names, base) for attempt in (line["attempts"] if with_attempts else ()))
     return IterationSpans(int(line["iteration"]), stages, tuple(attempts), line["left_out"], line["written"])
 
 
 def _span(line: Sequence[Any], names: Sequence[str], base: float) -> Span:
-    purpose, shard, attempt, *times, compute, node, lane, job = line[:11]
+    job_kind, shard, attempt, *times, compute, node, lane, job = line[:11]
     ready, started, computing, ended = (None if time is None else base + time for time in times)
     usual: list[Any] = [0, 0, SpanEnd.COMMITTED, ""]
     gpus, cpus, end, note = [*line[11:], *usual[len(line) - 11 :]]
     return Span(
-        names[purpose],
+        names[job_kind],
         shard,
         attempt,
         SpanEnd(end),
@@ -308,11 +308,11 @@ def _span(line: Sequence[Any], names: Sequence[str], base: float) -> Span:
 
 
 def stage_totals(iterations: Iterable[IterationSpans]) -> dict[str, StageTime]:
-    """Sum stage times over iterations, by purpose."""
+    """Sum stage times over iterations, by job kind."""
     found: dict[str, StageTime] = {}
     for spans in iterations:
-        for purpose, stage in spans.stages.items():
-            found[purpose] = found[purpose].plus(stage) if purpose in found else stage
+        for job_kind, stage in spans.stages.items():
+            found[job_kind] = found[job_kind].plus(stage) if job_kind in found else stage
     return found
 
 

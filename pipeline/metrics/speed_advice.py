@@ -32,40 +32,40 @@ _LIMITING_SHARE = 0.7
 
 def bottleneck(evidence: Evidence) -> Findings:
     """Detect the stage that takes most of each iteration: nothing else is worth making faster."""
-    for purpose in _purposes(evidence):
-        share = _share_of_iteration(evidence, purpose)
+    for job_kind in _job_kinds(evidence):
+        share = _share_of_iteration(evidence, job_kind)
         if share is not None and share > _LIMITING_SHARE:
-            seconds = recent(evidence, f"seconds/{purpose}")
+            seconds = recent(evidence, f"seconds/{job_kind}")
             assert seconds is not None
             what = f"{percent(share)} of each iteration, {duration(seconds.middle)}, in {seconds.span}"
-            title = f"{purpose} limits the throughput"
-            remedy = _faster(evidence, purpose)
+            title = f"{job_kind} limits the throughput"
+            remedy = _faster(evidence, job_kind)
             names = (seconds.name, "seconds/iteration")
             yield Advice(Severity.NOTE, Rule.BOTTLENECK, title, what, remedy, names)
 
 
-def _purposes(evidence: Evidence) -> tuple[str, ...]:
-    """Return the purposes that an iteration waits for, so not evaluation."""
-    return Plan.of(evidence.config).purposes
+def _job_kinds(evidence: Evidence) -> tuple[str, ...]:
+    """Return the job kinds that an iteration waits for, so not evaluation."""
+    return Plan.of(evidence.config).job_kinds
 
 
-def _share_of_iteration(evidence: Evidence, purpose: str) -> float | None:
+def _share_of_iteration(evidence: Evidence, job_kind: str) -> float | None:
     """Return its share of the time; None if unknown, or iterations are too short to matter."""
-    whole, part = recent(evidence, "seconds/iteration"), recent(evidence, f"seconds/{purpose}")
+    whole, part = recent(evidence, "seconds/iteration"), recent(evidence, f"seconds/{job_kind}")
     if whole is None or part is None or whole.middle < _WORTH_SECONDS:
         return None
     return part.middle / whole.middle
 
 
-def _faster(evidence: Evidence, purpose: str) -> str:
+def _faster(evidence: Evidence, job_kind: str) -> str:
     config = evidence.config
-    key, on_slurm = key_of(purpose), isinstance(config.scheduler, SlurmConfig)
-    if purpose == Stage.UPDATE:
+    key, on_slurm = key_of(job_kind), isinstance(config.scheduler, SlurmConfig)
+    if job_kind == Stage.UPDATE:
         ranks = f"{key}.nodes or {key}.ntasks_per_node" if on_slurm else f"{key}.ranks"
         return f"raise {ranks} or update.tokens_per_micro_batch, set update.remove_padding=true"
     more = f"{key}.array_parallelism and {key}.partition" if on_slurm else f"{key}.slots and scheduler.slots"
     shards = f"raise rollout.num_shards={config.rollout.num_shards} as far as {more} let them run at once"
-    if purpose == Stage.ROLLOUT:
+    if job_kind == Stage.ROLLOUT:
         engine = "" if config.rollout.engine == "vllm" else ", set rollout.engine=vllm"
         return f"{shards}{engine}, raise rollout.tokens_per_batch (vllm: rollout.vllm.max_num_seqs)"
     engine = "" if config.reward.engine == "vllm" else ", set reward.engine=vllm"
@@ -82,14 +82,14 @@ def queue_bound(evidence: Evidence) -> Findings:
     waited, ran = _sums(evidence, "slurm/queue_seconds/"), _sums(evidence, "slurm/run_seconds/")
     remedy = "{0}, ask for less time ({1}.time) so that jobs fit into gaps, or raise scheduler.horizon"
     if ran and sum(waited.values()) > sum(ran.values()):
-        purpose = max(waited, key=lambda name: waited[name])
+        job_kind = max(waited, key=lambda name: waited[name])
         seconds = (duration(sum(found.values())) for found in (waited, ran))
         what = "{} waited and {} run, summed over jobs, in the last iterations; most for {}".format(
-            *seconds, purpose
+            *seconds, job_kind
         )
-        key = key_of(purpose if purpose in _purposes(evidence) else Stage.ROLLOUT)
+        key = key_of(job_kind if job_kind in _job_kinds(evidence) else Stage.ROLLOUT)
         title = "jobs wait longer in the queue than they run"
-        names = (f"slurm/queue_seconds/{purpose}", f"slurm/run_seconds/{purpose}")
+        names = (f"slurm/queue_seconds/{job_kind}", f"slurm/run_seconds/{job_kind}")
         remedy = remedy.format(f"name several partitions in {key}.partition", key)
         yield Advice(Severity.WARNING, Rule.QUEUE_BOUND, title, what, remedy, names)
     elif not ran and (gap := _gap(evidence)) > _GAP_SHARE:
@@ -110,7 +110,7 @@ def _sums(evidence: Evidence, prefix: str) -> dict[str, float]:
 
 def _gap(evidence: Evidence) -> float:
     """Return the share of an iteration that is in no stage; stages that overlap only make it smaller."""
-    shares = [_share_of_iteration(evidence, purpose) for purpose in _purposes(evidence)]
+    shares = [_share_of_iteration(evidence, job_kind) for job_kind in _job_kinds(evidence)]
     known = [share for share in shares if share is not None]
     return 1 - sum(known) if known and len(known) == len(shares) else 0.0
 
@@ -121,50 +121,50 @@ _START_UP_SECONDS = 30.0
 
 def start_up(evidence: Evidence) -> Findings:
     """Detect tasks that load models for longer than they use them."""
-    for purpose in _purposes(evidence):
-        compute, total = recent(evidence, f"seconds/compute/{purpose}"), _task_seconds(evidence, purpose)
+    for job_kind in _job_kinds(evidence):
+        compute, total = recent(evidence, f"seconds/compute/{job_kind}"), _task_seconds(evidence, job_kind)
         if compute is None or total is None or total <= 0:
             continue
-        lost, tasks = total - compute.middle, _num_tasks(evidence, purpose)
+        lost, tasks = total - compute.middle, _num_tasks(evidence, job_kind)
         if lost / total > _START_UP_SHARE and lost / tasks > _START_UP_SECONDS:
             what = (
                 f"{percent(lost / total)} of the {duration(total)} that tasks take in an iteration is not "
                 f"compute, {duration(lost / tasks)} in each task ({compute.span})"
             )
-            title = f"{purpose} mostly starts up"
-            remedy = _fewer_starts(evidence, purpose)
-            names = (f"seconds/{purpose}", compute.name)
+            title = f"{job_kind} mostly starts up"
+            remedy = _fewer_starts(evidence, job_kind)
+            names = (f"seconds/{job_kind}", compute.name)
             yield Advice(Severity.WARNING, Rule.START_UP, title, what, remedy, names)
 
 
-def _fewer_starts(evidence: Evidence, purpose: str) -> str:
+def _fewer_starts(evidence: Evidence, job_kind: str) -> str:
     config = evidence.config
     more = "raise data.prompts_per_iteration, put models and environment on a fast disk"
-    if purpose != Stage.UPDATE:
+    if job_kind != Stage.UPDATE:
         more += f", or lower rollout.num_shards={config.rollout.num_shards}"
-    engine = config.rollout.engine if purpose == Stage.ROLLOUT else config.reward.engine
-    if purpose != Stage.UPDATE and engine == "vllm":
-        part = Stage.ROLLOUT if purpose == Stage.ROLLOUT else Stage.REWARD
+    engine = config.rollout.engine if job_kind == Stage.ROLLOUT else config.reward.engine
+    if job_kind != Stage.UPDATE and engine == "vllm":
+        part = Stage.ROLLOUT if job_kind == Stage.ROLLOUT else Stage.REWARD
         more += f"; {part}.vllm.enforce_eager=true or {part}.vllm.keep_compiled=true start sooner"
     return more
 
 
-def _task_seconds(evidence: Evidence, purpose: str) -> float | None:
+def _task_seconds(evidence: Evidence, job_kind: str) -> float | None:
     """Return the seconds of all tasks of an iteration: from attempts, accounting, or the only task's time."""
     totals: dict[int, float] = {}
     for attempt in evidence.attempts:
-        if attempt.purpose == purpose and attempt.is_committed:
+        if attempt.job_kind == job_kind and attempt.is_committed:
             totals[attempt.iteration] = totals.get(attempt.iteration, 0.0) + attempt.seconds
     if totals:
         return median([totals[iteration] for iteration in sorted(totals)[-WINDOW:]])
-    found = recent(evidence, f"slurm/run_seconds/{purpose}")
-    if found is None and _num_tasks(evidence, purpose) == 1:
-        found = recent(evidence, f"seconds/{purpose}")
+    found = recent(evidence, f"slurm/run_seconds/{job_kind}")
+    if found is None and _num_tasks(evidence, job_kind) == 1:
+        found = recent(evidence, f"seconds/{job_kind}")
     return found.middle if found else None
 
 
-def _num_tasks(evidence: Evidence, purpose: str) -> int:
-    return 1 if purpose == Stage.UPDATE else evidence.config.rollout.num_shards
+def _num_tasks(evidence: Evidence, job_kind: str) -> int:
+    return 1 if job_kind == Stage.UPDATE else evidence.config.rollout.num_shards
 
 
 _WASTED_MUCH, _WASTED_MOST = 0.15, 0.4
@@ -205,19 +205,19 @@ _SLOW_FACTOR, _SLOW_ITERATIONS, _LEAST_SECONDS = 1.4, 3, 5.0
 def slow_node(evidence: Evidence) -> Findings:
     """Detect a node whose tasks take longer than the same tasks elsewhere, time and again."""
     ratios: dict[tuple[str, str], dict[int, float]] = {}
-    for (iteration, purpose), tasks in _arrays(evidence):
+    for (iteration, job_kind), tasks in _arrays(evidence):
         for node in sorted({task.node for task in tasks}):
             ratio = _slowness(node, tasks)
             if ratio is not None:
-                ratios.setdefault((purpose, node), {})[iteration] = ratio
-    for (purpose, node), found in ratios.items():
+                ratios.setdefault((job_kind, node), {})[iteration] = ratio
+    for (job_kind, node), found in ratios.items():
         if len(found) >= _SLOW_ITERATIONS and median(found.values()) > _SLOW_FACTOR:
             what = (
-                f"its {purpose} tasks take {median(found.values()):.1f} times as long as those elsewhere "
+                f"its {job_kind} tasks take {median(found.values()):.1f} times as long as those elsewhere "
                 f"(median of {len(found)} iterations, {min(found)} to {max(found)})"
             )
-            remedy = f"set {key_of(purpose)}.exclude={node}, and tell the administrators"
-            title, names = f"node {node} is slow", (f"seconds/{purpose}",)
+            remedy = f"set {key_of(job_kind)}.exclude={node}, and tell the administrators"
+            title, names = f"node {node} is slow", (f"seconds/{job_kind}",)
             yield Advice(Severity.WARNING, Rule.SLOW_NODE, title, what, remedy, names)
 
 
@@ -227,7 +227,7 @@ def _arrays(evidence: Evidence) -> Iterator[tuple[tuple[int, str], Sequence[Task
     arrays: dict[tuple[int, str], list[TaskTime]] = {}
     for attempt in evidence.attempts:
         if attempt.is_committed and attempt.iteration > newest - LOOK_BACK:
-            arrays.setdefault((attempt.iteration, attempt.purpose), []).append(attempt)
+            arrays.setdefault((attempt.iteration, attempt.job_kind), []).append(attempt)
     return ((key, tasks) for key, tasks in sorted(arrays.items()) if len(tasks) > 1)
 
 
@@ -246,11 +246,11 @@ _STRAGGLER_FACTOR, _FEW_SHARDS = 2.0, 4
 def stragglers(evidence: Evidence) -> Findings:
     """Detect a last shard that takes twice as long as most, and that everybody waits for."""
     longest: dict[str, list[tuple[float, float]]] = {}
-    for (_, purpose), tasks in _arrays(evidence):
+    for (_, job_kind), tasks in _arrays(evidence):
         seconds = [task.seconds for task in tasks]
         if len(seconds) >= _FEW_SHARDS and median(seconds) >= _LEAST_SECONDS:
-            longest.setdefault(purpose, []).append((max(seconds), median(seconds)))
-    for purpose, found in longest.items():
+            longest.setdefault(job_kind, []).append((max(seconds), median(seconds)))
+    for job_kind, found in longest.items():
         last = found[-WINDOW:]
         slowest, usual = (median(values) for values in zip(*last, strict=True))
         if len(last) >= 3 and slowest > _STRAGGLER_FACTOR * usual and slowest > _WORTH_SECONDS:
@@ -259,7 +259,7 @@ def stragglers(evidence: Evidence) -> Findings:
                 "make shards smaller (rollout.num_shards), or cut the longest responses "
                 "(rollout.max_new_tokens)"
             )
-            title, names = f"the slowest {purpose} shard holds up the rest", (f"seconds/{purpose}",)
+            title, names = f"the slowest {job_kind} shard holds up the rest", (f"seconds/{job_kind}",)
             yield Advice(Severity.NOTE, Rule.STRAGGLERS, title, what, remedy, names)
 
 
@@ -284,23 +284,23 @@ _NEAR_LIMIT = 0.9
 
 def memory(evidence: Evidence) -> Findings:
     """Detect tasks that nearly use the memory their jobs asked for."""
-    for purpose in _purposes(evidence):
-        given, found = _resources(evidence, purpose), recent(evidence, f"memory_gib/{purpose}")
+    for job_kind in _job_kinds(evidence):
+        given, found = _resources(evidence, job_kind), recent(evidence, f"memory_gib/{job_kind}")
         if given is None or given.mem is None or found is None:
             continue
         used, limit = found.middle * given.ntasks_per_node, parse_memory(given.mem) / 1024
         if used > _NEAR_LIMIT * limit:
             what = f"{number(used)} GiB of {number(limit)} in {found.span}"
-            remedy = f"raise {key_of(purpose)}.mem={given.mem}"
-            title = f"{purpose} tasks are about to run out of memory"
+            remedy = f"raise {key_of(job_kind)}.mem={given.mem}"
+            title = f"{job_kind} tasks are about to run out of memory"
             yield Advice(Severity.WARNING, Rule.MEMORY, title, what, remedy, (found.name,))
 
 
-def _resources(evidence: Evidence, purpose: str) -> ResourcesConfig | None:
+def _resources(evidence: Evidence, job_kind: str) -> ResourcesConfig | None:
     scheduler = evidence.config.scheduler
     if not isinstance(scheduler, SlurmConfig):
         return None
-    stage, pool = parts_of(purpose)
+    stage, pool = parts_of(job_kind)
     if pool:
         return scheduler.pools.get(pool)
     of_stage = {

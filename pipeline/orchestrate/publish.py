@@ -114,7 +114,7 @@ class Publisher:
         for task in tasks:
             record = records.readable(task)
             assert record is not None, f"{task} has no record"
-            grouped.setdefault(task.purpose, []).append(record)
+            grouped.setdefault(task.job_kind, []).append(record)
         row = iteration_row(iteration, grouped, self._clock(records, iteration))
         return row | ({"records_lost": len(lost)} if lost else {})
 

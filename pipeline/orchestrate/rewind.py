@@ -94,9 +94,9 @@ def take_back(run: Run, point: Point) -> Path | None:
 
 def withdraw_submissions(run: Run, tasks: Sequence[Task]) -> None:
     """Mark the submissions of these tasks as withdrawn: that they end without a commit is no failure."""
-    ledger, purposes = Ledger(run.paths), {(task.iteration, task.purpose) for task in tasks}
+    ledger, job_kinds = Ledger(run.paths), {(task.iteration, task.job_kind) for task in tasks}
     for submission in ledger.load({task.iteration for task in tasks}):
-        if (submission.iteration, submission.purpose) in purposes:
+        if (submission.iteration, submission.job_kind) in job_kinds:
             ledger.note(submission, replace(submission.state, is_withdrawn=True))
 
 

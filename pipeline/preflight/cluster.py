@@ -74,15 +74,15 @@ def cluster_problems(config: Config) -> Iterator[ConfigIssue]:
         yield ConfigIssue("scheduler", given.kind, f"Slurm does not answer: {error}")
         return
     yield from limit_problems(given, cluster.limits)
-    for purpose in purposes_used(config):
-        found = list(stage_problems(purpose, resources_of(given, purpose), cluster))
-        yield from found or refusals(config, given, purpose)
+    for job_kind in job_kinds_used(config):
+        found = list(stage_problems(job_kind, resources_of(given, job_kind), cluster))
+        yield from found or refusals(config, given, job_kind)
 
 
-def purposes_used(config: Config) -> list[str]:
-    """Return the purposes that have jobs in a run of this configuration: stages, driver, ``score-POOL``."""
+def job_kinds_used(config: Config) -> list[str]:
+    """Return the job kinds that have jobs in a run of this configuration: stages, driver, ``score-POOL``."""
     stages = [stage for stage in SLURM_STAGES if stage != Stage.EVALUATE or config.evaluate.every]
-    return [*stages, *(Task(1, Stage.SCORE, pool=pool).purpose for pool in config.reward.pools)]
+    return [*stages, *(Task(1, Stage.SCORE, pool=pool).job_kind for pool in config.reward.pools)]
 
 
 def run_dir_problems(run_dir: Path) -> Iterator[ConfigIssue]:
@@ -108,9 +108,9 @@ def limit_problems(given: SlurmConfig, limits: ClusterLimits) -> Iterator[Config
         )
 
 
-def stage_problems(purpose: str, given: ResourcesConfig, cluster: Cluster) -> Iterator[ConfigIssue]:
-    """Find reasons why jobs of one purpose cannot run in their partitions. Pure."""
-    key = key_of(purpose)
+def stage_problems(job_kind: str, given: ResourcesConfig, cluster: Cluster) -> Iterator[ConfigIssue]:
+    """Find reasons why jobs of one job kind cannot run in their partitions. Pure."""
+    key = key_of(job_kind)
     named = list(given.partition)
     unknown = [name for name in named if name not in cluster.partitions]
     for name in unknown:
@@ -232,24 +232,26 @@ def _fits(given: ResourcesConfig, kind: NodeKind) -> bool:
     return all(need.count <= need.of_node(kind) for need in needs_of(given))
 
 
-def refusals(config: Config, given: SlurmConfig, purpose: str) -> Iterator[ConfigIssue]:
+def refusals(config: Config, given: SlurmConfig, job_kind: str) -> Iterator[ConfigIssue]:
     """Ask sbatch (``--test-only``) for objections to the very script that would be submitted."""
     try:
-        run_command(["sbatch", "--test-only"], input=script_of(config, given, purpose), timeout=_TEST_SECONDS)
+        run_command(
+            ["sbatch", "--test-only"], input=script_of(config, given, job_kind), timeout=_TEST_SECONDS
+        )
     except SlurmTimeout:
         return  # a controller that is busy now says nothing about the settings
     except SlurmError as error:
-        yield ConfigIssue(key_of(purpose), _names(resources_of(given, purpose).partition), f"{error}")
+        yield ConfigIssue(key_of(job_kind), _names(resources_of(given, job_kind).partition), f"{error}")
 
 
-def script_of(config: Config, given: SlurmConfig, purpose: str) -> str:
-    """Render the batch script of a purpose's job, with one element."""
+def script_of(config: Config, given: SlurmConfig, job_kind: str) -> str:
+    """Render the batch script of a job kind's job, with one element."""
     run = imagined_run(config)
-    if purpose == DRIVER:
+    if job_kind == DRIVER:
         submission = driver_submission(run, 1, 1, DRIVER, 1)
     else:
-        iteration = 0 if purpose == Stage.PREPARE else 1
-        (submission,) = stage_submissions(run, 1, 1, [task_of(iteration, purpose)], 1000)
+        iteration = 0 if job_kind == Stage.PREPARE else 1
+        (submission,) = stage_submissions(run, 1, 1, [task_of(iteration, job_kind)], 1000)
     return render(array_of(run, given, submission, Escalation(), None))
 
 

@@ -44,7 +44,7 @@ def _rendered(run: Run, ledger: Ledger) -> Iterator[tuple[Submission, str]]:
     tasks, committed = _outstanding(run)
     carriers: dict[Task, ArrayElement] = {}
     for group in in_order([Launch(task, "") for task in tasks]):
-        number = ledger.next_number(group[0].iteration, group[0].purpose)
+        number = ledger.next_number(group[0].iteration, group[0].job_kind)
         for submission in stage_submissions(run, 1, number, group, _CHUNK_SIZE):
             waits = [
                 (task, index, elements_of(run.plan, task, committed.__contains__, carriers) or ())
@@ -55,12 +55,12 @@ def _rendered(run: Run, ledger: Ledger) -> Iterator[tuple[Submission, str]]:
                 submission,
                 render(array_of(run, config, submission, Escalation(), None, dependency)),
             )
-            job = f"JOB-{submission.iteration}-{submission.purpose}"
+            job = f"JOB-{submission.iteration}-{submission.job_kind}"
             carriers |= {task: ArrayElement(job, index) for index, task in submission.tasks()}
     for watch in watches((task, carrier.array) for task, carrier in carriers.items()):
         expression = watch_expression(watch.last, watch.earlier)
-        number = ledger.next_number(watch.iteration, watch.purpose)
-        driver = driver_submission(run, 1, watch.iteration, watch.purpose, number)
+        number = ledger.next_number(watch.iteration, watch.job_kind)
+        driver = driver_submission(run, 1, watch.iteration, watch.job_kind, number)
         yield _driver(run, config, driver, expression, "")
     for waiting in range(WATCHDOGS):
         guard = driver_submission(run, 1, 0, GUARD, ledger.next_number(0, GUARD) + waiting)

@@ -11,7 +11,7 @@ from pipeline.config.reward import RewardModelConfig
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, key_of, resources_of
 from pipeline.config.schema import Config
 from pipeline.executors.slurm.resources import Escalation, command_words, sbatch_options
-from pipeline.preflight.cluster import check_cluster, existing_parent, needs_of, purposes_used
+from pipeline.preflight.cluster import check_cluster, existing_parent, job_kinds_used, needs_of
 from slurm.probe import Answer, Probe, ProbeTimeout, run_probes
 
 PROBE_SECONDS = 120.0
@@ -27,7 +27,7 @@ _DRIVER_PROGRAMS = ("sbatch --version", "squeue --version", "scontrol ping")
 
 @dataclass(frozen=True)
 class Aim:
-    """Purposes that share a probe, as their jobs have the same options, interpreter and environment."""
+    """Job kinds that share a probe, as their jobs have the same options, interpreter and environment."""
 
     stages: tuple[str, ...]
     given: ResourcesConfig
@@ -86,11 +86,11 @@ def validate_cluster(config: Config, with_probe: bool) -> Iterator[str]:
 
 
 def aims_of(config: Config) -> list[Aim]:
-    """Group the purposes by options, interpreter, container, setup and environment. Pure."""
+    """Group the job kinds by options, interpreter, container, setup and environment. Pure."""
     given = config.scheduler
     assert isinstance(given, SlurmConfig)
     groups: dict[object, list[str]] = {}
-    for stage in purposes_used(config):
+    for stage in job_kinds_used(config):
         resources = resources_of(given, stage)
         key = (tuple(options_of(resources).items()), words_of(resources), resources.setup, stage == DRIVER)
         groups.setdefault((key, tuple(resources.environment.items())), []).append(stage)
@@ -135,7 +135,7 @@ def paths_of(config: Config) -> Iterator[str]:
 
 
 def judge(aim: Aim, answer: Answer) -> Iterator[ConfigIssue]:
-    """Find in a probe's answer what would keep the jobs of its purposes from working. Pure."""
+    """Find in a probe's answer what would keep the jobs of its job kinds from working. Pure."""
     key = key_of(aim.stages[0])
     partition = ",".join(aim.given.partition) or "default"
     if isinstance(answer, ProbeTimeout):

@@ -161,7 +161,7 @@ def task_times(spans: Mapping[int, IterationSpans]) -> list[TaskTime]:
     return [
         TaskTime(
             iteration,
-            span.purpose,
+            span.job_kind,
             span.shard,
             span.node,
             span.ended - span.started,
@@ -169,7 +169,7 @@ def task_times(spans: Mapping[int, IterationSpans]) -> list[TaskTime]:
         )
         for iteration, of_iteration in spans.items()
         for span in of_iteration.attempts
-        if span.started is not None and span.ended is not None and span.purpose != DRIVER
+        if span.started is not None and span.ended is not None and span.job_kind != DRIVER
     ]
 
 

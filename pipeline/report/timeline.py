@@ -86,26 +86,26 @@ def timeline_data(data: ReportData) -> dict[str, Any]:
     stages = [stage for of_iteration in spans.values() for stage in of_iteration.stages.values()]
     times = [time for stage in stages for time in (stage.ready, stage.started) if time is not None]
     base = min(times, default=data.run.identity.created)
-    purposes = purposes_of(data)
+    job_kinds = job_kinds_of(data)
     names = list(dict.fromkeys(_names(spans)))
     place = {name: index for index, name in enumerate(names)}
     return {
         "base": base,
         "now": round(data.now - base, 2),
         "names": names,
-        "purposes": purposes,
-        "colours": [colour_of(purpose, purposes) for purpose in purposes],
+        "purposes": job_kinds,
+        "colours": [colour_of(job_kind, job_kinds) for job_kind in job_kinds],
         "attempts": [
-            _attempt(data.run, iteration, span, base, place, purposes)
+            _attempt(data.run, iteration, span, base, place, job_kinds)
             for iteration, of_iteration in spans.items()
             for span in of_iteration.attempts
         ],
         "stages": [
-            [iteration, purposes.index(purpose), place[stage.lane]]
+            [iteration, job_kinds.index(job_kind), place[stage.lane]]
             + [_since(time, base) for time in (stage.ready, stage.started, stage.ended)]
             + [stage.attempts, stage.failed]
             for iteration, of_iteration in spans.items()
-            for purpose, stage in of_iteration.stages.items()
+            for job_kind, stage in of_iteration.stages.items()
         ],
     }
 
@@ -116,30 +116,30 @@ def _names(spans: Mapping[int, IterationSpans]) -> Sequence[str]:
     return [*lanes, *(name for span in attempts for name in (span.lane, span.node))]
 
 
-def purposes_of(data: ReportData) -> list[str]:
-    """Return the purposes that ran, in the order of the pipeline."""
-    found = {purpose for of_iteration in data.spans.values() for purpose in of_iteration.stages}
-    order = (Stage.PREPARE, *data.run.plan.purposes, Stage.EVALUATE, DRIVER)
-    known = [str(purpose) for purpose in order if purpose in found]
+def job_kinds_of(data: ReportData) -> list[str]:
+    """Return the job kinds that ran, in the order of the pipeline."""
+    found = {job_kind for of_iteration in data.spans.values() for job_kind in of_iteration.stages}
+    order = (Stage.PREPARE, *data.run.plan.job_kinds, Stage.EVALUATE, DRIVER)
+    known = [str(job_kind) for job_kind in order if job_kind in found]
     return [*known, *sorted(found - set(known))]
 
 
-def colour_of(purpose: str, purposes: Sequence[str]) -> int:
+def colour_of(job_kind: str, job_kinds: Sequence[str]) -> int:
     """Choose a colour of the style sheet: a stage has the same one in every chart, and pools follow."""
     usual: dict[str, int] = {Stage.ROLLOUT: 0, Stage.REWARD: 1, Stage.UPDATE: 2, Stage.EVALUATE: 3}
-    if purpose in usual:
-        return usual[purpose]
-    pools = [other for other in purposes if other.startswith(f"{Stage.SCORE}-")]
-    return 4 + pools.index(purpose) % 2 if purpose in pools else 5
+    if job_kind in usual:
+        return usual[job_kind]
+    pools = [other for other in job_kinds if other.startswith(f"{Stage.SCORE}-")]
+    return 4 + pools.index(job_kind) % 2 if job_kind in pools else 5
 
 
 def _attempt(
-    run: Run, iteration: int, span: Span, base: float, place: Mapping[str, int], purposes: Sequence[str]
+    run: Run, iteration: int, span: Span, base: float, place: Mapping[str, int], job_kinds: Sequence[str]
 ) -> list[Any]:
     times = (span.ready, span.started, span.ended)
     return [
         iteration,
-        purposes.index(span.purpose),
+        job_kinds.index(span.job_kind),
         place[span.lane],
         span.shard,
         span.attempt,
@@ -158,11 +158,11 @@ def _since(time: float | None, base: float) -> float | None:
 
 def log_of(run: Run, iteration: int, span: Span) -> str:
     """Return the path of an attempt's log, relative to the run directory."""
-    if span.purpose == DRIVER:
+    if span.job_kind == DRIVER:
         kind, of_iteration, number = span.attempt.split("-")
         folder = run.paths.log_root / f"{int(of_iteration):05d}-{kind}" / f"attempt-{number}"
         path = (run.paths.log_root / GUARD if kind == GUARD else folder) / f"{kind}.log"
     else:
-        task = task_of(iteration, span.purpose, span.shard)
+        task = task_of(iteration, span.job_kind, span.shard)
         path = run.paths.task(task).log(span.number)
     return run.paths.relative(path)

@@ -9,7 +9,7 @@ from pipeline.config.job_kinds import DRIVER
 from pipeline.metrics.spans import StageTime, stage_totals
 from pipeline.report.data import ReportData
 from pipeline.report.html import caption, facts, folded, section, table
-from pipeline.report.timeline import purposes_of
+from pipeline.report.timeline import job_kinds_of
 from pipeline.text import MISSING, duration
 
 PARTS: Mapping[str, str] = {
@@ -44,7 +44,7 @@ _MEANINGS: Mapping[str, str] = {
 def usage(data: ReportData) -> tuple[str, dict[str, Any] | None]:
     """Render the section, and make the figure of its chart; empty and None where nothing ran."""
     stages = stage_totals(data.spans.values())
-    ordered = {purpose: stages[purpose] for purpose in purposes_of(data) if stages[purpose].attempts}
+    ordered = {job_kind: stages[job_kind] for job_kind in job_kinds_of(data) if stages[job_kind].attempts}
     if not ordered:
         return "", None
     first, last = min(data.spans), max(data.spans)
@@ -78,13 +78,13 @@ _HOURS = (("GPU hours", "as Slurm accounts for them"), ("CPU hours", "as Slurm a
 def _table(stages: Mapping[str, StageTime]) -> str:
     """Render the table, with hours and partitions where there are any."""
     hidden = {title for title, _ in _HOURS if not any(stage.cpu_hours for stage in stages.values())}
-    hidden |= {"partition"} if all(stage.lane == purpose for purpose, stage in stages.items()) else set()
+    hidden |= {"partition"} if all(stage.lane == job_kind for job_kind, stage in stages.items()) else set()
     heads = [head for head in (*_HEADS, *_HOURS) if head[0] not in hidden]
     rows = [_cells(*item) for item in (*stages.items(), ("all", total(stages.values())))]
     return table("Time by stage", heads, [[row[title] for title, _ in heads] for row in rows], "sums")
 
 
-def _cells(purpose: str, stage: StageTime) -> dict[str, str]:
+def _cells(job_kind: str, stage: StageTime) -> dict[str, str]:
     """Return the cells of a row, by column."""
     shares = {
         "start-up": stage.startup,
@@ -92,9 +92,9 @@ def _cells(purpose: str, stage: StageTime) -> dict[str, str]:
         "idle": stage.idle,
         "no result": stage.retry,
     }
-    is_task = purpose != DRIVER
+    is_task = job_kind != DRIVER
     return {
-        "stage": purpose,
+        "stage": job_kind,
         "partition": stage.lane,
         "attempts": str(stage.attempts),
         "failed": str(stage.failed),
@@ -118,7 +118,7 @@ def total(stages: Iterable[StageTime]) -> StageTime:
 
 def figure(stages: Mapping[str, StageTime]) -> dict[str, Any]:
     """Draw stacked bars, one per stage, in the largest unit in which the longest has at least two."""
-    tasks = {purpose: stage for purpose, stage in stages.items() if purpose != DRIVER}
+    tasks = {job_kind: stage for job_kind, stage in stages.items() if job_kind != DRIVER}
     longest = max((stage.queue + stage.run for stage in tasks.values()), default=0.0)
     unit, size = next(
         ((name, size) for name, size in (("hours", 3600), ("minutes", 60)) if longest >= 2 * size),

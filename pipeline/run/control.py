@@ -24,7 +24,7 @@ class SpoiltControl(UserError, ValueError):
 class Control:
     """People's requests of a run on Slurm: content of ``<run>/slurm/control.json``."""
 
-    call: Annotated[int, Field(alias="call")] = 0
+    invocation: Annotated[int, Field(alias="call")] = 0
     """Number of invocations of submit, run and resume so far: each has a new budget of attempts."""
     cancelled: bool = False
     """Cancellation by a person: driver jobs that start nevertheless do nothing."""
@@ -68,8 +68,8 @@ def _controls(paths: RunPaths) -> tuple[Path, Path]:
     return paths.control, paths.control.with_suffix(".copy.json")
 
 
-def begin_call(paths: RunPaths) -> Control:
+def begin_invocation(paths: RunPaths) -> Control:
     """Note that a person asks for the run to go on, which gives it a new budget of attempts."""
-    control = Control(read_control(paths).call + 1, begun=time.time())
+    control = Control(read_control(paths).invocation + 1, begun=time.time())
     write_control(paths, control)
     return control

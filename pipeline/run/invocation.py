@@ -10,7 +10,7 @@ def stage_arguments(run: Run, task: Task, number: int, attempt: str) -> tuple[st
 
 
 def common_arguments(run: Run, task: Task, attempt: str) -> tuple[str, ...]:
-    """Return the arguments that all tasks of a purpose and an iteration share."""
+    """Return the arguments that all tasks of a job kind and an iteration share."""
     return (
         task.stage,
         *(("--pool", task.pool) if task.pool else ()),

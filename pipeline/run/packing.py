@@ -97,7 +97,7 @@ def pack(run: Run, iteration: int) -> None:
 
 def _folders(paths: RunPaths, plan: Plan, iteration: int) -> Iterator[Path]:
     """Yield the folders whose files are packed: those of sharded stages, and of every attempt's logs."""
-    tasks = {task.purpose: task for task in plan.tasks(iteration)}
+    tasks = {task.job_kind: task for task in plan.tasks(iteration)}
     yield from (paths.task(task).folder for task in tasks.values() if task.stage.is_sharded)
     for task in tasks.values():
         logs = paths.logs(task)
@@ -171,7 +171,7 @@ def _verify(file: IO[bytes], plan: Plan, iteration: int, digests: dict[str, tupl
 
 def _verify_commit(archive: zipfile.ZipFile, task: Task, digests: dict[str, tuple[int, str]]) -> None:
     """Compare a task's files with its record, which may be lost since its iteration. Raises CorruptData."""
-    name = f"iterations/{task.iteration:05d}/{task.purpose}/{task.record_name}"
+    name = f"iterations/{task.iteration:05d}/{task.job_kind}/{task.record_name}"
     if name not in digests:
         return
     try:

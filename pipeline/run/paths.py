@@ -61,7 +61,7 @@ class RunPaths:
         return self.slurm / f"{iteration:05d}"
 
     def logs(self, task: Task) -> Path:
-        return self.log_root / f"{task.iteration:05d}-{task.purpose}"
+        return self.log_root / f"{task.iteration:05d}-{task.job_kind}"
 
     def task(self, task: Task) -> "TaskPaths":
         return TaskPaths(self, task)
@@ -87,7 +87,7 @@ class TaskPaths:
     def folder(self) -> Path:
         if self.task.stage is Stage.PREPARE:
             return self.run.data
-        return self.run.iterations / f"{self.task.iteration:05d}/{self.task.purpose}"
+        return self.run.iterations / f"{self.task.iteration:05d}/{self.task.job_kind}"
 
     @property
     def record(self) -> Path:

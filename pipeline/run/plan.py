@@ -41,9 +41,9 @@ class Plan:
         return tuple(stages)
 
     @property
-    def purposes(self) -> tuple[str, ...]:
-        """Purposes of an iteration's tasks but evaluation, inputs before what reads them."""
-        scores = (Task(0, Stage.SCORE, pool=pool).purpose for pool in self.pools)
+    def job_kinds(self) -> tuple[str, ...]:
+        """Job kinds of an iteration's tasks but evaluation, inputs before what reads them."""
+        scores = (Task(0, Stage.SCORE, pool=pool).job_kind for pool in self.pools)
         return (Stage.ROLLOUT, *scores, Stage.REWARD, Stage.UPDATE)
 
     def all_tasks(self) -> Iterator[Task]:

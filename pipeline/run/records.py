@@ -111,7 +111,7 @@ def recorded(paths: RunPaths, tasks: Iterable[Task]) -> Iterator[Task]:
     """Yield those of ``tasks`` that have a commit record, as a file or packed, listing every folder once."""
     wanted: dict[tuple[int, str], list[Task]] = {}
     for task in tasks:
-        wanted.setdefault((task.iteration, task.purpose), []).append(task)
+        wanted.setdefault((task.iteration, task.job_kind), []).append(task)
     for group in wanted.values():
         names = names_of_stage(paths.task(group[0]).folder)
         if group[0].stage.is_sharded and any(task.record_name not in names for task in group):

@@ -23,12 +23,12 @@ from pipeline.run.control import read_control
 from pipeline.run.durable import link_once, replace_durably
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.paths import RunPaths
-from pipeline.run.tasks import PURPOSE_PATTERN, Task, task_of
+from pipeline.run.tasks import JOB_KIND_PATTERN, Task, task_of
 from slurm.limits import ClusterLimits, read_limits
 from slurm.sealing import sealed, unsealed
 from slurm.sharedfiles import make_folder, names_in, read_newest, read_shared
 
-_FILE = re.compile(rf"({PURPOSE_PATTERN})-(\d+)-(\d+)\.json")
+_FILE = re.compile(rf"({JOB_KIND_PATTERN})-(\d+)-(\d+)\.json")
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class Submission:
     name: str
     """Job name: unique, so that the job can be found by it."""
     iteration: int
-    purpose: Annotated[str, Field(alias="purpose")]
-    """Purpose of its tasks, or which driver job it is."""
+    job_kind: Annotated[str, Field(alias="purpose")]
+    """Job kind of its tasks, or which driver job it is."""
     number: int
-    """Number among the submissions of a purpose in an iteration; names the folder of the logs."""
+    """Number among the submissions of a job kind in an iteration; names the folder of the logs."""
     chunk: int
     """Part of an array that is split, being longer than allowed: index + chunk * chunk_size is the shard."""
     chunk_size: int
-    call: Annotated[int, Field(alias="call")]
+    invocation: Annotated[int, Field(alias="call")]
     """Number of the invocation of submit, run or resume that it belongs to."""
     created: float
     module: str
@@ -80,14 +80,14 @@ class Submission:
 
     @property
     def is_of_stage(self) -> bool:
-        return self.purpose not in DRIVERS
+        return self.job_kind not in DRIVERS
 
     @property
     def indices(self) -> list[int]:
         return [int(index) for index in self.elements]
 
     def task(self, index: int) -> Task:
-        return task_of(self.iteration, self.purpose, index + self.chunk * self.chunk_size)
+        return task_of(self.iteration, self.job_kind, index + self.chunk * self.chunk_size)
 
     def has_ended(self, task: Task) -> bool:
         """Whether the element of one of its tasks is known to have ended without a commit."""
@@ -113,7 +113,7 @@ class Ledger:
     paths: RunPaths
 
     def load(self, iterations: Iterable[int]) -> list[Submission]:
-        """Return the submissions of some iterations, by iteration, purpose, number and chunk."""
+        """Return the submissions of some iterations, by iteration, job kind, number and chunk."""
         found = []
         for iteration in sorted(set(iterations)):
             folder = self.paths.submissions(iteration)
@@ -123,12 +123,12 @@ class Ledger:
                     # submitted again, and the commit protocol lets one attempt win.
                     with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
                         found.append(_read(folder / name))
-        return sorted(found, key=lambda s: (s.iteration, s.purpose, s.number, s.chunk))
+        return sorted(found, key=lambda s: (s.iteration, s.job_kind, s.number, s.chunk))
 
-    def next_number(self, iteration: int, purpose: str) -> int:
+    def next_number(self, iteration: int, job_kind: str) -> int:
         folder = self.paths.submissions(iteration)
         names = [_FILE.fullmatch(name) for name in names_in(folder)]
-        return 1 + max((int(name[2]) for name in names if name and name[1] == purpose), default=0)
+        return 1 + max((int(name[2]) for name in names if name and name[1] == job_kind), default=0)
 
     def begin(self, submission: Submission) -> bool:
         """Write what is about to be submitted, by hard link. False when another driver took the number."""
@@ -152,7 +152,7 @@ class Ledger:
             file.unlink(missing_ok=True)
 
     def file(self, submission: Submission) -> Path:
-        name = f"{submission.purpose}-{submission.number}-{submission.chunk}.json"
+        name = f"{submission.job_kind}-{submission.number}-{submission.chunk}.json"
         return self.paths.submissions(submission.iteration) / name
 
     def script(self, submission: Submission) -> Path:
@@ -174,8 +174,8 @@ def _read(path: Path) -> Submission:
         return submission
 
 
-def job_name(run_name: str, run_id: str, iteration: int, purpose: str, number: int, chunk: int) -> str:
-    return f"{run_name}.{run_id}.{iteration}.{purpose}.{number}.{chunk}"
+def job_name(run_name: str, run_id: str, iteration: int, job_kind: str, number: int, chunk: int) -> str:
+    return f"{run_name}.{run_id}.{iteration}.{job_kind}.{number}.{chunk}"
 
 
 def is_job_of(run_id: str, name: str) -> bool:
@@ -183,8 +183,8 @@ def is_job_of(run_id: str, name: str) -> bool:
     return len(parts) == 6 and parts[1] == run_id
 
 
-def purpose_of(name: str) -> str:
-    """Return the purpose that a job's name (:func:`job_name`) contains."""
+def job_kind_of(name: str) -> str:
+    """Return the job kind that a job's name (:func:`job_name`) contains."""
     return name.rsplit(".", 3)[1]
 
 
@@ -210,13 +210,13 @@ def age(submission: Submission) -> float:
 
 def read_limits_of(paths: RunPaths) -> ClusterLimits:
     """Return the cluster's limits, asked once in each invocation of submit, run or resume, and kept."""
-    path, call = paths.slurm / "cluster.json", read_control(paths).call
+    path, invocation = paths.slurm / "cluster.json", read_control(paths).invocation
     # Where the file is spoilt, or of another invocation, the cluster is asked again.
     with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
         kept = unsealed(read_newest(path))
-        if kept["call"] == call:
+        if kept["call"] == invocation:
             return converted(ClusterLimits, kept["limits"])
     limits = read_limits()
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_durably(path, sealed({"call": call, "limits": asdict(limits)}))
+    replace_durably(path, sealed({"call": invocation, "limits": asdict(limits)}))
     return limits

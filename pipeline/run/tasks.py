@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from pipeline.config.job_kinds import parts_of
 
-PURPOSE_PATTERN = r"[a-z]+(?:-[a-z][a-z0-9_]*)?"
-"""Pattern of a task's or driver job's purpose: at most one dash, then a pool's name that starts with a-z."""
+JOB_KIND_PATTERN = r"[a-z]+(?:-[a-z][a-z0-9_]*)?"
+"""Pattern of a task's or driver job's kind: at most one dash, then a pool's name that starts with a-z."""
 
 
 class Stage(StrEnum):
@@ -59,7 +59,7 @@ class Task(NamedTuple):
     """Pool whose components a score task uses (``reward.components.NAME.pool``). Empty in other stages."""
 
     @property
-    def purpose(self) -> str:
+    def job_kind(self) -> str:
         """Stage, with the pool's name if there is one, e.g. ``score-big``: names folders, arrays and rows."""
         return f"{self.stage}-{self.pool}" if self.pool else str(self.stage)
 
@@ -76,7 +76,7 @@ class Task(NamedTuple):
         if self.stage is Stage.PREPARE:
             return "prepare"
         shard = f" shard {self.shard}" if self.stage.is_sharded else ""
-        return f"iteration {self.iteration} {self.purpose}{shard}"
+        return f"iteration {self.iteration} {self.job_kind}{shard}"
 
 
 PREPARE = Task(0, Stage.PREPARE)
@@ -89,34 +89,34 @@ def parse_task(text: str) -> Task:
         ValueError: the text is not a task key.
     """
     try:
-        iteration, purpose, shard = text.split("/")
-        return task_of(int(iteration), purpose, int(shard))
+        iteration, job_kind, shard = text.split("/")
+        return task_of(int(iteration), job_kind, int(shard))
     except ValueError as error:
         raise ValueError(f"{text!r} is not a task key such as '7/rollout/3'") from error
 
 
 def task_key(task: Task) -> str:
     """Return the task as records and events name it, e.g. ``7/rollout/3`` or ``7/score-big/3``."""
-    return f"{task.iteration}/{task.purpose}/{task.shard}"
+    return f"{task.iteration}/{task.job_kind}/{task.shard}"
 
 
-def task_of(iteration: int, purpose: str, shard: int = 0) -> Task:
-    """Return the task with this :attr:`Task.purpose`.
+def task_of(iteration: int, job_kind: str, shard: int = 0) -> Task:
+    """Return the task with this :attr:`Task.job_kind`.
 
     Raises:
-        ValueError: the purpose is none: no such stage, a pool where the stage has none, or none where it has.
+        ValueError: it is none: no such stage, a pool where the stage has none, or none where it has.
     """
-    stage, pool = _stage_and_pool(purpose)
+    stage, pool = _stage_and_pool(job_kind)
     return Task(iteration, stage, shard, pool)
 
 
 @lru_cache(maxsize=64)
-def _stage_and_pool(purpose: str) -> tuple[Stage, str]:
-    """Split a purpose; cached, since a submission of thousands of shards asks for each. Raises ValueError."""
-    name, pool = parts_of(purpose)
+def _stage_and_pool(job_kind: str) -> tuple[Stage, str]:
+    """Split a job kind; cached, as a submission of thousands of shards asks for each. Raises ValueError."""
+    name, pool = parts_of(job_kind)
     stage = Stage(name)
-    if not re.fullmatch(PURPOSE_PATTERN, purpose) or bool(pool) != (stage is Stage.SCORE):
-        raise ValueError(f"{purpose!r} is not a stage such as 'rollout' or 'score-POOL'")
+    if not re.fullmatch(JOB_KIND_PATTERN, job_kind) or bool(pool) != (stage is Stage.SCORE):
+        raise ValueError(f"{job_kind!r} is not a stage such as 'rollout' or 'score-POOL'")
     return stage, pool
 
 

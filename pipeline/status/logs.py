@@ -21,14 +21,14 @@ from pipeline.run.packed import BadArchive, archives, read_packed
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan
 from pipeline.run.records import Records, find_frontier
-from pipeline.run.tasks import PURPOSE_PATTERN, Stage, Task, parse_task, task_of
+from pipeline.run.tasks import JOB_KIND_PATTERN, Stage, Task, parse_task, task_of
 from pipeline.status.failure import where
 from pipeline.status.snapshot import is_complete
 from pipeline.text import printable
 from slurm.sharedfiles import is_there, names_in, persistently, size_of
 
 _DRIVERS = (DRIVER, EVALUATION_DRIVER, GUARD)
-_FOLDER = re.compile(rf"(\d+)-({PURPOSE_PATTERN})")
+_FOLDER = re.compile(rf"(\d+)-({JOB_KIND_PATTERN})")
 _POLL_SECONDS = 1.0
 _ASK_SECONDS = 30.0
 """Seconds between two questions of --follow to Slurm, whether anything is left in the queue."""
@@ -42,19 +42,19 @@ _LONGEST_LINE = 1 << 16
 class Choice:
     """Selection of logs."""
 
-    purpose: str | None = None
+    job_kind: str | None = None
     """A stage, one pool's scores, or a kind of driver job. None: whatever is newest."""
     iteration: int | None = None
 
-    def takes(self, iteration: int, purpose: str) -> bool:
-        of_drivers = self.purpose == DRIVER and purpose in _DRIVERS
-        of_pools = self.purpose == Stage.SCORE and parts_of(purpose)[0] == Stage.SCORE
-        is_purpose = self.purpose in (None, purpose) or of_drivers or of_pools
-        return is_purpose and self.iteration in (None, iteration)
+    def takes(self, iteration: int, job_kind: str) -> bool:
+        of_drivers = self.job_kind == DRIVER and job_kind in _DRIVERS
+        of_pools = self.job_kind == Stage.SCORE and parts_of(job_kind)[0] == Stage.SCORE
+        is_job_kind = self.job_kind in (None, job_kind) or of_drivers or of_pools
+        return is_job_kind and self.iteration in (None, iteration)
 
     def __str__(self) -> str:
         at = "" if self.iteration is None else f"@{self.iteration}"
-        return f"{self.purpose or 'this run'}{at}"
+        return f"{self.job_kind or 'this run'}{at}"
 
 
 def parse_choice(text: str | None, plan: Plan) -> Choice:
@@ -65,14 +65,14 @@ def parse_choice(text: str | None, plan: Plan) -> Choice:
     """
     if text is None:
         return Choice()
-    purpose, at, number = text.partition("@")
+    job_kind, at, number = text.partition("@")
     scores = (Stage.SCORE,) if plan.pools else ()
-    legal = (Stage.PREPARE, *plan.purposes, *scores, Stage.EVALUATE, *_DRIVERS)
-    if purpose not in legal:
+    legal = (Stage.PREPARE, *plan.job_kinds, *scores, Stage.EVALUATE, *_DRIVERS)
+    if job_kind not in legal:
         raise RunError(f"{text}: no such stage; legal: {', '.join(legal)}, each with @ITERATION or not")
     if at and not (number.isdigit() and int(number) <= plan.iterations):
         raise RunError(f"{text}: no such iteration; legal: 0 to {plan.iterations}")
-    return Choice(purpose, int(number) if at else None)
+    return Choice(job_kind, int(number) if at else None)
 
 
 @dataclass(frozen=True)
@@ -81,18 +81,18 @@ class Log:
 
     path: Path
     iteration: int
-    purpose: str
+    job_kind: str
     attempt: int
 
     @property
     def name(self) -> str:
         """Short name, for the beginning of a line."""
-        parts = [f"{self.purpose}@{self.iteration}" if self.iteration else self.purpose]
-        if parts_of(self.purpose)[0] in [stage for stage in Stage if stage.is_sharded]:
+        parts = [f"{self.job_kind}@{self.iteration}" if self.iteration else self.job_kind]
+        if parts_of(self.job_kind)[0] in [stage for stage in Stage if stage.is_sharded]:
             parts.append(str(self.shard))
         if rank := self.path.stem.partition(".rank-")[2]:
             parts.append(f"rank {rank}")
-        if self.attempt > 1 and self.purpose not in _DRIVERS:
+        if self.attempt > 1 and self.job_kind not in _DRIVERS:
             parts.append(f"#{self.attempt}")
         return " ".join(parts)
 
@@ -113,7 +113,7 @@ def find_logs(paths: RunPaths, choice: Choice, since: int = 0) -> list[Log]:
             number = int(attempt.name.removeprefix("attempt-"))
             files = (path for path in _listing(attempt) if path.suffix == ".log")
             found += [Log(path, int(name[1]), name[2], number) for path in files]
-    return sorted(found, key=lambda log: (log.iteration, log.purpose, log.attempt, log.path.name))
+    return sorted(found, key=lambda log: (log.iteration, log.job_kind, log.attempt, log.path.name))
 
 
 def _listing(folder: Path) -> list[Path]:
@@ -153,10 +153,10 @@ def newest(run: Run, logs: Sequence[Log], choice: Choice) -> list[Log]:
 
     Without a stage, those of the newest driver job and of tasks that are not done.
     """
-    if choice.purpose is None:
-        drivers = [log for log in logs if log.purpose in _DRIVERS]
+    if choice.job_kind is None:
+        drivers = [log for log in logs if log.job_kind in _DRIVERS]
         latest = sorted(drivers, key=lambda log: log.path.stat().st_mtime)[-1:]
-        tasks = [log for log in logs if log.purpose not in _DRIVERS]
+        tasks = [log for log in logs if log.job_kind not in _DRIVERS]
         return [*latest, *(unfinished(run, tasks) or _of_last(tasks))]
     return list(logs) if choice.iteration is not None else _of_last(logs)
 
@@ -165,10 +165,10 @@ def unfinished(run: Run, logs: Sequence[Log]) -> list[Log]:
     """Return the last log of each task of the iterations at hand that is not committed."""
     first = max(1, find_frontier(run.plan, run.paths).updated + 1)
     records = Records(run.paths)
-    last = {(log.iteration, log.purpose, log.path.name): log for log in logs if log.iteration >= first}
+    last = {(log.iteration, log.job_kind, log.path.name): log for log in logs if log.iteration >= first}
     found = []
     for log in last.values():
-        if records.get(task_of(log.iteration, log.purpose, log.shard)) is None:
+        if records.get(task_of(log.iteration, log.job_kind, log.shard)) is None:
             found.append(log)
     return found
 
@@ -203,10 +203,10 @@ def describe_failed(
     for event in reversed(events):
         if event.get("event") == "failed":
             task = parse_task(event["task"])
-            if choice.takes(task.iteration, task.purpose):
+            if choice.takes(task.iteration, task.job_kind):
                 failures.append((task, event))
     if not failures:
-        yield f"no failed attempt of {choice}" if choice.purpose else "no attempt has failed"
+        yield f"no failed attempt of {choice}" if choice.job_kind else "no attempt has failed"
     for task, event in failures[:_MOST_SHOWN]:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
         yield f"==> {when} {task}, attempt {event['attempt']} ({event['kind']}): {event['message']}"

@@ -79,17 +79,17 @@ def describe_plan(run: Run) -> Iterator[str]:
 def _whole_run(found: Outlook) -> Iterator[str]:
     total, done = count_all(found.plan), count_done(found)
     yield f"{'stage':<10}{'to run':>10}{'done':>10}"
-    for purpose, count in total.items():
-        yield f"{purpose:<10} {count - done[purpose]:>9}{done[purpose]:>10}"
+    for job_kind, count in total.items():
+        yield f"{job_kind:<10} {count - done[job_kind]:>9}{done[job_kind]:>10}"
     yield ""
 
 
 def count_all(plan: Plan) -> Counter[str]:
-    """Count the tasks of the whole run by purpose, in the order of the plan."""
+    """Count the tasks of the whole run by job kind, in the order of the plan."""
     width = plan.iterations - plan.start
     counts = Counter({str(Stage.PREPARE): 1})
-    for purpose in plan.purposes:
-        counts[purpose] = width if purpose == Stage.UPDATE else width * plan.num_shards
+    for job_kind in plan.job_kinds:
+        counts[job_kind] = width if job_kind == Stage.UPDATE else width * plan.num_shards
     if evaluations := len(plan.evaluations()):
         counts[str(Stage.EVALUATE)] = evaluations
     return counts
@@ -99,12 +99,12 @@ def count_done(found: Outlook) -> Counter[str]:
     """Count the tasks whose commit stands: all behind the frontier, and those that were read."""
     plan, seen, frontier = found.plan, found.seen, found.frontier
     behind = max(0, frontier.updated - plan.start)
-    counts = Counter({p: behind if p == Stage.UPDATE else behind * plan.num_shards for p in plan.purposes})
+    counts = Counter({p: behind if p == Stage.UPDATE else behind * plan.num_shards for p in plan.job_kinds})
     counts[str(Stage.PREPARE)] = int(frontier.updated >= 0)
     counts[str(Stage.EVALUATE)] = frontier.evaluated
     retracted = {item.task for item in found.actions.retract}
-    counts.update(t.purpose for t in seen.tasks if t in seen.committed and t not in retracted)
-    counts.subtract(task.purpose for task in retracted if task not in seen.tasks)
+    counts.update(t.job_kind for t in seen.tasks if t in seen.committed and t not in retracted)
+    counts.subtract(task.job_kind for task in retracted if task not in seen.tasks)
     return counts
 
 

@@ -31,11 +31,11 @@ def done_in(plan: Plan, records: Records, iteration: int) -> dict[str, tuple[lis
     """Return by stage and pool the records of an iteration's tasks that are done, and how many there are."""
     tasks = plan.tasks(iteration)
     return {
-        purpose: (
-            [records.known[task] for task in tasks if task.purpose == purpose and task in records.known],
-            sum(task.purpose == purpose for task in tasks),
+        job_kind: (
+            [records.known[task] for task in tasks if task.job_kind == job_kind and task in records.known],
+            sum(task.job_kind == job_kind for task in tasks),
         )
-        for purpose in plan.purposes
+        for job_kind in plan.job_kinds
     }
 
 
@@ -107,8 +107,8 @@ class Bars:
         self._progress = Progress(*columns, console=console, transient=True, refresh_per_second=2)
         self._progress.start()
         first = self.plan.tasks(self.plan.start + 1)
-        for stage in self.plan.purposes:
-            total = sum(task.purpose == stage for task in first)
+        for stage in self.plan.job_kinds:
+            total = sum(task.job_kind == stage for task in first)
             self._bars[stage] = self._progress.add_task(stage, total=total, speed="")
 
     def progress(self, frontier: Frontier, records: Records, tasks: tuple[Task, ...]) -> None:

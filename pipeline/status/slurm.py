@@ -231,7 +231,7 @@ def stages_of(facts: Sequence[TaskFacts], now: float) -> Iterator[StageProgress]
     """Yield the progress of each stage (and pool) of each iteration, in the order of the plan. Pure."""
     groups: dict[tuple[int, str], list[TaskFacts]] = {}
     for fact in facts:
-        groups.setdefault((fact.task.iteration, fact.task.purpose), []).append(fact)
+        groups.setdefault((fact.task.iteration, fact.task.job_kind), []).append(fact)
     for (iteration, stage), group in groups.items():
         yield progress_of(iteration, stage, group, now)
 

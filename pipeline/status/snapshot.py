@@ -182,8 +182,8 @@ def _last_end(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 def current_stages(run: Run, frontier: Frontier, records: Records) -> tuple[StageStatus, ...]:
     tasks = run.plan.tasks(min(frontier.updated + 1, run.plan.iterations))
     records.refresh(tasks)
-    total = Counter(task.purpose for task in tasks)
-    done = Counter(task.purpose for task in tasks if task in records.known)
+    total = Counter(task.job_kind for task in tasks)
+    done = Counter(task.job_kind for task in tasks if task in records.known)
     return tuple(StageStatus(stage, done[stage], total[stage]) for stage in total)
 
 

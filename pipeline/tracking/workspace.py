@@ -33,8 +33,8 @@ _COLUMNS = ("summary:iteration", "summary:reward/mean", "summary:evaluate/reward
 """Columns pinned in the list of runs."""
 _MOST_PINNED = 20
 """Most runs that W&B keeps in view (pinned) at once."""
-_PURPOSES = f"({'|'.join(s for s in Stage if s is not Stage.SCORE)}|{Stage.SCORE}-[^/]+)"
-_STANDS_FOR = {"seconds/*": _PURPOSES}
+_JOB_KINDS = f"({'|'.join(s for s in Stage if s is not Stage.SCORE)}|{Stage.SCORE}-[^/]+)"
+_STANDS_FOR = {"seconds/*": _JOB_KINDS}
 """Pattern for ``*`` where other metrics would match, too; elsewhere it is anything without a slash."""
 
 

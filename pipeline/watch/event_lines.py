@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.config.job_kinds import DRIVERS
 from pipeline.metrics.terminal import Row
 from pipeline.run.attempts import AttemptId
-from pipeline.run.submissions import purpose_of
+from pipeline.run.submissions import job_kind_of
 from pipeline.run.tasks import parse_task
 from pipeline.status.text import describe_row
 from pipeline.text import printable
@@ -66,7 +66,7 @@ def _unknown(event: Event) -> Happening:
 
 def _launched(event: Event) -> Happening:
     task = parse_task(event["task"])
-    where = f"iteration {task.iteration} {task.purpose}" if task.iteration else task.purpose
+    where = f"iteration {task.iteration} {task.job_kind}" if task.iteration else task.job_kind
     number = AttemptId.parse(event["attempt"]).number
     again = f", attempt {number}" if number > 1 else ""
     return Happening(event["time"], f"launched {where}{again}", group="task")
@@ -74,10 +74,10 @@ def _launched(event: Event) -> Happening:
 
 def _submitted(event: Event) -> Happening:
     name, job = str(event["array"]), event["job"]
-    purpose, iteration = purpose_of(name), name.rsplit(".", 4)[1]
-    if purpose in DRIVERS:
+    job_kind, iteration = job_kind_of(name), name.rsplit(".", 4)[1]
+    if job_kind in DRIVERS:
         return Happening(event["time"], f"driver job {job} submitted")
-    of = f"iteration {iteration} {purpose}" if int(iteration) else purpose
+    of = f"iteration {iteration} {job_kind}" if int(iteration) else job_kind
     count = int(event["elements"])
     jobs = "1 element" if count == 1 else f"{count} elements"
     return Happening(event["time"], f"submitted {of}: job {job}, {jobs}")

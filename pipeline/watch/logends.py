@@ -15,42 +15,42 @@ _LINES = 200
 
 
 def read_log_end(
-    paths: RunPaths, iteration: int, purpose: str, events: Sequence[Mapping[str, Any]], has_failed: bool
+    paths: RunPaths, iteration: int, job_kind: str, events: Sequence[Mapping[str, Any]], has_failed: bool
 ) -> LogEnd:
     """List the folders of this lane's attempts, and read the end of one log.
 
     Args:
         has_failed: whether the lane has a shard whose last attempt failed.
     """
-    log = failed_log(paths, iteration, purpose, events) if has_failed else None
-    log = log or newest_log(paths, iteration, purpose)
+    log = failed_log(paths, iteration, job_kind, events) if has_failed else None
+    log = log or newest_log(paths, iteration, job_kind)
     if log is None:
-        folder = paths.logs(task_of(iteration, purpose))
-        return LogEnd(f"{purpose} of iteration {iteration} has no log yet", str(folder), ())
+        folder = paths.logs(task_of(iteration, job_kind))
+        return LogEnd(f"{job_kind} of iteration {iteration} has no log yet", str(folder), ())
     return LogEnd(log.name, str(log.path), tuple(tail(log.path, _LINES)) or ("(empty)",))
 
 
 def failed_log(
-    paths: RunPaths, iteration: int, purpose: str, events: Sequence[Mapping[str, Any]]
+    paths: RunPaths, iteration: int, job_kind: str, events: Sequence[Mapping[str, Any]]
 ) -> Log | None:
     """Find the log of the last failed attempt that left one."""
     for event in reversed(events):
         if event.get("event") == "failed":
             task = parse_task(event["task"])
             path = paths.task(task).log(int(event["attempt"]))
-            if (task.iteration, task.purpose) == (iteration, purpose) and path.is_file():
-                return Log(path, iteration, purpose, int(event["attempt"]))
+            if (task.iteration, task.job_kind) == (iteration, job_kind) and path.is_file():
+                return Log(path, iteration, job_kind, int(event["attempt"]))
     return None
 
 
-def newest_log(paths: RunPaths, iteration: int, purpose: str) -> Log | None:
+def newest_log(paths: RunPaths, iteration: int, job_kind: str) -> Log | None:
     """Find the log that was written to last, of the attempt that began last."""
-    folder = paths.logs(task_of(iteration, purpose))
+    folder = paths.logs(task_of(iteration, job_kind))
     attempts = {_number(path): path for path in _listing(folder) if _number(path)}
     for number in sorted(attempts, reverse=True):
         logs = [path for path in _listing(attempts[number]) if path.suffix == ".log"]
         if logs:
-            return Log(max(logs, key=_modified), iteration, purpose, number)
+            return Log(max(logs, key=_modified), iteration, job_kind, number)
     return None
 
 

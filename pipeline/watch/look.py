@@ -251,7 +251,7 @@ def lanes_of(facts: Sequence[TaskFacts], now: float) -> list[Lane]:
     """Make a lane for each stage (and pool) of each iteration, in the order of the plan. Pure."""
     groups: dict[tuple[int, str], list[TaskFacts]] = {}
     for fact in facts:
-        groups.setdefault((fact.task.iteration, fact.task.purpose), []).append(fact)
+        groups.setdefault((fact.task.iteration, fact.task.job_kind), []).append(fact)
     return [
         Lane(progress_of(iteration, stage, group, now), tuple(map(shard_state, group)))
         for (iteration, stage), group in groups.items()
@@ -262,7 +262,7 @@ def local_lanes(tasks: Sequence[LocalTask], now: float) -> list[Lane]:
     """Make the lanes of tasks that are processes of one machine. Pure."""
     groups: dict[tuple[int, str], list[LocalTask]] = {}
     for task in tasks:
-        groups.setdefault((task.task.iteration, task.task.purpose), []).append(task)
+        groups.setdefault((task.task.iteration, task.task.job_kind), []).append(task)
     return [local_lane(iteration, stage, group, now) for (iteration, stage), group in groups.items()]
 
 

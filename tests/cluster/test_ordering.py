@@ -13,7 +13,7 @@ from pipeline.config.compose import compose
 from pipeline.config.resolve import resolve
 from pipeline.executors.slurm.queue import cancel_all
 from pipeline.run.commits import publish
-from pipeline.run.control import begin_call
+from pipeline.run.control import begin_invocation
 from pipeline.run.directory import create_run, load_run
 from pipeline.run.tasks import PREPARE, Stage, Task
 
@@ -121,7 +121,7 @@ def count(inputs, prompts, folder, shards) -> dict:
     )
     run = create_run(resolve(compose(words)))
     publish(run.paths, make_record(PREPARE))
-    begin_call(run.paths)
+    begin_invocation(run.paths)
     counts = {"submitted": timed_pass(run)[2]}
     for shard in range(shards):
         publish(run.paths, make_record(Task(1, Stage.ROLLOUT, shard)))

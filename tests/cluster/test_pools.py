@@ -47,17 +47,17 @@ def test_pools_score_in_arrays_and_partitions_of_their_own(cluster, inputs, make
     assert set((tmp_path / "notes").read_text().split()) == {"cpu"}, "where the rule was called"
 
     arrays = {event["array"].split(".")[-3]: event for event in run.events("submitted")}
-    ids = {purpose: event["job"] for purpose, event in arrays.items()}
-    for purpose in ("score-models", "score-rules"):
-        assert arrays[purpose]["elements"] == 2
-        assert arrays[purpose]["waits_for"] == f"aftercorr:{ids['rollout']}"
+    ids = {job_kind: event["job"] for job_kind, event in arrays.items()}
+    for job_kind in ("score-models", "score-rules"):
+        assert arrays[job_kind]["elements"] == 2
+        assert arrays[job_kind]["waits_for"] == f"aftercorr:{ids['rollout']}"
     both = f"{ids['score-models']}:{ids['score-rules']}"
     assert arrays["reward"]["waits_for"] in {
         f"aftercorr:{both}",
         "aftercorr:" + ":".join(both.split(":")[::-1]),
     }
     for shard in (0, 1):
-        scores = [run.record(1, purpose, shard) for purpose in ("score-models", "score-rules")]
+        scores = [run.record(1, job_kind, shard) for job_kind in ("score-models", "score-rules")]
         assert run.record(1, "reward", shard)["started"] >= max(score["ended"] for score in scores)
     (row,) = run.rows()
     assert {"seconds/score-models", "seconds/score-rules"} <= row.keys(), json.dumps(row)

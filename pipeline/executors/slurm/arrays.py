@@ -26,9 +26,9 @@ _DIGITS = 5
 
 
 def stage_submissions(
-    run: Run, call: int, number: int, tasks: Sequence[Task], chunk_size: int
+    run: Run, invocation: int, number: int, tasks: Sequence[Task], chunk_size: int
 ) -> list[Submission]:
-    """Make an array for tasks of one purpose and iteration; several if the cluster's arrays are too short."""
+    """Make an array for tasks of one job kind and iteration; several where arrays are too short."""
     made = []
     for chunk, indices in chunks_of([task.shard for task in tasks], chunk_size).items():
         mine = [tasks[0]._replace(shard=index + chunk * chunk_size) for index in indices]
@@ -36,8 +36,8 @@ def stage_submissions(
             str(index): own_arguments(run, task, number) for index, task in zip(indices, mine, strict=True)
         }
         common = common_arguments(run, mine[0], ATTEMPT)
-        blank = _blank(run, call, mine[0].iteration, mine[0].purpose, number)
-        name = job_name(run.identity.name, run.identity.id, blank.iteration, blank.purpose, number, chunk)
+        blank = _blank(run, invocation, mine[0].iteration, mine[0].job_kind, number)
+        name = job_name(run.identity.name, run.identity.id, blank.iteration, blank.job_kind, number, chunk)
         made.append(
             replace(blank, name=name, chunk=chunk, chunk_size=chunk_size, arguments=common, elements=elements)
         )
@@ -45,7 +45,7 @@ def stage_submissions(
 
 
 def in_order(launches: Sequence[Launch]) -> list[list[Task]]:
-    """Group tasks by purpose and iteration; groups that others wait for come first."""
+    """Group tasks by job kind and iteration; groups that others wait for come first."""
     groups: dict[tuple[tuple[int, int], str], list[Task]] = {}
     for launch in launches:
         groups.setdefault((position(launch.task), launch.task.pool), []).append(launch.task)
@@ -57,9 +57,9 @@ def position(task: Task) -> tuple[int, int]:
     return task.iteration, task.stage.position
 
 
-def driver_submission(run: Run, call: int, iteration: int, purpose: str, number: int) -> Submission:
+def driver_submission(run: Run, invocation: int, iteration: int, job_kind: str, number: int) -> Submission:
     """Make the submission of a driver job, which advances the run."""
-    blank = _blank(run, call, iteration, purpose, number)
+    blank = _blank(run, invocation, iteration, job_kind, number)
     arguments = ("advance", str(run.paths.root))
     # A driver job requeues itself, where its pass failed or the queue is full, as often as it takes.
     return replace(
@@ -67,15 +67,15 @@ def driver_submission(run: Run, call: int, iteration: int, purpose: str, number:
     )
 
 
-def _blank(run: Run, call: int, iteration: int, purpose: str, number: int) -> Submission:
+def _blank(run: Run, invocation: int, iteration: int, job_kind: str, number: int) -> Submission:
     return Submission(
-        name=job_name(run.identity.name, run.identity.id, iteration, purpose, number, 0),
+        name=job_name(run.identity.name, run.identity.id, iteration, job_kind, number, 0),
         iteration=iteration,
-        purpose=purpose,
+        job_kind=job_kind,
         number=number,
         chunk=0,
         chunk_size=1,
-        call=call,
+        invocation=invocation,
         created=time.time(),
         module="stages",
         arguments=(),
@@ -94,7 +94,7 @@ def array_of(
     begin: str = "",
 ) -> Array:
     """Build the array job of a submission, ready to be rendered."""
-    given = resources_of(config, submission.purpose if submission.is_of_stage else DRIVER)
+    given = resources_of(config, submission.job_kind if submission.is_of_stage else DRIVER)
     return Array(
         name=submission.name,
         indices=submission.indices,
@@ -118,14 +118,14 @@ def into_log(run: Run, submission: Submission) -> list[str]:
     """
     if submission.is_of_stage:
         return []
-    log = shlex.quote(str(log_folder(run, submission) / f"{submission.purpose}.log"))
+    log = shlex.quote(str(log_folder(run, submission) / f"{submission.job_kind}.log"))
     return [f"if {{ : >>{log}; }} 2>/dev/null; then exec >>{log} 2>&1; fi"]
 
 
 def log_folder(run: Run, submission: Submission) -> Path:
-    if submission.purpose == GUARD:  # one every few minutes, so all write to one log
+    if submission.job_kind == GUARD:  # one every few minutes, so all write to one log
         return run.paths.log_root / GUARD
-    folder = f"{submission.iteration:05d}-{submission.purpose}"
+    folder = f"{submission.iteration:05d}-{submission.job_kind}"
     return run.paths.log_root / folder / f"attempt-{submission.number}"
 
 
@@ -135,7 +135,7 @@ def output_pattern(run: Run, submission: Submission) -> str:
     The chunk size is a power of ten, so that a shard's number is the chunk's digits and the padded index.
     """
     folder = literal(log_folder(run, submission))
-    if submission.purpose == Stage.PREPARE:
+    if submission.job_kind == Stage.PREPARE:
         return f"{folder}/{submission.task(0).file_stem}.log"
     padding = len(str(submission.chunk_size)) - 1
     if padding == 0:

@@ -129,7 +129,7 @@ class Watch:
     """Arrays that one driver job waits for."""
 
     iteration: int
-    purpose: str
+    job_kind: str
     last: tuple[str, ...]
     """Ids of the arrays whose end, in success or failure, starts the job."""
     earlier: tuple[str, ...]

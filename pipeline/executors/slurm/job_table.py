@@ -8,7 +8,7 @@ from pipeline.executors.slurm.queue import ElementsByName, is_live, is_pending
 from pipeline.orchestrate.jobs import CommittedOf
 from pipeline.run.control import Control
 from pipeline.run.failures import Failure, FailureKind
-from pipeline.run.submissions import Ending, Ledger, Submission, age, purpose_of
+from pipeline.run.submissions import Ending, Ledger, Submission, age, job_kind_of
 from pipeline.run.tasks import Task, parse_task
 from slurm.query import Element, find_by_name
 
@@ -69,7 +69,7 @@ class JobTable:
         """Collect the failures of this invocation, commits that were taken back included."""
         self.failures = {}
         for submission in self.submissions:
-            if submission.call == self.control.call:
+            if submission.invocation == self.control.invocation:
                 for failure in submission.failures(self.ledger.paths):
                     self.failures.setdefault(failure.task, []).append(failure)
         for key, reason in self.control.retracted:
@@ -117,15 +117,15 @@ class JobTable:
             if live.element is not None and live.is_pending:
                 yield Waiting(task, live.carrier, live.element.reason, live.submission.state.waits_for)
 
-    def count_pending(self, purpose: str) -> int:
-        """Jobs of a purpose that wait in the queue."""
-        jobs = (elements for name, elements in self.queue.items() if purpose_of(name) == purpose)
+    def count_pending(self, job_kind: str) -> int:
+        """Jobs of a kind that wait in the queue."""
+        jobs = (elements for name, elements in self.queue.items() if job_kind_of(name) == job_kind)
         return sum(any(map(is_pending, elements)) for elements in jobs)
 
-    def pending_driver(self, iteration: int, purpose: str) -> Submission | None:
+    def pending_driver(self, iteration: int, job_kind: str) -> Submission | None:
         """The driver job of an iteration that waits in the queue."""
         for submission in self.submissions:
-            is_asked_for = (submission.iteration, submission.purpose) == (iteration, purpose)
+            is_asked_for = (submission.iteration, submission.job_kind) == (iteration, job_kind)
             if is_asked_for and any(map(is_pending, self.queue.get(submission.name, ()))):
                 return submission
         return None

@@ -134,7 +134,7 @@ class SlurmJobs:
         self.table.note(submission, waits_for=told)
         journal.event(self.run.paths.events, "rewired", elements=elements, waits_for=change.dependency)
         self.note(
-            f"{submission.purpose} of iteration {submission.iteration} now waits for job "
+            f"{submission.job_kind} of iteration {submission.iteration} now waits for job "
             f"{', '.join(change.waits_for) or 'nothing'}"
         )
 

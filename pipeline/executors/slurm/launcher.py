@@ -13,7 +13,7 @@ from pipeline.executors.slurm.resources import Escalation, escalate
 from pipeline.executors.slurm.submitter import Submitter
 from pipeline.orchestrate.reconcile import Launch, Observation
 from pipeline.run.directory import Run
-from pipeline.run.submissions import Submission, chunk_size_for, purpose_of
+from pipeline.run.submissions import Submission, chunk_size_for, job_kind_of
 from pipeline.run.tasks import Task
 from slurm.limits import ClusterLimits
 from slurm.submission import QueueFull, Refused, cancel
@@ -33,7 +33,7 @@ class Launcher:
     note: Callable[[str], None]
 
     def launch(self, launches: Sequence[Launch], seen: Observation) -> Refused | None:
-        """Submit an array for each purpose of each iteration, what others depend on first.
+        """Submit an array for each job kind of each iteration, what others depend on first.
 
         Returns:
             What Slurm refused; what comes after it waits for the next pass.
@@ -65,10 +65,10 @@ class Launcher:
         if not fitting:
             return 0
         first, size = fitting[0], chunk_size_for(self.limits.max_array_size)
-        number = self.table.ledger.next_number(first.iteration, first.purpose)
+        number = self.table.ledger.next_number(first.iteration, first.job_kind)
         # NFS remembers for a while that a folder was not there: so it is there before anybody looks.
         self.run.paths.task(first).folder.mkdir(parents=True, exist_ok=True)
-        for new in stage_submissions(self.run, self.table.control.call, number, fitting, size):
+        for new in stage_submissions(self.run, self.table.control.invocation, number, fitting, size):
             wanted = [(task, index, waits[task] or ()) for index, task in new.tasks()]
             dependency, arrays = dependency_of(wanted, self.config.dependency)
             self.table.enter(self.submitter.submit(new, self._escalation(fitting), dependency, arrays))
@@ -99,7 +99,7 @@ class Launcher:
     def _free_elements(self) -> int:
         """Elements of stages that may still be submitted; a few jobs are kept for drivers."""
         live = [e for elements in self.table.queue.values() for e in elements if is_live(e)]
-        of_drivers = sum(purpose_of(e.name) in DRIVERS for e in live)
+        of_drivers = sum(job_kind_of(e.name) in DRIVERS for e in live)
         of_stages = len(live) - of_drivers
         bounds = [self.config.max_submitted or self.limits.max_jobs // 2]
         if self.limits.max_submit is not None:

@@ -75,7 +75,7 @@ class Submitter:
             return self._hand_over(submission, Escalation(), dependency, begin)
 
     def _script(self, submission: Submission, escalation: Escalation, dependency: str, begin: str) -> str:
-        stage = submission.purpose if submission.is_of_stage else DRIVER
+        stage = submission.job_kind if submission.is_of_stage else DRIVER
         partitions = resources_of(self.config, stage).partition
         longest = self.longest(partitions) if escalation.time_factor > 1 else None
         return render(array_of(self.run, self.config, submission, escalation, longest, dependency, begin))

@@ -60,9 +60,9 @@ class Watchdogs:
     def _ensure_driver(self, watch: Watch) -> None:
         """One driver job waits for just these arrays."""
         expression = watch_expression(watch.last, watch.earlier)
-        existing = self.table.pending_driver(watch.iteration, watch.purpose)
+        existing = self.table.pending_driver(watch.iteration, watch.job_kind)
         if existing is None:
-            self._submit(watch.iteration, watch.purpose, expression, watch.arrays)
+            self._submit(watch.iteration, watch.job_kind, expression, watch.arrays)
         elif set(existing.state.waits_for) != set(watch.arrays):
             self._redirect(existing, expression, watch.arrays)
 
@@ -71,21 +71,21 @@ class Watchdogs:
         try:
             update_dependency(driver.state.job, expression)
         except SlurmError:  # it has started since it was seen: another one has to watch
-            self._submit(driver.iteration, driver.purpose, expression, watched)
+            self._submit(driver.iteration, driver.job_kind, expression, watched)
             return
         self.table.note(driver, waits_for=watched)
 
     def _forget_old(self) -> None:
         """There is one every few minutes: what is kept of them must not grow with the run."""
-        old = [s for s in self.table.submissions if s.purpose == GUARD]
+        old = [s for s in self.table.submissions if s.job_kind == GUARD]
         for watchdog in old[:-_WATCHDOGS_KEPT]:
             self.table.ledger.forget(watchdog)
 
     def _submit(
-        self, iteration: int, purpose: str, dependency: str, arrays: tuple[str, ...], begin: str = ""
+        self, iteration: int, job_kind: str, dependency: str, arrays: tuple[str, ...], begin: str = ""
     ) -> None:
-        number = self.table.ledger.next_number(iteration, purpose)
-        new = driver_submission(self.run, self.table.control.call, iteration, purpose, number)
+        number = self.table.ledger.next_number(iteration, job_kind)
+        new = driver_submission(self.run, self.table.control.invocation, iteration, job_kind, number)
         submission = self.submitter.submit(new, Escalation(), dependency, arrays, begin)
         self.table.enter(submission)
         self.submitted.append(submission.state.job or "")
