@@ -28,26 +28,19 @@ _GONE_PATIENCE = 60.0
 def submit_run(run: Run) -> int:
     """Enqueue what is due, and return: the run goes on by its driver jobs. Returns the exit code."""
     done = _in_invocation(run, lambda watcher: make_pass(run, watcher))
-    if done.outcome is None and not done.is_watched:
-        print(
-            f"the queue is full: nothing of the run waits in it. Later: slurm-ppo submit {run.paths.root}",
-            file=sys.stderr,
-        )
-        return 3
-    if done.outcome is None:
+    if done.outcome is None and done.is_watched:
         print(next_commands(run))
         return 0
-    return say_how_it_ended(run, done)
+    later = f"slurm-ppo submit {run.paths.root}"
+    return say_how_it_ended(run, done, f"the queue is full: nothing of the run waits in it. Later: {later}")
 
 
 def follow_run(run: Run) -> int:
     """Enqueue what is due and watch until the run has ended. Returns the exit code."""
     poll_seconds = slurm_settings(run).poll_seconds
     done = _in_invocation(run, lambda watcher: follow(run, watcher, poll_seconds))
-    command = shlex.quote(str(run.paths.root))
-    left = (
-        f"no longer watching; the jobs go on without this command. To stop them: slurm-ppo cancel {command}"
-    )
+    stop = f"slurm-ppo cancel {shlex.quote(str(run.paths.root))}"
+    left = f"no longer watching; the jobs go on without this command. To stop them: {stop}"
     return say_how_it_ended(run, done, left)
 
 
@@ -76,9 +69,8 @@ def cancel_run(run: Run) -> str:
     journal.event(run.paths.events, "cancelled", arrays=count)
     if has_ended:
         left = f"cancelled {count} jobs that were left" if count else "there is nothing to cancel"
-        return (
-            f"the run is complete; {left}; its results: slurm-ppo report {shlex.quote(str(run.paths.root))}"
-        )
+        report = f"slurm-ppo report {shlex.quote(str(run.paths.root))}"
+        return f"the run is complete; {left}; its results: {report}"
     return f"cancelled {count} jobs; nothing that was committed is lost; to continue: {resume_command(run)}"
 
 
