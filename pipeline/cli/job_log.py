@@ -28,7 +28,7 @@ class _Handler(logging.StreamHandler[TextIO]):
         raise  # logging calls this while it handles the error
 
 
-class _LineStream(io.TextIOBase, TextIO):  # type: ignore[misc]
+class _LineStream(io.TextIOBase, TextIO):
     """Text stream that makes a record of each line."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
