@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import submitit
 
@@ -25,7 +26,7 @@ from toyworld import Lease, Watcher, is_driver, task_of  # noqa: E402
 
 from benchmarks.noop import make_record  # noqa: E402
 from pipeline.config.compose import from_mapping  # noqa: E402
-from pipeline.executors.slurm.advance import one_pass  # noqa: E402
+from pipeline.executors.slurm.passes import leased_pass  # noqa: E402
 from pipeline.orchestrate.reconcile import Observation, reconcile  # noqa: E402
 from pipeline.run import journal  # noqa: E402
 from pipeline.run.commits import hash_file, publish, require_record, verify_outputs  # noqa: E402
@@ -34,7 +35,6 @@ from pipeline.run.directory import Run, create_run  # noqa: E402
 from pipeline.run.lineage import find_break  # noqa: E402
 from pipeline.run.packing import pack, unpack  # noqa: E402
 from pipeline.run.plan import Plan  # noqa: E402
-from pipeline.run.records import Committed  # noqa: E402
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key  # noqa: E402
 from pipeline.status.plan import describe_plan  # noqa: E402
 from pipeline.status.snapshot import read_status  # noqa: E402
@@ -53,6 +53,13 @@ def main() -> None:
     for part in given.part:
         with tempfile.TemporaryDirectory() as scratch:
             PARTS[part](Path(scratch) / "run", given.iterations, given.shards)
+
+
+class Committed(NamedTuple):
+    """What reconcile reads of a commit record."""
+
+    fingerprint: str
+    inputs: dict[str, str]
 
 
 def timed(what: str, act: Callable[[], object]) -> None:
@@ -104,7 +111,7 @@ def submitted_run(root: Path, shards: int) -> Run:
     run = make_run(root, 2, shards)
     begin_invocation(run.paths)
     commit(run, PREPARE)
-    timed(f"pass that submits {shards} shards", lambda: one_pass(run, Watcher([]), Lease()))
+    timed(f"pass that submits {shards} shards", lambda: leased_pass(run, Watcher([]), Lease()))
     for element in (e for e in slurm.elements() if not is_driver(e)):
         task = task_of(run, element)
         if task.stage is Stage.ROLLOUT:
@@ -116,12 +123,12 @@ def submitted_run(root: Path, shards: int) -> Run:
 
 def measure_pass(root: Path, iterations: int, shards: int) -> None:
     run = submitted_run(root, shards)
-    timed("pass that reads their commits", lambda: one_pass(run, Watcher([]), Lease()))
+    timed("pass that reads their commits", lambda: leased_pass(run, Watcher([]), Lease()))
 
 
 def measure_status(root: Path, iterations: int, shards: int) -> None:
     run = submitted_run(root, shards)
-    one_pass(run, Watcher([]), Lease())
+    leased_pass(run, Watcher([]), Lease())
     timed(f"status, {shards} shards", lambda: describe(read_status(run)))
     timed(f"plan, {shards} shards", lambda: [*describe_plan(run)])
 

@@ -22,7 +22,7 @@ import tiny  # noqa: E402
 from benchmarks.noop import make_record  # noqa: E402
 from pipeline.config.compose import compose  # noqa: E402
 from pipeline.config.resolve import resolve  # noqa: E402
-from pipeline.executors.slurm.advance import advance_run  # noqa: E402
+from pipeline.executors.slurm.passes import make_pass  # noqa: E402
 from pipeline.run.commits import publish  # noqa: E402
 from pipeline.run.control import begin_invocation  # noqa: E402
 from pipeline.run.directory import Run, create_run  # noqa: E402
@@ -89,7 +89,7 @@ def timed_pass(run: Run) -> tuple[float, float, Counter]:
 
     commands._run_once = timed
     began = time.perf_counter()
-    advance_run(run, Lines(run.plan, sys.stderr))
+    make_pass(run, Lines(run.plan, sys.stderr))
     wall = time.perf_counter() - began
     commands._run_once = real
     return wall - inside[0], inside[0], Counter(commands.calls)

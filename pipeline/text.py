@@ -15,10 +15,9 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:.1f} TiB"
 
 
-def in_words(exit_code: int | None) -> str:
-    if exit_code is not None and exit_code < 0:
-        return f"killed by signal {-exit_code}"
-    return f"ended with exit code {exit_code} and said nothing"
+def exit_in_words(exit_code: int) -> str:
+    """Describe how a process ended, by its exit code or minus the signal that ended it."""
+    return f"killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
 
 
 MISSING = "-"

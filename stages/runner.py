@@ -22,9 +22,6 @@ from pipeline.run.tasks import Stage, Task
 from stages.logs import log, set_up_log
 from stages.preemption import listen
 
-CAN_SAVE = frozenset({Stage.ROLLOUT, Stage.EVALUATE})
-"""Stages that stop when they are warned, with their progress saved."""
-
 
 @dataclass(frozen=True)
 class Arguments:
@@ -41,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
     started = time.time()
     set_up_log()
-    listen(can_save=arguments.task.stage in CAN_SAVE)  # before anything that takes time
+    listen(can_save=arguments.task.stage.generates)  # before anything that takes time
     os.environ.update(TASK_ENVIRONMENT)  # no hub and no telemetry: compute nodes have no network
     if arguments.failure_file and os.environ.get("RANK", "0") == "0":
         arguments.failure_file.unlink(missing_ok=True)  # of an earlier start of this same attempt

@@ -2,7 +2,7 @@
 
 from toyworld import Luck, make_world
 
-from pipeline.cli.run import cancel_run
+from pipeline.cli.queue import cancel_run
 from pipeline.run.control import read_control
 
 

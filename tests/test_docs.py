@@ -164,3 +164,12 @@ def test_defaults_are_written_as_yaml_writes_them():
     )
     assert not [text for text in defaults if re.search(r"None|True|False|^\(|<\w", text)]
     assert "bEGIN" not in config_page()
+
+
+@pytest.mark.parametrize("page", [DOCS / "explanation/loop.md"])
+def test_code_that_a_page_quotes_is_in_the_tree(page):
+    """Blocks of Python that make no file are quotations."""
+    tree = {re.sub(r"(?m)^ +", "", path.read_text()) for path in (ROOT / "pipeline").rglob("*.py")}
+    for block in documented.blocks(page):
+        if block.language == "python" and not block.file:
+            assert any(re.sub(r"(?m)^ +", "", block.text) in text for text in tree), block.where

@@ -5,6 +5,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import processes
 import pytest
@@ -26,7 +27,7 @@ from pipeline.run.commits import publish, require_record
 from pipeline.run.directory import Parent, Run, RunError, load_run, write_run
 from pipeline.run.failures import FailureKind
 from pipeline.run.plan import Plan, policy_maker
-from pipeline.run.records import Committed, Frontier, find_frontier
+from pipeline.run.records import Frontier, find_frontier
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.status.snapshot import read_status
 from pipeline.tracking.state import Offline, write_state
@@ -86,12 +87,18 @@ def test_a_first_policy_that_is_lost_ends_the_fork_with_the_way_out(damage):
     """Nothing is moved aside: a person may be able to mend it."""
     plan, given = Plan(4, 1, 0, 2), Task(2, Stage.UPDATE)
     window = plan.window(2, 0)
-    seen = Observation(window, {PREPARE: Committed("p", {})}, {given: damage} if damage else {}, set(), {})
+    seen = Observation(
+        window,
+        {PREPARE: SimpleNamespace(fingerprint="p", inputs={})},
+        {given: damage} if damage else {},
+        set(),
+        {},
+    )
     actions = reconcile(plan, seen, 3)
     (gave_up,) = actions.give_up
-    assert (gave_up.task, gave_up.failure.kind) == (given, FailureKind.CONFIG)
-    assert gave_up.failure.message.startswith(damage or "its commit record is gone")
-    assert gave_up.failure.message.endswith("put it back from the parent, or fork again")
+    assert (gave_up.task, gave_up.kind) == (given, FailureKind.CONFIG)
+    assert gave_up.message.startswith(damage or "its commit record is gone")
+    assert gave_up.message.endswith("put it back from the parent, or fork again")
     assert (actions.launch, actions.retract) == ((), ())
 
 

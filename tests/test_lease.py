@@ -22,7 +22,6 @@ from pipeline.run.lease import (
     LeaseLost,
     acquire,
     hold,
-    hold_patiently,
     holder_of,
 )
 
@@ -165,20 +164,20 @@ def test_numbers_go_on_past_six_digits(tmp_path):
 def test_a_short_pass_of_another_driver_is_waited_for(tmp_path, other_driver):
     with ThreadPoolExecutor() as pool:
         pool.submit(lambda: (time.sleep(0.5), end(other_driver)))
-        with hold_patiently(tmp_path, 30) as lease:
+        with hold(tmp_path, 30) as lease:
             assert lease.path.name == "000002.json"
     assert holder_of(tmp_path) is None
 
 
 def test_patience_has_an_end(tmp_path, other_driver):
     began = time.monotonic()
-    with pytest.raises(LeaseHeld, match=f"process {other_driver.pid}"), hold_patiently(tmp_path, 0.5):
+    with pytest.raises(LeaseHeld, match=f"process {other_driver.pid}"), hold(tmp_path, 0.5):
         pytest.fail("held by two")
     assert 0.5 <= time.monotonic() - began < 5
 
 
 def test_an_error_inside_is_not_taken_for_a_held_lease(tmp_path):
-    with pytest.raises(LeaseHeld, match="of another run"), hold_patiently(tmp_path, 30):
+    with pytest.raises(LeaseHeld, match="of another run"), hold(tmp_path, 30):
         raise LeaseHeld("of another run")
     assert holder_of(tmp_path) is None
 
@@ -186,10 +185,10 @@ def test_an_error_inside_is_not_taken_for_a_held_lease(tmp_path):
 PATIENT = """
 import os, sys
 from pathlib import Path
-from pipeline.run.lease import hold_patiently
+from pipeline.run.lease import hold
 folder = Path(sys.argv[1])
 for _ in range(5):
-    with hold_patiently(folder, 60):
+    with hold(folder, 60):
         os.close(os.open(folder / "inside", os.O_CREAT | os.O_EXCL))
         os.unlink(folder / "inside")
 """

@@ -21,7 +21,7 @@ from test_ranks import respond_and_score, updated
 from pipeline.config.compose import compose
 from pipeline.config.issue import ConfigError
 from pipeline.executors.local import LocalJobs
-from pipeline.executors.processes import LocalLimits, LocalScheduler
+from pipeline.executors.processes import LocalExecutor, LocalLimits
 from pipeline.orchestrate.reconcile import Launch, Observation
 from pipeline.run.commits import read_record
 from pipeline.run.directory import load_run
@@ -133,11 +133,11 @@ def said_and_killed(arguments: list[str]) -> int:
 
 def test_what_a_rank_says_whose_peer_was_killed_is_not_the_reason(models, tmp_path):
     run = make_run(models, tmp_path / "run", *SETTINGS)
-    scheduler = LocalScheduler("test_local_ranks:said_and_killed", [], LocalLimits(1, {"update": 1}, 60))
-    jobs, task = LocalJobs(run, scheduler), Task(1, Stage.UPDATE)
+    executor = LocalExecutor("test_local_ranks:said_and_killed", [], LocalLimits(1, {"update": 1}, 60))
+    jobs, task = LocalJobs(run, executor), Task(1, Stage.UPDATE)
     jobs.launch([Launch(task, "")], Observation((), {}, {}, (), {}))
-    scheduler.wait(0)
-    (running,) = scheduler._running.values()
+    executor.wait(0)
+    (running,) = executor._running.values()
     assert eventually(lambda: not running.unfinished, seconds=60)
     jobs.query()
     (ended,) = jobs.collect_ended([task], lambda _: ())

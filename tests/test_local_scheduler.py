@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.executors.processes import LocalLimits, LocalScheduler
-from pipeline.executors.scheduler import Job, JobState, JobStatus
+from pipeline.executors.processes import Job, JobEnd, LocalExecutor, LocalLimits
 
 ROOT = Path(__file__).parent.parent
 POOLS = {"gpu": 4, "one": 1}
@@ -19,16 +18,16 @@ POOLS = {"gpu": 4, "one": 1}
 
 @pytest.fixture
 def start(tmp_path):
-    """Make schedulers that are cancelled at the end."""
+    """Make executors that are cancelled at the end."""
     made = []
 
-    def make(slots: int = 4, pools: dict[str, int] = POOLS, time_limit: float = 60) -> LocalScheduler:
-        made.append(LocalScheduler("scheduled:main", [], LocalLimits(slots, pools, time_limit)))
+    def make(slots: int = 4, pools: dict[str, int] = POOLS, time_limit: float = 60) -> LocalExecutor:
+        made.append(LocalExecutor("scheduled:main", [], LocalLimits(slots, pools, time_limit)))
         return made[-1]
 
     yield make
-    for scheduler in made:
-        scheduler.cancel()
+    for executor in made:
+        executor.cancel()
 
 
 def job(
@@ -37,13 +36,14 @@ def job(
     return Job(key, pool, tuple(map(str, arguments)), tmp_path / "logs" / f"{key}.log", priority, ranks)
 
 
-def finish(scheduler: LocalScheduler, seconds: float = 30) -> dict[str, JobStatus]:
+def finish(executor: LocalExecutor, seconds: float = 30) -> dict[str, JobEnd]:
     """Wait for all jobs, as the driver does."""
-    until = time.monotonic() + seconds
-    while any(s.state is not JobState.ENDED for s in scheduler.query().values()):
+    until, ended = time.monotonic() + seconds, dict(executor.collect_ended())
+    while executor._queue or executor._running:
         assert time.monotonic() < until
-        scheduler.wait(1)
-    return dict(scheduler.query())
+        executor.wait(1)
+        ended |= executor.collect_ended()
+    return ended
 
 
 def eventually(holds: Callable[[], object], seconds: float = 10) -> bool:
@@ -73,8 +73,8 @@ def most_at_once(folder: Path, pattern: str = "*") -> int:
 
 
 def test_how_a_job_ended_is_reported(start, tmp_path):
-    scheduler = start()
-    scheduler.submit(
+    executor = start()
+    executor.submit(
         [
             job(tmp_path, "good", "exit", 0),
             job(tmp_path, "bad", "exit", 4),
@@ -82,30 +82,29 @@ def test_how_a_job_ended_is_reported(start, tmp_path):
             job(tmp_path, "raised", "raise", "no luck"),
         ]
     )
-    codes = {key: status.exit_code for key, status in finish(scheduler).items()}
+    codes = {key: status.exit_code for key, status in finish(executor).items()}
     assert codes == {"good": 0, "bad": 4, "killed": -9, "raised": 1}
     assert "RuntimeError: no luck" in (tmp_path / "logs/raised.log").read_text()
 
 
-def test_a_job_is_pending_then_running_then_ended_then_forgotten(start, tmp_path):
-    scheduler = start()
-    scheduler.submit([job(tmp_path, "a", "sleep", 0.3)])
-    assert scheduler.query()["a"].state is JobState.PENDING
-    scheduler.wait(0)
-    assert scheduler.query()["a"].state is JobState.RUNNING
-    assert finish(scheduler)["a"] == JobStatus(JobState.ENDED, 0)
-    scheduler.forget("a")
-    assert scheduler.query() == {}
+def test_the_end_of_a_job_is_told_once(start, tmp_path):
+    executor = start()
+    executor.submit([job(tmp_path, "a", "sleep", 0.3)])
+    assert executor.collect_ended() == {}
+    executor.wait(0)
+    assert executor.collect_ended() == {}
+    assert finish(executor) == {"a": JobEnd(0)}
+    assert executor.collect_ended() == {}
 
 
 def test_slots_and_pools_are_respected_and_used(start, tmp_path):
     marks = tmp_path / "marks"
     marks.mkdir()
-    scheduler = start(slots=3)
+    executor = start(slots=3)
     jobs = [job(tmp_path, f"g{i}", "mark", marks, f"g{i}", 0.3) for i in range(6)]
     jobs += [job(tmp_path, f"o{i}", "mark", marks, f"o{i}", 0.3, pool="one") for i in range(3)]
-    scheduler.submit(jobs)
-    finish(scheduler)
+    executor.submit(jobs)
+    finish(executor)
     assert len(list(marks.iterdir())) == 9
     assert most_at_once(marks) == 3
     assert most_at_once(marks, "o*") == 1
@@ -114,46 +113,43 @@ def test_slots_and_pools_are_respected_and_used(start, tmp_path):
 def test_lower_numbers_start_first_then_the_order_of_submission(start, tmp_path):
     marks = tmp_path / "marks"
     marks.mkdir()
-    scheduler = start(slots=1)
+    executor = start(slots=1)
     order = [("late", 3), ("first", 0), ("a", 1), ("b", 1)]
-    scheduler.submit([job(tmp_path, n, "mark", marks, n, 0.01, priority=p) for n, p in order[:1]])
-    scheduler.submit([job(tmp_path, n, "mark", marks, n, 0.01, priority=p) for n, p in order[1:]])
-    finish(scheduler)
+    executor.submit([job(tmp_path, n, "mark", marks, n, 0.01, priority=p) for n, p in order[:1]])
+    executor.submit([job(tmp_path, n, "mark", marks, n, 0.01, priority=p) for n, p in order[1:]])
+    finish(executor)
     started = sorted(marks.iterdir(), key=lambda path: float(path.read_text().split()[0]))
     assert [path.name for path in started] == ["first", "a", "b", "late"]
 
 
 def test_the_time_limit_kills_and_says_so(start, tmp_path):
-    scheduler = start(time_limit=3.5)
-    scheduler.submit(
-        [job(tmp_path, "slow", "pid", tmp_path / "pids", "deaf"), job(tmp_path, "ok", "exit", 0)]
-    )
-    ended = finish(scheduler)
+    executor = start(time_limit=3.5)
+    executor.submit([job(tmp_path, "slow", "pid", tmp_path / "pids", "deaf"), job(tmp_path, "ok", "exit", 0)])
+    ended = finish(executor)
     assert ended["slow"].exit_code == -9
     assert ended["slow"].note == "stopped at the time limit of 3.5 s"
-    assert ended["ok"] == JobStatus(JobState.ENDED, 0)
+    assert ended["ok"] == JobEnd(0)
     assert eventually(lambda: not any(map(is_alive, pids(tmp_path / "pids"))))
 
 
 @pytest.mark.parametrize("deaf", ["", "deaf"])
 def test_cancel_leaves_no_process(start, tmp_path, monkeypatch, deaf):
     monkeypatch.setattr("pipeline.executors.processes._GRACE_SECONDS", 0.5)
-    scheduler = start(slots=1)
-    scheduler.submit([job(tmp_path, "a", "pid", tmp_path / "pids", deaf), job(tmp_path, "b", "exit", 0)])
-    scheduler.wait(0)
+    executor = start(slots=1)
+    executor.submit([job(tmp_path, "a", "pid", tmp_path / "pids", deaf), job(tmp_path, "b", "exit", 0)])
+    executor.wait(0)
     running = pids(tmp_path / "pids")
     assert all(map(is_alive, running))
-    scheduler.cancel()
+    executor.cancel()
     assert eventually(lambda: not any(map(is_alive, running)))
     assert not (tmp_path / "logs/b.log").exists()
-    assert set(scheduler.query()) == {"a"}
 
 
 def test_a_job_that_ends_takes_its_children_with_it(start, tmp_path):
     """Left-over workers would keep a GPU's memory."""
-    scheduler = start()
-    scheduler.submit([job(tmp_path, "a", "leave", tmp_path / "child")])
-    assert finish(scheduler)["a"].exit_code == 0
+    executor = start()
+    executor.submit([job(tmp_path, "a", "leave", tmp_path / "child")])
+    assert finish(executor)["a"].exit_code == 0
     assert eventually(lambda: not any(map(is_alive, pids(tmp_path / "child"))))
 
 
@@ -161,47 +157,46 @@ def test_output_is_appended_to_the_log_of_the_job(start, tmp_path):
     log = tmp_path / "logs/a.log"
     log.parent.mkdir()
     log.write_text("before\n")
-    scheduler = start()
-    scheduler.submit([job(tmp_path, "a", "exit", 0)])
-    finish(scheduler)
+    executor = start()
+    executor.submit([job(tmp_path, "a", "exit", 0)])
+    finish(executor)
     assert log.read_text() == "before\nexit 0\n"
 
 
 def test_a_job_gets_the_environment_of_its_submission_and_no_input(start, tmp_path, monkeypatch):
-    scheduler = start()
+    executor = start()
     monkeypatch.setenv("SAID_LATER", "hello")
-    scheduler.submit([job(tmp_path, "a", "environment", "SAID_LATER"), job(tmp_path, "b", "stdin")])
-    finish(scheduler)
+    executor.submit([job(tmp_path, "a", "environment", "SAID_LATER"), job(tmp_path, "b", "stdin")])
+    finish(executor)
     assert (tmp_path / "logs/a.log").read_text().splitlines()[1] == "hello"
     assert (tmp_path / "logs/b.log").read_text().splitlines()[1] == "''"
 
 
 def test_waiting_returns_when_a_job_ends_and_not_before(start, tmp_path):
-    scheduler = start()
-    scheduler.submit([job(tmp_path, "a", "sleep", 0.5)])
-    scheduler.wait(0)
+    executor = start()
+    executor.submit([job(tmp_path, "a", "sleep", 0.5)])
+    executor.wait(0)
     before = time.monotonic()
-    scheduler.wait(30)
+    executor.wait(30)
     assert time.monotonic() - before < 20
-    assert scheduler.query()["a"].state is JobState.ENDED
+    assert set(executor.collect_ended()) == {"a"}
 
 
 SCHEDULE = """
 import sys, time
 from pathlib import Path
-from pipeline.executors.processes import LocalLimits, LocalScheduler
-from pipeline.executors.scheduler import Job
+from pipeline.executors.processes import Job, LocalExecutor, LocalLimits
 if __name__ == "__main__":
     log, ranks, *words = sys.argv[1:]
-    scheduler = LocalScheduler("scheduled:main", [], LocalLimits(1, {"gpu": 1}, 60))
-    scheduler.submit([Job("a", "gpu", tuple(words), Path(log), ranks=int(ranks))])
-    scheduler.wait(0)
+    executor = LocalExecutor("scheduled:main", [], LocalLimits(1, {"gpu": 1}, 60))
+    executor.submit([Job("a", "gpu", tuple(words), Path(log), ranks=int(ranks))])
+    executor.wait(0)
     time.sleep(60)
 """
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_jobs_die_with_a_killed_scheduler(tmp_path, ranks):
+def test_jobs_die_with_a_killed_executor(tmp_path, ranks):
     script = tmp_path / "schedule.py"
     script.write_text(SCHEDULE)
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
@@ -226,11 +221,10 @@ PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "RENDEZVOUS_FILE", "MASTER_ADDR", "
 
 def test_ranks_are_told_their_places_and_where_to_meet(start, tmp_path, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "of somebody else")
-    scheduler, said = start(), set()
+    executor, said = start(), set()
     for key in ("a", "a", "b"):  # twice to the same log
-        scheduler.submit([job(tmp_path, key, "environment", *PLACE, ranks=2)])
-        assert finish(scheduler)[key] == JobStatus(JobState.ENDED, 0)
-        scheduler.forget(key)
+        executor.submit([job(tmp_path, key, "environment", *PLACE, ranks=2)])
+        assert finish(executor)[key] == JobEnd(0)
         logs = [tmp_path / f"logs/{key}.log", tmp_path / f"logs/{key}.rank-1.log"]
         first, second = (log.read_text().splitlines()[-6:] for log in logs)
         assert (first[:3], second[:3]) == (["0", "0", "2"], ["1", "1", "2"])
@@ -245,37 +239,35 @@ def test_ranks_are_told_their_places_and_where_to_meet(start, tmp_path, monkeypa
 def test_one_process_is_told_no_place(start, tmp_path, monkeypatch):
     for name in PLACE:
         monkeypatch.delenv(name, raising=False)
-    scheduler = start()
-    scheduler.submit([job(tmp_path, "a", "environment", *PLACE)])
-    finish(scheduler)
+    executor = start()
+    executor.submit([job(tmp_path, "a", "environment", *PLACE)])
+    finish(executor)
     assert (tmp_path / "logs/a.log").read_text().splitlines()[1:] == ["None"] * 6
 
 
 def test_a_job_ends_when_its_last_rank_does_and_takes_one_slot(start, tmp_path):
     marks = tmp_path / "marks"
     marks.mkdir()
-    scheduler = start(slots=1)
+    executor = start(slots=1)
     whats = [f"mark {marks} r{rank} {seconds}" for rank, seconds in enumerate((0.01, 0.6, 0.2))]
-    scheduler.submit(
-        [job(tmp_path, "a", "ranks", *whats, ranks=3), job(tmp_path, "b", "mark", marks, "b", 0)]
-    )
-    assert finish(scheduler) == {key: JobStatus(JobState.ENDED, 0) for key in "ab"}
+    executor.submit([job(tmp_path, "a", "ranks", *whats, ranks=3), job(tmp_path, "b", "mark", marks, "b", 0)])
+    assert finish(executor) == {key: JobEnd(0) for key in "ab"}
     last = max(float((marks / f"r{rank}").read_text().split()[1]) for rank in range(3))
     assert float((marks / "b").read_text().split()[0]) >= last
 
 
 def test_a_rank_that_has_ended_does_not_keep_the_driver_awake_and_leaves_nothing(start, tmp_path):
-    scheduler = start()
+    executor = start()
     whats = [f"leave {tmp_path / 'child'}", f"pid {tmp_path / 'pids'}"]
-    scheduler.submit([job(tmp_path, "a", "ranks", *whats, ranks=2)])
-    scheduler.wait(0)
+    executor.submit([job(tmp_path, "a", "ranks", *whats, ranks=2)])
+    executor.wait(0)
     pids(tmp_path / "pids")
-    (running,) = scheduler._running.values()
+    (running,) = executor._running.values()
     assert eventually(lambda: len(running.unfinished) == 1)
-    assert scheduler.query()["a"].state is JobState.RUNNING
+    assert executor.collect_ended() == {}
     assert eventually(lambda: not any(map(is_alive, pids(tmp_path / "child"))))
     before = time.monotonic()
-    scheduler.wait(0.5)
+    executor.wait(0.5)
     assert time.monotonic() - before >= 0.5
 
 
@@ -287,12 +279,12 @@ def test_when_one_rank_fails_the_others_are_stopped_and_it_is_named(
     start, tmp_path, monkeypatch, ending, code, words
 ):
     monkeypatch.setattr("pipeline.executors.processes._GRACE_SECONDS", 0.5)
-    scheduler = start()
+    executor = start()
     first, third = tmp_path / "first", tmp_path / "third"
     whats = [f"pid {first} deaf", f"after {first} after {third} {ending}", f"pid {third}"]
-    scheduler.submit([job(tmp_path, "a", "ranks", *whats, ranks=3)])
-    ended = finish(scheduler)["a"]
-    assert ended == JobStatus(JobState.ENDED, code, f"rank 1 of 3 {words}", rank=1)
+    executor.submit([job(tmp_path, "a", "ranks", *whats, ranks=3)])
+    ended = finish(executor)["a"]
+    assert ended == JobEnd(code, f"rank 1 of 3 {words}", rank=1)
     left = pids(first) + pids(third)
     assert eventually(lambda: not any(map(is_alive, left)))
 
@@ -307,32 +299,32 @@ def test_when_one_rank_fails_the_others_are_stopped_and_it_is_named(
     ],
 )
 def test_of_several_that_failed_at_once_the_likely_cause_is_named(start, tmp_path, endings, rank, code):
-    scheduler = start()
-    scheduler.submit([job(tmp_path, "a", "ranks", *endings, ranks=2)])
-    scheduler.wait(0)
-    (running,) = scheduler._running.values()
+    executor = start()
+    executor.submit([job(tmp_path, "a", "ranks", *endings, ranks=2)])
+    executor.wait(0)
+    (running,) = executor._running.values()
     assert eventually(lambda: not running.unfinished)
-    ended = finish(scheduler)["a"]
+    ended = finish(executor)["a"]
     assert (ended.rank, ended.exit_code) == (rank, code)
 
 
 def test_the_time_limit_ends_all_ranks(start, tmp_path):
-    scheduler = start(time_limit=2)
+    executor = start(time_limit=2)
     whats = [f"pid {tmp_path / 'first'}", "exit 0", f"pid {tmp_path / 'third'} deaf"]
-    scheduler.submit([job(tmp_path, "a", "ranks", *whats, ranks=3)])
-    ended = finish(scheduler)["a"]
-    assert ended == JobStatus(JobState.ENDED, -9, "stopped at the time limit of 2 s")
+    executor.submit([job(tmp_path, "a", "ranks", *whats, ranks=3)])
+    ended = finish(executor)["a"]
+    assert ended == JobEnd(-9, "stopped at the time limit of 2 s")
     left = pids(tmp_path / "first") + pids(tmp_path / "third")
     assert eventually(lambda: not any(map(is_alive, left)))
 
 
 def test_cancel_leaves_no_process_of_any_rank(start, tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.executors.processes._GRACE_SECONDS", 0.5)
-    scheduler = start()
+    executor = start()
     whats = [f"pid {tmp_path / 'first'}", f"pid {tmp_path / 'second'} deaf"]
-    scheduler.submit([job(tmp_path, "a", "ranks", *whats, ranks=2)])
-    scheduler.wait(0)
+    executor.submit([job(tmp_path, "a", "ranks", *whats, ranks=2)])
+    executor.wait(0)
     running = pids(tmp_path / "first") + pids(tmp_path / "second")
     assert all(map(is_alive, running))
-    scheduler.cancel()
+    executor.cancel()
     assert eventually(lambda: not any(map(is_alive, running)))

@@ -25,7 +25,7 @@ from pipeline.config.issue import ConfigError
 from pipeline.config.notify import NotifyConfig, Occasion
 from pipeline.config.resolve import resolve
 from pipeline.config.schema import TrackingConfig, WandbConfig
-from pipeline.executors.slurm.advance import advance_run
+from pipeline.executors.slurm.passes import make_pass
 from pipeline.notify.events import Event, _event, completion, pass_failed, tell
 from pipeline.preflight.dry_run import scripts
 from pipeline.run import journal
@@ -326,7 +326,7 @@ def test_on_slurm_each_standstill_is_told_once_by_whichever_driver_comes(world, 
     hours = 3600.0
 
     def guard_comes() -> list[str]:
-        advance_run(world.run, Watcher(world.story))
+        make_pass(world.run, Watcher(world.story))
         return [body["event"] for body in hook.bodies]
 
     clock[0] += 100 * hours  # since it was made; then a person comes
@@ -349,7 +349,7 @@ def test_on_slurm_each_standstill_is_told_once_by_whichever_driver_comes(world, 
 def test_on_slurm_a_controller_that_does_not_answer_for_hours_is_a_standstill(
     world, hook, clock, monkeypatch
 ):
-    monkeypatch.setattr("pipeline.executors.slurm.advance.SLURM_PATIENCE", -1.0)
+    monkeypatch.setattr("pipeline.executors.slurm.passes.SLURM_PATIENCE", -1.0)
     world.run = telling(world.run, webhook=hook.url)
     begin_invocation(world.run.paths)
     clock[0] += 7 * 3600
@@ -359,7 +359,7 @@ def test_on_slurm_a_controller_that_does_not_answer_for_hours_is_a_standstill(
 
     world.slurm.before = silent
     with pytest.raises(SlurmTimeout):
-        advance_run(world.run, Watcher(world.story))
+        make_pass(world.run, Watcher(world.story))
     (body,) = hook.bodies
     assert "Unable to contact slurm controller" in body["message"]
 

@@ -208,7 +208,7 @@ def test_a_full_disk_leaves_the_files_and_is_told_until_it_is_over(run, made, mo
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(packing, "_copy", full)
+        patched.setattr(packing, "hash_stream", full)
         (said,) = books.pack(Frontier(NEWEST, 0))
     assert "No space left on device" in said
     assert files(run, "iterations", "logs") == before

@@ -26,7 +26,7 @@ from pipeline.run.commits import read_record
 from pipeline.run.directory import Run, load_run
 from pipeline.run.failures import DISK_EXIT
 from pipeline.run.schemas import FinishReason
-from pipeline.run.superseded import move_into, remove_losers
+from pipeline.run.superseded import move_aside, remove_losers
 from pipeline.run.tasks import Stage, Task
 from stages.context import Context
 from stages.engines.base import Request, Response, Sampling
@@ -477,9 +477,9 @@ def test_finished_iterations_are_swept_of_saves_and_going_back_moves_them(undist
     remove_losers(run.paths, [read_record(run.paths, ROLLOUT)])
     assert sorted(folder.iterdir()) == before
     progress_of(run, save_every=0).add(some(range(3)))
-    move_into(tmp_path / "aside", run.paths, [ROLLOUT])
+    aside = move_aside(run.paths, [ROLLOUT], "aside")
     assert list(folder.iterdir()) == []
-    assert len(list((tmp_path / "aside").rglob("*.partial.*"))) == 2
+    assert len(list(aside.rglob("*.partial.*"))) == 2
 
 
 @pytest.mark.parametrize(

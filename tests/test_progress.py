@@ -1,12 +1,18 @@
 """Lines of a run in a log: something is said while nothing is finished, and not too often."""
 
 import io
+import os
+import re
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from scripted import imagined_run
 
+from pipeline.cli.job_log import log_output
 from pipeline.run.records import Frontier
 from pipeline.run.tasks import Stage, Task
 from pipeline.status.progress import Lines
@@ -58,3 +64,28 @@ def test_later_ones_have_rows_that_say_it(watch):
     watch[0] += 10_000
     lines.progress(Frontier(4, 0), Known(), ())
     assert len(said.getvalue().splitlines()) == 2  # nothing is left to be done
+
+
+def test_a_driver_jobs_log_has_time_and_level_before_each_line(tmp_path):
+    command = [sys.executable, "-m", "pipeline", "advance", str(tmp_path / "run")]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "SLURM_JOB_ID": "7"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    (line,) = done.stderr.splitlines()
+    assert re.fullmatch(
+        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ERROR error: .* is not a run directory.*", line
+    )
+    assert done.returncode == 2
+
+
+def test_each_line_of_what_is_printed_is_logged_and_a_full_disk_is_no_secret(monkeypatch):
+    said = io.StringIO()
+    monkeypatch.setattr("sys.stderr", said)
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    stream = log_output()
+    print("two\nlines", file=stream)
+    print("100 % wrong", file=sys.stderr)
+    levels = [line.split(" ", 3)[2:] for line in said.getvalue().splitlines()]
+    assert levels == [["INFO", "two"], ["INFO", "lines"], ["ERROR", "100 % wrong"]]
+    monkeypatch.setattr(said, "write", lambda text: (_ for _ in ()).throw(OSError(28, "full")))
+    with pytest.raises(OSError, match="full"):
+        print("not written", file=stream)

@@ -1,5 +1,7 @@
 """reconcile: from what is committed and live to what to do next: a table, then a simulated cluster."""
 
+from typing import NamedTuple
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -13,10 +15,17 @@ from pipeline.orchestrate.reconcile import (
     reason_to_launch,
     reconcile,
 )
-from pipeline.run.failures import Failure, FailureKind, GiveUp
+from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.plan import Plan, policy_maker, unique
-from pipeline.run.records import Committed
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
+
+
+class Committed(NamedTuple):
+    """What reconcile reads of a commit record."""
+
+    fingerprint: str
+    inputs: dict[str, str]
+
 
 PLAN = Plan(iterations=3, num_shards=2, evaluate_every=2)
 ROLLOUTS = (Task(1, Stage.ROLLOUT, 0), Task(1, Stage.ROLLOUT, 1))
@@ -110,7 +119,7 @@ def test_what_was_made_from_another_result_is_stale():
 def test_three_errors_are_enough():
     failures = failed(ROLLOUTS[0], *[FailureKind.ERROR, FailureKind.KILLED, FailureKind.ERROR])
     actions = decide([PREPARE, EVALUATE], failures=failures)
-    assert actions.give_up == (GiveUp(ROLLOUTS[0], failures[ROLLOUTS[0]][-1]),)
+    assert actions.give_up == (failures[ROLLOUTS[0]][-1],)
     assert actions.launch == ()  # nothing new is begun in a run that stops
 
 
@@ -163,9 +172,9 @@ def test_what_is_nobodys_fault_is_free():
 # --- in advance ---
 
 
-def decide_ahead(done=(), corrupt=None, live=(), failures=None, updated=0, horizon=2):
+def decide_ahead(done=(), corrupt=None, live=(), failures=None, updated=0, lookahead=2):
     known = done if isinstance(done, dict) else committed(*done)
-    seen = Observation(PLAN.window(updated, 0, horizon), known, corrupt or {}, set(live), failures or {})
+    seen = Observation(PLAN.window(updated, 0, lookahead), known, corrupt or {}, set(live), failures or {})
     return reconcile(PLAN, seen, 3, in_advance=True)
 
 
@@ -200,7 +209,7 @@ def test_nothing_is_launched_behind_a_commit_that_is_taken_back():
 
 def test_an_input_that_nobody_makes_is_not_waited_for():
     """Its record is gone, and it is not in the window: nothing behind it may be launched."""
-    assert launched(decide_ahead(committed(PREPARE, EVALUATE), updated=1, horizon=1)) == []
+    assert launched(decide_ahead(committed(PREPARE, EVALUATE), updated=1, lookahead=1)) == []
 
 
 # --- a simulated cluster ---
@@ -225,7 +234,7 @@ class Cluster(RuleBasedStateMachine):
         self.corrupt: dict[Task, str] = {}
         self.live: set[Task] = set()
         self.failures: dict[Task, list[Failure]] = {}
-        self.given_up: tuple[GiveUp, ...] = ()
+        self.given_up: tuple[Failure, ...] = ()
         self.rot_left = 6
         self.rotted: set[Task] = set()
         self.change_left = 4
@@ -273,7 +282,7 @@ class Cluster(RuleBasedStateMachine):
         assert reconcile(self.plan, seen, MAX_ATTEMPTS) == actions
         if actions.give_up:
             assert actions.launch == ()
-            assert all(self.failures[item.task][-1] == item.failure for item in actions.give_up)
+            assert all(self.failures[item.task][-1] == item for item in actions.give_up)
             self.given_up = actions.give_up
         for retract in actions.retract:
             assert self.exists(retract.task)
@@ -358,10 +367,10 @@ TestCluster.settings = settings(max_examples=150, stateful_step_count=60, deadli
 class ClusterWithAQueue(Cluster):
     """Tasks are launched before their inputs are there; one starts when they are, or fails if they go."""
 
-    horizon = 2
+    lookahead = 2
 
     def observe(self) -> Observation:
-        tasks = self.plan.window(*self.frontier(), self.horizon)
+        tasks = self.plan.window(*self.frontier(), self.lookahead)
         around = set(unique(*tasks, *(source for task in tasks for source in self.plan.inputs(task))))
         return Observation(
             tasks,

@@ -7,7 +7,7 @@ from toyslurm import ToySlurm
 from toyworld import Lease, Watcher, is_driver, task_of
 
 from benchmarks import scale
-from pipeline.executors.slurm.advance import one_pass
+from pipeline.executors.slurm.passes import leased_pass
 from pipeline.run import records as observe
 from pipeline.run.control import begin_invocation
 from pipeline.run.directory import Run
@@ -35,7 +35,7 @@ def run(tmp_path, slurm, monkeypatch) -> Run:
         run = scale.make_run(tmp_path / "run", 2, SHARDS)
         begin_invocation(run.paths)
         scale.commit(run, PREPARE)
-        one_pass(run, Watcher([]), Lease())
+        leased_pass(run, Watcher([]), Lease())
         for element in [e for e in slurm.elements() if not is_driver(e)]:
             task = task_of(run, element)
             if task.stage is Stage.ROLLOUT:
@@ -61,14 +61,14 @@ def counted(monkeypatch, name: str) -> Counter:
 def test_a_pass_lists_a_folder_a_few_times_however_many_shards_have_failed(run, monkeypatch):
     listed = counted(monkeypatch, "names_in")
     read = counted(monkeypatch, "read_record")
-    one_pass(run, Watcher([]), Lease())
+    leased_pass(run, Watcher([]), Lease())
     assert 0 < max(listed.values()) <= 8
     assert set(read.values()) == {1}
     assert read_status(run).slurm.stages[0].done == 90
 
 
 def test_status_reads_each_record_once(run, slurm, monkeypatch):
-    one_pass(run, Watcher([]), Lease())
+    leased_pass(run, Watcher([]), Lease())
     read = counted(monkeypatch, "read_record")
     status = read_status(run)
     rollouts = status.slurm.stages[0]
@@ -79,7 +79,7 @@ def test_status_reads_each_record_once(run, slurm, monkeypatch):
 
 def test_what_failed_is_counted_by_the_last_submission_of_each_shard(run, slurm, monkeypatch):
     run.config.scheduler.__dict__["max_attempts"] = 1
-    one_pass(run, Watcher([]), Lease())
+    leased_pass(run, Watcher([]), Lease())
     assert read_status(run).slurm.stages[0].failed == 30
 
 

@@ -373,7 +373,7 @@ def test_lines_say_what_changed_and_nothing_twice():
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """Three shards, four iterations, two ahead."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr("pipeline.executors.slurm.advance._AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("pipeline.executors.slurm.passes._AGAIN_SECONDS", 0.0)
     world = make_world(tmp_path / "run", monkeypatch, 11, Luck(), horizon=2, dependency="aftercorr")
     assert world.run.plan.num_shards > 1
     world.submit()

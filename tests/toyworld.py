@@ -11,7 +11,7 @@ from toyslurm import Element, ToySlurm
 
 from benchmarks.noop import make_record
 from pipeline.config.compose import from_mapping
-from pipeline.executors.slurm.advance import one_pass
+from pipeline.executors.slurm.passes import leased_pass
 from pipeline.orchestrate.driver import Outcome
 from pipeline.run.commits import CorruptData, check_sizes, hash_file, read_record
 from pipeline.run.control import begin_invocation
@@ -99,7 +99,7 @@ class World:
         """A pass. False if it came to a bad end."""
         self.is_driving, self.story = True, [*self.story, f"{who} advances"]
         try:
-            self.outcome = one_pass(self.run, Watcher(self.story), Lease()).outcome or self.outcome
+            self.outcome = leased_pass(self.run, Watcher(self.story), Lease()).outcome or self.outcome
             return True
         except (Killed, Refused, SlurmTimeout) as error:
             self.story.append(f"{who} ends: {error!r}")

@@ -70,7 +70,10 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         (_RUN.submissions(7) / "rollout-1-0.json", "a submission: its task list"),
         (_RUN.submissions(7) / "rollout-1-0.sh", "its batch script"),
         (_RUN.submissions(7) / "rollout-1-0.state.json", "what became of it: job id, failures"),
-        (_RUN.log_root / "00007-driver" / "attempt-1" / "driver.log", "what a driver job printed"),
+        (
+            _RUN.log_root / "00007-driver" / "attempt-1" / "driver.log",
+            "what a driver job printed, each line with time and level",
+        ),
         (_RUN.log_root / "00007-evaldriver" / "attempt-1" / "evaldriver.log", "the one after an evaluation"),
         (_RUN.log_root / "guard" / "guard.log", "driver jobs that start by the clock: see `check_minutes`"),
     ],

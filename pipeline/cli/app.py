@@ -12,12 +12,12 @@ import typer
 
 from pipeline.cli import dashboard as dashboard_cli
 from pipeline.cli import devcluster as devcluster_cli
+from pipeline.cli.arguments import config_of, existing_run, load, planned_run
 from slurm.errors import ServiceError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pipeline.config.schema import Config
     from pipeline.run.directory import Run
 
 app = typer.Typer(
@@ -69,7 +69,7 @@ def run(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
     """Start a run and carry it to its end: on this machine, or on Slurm while you watch."""
     from pipeline.cli.run import start
 
-    raise typer.Exit(start(_config(overrides, config_dir), watch=True))
+    raise typer.Exit(start(config_of(overrides, config_dir), watch=True))
 
 
 @app.command()
@@ -83,16 +83,16 @@ def submit(
     """Start a run on Slurm and return at once: it goes on by itself. Takes overrides, or a run directory."""
     from pipeline.cli.run import resume_run, start
 
-    existing = _existing_run(overrides)
+    existing = existing_run(overrides)
     if dry_run:
         from pipeline.preflight.dry_run import scripts
         from pipeline.run.directory import imagined_run
 
-        typer.echo(scripts(existing or imagined_run(_config(overrides, config_dir))))
+        typer.echo(scripts(existing or imagined_run(config_of(overrides, config_dir))))
         return
     if existing:
         raise typer.Exit(resume_run(existing, watch=False))
-    raise typer.Exit(start(_config(overrides, config_dir), watch=False))
+    raise typer.Exit(start(config_of(overrides, config_dir), watch=False))
 
 
 @app.command()
@@ -109,27 +109,24 @@ def resume(
 ) -> None:
     """Continue a run where it stopped, or from an earlier stage."""
     from pipeline.cli.run import resume_run
-    from pipeline.run.directory import load_run
 
-    raise typer.Exit(resume_run(load_run(run_dir), watch=True, back_to=from_))
+    raise typer.Exit(resume_run(load(run_dir), watch=True, back_to=from_))
 
 
 @app.command()
 def cancel(run_dir: RunDir) -> None:
     """Cancel the run's jobs on Slurm, and only these. Nothing that was committed is lost."""
-    from pipeline.cli.run import cancel_run
-    from pipeline.run.directory import load_run
+    from pipeline.cli.queue import cancel_run
 
-    typer.echo(cancel_run(load_run(run_dir)))
+    typer.echo(cancel_run(load(run_dir)))
 
 
 @app.command(hidden=True)
 def advance(run_dir: RunDir) -> None:
     """What driver jobs do: look once, submit what is due, repair what failed."""
-    from pipeline.cli.run import advance_once
-    from pipeline.run.directory import load_run
+    from pipeline.cli.queue import driver_job
 
-    raise typer.Exit(advance_once(load_run(run_dir)))
+    raise typer.Exit(driver_job(run_dir))
 
 
 @app.command()
@@ -141,13 +138,12 @@ def status(
     ] = False,
 ) -> None:
     """Where a run stands. Exit code 0 complete, 1 failed, 3 incomplete."""
-    from pipeline.run.directory import load_run
     from pipeline.status.snapshot import read_status
     from pipeline.status.text import describe
 
-    found = read_status(load_run(run_dir), cost)
+    found = read_status(load(run_dir), cost)
     typer.echo(json.dumps(found.to_json(), indent=1) if as_json else describe(found))
-    raise typer.Exit({"complete": 0, "failed": EXIT_FAILED}.get(found.state, EXIT_INCOMPLETE))
+    raise exit_of(found.state)
 
 
 @app.command()
@@ -158,11 +154,9 @@ def watch(
     ] = 5.0,
 ) -> None:
     """Look at a run while it goes on, until it has ended or you press q. Exit codes as of status."""
-    from pipeline.run.directory import load_run
     from pipeline.watch.command import watch as look_on
 
-    state = look_on(load_run(run_dir), interval)
-    raise typer.Exit({"complete": 0, "failed": EXIT_FAILED}.get(state, EXIT_INCOMPLETE))
+    raise exit_of(look_on(load(run_dir), interval))
 
 
 @app.command()
@@ -181,10 +175,9 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", min=0, help="Last lines of each log.")] = 20,
 ) -> None:
     """Show the logs of a run's tasks and driver jobs."""
-    from pipeline.run.directory import load_run
     from pipeline.status.logs import show_logs
 
-    show_logs(load_run(run_dir), stage, failed, follow, lines)
+    show_logs(load(run_dir), stage, failed, follow, lines)
 
 
 @app.command()
@@ -199,40 +192,20 @@ def plan(
 
     Takes overrides, or one run directory.
     """
-    for line in _plan_lines(_planned_run(overrides, config_dir), all_):
+    for line in _plan_lines(planned_run(overrides, config_dir), all_):
         typer.echo(line)
 
 
 def _plan_lines(run: "Run", every: bool) -> "Iterator[str]":
-    from pipeline.config.scheduler import SlurmConfig
     from pipeline.status.plan import describe_plan, every_task
 
     if not every:
         return describe_plan(run)
-    if isinstance(run.config.scheduler, SlurmConfig):
+    if run.config.slurm:
         from pipeline.preflight.dry_run import scripts
 
         typer.echo(f"{scripts(run)}\n")
     return every_task(run)
-
-
-def _planned_run(overrides: list[str] | None, config_dir: Path | None) -> "Run":
-    """Return the run of a directory, or one that the overrides would make."""
-    from pipeline.run.directory import RunError, is_run, load_run
-
-    if existing := _existing_run(overrides):
-        return existing
-    composed = _config(overrides, config_dir)
-    root = Path(composed.run_dir)
-    if is_run(root) and load_run(root).config != composed:
-        raise RunError(
-            f"{root} holds a run with other settings; to see what it has left to do: slurm-ppo plan {root}"
-        )
-    if is_run(root):
-        return load_run(root)
-    from pipeline.run.directory import imagined_run
-
-    return imagined_run(composed)
 
 
 @app.command()
@@ -240,7 +213,7 @@ def config(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
     """Print the resolved configuration, every key, as YAML."""
     from pipeline.config.compose import to_yaml
 
-    typer.echo(to_yaml(_config(overrides, config_dir)), nl=False)
+    typer.echo(to_yaml(config_of(overrides, config_dir)), nl=False)
 
 
 @app.command()
@@ -253,13 +226,12 @@ def validate(
     ] = True,
 ) -> None:
     """Check configuration, models, prompts, plug-ins and the cluster; start nothing."""
-    from pipeline.config.scheduler import SlurmConfig
     from pipeline.preflight.inputs import validate_inputs
 
-    given = _config(overrides, config_dir)
+    given = config_of(overrides, config_dir)
     for line in validate_inputs(given):
         typer.echo(line)
-    if isinstance(given.scheduler, SlurmConfig):
+    if given.slurm:
         from pipeline.preflight.probe import validate_cluster
 
         for line in validate_cluster(given, probe):
@@ -288,7 +260,7 @@ def doctor(
 
     words = overrides or []
     is_folder = len(words) == 1 and "=" not in Path(words[0]).name
-    run = None if is_folder or not words else imagined_run(_config(words, config_dir))
+    run = None if is_folder or not words else imagined_run(config_of(words, config_dir))
     patient = patient_of(Path(words[0]) if is_folder else None, run)
     raise typer.Exit(0 if examine(patient, probe, as_json) else EXIT_FAILED)
 
@@ -302,8 +274,8 @@ def notify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
     from pipeline.notify.events import send_trial
     from pipeline.run.directory import imagined_run
 
-    existing = _existing_run(overrides)
-    lines, has_arrived = send_trial(existing or imagined_run(_config(overrides, config_dir)))
+    existing = existing_run(overrides)
+    lines, has_arrived = send_trial(existing or imagined_run(config_of(overrides, config_dir)))
     typer.echo("\n".join(lines))
     raise typer.Exit(0 if has_arrived else EXIT_FAILED)
 
@@ -321,9 +293,8 @@ def report(
     Of several runs: one page that compares them.
     """
     from pipeline.report import write_comparison, write_report
-    from pipeline.run.directory import load_run
 
-    runs = [load_run(run_dir) for run_dir in run_dirs]
+    runs = [load(run_dir) for run_dir in run_dirs]
     typer.echo(write_report(runs[0], out) if len(runs) == 1 else write_comparison(runs, out))
 
 
@@ -336,12 +307,9 @@ def sync(
     timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds after which to give up.")] = 600,
 ) -> None:
     """Bring W&B to exactly one row per iteration, after a crash, an outage or days offline."""
-    from pipeline.run.directory import load_run
     from pipeline.tracking.sync import sync as bring_up_to_date
 
-    typer.echo(
-        bring_up_to_date(load_run(run_dir), timeout, anew, say=lambda text: typer.echo(text, err=True))
-    )
+    typer.echo(bring_up_to_date(load(run_dir), timeout, anew, say=lambda text: typer.echo(text, err=True)))
 
 
 @app.command()
@@ -371,29 +339,13 @@ def fork(
     typer.echo(fork_run(source, new_run, overrides or [], config_dir))
 
 
-def _existing_run(overrides: list[str] | None) -> "Run | None":
-    """Return the run, where the only argument is a run directory."""
-    from pipeline.run.directory import is_run, load_run
-
-    if overrides and len(overrides) == 1 and is_run(Path(overrides[0])):
-        return load_run(Path(overrides[0]))
-    return None
-
-
-def _config(overrides: list[str] | None, config_dir: Path | None) -> "Config":
-    from pipeline.config.compose import compose
-    from pipeline.config.resolve import resolve
-    from pipeline.run.directory import no_setting
-
-    for word in overrides or []:
-        if "=" not in word and not word.startswith("~"):
-            raise no_setting(word)
-    return resolve(compose(overrides or [], config_dir))
+def exit_of(state: str) -> typer.Exit:
+    return typer.Exit({"complete": 0, "failed": EXIT_FAILED}.get(state, EXIT_INCOMPLETE))
 
 
 def main() -> None:
     """Run the command line: errors of the user's are one readable message and exit code 2."""
-    from pipeline.cli.errors import is_passing, system_error
+    from pipeline.cli.errors import is_passing, say_error, system_error
 
     try:
         app()
@@ -413,11 +365,3 @@ def main() -> None:
         if error.code == EXIT_INTERRUPTED:  # Typer has caught it
             raise KeyboardInterrupt from None
         raise
-
-
-def say_error(text: str) -> None:
-    """Print what is wrong, a line for each thing."""
-    from pipeline.cli.errors import clipped
-
-    for line in text.splitlines():
-        print(clipped(f"error: {line}"), file=sys.stderr)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 
 LONGEST_LINE = 300
 _LONGEST_NAME = 120
@@ -41,3 +42,9 @@ def system_error(error: OSError) -> str:
 def is_passing(error: OSError) -> bool:
     """Whether the same may work later, without anybody mending anything."""
     return error.errno in _PASSING
+
+
+def say_error(text: str) -> None:
+    """Print what is wrong, a line for each thing."""
+    for line in text.splitlines():
+        print(clipped(f"error: {line}"), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Job kinds of driver jobs: the Slurm jobs that advance a run and are no stage's."""
+"""Kinds of jobs: a stage, with its pool (``score-big``), or a kind of driver job, which is no stage's."""
 
 DRIVER = "driver"
 """Kind of ordinary driver jobs, in names where other jobs have their stage."""
@@ -13,3 +13,9 @@ GUARD = "guard"
 
 DRIVERS = frozenset({DRIVER, EVALUATION_DRIVER, GUARD})
 """Kinds of jobs that advance the run; those of all others are stages."""
+
+
+def parts_of(job_kind: str) -> tuple[str, str]:
+    """Split a job kind into the stage or kind of driver job, and the pool; no pool is empty."""
+    name, _, pool = job_kind.partition("-")
+    return name, pool

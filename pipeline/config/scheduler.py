@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from pipeline.config.job_kinds import DRIVER
+from pipeline.config.job_kinds import DRIVER, parts_of
 from pipeline.config.types import (
     EnvironmentName,
     Gpus,
@@ -258,7 +258,7 @@ SchedulerConfig = Annotated[LocalConfig | SlurmConfig, Field(discriminator="kind
 
 def key_of(job_kind: str) -> str:
     """Return the key of a job kind's resources: scheduler.reward, or scheduler.pools.big for score-big."""
-    return f"scheduler.pools.{pool}" if (pool := job_kind.partition("-")[2]) else f"scheduler.{job_kind}"
+    return f"scheduler.pools.{pool}" if (pool := parts_of(job_kind)[1]) else f"scheduler.{job_kind}"
 
 
 def resources_of(config: SlurmConfig, job_kind: str) -> ResourcesConfig:

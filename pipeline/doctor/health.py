@@ -86,7 +86,7 @@ def look_at_troubles(run: Run) -> list[Finding]:
     found = list(troubles_in_words(journal.read_events(run.paths.events)))
     frontier = find_frontier(run.plan, run.paths)
     newest = newest_row(journal.read_tail(run.paths.metrics), run.plan.start)
-    lacks_rows = frontier.is_complete(run.plan, run.plan.iterations) and newest < run.plan.iterations
+    lacks_rows = frontier.is_committed(run.plan) and newest < run.plan.iterations
     if not found and lacks_rows and not holder_of(run.paths.locks):
         found = [f"everything is committed, but {run.plan.iterations - newest} rows are not written"]
     again = f"mend that; the next driver tries again, or: {resume_command(run)}"

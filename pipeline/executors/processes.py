@@ -1,7 +1,7 @@
-"""A scheduler of this machine: every job runs as processes of its own, a bounded number of jobs at a time.
+"""Processes of this machine: every job has some of its own, and a bounded number of jobs run at a time.
 
 Processes are forked from a server that has imported the heavy libraries once, so that a job neither pays
-for the imports nor inherits another job's state.
+for the imports nor inherits another job's state. Independent of PPO: keys of jobs are opaque strings.
 """
 
 import ctypes
@@ -19,11 +19,52 @@ from multiprocessing.connection import wait as wait_for_any
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from pipeline.executors.scheduler import Job, JobState, JobStatus, rank_log, was_killed
+from pipeline.text import exit_in_words
 
 _GRACE_SECONDS = 5.0
 """Seconds that processes may take to end when their job is cancelled, or after another rank has failed."""
 _PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """One attempt at a task, as a job to run."""
+
+    key: str
+    pool: str
+    """Name of the pool of slots that it belongs to."""
+    arguments: tuple[str, ...]
+    """Command-line arguments of the entry point."""
+    log: Path
+    """File for standard output and error; with several ranks, the first one's (see :func:`rank_log`)."""
+    priority: int = 0
+    """Order of starting where slots are few: lower numbers first."""
+    ranks: int = 1
+    """Number of processes that do the job together. If several, each gets its place in RANK, LOCAL_RANK,
+    WORLD_SIZE and RENDEZVOUS_FILE."""
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """End of a job. Evidence about the attempt, never about its result."""
+
+    exit_code: int
+    """Exit code, or minus the signal that ended it; with several ranks, that of the one that failed first, if
+    any did."""
+    note: str = ""
+    """Further facts in words (a time limit, which rank failed)."""
+    rank: int = 0
+    """Rank that ``exit_code`` is of."""
+
+
+def rank_log(log: Path, rank: int) -> Path:
+    """Return the log of one rank: the job's own for the first, a file beside it for each of the others."""
+    return log.with_suffix(f".rank-{rank}{log.suffix}") if rank else log
+
+
+def was_killed(exit_code: int | None) -> bool:
+    """Whether a signal from outside ended the process. SIGABRT is not one: a process aborts by itself."""
+    return exit_code is not None and exit_code < 0 and exit_code != -signal.SIGABRT
 
 
 @dataclass(frozen=True)
@@ -54,8 +95,8 @@ class _Running:
         return [process for process in self.processes if process.exitcode is None]
 
 
-class LocalScheduler:
-    """Scheduler of jobs as processes; ``entry`` is a ``module:function`` that takes a list of arguments."""
+class LocalExecutor:
+    """Queue that runs jobs as processes; ``entry`` is a ``module:function`` taking a list of arguments."""
 
     def __init__(self, entry: str, preload: Sequence[str], limits: LocalLimits) -> None:
         self._entry = entry
@@ -64,22 +105,26 @@ class LocalScheduler:
         self._context.set_forkserver_preload(list(preload))
         self._queue: list[Job] = []
         self._running: dict[str, _Running] = {}
-        self._ended: dict[str, JobStatus] = {}
 
     def submit(self, jobs: Sequence[Job]) -> None:
+        """Queue jobs; they start as slots become free, by priority, then in this order."""
         _start_server()  # its imports go on while the driver does; a run that is done needs none
         self._queue = sorted([*self._queue, *jobs], key=lambda job: job.priority)
 
-    def query(self) -> Mapping[str, JobStatus]:
-        self._collect()
-        pending = {job.key: JobStatus(JobState.PENDING) for job in self._queue}
-        running = {key: JobStatus(JobState.RUNNING) for key in self._running}
-        return pending | running | self._ended
-
-    def forget(self, key: str) -> None:
-        self._ended.pop(key, None)
+    def collect_ended(self) -> Mapping[str, JobEnd]:
+        """Return, by key, the jobs that have ended since this was last asked."""
+        ended = {}
+        for key, running in list(self._running.items()):
+            unfinished = running.unfinished
+            _note_failure(running)
+            _remove_leftovers(running)
+            if not unfinished or time.monotonic() >= running.deadline:
+                ended[key] = self._end(running)
+                del self._running[key]
+        return ended
 
     def wait(self, seconds: float) -> None:
+        """Start the jobs that fit; return when a job or one of its ranks ends, or after ``seconds``."""
         # Not before: what the caller submits in answer to an ended job may be more urgent than what waits.
         self._start_what_fits()
         now = time.monotonic()
@@ -88,6 +133,7 @@ class LocalScheduler:
         wait_for_any(sentinels, timeout=max(0.0, until - now))
 
     def cancel(self) -> None:
+        """Stop every running job and drop the queued ones."""
         self._queue.clear()
         processes = [process for running in self._running.values() for process in running.unfinished]
         for process in processes:
@@ -97,7 +143,7 @@ class LocalScheduler:
             process.join(max(0.0, until - time.monotonic()))
             _signal(process, signal.SIGKILL)
             process.join()
-        self._collect()
+        self.collect_ended()
 
     def _start_what_fits(self) -> None:
         waiting = []
@@ -123,17 +169,7 @@ class LocalScheduler:
             processes[-1].start()
         return _Running(job, processes, rendezvous, time.monotonic() + self._limits.time_limit)
 
-    def _collect(self) -> None:
-        for key, running in list(self._running.items()):
-            unfinished = running.unfinished
-            _note_failure(running)
-            _remove_leftovers(running)
-            if unfinished and time.monotonic() < running.deadline:
-                continue
-            self._ended[key] = self._end(running)
-            del self._running[key]
-
-    def _end(self, running: _Running) -> JobStatus:
+    def _end(self, running: _Running) -> JobEnd:
         note = ""
         if running.unfinished and running.failed_rank is None:
             note = f"stopped at the time limit of {self._limits.time_limit:g} s"
@@ -146,13 +182,16 @@ class LocalScheduler:
             process.close()
         running.rendezvous.unlink(missing_ok=True)
         if running.failed_rank is None:
-            return JobStatus(JobState.ENDED, next((code for code in codes if code), 0), note)
-        return _failed(running.job, running.failed_rank, codes[running.failed_rank])
+            return JobEnd(next((code for code in codes if code), 0), note)
+        exit_code, ranks = codes[running.failed_rank], running.job.ranks
+        assert exit_code is not None
+        note = f"rank {running.failed_rank} of {ranks} {exit_in_words(exit_code)}" if ranks > 1 else ""
+        return JobEnd(exit_code, note, running.failed_rank)
 
 
 def _start_server() -> None:
     """Start the fork server, unless it runs. Ctrl-C (SIGINT) is blocked in the server and its processes: the
-    scheduler handles it, and ends them by SIGTERM.
+    executor handles it, and ends them by SIGTERM.
     """
     resource_tracker.ensure_running()  # it lets Ctrl-C through when it starts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -183,15 +222,6 @@ def _remove_leftovers(running: _Running) -> None:
             running.clean.add(rank)
 
 
-def _failed(job: Job, rank: int, exit_code: int | None) -> JobStatus:
-    """Return the status of a job one of whose ranks failed; it names the rank where there are several."""
-    assert exit_code is not None
-    if job.ranks == 1:
-        return JobStatus(JobState.ENDED, exit_code)
-    how = f"killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
-    return JobStatus(JobState.ENDED, exit_code, f"rank {rank} of {job.ranks} {how}", rank)
-
-
 def rank_variables(rank: int, size: int, rendezvous: Path) -> dict[str, str]:
     """Return the environment variables of one of several ranks. They clear a master address in the user's own
     environment, which is not for these ranks.
@@ -204,10 +234,10 @@ def rank_variables(rank: int, size: int, rendezvous: Path) -> dict[str, str]:
 
 def run_entry(entry: str, arguments: Sequence[str], log: str, environment: Mapping[str, str]) -> None:
     """Run the entry point in a job's process, with its own session and log. The process dies with the
-    scheduler or the server.
+    executor or the server.
     """
     os.setsid()
-    threading.Thread(target=_end_with_scheduler, daemon=True).start()
+    threading.Thread(target=_end_with_executor, daemon=True).start()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == 1:  # the server was gone before the line above
         sys.exit("the scheduler is gone")
@@ -218,11 +248,11 @@ def run_entry(entry: str, arguments: Sequence[str], log: str, environment: Mappi
     sys.exit(getattr(importlib.import_module(module), function)(list(arguments)))
 
 
-def _end_with_scheduler() -> None:
-    """Kill this job once the scheduler is gone: the server outlives it, as its processes keep it alive."""
-    scheduler = multiprocessing.parent_process()
-    assert scheduler is not None
-    wait_for_any([scheduler.sentinel])
+def _end_with_executor() -> None:
+    """Kill this job once the executor is gone: the server outlives it, as its processes keep it alive."""
+    executor = multiprocessing.parent_process()
+    assert executor is not None
+    wait_for_any([executor.sentinel])
     os.killpg(0, signal.SIGKILL)
 
 

@@ -4,7 +4,6 @@ Sources are commit records, failures, submissions, and Slurm's accounting where 
 """
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +12,7 @@ from pipeline.config.job_kinds import DRIVER
 from pipeline.config.scheduler import resources_of
 from pipeline.metrics.spans import Span, SpanEnd
 from pipeline.run import journal
+from pipeline.run.attempts import AttemptId
 from pipeline.run.commits import Record
 from pipeline.run.directory import Run
 from pipeline.run.plan import policy_maker
@@ -21,9 +21,6 @@ from pipeline.run.tasks import Task, parse_task
 from slurm import accounting
 from slurm.sharedfiles import read_shared
 from slurm.states import Phase, SlurmState, phase_of
-
-_ATTEMPT = re.compile(r"(\d+)-(\d+)r(\d+)")
-"""Number, array and restarts in an attempt's id on Slurm; see :mod:`slurm.element`."""
 
 _TAIL_BYTES = 1 << 20
 """Bytes at the end of spans.jsonl that hold its last line, of some hundred bytes for each of its attempts."""
@@ -187,10 +184,10 @@ def _task_spans(
 
 def _is_of(record: Record, number: int, array: str, restart: int, is_last: bool) -> bool:
     """Whether this run of a job made the commit. A restart that accounting lacks counts as the last run."""
-    found = _ATTEMPT.fullmatch(record.attempt)
-    if found is None or (int(found[1]), found[2]) != (number, array):
+    found = AttemptId.parse(record.attempt)
+    if (found.number, found.job) != (number, array):
         return False
-    return int(found[3]) == restart or (is_last and int(found[3]) > restart)
+    return found.restart == restart or (is_last and found.restart > restart)
 
 
 def _end(job: accounting.Record, is_winner: bool) -> SpanEnd:
@@ -219,7 +216,7 @@ def _from_records(gathering: _Gathering) -> Iterator[Span]:
         record = gathering.record_of(task)
         if record is None:
             continue
-        number = int(record.attempt.split("-")[0]) if "-" in record.attempt else 0
+        number = AttemptId.parse(record.attempt).number
         if (task, number) not in gathering.seen:
             gathering.seen.add((task, number))
             span = replace(_plain(gathering, task, number, SpanEnd.COMMITTED), attempt=record.attempt)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from pipeline.config.job_kinds import DRIVER
+from pipeline.config.job_kinds import DRIVER, parts_of
 from pipeline.metrics.attempts import Facts
 from pipeline.run import journal
 from pipeline.run.control import read_control
@@ -56,7 +56,7 @@ class Costs:
 
 def _rank(stage: str) -> tuple[int, str]:
     """Return a sort key: place in the pipeline, then the pool's name."""
-    name, _, pool = stage.partition("-")
+    name, pool = parts_of(stage)
     return _ORDER.index(name), pool
 
 

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from pipeline.run.commits import Record
 from pipeline.run.tasks import Stage
 
-_SCORING = (Stage.SCORE, Stage.REWARD)
-
-
 _OWN_OF_RECORD = frozenset(
     {"compute_seconds", "startup_seconds", "peak_memory_gib", "peak_gpu_memory_gib", "response_tokens"}
 )
@@ -41,7 +38,7 @@ def iteration_row(
         row["rollout/refused"] = sum(r.metrics.get("refused", 0.0) for r in rollouts)
     for update in records.get(Stage.UPDATE, ()):
         row |= {name: value for name, value in update.metrics.items() if name not in _OWN_OF_RECORD}
-    row |= _counted([r for rs in records.values() for r in rs if r.task.stage in _SCORING])
+    row |= _counted([r for rs in records.values() for r in rs if r.task.stage.scores])
     for stage, stage_records in records.items():
         row |= stage_metrics(stage, stage_records)
     if evaluation := records.get(Stage.EVALUATE):

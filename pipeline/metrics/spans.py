@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from pipeline.config.job_kinds import DRIVER
+from pipeline.run.attempts import AttemptId
 
 _MOST_ATTEMPTS = 400
 """Attempts of a stage that a line lists one by one."""
@@ -63,8 +64,7 @@ class Span:
     @property
     def number(self) -> int:
         """Number of the attempt at its task; names the folder of its log."""
-        first = self.attempt.split("-")[0]
-        return int(first) if first.isdecimal() else 0
+        return AttemptId.parse(self.attempt).number
 
     @property
     def seconds(self) -> float | None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
-from pipeline.config.scheduler import resources_of
+from pipeline.config.scheduler import key_of, resources_of
 from pipeline.config.schema import Config
 from pipeline.metrics.advice_input import (
     LOOK_BACK,
@@ -54,7 +54,7 @@ def _share_of_iteration(evidence: Evidence, job_kind: str) -> float | None:
 
 
 def _faster(config: Config, job_kind: str) -> str:
-    key = _key(job_kind)
+    key = key_of(job_kind)
     if job_kind == Stage.UPDATE:
         ranks = f"{key}.nodes or {key}.ntasks_per_node" if config.slurm else f"{key}.ranks"
         return f"raise {ranks} or update.tokens_per_micro_batch, set update.remove_padding=true"
@@ -79,12 +79,6 @@ def _engine(config: Config, job_kind: str) -> tuple[str, bool]:
     return "reward", config.reward.engine == "vllm"
 
 
-def _key(job_kind: str) -> str:
-    """Return the key of the configuration that says where a job kind runs."""
-    _, _, pool = job_kind.partition("-")
-    return f"scheduler.pools.{pool}" if pool else f"scheduler.{job_kind}"
-
-
 _GAP_SHARE = 0.5
 
 
@@ -99,11 +93,11 @@ def queue_bound(evidence: Evidence) -> Findings:
         what = f"{seconds}, summed over jobs, in the last iterations; most for {job_kind}"
         title = "jobs wait longer in the queue than they run"
         names: tuple[str, ...] = (f"slurm/queue_seconds/{job_kind}", f"slurm/run_seconds/{job_kind}")
-        key, others = _key(job_kind if job_kind in _job_kinds(evidence) else Stage.ROLLOUT), ""
+        key, others = key_of(job_kind if job_kind in _job_kinds(evidence) else Stage.ROLLOUT), ""
     elif not ran and (gap := _gap(evidence)) > _GAP_SHARE:
         what = f"no stage runs for {percent(gap)} of an iteration (medians of the last {WINDOW})"
         title, names = "the run waits in the queue most of the time", ("seconds/iteration",)
-        key, others = _key(Stage.ROLLOUT), " and of the other stages"
+        key, others = key_of(Stage.ROLLOUT), " and of the other stages"
     else:
         return
     remedy = (
@@ -226,7 +220,7 @@ def slow_node(evidence: Evidence) -> Findings:
                 f"its {job_kind} tasks take {median(found.values()):.1f} times as long as those elsewhere "
                 f"(median of {len(found)} iterations, {min(found)} to {max(found)})"
             )
-            remedy = f"set {_key(job_kind)}.exclude={node}, and tell the administrators"
+            remedy = f"set {key_of(job_kind)}.exclude={node}, and tell the administrators"
             title, names = f"node {node} is slow", (f"seconds/{job_kind}",)
             yield Advice(Severity.WARNING, Rule.SLOW_NODE, title, what, remedy, names)
 
@@ -304,7 +298,7 @@ def memory(evidence: Evidence) -> Findings:
         used, limit = found.middle * given.ntasks_per_node, parse_memory(given.mem) / 1024
         if used > _NEAR_LIMIT * limit:
             what = f"{number(used)} GiB of {number(limit)} in {found.span}"
-            remedy = f"raise {_key(job_kind)}.mem={given.mem}"
+            remedy = f"raise {key_of(job_kind)}.mem={given.mem}"
             title = f"{job_kind} tasks are about to run out of memory"
             yield Advice(Severity.WARNING, Rule.MEMORY, title, what, remedy, (found.name,))
 

@@ -14,6 +14,8 @@ from pipeline.process import wait_or_kill, within
 if TYPE_CHECKING:
     from urllib.request import BaseHandler, OpenerDirector
 
+from pipeline.text import exit_in_words
+
 _LAST_BYTES = 4096
 """Bytes kept of a command's standard error, to find its last line in."""
 _LONGEST_LINE = 200
@@ -64,7 +66,7 @@ def _listen(stream: IO[bytes], last: bytearray) -> None:
 
 
 def _in_words(program: str, code: int, said: bytes) -> str:
-    how = f"ended with exit code {code}" if code > 0 else f"was killed by signal {-code}"
+    how = f"{'was ' if code < 0 else ''}{exit_in_words(code)}"
     lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
     return f"{program} {how}" + (f": {lines[-1].strip()[:_LONGEST_LINE]}" if lines else "")
 

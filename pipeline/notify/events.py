@@ -22,7 +22,7 @@ from pipeline.notify.secrets import secrets_of, without_secrets
 from pipeline.run import journal
 from pipeline.run.commits import CorruptData, read_record
 from pipeline.run.directory import Run
-from pipeline.run.failures import GiveUp
+from pipeline.run.failures import Failure
 from pipeline.run.lease import Lease, LeaseHeld, acquire
 from pipeline.run.plan import policy_maker
 from pipeline.run.records import find_frontier
@@ -77,9 +77,9 @@ class Event:
 # --- what happened -----------------------------------------------------------------------------------
 
 
-def failure(run: Run, given_up: Sequence[GiveUp], begun: float) -> Event:
-    """Make the event that tasks were given up. Sent once per call, which ``begun``, a time, tells apart."""
-    first = given_up[0].failure
+def failure(run: Run, given_up: Sequence[Failure], begun: float) -> Event:
+    """Make the event that tasks were given up. Sent once per invocation, told apart by ``begun``, its time."""
+    first = given_up[0]
     more = f", and {len(given_up) - 1} more tasks" if len(given_up) > 1 else ""
     message = f"{first.task}, attempt {first.attempt}: {first.message}{more}"
     return _event(run, Occasion.FAILED, message, f"failed in call {begun}", first.task.iteration)

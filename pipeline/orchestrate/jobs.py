@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pipeline.orchestrate.reconcile import Launch, Observation
-from pipeline.run.failures import Failure, GiveUp
+from pipeline.run.failures import Failure
 from pipeline.run.tasks import Task
 
 CommittedOf = Callable[[Collection[Task]], Collection[Task]]
@@ -25,11 +25,11 @@ class Jobs(Protocol):
     """Attempts at tasks, as processes of one machine or as jobs of a cluster."""
 
     @property
-    def horizon(self) -> int:
+    def lookahead(self) -> int:
         """Number of iterations that are launched before their inputs are committed."""
 
     def query(self) -> None:
-        """Ask the scheduler what runs. Precedes reading commits, so that an ended job's commit is seen."""
+        """Ask what runs. Precedes reading commits, so that an ended job's commit is seen."""
 
     def collect_ended(self, tasks: Sequence[Task], committed_of: CommittedOf) -> Sequence[Ended]:
         """Return the attempts that the last query showed as ended and that left no commit."""
@@ -40,7 +40,7 @@ class Jobs(Protocol):
 
     @property
     def failures(self) -> Mapping[Task, Sequence[Failure]]:
-        """Attempts that ended without a commit in this call, oldest first."""
+        """Attempts that ended without a commit in this invocation, oldest first."""
 
     def note_retracted(self, failure: Failure) -> None:
         """Count a commit that was taken back as a failure of its task."""
@@ -50,6 +50,3 @@ class Jobs(Protocol):
 
     def update_dependencies(self, seen: Observation) -> None:
         """Correct the dependencies of pending jobs. Called after launching."""
-
-    def give_up(self, given_up: Sequence[GiveUp]) -> None:
-        """Withdraw pending jobs of a run that cannot go on: none of them needs to start."""

@@ -93,10 +93,11 @@ class Publisher:
         assert self._book
         records.refresh(self.wanted(frontier))
         self.link_policies(records, frontier)
+        awaited = self.run.plan.evaluation_tasks()[frontier.evaluated :]
         while (iteration := self.newest + 1) <= frontier.updated:
             tasks = self.run.plan.tasks(iteration)
             lost = [task for task in tasks if records.readable(task) is None]
-            if any(self._may_come(task, frontier) for task in lost):
+            if not set(lost).isdisjoint(awaited):  # only these may still come once the update is there
                 return
             row = self._row(records, iteration, lost) | self._note_spans(records, iteration)
             if lost:
@@ -107,13 +108,14 @@ class Publisher:
             remove_losers(self.run.paths, [r for task in tasks if (r := records.readable(task))], spared=lost)
             yield row
 
-    def _may_come(self, task: Task, frontier: Frontier) -> bool:
-        """Whether a task may still be committed: once the update is, only the evaluation may."""
-        return task in self.run.plan.evaluation_tasks()[frontier.evaluated :]
-
     def _row(self, records: Records, iteration: int, lost: Sequence[Task]) -> Row:
         tasks = [task for task in self.run.plan.tasks(iteration) if task not in lost]
-        row = iteration_row(iteration, group_by_job_kind(records, tasks), self._clock(records, iteration))
+        grouped: dict[str, list[Record]] = {}
+        for task in tasks:
+            record = records.readable(task)
+            assert record is not None, f"{task} has no record"
+            grouped.setdefault(task.job_kind, []).append(record)
+        row = iteration_row(iteration, grouped, self._clock(records, iteration))
         return row | ({"records_lost": len(lost)} if lost else {})
 
     def _note_lost(self, records: Records, iteration: int, lost: Sequence[Task]) -> str:
@@ -180,12 +182,3 @@ def note_mended(run: Run, iteration: int | None) -> None:
     """Note in the journal the first row whose line differed from what was published, and was mended."""
     if iteration is not None:
         journal.event(run.paths.events, "rows_mended", iteration=iteration)
-
-
-def group_by_job_kind(records: Records, tasks: Sequence[Task]) -> dict[str, list[Record]]:
-    grouped: dict[str, list[Record]] = {}
-    for task in tasks:
-        record = records.readable(task)
-        assert record is not None, f"{task} has no record"
-        grouped.setdefault(task.job_kind, []).append(record)
-    return grouped

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.run.failures import Failure, FailureKind, GiveUp
+from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.plan import Plan
 from pipeline.run.records import Committed, stale_because
 from pipeline.run.tasks import URGENCY, Stage, Task
@@ -31,12 +31,13 @@ class Actions:
 
     launch: tuple[Launch, ...] = ()
     retract: tuple[Retract, ...] = ()
-    give_up: tuple[GiveUp, ...] = ()
+    give_up: tuple[Failure, ...] = ()
+    """Last failures of the tasks that cannot be done, so that the run stops."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """State of the disk and the scheduler as one pass sees it."""
+    """State of the disk and the executor as one pass sees it."""
 
     tasks: Sequence[Task]
     """Window of tasks that are considered, each after those whose output it reads."""
@@ -66,7 +67,7 @@ def reconcile(plan: Plan, seen: Observation, max_attempts: int, in_advance: bool
     2. A task that is committed or live is left alone.
     3. A task whose budget of attempts is spent is given up; some kinds of failure are free.
     4. A task whose inputs are all committed is launched; ``in_advance``, so is one whose inputs are live or
-       launched with it: its scheduler lets it wait for them.
+       launched with it: its executor lets it wait for them.
     """
     needed = needed_by(plan, seen)
     retracted = {task: reason for task, reason in seen.corrupt.items() if task in needed}
@@ -87,7 +88,7 @@ def reconcile(plan: Plan, seen: Observation, max_attempts: int, in_advance: bool
             continue
         failures = seen.failures.get(task, ())
         if is_hopeless(failures, max_attempts):
-            given_up.append(GiveUp(task, failures[-1]))
+            given_up.append(failures[-1])
         elif all(is_there(i) or (in_advance and (i in seen.live or i in launches)) for i in inputs):
             launches[task] = Launch(task, reason_to_launch(failures))
     launch = sorted(launches.values(), key=_launch_order)
@@ -95,10 +96,10 @@ def reconcile(plan: Plan, seen: Observation, max_attempts: int, in_advance: bool
     return Actions(() if given_up else tuple(launch), retract, tuple(given_up))
 
 
-def _give_up_given(task: Task, damage: str | None) -> GiveUp:
+def _give_up_given(task: Task, damage: str | None) -> Failure:
     why = damage or "its commit record is gone"
     message = f"{why}; the run was forked with it: put it back from the parent, or fork again"
-    return GiveUp(task, Failure(task, 0, FailureKind.CONFIG, message))
+    return Failure(task, 0, FailureKind.CONFIG, message)
 
 
 def needed_by(plan: Plan, seen: Observation) -> set[Task]:

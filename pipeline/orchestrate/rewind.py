@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pipeline.config.job_kinds import parts_of
 from pipeline.run import journal
 from pipeline.run.best import keep_best
 from pipeline.run.commits import require_record
 from pipeline.run.directory import Run, RunError
-from pipeline.run.lease import hold_patiently
+from pipeline.run.lease import hold
 from pipeline.run.packing import unpack
 from pipeline.run.plan import Plan, policy_maker
 from pipeline.run.records import find_frontier, recorded
@@ -19,7 +20,8 @@ from pipeline.run.tasks import Stage, Task, task_key
 from pipeline.tracking.state import rewind
 from slurm.sharedfiles import is_there
 
-_ORDER = (Stage.ROLLOUT, Stage.SCORE, Stage.REWARD, Stage.UPDATE, Stage.EVALUATE)
+_STAGES = tuple(Stage)[1:]
+"""Stages of an iteration, in order."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,9 @@ class Point:
 def parse_point(text: str) -> Point:
     """Read ``STAGE`` or ``STAGE@ITERATION``; STAGE may be ``score-POOL``. Raises RunError."""
     name, _, iteration = text.partition("@")
-    stage, _, pool = name.partition("-")
-    names = ", ".join(stage for stage in _ORDER if stage is not Stage.SCORE)
-    if stage not in _ORDER or (pool and stage != Stage.SCORE) or name.endswith("-"):
+    stage, pool = parts_of(name)
+    names = ", ".join(stage for stage in _STAGES if stage is not Stage.SCORE)
+    if stage not in _STAGES or (pool and stage != Stage.SCORE) or name.endswith("-"):
         raise RunError(
             f"--from {text}: no stage {name!r}; write STAGE or STAGE@ITERATION, stages: {names}; "
             "of a run with pools also score and score-POOL"
@@ -63,7 +65,7 @@ def go_back(run: Run, point: Point, patience: float = 0.0) -> Path | None:
         LeaseHeld: a driver is at work.
     """
     check_has_pool(run.plan, point)
-    with hold_patiently(run.paths.locks, patience):
+    with hold(run.paths.locks, patience):
         return take_back(run, point)
 
 
@@ -140,7 +142,7 @@ def superseded(plan: Plan, point: Point, at_hand: int) -> list[Task]:
     assert point.iteration is not None
     tasks = []
     for iteration in range(at_hand, point.iteration - 1, -1):
-        stages = _ORDER if iteration > point.iteration else _ORDER[_ORDER.index(point.stage) :]
+        stages = _STAGES if iteration > point.iteration else _STAGES[_STAGES.index(point.stage) :]
         if point.stage is Stage.EVALUATE:
             stages = (Stage.EVALUATE,)
         tasks += [task for task in reversed(plan.tasks(iteration)) if task.stage in stages]
@@ -148,16 +150,9 @@ def superseded(plan: Plan, point: Point, at_hand: int) -> list[Task]:
     return [task for task in tasks if task.iteration > point.iteration or task.pool not in others]
 
 
-def trim_spans(run: Run, iteration: int, folder: Path) -> None:
-    """Remove the spans from ``iteration`` on from spans.jsonl, after a copy of it was put into ``folder``."""
-    if is_there(run.paths.spans):
-        lines = journal.read(run.paths.spans)
-        journal.rewrite(folder / run.paths.spans.name, lines)
-        journal.rewrite(run.paths.spans, (line for line in lines if line.get("iteration", 0) < iteration))
-
-
 def trim_rows(run: Run, iteration: int, folder: Path) -> None:
-    """Remove the rows from ``iteration`` on from metrics.jsonl, and the best policy if it was one of them.
+    """Remove rows and spans from ``iteration`` on, and the best policy if it was one of these; copies of the
+    files go into ``folder``.
 
     The folder of published rows moves as a whole: a driver that lost its lease may still write there.
     """
@@ -168,7 +163,10 @@ def trim_rows(run: Run, iteration: int, folder: Path) -> None:
         return
     journal.rewrite(folder / run.paths.metrics.name, rows)
     journal.rewrite(run.paths.metrics, kept)
-    trim_spans(run, iteration, folder)
+    if is_there(run.paths.spans):
+        spans = journal.read(run.paths.spans)
+        journal.rewrite(folder / run.paths.spans.name, spans)
+        journal.rewrite(run.paths.spans, (line for line in spans if line.get("iteration", 0) < iteration))
     rewind(run.paths, int(kept[-1]["iteration"]) if kept else run.plan.start)
     best = read_best(run.paths)
     if best and best["iteration"] >= iteration:

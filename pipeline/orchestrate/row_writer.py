@@ -48,7 +48,8 @@ class RowWriter:
             compared: how many of the newest lines to compare with what was published; each costs a read.
         """
         make_folder(paths.rows)  # lists the run's folder: what another machine replaced in it is known then
-        book = RowWriter(paths, [], first, _open_folder(paths), _open_file(paths), 0)
+        folder = persistently(paths.rows, lambda: os.open(paths.rows, os.O_RDONLY))
+        book = RowWriter(paths, [], first, folder, _open_file(paths), 0)
         with naming(paths.metrics):
             content = _read(book._file)
         book._take_up(content, compared)
@@ -70,7 +71,9 @@ class RowWriter:
         if published is None:
             self._publish(number, row)
             published = self._published(number) or row
-        self._write(published)
+        line = _line(published)
+        self._put(line, self._size)
+        self._append(published, line)
         return published
 
     def _take_up(self, content: bytes, compared: int) -> None:
@@ -100,11 +103,6 @@ class RowWriter:
         self.rows.append(row)
         self._size += len(line)
 
-    def _write(self, row: Row) -> None:
-        line = _line(row)
-        self._put(line, self._size)
-        self._append(row, line)
-
     def _put(self, data: bytes, place: int) -> None:
         with naming(self.paths.metrics):
             while data:
@@ -122,26 +120,23 @@ class RowWriter:
 
     def _differs(self, number: int, row: Row) -> bool:
         """Whether the published row differs from ``row``. A corrupt file is published again from ``row``."""
-        with naming(self.paths.rows / _name(number)):
-            content = read_in(self._folder, _name(number))
-        if content is None:
+        if (content := self._content(number)) is None:
             return False
         if (published := _checked(content, number)) is None:
             self._publish(number, row)
         return published is not None and _line(published) != _line(row)
 
     def _published(self, number: int) -> Row | None:
-        with naming(self.paths.rows / _name(number)):
-            content = read_in(self._folder, _name(number))
+        content = self._content(number)
         return None if content is None else _checked(content, number)
+
+    def _content(self, number: int) -> bytes | None:
+        with naming(self.paths.rows / _name(number)):
+            return read_in(self._folder, _name(number))
 
 
 def _name(number: int) -> str:
     return f"{number:05d}.json"
-
-
-def _open_folder(paths: RunPaths) -> int:
-    return persistently(paths.rows, lambda: os.open(paths.rows, os.O_RDONLY))
 
 
 def _open_file(paths: RunPaths) -> int:

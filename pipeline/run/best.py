@@ -28,14 +28,11 @@ def keep_best(run: Run, rows: Sequence[Row]) -> None:
         folder = _folder(record, "policy")
         if folder not in thinned:
             best = {"iteration": row["iteration"], "reward": row["evaluate/reward"], "policy": folder}
-            _name_best(run, record, json.dumps(best) + "\n")
+            text = json.dumps(best) + "\n"
+            if not is_there(run.paths.best) or read_newest(run.paths.best).decode() != text:
+                replace_durably(run.paths.best, text)
+                link_folder(run, record, "policy", "best")
             return
-
-
-def _name_best(run: Run, record: Record, text: str) -> None:
-    if not is_there(run.paths.best) or read_newest(run.paths.best).decode() != text:
-        replace_durably(run.paths.best, text)
-        link_folder(run, record, "policy", "best")
 
 
 def _folder(record: Record, parent: str) -> str | None:

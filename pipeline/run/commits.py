@@ -29,28 +29,32 @@ from slurm.sharedfiles import is_there, make_folder, persistently, read_newest, 
 RECORD_VERSION = 1
 
 
-class NotCommitted(RuntimeError):
+class BadCommit(RuntimeError):
+    """A task whose result is needed is not there as it should be."""
+
+    state = ""
+
+    def __init__(self, task: Task, why: str) -> None:
+        super().__init__(f"{task} is {self.state}: {why}")
+        self.task = task
+
+
+class NotCommitted(BadCommit):
     """A task that is needed has no commit record."""
 
-    def __init__(self, task: Task, where: Path) -> None:
-        super().__init__(f"{task} is not committed: {where} does not exist")
-        self.task = task
+    state = "not committed"
 
 
-class CorruptData(RuntimeError):
+class CorruptData(BadCommit):
     """A file that a commit record names is missing, cut or changed, or the record itself cannot be read."""
 
-    def __init__(self, task: Task, why: str) -> None:
-        super().__init__(f"{task} is corrupt: {why}")
-        self.task = task
+    state = "corrupt"
 
 
-class StaleData(RuntimeError):
+class StaleData(BadCommit):
     """A task was computed from inputs that have since been recomputed with another result."""
 
-    def __init__(self, task: Task, why: str) -> None:
-        super().__init__(f"{task} is stale: {why}")
-        self.task = task
+    state = "stale"
 
 
 @dataclass(frozen=True)
@@ -143,8 +147,9 @@ def read_record(paths: RunPaths, task: Task) -> Record | None:
         CorruptData: the record exists but cannot be read.
     """
     path = paths.task(task).record
-    content = _read(path)
-    if content is None:
+    try:
+        content: bytes | None = read_shared(path)
+    except FileNotFoundError:
         content = packed_content(paths, task, paths.relative(path))
     if content is None:
         return None
@@ -157,18 +162,17 @@ def read_record(paths: RunPaths, task: Task) -> Record | None:
     return record
 
 
-def _read(path: Path) -> bytes | None:
-    with contextlib.suppress(FileNotFoundError):
-        return read_shared(path)
-    return None
-
-
 def packed_content(paths: RunPaths, task: Task, name: str) -> bytes | None:
     """Return the content of a file of ``task`` that was packed, or None. Raises CorruptData."""
-    if not task.stage.is_sharded:
-        return None
+    with _archive_of(task):
+        return read_packed(paths, task.iteration, name) if task.stage.is_sharded else None
+
+
+@contextlib.contextmanager
+def _archive_of(task: Task) -> Iterator[None]:
+    """Raise CorruptData where the archive that ``task`` is packed in cannot be read."""
     try:
-        return read_packed(paths, task.iteration, name)
+        yield
     except BadArchive as error:
         raise CorruptData(task, str(error)) from error
 
@@ -187,7 +191,7 @@ def require_record(paths: RunPaths, task: Task) -> Record:
     _look_above(paths.task(task).folder)
     record = read_record(paths, task)
     if record is None:
-        raise NotCommitted(task, paths.task(task).record)
+        raise NotCommitted(task, f"{paths.task(task).record} does not exist")
     return record
 
 
@@ -224,12 +228,9 @@ def _size(paths: RunPaths, record: Record, entry: FileEntry) -> int:
     """Return a committed file's size in bytes, packed or not. Raises CorruptData where it is gone."""
     with contextlib.suppress(FileNotFoundError):
         return size_of(paths.root / entry.path)
-    size = None
-    if record.task.stage.is_sharded:
-        try:
-            size = packed_size(paths, record.task.iteration, entry.path)
-        except BadArchive as error:
-            raise CorruptData(record.task, str(error)) from error
+    with _archive_of(record.task):
+        is_packed = record.task.stage.is_sharded
+        size = packed_size(paths, record.task.iteration, entry.path) if is_packed else None
     if size is None:
         raise CorruptData(record.task, f"{entry.path} is gone")
     return size

@@ -1,9 +1,12 @@
-"""People's requests of a run on Slurm: its calls of submit, run and resume, and its cancellation."""
+"""People's requests of a run on Slurm: its invocations of submit, run and resume, and its cancellation."""
 
 import shlex
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from pipeline.config.conversion import converted, plain
 from pipeline.run.durable import replace_durably
@@ -21,19 +24,16 @@ class SpoiltControl(UserError, ValueError):
 class Control:
     """People's requests of a run on Slurm: content of ``<run>/slurm/control.json``."""
 
-    invocation: int = 0
-    """Number of calls of submit, run and resume so far: each has a new budget of attempts."""
+    invocation: Annotated[int, Field(alias="call")] = 0
+    """Number of invocations of submit, run and resume so far: each has a new budget of attempts."""
     cancelled: bool = False
     """Cancellation by a person: driver jobs that start nevertheless do nothing."""
     has_failed: bool = False
-    """Failure of this call: a task was given up."""
+    """Failure of this invocation: a task was given up."""
     retracted: tuple[tuple[str, str], ...] = ()
-    """Pairs (task key, reason) of commits that were taken back in this call."""
+    """Pairs (task key, reason) of commits that were taken back in this invocation."""
     begun: float = field(default=0.0, compare=False)
-    """Unix time when the call began."""
-
-    def as_failed(self) -> "Control":
-        return replace(self, has_failed=True)
+    """Unix time when the invocation began."""
 
 
 def read_control(paths: RunPaths) -> Control:

@@ -7,14 +7,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import xxhash
-
 from pipeline.run.commits import CorruptData, FileEntry, Record, check_digest
 from pipeline.run.directory import RunError
-from pipeline.run.durable import digest_file, fsync_path
+from pipeline.run.durable import digest_file, flush, fsync_path, hash_stream
 from pipeline.run.paths import RunPaths
 
-_CHUNK = 1 << 22
 _CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 """Errors of link: another filesystem, one that has no hard links, or too many links to this file."""
 
@@ -56,8 +53,10 @@ def check_is_vacant(target: Path) -> None:
 def copy_verified(paths: RunPaths, record: Record, entry: FileEntry, target: Path) -> None:
     """Copy a committed file, durably. Raises RunError when it is not what was committed."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _as_committed(paths):
-        check_digest(record, entry, *_copy(paths.root / entry.path, target))
+    with _as_committed(paths), (paths.root / entry.path).open("rb") as source, target.open("xb") as copy:
+        found = hash_stream(source, copy)
+        flush(copy)
+        check_digest(record, entry, *found)
 
 
 def link_verified(paths: RunPaths, record: Record, entry: FileEntry, target: Path) -> None:
@@ -79,15 +78,3 @@ def _as_committed(paths: RunPaths) -> Iterator[None]:
         yield
     except (CorruptData, FileNotFoundError) as error:
         raise RunError(f"{paths.root} holds no longer what was committed: {error}") from None
-
-
-def _copy(source: Path, target: Path) -> tuple[int, str]:
-    """Copy a file durably. Returns size and xxh3_128 of what was copied."""
-    digest, size = xxhash.xxh3_128(), 0
-    with source.open("rb") as reader, target.open("xb") as writer:
-        while chunk := reader.read(_CHUNK):
-            digest.update(chunk)
-            size += writer.write(chunk)
-        writer.flush()
-        os.fsync(writer.fileno())
-    return size, digest.hexdigest()

@@ -132,7 +132,7 @@ def claimed_run(config: Config) -> Iterator[tuple[Run, Lease]]:
 
 
 def write_run(paths: RunPaths, config: Config, folder: str, parent: Parent | None = None) -> Run:
-    """Write a new run's configuration and identity. Raises RunError where another call has just done so."""
+    """Write a new run's configuration and identity. Raises RunError where another has just done so."""
     text = to_yaml(config)
     identity = Identity(
         id=os.urandom(6).hex(),
@@ -146,7 +146,7 @@ def write_run(paths: RunPaths, config: Config, folder: str, parent: Parent | Non
     )
     if not link_once(paths.run_json, json.dumps(asdict(identity), indent=1) + "\n"):
         raise RunError(f"another call is making a run in {paths.root} just now; choose another run_dir=...")
-    # After the identity: a call that came too late must not write its settings beside the winner's.
+    # After the identity: an invocation that came too late must not write its settings beside the winner's.
     replace_durably(paths.config_yaml, text)
     return Run(paths, config, identity)
 
@@ -159,13 +159,15 @@ def check_is_free(paths: RunPaths, own: Lease | None = None) -> None:
     """
     if is_there(paths.run_json):
         holder = None if own else holder_of(paths.locks)
-        if holder or is_there(paths.task(PREPARE).record) or _is_queued(paths) or _is_fork(paths):
+        # A fork has no prompts yet, but a committed policy from the start.
+        is_begun = is_there(paths.task(PREPARE).record) or is_there(paths.policies)
+        if holder or is_begun or _is_queued(paths):
             raise RunError(
                 f"{paths.root} already holds a run. To continue it: slurm-ppo resume {paths.root}. "
                 "To start another: choose run_dir=... or name=..." + (f" ({holder})" if holder else "")
             )
         return
-    # A call that was killed while it started a run over may have left config.yaml without run.json.
+    # An invocation that was killed while it started a run over may have left config.yaml without run.json.
     others = [p.name for p in paths.root.glob("[!.]*")] if paths.root.is_dir() else []
     if set(others) - {paths.config_yaml.name, paths.locks.name}:
         raise RunError(f"{paths.root} exists and holds other files; choose another run_dir=...")
@@ -189,11 +191,6 @@ def _is_seen(path: Path) -> bool:
     with contextlib.suppress(PermissionError):
         return path.exists()
     return False
-
-
-def _is_fork(paths: RunPaths) -> bool:
-    """Whether a run without prepared prompts is a fork, which has a committed policy from the start."""
-    return is_there(paths.policies) and not is_there(paths.task(PREPARE).record)
 
 
 def _is_queued(paths: RunPaths) -> bool:
@@ -251,13 +248,9 @@ def load_run(root: Path) -> Run:
         identity = converted(Identity, json.loads(read_shared(paths.run_json)))
         text = read_newest(paths.config_yaml).decode()
     except (FileNotFoundError, NotADirectoryError) as error:
-        why = (
-            f"it holds no {Path(str(error.filename)).name}"
-            if root.is_dir()
-            else "it is a file"
-            if root.exists()
-            else "nothing is there"
-        )
+        why = "it is a file" if root.exists() else "nothing is there"
+        if root.is_dir():
+            why = f"it holds no {Path(str(error.filename)).name}"
         raise RunError(
             f"{shown(root)} is not a run directory: {why}{near_runs(root)}. "
             "Start a run with: slurm-ppo run experiment=... run_dir=..."

@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import xxhash
 
@@ -20,15 +21,22 @@ _CHUNK = 1 << 22
 
 def digest_file(path: Path) -> tuple[int, str]:
     """Return size and xxh3_128 of a file as it is on disk."""
-    return persistently(path, lambda: _digest(path))
+
+    def digest() -> tuple[int, str]:
+        with path.open("rb") as file:
+            return hash_stream(file)
+
+    return persistently(path, digest)
 
 
-def _digest(path: Path) -> tuple[int, str]:
+def hash_stream(source: IO[bytes], target: IO[bytes] | None = None) -> tuple[int, str]:
+    """Return size and xxh3_128 of the rest of ``source``, which is copied to ``target`` on the way."""
     digest, size = xxhash.xxh3_128(), 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
+    while chunk := source.read(_CHUNK):
+        digest.update(chunk)
+        size += len(chunk)
+        if target is not None:
+            target.write(chunk)
     return size, digest.hexdigest()
 
 
@@ -36,6 +44,12 @@ def umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def flush(file: IO[bytes]) -> None:
+    """Flush an open file to the disk."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def fsync_path(path: Path) -> None:
@@ -68,26 +82,29 @@ def opened_folder(path: Path) -> Iterator[int]:
         os.close(folder)
 
 
-def names_in(folder: Path | int) -> set[str]:
-    """Return the names in a folder, or in that of a descriptor. Raises FileNotFoundError."""
-    with os.scandir(folder) as entries:
-        return {entry.name for entry in entries}
+@contextlib.contextmanager
+def private_file(folder: int, name: str) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield a private name beside ``name`` in an open folder, and a new file there. The name is removed at
+    the end, unless the block has renamed it.
+    """
+    private = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
+    try:
+        descriptor = os.open(private, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
+        with os.fdopen(descriptor, "w+b") as file:
+            yield private, file
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(private, dir_fd=folder)
 
 
 @contextlib.contextmanager
 def _private_copy(folder: int, name: str, text: bytes) -> Iterator[str]:
-    """Write ``text``, flushed, under a private name beside ``name``, which is removed afterwards."""
-    private = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
-    try:
-        descriptor = os.open(private, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+    """Yield a private name, as :func:`private_file`, of a file that holds ``text``, flushed."""
+    with private_file(folder, name) as (private, file):
+        file.write(text)
+        flush(file)
+        file.close()
         yield private
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(private, dir_fd=folder)
 
 
 def replace_durably(path: Path, text: str) -> None:

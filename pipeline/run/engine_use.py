@@ -13,7 +13,7 @@ from pipeline.run.tasks import Stage
 
 def engines_of(config: Config, stage: Stage, pool: str = "") -> Iterator[tuple[str, str]]:
     """Yield (configuration key, engine) for all that a stage's tasks compute with; ``pool`` is for score."""
-    if stage in (Stage.ROLLOUT, Stage.EVALUATE):
+    if stage.generates:
         yield "rollout.engine", config.rollout.engine
     for name, component in _scored_by(config, stage, pool).items():
         if engine := scores_with(config.reward, component):
@@ -28,7 +28,7 @@ def engines_of(config: Config, stage: Stage, pool: str = "") -> Iterator[tuple[s
 def _scored_by(config: Config, stage: Stage, pool: str) -> Mapping[str, Component]:
     """Return the components that a stage's tasks score with; prepare measures how some are normalised."""
     reward = config.reward
-    if stage in (Stage.SCORE, Stage.REWARD):
+    if stage.scores:
         return reward.components_of(pool or None)
     if stage is Stage.EVALUATE:
         return reward.components

@@ -1,7 +1,7 @@
 """A committed policy as a plain model directory, outside the run and without links into it."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from pipeline.run.commits import FileEntry
@@ -28,7 +28,7 @@ def export(source: str, target: Path, adapter: bool, say: Callable[[str], None])
         RunError: there is no such policy, it is damaged, or ``target`` is taken.
     """
     version, target = find_version(source, "policy", "policy"), target.expanduser().absolute()
-    files = adapter_files(version) if adapter else model_files(version)
+    files = policy_files(version, adapter)
     total, done = sum(entry.bytes for _, entry in files), 0
     with new_folder(target) as folder:
         for name, entry in files:
@@ -39,27 +39,21 @@ def export(source: str, target: Path, adapter: bool, say: Callable[[str], None])
     return how_to_load(version, target, adapter)
 
 
-def model_files(version: Version) -> list[tuple[PurePosixPath, FileEntry]]:
-    """Return the files of the model directory, with their names in it."""
-    return [(name, entry) for name, entry in policy_files(version) if name.parts[0] != ADAPTER]
+def policy_files(version: Version, adapter: bool) -> list[tuple[PurePosixPath, FileEntry]]:
+    """Return the files of the model directory, or of the adapter, with their names there.
 
-
-def adapter_files(version: Version) -> list[tuple[PurePosixPath, FileEntry]]:
-    """Return the files of the adapter, with their names in its folder. Raises RunError when there is none."""
-    found = [(name, entry) for name, entry in policy_files(version) if name.parts[0] == ADAPTER]
-    if not found:
+    Raises:
+        RunError: there is no adapter.
+    """
+    entries = [entry for entry in version.record.outputs if entry.folder.startswith("policy/")]
+    names = [PurePosixPath(entry.path).relative_to(entry.folder) for entry in entries]
+    found = [(n, e) for n, e in zip(names, entries, strict=True) if (n.parts[0] == ADAPTER) is adapter]
+    if adapter and not found:
         raise RunError(
             f"{version} has no adapter: the run trains all weights (update.lora is null); "
             "leave --adapter out for the whole model"
         )
-    return [(name.relative_to(ADAPTER), entry) for name, entry in found]
-
-
-def policy_files(version: Version) -> Sequence[tuple[PurePosixPath, FileEntry]]:
-    """Return every file of the policy directory, with its name there."""
-    outputs = version.record.outputs
-    names = (PurePosixPath(entry.path).relative_to(entry.folder) for entry in outputs)
-    return [(n, e) for n, e in zip(names, outputs, strict=True) if e.folder.startswith("policy/")]
+    return [(n.relative_to(ADAPTER), e) for n, e in found] if adapter else found
 
 
 def how_to_load(version: Version, target: Path, adapter: bool) -> str:

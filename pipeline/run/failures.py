@@ -57,14 +57,6 @@ class Failure:
     """Scheduler's id of the attempt, e.g. ``4711_3``."""
 
 
-@dataclass(frozen=True)
-class GiveUp:
-    """Decision that ``task`` cannot be done, so that the run stops."""
-
-    task: Task
-    failure: Failure
-
-
 def last_attempt_number(paths: RunPaths, task: Task) -> int:
     """Return the highest attempt number that has a log; 0 when the task was never tried."""
     numbers = [0]

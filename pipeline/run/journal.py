@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.run.durable import replace_durably
+from pipeline.run.durable import flush, replace_durably
 from pipeline.text import printable
 from slurm.sharedfiles import is_there, persistently, read_newest, size_of
 
@@ -23,8 +23,7 @@ def append(path: Path, *rows: Mapping[str, Any]) -> None:
             if file.read(1) != b"\n":
                 file.write(b"\n")
         file.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
-        file.flush()
-        os.fsync(file.fileno())
+        flush(file)
 
 
 def read(path: Path) -> list[dict[str, Any]]:

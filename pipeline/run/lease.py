@@ -89,35 +89,30 @@ class Lease:
 
 
 @contextlib.contextmanager
-def hold(folder: Path) -> Iterator[Lease]:
+def hold(folder: Path, patience: float = 0.0) -> Iterator[Lease]:
     """Hold the lease for the duration of the block.
+
+    Args:
+        patience: seconds to wait for a holder whose block is short.
 
     Raises:
         LeaseHeld: naming the holder's host, process and age.
     """
-    lease = acquire(folder)
+    lease = _acquire_by(folder, time.monotonic() + patience)
     try:
         yield lease
     finally:
         lease.release()
 
 
-@contextlib.contextmanager
-def hold_patiently(folder: Path, seconds: float) -> Iterator[Lease]:
-    """Hold the lease like :func:`hold`, waiting up to ``seconds`` for a holder whose block is short."""
-    until = time.monotonic() + seconds
+def _acquire_by(folder: Path, until: float) -> Lease:
     while True:
         try:
-            lease = acquire(folder)
-            break
+            return acquire(folder)
         except LeaseHeld:
-            if time.monotonic() > until:
+            if time.monotonic() >= until:
                 raise
             time.sleep(_PATIENT_SECONDS)
-    try:
-        yield lease
-    finally:
-        lease.release()
 
 
 def acquire(folder: Path) -> Lease:

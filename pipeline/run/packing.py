@@ -10,25 +10,21 @@ the next one goes on.
 import contextlib
 import json
 import os
-import shutil
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-import xxhash
-
 from pipeline.run import journal
 from pipeline.run.commits import CorruptData, Record, check_digest, is_of_the_past
 from pipeline.run.directory import Run, RunError
-from pipeline.run.durable import names_in, naming, opened_folder
+from pipeline.run.durable import flush, hash_stream, naming, opened_folder, private_file
 from pipeline.run.packed import NEW, PACKED, BadArchive, archives, open_archive
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan, policy_maker
 from pipeline.run.tasks import Task
 
-_PIECE = 1 << 20
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """Time of every member, always the same, so that two drivers write the same bytes."""
 
@@ -82,13 +78,13 @@ def pack(run: Run, iteration: int) -> None:
     """
     paths, update = run.paths, policy_maker(iteration)
     with contextlib.ExitStack() as opened:
-        history = opened.enter_context(opened_folder(paths.task(update).folder))
+        history: int = opened.enter_context(opened_folder(paths.task(update).folder))
         originals = list(_originals(paths, run.plan, iteration, opened))
         _remove_private(history)
-        if NEW not in names_in(history):
+        if NEW not in os.listdir(history):
             with naming(archives(paths, iteration)[0]):
                 _link_archive(run.plan, iteration, originals, history)
-        if NEW not in names_in(history):  # another driver is further
+        if NEW not in os.listdir(history):  # another driver is further
             return
         _remove(history, originals)
         if not is_of_the_past(paths, update, history):
@@ -121,28 +117,22 @@ def _originals(
 
 def _link_archive(plan: Plan, iteration: int, originals: list[Original], history: int) -> None:
     """Write the archive, flush it, read it back, compare, and link it under its first name."""
-    private = f".{NEW}.{os.getpid()}.{os.urandom(4).hex()}"
-    try:
-        descriptor = os.open(private, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=history)
-        with os.fdopen(descriptor, "w+b") as file:
-            digests = _write(file, originals)
-            file.flush()
-            os.fsync(file.fileno())
-            try:
-                _verify(file, plan, iteration, digests)
-            except zipfile.BadZipFile as error:
-                raise BadArchive(f"the disk gives back something else than was written ({error})") from error
+    with private_file(history, NEW) as (private, file):
+        digests = _write(file, originals)
+        flush(file)
+        try:
+            _verify(file, plan, iteration, digests)
+        except zipfile.BadZipFile as error:
+            raise BadArchive(f"the disk gives back something else than was written ({error})") from error
+        file.close()
         with contextlib.suppress(FileExistsError, FileNotFoundError):  # another driver was first
             os.link(private, NEW, src_dir_fd=history, dst_dir_fd=history)
         os.fsync(history)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(private, dir_fd=history)
 
 
 def _remove_private(history: int) -> None:
     """Remove unfinished archives of killed drivers. One that still writes finds that, and lets it be."""
-    for name in names_in(history):
+    for name in os.listdir(history):
         if name.startswith(f".{NEW}."):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=history)
@@ -158,18 +148,8 @@ def _write(file: IO[bytes], originals: list[Original]) -> dict[str, tuple[int, s
                 info = zipfile.ZipInfo(original.path, _EPOCH)
                 info.external_attr = 0o644 << 16
                 with archive.open(info, "w", force_zip64=True) as target:
-                    digests[original.path] = _copy(source, target)
+                    digests[original.path] = hash_stream(source, target)
     return digests
-
-
-def _copy(source: IO[bytes], target: IO[bytes] | None = None) -> tuple[int, str]:
-    digest, size = xxhash.xxh3_128(), 0
-    while piece := source.read(_PIECE):
-        digest.update(piece)
-        size += len(piece)
-        if target is not None:
-            target.write(piece)
-    return size, digest.hexdigest()
 
 
 def _verify(file: IO[bytes], plan: Plan, iteration: int, digests: dict[str, tuple[int, str]]) -> None:
@@ -185,7 +165,7 @@ def _verify(file: IO[bytes], plan: Plan, iteration: int, digests: dict[str, tupl
                 _verify_commit(archive, task, digests)
         for path, digest in digests.items():
             with archive.open(path) as member:
-                if _copy(member) != digest:
+                if hash_stream(member) != digest:
                     raise CorruptData(policy_maker(iteration), f"{path} was not written as it was read")
 
 
@@ -267,12 +247,8 @@ def _restore(path: Path, archive: zipfile.ZipFile, name: str) -> None:
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    private = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    try:
-        with archive.open(name) as source, private.open("xb") as target, naming(path):
-            shutil.copyfileobj(source, target, _PIECE)
-            target.flush()
-            os.fsync(target.fileno())
-        private.replace(path)
-    finally:
-        private.unlink(missing_ok=True)
+    with opened_folder(path.parent) as folder, private_file(folder, path.name) as (private, target):
+        with archive.open(name) as source, naming(path):
+            hash_stream(source, target)
+            flush(target)
+        os.replace(private, path.name, src_dir_fd=folder, dst_dir_fd=folder)

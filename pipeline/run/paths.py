@@ -13,110 +13,52 @@ from pipeline.run.tasks import Stage, Task
 from slurm.sharedfiles import names_in
 
 
+class _Below:
+    """Path of a fixed name below a run's directory."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def __get__(self, paths: "RunPaths", owner: type) -> Path:
+        return paths.root.joinpath(*self._names)
+
+
 @dataclass(frozen=True)
 class RunPaths:
     """Paths of one run directory."""
 
     root: Path
 
-    @property
-    def run_json(self) -> Path:
-        return self.root / "run.json"
-
-    @property
-    def config_yaml(self) -> Path:
-        return self.root / "config.yaml"
-
-    @property
-    def events(self) -> Path:
-        return self.root / "events.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        return self.root / "metrics.jsonl"
-
-    @property
-    def rows(self) -> Path:
-        """Folder of metrics.jsonl's rows, each published once; see :mod:`pipeline.orchestrate.row_writer`."""
-        return self.root / "rows"
-
-    @property
-    def spans(self) -> Path:
-        """Journal of when and where every attempt waited and ran."""
-        return self.root / "spans.jsonl"
-
-    @property
-    def report(self) -> Path:
-        return self.root / "report.html"
-
-    @property
-    def best(self) -> Path:
-        return self.root / "best.json"
-
-    @property
-    def locks(self) -> Path:
-        return self.root / "locks"
-
-    @property
-    def wandb(self) -> Path:
-        return self.root / "wandb"
-
-    @property
-    def wandb_offline(self) -> Path:
-        """List of the W&B offline segments that count."""
-        return self.wandb / "offline.json"
-
-    @property
-    def wandb_online(self) -> Path:
-        """Record of what W&B's server was sent."""
-        return self.wandb / "online.json"
-
-    @property
-    def data(self) -> Path:
-        return self.root / "data"
-
-    @property
-    def superseded(self) -> Path:
-        return self.root / "superseded"
-
-    @property
-    def compiled(self) -> Path:
-        return self.root / "cache" / "compiled"
-
-    @property
-    def policies(self) -> Path:
-        return self.root / "policy"
-
-    @property
-    def critics(self) -> Path:
-        return self.root / "critic"
-
-    @property
-    def trainers(self) -> Path:
-        return self.root / "trainer"
-
-    @property
-    def slurm(self) -> Path:
-        return self.root / "slurm"
-
-    @property
-    def control(self) -> Path:
-        return self.slurm / "control.json"
+    run_json = _Below("run.json")
+    config_yaml = _Below("config.yaml")
+    events = _Below("events.jsonl")
+    metrics = _Below("metrics.jsonl")
+    rows = _Below("rows")
+    """Folder of metrics.jsonl's rows, each published once; see :mod:`pipeline.orchestrate.row_writer`."""
+    spans = _Below("spans.jsonl")
+    """Journal of when and where every attempt waited and ran."""
+    report = _Below("report.html")
+    best = _Below("best.json")
+    locks = _Below("locks")
+    wandb = _Below("wandb")
+    wandb_offline = _Below("wandb", "offline.json")
+    """List of the W&B offline segments that count."""
+    wandb_online = _Below("wandb", "online.json")
+    """Record of what W&B's server was sent."""
+    data = _Below("data")
+    superseded = _Below("superseded")
+    compiled = _Below("cache", "compiled")
+    policies = _Below("policy")
+    critics = _Below("critic")
+    trainers = _Below("trainer")
+    slurm = _Below("slurm")
+    control = _Below("slurm", "control.json")
+    iterations = _Below("iterations")
+    log_root = _Below("logs")
 
     def submissions(self, iteration: int) -> Path:
         """Return the folder of what was submitted to Slurm for an iteration."""
         return self.slurm / f"{iteration:05d}"
-
-    @property
-    def iterations(self) -> Path:
-        return self.root / "iterations"
-
-    def iteration(self, iteration: int) -> Path:
-        return self.iterations / f"{iteration:05d}"
-
-    @property
-    def log_root(self) -> Path:
-        return self.root / "logs"
 
     def logs(self, task: Task) -> Path:
         return self.log_root / f"{task.iteration:05d}-{task.job_kind}"

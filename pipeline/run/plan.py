@@ -33,15 +33,12 @@ class Plan:
             return (*first, Task(iteration, Stage.EVALUATE)) if self.evaluates(iteration) else first
         shards = range(self.num_shards)
         stages = [Task(iteration, Stage.ROLLOUT, shard) for shard in shards]
-        stages += [task for pool in self.pools for task in self._scores(iteration, pool)]
+        stages += [Task(iteration, Stage.SCORE, shard, pool) for pool in self.pools for shard in shards]
         stages += [Task(iteration, Stage.REWARD, shard) for shard in shards]
         stages += [Task(iteration, Stage.UPDATE)]
         if self.evaluates(iteration):
             stages += [Task(iteration, Stage.EVALUATE)]
         return tuple(stages)
-
-    def _scores(self, iteration: int, pool: str) -> list[Task]:
-        return [Task(iteration, Stage.SCORE, shard, pool) for shard in range(self.num_shards)]
 
     @property
     def job_kinds(self) -> tuple[str, ...]:
@@ -98,19 +95,19 @@ class Plan:
     def evaluation_tasks(self) -> tuple[Task, ...]:
         return tuple(Task(iteration, Stage.EVALUATE) for iteration in self.evaluations())
 
-    def window(self, updated: int, evaluated: int, horizon: int = 0) -> tuple[Task, ...]:
+    def window(self, updated: int, evaluated: int, lookahead: int = 0) -> tuple[Task, ...]:
         """Return the tasks that matter now, inputs before what reads them.
 
         Args:
             updated: the newest iteration whose update is committed; -1 before prepare is.
             evaluated: how many of :meth:`evaluations` are committed.
-            horizon: iterations to include although their inputs are not there yet; 0 where nothing is
+            lookahead: iterations to include although their inputs are not there yet; 0 where nothing is
                 submitted in advance.
         """
-        if updated < 0 and not horizon:
+        if updated < 0 and not lookahead:
             return (PREPARE,)
         done = max(updated, self.start)
-        newest = min(done + horizon, self.iterations)
+        newest = min(done + lookahead, self.iterations)
         tasks = [PREPARE] if updated < 0 else []
         for iteration in range(done + 1, max(newest, min(done + 1, self.iterations)) + 1):
             tasks += [t for t in self.tasks(iteration) if t.stage is not Stage.EVALUATE]

@@ -1,5 +1,6 @@
 """Commit records on disk, read for the current iterations, and how far a run has come."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +19,8 @@ _TAIL_BYTES = 1 << 16
 """Bytes read from the end of metrics.jsonl, which hold more than its last row."""
 
 
-class Lineage(Protocol):
-    """Fingerprints of a commit and of the inputs that it was made from; a commit record has them."""
+class Committed(Protocol):
+    """Part of a commit record that decisions need: fingerprints of the commit, and of its inputs as read."""
 
     @property
     def fingerprint(self) -> str: ...
@@ -28,16 +29,7 @@ class Lineage(Protocol):
     def inputs(self) -> Mapping[str, str]: ...
 
 
-@dataclass(frozen=True)
-class Committed:
-    """Part of a commit record that reconcile needs to know."""
-
-    fingerprint: str
-    inputs: Mapping[str, str]
-    """Fingerprint of each input when it was read, by task key."""
-
-
-def stale_because(task: Task, inputs: Sequence[Task], committed: Mapping[Task, Lineage]) -> str | None:
+def stale_because(task: Task, inputs: Sequence[Task], committed: Mapping[Task, Committed]) -> str | None:
     """Return why a commit is stale, or None.
 
     Inputs that were not observed, or are being computed again, count as unchanged: if the repetition gives
@@ -86,9 +78,6 @@ class Records:
         record = self.get(task)
         if record is not None:
             self._check(record, verify_outputs)
-
-    def committed(self) -> dict[Task, Committed]:
-        return {task: Committed(r.fingerprint, r.inputs) for task, r in self.known.items()}
 
     def forget(self, task: Task) -> None:
         for found in (self.known, self.corrupt, self.damaged):
@@ -159,10 +148,13 @@ class Frontier:
     evaluated: int
     """Number of the plan's evaluations that are committed."""
 
+    def is_committed(self, plan: Plan) -> bool:
+        """Whether everything is committed."""
+        return self.updated >= plan.iterations and self.evaluated == len(plan.evaluations())
+
     def is_complete(self, plan: Plan, newest_row: int) -> bool:
         """Whether everything is committed, and every iteration up to the last has its row."""
-        is_trained = self.updated >= plan.iterations and self.evaluated == len(plan.evaluations())
-        return is_trained and newest_row >= plan.iterations
+        return self.is_committed(plan) and newest_row >= plan.iterations
 
 
 def find_frontier(plan: Plan, paths: RunPaths) -> Frontier:
@@ -173,13 +165,11 @@ def find_frontier(plan: Plan, paths: RunPaths) -> Frontier:
     """
     if not is_committed(paths, PREPARE):
         return Frontier(-1, 0)
-    first, left = plan.start + 1, plan.iterations - plan.start
-    updated = plan.start + _count_true(left, lambda i: is_committed(paths, Task(first + i, Stage.UPDATE)))
+    iterations = range(plan.start + 1, plan.iterations + 1)
+    updated = plan.start + _count_committed(paths, Stage.UPDATE, iterations)
     updated = _before_gap(plan, paths, updated)
     evaluations = plan.evaluations()
-    evaluated = _count_true(
-        len(evaluations), lambda i: is_committed(paths, Task(evaluations[i], Stage.EVALUATE))
-    )
+    evaluated = _count_committed(paths, Stage.EVALUATE, evaluations)
     if evaluated < len(evaluations):
         lagging = evaluations[evaluated]
         if plan.start < lagging <= updated and not is_committed(paths, Task(lagging, Stage.UPDATE)):
@@ -209,16 +199,9 @@ def newest_row(rows: Sequence[Mapping[str, Any]], start: int) -> int:
     return max(numbers, default=start)
 
 
-def _count_true(size: int, holds: Callable[[int], bool]) -> int:
-    """Count the positions that hold by binary search, given that all that hold are leading."""
-    low, high = 0, size
-    while low < high:
-        middle = (low + high) // 2
-        if holds(middle):
-            low = middle + 1
-        else:
-            high = middle
-    return low
+def _count_committed(paths: RunPaths, stage: Stage, iterations: Sequence[int]) -> int:
+    """Count the iterations of which ``stage`` is committed by binary search, given that these come first."""
+    return bisect_left(iterations, True, key=lambda i: not is_committed(paths, Task(i, stage)))
 
 
 def newest_commit(records: Records) -> float:

@@ -50,7 +50,7 @@ def thin(run: Run, newest: int, awaited: Collection[int] = ()) -> Iterator[str]:
     config = run.config.update
     if config.keep_last is None:
         return
-    best = best_folder(run.paths)
+    best = (read_best(run.paths) or {}).get("policy")
     for version, folders in list_folders(run.paths).items():
         going = [folder for folder in folders if folder != best]
         if going and not is_kept(version, newest, config.keep_last, config.keep_every, awaited):
@@ -84,12 +84,6 @@ def list_folders(paths: RunPaths) -> dict[int, list[str]]:
             if (match := _FOLDER.fullmatch(name)) and (folder / name).is_dir():
                 found.setdefault(int(match[1]), []).append(f"{parent}/{name}")
     return dict(sorted(found.items()))
-
-
-def best_folder(paths: RunPaths) -> str | None:
-    """Return the folder of the best policy, or None where no policy was evaluated."""
-    best = read_best(paths)
-    return best["policy"] if best else None
 
 
 def read_best(paths: RunPaths) -> dict[str, Any] | None:

@@ -37,6 +37,13 @@ def _versioned(name: str, fields: list[pa.Field]) -> pa.Schema:
     return pa.schema(fields, metadata={VERSION_KEY: name.encode()})
 
 
+_RESPONSE = [
+    pa.field("prompt_id", pa.string(), nullable=False),
+    # 0 to n - 1 among the samples of a prompt, or GREEDY_SAMPLE.
+    pa.field("sample_index", pa.int32(), nullable=False),
+]
+"""Columns that name a response."""
+
 PROMPTS = _versioned(
     "prompts/1",
     [
@@ -52,9 +59,7 @@ PROMPTS = _versioned(
 ROLLOUT = _versioned(
     "rollout/2",
     [
-        pa.field("prompt_id", pa.string(), nullable=False),
-        # 0 to n - 1 among the samples of a prompt, or GREEDY_SAMPLE.
-        pa.field("sample_index", pa.int32(), nullable=False),
+        *_RESPONSE,
         pa.field("prompt_tokens", pa.list_(pa.int32()), nullable=False),
         pa.field("response_tokens", pa.list_(pa.int32()), nullable=False),
         # True where the policy wrote the token, false where a tool or an environment did.
@@ -74,8 +79,7 @@ ROLLOUT = _versioned(
 REWARD = _versioned(
     "reward/1",
     [
-        pa.field("prompt_id", pa.string(), nullable=False),
-        pa.field("sample_index", pa.int32(), nullable=False),
+        *_RESPONSE,
         pa.field("reward", pa.float32(), nullable=False),
         # One per response token; null for greedy responses, when KL is off and when the update computes them.
         pa.field("reference_logprobs", pa.list_(pa.float32())),
@@ -84,13 +88,7 @@ REWARD = _versioned(
 """The same rows in the same order as the rollout shard; one float32 column per component follows."""
 
 
-SCORE = _versioned(
-    "score/1",
-    [
-        pa.field("prompt_id", pa.string(), nullable=False),
-        pa.field("sample_index", pa.int32(), nullable=False),
-    ],
-)
+SCORE = _versioned("score/1", _RESPONSE)
 """The same rows in the same order as the rollout shard; one float64 column per component of a pool follows:
 in double precision, so that the reward's sum is the same wherever a component was scored.
 """

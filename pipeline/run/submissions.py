@@ -12,6 +12,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from pipeline.config.conversion import converted, plain
 from pipeline.config.job_kinds import DRIVERS
@@ -57,15 +60,15 @@ class Submission:
     name: str
     """Job name: unique, so that the job can be found by it."""
     iteration: int
-    job_kind: str
+    job_kind: Annotated[str, Field(alias="purpose")]
     """Job kind of its tasks, or which driver job it is."""
     number: int
     """Number among the submissions of a job kind in an iteration; names the folder of the logs."""
     chunk: int
     """Part of an array that is split, being longer than allowed: index + chunk * chunk_size is the shard."""
     chunk_size: int
-    invocation: int
-    """Number of the call of submit, run or resume that it belongs to."""
+    invocation: Annotated[int, Field(alias="call")]
+    """Number of the invocation of submit, run or resume that it belongs to."""
     created: float
     module: str
     arguments: tuple[str, ...]
@@ -201,9 +204,9 @@ def chunk_size_for(max_array_size: int) -> int:
 
 
 def read_limits_of(paths: RunPaths) -> ClusterLimits:
-    """Return the cluster's limits, asked once in each call of submit, run or resume, and kept on disk."""
+    """Return the cluster's limits, asked once in each invocation of submit, run or resume, and kept."""
     path, invocation = paths.slurm / "cluster.json", read_control(paths).invocation
-    # Where the file is spoilt, or of another call, the cluster is asked again.
+    # Where the file is spoilt, or of another invocation, the cluster is asked again.
     with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
         kept = unsealed(read_newest(path))
         if kept["call"] == invocation:

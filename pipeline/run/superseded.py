@@ -44,13 +44,7 @@ def move_aside(paths: RunPaths, tasks: Iterable[Task], label: str) -> Path:
     The record goes first: from then on the task is not done, whatever happens to the rest.
     """
     target = fresh_folder(paths.superseded, label)
-    move_into(target, paths, tasks)
-    return target
-
-
-def move_into(target: Path, paths: RunPaths, tasks: Iterable[Task]) -> None:
-    """Move the files of ``tasks`` into ``target``, listing every folder once, however many tasks it holds."""
-    listings: dict[Path, dict[str, list[Path]]] = {}
+    listings: dict[Path, dict[str, list[Path]]] = {}  # of each folder once, however many tasks it holds
     for task in tasks:
         files = paths.task(task)
         if files.folder not in listings:
@@ -60,6 +54,7 @@ def move_into(target: Path, paths: RunPaths, tasks: Iterable[Task]) -> None:
             moved += _folders_of_update(paths, task)
         for path in dict.fromkeys(moved):
             _move(path, target, paths)
+    return target
 
 
 def _by_stem(folder: Path) -> dict[str, list[Path]]:

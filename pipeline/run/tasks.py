@@ -5,12 +5,14 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
+from pipeline.config.job_kinds import parts_of
+
 JOB_KIND_PATTERN = r"[a-z]+(?:-[a-z][a-z0-9_]*)?"
 """Pattern of a task's or driver job's kind: at most one dash, then a pool's name that starts with a-z."""
 
 
 class Stage(StrEnum):
-    """Kind of work that a task does."""
+    """Kind of work that a task does, in the order of an iteration."""
 
     PREPARE = "prepare"
     """Check and tokenisation of the prompts, and measurement of reward normalisation, once per run."""
@@ -30,6 +32,21 @@ class Stage(StrEnum):
     def is_sharded(self) -> bool:
         """Whether an iteration has one task of this stage per shard (and pool)."""
         return self in (Stage.ROLLOUT, Stage.SCORE, Stage.REWARD)
+
+    @property
+    def generates(self) -> bool:
+        """Whether its tasks generate responses: they stop when they are warned, with their progress saved."""
+        return self in (Stage.ROLLOUT, Stage.EVALUATE)
+
+    @property
+    def scores(self) -> bool:
+        """Whether its tasks score the responses of a shard."""
+        return self in (Stage.SCORE, Stage.REWARD)
+
+    @property
+    def position(self) -> int:
+        """Place in the order of an iteration: no task reads what a later stage makes."""
+        return list(Stage).index(self)
 
 
 class Task(NamedTuple):
@@ -96,7 +113,7 @@ def task_of(iteration: int, job_kind: str, shard: int = 0) -> Task:
 @lru_cache(maxsize=64)
 def _stage_and_pool(job_kind: str) -> tuple[Stage, str]:
     """Split a job kind; cached, as a submission of thousands of shards asks for each. Raises ValueError."""
-    name, _, pool = job_kind.partition("-")
+    name, pool = parts_of(job_kind)
     stage = Stage(name)
     if not re.fullmatch(JOB_KIND_PATTERN, job_kind) or bool(pool) != (stage is Stage.SCORE):
         raise ValueError(f"{job_kind!r} is not a stage such as 'rollout' or 'score-POOL'")

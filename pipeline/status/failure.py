@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipeline.executors.slurm.queue import is_live, look_at_queue
 from pipeline.run.directory import Run, resume_command
-from pipeline.run.failures import Failure, FailureKind, GiveUp
+from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.journal import tail
 from pipeline.run.tasks import PREPARE
 from pipeline.text import printable
@@ -19,9 +19,9 @@ TAIL_LINES = 20
 _MOST_SHOWN = 3
 
 
-def failure_block(run: Run, given_up: tuple[GiveUp, ...]) -> str:
+def failure_block(run: Run, given_up: tuple[Failure, ...]) -> str:
     """Return the report: what failed, where, the end of its log, and the command to continue."""
-    shown = [item.failure for item in given_up[:_MOST_SHOWN]]
+    shown = given_up[:_MOST_SHOWN]
     endings = read_endings(run, [f.job for f in shown if f.job]) if run.config.slurm else {}
     return render_block(shown, endings, len(given_up) - len(shown), way_out(run, given_up))
 
@@ -77,9 +77,9 @@ def read_endings(run: Run, jobs: Collection[str]) -> dict[str, Element]:
     return {job: found[job] for job in jobs if job in found}
 
 
-def way_out(run: Run, given_up: tuple[GiveUp, ...]) -> str:
+def way_out(run: Run, given_up: tuple[Failure, ...]) -> str:
     """Return the command to continue with, or what to mend first."""
-    if not any(item.failure.kind is FailureKind.CONFIG for item in given_up):
+    if not any(item.kind is FailureKind.CONFIG for item in given_up):
         return f"nothing that was committed is lost; to continue: {resume_command(run)}"
     if not is_there(run.paths.task(PREPARE).record):
         return "nothing was committed: mend the settings and type the same command again"

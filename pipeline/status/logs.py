@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from pipeline.config.job_kinds import DRIVER, EVALUATION_DRIVER, GUARD
+from pipeline.config.job_kinds import DRIVER, EVALUATION_DRIVER, GUARD, parts_of
 from pipeline.executors.slurm.queue import look_at_queue
 from pipeline.run import journal
 from pipeline.run.control import read_control
@@ -58,7 +58,7 @@ class Choice:
 
     def takes(self, iteration: int, job_kind: str) -> bool:
         of_drivers = self.job_kind == DRIVER and job_kind in _DRIVERS
-        is_job_kind = of_drivers or self.job_kind in (None, job_kind, job_kind.partition("-")[0])
+        is_job_kind = of_drivers or self.job_kind in (None, job_kind, parts_of(job_kind)[0])
         return is_job_kind and self.iteration in (None, iteration)
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ class Log:
     def name(self) -> str:
         """Short name, for the beginning of a line."""
         parts = [f"{self.job_kind}@{self.iteration}" if self.iteration else self.job_kind]
-        if self.job_kind.partition("-")[0] in (Stage.ROLLOUT, Stage.SCORE, Stage.REWARD):
+        if parts_of(self.job_kind)[0] in [stage for stage in Stage if stage.is_sharded]:
             parts.append(str(self.task.shard))
         if rank := self.path.stem.partition(".rank-")[2]:
             parts.append(f"rank {rank}")

@@ -48,7 +48,7 @@ def look_ahead(run: Run) -> Outlook:
         elements = match(Ledger(run.paths).load({task.iteration for task in tasks}), queue)
         live = {task for task, element in elements.items() if is_live(element)}
         unanswered = queue.unanswered
-    seen = Observation(tasks, records.committed(), records.corrupt, live, {})
+    seen = Observation(tasks, records.known, records.corrupt, live, {})
     actions = reconcile(plan, seen, run.config.scheduler.max_attempts, in_advance=slurm is not None)
     return Outlook(plan, frontier, seen, actions, unanswered)
 
@@ -112,7 +112,7 @@ def _group(task: Task) -> str:
 
 def _due(actions: Actions) -> Iterator[str]:
     told = {
-        "cannot be done": [f"{item.task}: {item.failure.message}" for item in actions.give_up],
+        "cannot be done": [f"{item.task}: {item.message}" for item in actions.give_up],
         "to be taken back and made again": [f"{item.task}: {item.reason}" for item in actions.retract],
         "due now": list(_launches(actions.launch)),
     }
@@ -153,7 +153,7 @@ def _outstanding(run: Run, tasks: Sequence[Task]) -> Iterator[tuple[Task, str]]:
     inputs = {task: run.plan.inputs(task) for task in tasks}
     records = Records(run.paths)
     records.refresh([PREPARE, *tasks, *(source for sources in inputs.values() for source in sources)])
-    committed = records.committed()
+    committed = records.known
     for task in tasks:
         missing = None if task in committed else "not committed"
         why = records.corrupt.get(task) or missing or stale_because(task, inputs[task], committed)

@@ -46,6 +46,8 @@ class Lines:
 
     plan: Plan
     stream: TextIO
+    is_timed: bool = True
+    """Whether the time is written before each line; a log has it already."""
     _spoken: float = field(default_factory=time.monotonic)
     """Monotonic time of the last line."""
 
@@ -69,7 +71,8 @@ class Lines:
 
     def _write(self, text: str) -> None:
         self._spoken = time.monotonic()
-        print(f"{time.strftime('%H:%M:%S')} {text}", file=self.stream, flush=True)
+        clock = time.strftime("%H:%M:%S ") if self.is_timed else ""
+        print(f"{clock}{text}", file=self.stream, flush=True)
 
 
 def speed_of(done: Sequence[Record]) -> str:

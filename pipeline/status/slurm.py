@@ -1,10 +1,10 @@
 """Where a run on Slurm stands: its submissions and commits on disk, matched with one look at the queue."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.executors.slurm.queue import Queue, is_live
+from pipeline.run.attempts import AttemptId
 from pipeline.run.commits import Record
 from pipeline.run.control import Control
 from pipeline.run.plan import Plan
@@ -14,8 +14,6 @@ from pipeline.status.lanes import StageProgress, TaskState
 from slurm.query import Element
 from slurm.states import Phase, SlurmState, phase_of, reason_in_words
 
-_RESTARTS = re.compile(r"\d+-\d+r(\d+)")
-"""Pattern of the restart count in the id of an attempt, see :mod:`slurm.element`."""
 _NO_FAULT = frozenset({SlurmState.COMPLETED, SlurmState.CANCELLED})
 
 
@@ -95,8 +93,7 @@ def task_state(
     seen = None if record else element
     phase = phase_of(seen.state) if seen else None
     is_running, is_waiting = phase is Phase.RUNNING, phase is Phase.PENDING
-    found = _RESTARTS.fullmatch(record.attempt) if record else None
-    requeues = int(found[1]) if found else (seen.restarts or 0) if seen else 0
+    requeues = AttemptId.parse(record.attempt).restart if record else (seen.restarts or 0) if seen else 0
     started = record.started if record else seen.started if seen and is_running else None
     has_failed, waited = False, None
     if submissions and not record and not is_running and not is_waiting:

@@ -24,7 +24,7 @@ from pipeline.config.schema import WandbMode
 from pipeline.run import journal
 from pipeline.run.directory import Run, load_run
 from pipeline.run.journal import Row
-from pipeline.run.lease import HEARTBEAT_SECONDS, LeaseHeld, hold, hold_patiently
+from pipeline.run.lease import HEARTBEAT_SECONDS, LeaseHeld, hold
 from pipeline.tracking.client import Opened, held_by_server, open_run
 from pipeline.tracking.state import (
     Offline,
@@ -94,7 +94,7 @@ class ToSegment(_Opening):
     @staticmethod
     @contextlib.contextmanager
     def open(run: Run) -> "Iterator[tuple[ToSegment, Callable[[], None]]]":
-        with hold_patiently(offline_lease(run.paths), _PATIENCE) as lease:
+        with hold(offline_lease(run.paths), _PATIENCE) as lease:
             state = read_offline(run.paths)
             removed = remove_unlisted(run.paths, state.segments)
             opened = open_run(run, WandbMode.OFFLINE)
@@ -125,7 +125,7 @@ class ToServer(_Opening):
     @staticmethod
     @contextlib.contextmanager
     def open(run: Run) -> "Iterator[tuple[ToServer, Callable[[], None]]]":
-        with hold_patiently(online_lease(run.paths), _PATIENCE) as lease:
+        with hold(online_lease(run.paths), _PATIENCE) as lease:
             opened = open_run(run, WandbMode.ONLINE)
             yield ToServer(run, opened, held_by_server(opened)), lease.beat
 

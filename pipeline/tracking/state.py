@@ -16,7 +16,7 @@ from typing import TypeVar
 from pipeline.config.conversion import converted
 from pipeline.run.directory import Run
 from pipeline.run.durable import replace_durably
-from pipeline.run.lease import hold_patiently
+from pipeline.run.lease import hold
 from pipeline.run.paths import RunPaths
 from slurm.sharedfiles import read_newest
 
@@ -121,7 +121,7 @@ def online_lease(paths: RunPaths) -> Path:
 
 def forget_rows(paths: RunPaths) -> None:
     """Forget every row, so that all are written again, on the server to another W&B run."""
-    with hold_patiently(offline_lease(paths), _PATIENCE), hold_patiently(online_lease(paths), _PATIENCE):
+    with hold(offline_lease(paths), _PATIENCE), hold(online_lease(paths), _PATIENCE):
         write_state(paths, Online(read_online(paths).generation + 1))
         write_state(paths, Offline())
 
@@ -133,7 +133,7 @@ def rewind(paths: RunPaths, iteration: int) -> None:
     if max([read_online(paths).sent, *(i for held in uploaded for i in held)]) > iteration:
         forget_rows(paths)
     elif max(offline.iterations, default=0) > iteration:
-        with hold_patiently(offline_lease(paths), _PATIENCE):
+        with hold(offline_lease(paths), _PATIENCE):
             write_state(paths, Offline())
 
 

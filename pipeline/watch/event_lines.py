@@ -7,6 +7,7 @@ from itertools import groupby
 
 from pipeline.config.job_kinds import DRIVERS
 from pipeline.metrics.terminal import Row
+from pipeline.run.attempts import AttemptId
 from pipeline.run.submissions import job_kind_of
 from pipeline.run.tasks import parse_task
 from pipeline.status.local import Event
@@ -53,7 +54,7 @@ def _of_event(event: Event) -> Happening:
 def _launched(event: Event) -> str:
     task = parse_task(event["task"])
     where = f"iteration {task.iteration} {task.job_kind}" if task.iteration else task.job_kind
-    number = int(str(event["attempt"]).partition("-")[0])
+    number = AttemptId.parse(event["attempt"]).number
     again = f", attempt {number}" if number > 1 else ""
     return f"launched {where}{again}"
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from pipeline.config.job_kinds import parts_of
 from pipeline.status.snapshot import Status
 from pipeline.watch.reading import SILENT_SECONDS, Reading
 from pipeline.watch.screen import Page, View, chosen, screen, to_ascii
@@ -134,7 +135,7 @@ def pressed(view: View, look: Status | None, key: str) -> View:
     stage = STAGE_KEYS.get(key)
     after = lanes.index(now) + 1  # the same key again goes to the next of its kind
     others = [*lanes[after:], *lanes[:after]]
-    found = next((lane for lane in others if lane.key[1].partition("-")[0] == stage), None)
+    found = next((lane for lane in others if parts_of(lane.key[1])[0] == stage), None)
     return replace(view, selected=found.key) if found else view
 
 

@@ -249,7 +249,7 @@ def test_whoever_looks_into_a_folder_all_the_time_sees_that_it_was_moved(there, 
     paths = RunPaths(room)
     publish(paths, make_record(UPDATE))
     there(f"paths:=RunPaths(Path({str(room)!r}))")
-    there("look:=lambda: (r := Records(paths), r.refresh([UPDATE]), len(r.committed()))[2]")
+    there("look:=lambda: (r := Records(paths), r.refresh([UPDATE]), len(r.known))[2]")
     assert there("look()") == 1
     stop = f"{room}/stop"
     there.begin(f"[time.sleep(0.1) or look() for _ in range(60) if not is_there(Path({stop!r}))]")

@@ -9,7 +9,6 @@ from typing import Any
 
 from pipeline.config.job_kinds import DRIVER, GUARD
 from pipeline.config.scheduler import SlurmConfig, resources_of
-from pipeline.executors.slurm.dependencies import CHAIN
 from pipeline.executors.slurm.resources import Escalation, command_words, sbatch_options
 from pipeline.orchestrate.reconcile import Launch
 from pipeline.run.directory import Run
@@ -57,7 +56,7 @@ def in_order(launches: Sequence[Launch]) -> list[list[Task]]:
 
 def position(task: Task) -> tuple[int, int]:
     """Return a key that orders tasks by iteration and stage. A task never waits for one with a larger key."""
-    return task.iteration, (*CHAIN, Stage.EVALUATE).index(task.stage)
+    return task.iteration, task.stage.position
 
 
 def driver_submission(run: Run, invocation: int, iteration: int, job_kind: str, number: int) -> Submission:

@@ -15,7 +15,7 @@ from pipeline.run.plan import Plan
 from pipeline.run.tasks import Stage, Task
 
 NEVER = "DependencyNeverSatisfied"
-CHAIN = (Stage.PREPARE, Stage.ROLLOUT, Stage.SCORE, Stage.REWARD, Stage.UPDATE)
+CHAIN = tuple(Stage)[:-1]
 """Stages in order, each reading what the one before made. Evaluation is outside: no stage reads it."""
 
 IsCommitted = Callable[[Task], bool]
@@ -93,8 +93,7 @@ def _arrays_of(carriers: Iterable[ArrayElement]) -> tuple[str, ...]:
 def _correspond(elements: Sequence[Waits], arrays: Sequence[str]) -> bool:
     """Whether each element waits for just the one of the same index in every array (``aftercorr``)."""
     return all(
-        task.stage in (Stage.SCORE, Stage.REWARD)
-        and set(waits_for) == {ArrayElement(array, index) for array in arrays}
+        task.stage.scores and set(waits_for) == {ArrayElement(array, index) for array in arrays}
         for task, index, waits_for in elements
     )
 

@@ -21,7 +21,7 @@ from pipeline.orchestrate.reconcile import Launch, Observation
 from pipeline.run import journal
 from pipeline.run.control import read_control, write_control
 from pipeline.run.directory import Run
-from pipeline.run.failures import Failure, GiveUp
+from pipeline.run.failures import Failure
 from pipeline.run.submissions import Ending
 from pipeline.run.tasks import Task, task_key
 from slurm.commands import SlurmError
@@ -54,7 +54,7 @@ class SlurmJobs:
         return self.submitter.run
 
     @property
-    def horizon(self) -> int:
+    def lookahead(self) -> int:
         return self.submitter.config.horizon
 
     @property
@@ -125,12 +125,10 @@ class SlurmJobs:
             f"{', '.join(change.waits_for) or 'nothing'}"
         )
 
-    def give_up(self, given_up: Sequence[GiveUp]) -> None:
-        """Nothing that waits needs to start; what runs may end, and its commits count."""
-        self.withdraw()
-
     def withdraw(self) -> int:
-        """Cancel every job of the run that waits. Returns how many arrays."""
+        """Cancel every job of the run that waits; what runs may end, and its commits count. Returns how many
+        arrays.
+        """
         if self.watchdogs.submitted:
             cancel(self.watchdogs.submitted, only_pending=True)
         return cancel_jobs(self.table.seen.queue.values(), only_pending=True)

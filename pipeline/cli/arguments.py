@@ -1,0 +1,51 @@
+"""Runs and configurations that words on the command line name. Imports next to nothing by itself."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import Config
+    from pipeline.run.directory import Run
+
+
+def planned_run(overrides: list[str] | None, config_dir: Path | None) -> "Run":
+    """Return the run of a directory, or one that the overrides would make."""
+    from pipeline.run.directory import RunError, imagined_run, is_run
+
+    if existing := existing_run(overrides):
+        return existing
+    composed = config_of(overrides, config_dir)
+    root = Path(composed.run_dir)
+    if not is_run(root):
+        return imagined_run(composed)
+    if (found := load(root)).config != composed:
+        raise RunError(
+            f"{root} holds a run with other settings; to see what it has left to do: slurm-ppo plan {root}"
+        )
+    return found
+
+
+def existing_run(overrides: list[str] | None) -> "Run | None":
+    """Return the run, where the only argument is a run directory."""
+    from pipeline.run.directory import is_run
+
+    if overrides and len(overrides) == 1 and is_run(root := Path(overrides[0])):
+        return load(root)
+    return None
+
+
+def load(root: Path) -> "Run":
+    from pipeline.run.directory import load_run
+
+    return load_run(root)
+
+
+def config_of(overrides: list[str] | None, config_dir: Path | None) -> "Config":
+    from pipeline.config.compose import compose
+    from pipeline.config.resolve import resolve
+    from pipeline.run.directory import no_setting
+
+    for word in overrides or []:
+        if "=" not in word and not word.startswith("~"):
+            raise no_setting(word)
+    return resolve(compose(overrides or [], config_dir))

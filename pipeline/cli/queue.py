@@ -1,0 +1,120 @@
+"""Runs on Slurm: submit, follow and cancel them, and make a pass as a driver job."""
+
+import contextlib
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.cli.job_log import log_output
+from pipeline.cli.summary import announce, next_commands, say_how_it_ended
+from pipeline.executors.slurm.passes import LEASE_PATIENCE, follow, make_pass
+from pipeline.executors.slurm.queue import cancel_all, wait_until_gone
+from pipeline.orchestrate.driver import Outcome, Pass
+from pipeline.run import journal
+from pipeline.run.control import begin_invocation, read_control, write_control
+from pipeline.run.directory import Run, RunError, load_run, resume_command, slurm_settings
+from pipeline.run.lease import LeaseHeld, LeaseLost, hold
+from pipeline.status.progress import Bars, Lines, watcher_for
+from slurm.submission import requeue
+
+_GONE_PATIENCE = 60.0
+"""Seconds for jobs that were cancelled to end: Slurm gives them 30 to do so by themselves."""
+
+
+def submit_run(run: Run) -> int:
+    """Enqueue what is due, and return: the run goes on by its driver jobs. Returns the exit code."""
+    done = _in_invocation(run, lambda watcher: make_pass(run, watcher))
+    if done.outcome is None and done.is_watched:
+        print(next_commands(run))
+        return 0
+    later = f"slurm-ppo submit {run.paths.root}"
+    return say_how_it_ended(run, done, f"the queue is full: nothing of the run waits in it. Later: {later}")
+
+
+def follow_run(run: Run) -> int:
+    """Enqueue what is due and watch until the run has ended. Returns the exit code."""
+    poll_seconds = slurm_settings(run).poll_seconds
+    done = _in_invocation(run, lambda watcher: follow(run, watcher, poll_seconds))
+    stop = f"slurm-ppo cancel {shlex.quote(str(run.paths.root))}"
+    left = f"no longer watching; the jobs go on without this command. To stop them: {stop}"
+    return say_how_it_ended(run, done, left)
+
+
+def _in_invocation(run: Run, act: Callable[[Lines | Bars], Pass]) -> Pass:
+    """Begin an invocation of a person's, with a new budget of attempts, and show progress during it."""
+    with hold(run.paths.locks, LEASE_PATIENCE):
+        begin_invocation(run.paths)
+    announce(run)
+    watcher = watcher_for(sys.stderr, run.plan)
+    try:
+        return act(watcher)
+    finally:
+        watcher.close()
+
+
+def cancel_run(run: Run) -> str:
+    """Cancel every job of the run. Returns what to say."""
+    from pipeline.status.snapshot import is_complete
+
+    if not run.config.slurm:
+        raise RunError("the run's tasks are processes of the command that started it: end that with Ctrl-C")
+    with hold(run.paths.locks, LEASE_PATIENCE):
+        has_ended = is_complete(run)
+        write_control(run.paths, replace(read_control(run.paths), cancelled=True))
+        count = cancel_all(run)
+    journal.event(run.paths.events, "cancelled", arrays=count)
+    if has_ended:
+        left = f"cancelled {count} jobs that were left" if count else "there is nothing to cancel"
+        report = f"slurm-ppo report {shlex.quote(str(run.paths.root))}"
+        return f"the run is complete; {left}; its results: {report}"
+    return f"cancelled {count} jobs; nothing that was committed is lost; to continue: {resume_command(run)}"
+
+
+def clear_queue(run: Run) -> None:
+    """Cancel jobs that would compute what is being taken back.
+
+    What is left on a node that is cut off commits to the history that was taken back, whenever it ends.
+    """
+    cancel_run(run)
+    if left := wait_until_gone(run, _GONE_PATIENCE):
+        print(f"{left} cancelled jobs have not ended; what they still make is moved aside", file=sys.stderr)
+
+
+def driver_job(root: Path) -> int:
+    """Make one pass over the run in a directory, as a driver job. Returns the exit code.
+
+    A job whose pass fails asks Slurm to start it again later: that needs no file of ours, so that a disk
+    which is full for hours, or folders that cannot be written, do not empty the queue.
+    """
+    job = os.environ.get("SLURM_JOB_ID", "")  # none where a person types the command
+    stream = log_output() if job else sys.stderr
+    run = load_run(root)
+    slurm_settings(run)  # a run of this machine has no driver jobs
+    watcher = Lines(run.plan, stream, is_timed=not job)
+    try:
+        done = make_pass(run, watcher)
+    except (LeaseHeld, LeaseLost, RunError):
+        raise  # another driver is at it, or a person has to act
+    except Exception:  # whatever it is, this job must not be the last that advances the run
+        with contextlib.suppress(OSError):  # its log may be on the disk that is full
+            traceback.print_exc()
+        _wait_once_more(job, "this job waits in the queue once more, and tries again", watcher)
+        return 1
+    if done.outcome is Outcome.FAILED:
+        return say_how_it_ended(run, done)
+    watcher.note(f"the run is {done.outcome}" if done.outcome else "done; the run goes on")
+    if done.outcome is None and not done.is_watched:
+        _wait_once_more(job, "the queue is full, so this job waits in it once more", watcher)
+    return 0
+
+
+def _wait_once_more(job: str, why: str, watcher: Lines) -> None:
+    """Put this job back into the queue; outside of one, where a person types, do nothing."""
+    if job:
+        with contextlib.suppress(OSError):
+            watcher.note(why)
+        requeue(job)

@@ -1,0 +1,73 @@
+"""Words around a run that a person starts or continues: what begins, how it ended, its summary."""
+
+import shlex
+import shutil
+import sys
+
+from pipeline.orchestrate.driver import Outcome, Pass
+from pipeline.run import journal
+from pipeline.run.directory import Run, resume_command
+from pipeline.run.failures import FailureKind
+from pipeline.run.records import find_frontier
+from pipeline.status.failure import failure_block
+
+
+def announce(run: Run) -> None:
+    """Say what begins, and where to look on: the first iteration may take long."""
+    left = run.plan.iterations - max(find_frontier(run.plan, run.paths).updated, run.plan.start)
+    print(f"run directory: {run.paths.root}", file=sys.stderr)
+    size = f"{run.config.responses_per_iteration} responses"
+    work = f"to do: {left} of {run.plan.iterations} iterations of {size}, a line for each"
+    print(f"{work}; logs: {run.paths.log_root}", file=sys.stderr, flush=True)
+
+
+def say_how_it_ended(run: Run, done: Pass, otherwise: str = "") -> int:
+    """Print the summary, the failure block, or what to do next. Returns the exit code."""
+    if done.outcome is Outcome.COMPLETE:
+        print(summary(run))
+        return 0
+    if done.outcome is Outcome.FAILED:
+        print(failure_block(run, done.given_up), file=sys.stderr)
+        return 2 if any(item.kind is FailureKind.CONFIG for item in done.given_up) else 1
+    if done.outcome is Outcome.CANCELLED:
+        otherwise = f"the run was cancelled; to continue: {resume_command(run)}"
+    print(otherwise, file=sys.stderr)
+    return 3
+
+
+def next_commands(run: Run) -> str:
+    """Return the commands that a person will want after submitting."""
+    root = shlex.quote(str(run.paths.root))
+    return "\n".join(
+        (
+            "submitted; the run goes on by itself, you may log out",
+            f"  where it stands:  slurm-ppo status {root}",
+            f"  look on:          slurm-ppo watch {root}",
+            f"  logs:             slurm-ppo logs {root} --follow",
+            f"  stop its jobs:    slurm-ppo cancel {root}",
+            f"  continue:         {resume_command(run)}",
+        )
+    )
+
+
+def summary(run: Run) -> str:
+    """Write a complete run's report, and sum the run up: table, curve, where things are."""
+    from pipeline.metrics.advice import Evidence, advise, in_a_line
+    from pipeline.metrics.terminal import iteration_table, reward_curve
+    from pipeline.report import write_report
+
+    width = min(shutil.get_terminal_size((80, 24)).columns, 120)
+    rows = journal.read(run.paths.metrics)
+    report = write_report(run)
+    return "\n".join(
+        (
+            iteration_table(rows, width),
+            "",
+            reward_curve(rows, width, height=15),
+            "",
+            *(in_a_line(advice) for advice in advise(Evidence(rows, run.config))),
+            f"run directory: {run.paths.root}",
+            f"policy:        {run.paths.policies / f'{run.plan.iterations:05d}'}",
+            f"report:        {report}",
+        )
+    )
