@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForSequenc
 
 from pipeline.config.update import Precision
 from pipeline.run.schemas import FinishReason
+from stages.context import UserError
 from stages.engines import engine
 from stages.engines.base import Request, Sampling
 from stages.engines.transformers import TransformersGenerator, TransformersScorer
@@ -335,5 +336,5 @@ def test_a_padding_id_that_is_also_the_end_of_sequence_is_read_as_transformers_r
 def test_a_model_with_several_outputs_is_no_reward_model(tmp_path: Path):
     tokenizer = tiny.byte_tokenizer(("<pad>", "<eos>"))
     LlamaForSequenceClassification(tiny.llama_config(tokenizer, num_labels=2)).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="has 2 outputs; a reward model has 1"):
+    with pytest.raises(UserError, match="has 2 outputs; a reward model has 1"):
         load_reward_model(tmp_path, Precision.FP32, trust_remote_code=False)

@@ -108,10 +108,8 @@ def openings_of(prompts: pa.Table, samples: Sequence[int]) -> list[Conversation]
     extra = extra_columns(prompts).to_pylist() if extra_columns(prompts).num_columns else cycle([{}])
     ids, texts = prompts["prompt_id"].to_pylist(), prompts["prompt_text"].to_pylist()
     messages = [text and json.loads(text) for text in prompts["prompt_messages"].to_pylist()]
-    return [
-        Conversation(*start, response_messages=[], num_turns=0, columns=columns)
-        for *start, columns in zip(ids, cycle(samples), texts, messages, extra, strict=False)
-    ]
+    rows = zip(ids, cycle(samples), texts, messages, extra, strict=False)
+    return [Conversation(key, sample, text, begun, [], 0, own) for key, sample, text, begun, own in rows]
 
 
 def _name(opening: Conversation) -> str:
