@@ -78,7 +78,7 @@ class Event:
 
 
 def failure(run: Run, given_up: Sequence[Failure], begun: float) -> Event:
-    """Make the event that tasks were given up. Sent once per invocation, told apart by ``begun``, its time."""
+    """Make the event that tasks were given up. Sent once per invocation, told apart by its time ``begun``."""
     first = given_up[0]
     more = f", and {len(given_up) - 1} more tasks" if len(given_up) > 1 else ""
     message = f"{first.task}, attempt {first.attempt}: {first.message}{more}"
