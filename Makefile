@@ -41,8 +41,8 @@ test-fast: $(VENV)/dev
 
 test-times: $(VENV)/dev programs
 	@rm -rf .cache/times
-	@$(PYTEST) -p tests.times --times=.cache/times
-	@$(BIN)/python -m tests.times .cache/times docs/contributing/test_times.md
+	@$(PYTEST) -p tests.support.times --times=.cache/times
+	@$(BIN)/python -m tests.support.times .cache/times docs/contributing/test_times.md
 	@echo "written: docs/contributing/test_times.md"
 
 soak: $(VENV)/dev programs

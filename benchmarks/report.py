@@ -20,15 +20,14 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-import reportrun  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 from pipeline.report.data import sampled_iterations  # noqa: E402
 from pipeline.run import journal  # noqa: E402
 from pipeline.run.commits import publish  # noqa: E402
 from pipeline.run.directory import Run  # noqa: E402
 from pipeline.run.tasks import PREPARE, Stage, Task  # noqa: E402
+from tests.support import reportrun  # noqa: E402
 
 TEXT = "The quick brown fox jumps over the lazy dog and thinks about rewards that it has seen. "
 RESPONSES = 16

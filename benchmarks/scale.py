@@ -19,10 +19,7 @@ from typing import NamedTuple
 import submitit
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-from toyslurm import ToySlurm  # noqa: E402
-from toyworld import Lease, Watcher, is_driver, task_of  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 from benchmarks.noop import make_record  # noqa: E402
 from pipeline.config.compose import from_mapping  # noqa: E402
@@ -41,6 +38,8 @@ from pipeline.status.snapshot import read_status  # noqa: E402
 from pipeline.status.text import describe  # noqa: E402
 from slurm import commands  # noqa: E402
 from slurm.states import SlurmState  # noqa: E402
+from tests.support.toyslurm import ToySlurm  # noqa: E402
+from tests.support.toyworld import Lease, Watcher, is_driver, task_of  # noqa: E402
 
 
 def main() -> None:

@@ -19,15 +19,14 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-import tiny  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 from benchmarks.noop import write_noops  # noqa: E402
 from pipeline.config.compose import compose  # noqa: E402
 from pipeline.run.paths import RunPaths  # noqa: E402
 from pipeline.run.tasks import Stage, Task  # noqa: E402
 from slurm.devcluster import Cluster, start  # noqa: E402
+from tests.support import tiny  # noqa: E402
 
 CHAIN = """set -eu
 noop=$1 run=$2 iterations=$3 last=$4

@@ -15,9 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-import tiny  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 from benchmarks.noop import make_record  # noqa: E402
 from pipeline.config.compose import compose  # noqa: E402
@@ -30,6 +28,7 @@ from pipeline.run.tasks import PREPARE, Stage, Task  # noqa: E402
 from pipeline.status.progress import Lines  # noqa: E402
 from slurm import commands  # noqa: E402
 from slurm.devcluster import start  # noqa: E402
+from tests.support import tiny  # noqa: E402
 
 WORDS = (
     "scheduler=devcluster",

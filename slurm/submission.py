@@ -122,7 +122,7 @@ def submit_script(script: Path) -> str:
         raise SlurmMissing("srun")
     command = ["sbatch", str(script)]
     try:
-        # What submitit asks of each scheduler's plug-in; tests/test_arrays.py pins that it is there.
+        # What submitit asks of each scheduler's plug-in; tests/executors/test_arrays.py pins it.
         return SlurmExecutor._get_job_id_from_submission_command(run_command(command, timeout=SUBMIT_SECONDS))
     except SlurmTimeout as error:
         raise Unclear(command, error.returncode, error.stderr) from None

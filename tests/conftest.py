@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import tiny
 from filelock import FileLock
 
-from tests import light, warm
+from tests.support import ROOT, light, tiny, warm
 
 if TYPE_CHECKING:
     from stages.ppo.training import Learner
 
-ROOT = Path(__file__).parent.parent
 SLOW_FILES = (
     "test_quickstart.py",
     "test_engine_contract.py",
@@ -36,11 +34,11 @@ COSTLY = frozenset(
 )
 """Fixtures that ``--fast`` does without."""
 _LEFT_OUT = """
-batching calculator conversations critics docs docs_commands engine_contract engine_guards engines forward
-health invariance modeltrial learner local_ranks lora partial ppo_advantages ppo_golden ppo_math
+batching calculator conversations critics docs docs_commands engine_contract engine_guards engines
+forward health invariance modeltrial learner local_ranks lora partial ppo_advantages ppo_golden ppo_math
 ppo_mismatch ppo_shaping prepare quickstart ranks reference remax remote remote_vllm report_browser
-rewards rules run shaping_and_kl stage_runner trainer wheel dashboard fork kill pools repair sync tracking
-watch ahead light rows goback doctor notify agreement
+rewards rules run shaping_and_kl stage_runner trainer wheel dashboard fork kill pools repair sync
+tracking watch ahead light rows rewind doctor notify agreement
 """
 LEFT_OUT = frozenset(_LEFT_OUT.split())
 """Files that ``--fast`` leaves out: they need torch, a browser, an installation, W&B or many runs."""
@@ -103,7 +101,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Model directories for light tasks (see tests/light.py), and prompts, that no test changes."""
+    """Model directories for light tasks (see tests/support/light.py), and prompts, that no test changes."""
     return shared(tmp_path_factory, "inputs", light.make_inputs)
 
 
@@ -178,7 +176,7 @@ def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], ob
 @pytest.fixture(scope="module")
 def process_group() -> Iterator[None]:
     """DeepSpeed's group of one rank, for tests that train in their own process."""
-    import learning
+    from tests.support import learning
 
     with learning.process_group():
         yield
@@ -187,7 +185,7 @@ def process_group() -> Iterator[None]:
 @pytest.fixture
 def make(models: Path, tmp_path: Path, process_group: None) -> "Callable[..., Learner]":
     """A learner of the given settings, from the same policy each time."""
-    import learning
+    from tests.support import learning
 
     return lambda *more: learning.make_learner(models, tmp_path / "run", *more)
 

@@ -3,7 +3,7 @@
 An engine is one module with ``make_generator(config, directory)`` that returns a :class:`Generator`, or
 ``make_scorer(config, directory)`` that returns a :class:`Scorer`, or both. It is chosen by one line of
 configuration, ``rollout.engine=my_engine:make_generator`` or ``reward.engine=my_engine:make_scorer``. What
-every engine must do is written here and tested by the contract tests, tests/test_engine_contract.py.
+every engine must do is written here and tested by the contract tests, tests/stages/test_engine_contract.py.
 
 A trainer is chosen in the same way: a module with ``make_trainer(config)`` that returns a :class:`Trainer`,
 and ``update.engine=my_trainer:make_trainer``.

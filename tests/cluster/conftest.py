@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.scenario import Cli, Runs
 from slurm.devcluster import Cluster, DevclusterError, Layout, PackagesMissing, network, programs, start
+from tests.cluster.scenario import Cli, Runs
 
 OwnCluster = Callable[..., Cluster]
 

@@ -13,17 +13,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import tiny
-
 from benchmarks.noop import write_noops
 from pipeline.config.compose import compose
 from pipeline.config.resolve import resolve
 from slurm.devcluster import Cluster
 from slurm.sharedfiles import is_there, read_newest, read_shared
-from tests import light
+from tests.support import ROOT, light, tiny
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
-ROOT = Path(__file__).parent.parent.parent
 CPU_ONLY = [f"scheduler.{stage}.gpus_per_node=null" for stage in ("rollout", "reward", "update", "evaluate")]
 """Where what is tested has nothing to do with GPUs, they need not limit how many tasks run at once."""
 

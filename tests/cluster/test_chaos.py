@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-import tiny
-from damage import flip_bit
 
-from cluster.scenario import CPU_ONLY, SlurmRun, policy_of, processes_of, results_of, take
 from slurm.devcluster import Layout
+from tests.cluster.scenario import CPU_ONLY, SlurmRun, policy_of, processes_of, results_of, take
+from tests.support import tiny
+from tests.support.damage import flip_bit
 
 IS_LONG = "SOAK_ROUNDS" in os.environ
 ITERATIONS, FAULTS, PAUSE = (6, 14, (2.0, 9.0)) if IS_LONG else (3, 6, (1.0, 4.0))
@@ -28,7 +28,7 @@ FULL_SECONDS = (60.0, 150.0) if IS_LONG else (5.0, 15.0)
 WORDS = (f"iterations={ITERATIONS}", "rollout.num_shards=4", "evaluate.every=2")
 PATIENCE = 1500
 WITHOUT_A_COPY = ("run.json", "config.yaml")
-"""What nothing else says: a flipped bit there stops the run with a message, see tests/test_runs.py."""
+"""What nothing else says: a flipped bit there stops the run with a message, see tests/run/test_runs.py."""
 
 
 def words(inputs: Path) -> tuple[str, ...]:

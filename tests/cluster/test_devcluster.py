@@ -30,8 +30,8 @@ from slurm.devcluster import (
 )
 from slurm.devcluster import layout as rendering
 from slurm.devcluster import start as start_cluster
+from tests.support import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 GOLDEN = Path(__file__).parent / "golden"
 
 IDENTITY = rendering.Identity(

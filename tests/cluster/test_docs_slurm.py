@@ -2,11 +2,9 @@
 
 import json
 
-import documented
-from documented import Kind
-
 from docs.generate.file_page import undescribed
-from tests import light
+from tests.support import documented, light
+from tests.support.documented import Kind
 
 
 def test_the_practice_run_of_the_tutorial(inputs, tmp_path_factory, environment, cluster):

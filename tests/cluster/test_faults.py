@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster import scenario
-from cluster.scenario import CPU_ONLY, Job, SlurmRun, kill_job, policy_of, processes_of, room_on, take
 from slurm.devcluster import Cluster, Layout, Partition
 from slurm.devcluster.layout import PARTITIONS
 from slurm.sharedfiles import read_newest
+from tests.cluster import scenario
+from tests.cluster.scenario import CPU_ONLY, Job, SlurmRun, kill_job, policy_of, processes_of, room_on, take
 
 SHIMS = Path(__file__).parent / "shims"
 AT_WORK = [*take("0.4", "rollout", "reward"), *take("1.6", "update")]

@@ -15,9 +15,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.noop import make_record
-from cluster.conftest import NETWORK, without_network
-from cluster.scenario import ROOT, policy_of, room_on, take, wait_for
-from cluster.test_devcluster import SMALL, related_to
 from pipeline.orchestrate.row_writer import RowWriter
 from pipeline.run import journal
 from pipeline.run.commits import opened_history, publish
@@ -29,6 +26,9 @@ from pipeline.run.tasks import Stage, Task
 from slurm.devcluster import Cluster, DevclusterError, attach, network, processes
 from slurm.devcluster import start as start_cluster
 from slurm.sharedfiles import is_there, make_folder, names_in, read_newest, read_shared
+from tests.cluster.conftest import NETWORK, without_network
+from tests.cluster.scenario import ROOT, policy_of, room_on, take, wait_for
+from tests.cluster.test_devcluster import SMALL, related_to
 
 UPDATE = Task(1, Stage.UPDATE)
 AGENT = """

@@ -4,12 +4,9 @@ import re
 import time
 
 import pytest
-import tiny
 
 from benchmarks.noop import make_record
 from benchmarks.slurm_scale import timed_pass
-from cluster import scenario
-from cluster.scenario import kill_job, room_on
 from pipeline.config.compose import compose
 from pipeline.config.resolve import resolve
 from pipeline.executors.slurm.queue import cancel_all
@@ -17,6 +14,9 @@ from pipeline.run.commits import publish
 from pipeline.run.control import begin_invocation
 from pipeline.run.directory import create_run, load_run
 from pipeline.run.tasks import PREPARE, Stage, Task
+from tests.cluster import scenario
+from tests.cluster.scenario import kill_job, room_on
+from tests.support import tiny
 
 ITERATIONS = 3
 POOLS = [

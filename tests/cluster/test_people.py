@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import tiny
 
-from cluster.conftest import NETWORK
-from cluster.scenario import room_on, take
 from slurm.devcluster import Cluster
+from tests.cluster.conftest import NETWORK
+from tests.cluster.scenario import room_on, take
+from tests.support import tiny
 
 Answer = subprocess.CompletedProcess[str]
 PATIENCE = 150.0

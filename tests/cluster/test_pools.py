@@ -2,9 +2,8 @@
 
 import json
 
-import tiny
-
-from cluster.scenario import kill_job, policy_of, take
+from tests.cluster.scenario import kill_job, policy_of, take
+from tests.support import tiny
 
 RULES = """
 import os

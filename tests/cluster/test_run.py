@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from cluster import scenario
-from cluster.scenario import CPU_ONLY, SlurmRun, policy_of, processes_of, results_of, room_on, take
-from tests import light
+from tests.cluster import scenario
+from tests.cluster.scenario import CPU_ONLY, SlurmRun, policy_of, processes_of, results_of, room_on, take
+from tests.support import light
 
 SHARDS = 2
 RULES = """

@@ -1,10 +1,9 @@
 """vLLM: an experiment on this machine, and its rollout as a job of a real Slurm."""
 
 import pytest
-import tiny
 
-from cluster.scenario import kill_job, read_record
-from tests import light
+from tests.cluster.scenario import kill_job, read_record
+from tests.support import light, tiny
 
 EXPERIMENT = [
     "experiment=quickstart_vllm",

@@ -1,0 +1,684 @@
+"""The command line as users and scripts rely on it."""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+import yaml
+
+from pipeline.cli.app import app
+from pipeline.config.compose import compose
+from pipeline.config.resolve import resolve
+from pipeline.preflight.inputs import judged_files, validate_inputs
+from pipeline.preflight.reward_ping import why_silent
+from tests.support import ROOT, tiny
+from tests.support.services import Answer, service
+
+HEAVY = ("torch", "transformers", "deepspeed", "pyarrow", "wandb", "hydra", "plotly", "numpy")
+
+SURFACE = {
+    "run": ["OVERRIDES", "--config-dir"],
+    "submit": ["OVERRIDES", "--config-dir", "--dry-run"],
+    "resume": ["RUN", "--from"],
+    "cancel": ["RUN"],
+    "advance": ["RUN"],
+    "status": ["RUN", "--json", "--cost"],
+    "watch": ["RUN", "--interval"],
+    "logs": ["RUN", "[STAGE[@ITERATION]]", "--failed", "--follow", "--lines"],
+    "plan": ["OVERRIDES", "--config-dir", "--all"],
+    "config": ["OVERRIDES", "--config-dir"],
+    "validate": ["OVERRIDES", "--config-dir", "--probe"],
+    "doctor": ["RUN|OVERRIDES", "--config-dir", "--probe", "--json"],
+    "notify": ["OVERRIDES", "--config-dir"],
+    "report": ["RUN...", "--out"],
+    "sync": ["RUN", "--anew", "--timeout"],
+    "export": ["RUN[@ITERATION]", "DIR", "--adapter"],
+    "fork": ["RUN[@ITERATION]", "NEW_RUN", "OVERRIDES", "--config-dir"],
+    "devcluster": [],
+    "dashboard": [],
+}
+
+STATUS_KEYS = [
+    "schema",
+    "run",
+    "state",
+    "iterations_done",
+    "iterations",
+    "evaluations_done",
+    "evaluations",
+    "current",
+    "driver",
+    "stopped",
+    "last_row",
+    "last_failure",
+    "slurm",
+    "cost",
+    "forked_from",
+    "kept",
+    "advice",
+    "rows_missing",
+    "troubles",
+]
+
+
+@pytest.fixture
+def copied_run(complete_run, tmp_path) -> Path:
+    return Path(shutil.copytree(complete_run, tmp_path / "run", symlinks=True))
+
+
+@pytest.fixture
+def incomplete_run(copied_run) -> Path:
+    (copied_run / "iterations/00002/reward/shard-00001.json").unlink()
+    (copied_run / "iterations/00002/update/shard-00000.json").unlink()
+    (copied_run / "iterations/00002/evaluate/shard-00000.json").unlink()
+    return copied_run
+
+
+def snapshot(root: Path) -> dict[str, tuple[int, int]]:
+    return {
+        str(path): (path.lstat().st_size, path.lstat().st_mtime_ns)
+        for path in root.rglob("*")
+        if path.is_file()
+    }
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+
+
+# --- the surface ---
+
+
+def test_commands_arguments_and_options_are_an_interface():
+    found = {}
+    for name, command in typer.main.get_command(app).commands.items():
+        parameters = [p for p in command.params if p.name != "help"]
+        found[name] = [
+            p.opts[0] if p.param_type_name == "option" else p.metavar or p.name.upper() for p in parameters
+        ]
+    assert found == SURFACE
+
+
+def test_the_commands_of_a_cluster_of_ones_own():
+    group = typer.main.get_command(app).commands["devcluster"]
+    assert sorted(group.commands) == ["down", "env", "status", "up"]
+
+
+def test_the_commands_of_dashboards():
+    group = typer.main.get_command(app).commands["dashboard"]
+    found = {name: [p.opts[0] for p in command.params] for name, command in group.commands.items()}
+    where = ["run_dir", "--project", "--entity"]
+    assert found == {"push": [*where, "--timeout"], "print": where}
+
+
+def test_this_machine_has_no_queue(inputs, tmp_path, slurm_ppo):
+    done = slurm_ppo("submit", *tiny.overrides(inputs, tmp_path / "run"))
+    assert done.returncode == 2
+    assert "error: scheduler=local has no queue to submit to" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_of_this_machine_has_no_jobs_to_cancel(complete_run, slurm_ppo):
+    before = snapshot(complete_run)
+    done = slurm_ppo("cancel", complete_run)
+    assert done.returncode == 2
+    assert "end that with Ctrl-C" in done.stderr
+    assert snapshot(complete_run) == before
+
+
+@pytest.mark.parametrize("command", ["", *SURFACE])
+def test_help_is_quick_because_it_imports_nothing_heavy(command):
+    code = f"""
+import sys
+from pipeline.cli.app import main
+sys.argv = ["slurm-ppo", *{[command] if command else []}, "--help"]
+try:
+    main()
+finally:
+    print("HEAVY", [name for name in {HEAVY} if name in sys.modules])
+"""
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+    assert "Usage:" in done.stdout
+    assert done.stdout.splitlines()[-1] == "HEAVY []"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["status", "x", "--jsno"], "No such option: --jsno.*--json"),
+        (["run", "--config-dri", "x"], "No such option: --config-dri.*--config-dir"),
+        (["resume", "x", "--form", "update"], "No such option: --form.*--from"),
+        (["stauts", "x"], "No such command 'stauts'"),
+        (["status"], "Missing argument 'RUN'"),
+    ],
+)
+def test_typos_are_answered_with_what_is_possible(slurm_ppo, arguments, said):
+    done = slurm_ppo(*arguments)
+    assert done.returncode == 2
+    assert re.search(said, " ".join(done.stderr.split())), done.stderr
+
+
+# --- status ---
+
+
+def test_status_of_a_complete_run(complete_run, slurm_ppo):
+    done = slurm_ppo("status", complete_run)
+    assert done.returncode == 0
+    assert f"{complete_run}: complete, 2/2 iterations, 3/3 evaluations" in done.stdout
+    assert done.stdout.splitlines()[-1] == f"next: slurm-ppo report {complete_run}"
+
+
+def test_status_of_an_incomplete_run(incomplete_run, slurm_ppo):
+    before = snapshot(incomplete_run)
+    done = slurm_ppo("status", incomplete_run)
+    assert done.returncode == 3
+    assert "incomplete, 1/2 iterations" in done.stdout
+    assert "rollout 2/2, reward 1/2, update 0/1" in done.stdout
+    assert done.stdout.splitlines()[-1] == f"next: slurm-ppo resume {incomplete_run}"
+    assert snapshot(incomplete_run) == before
+
+
+def test_status_as_json_has_stable_keys(incomplete_run, slurm_ppo):
+    done = slurm_ppo("status", incomplete_run, "--json")
+    assert done.returncode == 3
+    found = json.loads(done.stdout)
+    assert list(found) == STATUS_KEYS
+    assert (found["schema"], found["state"], found["iterations_done"]) == (3, "incomplete", 1)
+    assert {"stage": "reward", "done": 1, "total": 2} in found["current"]
+
+
+def test_status_of_nothing(tmp_path, slurm_ppo):
+    done = slurm_ppo("status", tmp_path / "absent")
+    assert done.returncode == 2
+    assert "is not a run directory" in done.stderr
+    assert done.stdout == ""
+
+
+# --- plan, config, validate ---
+
+
+def test_a_plan_of_overrides_lists_every_task_and_writes_nothing(inputs, tmp_path, slurm_ppo):
+    done = slurm_ppo("plan", "--all", *tiny.overrides(inputs, tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 1 + 2 * (2 + 2 + 1) + 1
+    assert "iteration 2 update: not committed" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_of_a_run_lists_what_is_left_and_why(incomplete_run, slurm_ppo):
+    cut = next(incomplete_run.glob("iterations/00002/rollout/shard-00000.*.arrow"))
+    cut.write_bytes(cut.read_bytes()[:100])
+    before = snapshot(incomplete_run)
+    done = slurm_ppo("plan", incomplete_run, "--all")
+    assert done.returncode == 0, done.stderr
+    listed = [line for line in done.stdout.splitlines() if re.match(r"(iteration \d|prepare:)", line)]
+    assert len(listed) == 4
+    assert re.search(r"iteration 2 rollout shard 0: .* has 100 bytes instead of \d+", done.stdout)
+    assert "iteration 2 reward shard 1: not committed" in listed
+    assert snapshot(incomplete_run) == before
+
+
+def test_a_plan_of_a_complete_run_is_empty(complete_run, slurm_ppo):
+    assert "nothing to do: every task is committed" in slurm_ppo("plan", complete_run).stdout
+
+
+def test_config_prints_every_key_and_what_it_prints_is_what_a_run_freezes(inputs, complete_run, slurm_ppo):
+    more = (f"data.heldout={inputs / 'heldout.jsonl'}", "evaluate.every=1")
+    done = slurm_ppo("config", *tiny.overrides(inputs, complete_run, *more))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (complete_run / "config.yaml").read_text()
+    assert yaml.safe_load(done.stdout)["rollout"]["temperature"] == 1.0
+
+
+def test_validate_says_what_it_looked_at(inputs, tmp_path, slurm_ppo):
+    done = slurm_ppo("validate", *tiny.overrides(inputs, tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"data.prompts: 24 usable rows in .*prompts.jsonl", done.stdout)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("data.prompt_column=question", "question"),
+        ("data.prompts_per_iteration=200", "has 24 usable rows, fewer than data.prompts_per_iteration=200"),
+        ("data.prompts={inputs}/policy/config.json", "config.json"),
+    ],
+)
+def test_validate_refuses_data_that_cannot_be_used(inputs, tmp_path, slurm_ppo, override, said):
+    overrides = tiny.overrides(inputs, tmp_path / "run", override.replace("{inputs}", str(inputs)))
+    done = slurm_ppo("validate", *overrides)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert all(line.startswith("error: ") for line in done.stderr.splitlines())
+
+
+def test_what_is_held_out_does_not_count_as_usable_prompts(inputs, tmp_path, slurm_ppo):
+    """Else the run's first task would find out."""
+    rows = ({"id": str(i), "prompt": ""} for i in range(30))
+    (tmp_path / "empty.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    more = (f"data.heldout={inputs / 'heldout.jsonl'}", "evaluate.every=1")
+    words = tiny.overrides(inputs, tmp_path / "run", f"data.prompts={tmp_path / 'empty.jsonl'}", *more)
+    done = slurm_ppo("validate", *words)
+    assert done.returncode == 2
+    assert "empty.jsonl" in done.stderr
+    assert "has 0 usable rows" in done.stderr
+
+
+# --- what becomes of prompts ---
+
+
+def tokenised(inputs: Path, folder: Path, rows: list[dict], *more: str) -> list[str]:
+    """Settings of a run on these prompts whose tokenizer is that of the policy's files."""
+    path = tiny.write_jsonl(folder / "mine.jsonl", rows)
+    return tiny.overrides(inputs, folder / "run", "model.tokenizer=null", f"data.prompts={path}", *more)
+
+
+def rows_of(*lengths: int) -> list[dict]:
+    return [{"id": f"r{i}", "prompt": "x" * length} for i, length in enumerate(lengths)]
+
+
+def test_validate_counts_prompts_that_are_too_long_and_shows_ten(inputs, tmp_path, slurm_ppo):
+    """max_new_tokens leaves 52 of 64 tokens."""
+    rows = [*rows_of(*range(20, 60)), {"id": "null", "prompt": None}, {"id": "q" * 500, "prompt": [1]}]
+    rows += [{"id": f"m{i}", "prompt": "ok", "n": i} for i in range(20)]
+    rows += [{"id": "m", "prompt": "y", "n": "z"}]
+    done = slurm_ppo("validate", *tokenised(inputs, tmp_path, rows))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.startswith("data.prompts: "))
+    counts = "10 rows cannot be used: 7 too_long, 1 mixed_types, 1 not_text, 1 null"
+    assert lines[begin].endswith(f"53 usable rows in {tmp_path / 'mine.jsonl'}; {counts}")
+    assert lines[begin + 1] == "  too_long: line 34: 53 tokens, and data.max_prompt_tokens is 52"
+    assert lines[begin + 10] == "  mixed_types: line 63: 'n' has text, where most rows have a number"
+    assert lines[begin + 11].startswith("warning: data.prompts: 10 of 63 rows (16%) cannot be used")
+    assert lines[-1].startswith("ok so far")
+
+
+def test_of_many_rows_each_reason_has_an_example_and_the_rest_is_counted(inputs, tmp_path, slurm_ppo):
+    rows = [*rows_of(*[60] * 30, *[9] * 60), {"id": "last", "prompt": None}]
+    done = slurm_ppo("validate", *tokenised(inputs, tmp_path, rows))
+    listed = [line for line in done.stdout.splitlines() if line.startswith("  ")]
+    assert len(listed) == 11
+    assert listed[9:] == ["  null: line 91: prompt is null", "  and 21 more"]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "more", "said"),
+    [
+        ((60, 60, 9), [], r"2 of 3 rows \(67%\) cannot be used.*; lower rollout.max_new_tokens"),
+        ((60, 9), ["data.bad_rows=fatal"], r"1 row cannot be used: 1 too_long \(data.bad_rows=fatal\)"),
+        ((60, 60), ["data.max_dropped=1"], "has 0 usable rows, fewer than .*most are too_long"),
+        ((60, 9, 9), ["data.prompts_per_iteration=3"], "has 2 usable rows, fewer than data.prompts_per_it"),
+        ((60, 60, 9), ["data.max_dropped=0.7"], None),
+        ((60, 60, 9), ["data.long_prompts=truncate"], None),
+    ],
+)
+def test_validate_refuses_what_prepare_would_refuse(inputs, tmp_path, slurm_ppo, lengths, more, said):
+    small = ["data.prompts_per_iteration=1", "rollout.num_shards=1", "update.minibatches=1"]
+    done = slurm_ppo("validate", *tokenised(inputs, tmp_path, rows_of(*lengths), *small, *more))
+    assert done.returncode == (2 if said else 0), done.stdout + done.stderr
+    if said:
+        (line,) = done.stderr.splitlines()
+        assert f"data.prompts={tmp_path / 'mine.jsonl'}" in line
+        assert re.search(said, line), line
+
+
+def test_validate_renders_chats_as_tasks_do(inputs, tmp_path, slurm_ppo):
+    policy = Path(shutil.copytree(inputs / "policy", tmp_path / "policy"))
+    template = (
+        "{% for m in messages %}"
+        "{% if m.role == 'system' %}{{ raise_exception('no ' + m.content) }}{% endif %}"
+        "{% generation %}{{ m | tojson }}{% endgeneration %}{{ eos_token }}{% endfor %}"
+        "{% if strftime_now('%Y') | int > 2000 and add_generation_prompt %}<a>{% endif %}"
+    )
+    (policy / "chat_template.jinja").write_text(template)
+    user = [{"role": "user", "content": "hi"}]
+    rows = [
+        {"id": "s", "prompt": [{"role": "system", "content": "\x1b[1msystem"}, *user]},
+        {"id": "u", "prompt": user},
+    ]
+    rows += rows_of(*[5] * 8)
+    done = slurm_ppo("validate", *tokenised(inputs, tmp_path, rows, f"model.policy={policy}"))
+    assert done.returncode == 0, done.stderr
+    assert "1 bad_message" in done.stdout
+    assert "line 1: the policy's chat template refuses it: no system" in done.stdout
+    (policy / "chat_template.jinja").write_text("{% for %}")
+    done = slurm_ppo("validate", *tokenised(inputs, tmp_path, rows, f"model.policy={policy}"))
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: the policy's chat template, line 1: .*\n", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text('{"auto_map": {}}'), "Python code"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text('{"eos_token": 3}'), "settings"),
+    ],
+)
+def test_without_a_tokenizer_validate_says_that_it_did_not_look(inputs, tmp_path, slurm_ppo, spoil, why):
+    policy = Path(shutil.copytree(inputs / "policy", tmp_path / "policy"))
+    spoil(policy)
+    words = tokenised(inputs, tmp_path, rows_of(*[60] * 9), f"model.policy={policy}")
+    done = slurm_ppo("validate", *words)
+    assert done.returncode == 0, done.stderr
+    (line,) = (
+        line for line in done.stdout.splitlines() if line.startswith("not looked at: lengths in tokens")
+    )
+    assert why in line
+
+
+@pytest.mark.parametrize("missing", ["tokenizers", "jinja2"])
+def test_without_the_packages_validate_says_that_it_did_not_look(inputs, tmp_path, monkeypatch, missing):
+    policy = Path(shutil.copytree(inputs / "policy", tmp_path / "policy"))
+    (policy / "chat_template.jinja").write_text("{{ messages }}")
+    rows = [{"id": f"u{i}", "prompt": [{"role": "user", "content": "hi"}]} for i in range(9)]
+    config = resolve(compose(tokenised(inputs, tmp_path, rows, f"model.policy={policy}")))
+    there = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else there(name))
+    files, why_not = judged_files(config)
+    assert why_not == f"the package {missing} is not installed here"
+    assert len(files[0].kept) == 9
+
+
+def test_of_many_prompts_validate_looks_at_some(inputs, tmp_path, slurm_ppo):
+    line = '{"id": "%d", "prompt": "' + "x" * 9 + '"}\n'
+    path = tmp_path / "many.jsonl"
+    path.write_text("".join(line % i for i in range(100_000)))
+    words = tiny.overrides(inputs, tmp_path / "run", "model.tokenizer=null", f"data.prompts={path}")
+    done = slurm_ppo("validate", *words, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "20000 usable rows in" in done.stdout
+    assert "looked at 20,000 of 100,000 rows" in done.stdout
+
+
+def test_prompts_that_leave_responses_no_room_are_counted(inputs, tmp_path, slurm_ppo):
+    """Where data.max_prompt_tokens is given, a response is cut where the context ends."""
+    words = tokenised(inputs, tmp_path, rows_of(*[20] * 6, *[40] * 4), "data.max_prompt_tokens=50")
+    done = slurm_ppo("validate", *words, "rollout.max_new_tokens=30")
+    assert done.returncode == 0, done.stderr
+    assert "after 4 of 10 prompts there is no room for rollout.max_new_tokens=30" in done.stdout
+
+
+def test_with_evaluations_off_what_is_held_out_is_not_looked_at(inputs, tmp_path, slurm_ppo):
+    heldout = tiny.write_jsonl(tmp_path / "heldout.jsonl", [{"id": "h", "prompt": None}])
+    words = tiny.overrides(inputs, tmp_path / "run", f"data.heldout={heldout}")
+    done = slurm_ppo("validate", *words, "evaluate.every=0")
+    assert done.returncode == 0, done.stderr
+    assert "heldout" not in done.stdout
+    done = slurm_ppo("validate", *words, "evaluate.every=1")
+    assert done.returncode == 2
+    assert "data.heldout=" in done.stderr
+
+
+# --- settings that cannot work ---
+
+HOPELESS = [
+    # settings, what the one line says
+    (["run_dir=/etc/passwd"], "run_dir=/etc/passwd: /etc/passwd is a file, not a directory"),
+    (["run_dir=/etc/passwd/x"], "/etc/passwd is a file, not a directory"),
+    (["run_dir=/dev/null"], "run_dir=/dev/null: /dev/null is a device, not a directory"),
+    (["run_dir=/proc/x"], "run_dir=/proc/x: /proc takes no new directory"),
+    (["rollout.device_map=nonsense"], "rollout.device_map: write auto, balanced"),
+    (["rollout.stop_token_ids=[999]"], "rollout.stop_token_ids=999: the policy has 258 tokens"),
+    (["rollout.stop_token_ids=[-3]"], "rollout.stop_token_ids.0: "),
+    (["algorithm.clip_range_low=2"], "algorithm.clip_range_low=2.0: a ratio of probabilities"),
+    (["data.max_prompt_tokens=9", "rollout.max_new_tokens=99"], "rollout.max_new_tokens=99: leaves no room"),
+    (["reward.components={}"], "reward.components: must be given; choose reward="),
+    (["data.columns=[nothing]"], "has no column 'nothing' in any row; data.columns may name: 'id', 'prompt'"),
+    (
+        ["reward.components={}", "reward.components.far={kind: remote, url: 'http://127.0.0.1:9/score'}"],
+        "reward.components.far.url=http://127.0.0.1:9/score: nothing answers there (",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), HOPELESS, ids=[words[-1] for words, _ in HOPELESS])
+def test_what_cannot_work_is_one_line_before_anything_is_made(inputs, tmp_path, slurm_ppo, words, said):
+    done = slurm_ppo("validate", *tiny.overrides(inputs, tmp_path / "run", *words))
+    assert done.returncode == 2, done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert said in line
+    assert len(line) <= 300
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_takes_nothing_new_is_no_place_for_a_run(inputs, tmp_path, slurm_ppo):
+    (tmp_path / "shut").mkdir()
+    (tmp_path / "shut").chmod(0o500)
+    done = slurm_ppo("validate", *tiny.overrides(inputs, tmp_path / "shut/deeper/run"))
+    (tmp_path / "shut").chmod(0o700)
+    if os.geteuid():  # nothing is shut to root
+        assert done.returncode == 2
+        assert f"{tmp_path / 'shut'} takes no new directory (Permission denied)" in done.stderr
+    assert list((tmp_path / "shut").iterdir()) == []
+
+
+FAR = "reward.components.far={kind: remote, url: 'http://127.0.0.1:9/score'"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([FAR + ", trial: false}"], "reward far: not asked whether it answers (trial=false)"),
+        ([FAR + "}", "scheduler=slurm"], "nothing answers there (Connection refused); compute nodes may"),
+    ],
+)
+def test_a_service_that_is_started_later_or_elsewhere_is_a_warning(
+    inputs, tmp_path, slurm_ppo, words, said, monkeypatch
+):
+    config = resolve(compose(tiny.overrides(inputs, tmp_path / "run", *words)))
+    assert any(said in line.replace("[Errno 111] ", "") for line in validate_inputs(config))
+
+
+def test_a_service_answers_whatever_it_says():
+    for status in (200, 404, 405, 500):
+        with service(lambda body, number: Answer({}), head=status) as seen:
+            assert why_silent(seen.url) == ""
+            assert seen.bodies == []
+    with service(lambda body, number: Answer({}), head=503) as seen:
+        assert why_silent(seen.url).startswith("503")
+
+
+# --- run and resume ---
+
+
+def test_run_into_an_existing_run_lists_the_legal_next_moves(inputs, copied_run, slurm_ppo):
+    before = snapshot(copied_run)
+    done = slurm_ppo("run", *tiny.overrides(inputs, copied_run))
+    assert done.returncode == 2
+    assert f"slurm-ppo resume {copied_run}" in done.stderr
+    assert "choose run_dir=... or name=..." in done.stderr
+    assert snapshot(copied_run) == before
+
+
+def test_run_into_someone_elses_folder_touches_nothing(inputs, tmp_path, slurm_ppo):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    done = slurm_ppo("run", *tiny.overrides(inputs, tmp_path))
+    assert done.returncode == 2
+    assert "exists and holds other files; choose another run_dir" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_run_onto_a_file_or_where_nothing_can_be_made(inputs, tmp_path, slurm_ppo):
+    (tmp_path / "file").write_text("")
+    for run_dir in (tmp_path / "file", tmp_path / "file" / "run"):
+        done = slurm_ppo("run", *tiny.overrides(inputs, run_dir))
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.splitlines()[-1].startswith("error: ")
+        assert str(tmp_path / "file") in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_resuming_a_complete_run_changes_no_result(copied_run, slurm_ppo):
+    rows = (copied_run / "metrics.jsonl").read_bytes()
+    done = slurm_ppo("resume", copied_run)
+    assert done.returncode == 0, done.stderr
+    assert (copied_run / "metrics.jsonl").read_bytes() == rows
+    assert not (copied_run / "superseded").exists()
+
+
+@pytest.mark.parametrize("command", ["resume", "status", "report", "cancel", "logs", "advance", "watch"])
+@pytest.mark.parametrize("kind", ["absent", "file", "folder"])
+def test_what_is_no_run_is_refused_with_the_way_to_make_one(tmp_path, slurm_ppo, command, kind):
+    path = tmp_path / "thing"
+    if kind == "file":
+        path.write_text("hello")
+    if kind == "folder":
+        path.mkdir()
+    done = slurm_ppo(command, path)
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: .*thing is not a run directory: .*slurm-ppo run.*\n", done.stderr), (
+        done.stderr
+    )
+
+
+@pytest.mark.parametrize("command", ["resume", "submit"])
+def test_who_goes_on_with_a_run_of_another_version_is_told(copied_run, slurm_ppo, command):
+    path = copied_run / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": "0.0.1"}))
+    done = slurm_ppo(command, copied_run)
+    assert done.returncode == 0, done.stderr
+    assert "warning: the run began with slurm-ppo 0.0.1, and goes on with " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("record", "change", "said"),
+    [
+        ("data/prompts.json", {"version": 0}, "its records are of format 0, and "),
+        ("data/prompts.json", {"schema": "prompts/9"}, "its data is prompts/9, and prompts/1 is read here"),
+        ("iterations/00001/rollout/shard-00000.json", {"schema": "rollout/1"}, "its data is rollout/1"),
+    ],
+)
+def test_a_run_in_the_formats_of_another_version_is_left_alone(copied_run, slurm_ppo, record, change, said):
+    for path, more in ((copied_run / "run.json", {"version": "0.0.1"}), (copied_run / record, change)):
+        path.write_text(json.dumps(json.loads(path.read_text()) | more))
+    before = snapshot(copied_run)
+    done = slurm_ppo("resume", copied_run)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert said in line
+    assert snapshot(copied_run) == before
+
+
+def test_a_changed_configuration_is_refused(copied_run, slurm_ppo):
+    path = copied_run / "config.yaml"
+    path.write_text(path.read_text().replace("seed: 0", "seed: 1"))
+    done = slurm_ppo("resume", copied_run)
+    assert done.returncode == 2
+    assert f"{path} was changed since the run began" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "7", "null", '{"id": "a"}', '{"id": 1, "name": 2, "created": "x"}', "\x00\x01"],
+)
+def test_a_run_json_that_is_none_is_named(copied_run, slurm_ppo, text):
+    (copied_run / "run.json").write_text(text)
+    done = slurm_ppo("status", copied_run)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {copied_run}/run.json cannot be read")
+
+
+def test_a_run_json_with_values_of_wrong_types_is_named(copied_run, slurm_ppo):
+    path = copied_run / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"created": "yesterday"}))
+    done = slurm_ppo("status", copied_run)
+    assert done.returncode == 2
+    assert "run.json cannot be read" in done.stderr
+    assert "created" in done.stderr
+
+
+def test_output_into_a_closed_pipe_is_no_traceback(inputs, tmp_path, environment):
+    overrides = " ".join(tiny.overrides(inputs, tmp_path / "run", "iterations=5000"))
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m pipeline plan --all {overrides} | head -1"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+    )
+    assert done.stderr == ""
+    assert done.stdout == "prepare: not committed\n"
+
+
+# --- who imports whom ---
+
+RUN_AND_PRINT_IMPORTED = """
+import sys
+from pipeline.cli.app import main
+sys.argv = {words}
+try:
+    main()
+finally:
+    print("IMPORTED", [name for name in {unneeded} if name in sys.modules])
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "needed"),
+    [
+        ("status RUN", set()),
+        ("status RUN --json", set()),
+        ("logs RUN", set()),
+        ("plan RUN", set()),
+        ("config OVERRIDES", {"hydra", "omegaconf"}),
+        ("plan OVERRIDES", {"hydra", "omegaconf"}),
+        ("validate OVERRIDES", {"hydra", "omegaconf", "pyarrow", "numpy"}),
+        ("validate OVERRIDES model.tokenizer=null", {"hydra", "omegaconf", "pyarrow", "numpy"}),
+        ("report RUN", {"plotly", "pyarrow", "numpy"}),
+        ("resume RUN", {"plotly", "plotext", "pyarrow", "numpy"}),
+    ],
+)
+def test_commands_import_nothing_heavy_that_they_do_not_need(
+    copied_run, inputs, tmp_path, environment, command, needed
+):
+    overrides = tiny.overrides(inputs, tmp_path / "new")
+    meant = {"RUN": [str(copied_run)], "OVERRIDES": overrides}
+    words = ["slurm-ppo", *(word for part in command.split() for word in meant.get(part, [part]))]
+    unneeded = {*HEAVY, "omegaconf", "plotext", "rich", "submitit", "vllm"} - needed
+    code = RUN_AND_PRINT_IMPORTED.format(words=words, unneeded=unneeded)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "IMPORTED []"
+
+
+LOADED = """
+import importlib, pkgutil, sys
+for package in {packages}:
+    module = importlib.import_module(package)
+    for found in pkgutil.walk_packages(module.__path__, package + "."):
+        if not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+print(sorted({{name.split(".")[0] for name in sys.modules}} & set({unwanted})))
+"""
+
+
+@pytest.mark.parametrize(
+    ("packages", "unwanted"),
+    [
+        (["pipeline", "slurm"], ["torch", "transformers", "deepspeed", "vllm", "stages"]),
+        (["slurm"], ["pipeline", "stages"]),
+    ],
+)
+def test_packages_import_only_what_they_may_know(packages, unwanted):
+    done = python(LOADED.format(packages=packages, unwanted=unwanted))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_stages_know_nothing_of_slurm():
+    for path in (ROOT / "stages").rglob("*.py"):
+        assert not re.search(r"^\s*(from|import) slurm\b(?!\.errors)", path.read_text(), re.MULTILINE), path

@@ -1,0 +1,250 @@
+"""What people mistype, mistake and paste: each ends in one line that says what, where and the way out."""
+
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli.app import main
+from tests.support import tiny
+
+LONGEST = 300
+FEW = ["model.policy=p", "data.prompts=d", "reward=model", "reward.components.rm.path=r"]
+"""Settings of which keys and types can be judged, and nothing else: composing them takes less."""
+
+# In words: RUN a complete run, RUM its name mistyped, FILE and FOLDER things that are no runs, NEW a place
+# where nothing is, SETTINGS all that a run needs, FEW what can be composed.
+MISTAKES: list[tuple[str, str]] = [
+    # run directories
+    ("status RUM", "did you mean"),
+    ("plan RUM", "did you mean"),
+    ("run RUM", "give the directory of a run, or settings as KEY=VALUE"),
+    ("submit RUM", "is no run directory: nothing is there"),
+    ("validate RUN", "settings are wanted here"),
+    ("run RUN", "slurm-ppo resume"),
+    ("config RUN", "slurm-ppo resume"),
+    ("notify FOLDER", "holds no run"),
+    ("status FILE", "it is a file"),
+    ("resume FOLDER", "it holds no run.json"),
+    ("logs /dev/null", "is not a run directory"),
+    ("cancel /proc", "is not a run directory"),
+    ("report ''", "is not a run directory"),
+    ("watch '\n'", "is not a run directory"),
+    ("status ';rm -rf x'", "is not a run directory"),
+    ("status $'\\x1b[31mred'", "is not a run directory"),
+    (f"status {'x' * 300}", "choose a shorter name"),
+    (f"status {'a/' * 3000}b", "choose a shorter name"),
+    ("advance RUN", "scheduler=local has no queue"),
+    ("sync NEW", "is not a run directory"),
+    ("doctor NEW", "is not a run directory"),
+    ("report RUN RUM", "did you mean"),
+    # settings
+    ("config FEW sed=1", "did you mean 'seed'"),
+    ("config FEW update.learning_rat=1", "did you mean 'learning_rate'"),
+    ("config FEW scheduler.rollout.slotss=1", "did you mean 'slots'"),
+    ("config FEW algorithm=pppo", "did you mean 'ppo'"),
+    ("config FEW experiment=nothing", "no such option"),
+    ("config FEW seed", "KEY=VALUE"),
+    ("config FEW =1", "KEY=VALUE"),
+    ("config FEW ''", "KEY=VALUE"),
+    ("config FEW 'a b=1'", "KEY=VALUE"),
+    ("config FEW ~seed", "cannot be deleted"),
+    ("config FEW seed=1,2", "one value per key"),
+    ("config FEW update=[1", "KEY=VALUE"),
+    ("config FEW name={a:", "KEY=VALUE"),
+    ("config FEW seed=one", "seed:"),
+    ("config FEW seed=1.5", "seed:"),
+    ("config FEW seed=null", "seed:"),
+    ("config FEW seed=[1]", "seed:"),
+    ("config FEW seed={a:1}", "seed"),
+    ("config FEW iterations=0", "iterations:"),
+    ("config FEW iterations=-1", "iterations:"),
+    ("config FEW iterations=1e3", "iterations:"),
+    ("config FEW update.learning_rate=nan", "update.learning_rate:"),
+    ("config FEW update.learning_rate=inf", "update.learning_rate:"),
+    ("config FEW update.learning_rate=-1", "update.learning_rate:"),
+    ("config FEW update.learning_rate=fast", "update.learning_rate:"),
+    ("config FEW rollout.temperature=-inf", "rollout.temperature:"),
+    ("config FEW algorithm.gamma=1.5", "algorithm.gamma:"),
+    ("config FEW rollout.num_shards=-4", "rollout.num_shards:"),
+    ("config SETTINGS rollout.num_shards=3", "must divide"),
+    ("config FEW rollout.max_new_tokens=0", "rollout.max_new_tokens:"),
+    ("config SETTINGS model.context_length=1", "take 2"),
+    ("config FEW model.trust_remote_code=maybe", "model.trust_remote_code:"),
+    ("config FEW update.betas=0.9", "write a list"),
+    ("config FEW update.betas=[0.9]", "update.betas"),
+    ("config FEW update.precision=fp8", "update.precision:"),
+    ("config FEW notify.on=5", "write a list"),
+    ("config FEW notify.on=[sometimes]", "notify.on"),
+    ("config FEW name=a/b", "name:"),
+    ("config FEW name=''", "name"),
+    ("config FEW 'name=ü'", "KEY=VALUE"),
+    ("config FEW $'name=a\\nb'", "name"),
+    ("config FEW model=1", "model"),
+    ("config FEW update=[1,2]", "update"),
+    ("config FEW seed.deeper=1", "holds one value and no keys"),
+    ("config FEW algorithm.kl=0.1", "holds several keys"),
+    (f"config FEW seed={'9' * 5000}", "seed"),
+    (f"config FEW name={'x' * 5000}", "name"),
+    (f"config FEW {'k' * 2000}=1", "unknown key"),
+    ("config FEW reward.components.rm.kind=judge", "no such kind"),
+    ("config FEW reward.components.second.weight=2", "says no kind"),
+    ("config FEW reward.components.rm.weight=nan", "weight"),
+    ("config FEW reward.components.rm=3", "reward.components.rm"),
+    ("config FEW scheduler.kind=pbs", "scheduler"),
+    ("config FEW scheduler=slurm scheduler.update.time=14400", "scheduler.update.time: write"),
+    ("config FEW scheduler=slurm scheduler.update.time=later", "scheduler.update.time: write"),
+    ("config FEW scheduler=slurm scheduler.update.mem=lots", "scheduler.update.mem: write"),
+    ("config FEW scheduler=slurm scheduler.update.gpus_per_node=four", "gpus_per_node: write"),
+    ("config FEW scheduler=slurm scheduler.update.bla=1", "unknown key 'bla'"),
+    ("config FEW scheduler=slurm scheduler.update.options=5", "scheduler.update.options"),
+    ("config FEW scheduler=slurm scheduler.horizon=0", "scheduler.horizon:"),
+    ("config FEW 'name=${nothing}'", "nothing"),
+    ("config FEW 'name=${oc.env:NOT_THERE_AT_ALL}'", "NOT_THERE_AT_ALL"),
+    ("config FEW --config-dir NEW", "no such directory"),
+    ("config FEW --config-dir FILE", "no such directory"),
+    ("config FEW --config-dir BROKEN experiment=broken", "broken"),
+    ("config FEW --config-dir BROKEN experiment=listed", "listed"),
+    ("config FEW --config-dir BROKEN experiment=unknown", "unknown"),
+    ("config", "model.policy: must be given"),
+    ("run reward=rule", "must be given"),
+    # files that settings name
+    ("validate SETTINGS model.policy=NEW", "model.policy="),
+    ("validate SETTINGS model.policy=FILE", "model.policy="),
+    ("validate SETTINGS model.policy=''", "model.policy"),
+    ("validate SETTINGS data.prompts=NEW", "data.prompts="),
+    ("validate SETTINGS data.prompts=FOLDER", "name a .jsonl"),
+    ("validate SETTINGS data.prompts=/dev/null", "name a .jsonl"),
+    ("validate SETTINGS data.prompts=FILE", "name a .jsonl"),
+    ("validate SETTINGS run_dir=RUN", "already holds a run"),
+    ("run SETTINGS run_dir=/proc/x", "/proc/x"),
+    ("run SETTINGS run_dir=FOLDER", "holds other files"),
+    # commands' own arguments
+    ("submit --dry-run SETTINGS", "scheduler=local has no queue"),
+    ("submit SETTINGS", "scheduler=local has no queue"),
+    ("submit --dry-run RUN", "scheduler=local has no queue"),
+    ("resume RUN --from bake", "bake"),
+    ("resume RUN --from rollout@x", "rollout@x"),
+    ("resume RUN --from rollout@99", "99"),
+    ("resume RUN --from rollout@-1", "-1"),
+    ("resume RUN --from ''", "stage"),
+    ("logs RUN bake", "bake"),
+    ("logs RUN rollout@99", "99"),
+    ("logs RUN rollout@x", "x"),
+    ("status RUN --cost", "costs come from Slurm's accounting"),
+    ("export RUN@99 NEW", "99"),
+    ("export RUN@x NEW", "x"),
+    ("export RUM NEW", "did you mean"),
+    ("export RUN FOLDER", "FOLDER"),
+    ("export RUN FILE", "FILE"),
+    ("export RUN /proc/x", "/proc/x"),
+    ("export RUN NEW --adapter", "adapter"),
+    ("fork RUN@99 NEW", "99"),
+    ("fork RUN@1 RUN", "RUN"),
+    ("fork RUN@1 FILE", "FILE"),
+    ("fork RUN@1 NEW iterations=0", "iterations:"),
+    ("fork RUN@1 NEW iterations=1", "iterations"),
+    ("fork RUN@1 NEW sed=0", "did you mean 'seed'"),
+    ("fork RUN@1 NEW bla", "KEY=VALUE"),
+    ("report RUN --out /proc/x.html", "/proc/x.html"),
+    ("report RUN --out NEW/a/b.html", "does not exist"),
+    ("report RUN --out FOLDER", "FOLDER"),
+    ("cancel RUN", "Ctrl-C"),
+    ("sync RUN", "W&B"),
+    ("devcluster up /proc/x", "choose another folder"),
+    ("devcluster up FILE", "is not an empty folder"),
+    ("devcluster up FOLDER", "is not an empty folder"),
+    ("devcluster down NEW", "no development cluster"),
+    ("devcluster status FILE", "no development cluster"),
+    ("devcluster env /dev/null", "no development cluster"),
+    ("devcluster status SPOILT", "is not what slurm-ppo devcluster wrote"),
+]
+
+
+@pytest.fixture(scope="module")
+def place(complete_run, inputs, tmp_path_factory) -> Callable[[str], list[str]]:
+    """Makes the words of a command line of a row."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    shutil.copytree(complete_run, folder / "run", symlinks=True)
+    (folder / "file").write_text("this is no run\n")
+    (folder / "folder").mkdir()
+    (folder / "folder" / "other").write_text("someone else's")
+    (folder / "spoilt").mkdir()
+    (folder / "spoilt" / "cluster.json").write_text('{"identity": 5}')
+    (folder / "broken" / "experiment").mkdir(parents=True)
+    (folder / "broken" / "experiment" / "broken.yaml").write_text("a: [1\nb: }")
+    (folder / "broken" / "experiment" / "listed.yaml").write_text("# @package _global_\n- 1\n")
+    (folder / "broken" / "experiment" / "unknown.yaml").write_text("# @package _global_\nsedd: 1\n")
+    names = {
+        "RUN": folder / "run",
+        "RUM": folder / "rum",
+        "FILE": folder / "file",
+        "FOLDER": folder / "folder",
+        "NEW": folder / "new-thing",
+        "SPOILT": folder / "spoilt",
+        "BROKEN": folder / "broken",
+    }
+
+    def words(line: str) -> list[str]:
+        found = []
+        for word in shlex.split(line.replace("$'", "'")):
+            word = word.encode().decode("unicode_escape") if "\\" in word else word
+            if word == "FEW":
+                found += FEW
+                continue
+            if word == "SETTINGS":
+                found += tiny.overrides(inputs, folder / "made")
+                continue
+            for name, path in names.items():
+                word = word.replace(name, str(path))
+            found.append(word)
+        return found
+
+    return words
+
+
+def in_this_process(words, monkeypatch, capsys) -> subprocess.CompletedProcess[str]:
+    """A command that only composes: what parses overrides need not learn its grammar again."""
+    monkeypatch.setattr(sys, "argv", ["slurm-ppo", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    return subprocess.CompletedProcess(words, ended.value.code, said.out, said.err)
+
+
+@pytest.mark.parametrize(("line", "said"), MISTAKES, ids=[line[:60] for line, _ in MISTAKES])
+def test_a_mistake_is_one_line_with_the_way_out(line, said, place, slurm_ppo, monkeypatch, capsys):
+    if line.startswith("config FEW"):
+        done = in_this_process(place(line), monkeypatch, capsys)
+    else:
+        done = slurm_ppo(*place(line), timeout=60)
+    expected = place(said)[0] if said.isupper() and said in ("FILE", "FOLDER", "RUN") else said
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    told = [text for text in done.stderr.splitlines() if text.startswith("error: ")]
+    assert told, done.stderr
+    assert all(len(text) <= LONGEST and text.isprintable() for text in told)
+    assert any(expected in text for text in told)
+
+
+def test_nothing_was_made_by_any_of_them(place, slurm_ppo):
+    folder = Path(place("FOLDER")[0])
+    before = sorted(folder.parent.rglob("*"))
+    assert slurm_ppo(*place("run SETTINGS iterations=0")).returncode == 2
+    assert sorted(folder.parent.rglob("*")) == before
+    assert not (folder.parent / "made").exists()
+
+
+@pytest.mark.parametrize("line", ['{"time": "never", "event": "failed"}', '{"event": 5}', "[1]", "\x00{"])
+def test_a_line_of_the_journal_that_says_nothing_is_passed_over(line, place, slurm_ppo, tmp_path):
+    """A bit that flips in events.jsonl: what people see of the run goes on without that line."""
+    run = Path(shutil.copytree(place("RUN")[0], tmp_path / "run", symlinks=True))
+    with (run / "events.jsonl").open("a") as file:
+        file.write(line + "\n")
+    for command in ("status", "logs"):
+        done = slurm_ppo(command, run)
+        assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr

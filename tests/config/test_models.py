@@ -1,0 +1,291 @@
+"""A model that cannot work is one line of validate, run and submit: by its files' headers, without torch."""
+
+import dataclasses
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from pipeline.config.compose import compose
+from pipeline.config.issue import ConfigError
+from pipeline.config.model_files import BadModel, read_header
+from pipeline.config.resolve import resolve
+from pipeline.config.reward import RewardModelConfig
+from pipeline.config.schema import Config
+from tests.support import light, tiny
+
+ROWS = 2 + 256
+POLICY = {"model.embed_tokens.weight": (ROWS, 4), "model.norm.weight": (4,), "lm_head.weight": (ROWS, 4)}
+REWARD = {"model.embed_tokens.weight": (ROWS + 1, 4), "model.norm.weight": (4,), "score.weight": (1, 4)}
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def write_weights(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    save_file({name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, path, {"format": "pt"})
+
+
+@pytest.fixture(scope="module")
+def headers(inputs, tmp_path_factory) -> Path:
+    """Models of which nothing is right but what can be read without torch."""
+    folder = tmp_path_factory.mktemp("headers")
+    light.make_directory(folder / "policy", 0, "LlamaForCausalLM")
+    light.make_directory(
+        folder / "reward_model", 1, "LlamaForSequenceClassification", ("<eos>", "<x>", "<pad>")
+    )
+    write_weights(folder / "policy" / WEIGHTS, POLICY)
+    write_weights(folder / "reward_model" / WEIGHTS, REWARD)
+    shutil.copyfile(inputs / "prompts.jsonl", folder / "prompts.jsonl")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def config(headers) -> Config:
+    return compose(tiny.overrides(headers, headers / "run"))
+
+
+def given_as(config: Config, key: str, directory: Path) -> Config:
+    """The configuration with another model under ``key``."""
+    section, _, name = key.partition(".")
+    if section == "model":
+        return dataclasses.replace(config, model=dataclasses.replace(config.model, **{name: str(directory)}))
+    components = {"rm": RewardModelConfig(path=str(directory))}
+    return dataclasses.replace(config, reward=dataclasses.replace(config.reward, components=components))
+
+
+def refusal(config: Config, key: str, directory: Path) -> list[str]:
+    with pytest.raises(ConfigError) as refused:
+        resolve(given_as(config, key, directory))
+    return str(refused.value).splitlines()
+
+
+# what is wrong with a directory
+
+
+def without(*names: str) -> Callable[[Path], None]:
+    return lambda folder: [(folder / name).unlink() for name in names]
+
+
+def cut(name: str, kept: float) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: int(len(content) * kept)])
+
+    return damage
+
+
+def content(name: str, text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(text)
+
+
+def settings(**changes: object) -> Callable[[Path], object]:
+    def damage(folder: Path) -> None:
+        found = json.loads((folder / "config.json").read_text()) | changes
+        kept = {name: value for name, value in found.items() if value is not None}
+        (folder / "config.json").write_text(json.dumps(kept))
+
+    return damage
+
+
+def weights(**shapes: tuple[int, ...]) -> Callable[[Path], object]:
+    """Other tensors; dots in names are written as two underscores."""
+    named = {name.replace("__", "."): shape for name, shape in shapes.items()}
+    return lambda folder: write_weights(folder / WEIGHTS, named)
+
+
+def sharded(files: dict[str, dict[str, tuple[int, ...]]], **places: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        (folder / WEIGHTS).unlink()
+        for name, shapes in files.items():
+            write_weights(folder / name, shapes)
+        places_by_name = {name.replace("__", "."): file for name, file in places.items()}
+        (folder / INDEX).write_text(json.dumps({"weight_map": places_by_name}))
+
+    return damage
+
+
+def adapter(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text("{}")
+
+
+def adapter_alone(folder: Path) -> None:
+    adapter(folder)
+    (folder / "config.json").unlink()
+
+
+def other_ids(folder: Path) -> None:
+    light.byte_level(("<eos>", "<pad>", "<x>", "<y>")).save(str(folder / "tokenizer.json"))
+
+
+ONE = {"a.safetensors": {"model.norm.weight": (4,)}}
+NO_TOKENIZER = without("tokenizer.json", "tokenizer_config.json")
+P, R, C, REF = "model.policy", "reward.components.rm.path", "model.critic", "model.reference"
+BROKEN = {
+    "no tokenizer": (P, NO_TOKENIZER, "has no tokenizer; copy the tokenizer's files"),
+    "cut tokenizer": (P, cut("tokenizer.json", 0.5), "its tokenizer.json is cut short or no tokenizer"),
+    "no model_type": (P, settings(model_type=None), "its config.json has no model_type"),
+    "empty weights": (P, cut(WEIGHTS, 0), "its model.safetensors (0 bytes) is cut short or not of safetens"),
+    "cut header": (P, cut(WEIGHTS, 0.01), "is cut short or not of safetensors; copy it again"),
+    "cut weights": (P, cut(WEIGHTS, 0.7), "bytes, and its header says"),
+    "no safetensors": (P, content(WEIGHTS, "<html>"), "is cut short or not of safetensors"),
+    "git lfs": (P, content(WEIGHTS, "version https://git-lfs"), "is a pointer of Git LFS, not the weights"),
+    "other name": (
+        P,
+        lambda f: (f / WEIGHTS).rename(f / "x.safetensors"),
+        "but neither model.safetensors nor",
+    ),
+    "adapter": (P, adapter, "has only an adapter's weights (adapter_model.safetensors); merge it"),
+    "adapter alone": (P, adapter_alone, "holds no config.json but an adapter's settings; merge the adapter"),
+    "missing shard": (P, sharded(ONE, model__norm__weight="b.safetensors"), "lacks b.safetensors of 1 files"),
+    "missing tensor": (
+        P,
+        sharded(ONE, lm_head__weight="a.safetensors"),
+        "lacks the tensor lm_head.weight that",
+    ),
+    "no map": (P, lambda f: (sharded(ONE)(f), (f / INDEX).write_text("{}")), "has no weight_map"),
+    "classifier": (
+        P,
+        settings(architectures=["LlamaForSequenceClassification"]),
+        "is a LlamaForSequenceClassification; a policy is a language model (...ForCausalLM)",
+    ),
+    "small vocabulary": (
+        P,
+        weights(model__embed_tokens__weight=(100, 4)),
+        "has 100 embeddings, and its tokenizer gives ids up to 257; it is not the model's own tokenizer",
+    ),
+    "reward without tokenizer": (R, NO_TOKENIZER, "has no tokenizer"),
+    "reward without head": (R, weights(model__norm__weight=(4,)), "has no head that makes a score"),
+    "language model as reward": (
+        R,
+        settings(architectures=["LlamaForCausalLM"]),
+        "is a LlamaForCausalLM; a reward model is a classifier (...ForSequenceClassification)",
+    ),
+    "backbone as reward": (R, settings(architectures=["LlamaModel"]), "is a LlamaModel; a reward model is"),
+    "two outputs": (R, settings(id2label={"0": "a", "1": "b"}), "has 2 outputs; a reward model has 1"),
+    "two rows": (R, weights(score__weight=(2, 4)), "its head score has 2 outputs; a reward model has 1"),
+    "cut reward": (R, cut(WEIGHTS, 0.9), "bytes, and its header says"),
+    "critic of two outputs": (
+        C,
+        weights(score__weight=(2, 4)),
+        "its head score has 2 outputs; a critic has 1",
+    ),
+    "critic's rows": (
+        C,
+        weights(model__embed_tokens__weight=(100, 4)),
+        "has 100 embeddings, and the policy's tokens need 258; give a model of its vocabulary",
+    ),
+    "critic's ids": (C, other_ids, "its tokenizer has other ids than the policy's"),
+    "reference's rows": (REF, weights(model__embed_tokens__weight=(257, 4)), "the policy's tokens need 258"),
+    "reference's ids": (REF, other_ids, "its tokenizer has other ids than the policy's"),
+}
+
+
+@pytest.mark.parametrize("name", list(BROKEN))
+def test_a_model_that_cannot_work_is_one_line(headers, config, tmp_path, name):
+    key, damage, said = BROKEN[name]
+    folder = tmp_path / "model"
+    shutil.copytree(headers / ("reward_model" if key == R else "policy"), folder)
+    resolve(given_as(config, key, folder))
+    damage(folder)
+    (line,) = refusal(config, key, folder)
+    assert line.startswith(f"{key}={folder}: ")
+    assert said in line
+    assert len(line) <= 300
+
+
+def renamed_token(folder: Path) -> None:
+    """As fine-tuned models have them."""
+    content = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(content.replace("<eos>", "<end>"))
+
+
+HARMLESS = {
+    "padded embeddings": (P, weights(model__embed_tokens__weight=(320, 4))),
+    "shards": (P, sharded(ONE, model__norm__weight="a.safetensors")),
+    "unknown names": (P, weights(tokens=(3, 4))),
+    "a renamed token": (REF, renamed_token),
+    "a reference that is larger": (REF, weights(model__embed_tokens__weight=(320, 4))),
+    "a reward model as critic": (C, weights(model__embed_tokens__weight=(ROWS, 4), score__weight=(1, 4))),
+    "a reference without tokenizer": (REF, NO_TOKENIZER),
+    "a head of two layers": (
+        R,
+        weights(classifier__dense__weight=(4, 4), classifier__out_proj__weight=(1, 4)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(HARMLESS))
+def test_what_may_work_is_not_refused(headers, config, tmp_path, name):
+    key, change = HARMLESS[name]
+    folder = tmp_path / "model"
+    shutil.copytree(headers / ("reward_model" if key == R else "policy"), folder)
+    change(folder)
+    resolve(given_as(config, key, folder))
+
+
+@given(share=st.floats(0, 1, exclude_max=True))
+def test_a_weight_file_that_is_cut_anywhere_is_refused(headers, share):
+    whole = (headers / "policy" / WEIGHTS).read_bytes()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / WEIGHTS
+        path.write_bytes(whole)
+        assert {name: tensor.shape for name, tensor in read_header(path).items()} == POLICY
+        path.write_bytes(whole[: int(share * len(whole))])
+        with pytest.raises(BadModel, match=r"^its model\.safetensors "):
+            read_header(path)
+
+
+def test_models_that_only_the_users_own_engines_read_may_be_anything_but_damaged(inputs, tmp_path):
+    config = compose(tiny.overrides(inputs, tmp_path / "run"))
+    folder = Path(shutil.copytree(inputs / "policy", tmp_path / "model"))
+    weights(model__embed_tokens__weight=(100, 4))(folder)
+    resolve(given_as(config, P, folder))
+    cut(WEIGHTS, 0.5)(folder)
+    (line,) = refusal(config, "model.policy", folder)
+    assert "bytes, and its header says" in line
+
+
+def test_validate_says_it_in_one_line_and_ends_with_exit_code_2(headers, tmp_path, slurm_ppo):
+    folder = Path(shutil.copytree(headers / "policy", tmp_path / "model"))
+    cut(WEIGHTS, 0.5)(folder)
+    words = tiny.overrides(headers, tmp_path / "run", f"model.policy={folder}")
+    done = slurm_ppo("validate", *words)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: model.policy={folder}: its model.safetensors has ")
+
+
+def test_validate_warns_of_tokens_that_were_added_without_an_embedding(headers, tmp_path, slurm_ppo):
+    """As Gemma 3 has one. Rows that have such a token are left out one by one."""
+    folder = Path(shutil.copytree(headers / "policy", tmp_path / "model"))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].append(tokenizer["added_tokens"][0] | {"id": ROWS, "content": "<image>"})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    done = slurm_ppo("validate", *tiny.overrides(headers, tmp_path / "run", f"model.policy={folder}"))
+    assert done.returncode == 0, done.stderr
+    warning = next(line for line in done.stdout.splitlines() if line.startswith("warning"))
+    assert f"model.policy={folder}: has no embedding for 1 tokens that were added" in warning
+    assert "'<image>'" in warning
+
+
+def test_weights_that_are_no_numbers_end_a_run_after_one_attempt(inputs, tmp_path, slurm_ppo):
+    """Only a look at all of them shows it, which is prepare's."""
+    folder = Path(shutil.copytree(inputs / "policy", tmp_path / "model"))
+    nothing = np.full((ROWS, 4), np.nan, np.float32)
+    save_file({"model.embed_tokens.weight": nothing}, folder / WEIGHTS, {"format": "pt"})
+    run = tmp_path / "run"
+    done = slurm_ppo("run", *tiny.overrides(inputs, run, f"model.policy={folder}"))
+    assert done.returncode == 2
+    said = (
+        f"model.policy={folder}: its weight model.embed_tokens.weight in {WEIGHTS} has NaN or infinite values"
+    )
+    assert f"attempt 1 (config): {said}" in done.stderr
+    assert len(done.stderr.splitlines()) < 20
+    assert [path.name for path in run.glob("logs/*/attempt-*")] == ["attempt-1"]

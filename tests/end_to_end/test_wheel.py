@@ -1,0 +1,87 @@
+"""The wheel, installed away from the checkout: what a user gets from pip."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support import ROOT, tiny
+
+
+def call(*command: object, **options: object) -> str:
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> Path:
+    """The bin folder of an environment with the wheel; its dependencies are this environment's."""
+    folder = tmp_path_factory.mktemp("venv")
+    venv.create(folder, with_pip=False, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    call(sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", "--no-deps", wheel)
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "bin"
+
+
+@pytest.fixture
+def elsewhere(tmp_path) -> dict[str, object]:
+    """A folder and an environment that know nothing of the checkout."""
+    hidden = ("PYTHON", "WANDB_", "HF_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    return {"cwd": tmp_path, "env": environment}
+
+
+def test_the_wheel_holds_code_and_configurations_and_nothing_else(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"pipeline", "stages", "slurm"}
+    assert [name for name in names if "test" in name] == []
+    packaged = {name.removeprefix("pipeline/") for name in names if name.endswith(".yaml")}
+    assert packaged == {str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml")}
+    assert {"pipeline/py.typed", "slurm/py.typed", "stages/py.typed"} <= set(names)
+
+
+def test_the_wheel_holds_its_licence(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (info,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
+        metadata = archive.read(f"{info}/METADATA").decode().splitlines()
+        assert archive.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+    assert {"License-Expression: Apache-2.0", "License-File: LICENSE"} <= set(metadata)
+
+
+def test_the_command_is_there_and_is_the_installed_one(installed, elsewhere):
+    assert "PPO post-training" in call(installed / "slurm-ppo", "--help", **elsewhere)
+    where = call(installed / "python", "-c", "import pipeline; print(pipeline.__file__)", **elsewhere)
+    assert where.startswith(str(installed.parent))
+
+
+def test_packaged_configurations_are_used(installed, elsewhere, inputs, tmp_path):
+    overrides = tiny.overrides(inputs, tmp_path / "run", "experiment=quickstart", "data.heldout=null")
+    text = call(
+        installed / "slurm-ppo",
+        "config",
+        *overrides,
+        "model.context_length=64",
+        "evaluate.every=0",
+        **elsewhere,
+    )
+    found = yaml.safe_load(text)
+    assert found["name"] == "quickstart"
+    assert found["algorithm"]["kl"]["coef"] == 0.1
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,126 @@
+"""Runs submitted ahead, on a toy Slurm: whatever happens to jobs and drivers, the run goes on by itself.
+
+The driver is the real one, with its files; only Slurm and what tasks do are made up. Drivers start when what
+they wait for happens, and at no other time: one that nobody wakes is found here as a run that stands still.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from pipeline.executors.slurm.queue import cancel_all
+from pipeline.orchestrate.driver import Outcome
+from pipeline.run import journal
+from pipeline.run.control import read_control, write_control
+from pipeline.run.directory import Run
+from pipeline.run.submissions import Ledger, Submission
+from tests.support.toyworld import Luck, World, make_world
+
+
+def live_to_the_end(world: World) -> World:
+    try:
+        world.submit()
+        world.live_on()
+        world.check_is_complete()
+    except Exception as error:
+        error.add_note(world.told())
+        raise
+    return world
+
+
+def submissions_of(run: Run, call: int) -> list[Submission]:
+    everything = Ledger(run.paths).load(range(run.plan.iterations + 1))
+    return [submission for submission in everything if submission.invocation == call]
+
+
+@pytest.fixture
+def worlds(tmp_path, monkeypatch, clock):
+    """One after the other, different in everything that chance decides."""
+
+    def make(number: int, luck: Luck, **scheduler: object) -> Iterator[World]:
+        for seed in range(number):
+            yield make_world(tmp_path / f"seed-{seed}", monkeypatch, seed, luck, **scheduler)
+
+    return make
+
+
+def test_undisturbed_a_run_needs_one_array_for_each_stage_and_one_driver_for_each_iteration(worlds):
+    pools = set()
+    for world in worlds(10, Luck()):
+        live_to_the_end(world)
+        assert (world.guards, world.early) == (0, 0)
+        plan, chunks = world.run.plan, -(-world.run.plan.num_shards // world.array_size)
+        counts = Counter(s.job_kind for s in submissions_of(world.run, 1))
+        for job_kind in set(plan.job_kinds) - {"update"}:
+            assert counts[job_kind] == chunks * plan.iterations
+        assert counts["update"] == counts["driver"] == plan.iterations
+        assert counts["evaluate"] == counts["evaldriver"] == len(plan.evaluations())
+        assert (counts["prepare"], counts["guard"]) == (1, 2)
+        pools.add(len(plan.pools))
+    assert pools == {0, 1, 2}
+
+
+MISFORTUNES = {
+    "tasks fail in every way": Luck(mishaps=12),
+    "commits rot": Luck(mishaps=6, rot=3),
+    "people and Slurm interfere": Luck(mishaps=6, disturbances=12),
+    "things happen while a driver is at work": Luck(mishaps=8, disturbances=8, rot=2, is_hurried=True),
+}
+
+
+@pytest.mark.parametrize("name", MISFORTUNES)
+def test_whatever_happens_to_tasks_no_guard_is_needed(worlds, name):
+    for world in worlds(10, MISFORTUNES[name]):
+        live_to_the_end(world)
+        assert world.early == 0 or world.luck.rot
+
+
+@pytest.mark.parametrize("is_hurried", [False, True])
+def test_killed_drivers_are_replaced_by_others_or_a_guard(worlds, is_hurried):
+    for world in worlds(10, Luck(mishaps=4, disturbances=4, kills=4, is_hurried=is_hurried)):
+        live_to_the_end(world)
+
+
+@pytest.mark.parametrize("luck", [Luck(), Luck(mishaps=6, disturbances=4)])
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_where_few_tasks_may_wait_the_run_goes_on_piece_by_piece(worlds, luck, most):
+    for world in worlds(4, luck, max_submitted=most):
+        live_to_the_end(world)
+
+
+def test_where_the_queue_is_full_the_run_goes_on_when_it_is_not(worlds):
+    refused = 0
+    for world in worlds(8, Luck(mishaps=2, may_need_guard=True)):
+        world.slurm.most_queued = 12
+        live_to_the_end(world)
+        refused += sum(event["event"] == "refused" for event in journal.read(world.run.paths.events))
+        assert all(s.state.job for s in submissions_of(world.run, 1)), "nothing is left of what was refused"
+    assert refused
+
+
+def test_a_driver_job_that_starts_after_the_run_was_cancelled_does_nothing(worlds):
+    for world in worlds(3, Luck()):
+        world.submit()
+        write_control(world.run.paths, replace(read_control(world.run.paths), cancelled=True))
+        cancel_all(world.run)
+        before = len(world.slurm.jobs)
+        world.advance("a driver job")
+        assert (world.outcome, len(world.slurm.jobs)) == (Outcome.CANCELLED, before)
+        live_to_the_end(world)  # a person asks for it again
+
+
+def test_a_run_that_was_given_up_goes_on_with_a_new_budget_when_a_person_asks(worlds):
+    calls = Counter()
+    for world in worlds(10, Luck(mishaps=60), max_attempts=2):
+        for call in range(1, 60):
+            world.submit()
+            world.live_on()
+            attempts = Counter(task for s in submissions_of(world.run, call) for _, task in s.tasks())
+            assert max(attempts.values(), default=0) <= 5 * 2, world.told()
+            if world.outcome is Outcome.COMPLETE:
+                break
+        world.check_is_complete()
+        calls[call] += 1
+    assert max(calls) > 2  # else nothing was given up

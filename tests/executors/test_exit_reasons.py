@@ -1,0 +1,165 @@
+"""Why an array element ended without a commit: Slurm's word, the task's own, and which of them counts."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipeline.executors.slurm.arrays import stage_submissions
+from pipeline.executors.slurm.exit_reasons import as_seen, evidence_of, verdict_of
+from pipeline.orchestrate.reconcile import FREE_KINDS
+from pipeline.run.failures import DISK_EXIT, Failure, FailureKind
+from pipeline.run.submissions import State, Submission
+from pipeline.run.tasks import Stage, Task
+from slurm.query import Element, NoAccounting
+from slurm.states import Phase, SlurmState, phase_of
+from tests.support.scripted import imagined_run
+
+RUN = imagined_run()
+TASK = Task(2, Stage.ROLLOUT, 1)
+
+KINDS = {
+    SlurmState.BOOT_FAIL: FailureKind.LOST,
+    SlurmState.CANCELLED: FailureKind.KILLED,
+    SlurmState.COMPLETED: FailureKind.KILLED,
+    SlurmState.DEADLINE: FailureKind.TIMEOUT,
+    SlurmState.FAILED: FailureKind.KILLED,
+    SlurmState.LAUNCH_FAILED: FailureKind.LOST,
+    SlurmState.NODE_FAIL: FailureKind.LOST,
+    SlurmState.OUT_OF_MEMORY: FailureKind.MEMORY,
+    SlurmState.PREEMPTED: FailureKind.PREEMPTED,
+    SlurmState.RECONFIG_FAIL: FailureKind.LOST,
+    SlurmState.REVOKED: FailureKind.LOST,
+    SlurmState.TIMEOUT: FailureKind.TIMEOUT,
+}
+
+
+def submitted(job: str | None = "7") -> Submission:
+    (submission,) = stage_submissions(RUN, 1, 3, [TASK], 1000)
+    return submission if job is None else replaced(submission, job)
+
+
+def replaced(submission: Submission, job: str) -> Submission:
+    return replace(submission, state=State(job))
+
+
+def element(state: SlurmState, exit_code: int = 1, index: int = 1, array: str = "7") -> Element:
+    times = dict.fromkeys(("submitted", "started", "ended", "restarts", "time_limit"))
+    return Element(array, index, "name", state, "", "n7", "p", exit_code=exit_code, signal=0, **times)
+
+
+def failure(kind: FailureKind) -> Failure:
+    return Failure(TASK, 3, kind, f"says {kind}")
+
+
+def test_a_task_that_a_full_disk_kept_from_saying_so_says_it_by_its_exit_code():
+    seen = as_seen(RUN.paths, submitted(), 1, element(SlurmState.FAILED, exit_code=DISK_EXIT))
+    assert (seen.kind, seen.message) == (
+        FailureKind.DISK,
+        "the shared filesystem was full, read-only or away",
+    )
+
+
+@pytest.mark.parametrize("state", [state for state in SlurmState if phase_of(state) is Phase.ENDED])
+def test_every_way_to_end_has_a_kind(state):
+    seen = as_seen(RUN.paths, submitted(), 1, element(state))
+    assert seen.kind is KINDS[state]
+    assert (seen.task, seen.attempt, seen.job, seen.node) == (TASK, 3, "7_1", "n7")
+    assert seen.log == "/runs/r1/logs/00002-rollout/attempt-3/shard-00001.log"
+    assert seen.message
+
+
+def test_what_slurm_says_is_told_in_words():
+    assert as_seen(RUN.paths, submitted(), 1, element(SlurmState.FAILED, 137)).message.startswith(
+        "killed by signal 9"
+    )
+    assert (
+        "nothing was committed"
+        in as_seen(RUN.paths, submitted(), 1, element(SlurmState.COMPLETED, 0)).message
+    )
+
+
+def test_a_job_that_is_missing_everywhere_is_unknown_and_not_done():
+    seen = as_seen(RUN.paths, submitted(), 1, None)
+    assert (seen.kind, seen.node) == (FailureKind.KILLED, "")
+    assert "no longer knows" in seen.message
+    assert seen.kind not in FREE_KINDS
+
+
+def test_a_job_that_never_arrived_is_lost_at_nobodys_cost():
+    seen = as_seen(RUN.paths, submitted(None), 1, None)
+    assert (seen.kind, seen.job) == (FailureKind.LOST, "")
+    assert seen.kind in FREE_KINDS
+
+
+# --- the task's own word ---
+
+
+@pytest.mark.parametrize("said", FailureKind)
+def test_a_task_knows_best_why_it_failed(said):
+    outside = as_seen(RUN.paths, submitted(), 1, element(SlurmState.FAILED))
+    assert verdict_of(outside, failure(said), SlurmState.FAILED) == failure(said)
+
+
+@pytest.mark.parametrize("said", FailureKind)
+def test_but_not_that_it_used_too_much_memory(said):
+    outside = as_seen(RUN.paths, submitted(), 1, element(SlurmState.OUT_OF_MEMORY))
+    assert verdict_of(outside, failure(said), SlurmState.OUT_OF_MEMORY) == outside
+
+
+@pytest.mark.parametrize(
+    ("state", "kind"),
+    [
+        (SlurmState.PREEMPTED, FailureKind.PREEMPTED),
+        (SlurmState.NODE_FAIL, FailureKind.LOST),
+        (SlurmState.CANCELLED, FailureKind.KILLED),
+        (SlurmState.TIMEOUT, FailureKind.TIMEOUT),
+        (SlurmState.FAILED, FailureKind.TIMEOUT),  # it heard the warning and ended before its time was up
+    ],
+)
+def test_nor_what_it_was_warned_of(state, kind):
+    """A task that could save nothing before it was ended asks for more time only if that was the reason."""
+    outside = as_seen(RUN.paths, submitted(), 1, element(state))
+    assert verdict_of(outside, failure(FailureKind.TIMEOUT), state).kind is kind
+
+
+def test_what_was_saved_before_a_preemption_is_not_forgotten():
+    outside = as_seen(RUN.paths, submitted(), 1, element(SlurmState.PREEMPTED))
+    said = failure(FailureKind.PAUSED)
+    assert verdict_of(outside, said, SlurmState.PREEMPTED) == said
+
+
+def test_without_slurms_word_the_tasks_own_counts():
+    outside = as_seen(RUN.paths, submitted(), 1, None)
+    assert verdict_of(outside, failure(FailureKind.TIMEOUT), None).kind is FailureKind.TIMEOUT
+
+
+# --- where evidence comes from ---
+
+
+def test_accounting_is_asked_once_and_only_for_what_the_queue_forgot(monkeypatch):
+    asked = []
+    told = {("8", 0): element(SlurmState.FAILED, array="8", index=0)}
+    monkeypatch.setattr(
+        "pipeline.executors.slurm.exit_reasons.read_ended", lambda ids: asked.append(ids) or told
+    )
+    seen = {("7", 1): element(SlurmState.TIMEOUT)}
+    gone = [(replaced(submitted(), job), index) for job, index in (("7", 1), ("8", 0), ("8", 1), ("9", 1))]
+    assert evidence_of(gone, seen) == told | seen
+    assert asked == [{"8", "9"}]
+    assert evidence_of(gone[:1], seen) == seen
+    assert len(asked) == 1
+
+
+def test_where_accounting_is_silent_the_reason_stays_unknown(monkeypatch):
+    def silent(ids):
+        raise NoAccounting("slurmdbd is down")
+
+    monkeypatch.setattr("pipeline.executors.slurm.exit_reasons.read_ended", silent)
+    assert evidence_of([(submitted(), 1)], {}) == {}
+
+
+def test_a_job_that_never_arrived_is_not_asked_for(monkeypatch):
+    monkeypatch.setattr(
+        "pipeline.executors.slurm.exit_reasons.read_ended", lambda ids: pytest.fail("asked for nothing")
+    )
+    assert evidence_of([(submitted(None), 1)], {}) == {}

@@ -1,0 +1,333 @@
+"""Spans: what is known of attempts, from records, failures, submissions and accounting; lines on disk."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.config.job_kinds import DRIVER
+from pipeline.metrics.attempts import Facts, attempts_of, last_written
+from pipeline.metrics.catalogue import describe
+from pipeline.metrics.costs import cost_metrics
+from pipeline.metrics.spans import (
+    IterationSpans,
+    Span,
+    SpanEnd,
+    StageTime,
+    from_line,
+    iteration_spans,
+    parts_of,
+    read_lines,
+    share_metrics,
+    stage_times,
+    stage_totals,
+    to_line,
+)
+from pipeline.run import journal
+from pipeline.run.commits import publish
+from pipeline.run.directory import Run
+from pipeline.run.plan import policy_maker
+from pipeline.run.records import Records
+from pipeline.run.submissions import Ending, State, Submission
+from pipeline.run.tasks import PREPARE, Stage, Task
+from slurm.accounting import Record as JobRecord
+from slurm.states import SlurmState
+from tests.support import ROOT
+from tests.support.reportrun import SLURM, commit_shard, make_run, make_spans, record
+
+ROLLOUT = Task(1, Stage.ROLLOUT)
+DATA = ROOT / "tests/golden"
+
+
+def found(run: Run, facts: Facts | None = None, iteration: int = 1, since: float = 0.0) -> list[Span]:
+    return attempts_of(run, iteration, Records(run.paths).readable, facts or Facts(), since)
+
+
+def failed(run: Run, task: str, attempt: int, time: float, **more: object) -> None:
+    fields = {"kind": "killed", "message": "killed by signal 9", "job": "", "node": ""} | more
+    journal.append(
+        run.paths.events, {"time": time, "event": "failed", "task": task, "attempt": attempt, **fields}
+    )
+
+
+def commit(run: Run, task: Task, attempt: str, started: float, ended: float, **metrics: float) -> None:
+    done = replace(record(task, started=started, ended=ended, **metrics), attempt=attempt, host="node1")
+    assert publish(run.paths, done)
+
+
+@pytest.fixture
+def local(tmp_path) -> Run:
+    run = make_run(tmp_path / "run")
+    commit(run, PREPARE, "1-aa", 0.0, 10.0)
+    return run
+
+
+@pytest.fixture
+def slurm(tmp_path) -> Run:
+    run = make_run(tmp_path / "run", num_shards=2, scheduler=SLURM)
+    commit(run, PREPARE, "1-5r0", 0.0, 10.0)
+    return run
+
+
+# --- on this machine -------------------------------------------------------------------------------------
+
+
+def test_a_commit_waits_from_its_last_input_on(local):
+    commit(local, ROLLOUT, "1-ab", 12.0, 20.0, startup_seconds=3.0, compute_seconds=4.0)
+    (span,) = found(local)
+    assert (span.job_kind, span.lane, span.node, span.attempt) == ("rollout", "rollout", "node1", "1-ab")
+    assert (span.ready, span.started, span.computing, span.ended) == (10.0, 12.0, 15.0, 20.0)
+    parts = parts_of(span)
+    assert (parts.queue, parts.run, parts.startup, parts.compute, parts.idle) == (2.0, 8.0, 3.0, 4.0, 1.0)
+
+
+def test_a_failed_attempt_says_when_and_why_and_the_next_waits_for_it(local):
+    said = local.paths.task(ROLLOUT).failure(1)
+    said.parent.mkdir(parents=True)
+    said.write_text(json.dumps({"kind": "error", "started": 11.0, "ended": 14.0, "host": "node7"}))
+    failed(local, "1/rollout/0", 1, 14.5, message="no luck")
+    failed(local, "1/rollout/0", 2, 16.0)
+    failed(local, "2/rollout/0", 1, 16.0)
+    commit(local, ROLLOUT, "3-ab", 17.0, 20.0)
+    first, second, third = found(local)
+    assert (first.started, first.ended, first.node, first.note) == (11.0, 14.0, "node7", "no luck")
+    assert (second.started, second.ended, second.end) == (None, 16.0, SpanEnd.FAILED)
+    assert [span.number for span in (first, second, third)] == [1, 2, 3]
+    assert (second.ready, third.ready, third.end) == (14.0, 16.0, SpanEnd.COMMITTED)
+    assert parts_of(first).retry == 3.0
+
+
+def test_only_the_end_of_the_journal_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "events.jsonl"
+    journal.rewrite(path, ({"time": float(i), "event": "x", "text": "y" * 100} for i in range(20_000)))
+    rows = journal.read_since(path, 19_990.0)
+    assert rows[-1]["time"] == 19_999.0
+    assert rows[0]["time"] < 19_990.0
+    assert len(rows) < 1000
+    assert len(journal.read_since(path, -1.0)) == 20_000
+    assert journal.read_since(tmp_path / "absent", 0.0) == []
+
+
+# --- on Slurm --------------------------------------------------------------------------------------------
+
+
+def submission(job_kind: str, number: int = 1, job: str = "40", **more: object) -> Submission:
+    given: dict = {
+        "name": f"demo.x.1.{job_kind}.{number}.0",
+        "iteration": 1,
+        "purpose": job_kind,
+        "number": number,
+        "chunk": 0,
+        "chunk_size": 100,
+        "call": 1,
+        "created": 5.0,
+        "module": "stages",
+        "arguments": (),
+        "elements": {"0": (), "1": ()},
+        "max_restarts": 3,
+        "state": State(job),
+    }
+    return Submission(**given | more)
+
+
+def job(
+    of: Submission, index: int, state: SlurmState, started: float | None, elapsed: float, **more
+) -> JobRecord:
+    given = {"submitted": 5.0, "eligible": 11.0, "cpus": 4, "gpus": 2, "nodes": "gpu07", "partition": "gpu"}
+    given |= {"job_id": f"{of.state.job}_{index}", "name": of.name, "state": state, "started": started}
+    return JobRecord(**given | {"elapsed": elapsed} | more)
+
+
+def test_accounting_tells_of_every_start(slurm):
+    of = submission("rollout")
+    commit(slurm, ROLLOUT, "1-40r1", 32.0, 49.0, startup_seconds=8.0, compute_seconds=7.0)
+    jobs = [
+        job(of, 0, SlurmState.PREEMPTED, 15.0, 10.0),
+        job(of, 0, SlurmState.COMPLETED, 30.0, 20.0, submitted=25.0, eligible=26.0, partition="low"),
+        job(of, 1, SlurmState.RUNNING, 15.0, 30.0),
+    ]
+    first, running, second = found(slurm, Facts([of], jobs))
+    assert (first.end, first.note, first.lane) == (SpanEnd.FAILED, "PREEMPTED", "gpu")
+    assert (first.ready, first.started, first.ended, first.job) == (11.0, 15.0, 25.0, "40_0")
+    assert (second.end, second.attempt, second.lane, second.node) == (
+        SpanEnd.COMMITTED,
+        "1-40r1",
+        "low",
+        "gpu07",
+    )
+    assert (second.ready, second.started, second.computing, second.ended) == (26.0, 30.0, 40.0, 50.0)
+    assert (running.shard, running.end) == (1, SpanEnd.OPEN)
+
+
+def test_spans_and_row_have_the_same_hours_and_shares_that_are_described(slurm):
+    of = submission("rollout")
+    commit(slurm, ROLLOUT, "1-40r1", 32.0, 49.0, startup_seconds=8.0, compute_seconds=7.0)
+    jobs = [
+        job(of, 0, SlurmState.PREEMPTED, 15.0, 10.0),
+        job(of, 0, SlurmState.COMPLETED, 30.0, 20.0, submitted=25.0, eligible=26.0),
+    ]
+    facts = Facts([of], jobs)
+    stages = iteration_spans(1, found(slurm, facts)).stages
+    row = cost_metrics(facts, 1)
+    assert stages["rollout"].gpu_hours == pytest.approx(row["slurm/gpu_hours/rollout"]) == 2 * 30 / 3600
+    assert stages["rollout"].run == row["slurm/run_seconds/rollout"] == 30.0
+    assert stages["rollout"].queue == row["slurm/queue_seconds/rollout"]
+    shares = share_metrics(stages)
+    assert shares == {
+        "slurm/startup_share/rollout": pytest.approx(10 / 30),
+        "slurm/idle_share/rollout": pytest.approx(3 / 30),
+    }
+    assert all(describe(name).name.endswith("_share/*") for name in shares)
+
+
+def test_without_accounting_submissions_and_the_journal_give_what_they_can(slurm):
+    ended = State("40", ended={"0": Ending("killed", "gone")})
+    ofs = [submission("rollout", state=ended), submission("rollout", 2, "41", created=21.0)]
+    failed(slurm, "1/rollout/0", 1, 20.0, job="40_0", node="gpu03", message="gone")
+    commit(slurm, ROLLOUT, "2-41r0", 25.0, 30.0)
+    first, second, waits_one, waits_two = found(slurm, Facts(ofs))
+    assert (first.job, first.node, first.end, first.started, first.ended) == (
+        "40_0",
+        "gpu03",
+        SpanEnd.FAILED,
+        None,
+        20.0,
+    )
+    assert (second.job, second.ready, second.started) == ("41_0", 21.0, 25.0)
+    assert (first.lane, second.lane) == ("gpu", "gpu")
+    assert {waits_one.shard, waits_two.shard} == {1}
+    assert waits_one.end is waits_two.end is SpanEnd.OPEN
+
+
+def test_a_driver_job_is_in_the_first_line_after_its_end(slurm):
+    of = submission("driver", job="50", elements={"0": ()})
+    jobs = [job(of, 0, SlurmState.COMPLETED, 100.0, 5.0, gpus=0, partition="cpu")]
+    (span,) = found(slurm, Facts([of], jobs), since=104.0)
+    assert (span.job_kind, span.attempt, span.lane, span.end) == (DRIVER, "driver-1-1", "cpu", SpanEnd.ENDED)
+    assert parts_of(span).retry == 0.0
+    assert found(slurm, Facts([of], jobs), since=105.0) == []
+    assert found(slurm, Facts([of], [replace(jobs[0], state=SlurmState.RUNNING)]), since=0.0) == []
+
+
+def test_what_was_cancelled_before_it_began_is_no_attempt(slurm):
+    of = submission("rollout", state=State("40", is_withdrawn=True))
+    jobs = [job(of, index, SlurmState.CANCELLED, None, 0.0, cpus=0) for index in (0, 1)]
+    assert found(slurm, Facts([of], jobs)) == []
+
+
+# --- lines -----------------------------------------------------------------------------------------------
+
+moments = st.none() | st.integers(1_700_000_000, 1_800_000_000).map(float)
+texts = st.text(max_size=8)
+spans = st.builds(
+    Span,
+    job_kind=st.sampled_from(["rollout", "score-big", "update", DRIVER]),
+    shard=st.integers(0, 99),
+    attempt=texts,
+    end=st.sampled_from(SpanEnd),
+    ready=moments,
+    started=moments,
+    computing=moments,
+    ended=moments,
+    compute=st.integers(0, 1000).map(float),
+    node=texts,
+    lane=texts,
+    job=texts,
+    note=texts,
+    cpus=st.integers(0, 8),
+    gpus=st.integers(0, 8),
+)
+
+
+@given(st.lists(spans, max_size=12))
+def test_a_line_holds_what_it_was_made_from(attempts):
+    made = iteration_spans(3, attempts, 17.0)
+    back = from_line(json.loads(json.dumps(to_line(made))))
+    assert back.attempts == made.attempts
+    assert (back.iteration, back.left_out, back.written) == (3, 0, 17.0)
+    for job_kind, stage in made.stages.items():
+        assert back.stages[job_kind].run == pytest.approx(stage.run, abs=1e-3)
+        assert back.stages[job_kind].attempts == stage.attempts
+
+
+def test_a_line_names_everything():
+    line = to_line(iteration_spans(1, make_spans(1, 2)))
+    assert line.keys() == IterationSpans.__dataclass_fields__.keys()
+    assert line["stages"]["rollout"].keys() == StageTime.__dataclass_fields__.keys()
+    assert line["attempts"].keys() == Span.__dataclass_fields__.keys()
+    assert line["attempts"]["attempt"][:2] == ["1-1001r0", "1-1001r0"]
+    assert {len(values) for values in line["attempts"].values()} == {7}
+
+
+def test_positional_lines_are_read():
+    """Runs of earlier versions have such lines."""
+    (line,) = journal.read(DATA / "spans_positional.jsonl")
+    found = read_lines([line], newest=1, detailed=1)[1]
+    assert found == from_line(to_line(iteration_spans(1, make_spans(1, 2), 17.0)))
+    assert read_lines([line | {"attempts": [[0, 1]]}], newest=1, detailed=1) == {}
+    assert read_lines([line | {"attempts": [[0, 1]]}], newest=2, detailed=1)[1].attempts == ()
+
+
+@given(st.lists(spans, max_size=12))
+def test_parts_of_a_stage_add_up_to_its_run(attempts):
+    for job_kind, stage in stage_times(attempts).items():
+        parts = stage.startup + stage.compute + stage.idle + stage.retry
+        assert job_kind == DRIVER or parts == pytest.approx(stage.run)
+        assert min(stage.queue, stage.startup, stage.compute, stage.idle, stage.retry) >= 0
+
+
+def test_of_thousands_of_attempts_some_are_kept_and_all_are_counted():
+    many = make_spans(1, 3000)
+    made = iteration_spans(1, many)
+    assert made.stages["rollout"].attempts == 3001
+    kept = [span for span in made.attempts if span.job_kind == "rollout"]
+    assert len(kept) <= 400
+    assert sum(span.end is SpanEnd.FAILED for span in kept) == 1
+    assert max(span.ended for span in kept) == made.stages["rollout"].ended
+    assert len(made.attempts) + made.left_out == len(many)
+    assert len(json.dumps(to_line(made))) < 130_000
+
+
+def test_the_last_line_of_an_iteration_counts_and_broken_ones_do_not():
+    lines = [
+        to_line(iteration_spans(i, make_spans(i, shards))) for i, shards in ((1, 1), (2, 1), (2, 4), (3, 1))
+    ]
+    read = read_lines([*lines, {"iteration": 1, "stages": 3}, {"event": "?"}], newest=2, detailed=1)
+    assert list(read) == [2]
+    assert read[2].stages["rollout"].attempts == 5
+    read = read_lines(lines, newest=3, detailed=1)
+    assert [len(found.attempts) > 0 for found in read.values()] == [False, False, True]
+    assert stage_totals(read.values())["rollout"].attempts == 2 + 5 + 2
+
+
+# --- a whole run -----------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_a_line_for_each_iteration(complete_run):
+    lines = journal.read(complete_run / "spans.jsonl")
+    assert [line["iteration"] for line in lines] == [1, 2]
+    last = from_line(lines[1])
+    assert {p: stage.attempts for p, stage in last.stages.items()} == {
+        "rollout": 2,
+        "reward": 2,
+        "update": 1,
+        "evaluate": 1,
+    }
+    for stage in last.stages.values():
+        assert 0 < stage.startup < stage.run
+        assert stage.compute > 0
+    (row,) = (row for row in journal.read(complete_run / "metrics.jsonl") if row["iteration"] == 2)
+    update = last.stages["update"]
+    assert update.ended - update.started == pytest.approx(row["seconds/update"], abs=0.01)
+    assert update.compute == pytest.approx(row["seconds/compute/update"], abs=0.01)
+
+
+def test_the_line_before_says_since_when_driver_jobs_are_new(local):
+    assert last_written(local, 1) == local.identity.created
+    journal.append(local.paths.spans, to_line(iteration_spans(1, [], 123.0)))
+    assert last_written(local, 2) == 123.0
+    assert policy_maker(0) == PREPARE
+    commit_shard(local, 1, 0, responses=["a"], rewards=[1.0])
+    assert [span.job_kind for span in found(local)] == ["rollout", "reward"]

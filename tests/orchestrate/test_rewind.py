@@ -1,0 +1,302 @@
+"""Going back: what a later point supersedes is moved aside, nothing is lost, and the run ends the same."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.executors.slurm.arrays import stage_submissions
+from pipeline.orchestrate.publish import Publisher
+from pipeline.orchestrate.rewind import Point, go_back, parse_point, superseded
+from pipeline.run import journal
+from pipeline.run.commits import read_record
+from pipeline.run.directory import RunError, load_run
+from pipeline.run.lease import LeaseHeld, hold
+from pipeline.run.paths import RunPaths
+from pipeline.run.plan import Plan
+from pipeline.run.records import Records, find_frontier
+from pipeline.run.submissions import Ledger
+from pipeline.run.tasks import PREPARE, Stage, Task, task_key
+from pipeline.status.snapshot import read_status
+from pipeline.tracking.state import Offline, read_offline, read_online, write_state
+from pipeline.tracking.tracker import NoTracker
+from tests.support import processes
+from tests.support.damage import flip_bit
+from tests.support.killing import wait_for
+
+STAGES = [Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE, Stage.EVALUATE]
+plans = st.builds(
+    Plan,
+    st.integers(1, 6),
+    st.integers(1, 3),
+    st.integers(0, 4),
+    pools=st.sampled_from([(), ("big", "b_2")]),
+)
+
+
+@pytest.fixture
+def copied_run(complete_run, tmp_path) -> Path:
+    return Path(shutil.copytree(complete_run, tmp_path / "run", symlinks=True))
+
+
+def data_files(root: Path) -> dict[str, bytes]:
+    """Files by their place in the run, also those that were moved aside; journals and links left out."""
+    found = {}
+    for path in root.rglob("*"):
+        parts = path.relative_to(root).parts
+        if path.is_file() and not path.is_symlink() and "locks" not in parts:
+            parts = parts[2:] if parts[0] == "superseded" else parts
+            if parts[-1] not in ("metrics.jsonl", "spans.jsonl", "events.jsonl", "best.json"):
+                found["/".join(parts)] = path.read_bytes()
+    return found
+
+
+def policy_bytes(run: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (run / "policy" / "00002").iterdir()}
+
+
+@given(plans, st.data())
+def test_what_is_superseded_is_all_that_depends_on_the_point(plan, data):
+    points = [Point(stage, None) for stage in STAGES[:3]]
+    points += [Point(Stage.SCORE, None, pool) for pool in ("", *plan.pools) if plan.pools]
+    point = data.draw(st.sampled_from(points))
+    at_hand = data.draw(st.integers(1, plan.iterations))
+    iteration = data.draw(st.integers(1, at_hand))
+    tasks = superseded(plan, replace(point, iteration=iteration), at_hand)
+    taken = {
+        task
+        for task in plan.all_tasks()
+        if (task.iteration, task.stage) == (iteration, point.stage) and point.pool in ("", task.pool)
+    }
+    for task in plan.all_tasks():  # in an order in which inputs come first
+        if task.iteration <= at_hand and any(source in taken for source in plan.inputs(task)):
+            taken.add(task)
+    assert taken <= set(tasks)
+    assert all(task.iteration >= iteration for task in tasks)
+    mine = {task.pool for task in tasks if (task.iteration, task.stage) == (iteration, Stage.SCORE)}
+    assert mine <= ({point.pool} if point.pool else set(plan.pools))
+    assert len(set(tasks)) == len(tasks)
+    order = {task: number for number, task in enumerate(plan.all_tasks())}
+    assert [order[task] for task in tasks] == sorted((order[task] for task in tasks), reverse=True)
+
+
+@given(plans, st.data())
+def test_going_back_to_an_evaluation_takes_back_evaluations_only(plan, data):
+    iteration = data.draw(st.integers(0, plan.iterations))
+    tasks = superseded(plan, Point(Stage.EVALUATE, iteration), plan.iterations)
+    assert {task.iteration for task in tasks} == {i for i in plan.evaluations() if i >= iteration}
+    assert {task.stage for task in tasks} <= {Stage.EVALUATE}
+
+
+@pytest.mark.parametrize(
+    "point", ["rollout", "rollout@1", "reward@2", "update@1", "evaluate@2", "evaluate@0"]
+)
+def test_everything_is_moved_nothing_is_lost_and_the_rows_are_trimmed(copied_run, point):
+    before = data_files(copied_run)
+    rows = journal.read(copied_run / "metrics.jsonl")
+    parsed = parse_point(point)
+    iteration = 2 if parsed.iteration is None else parsed.iteration
+    folder = go_back(load_run(copied_run), parsed)
+    assert data_files(copied_run) == before
+    kept = [row for row in rows if row["iteration"] < iteration]
+    assert journal.read(copied_run / "metrics.jsonl") == kept
+    assert journal.read(folder / "metrics.jsonl") == rows
+    status = read_status(load_run(copied_run))
+    assert status.state == "incomplete"
+    assert status.iterations_done == (2 if parsed.stage is Stage.EVALUATE else iteration - 1)
+    links = [path for path in copied_run.rglob("*") if path.is_symlink()]
+    assert [path for path in links if not path.exists()] == []
+    best = copied_run / "best.json"
+    if kept:
+        assert json.loads(best.read_text())["iteration"] in {row["iteration"] for row in kept}
+        assert (copied_run / "policy" / "best").exists()
+    else:
+        assert not best.exists()
+
+
+@pytest.mark.parametrize("point", ["rollout@2", "update@1", "evaluate@1"])
+def test_going_back_and_resuming_ends_in_the_same_policy(copied_run, slurm_ppo, point):
+    before, best = policy_bytes(copied_run), json.loads((copied_run / "best.json").read_text())
+    done = slurm_ppo("resume", copied_run, "--from", point)
+    assert done.returncode == 0, done.stderr
+    assert f"moved aside: {copied_run}/superseded/" in done.stderr
+    assert policy_bytes(copied_run) == before
+    assert [row["iteration"] for row in journal.read(copied_run / "metrics.jsonl")] == [1, 2]
+    again = json.loads((copied_run / "best.json").read_text())
+    assert (again["iteration"], again["reward"]) == (best["iteration"], best["reward"])
+
+
+def test_rows_that_are_taken_back_are_taken_back_from_wandb_too(copied_run):
+    paths = load_run(copied_run).paths
+    write_state(paths, Offline({"offline-run-1": (1, 2)}))
+    go_back(load_run(copied_run), parse_point("update@2"))
+    assert read_offline(paths).iterations == frozenset()
+    assert read_online(paths).generation == 1, "nothing was uploaded, so the W&B run is the same"
+
+
+def test_going_back_twice_finds_nothing_the_second_time(copied_run):
+    assert go_back(load_run(copied_run), parse_point("update@2")) is not None
+    assert go_back(load_run(copied_run), parse_point("update@2")) is None
+
+
+def test_going_back_that_was_cut_short_after_the_rows_heals(copied_run, slurm_ppo):
+    """Rows go first: what is missing of them is written again from the commit records."""
+    rows = journal.read(copied_run / "metrics.jsonl")
+    journal.rewrite(copied_run / "metrics.jsonl", rows[:1])
+    assert slurm_ppo("resume", copied_run).returncode == 0
+    assert [row["iteration"] for row in journal.read(copied_run / "metrics.jsonl")] == [1, 2]
+
+
+def test_who_follows_the_rows_is_told_of_each_as_it_is_written(copied_run):
+    """Else W&B would see a run's rows when its driver ends."""
+    run = load_run(copied_run)
+    journal.rewrite(run.paths.metrics, [])
+    shutil.rmtree(run.paths.rows)
+    seen = []
+
+    class Tracker(NoTracker):
+        def update(self) -> None:
+            seen.append(len(journal.read(run.paths.metrics)))
+
+    books = Publisher(run, Tracker())
+
+    books.open()
+    assert len(list(books.write_rows(Records(run.paths), find_frontier(run.plan, run.paths), print))) == 2
+    assert seen == [0, 1, 2]
+
+
+def test_not_while_a_driver_is_at_work(copied_run):
+    with hold(copied_run / "locks"), pytest.raises(LeaseHeld):
+        go_back(load_run(copied_run), parse_point("rollout@1"))
+    assert not (copied_run / "superseded").exists()
+
+
+@pytest.mark.parametrize(
+    ("point", "said"),
+    [
+        ("rolout", "no stage 'rolout'.*rollout, reward, update, evaluate"),
+        ("prepare", "no stage 'prepare'"),
+        ("rollout@0", "'0' is not an iteration; they count from 1"),
+        ("rollout@x", "'x' is not an iteration"),
+        ("rollout@-1", "'-1' is not an iteration"),
+        ("rollout@3", "has come to iteration 2, so it cannot go back to 3"),
+        ("", "no stage ''"),
+    ],
+)
+def test_points_that_are_none(copied_run, slurm_ppo, point, said):
+    before = data_files(copied_run)
+    with pytest.raises(RunError, match=said):
+        go_back(load_run(copied_run), parse_point(point))
+    assert data_files(copied_run) == before
+
+
+# --- an attempt belongs to the history that it was started in ---
+
+
+def test_what_a_late_attempt_commits_goes_with_what_was_taken_back(
+    copied_run, slurm_ppo, tmp_path, monkeypatch
+):
+    """As of a node that was cut off when its job was cancelled: the run must not go on from old data."""
+    run, policy = load_run(copied_run), policy_bytes(copied_run)
+    go_back(run, parse_point("update@2"))
+    monkeypatch.setenv("LIGHT_SECONDS", "4")
+    late = processes.start_stage(processes.stage_arguments(run, "update", 2), tmp_path / "late.log")
+    update = copied_run / "iterations/00002/update"
+    log = tmp_path / "late.log"
+    wait_for(lambda: log.exists() and "read 8 responses" in log.read_text(), "the attempt")
+    folder = go_back(run, parse_point("rollout@2"))
+    late.join(timeout=60)
+    assert late.exitcode == 0
+    assert "the run has gone back meanwhile" in (tmp_path / "late.log").read_text()
+    assert (folder / "iterations/00002/update/shard-00000.json").exists()
+    assert list(update.iterdir()) == []
+    monkeypatch.delenv("LIGHT_SECONDS")
+    assert slurm_ppo("resume", copied_run).returncode == 0
+    assert policy_bytes(copied_run) == policy
+    assert len(list((copied_run / "policy").glob("00002.*"))) == 1
+
+
+def test_what_runs_ahead_of_the_point_is_moved_aside_too(copied_run):
+    """A lost driver's jobs may have begun iterations of which nothing is committed."""
+    run = load_run(copied_run)
+    go_back(run, parse_point("update@1"))
+    begun = copied_run / "iterations/00002/rollout/shard-00000.partial.1-a.json"
+    begun.parent.mkdir(parents=True, exist_ok=True)
+    begun.write_text("{}")
+    reward = copied_run / "iterations/00002/reward"
+    shutil.copytree(copied_run / "iterations/00001/reward", reward, dirs_exist_ok=True)
+    folder = go_back(run, parse_point("reward@1"))
+    assert not begun.exists()
+    assert (folder / "iterations/00002/rollout" / begun.name).exists()
+
+
+def test_what_stands_behind_a_gap_does_not_count(tmp_path):
+    """An update was taken back, and a later one committed since: halving may pass over the gap."""
+    plan, paths = Plan(6, 1, 0), RunPaths(tmp_path)
+    for task in (PREPARE, *(Task(iteration, Stage.UPDATE) for iteration in (1, 2, 4))):
+        paths.task(task).folder.mkdir(parents=True)
+        paths.task(task).record.write_text("{}")
+    assert find_frontier(plan, paths).updated == 2
+    journal.append(paths.metrics, *({"iteration": iteration} for iteration in (1, 2, 3)))
+    assert find_frontier(plan, paths).updated == 4, (
+        "its row says that the update was there: its record is lost"
+    )
+
+
+def forge_input(run: Path, task: Task, source: Task) -> None:
+    """As if the task had been computed from something else."""
+    paths = RunPaths(run)
+    record = read_record(paths, task)
+    forged = replace(record, inputs={**record.inputs, task_key(source): "0" * 32})
+    paths.task(task).record.write_text(json.dumps(forged.to_json()))
+
+
+def test_an_update_made_from_what_is_not_there_any_more_is_made_again(copied_run, slurm_ppo):
+    policy = policy_bytes(copied_run)
+    forge_input(copied_run, Task(2, Stage.UPDATE), Task(1, Stage.UPDATE))
+    done = slurm_ppo("resume", copied_run)
+    assert done.returncode == 0, done.stderr
+    assert "iteration 2 update was made from another iteration 1 update than there is" in done.stderr
+    assert policy_bytes(copied_run) == policy
+    assert [row["iteration"] for row in journal.read(copied_run / "metrics.jsonl")] == [1, 2]
+
+
+def test_nor_is_it_passed_over_when_the_run_comes_to_it(copied_run, slurm_ppo):
+    """It was committed before an update that had to be made again."""
+    policy = policy_bytes(copied_run)
+    forge_input(copied_run, Task(2, Stage.UPDATE), Task(2, Stage.REWARD))
+    (copied_run / "metrics.jsonl").unlink()
+    shutil.rmtree(copied_run / "rows")
+    (copied_run / "iterations/00001/update/shard-00000.json").unlink()
+    done = slurm_ppo("resume", copied_run)
+    assert done.returncode == 0, done.stderr
+    assert "its input iteration 2 reward shard 0 has changed since" in done.stderr
+    assert policy_bytes(copied_run) == policy
+
+
+def test_a_last_policy_that_is_damaged_is_seen_and_made_again(copied_run, slurm_ppo):
+    """No task of the run will read it."""
+    policy = policy_bytes(copied_run)
+    flip_bit(copied_run / "policy/00002/model.safetensors")
+    seen = slurm_ppo("doctor", copied_run)
+    assert seen.returncode == 1
+    assert "last policy" in seen.stdout
+    assert "made again" in " ".join(seen.stdout.split())
+    done = slurm_ppo("resume", copied_run)
+    assert done.returncode == 0, done.stderr
+    assert "iteration 2 update is corrupt" in done.stderr
+    assert policy_bytes(copied_run) == policy
+
+
+def test_jobs_whose_results_were_taken_back_have_not_failed(copied_run):
+    run = load_run(copied_run)
+    ledger = Ledger(run.paths)
+    for iteration in (1, 2):
+        (made,) = stage_submissions(run, 1, 1, [Task(iteration, Stage.UPDATE)], 1000)
+        ledger.begin(made)
+    go_back(run, parse_point("update@2"))
+    assert [s.state.is_withdrawn for s in ledger.load([1, 2])] == [False, True]

@@ -1,0 +1,225 @@
+"""What validate finds out about a cluster, and how it says it."""
+
+import pytest
+
+from pipeline.config.compose import compose
+from pipeline.config.resolve import resolve
+from pipeline.config.rules import contradictions
+from pipeline.config.scheduler import ResourcesConfig
+from pipeline.preflight.cluster import Cluster, cluster_problems, needs_of, run_dir_problems, stage_problems
+from pipeline.preflight.probe import Aim, aims_of, describe, judge, probe_of
+from slurm.associations import Associations, parse_associations
+from slurm.limits import ClusterLimits, NodeKind, Partition
+from slurm.probe import ProbeResult, ProbeTimeout
+from tests.support import tiny
+
+HOUR = 3600.0
+LIMITS = ClusterLimits((23, 11), 1001, 10000, 300.0, None)
+
+
+def partition(name: str, **more: object) -> Partition:
+    kinds = (NodeKind(4, 64, 256_000, {"gpu": 4, "gpu:a100": 4}), NodeKind(8, 32, 500_000, {}))
+    given = {
+        "name": name,
+        "max_time": 4 * HOUR,
+        "state": "UP",
+        "nodes": 12,
+        "default": False,
+        "allowed_accounts": None,
+        "allowed_qos": None,
+        "kinds": kinds,
+    }
+    return Partition(**given | more)
+
+
+PARTITIONS = {
+    "gpu": partition("gpu"),
+    "long": partition("long", max_time=48 * HOUR, nodes=2),
+    "old": partition("old", state="DRAIN"),
+    "vip": partition("vip", allowed_accounts=frozenset({"lab"}), allowed_qos=frozenset({"high"})),
+}
+MINE = Associations(frozenset({"lab", "other"}), frozenset({"normal", "high"}), enforced=True)
+
+
+def problems(given: ResourcesConfig, associations: Associations | None = None) -> list[str]:
+    return [str(p) for p in stage_problems("rollout", given, Cluster(LIMITS, PARTITIONS, associations))]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"partition": ("gpu",)}, []),
+        ({"partition": ("gpu", "nope")}, ["partition=nope: no such partition; legal: gpu, long, old, vip"]),
+        ({}, ["partition=null: the cluster has no default; legal: gpu, long, old, vip"]),
+        ({"partition": ("old",)}, ["partition=old: it is DRAIN: no job starts there"]),
+        (
+            {"time": "5:00:00"},
+            ["time=5:00:00: longer than partition gpu allows; legal: up to 0-04:00:00"],
+        ),
+        ({"time": "5:00:00", "partition": ("gpu", "long")}, []),
+        (
+            {"gpus_per_node": 8},
+            ["gpus_per_node=8: 8 on a node, and no node of partition gpu has more than 4; legal: up to 4"],
+        ),
+        (
+            {"gpus_per_node": "h100:1"},
+            ["gpus_per_node=h100:1: no node of partition gpu has gpu:h100; legal: gpu, gpu:a100"],
+        ),
+        ({"gres": "gpu:a100:4"}, []),
+        ({"gres": "fpga:1"}, ["gres=fpga:1: no node of partition gpu has fpga; legal: gpu, gpu:a100"]),
+        (
+            {"cpus_per_task": 128},
+            [
+                "cpus_per_task=128: 128 on a node, and no node of partition gpu has more than 64; "
+                "legal: up to 64"
+            ],
+        ),
+        ({"mem": "900G"}, ["mem=900G: no node of partition gpu has so much; legal: up to 500000M"]),
+        ({"nodes": 3, "partition": ("long",)}, ["nodes=3: partition long has fewer; legal: 1 to 2"]),
+    ],
+)
+def test_what_a_stage_asks_for_is_compared_with_what_there_is(given, said):
+    found = problems(ResourcesConfig(**{"partition": ("gpu",)} | given if given else {}))
+    assert found == [f"scheduler.rollout.{line}" for line in said]
+
+
+def test_more_than_any_node_has_together():
+    (found,) = problems(ResourcesConfig(partition=("gpu",), gpus_per_node=1, mem="400G"))
+    assert found == (
+        "scheduler.rollout=cpus_per_task=1, mem=400G, gpus_per_node=1: "
+        "nodes of partition gpu have each of these, but none has all of them"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "known", "said"),
+    [
+        ({"account": "lab"}, MINE, None),
+        ({"account": "theirs"}, MINE, "account=theirs: not one of yours; legal: lab, other"),
+        ({"account": "theirs"}, None, None),
+        ({"qos": "urgent"}, MINE, "qos=urgent: not one of yours; legal: high, normal"),
+        (
+            {"account": "other", "partition": ("vip",)},
+            MINE,
+            "account=other: partition vip does not take it; legal: lab",
+        ),
+        (
+            {"qos": "normal", "partition": ("vip",)},
+            None,
+            "qos=normal: partition vip does not take it; legal: high",
+        ),
+    ],
+)
+def test_accounts_and_qos_are_the_users_and_the_partitions(given, known, said):
+    found = problems(ResourcesConfig(**{"partition": ("gpu",)} | given), known)
+    assert found == ([f"scheduler.rollout.{said}"] if said else [])
+
+
+def test_associations_count_where_the_controller_enforces_them():
+    rows = "lab|normal,high|normal\nother||\n"
+    config = "Configuration data\nAccountingStorageEnforce = associations,limits\nSLURM_VERSION = 23.11.1\n"
+    assert parse_associations(rows, config) == Associations(
+        frozenset({"lab", "other"}), frozenset({"normal", "high"}), True
+    )
+    assert not parse_associations(rows, "AccountingStorageEnforce = none\n").enforced
+
+
+# --- without a cluster ---
+
+
+def config(inputs, tmp_path, *more):
+    return compose(tiny.overrides(inputs, tmp_path / "run", "scheduler=slurm", *more), None)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("scheduler.reward.gres=gpu:1", ": give it or scheduler.reward.gpus_per_node=1, not both"),
+        ("scheduler.rollout.nodes=2", ": only the update runs on several; legal: 1."),
+        ("scheduler.driver.ntasks_per_node=2", ": only the update runs on several"),
+        ("scheduler.update.signal=14400", ": the warning would come before the start"),
+        ("scheduler.update.array_parallelism=2", ": its arrays have one element"),
+    ],
+)
+def test_settings_that_no_cluster_can_follow(inputs, tmp_path, override, said):
+    (found,) = contradictions(config(inputs, tmp_path, override))
+    assert str(found).startswith(f"{override}{said}")
+
+
+def test_update_may_have_nodes_and_defaults_contradict_nothing(inputs, tmp_path):
+    more = (
+        "scheduler.update.nodes=2",
+        "scheduler.update.ntasks_per_node=4",
+        "scheduler.rollout.array_parallelism=3",
+    )
+    assert list(contradictions(config(inputs, tmp_path, *more))) == []
+
+
+def test_a_machine_without_slurm_is_told_so(inputs, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (found,) = cluster_problems(resolve(config(inputs, tmp_path)))
+    assert str(found).startswith("scheduler=slurm: sbatch, squeue, scontrol, scancel, srun not found")
+
+
+def test_a_run_dir_under_a_folder_that_does_not_exist_yet(tmp_path, monkeypatch):
+    assert list(run_dir_problems(tmp_path / "a" / "b")) == []
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    (found,) = run_dir_problems(tmp_path / "a" / "b")
+    assert f"{tmp_path} is not writable" in str(found)
+
+
+# --- probes ---
+
+
+def test_stages_that_go_to_the_same_place_share_a_probe(inputs, tmp_path):
+    given = config(inputs, tmp_path, "scheduler.reward.partition=rm", "scheduler.update.mem=64G")
+    aims = aims_of(given)
+    assert [aim.stages for aim in aims] == [("prepare",), ("rollout", "update"), ("reward",), ("driver",)]
+    probe = probe_of(given, aims[1])
+    assert {"time", "mem", "cpus-per-task"} & set(probe.options) == set()
+    assert probe.options["gpus-per-node"] == "1"
+    assert given.model.policy in probe.paths
+    driver = probe_of(given, aims[3])
+    assert (driver.paths, driver.programs[0]) == ((), "sbatch --version")
+
+
+AIM = Aim(
+    ("rollout", "evaluate"), ResourcesConfig(partition=("gpu",), gpus_per_node="a100:2", python="/env/python")
+)
+FINE = ProbeResult("gpu07", "3.11.7", {}, [], {}, 2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (FINE, []),
+        (ProbeResult("gpu07", "3.11.7", {}, [], {}, None), []),
+        (
+            ProbeResult("gpu07", "3.11.7", {"?torch": "not installed"}, [], {}, 2),
+            ["scheduler.rollout.python=/env/python: cannot be imported on node gpu07: torch (not installed)"],
+        ),
+        (
+            ProbeResult("gpu07", "3.11.7", {}, ["/m"], {"sbatch --version": "not on PATH"}, 1),
+            [
+                "scheduler.rollout.partition=gpu: /m does not exist on node gpu07; use a shared filesystem",
+                "scheduler.rollout.partition=gpu: sbatch cannot be used on node gpu07: not on PATH",
+                "scheduler.rollout.gpus_per_node=a100:2: 1 GPUs are visible on node gpu07, 2 were asked for",
+            ],
+        ),
+        (
+            ProbeTimeout("job 3 left no answer", is_late=False),
+            ["scheduler.rollout.partition=gpu: job 3 left no answer"],
+        ),
+        (ProbeTimeout("waiting for free resources", is_late=True), []),
+    ],
+)
+def test_what_a_probe_saw_is_judged(answer, said):
+    assert [str(problem) for problem in judge(AIM, answer)] == said
+
+
+def test_a_probe_without_a_problem_is_one_line():
+    assert describe(AIM, FINE) == "rollout, evaluate: ok on node gpu07, Python 3.11.7, GPUs: 2"
+    assert describe(AIM, ProbeTimeout("waiting for free resources", is_late=True)) == (
+        "warning: rollout, evaluate: not probed, its job had to wait too long (waiting for free resources)"
+    )
+    assert [need.count for need in needs_of(AIM.given)] == [1, 2]

@@ -1,0 +1,298 @@
+"""What goes wrong with engines on a cluster, each answered in one line: GPUs, caches, settings."""
+
+import json
+import multiprocessing
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.compose import compose
+from pipeline.config.issue import ConfigError
+from pipeline.config.resolve import resolve
+from pipeline.run.commits import read_record
+from pipeline.run.paths import RunPaths
+from pipeline.run.schemas import FinishReason
+from pipeline.run.tasks import Stage, Task
+from stages.engines.base import BadAnswer, Generator, Limits, Request, Response, Sampling, Scorer
+from stages.engines.compiled import private_cache
+from stages.models import missing_gpus
+from tests.support import tiny
+from tests.support.processes import make_run, stage
+
+ON_SLURM = ("scheduler=slurm", "scheduler.update.cpus_per_task=1")
+
+
+# keys that do not go together
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            ["rollout.top_p=0.9", "algorithm.correction.level=token"],
+            "rollout.top_p=0.9: importance weights need the probability",
+        ),
+        (
+            ["rollout.top_k=20", "algorithm.correction.level=sequence", "rollout=vllm"],
+            "rollout.top_k=20: importance weights need the probability",
+        ),
+        (
+            ["rollout=vllm", "rollout.top_p=0.9", "rollout.temperature=0.7"],
+            "rollout.top_p=0.9: vLLM gives log-probabilities before the temperature or after the cut",
+        ),
+        (
+            ["rollout=vllm", "rollout.device_map=auto"],
+            "rollout.device_map=auto: vLLM places the model itself",
+        ),
+        (["update.device_map=auto"], "update.device_map=auto: DeepSpeed places the trained model itself"),
+        (
+            ["rollout=vllm", "rollout.vllm.max_model_len=52"],
+            "rollout.vllm.max_model_len=52: leaves no room for one new token",
+        ),
+        (
+            [*ON_SLURM, "rollout=vllm", "rollout.vllm.tensor_parallel_size=4"],
+            "scheduler.rollout.gpus_per_node=1: rollout.vllm.tensor_parallel_size=4 times "
+            "pipeline_parallel_size=1 uses 4",
+        ),
+        (
+            [*ON_SLURM, "reward.engine=vllm", "scheduler.reward.gpus_per_node=a100:8"],
+            "scheduler.reward.gpus_per_node=8: reward.vllm.tensor_parallel_size=1",
+        ),
+        (
+            [
+                *ON_SLURM,
+                "rollout=vllm",
+                "rollout.vllm.tensor_parallel_size=4",
+                "scheduler.rollout.gpus_per_node=4",
+                "evaluate.every=1",
+                "data.heldout=INPUTS/heldout.jsonl",
+            ],
+            "scheduler.evaluate.gpus_per_node=1: it runs models as rollout does",
+        ),
+        (
+            [
+                *ON_SLURM,
+                "+reward.components.rm.engine=vllm",
+                "+reward.components.rm.pool=big",
+                "+scheduler.pools.big.gpus_per_node=2",
+            ],
+            "scheduler.pools.big.gpus_per_node=2: reward.vllm.tensor_parallel_size=1",
+        ),
+    ],
+)
+def test_keys_that_do_not_go_together_are_refused(models, tmp_path, given, said):
+    words = [word.replace("INPUTS", str(models)) for word in given]
+    with pytest.raises(ConfigError) as refusal:
+        resolve(compose(tiny.overrides(models, tmp_path / "run", *words)))
+    (line,) = str(refusal.value).splitlines()
+    assert line.startswith(said), line
+
+
+def test_what_goes_together_is_not_refused(models, tmp_path):
+    large_reference = [*ON_SLURM, "reward.engine=vllm", "scheduler.reward.gpus_per_node=2"]
+    for given in (
+        ["rollout.top_p=0.9", "rollout.temperature=0.7"],
+        ["rollout=vllm", "rollout.top_k=5"],
+        [*large_reference, "reward.device_map=auto"],
+    ):
+        resolve(compose(tiny.overrides(models, tmp_path / "run", *given)))
+
+
+# GPUs
+
+
+@pytest.mark.parametrize("given", ["0", "0,1", "GPU-8f1c", "MIG-1"])
+def test_given_gpus_that_cannot_be_seen_are_an_error_and_not_a_slow_run(given):
+    assert missing_gpus(given, is_for_gpus=True, is_any_seen=True) is None
+    assert missing_gpus(given, is_for_gpus=False, is_any_seen=False) is None
+    problem = missing_gpus(given, is_for_gpus=True, is_any_seen=False)
+    assert problem.startswith(f"CUDA_VISIBLE_DEVICES={given}: none of these GPUs can be used on this node")
+
+
+@pytest.mark.parametrize("given", ["", "-1", "NoDevFiles"])
+def test_no_gpus_given_are_none_missed(given):
+    assert missing_gpus(given, is_for_gpus=True, is_any_seen=False) is None
+
+
+@pytest.mark.parametrize("where", ["rollout", "reward"])
+def test_more_gpus_than_the_task_has_are_one_error_and_not_a_hang(models, tmp_path, where, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    run = make_run(
+        models,
+        tmp_path / "run",
+        f"{where}.engine=vllm",
+        f"{where}.vllm.tensor_parallel_size=2",
+    )
+    assert stage(run, "prepare").code == 0
+    if where == "reward":
+        assert stage(run, "rollout", 1).code == 0
+    done = stage(run, where, 1)
+    assert done.code == 2
+    said = (
+        f"{where}.vllm: tensor_parallel_size=2 times pipeline_parallel_size=1 needs 2 GPUs, and this task "
+        "sees 0 (CUDA_VISIBLE_DEVICES=7); let each task of this stage have as many (gpus_per_node=2), or"
+    )
+    assert said in done.log.splitlines()[-1]
+    assert "Traceback" not in done.log
+
+
+# what was compiled
+
+
+def test_what_one_process_has_compiled_the_next_ones_find(tmp_path):
+    one = private_cache(tmp_path, "key", is_kept=True)
+    (one.folder / "graphs").mkdir()
+    (one.folder / "graphs/code.py").write_text("1")
+    assert not RunPaths(tmp_path).compiled.exists(), "nobody sees what is not whole"
+    one.publish()
+    assert not one.folder.exists()
+    other = private_cache(tmp_path, "key", is_kept=True)
+    assert (other.folder / "graphs/code.py").read_text() == "1"
+    (other.folder / "graphs/code.py").write_text("2")
+    other.publish()
+    assert (private_cache(tmp_path, "key", is_kept=True).folder / "graphs/code.py").read_text() == "1"
+    assert not any(private_cache(tmp_path, "another key", is_kept=True).folder.iterdir())
+    assert not any(private_cache(tmp_path, "key", is_kept=False).folder.iterdir())
+
+
+def publish_mine(root: str, number: int, barrier) -> None:
+    cache = private_cache(Path(root), "key", is_kept=True)
+    for name in range(30):
+        (cache.folder / f"{name}").write_text(str(number))
+    barrier.wait()
+    cache.publish()
+
+
+def test_of_many_array_elements_one_publishes(tmp_path):
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(4)
+    writers = [context.Process(target=publish_mine, args=(str(tmp_path), i, barrier)) for i in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(30)
+        assert writer.exitcode == 0
+    (published,) = RunPaths(tmp_path).compiled.iterdir()
+    assert len({path.read_text() for path in published.iterdir()}) == 1
+    assert len(list(published.iterdir())) == 30
+
+
+@pytest.mark.parametrize("harm", ["writable", "link"])
+def test_what_others_may_have_written_is_not_loaded(tmp_path, harm, caplog):
+    cache = private_cache(tmp_path, "key", is_kept=True)
+    (cache.folder / "code.py").write_text("1")
+    cache.publish()
+    (published,) = RunPaths(tmp_path).compiled.iterdir()
+    if harm == "writable":
+        (published / "code.py").chmod(0o664)
+    else:
+        (published / "more.py").symlink_to("/etc/hostname")
+    again = private_cache(tmp_path, "key", is_kept=True)
+    assert not any(again.folder.iterdir())
+    assert "is not used" in caplog.text
+    again.publish()
+    assert (published / "code.py").read_text() == "1"
+
+
+def test_a_group_writable_umask_does_not_keep_a_cache_from_being_used(tmp_path):
+    before = os.umask(0o002)
+    try:
+        cache = private_cache(tmp_path, "key", is_kept=True)
+        (cache.folder / "code.json").write_text(json.dumps(1))
+        cache.publish()
+    finally:
+        os.umask(before)
+    assert (private_cache(tmp_path, "key", is_kept=True).folder / "code.json").exists()
+
+
+# an engine that gives something else than it was asked for
+
+
+class Careless(Generator):
+    """Answers as it was made to."""
+
+    limits = Limits(context=64, vocabulary=300)
+
+    def __init__(self, answers) -> None:
+        self._answers = answers
+
+    def _stream(self, requests, sampling, done, should_stop, turns):
+        for index in range(len(requests)):
+            turns.ended(index, self._answers)
+            if self._answers is not Ellipsis:
+                yield {index: self._answers}
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (None, "Careless gave None for request 0"),
+        (Response([5, 6], [-1.0], FinishReason.STOP), "gave 2 tokens and 1 log-probabilities for request 0"),
+        (Response([], [], FinishReason.STOP), "gave no token for request 0"),
+        (Response([300], [-1.0], FinishReason.STOP), "gave token ids outside the vocabulary for request 0"),
+        (Response([None], [-1.0], FinishReason.STOP), "gave token ids outside the vocabulary for request 0"),
+        (Response([5], [None], FinishReason.STOP), "gave log-probabilities that are not numbers"),
+        (Ellipsis, "Careless ended without an answer to 2 of 2 requests, the first of them request 0"),
+    ],
+)
+def test_an_answer_that_is_not_whole_is_an_error_that_names_it(answer, said):
+    """It used to travel on as None, or to be taken for a warned task that is tried again for ever."""
+    with pytest.raises(BadAnswer, match=re.escape(said)):
+        Careless(answer).generate([Request([5], 3), Request([6], 3)], Sampling())
+
+
+class CarelessScorer(Scorer):
+    limits = Limits(context=64, vocabulary=300)
+
+    def __init__(self, answers) -> None:
+        self._answers = answers
+
+    def _score(self, sequences):
+        return self._answers
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ([1.0], "gave 1 scores for 2 sequences"),
+        ([1.0, None], "gave None for sequence 1"),
+        ([1.0, "2"], "gave '2' for sequence 1"),
+    ],
+)
+def test_so_is_a_score(answers, said):
+    with pytest.raises(BadAnswer, match=re.escape(said)):
+        CarelessScorer(answers).score([[5], [6]])
+
+
+def rolled_out(models, tmp_path, engine):
+    run = make_run(models, tmp_path / "run", f"rollout.engine=broken_engines:{engine}")
+    assert stage(run, "prepare").code == 0
+    return run, stage(run, "rollout", 1)
+
+
+def test_what_was_finished_before_an_engine_broke_is_kept(models, tmp_path):
+    run, broken = rolled_out(models, tmp_path, "breaks_once")
+    assert broken.code == 1
+    assert "RuntimeError: the engine's worker process is gone" in broken.log
+    again = stage(run, "rollout", 1)
+    assert again.code == 0, again.log
+    assert "continues from 3 of 4 responses" in again.log
+
+
+def test_an_engine_that_cannot_be_closed_takes_nothing_back(models, tmp_path):
+    run, done = rolled_out(models, tmp_path, "cannot_be_closed")
+    assert done.code == 0, done.log
+    assert "closing the generator failed; what the task has done stands" in done.log
+    assert read_record(run.paths, Task(1, Stage.ROLLOUT)).rows == 4
+
+
+def test_a_function_that_makes_no_engine_is_one_error(models, tmp_path):
+    _, done = rolled_out(models, tmp_path, "no_engine")
+    assert done.code == 2
+    assert (
+        "tests.support.broken_engines:no_engine made NoneType, not a stages.engines.base.Generator"
+        in done.log
+    )
+    assert "Traceback" not in done.log

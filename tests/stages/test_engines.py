@@ -1,0 +1,340 @@
+"""The transformers engines: what is sampled, what is noted about it, and that company changes nothing."""
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForSequenceClassification
+
+from pipeline.config.update import Precision
+from pipeline.run.schemas import FinishReason
+from stages.context import UserError
+from stages.engines import engine
+from stages.engines.base import Request, Sampling
+from stages.engines.transformers import TransformersGenerator, TransformersScorer
+from stages.models import load_causal_lm, load_reward_model
+from tests.support import tiny
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def model(models):
+    return load_causal_lm(models / "policy", Precision.FP32, trust_remote_code=False)
+
+
+@pytest.fixture(scope="module")
+def generator(model):
+    return TransformersGenerator(model, token_budget=400)
+
+
+def prompts(count: int, longest: int = 30) -> list[list[int]]:
+    """Of very different lengths, from one token on."""
+    draw = torch.Generator().manual_seed(5)
+    lengths = [1 + (i * 7) % longest for i in range(count)]
+    return [torch.randint(2, 258, (n,), generator=draw).tolist() for n in lengths]
+
+
+def requests(count: int = 12, max_new_tokens: int = 20) -> list[Request]:
+    return [Request(p, max_new_tokens - i % 7, seed=100 + i) for i, p in enumerate(prompts(count))]
+
+
+def greedily(asked: list[Request], every: int = 1) -> list[Request]:
+    """The same, every so many of them greedy."""
+    return [replace(request, greedy=i % every == 0) for i, request in enumerate(asked)]
+
+
+def next_token_probabilities(model, tokens: list[int], temperature: float = 1.0) -> torch.Tensor:
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([tokens])).logits[0, -1]
+    return torch.softmax(logits.double() / temperature, dim=-1)
+
+
+def test_greedy_is_transformers_own_greedy_token_by_token(generator, model):
+    found = generator.generate(greedily(requests()), Sampling())
+    for request, response in zip(requests(), found, strict=True):
+        expected = model.generate(
+            input_ids=torch.tensor([request.prompt_tokens]),
+            attention_mask=torch.ones(1, len(request.prompt_tokens), dtype=torch.long),
+            generation_config=GenerationConfig(
+                max_new_tokens=request.max_new_tokens, do_sample=False, eos_token_id=1, pad_token_id=0
+            ),
+        )[0, len(request.prompt_tokens) :].tolist()
+        assert response.tokens == expected
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
+def test_log_probabilities_are_those_of_a_plain_forward_pass_at_the_temperature(
+    generator, model, temperature
+):
+    asked = requests()
+    for request, response in zip(asked, generator.generate(asked, Sampling(temperature)), strict=True):
+        tokens = [*request.prompt_tokens, *response.tokens]
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([tokens])).logits[0]
+        log_probs = torch.log_softmax(logits[len(request.prompt_tokens) - 1 : -1] / temperature, dim=-1)
+        expected = log_probs.gather(-1, torch.tensor(response.tokens)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(response.log_probs), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "every"),
+    [(Sampling(), 24), (Sampling(0.6, 0.9, 40), 3)],
+    ids=["one greedy", "top_k, top_p, some greedy"],
+)
+def test_a_response_does_not_depend_on_what_it_is_batched_with(model, generator, sampling, every):
+    asked = greedily(requests(24), every)
+    expected = [generator.generate([request], sampling)[0].tokens for request in asked]
+    for budget in (1, 100, 100_000):
+        found = TransformersGenerator(model, budget).generate(asked, sampling)
+        assert [response.tokens for response in found] == expected
+    backwards = TransformersGenerator(model, 300).generate(asked[::-1], sampling)
+    assert [response.tokens for response in backwards[::-1]] == expected
+
+
+def test_the_same_seed_gives_the_same_response_and_another_seed_another(generator):
+    prompt = prompts(3)[2]
+    one, same, other = (generator.generate([Request(prompt, 16, seed)], Sampling())[0] for seed in (1, 1, 2))
+    assert one == same
+    assert one.tokens != other.tokens
+
+
+def test_a_longer_limit_only_continues_the_response(generator):
+    prompt = prompts(3)[2]
+    short, long = generator.generate([Request(prompt, 5, 9), Request(prompt, 25, 9)], Sampling())
+    assert long.tokens[:5] == short.tokens
+    assert long.log_probs[:5] == pytest.approx(short.log_probs, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(), Sampling(2.0), Sampling(top_k=5), Sampling(top_p=0.5), Sampling(1.5, 0.8, 20)],
+    ids=["plain", "hot", "top_k", "top_p", "all"],
+)
+def test_many_seeds_together_follow_the_models_distribution(model, sampling):
+    prompt, count = prompts(4)[3], 4000
+    asked = [Request(prompt, 1, seed) for seed in range(count)]
+    found = TransformersGenerator(model, 40_000).generate(asked, sampling)
+    expected = truncated(next_token_probabilities(model, prompt, sampling.temperature), sampling)
+    seen = torch.zeros_like(expected)
+    for token, times in Counter(response.tokens[0] for response in found).items():
+        seen[token] = times
+    assert seen[expected == 0].sum() == 0, "a token was sampled that top_k or top_p had cut off"
+    likely = expected * count >= 5
+    observed = torch.cat([seen[likely], seen[~likely].sum()[None]])
+    wanted = torch.cat([expected[likely], expected[~likely].sum()[None]]) * count
+    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
+    statistic = float(((observed - wanted) ** 2 / wanted).sum())
+    degrees = len(wanted) - 1
+    assert degrees >= 3
+    # Wilson and Hilferty: the cube root of chi-square over its degrees is about normal. 4 sigmas.
+    score = ((statistic / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / math.sqrt(2 / (9 * degrees))
+    assert abs(score) < 4, f"chi-square {statistic:.1f} with {degrees} degrees of freedom"
+
+
+def truncated(probabilities: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Keep the top_k likeliest, of those the smallest set of at least top_p, and scale up to 1."""
+    order = probabilities.argsort(descending=True)
+    kept = probabilities[order]
+    if sampling.top_k:
+        kept[sampling.top_k :] = 0
+    kept /= kept.sum()
+    kept[kept.cumsum(0) - kept >= sampling.top_p] = 0
+    return torch.zeros_like(probabilities).scatter(0, order, kept / kept.sum())
+
+
+def test_top_k_of_one_is_greedy(generator):
+    asked = requests(6)
+    cut = [r.tokens for r in generator.generate(asked, Sampling(top_k=1))]
+    assert cut == [r.tokens for r in generator.generate(greedily(asked), Sampling())]
+
+
+def test_greedy_and_sampled_rows_of_one_batch_are_what_each_is_alone(model):
+    together = TransformersGenerator(model, 100_000)
+    sampling, asked = Sampling(1.5, 0.9, 50), requests(10)
+    assert len(together.plan(asked)) == 1
+    mixed = together.generate(greedily(asked, every=2), sampling)
+    sampled = together.generate(asked, sampling)
+    greedy = together.generate(greedily(asked), Sampling())
+    assert [r.tokens for r in mixed] == [(sampled if i % 2 else greedy)[i].tokens for i in range(len(asked))]
+    assert all(s.tokens != g.tokens for s, g in zip(sampled, greedy, strict=True))
+
+
+def test_log_probabilities_of_greedy_tokens_are_those_at_temperature_1(generator, model):
+    prompt = prompts(4)[3]
+    for temperature in (0.5, 1.0, 2.0):
+        request = Request(prompt, 1, greedy=True)
+        (response,) = generator.generate([request], Sampling(temperature, top_p=0.1, top_k=1))
+        likeliest = next_token_probabilities(model, prompt).max().log()
+        assert response.log_probs[0] == pytest.approx(float(likeliest), abs=1e-4)
+
+
+def test_top_k_beyond_the_vocabulary_keeps_everything(generator):
+    asked = requests(4)
+    assert generator.generate(asked, Sampling(top_k=10**6)) == generator.generate(asked, Sampling())
+
+
+def test_log_probabilities_leave_top_k_and_top_p_out(generator, model):
+    prompt = prompts(4)[3]
+    (response,) = generator.generate([Request(prompt, 1, 0)], Sampling(top_k=2, top_p=0.9))
+    expected = next_token_probabilities(model, prompt)[response.tokens[0]].log()
+    assert response.log_probs[0] == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_responses_end_at_a_stop_token_which_they_keep_or_at_their_own_limit(generator):
+    asked = requests(30, max_new_tokens=24)
+    free = generator.generate(asked, Sampling())
+    stop = Counter(token for r in free for token in r.tokens[2:-2] if token > 1).most_common(1)[0][0]
+    stopped = generator.generate(asked, Sampling(stop_token_ids=(stop,)))
+    for request, before, after in zip(asked, free, stopped, strict=True):
+        cut = next((i + 1 for i, token in enumerate(before.tokens) if token in (1, stop)), None)
+        assert after.tokens == before.tokens[: cut or request.max_new_tokens]
+        assert len(after.log_probs) == len(after.tokens)
+        assert after.finish_reason is (FinishReason.LENGTH if cut is None else FinishReason.STOP)
+    reasons = {response.finish_reason for response in stopped}
+    assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
+
+
+def test_a_stop_token_at_the_very_limit_counts_as_a_stop(generator):
+    request = requests(1)[0]
+    (free,) = generator.generate(greedily([request]), Sampling())
+    place = free.tokens.index(free.tokens[3])
+    (cut,) = generator.generate(
+        [Request(request.prompt_tokens, place + 1, greedy=True)], Sampling(stop_token_ids=(free.tokens[3],))
+    )
+    assert cut.tokens == free.tokens[: place + 1]
+    assert cut.finish_reason is FinishReason.STOP
+
+
+def test_a_model_without_any_stop_token_runs_to_the_limit(models):
+    model = load_causal_lm(models / "policy", Precision.FP32, trust_remote_code=False)
+    model.config.eos_token_id = model.generation_config.eos_token_id = None
+    for response in TransformersGenerator(model, 300).generate(requests(8), Sampling()):
+        assert response.finish_reason is FinishReason.LENGTH
+
+
+def test_generation_settings_of_the_model_directory_do_not_leak_in(generator, models, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(models / "policy")
+    model.save_pretrained(tmp_path)
+    settings = {
+        "do_sample": True,
+        "temperature": 0.1,
+        "top_k": 2,
+        "top_p": 0.3,
+        "repetition_penalty": 3.0,
+        "no_repeat_ngram_size": 1,
+        "max_new_tokens": 2,
+        "min_new_tokens": 19,
+        "num_beams": 2,
+        "bad_words_ids": [[5]],
+        "suppress_tokens": [7, 8, 9],
+        "forced_eos_token_id": 3,
+        "eos_token_id": 1,
+    }
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    opinionated = load_causal_lm(tmp_path, Precision.FP32, trust_remote_code=False)
+    for asked in (greedily(requests()), requests()):
+        found = TransformersGenerator(opinionated, 400).generate(asked, Sampling())
+        assert found == generator.generate(asked, Sampling())
+
+
+def test_end_of_sequence_ids_of_the_model_directory_do_count(models, generator):
+    model = load_causal_lm(models / "policy", Precision.FP32, trust_remote_code=False)
+    asked = requests(20)
+    usual = Counter(t for r in generator.generate(asked, Sampling()) for t in r.tokens[:-1]).most_common(1)[
+        0
+    ][0]
+    model.generation_config.eos_token_id = [1, usual]
+    for response in TransformersGenerator(model, 400).generate(asked, Sampling()):
+        assert usual not in response.tokens[:-1]
+
+
+def test_nothing_asked_is_nothing_answered(generator):
+    assert generator.generate([], Sampling()) == []
+
+
+def test_a_prompt_may_fill_the_context_but_for_one_token(generator):
+    (response,) = generator.generate([Request([7] * (tiny.CONTEXT - 1), 1, 0)], Sampling())
+    assert len(response.tokens) == 1
+
+
+def test_bf16_samples_and_notes_its_own_log_probabilities(models):
+    model = load_causal_lm(models / "policy", Precision.BF16, trust_remote_code=False)
+    assert model.dtype is torch.bfloat16
+    asked = requests(8)
+    for request, response in zip(
+        asked, TransformersGenerator(model, 400).generate(asked, Sampling()), strict=True
+    ):
+        assert 1 <= len(response.tokens) <= request.max_new_tokens
+        assert all(math.isfinite(x) and x <= 0 for x in response.log_probs)
+        first = next_token_probabilities(model, list(request.prompt_tokens))[response.tokens[0]].log()
+        assert response.log_probs[0] == pytest.approx(float(first), abs=0.2)
+
+
+def test_an_engine_is_made_once_and_dropped_for_another_model():
+    made = []
+
+    def make():
+        made.append(object())
+        return made[-1]
+
+    assert engine("test", "a", make) is engine("test", "a", make)
+    assert engine("test", "b", make) is made[1]
+    assert engine("test", "a", make) is made[2]
+
+
+# scoring
+
+
+def by_hand(model, sequence: list[int]) -> float:
+    """The head's output at the last token, without any batching or padding."""
+    with torch.no_grad():
+        hidden = model.model(input_ids=torch.tensor([sequence])).last_hidden_state
+        return float(model.score(hidden[0, -1]))
+
+
+def test_scores_are_the_models_logit_at_the_last_token(models):
+    model = load_reward_model(models / "reward_model", Precision.FP32, trust_remote_code=False)
+    sequences = prompts(20)
+    for budget in (1, 60, 10_000):
+        found = TransformersScorer(model, budget).score(sequences)
+        assert found == pytest.approx([by_hand(model, s) for s in sequences], abs=1e-5)
+
+
+def test_scores_without_a_padding_id_are_the_same(models):
+    model = load_reward_model(models / "reward_model", Precision.FP32, trust_remote_code=False)
+    sequences = prompts(12)
+    expected = [by_hand(model, s) for s in sequences]
+    model.config.pad_token_id = None
+    assert TransformersScorer(model, 10_000).score(sequences) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_padding_id_that_is_also_the_end_of_sequence_is_read_as_transformers_reads_it(tmp_path):
+    """Such a head was trained to look at the token before the end, alone or in a batch."""
+    tokenizer = tiny.byte_tokenizer(("<pad>", "<eos>"))
+    torch.manual_seed(2)
+    config = tiny.llama_config(tokenizer, num_labels=1)
+    config.pad_token_id = config.eos_token_id
+    LlamaForSequenceClassification(config).save_pretrained(tmp_path)
+    model = load_reward_model(tmp_path, Precision.FP32, trust_remote_code=False)
+    sequences = prompts(6)
+    finished = [[*s, model.config.eos_token_id] for s in sequences]
+    found = TransformersScorer(model, 10_000).score(finished)
+    assert found == pytest.approx([by_hand(model, s) for s in sequences], abs=1e-5)
+
+
+def test_a_model_with_several_outputs_is_no_reward_model(tmp_path: Path):
+    tokenizer = tiny.byte_tokenizer(("<pad>", "<eos>"))
+    LlamaForSequenceClassification(tiny.llama_config(tokenizer, num_labels=2)).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="has 2 outputs; a reward model has 1"):
+        load_reward_model(tmp_path, Precision.FP32, trust_remote_code=False)

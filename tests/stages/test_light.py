@@ -1,0 +1,181 @@
+"""Light tasks: that they are light, and that what they end in shows every wrong input."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pipeline.run.commits import read_record
+from pipeline.run.directory import Run, load_run
+from pipeline.run.schemas import PROMPTS, ROLLOUT
+from pipeline.run.shards import read_shard
+from pipeline.run.tasks import PREPARE, Stage, Task
+from stages.context import Context
+from stages.generation.responding import requests_of
+from stages.training import read_shards
+from tests.support import ROOT, light, processes, tiny
+
+UPDATE = Task(2, Stage.UPDATE)
+HEAVY = {"torch", "transformers", "deepspeed", "vllm", "httpx", "hydra", "wandb"}
+
+
+def modules_of(*arguments: object) -> set[str]:
+    """What ``python -m stages`` with these arguments has imported when it ends."""
+    script = "import sys; from stages.runner import main; main(sys.argv[1:]); print(*sys.modules)"
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.fixture
+def run(complete_run, tmp_path) -> Run:
+    """A complete run of a test's own, which still names the shared one."""
+    return load_run(Path(shutil.copytree(complete_run, tmp_path / "run", symlinks=True)))
+
+
+@pytest.mark.parametrize("stage", ["rollout", "reward", "update", "evaluate"])
+def test_a_light_task_imports_nothing_heavy(run, stage):
+    record = run.paths.task(Task(2, Stage(stage))).record
+    record.unlink()
+    assert not modules_of(stage, "--run-dir", run.paths.root, "--iteration", 2) & HEAVY
+    assert record.exists()
+
+
+def test_a_task_that_is_committed_ends_before_it_reads_the_configuration(run):
+    found = modules_of("rollout", "--run-dir", run.paths.root, "--iteration", 2)
+    assert not found & {*HEAVY, "pyarrow", "numpy", "pipeline.config.schema", "stages.execution"}
+
+
+def chain_of(run: Run, monkeypatch: pytest.MonkeyPatch, change) -> bytes:
+    """Weights of policy 2, when what the trainer reads was changed on the way."""
+
+    def changed(context: Context, iteration: int):
+        return change(*read_shards(context, iteration))
+
+    monkeypatch.setattr(light, "read_shards", changed)
+    attempt = f"1-{change.__name__}"
+    light.LightTrainer().update(Context(run.paths, run.config, UPDATE, attempt), 2)
+    return (run.paths.task(UPDATE).policy(attempt) / "model.safetensors").read_bytes()
+
+
+def as_it_is(responses, rewards, shards):
+    return responses, rewards, shards
+
+
+def one_doubled(responses, rewards, shards):
+    return (
+        pa.concat_tables([responses, responses[:1]]),
+        pa.concat_tables([rewards, rewards[:1]]),
+        [*shards, 0],
+    )
+
+
+def one_lost(responses, rewards, shards):
+    return responses[1:], rewards[1:], shards[1:]
+
+
+def two_swapped(responses, rewards, shards):
+    order = [1, 0, *range(2, responses.num_rows)]
+    return responses.take(order), rewards.take(order), shards
+
+
+def another_score(responses, rewards, shards):
+    index = rewards.column_names.index("reward")
+    scores = [0.5, *rewards["reward"].to_pylist()[1:]]
+    return responses, rewards.set_column(index, "reward", pa.array(scores, pa.float32())), shards
+
+
+def another_shard(responses, rewards, shards):
+    return responses, rewards, [1 - shards[0], *shards[1:]]
+
+
+@pytest.mark.parametrize("change", [one_doubled, one_lost, two_swapped, another_score, another_shard])
+def test_a_wrong_input_shows_in_the_next_policy(run, monkeypatch, change):
+    right = (run.paths.policies / "00002" / "model.safetensors").read_bytes()
+    assert chain_of(run, monkeypatch, as_it_is) == right
+    assert chain_of(run, monkeypatch, change) != right
+
+
+@pytest.mark.parametrize("folder", ["policy", "critic", "trainer"])
+def test_another_state_before_it_shows_in_the_next_policy(run, monkeypatch, folder):
+    right = chain_of(run, monkeypatch, as_it_is)
+    monkeypatch.setattr(Context, f"{folder}_directory", lambda self, version: other(run, folder))
+    assert chain_of(run, monkeypatch, another_state) != right
+
+
+def another_state(responses, rewards, shards):
+    return responses, rewards, shards
+
+
+def other(run: Run, folder: str) -> Path:
+    """What the last update made, in place of the one before."""
+    record = read_record(run.paths, UPDATE)
+    assert record
+    return next(run.paths.root / e.path for e in record.outputs if e.path.startswith(f"{folder}/")).parent
+
+
+def test_each_response_of_a_run_has_a_seed_of_its_own(run):
+    """Also that to the same prompt in a later epoch."""
+    prompts = read_shard(run.paths, read_record(run.paths, PREPARE), PROMPTS)
+    repeated = prompts.take([i for i in range(prompts.num_rows) for _ in range(2)])
+    seeds = [
+        request.seed
+        for task in (Task(1, Stage.ROLLOUT), Task(2, Stage.ROLLOUT), Task(1, Stage.EVALUATE))
+        for request in requests_of(Context(run.paths, run.config, task, "1-a"), repeated, (0, 1))
+    ]
+    assert len(set(seeds)) == len(seeds) == 3 * 2 * prompts.num_rows
+
+
+def test_responses_follow_from_policy_prompt_and_seed(run):
+    tables = [
+        read_shard(run.paths, read_record(run.paths, Task(iteration, Stage.ROLLOUT, shard)), ROLLOUT)
+        for iteration in (1, 2)
+        for shard in (0, 1)
+    ]
+    responses = [tuple(r) for table in tables for r in table["response_tokens"].to_pylist()]
+    assert len(set(responses)) > 0.9 * len(responses)
+    reasons = {reason for table in tables for reason in table["finish_reason"].to_pylist()}
+    assert reasons == {"stop", "length"}
+
+
+# --- trainers and tokenizers of a user's own ---
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("update.engine=nowhere:make", "update.engine=nowhere:make: no module 'nowhere'"),
+        ("update.engine=tests.support.light:nothing", "module 'tests.support.light' has no 'nothing'"),
+        ("update.engine=adam", "update.engine"),
+        ("scheduler.update.ranks=2", "is given 2 ranks, and this trainer does not say that it takes several"),
+        ("model.tokenizer=nowhere:make", "model.tokenizer=nowhere:make: no module 'nowhere'"),
+        ("model.tokenizer=tests.support.light:make_scorer", "cannot be called with 1 arguments"),
+    ],
+)
+def test_mistakes_are_named_before_anything_runs(inputs, slurm_ppo, tmp_path, word, said):
+    done = slurm_ppo("validate", *tiny.overrides(inputs, tmp_path / "run"), word)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_a_trainer_that_takes_ranks_may_be_given_several(inputs, slurm_ppo, tmp_path):
+    words = ("scheduler.update.ranks=2", "update.engine=tests.support.light:make_trainer_of_ranks")
+    done = slurm_ppo("validate", *tiny.overrides(inputs, tmp_path / "run"), *words)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_is_no_trainer_is_named(inputs, environment, tmp_path):
+    run = processes.make_run(inputs, tmp_path / "run", "update.engine=builtins:repr")
+    for stage, iteration, code in (("prepare", 0, 0), ("update", 1, 2)):
+        done = processes.python_m_stages(processes.stage_arguments(run, stage, iteration), environment)
+        assert done.code == code, done.log
+    assert "builtins:repr made str, not a stages.engines.base.Trainer" in done.log
+
+
+def test_the_trainer_state_counts_responses(complete_run):
+    assert json.loads((complete_run / "trainer" / "00002" / "state.json").read_text())["responses"] == 16

@@ -1,0 +1,416 @@
+"""Several ranks do what one does, agree on every failure, and never wait for each other without a limit.
+
+Ranks are forks that run the real command, told apart by the environment as under srun.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipeline.config.update import Precision, UpdateConfig
+from pipeline.run.commits import Record, read_record
+from pipeline.run.directory import Run
+from pipeline.run.tasks import Stage, Task
+from stages import ranks
+from stages.context import NumericalError, UserError
+from stages.models import load_causal_lm
+from stages.ppo.trainer import Trainer
+from stages.ranks import Meeting, Place, gpu_index
+from tests.support import processes
+from tests.support.processes import fork_server, make_run, stage_arguments
+from tests.support.ranks import (
+    as_rank,
+    ended,
+    place_of,
+    respond_and_score,
+    run_command,
+    start_ranks,
+    update_stage,
+    updated,
+)
+
+KINDS = {
+    "gae": ["update.tokens_per_micro_batch=64"],
+    "grpo": [
+        "algorithm=grpo",
+        "rollout.samples_per_prompt=3",
+        "data.prompts_per_iteration=4",
+        "update.tokens_per_micro_batch=100",
+    ],
+}
+CASES = [("gae", 3), ("grpo", 2)]
+"""Of the command; tests/stages/test_invariance.py has all ZeRO stages, by one rank and by two."""
+TIMING = ("compute_seconds", "startup_seconds", "peak_memory_gib", "seconds/")
+
+
+# processes
+
+
+# runs
+
+
+@pytest.fixture(scope="module")
+def new_run(models, tmp_path_factory) -> Callable[..., Run]:
+    """Make a run with the given settings, and all that another run has committed so far."""
+
+    def call(kind: str, *settings: str, like: Run | None = None) -> Run:
+        # The smaller AdamW's epsilon, the more it makes of the rounding of gradients that are almost zero.
+        given = ["update.epsilon=1e-3", *KINDS[kind], *settings]
+        run = make_run(models, tmp_path_factory.mktemp(kind) / "run", *given)
+        for part in ("data", "iterations", "policy", "critic", "trainer"):
+            if like and (like.paths.root / part).exists():
+                shutil.copytree(
+                    like.paths.root / part, run.paths.root / part, symlinks=True, dirs_exist_ok=True
+                )
+        return run
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def scored(new_run) -> Callable[..., Run]:
+    """Fresh runs that want their first update; what comes before it is computed once and copied."""
+
+    @functools.cache
+    def original(kind: str) -> Run:
+        run = new_run(kind)
+        assert processes.stage(run, "prepare").code == 0
+        return respond_and_score(run, 1)
+
+    def call(kind: str, zero_stage: int, precision: str = "fp32") -> Run:
+        settings = (f"update.zero_stage={zero_stage}", f"update.precision={precision}")
+        return new_run(kind, *settings, like=original(kind))
+
+    return call
+
+
+def tensors(run: Run, record: Record) -> dict[str, torch.Tensor]:
+    """All that an update saved."""
+    found = {}
+    for entry in record.outputs:
+        path = run.paths.root / entry.path
+        if path.suffix == ".safetensors":
+            name = entry.path.replace("." + record.attempt, "")
+            found |= {f"{name}:{key}": tensor for key, tensor in load_file(path).items()}
+    return found
+
+
+def assert_close(run: Run, record: Record, other: Run, expected: Record, tolerance: float = 1e-5) -> None:
+    """Weights, moments and metrics, relative to the largest entry of each tensor."""
+    ours, theirs = tensors(run, record), tensors(other, expected)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        largest = float(tensor.float().abs().max())
+        difference = float((ours[name].float() - tensor.float()).abs().max())
+        assert difference <= tolerance * largest + 1e-9, (name, difference, largest)
+    assert record.metrics.keys() == expected.metrics.keys()
+    # How rows share micro-batches is no result.
+    for name in {name for name in record.metrics if not name.startswith((*TIMING, "policy/padding"))}:
+        assert record.metrics[name] == pytest.approx(expected.metrics[name], rel=10 * tolerance, abs=1e-6), (
+            name
+        )
+
+
+@pytest.fixture(scope="module")
+def first_update(scored) -> Callable[..., tuple[Run, Record]]:
+    """A run's first update, of each kind once."""
+
+    @functools.cache
+    def call(kind: str, zero_stage: int, size: int, precision: str = "fp32") -> tuple[Run, Record]:
+        run = scored(kind, zero_stage, precision)
+        return run, updated(run, size)
+
+    return call
+
+
+@pytest.mark.parametrize(("kind", "zero_stage"), CASES)
+def test_two_ranks_learn_what_one_learns(first_update, kind, zero_stage):
+    run, record = first_update(kind, zero_stage, 2)
+    assert record.metrics["policy/ratio_error_first"] == 0
+    assert record.metrics["policy/ratio"] != 1
+    assert_close(run, record, *first_update(kind, 0, 1))
+
+
+def test_three_ranks_of_which_one_has_nothing_to_do_in_some_passes(scored, first_update):
+    run = scored("grpo", 2)
+    assert_close(run, updated(run, 3), *first_update("grpo", 0, 1))
+
+
+@pytest.mark.parametrize("zero_stage", [1, 3])
+def test_bf16_by_two_ranks_is_fp32_by_one_but_for_its_rounding(first_update, zero_stage):
+    """Not bf16 by one: rows share micro-batches otherwise there, and each rounds in its own way, by 2 %."""
+    _, one = first_update("gae", 2, 1)
+    _, two = first_update("gae", zero_stage, 2, "bf16")
+    assert two.metrics["policy/ratio_error_first"] == 0
+    for name in ("policy/loss", "policy/grad_norm", "value/grad_norm", "policy/entropy"):
+        assert two.metrics[name] == pytest.approx(one.metrics[name], rel=0.02, abs=2e-3), name
+
+
+def test_the_same_two_ranks_give_the_same_bytes(scored, first_update):
+    records = [first_update("gae", 3, 2)[1], updated(scored("gae", 3), 2)]
+    assert records[0].fingerprint == records[1].fingerprint
+    first, second = ({k: v for k, v in r.metrics.items() if not k.startswith(TIMING)} for r in records)
+    assert first == second
+
+
+@pytest.fixture(scope="module")
+def second_update(new_run, first_update) -> Callable[[int, int], tuple[Run, Run, Record]]:
+    """A run that wants its second update after a first one by so many ranks, and that by as many again."""
+
+    @functools.cache
+    def call(zero_stage: int, size: int) -> tuple[Run, Run, Record]:
+        before = respond_and_score(new_run("gae", like=first_update("gae", zero_stage, size)[0]), 2)
+        run = new_run("gae", f"update.zero_stage={zero_stage}", like=before)
+        return before, run, updated(run, size, 2)
+
+    return call
+
+
+@pytest.mark.parametrize(("before", "after", "zero_stage"), [(1, 2, 2), (2, 1, 1)])
+def test_a_run_goes_on_with_another_number_of_ranks(new_run, second_update, before, after, zero_stage):
+    """And at another ZeRO stage: the first iteration is done without ZeRO by one, and at stage 3 by two."""
+    start, other, expected = second_update(0 if before == 1 else 3, before)
+    run = new_run("gae", f"update.zero_stage={zero_stage}", like=start)
+    assert_close(run, updated(run, after, 2), other, expected)
+
+
+def test_two_ranks_hold_exactly_what_one_wrote(first_update):
+    """Written again after reading, the state of bf16, which has fp32 weights in it, is what was read."""
+    root = first_update("gae", 2, 1, "bf16")[0].paths.root
+    assert ended(start_ranks(2, root / "meeting" / "copy", read_and_write_state, root)) == [0, 0]
+    (original,) = root.glob("trainer/00001.*/policy.safetensors")
+    read = load_file(original)
+    for zero_stage in (1, 2, 3):
+        written = load_file(root / f"copy-{zero_stage}.safetensors")
+        assert written.keys() == read.keys()
+        assert all(torch.equal(written[name], read[name]) for name in read)
+
+
+def read_and_write_state(root: Path, rank: int) -> None:
+    ranks.start_distributed()
+    (policy,), (state,) = (list(root.glob(f"{name}/00001.*")) for name in ("policy", "trainer"))
+    for zero_stage in (1, 2, 3):
+        model = load_causal_lm(policy, Precision.BF16, trust_remote_code=False)
+        config = UpdateConfig(zero_stage=zero_stage, precision=Precision.BF16)
+        trainer = Trainer("policy", model, 1e-3, config)
+        trainer.load_state(state / "policy.safetensors")
+        trainer.save_state(root / f"copy-{zero_stage}.safetensors")
+
+
+# failures
+
+
+def test_ranks_meet_at_a_given_address(scored):
+    """The other way to meet, and a rank that comes too late finds the task done."""
+    run = scored("gae", 1)
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    given = stage_arguments(run, "update", 1)
+
+    def start_rank(rank: int, log: int) -> Any:
+        names = place_of(rank, 2, run.paths.root / "unused") | address
+        process = fork_server().Process(target=as_rank, args=(names, run_command, given, run.paths.root, log))
+        process.start()
+        return process
+
+    assert ended([start_rank(rank, rank) for rank in range(2)]) == [0, 0]
+    assert not (run.paths.root / "unused").exists()
+    assert ended([start_rank(1, 2)]) == [0]
+    assert "nothing to do" in (run.paths.root / "rank-2.log").read_text()
+
+
+def test_ranks_that_find_a_corrupt_input_all_say_so_and_commit_nothing(scored):
+    run = scored("grpo", 0)
+    (shard,) = (run.paths.root / "iterations/00001/rollout").glob("shard-00001.*.arrow")
+    shard.write_bytes(shard.read_bytes()[:-1])
+    done = update_stage(run, 2)
+    assert [one.code for one in done] == [4, 4]
+    assert all("shard-00001" in one.log for one in done)
+    failure = json.loads((run.paths.root / "failure.json").read_text())
+    assert failure["kind"] == "inputs"
+    assert read_record(run.paths, Task(1, Stage.UPDATE)) is None
+
+
+def join(limit: float, folder: Path, dies: int, rank: int) -> None:
+    """Join the others, but for rank ``dies``, which ends before it does."""
+    if rank == dies:
+        raise SystemExit(7)
+    begin = time.monotonic()
+    try:
+        ranks.start_distributed(limit)
+    except TimeoutError as error:
+        (folder / "error").write_text(f"{time.monotonic() - begin:.1f} {error}")
+        raise SystemExit(3) from None
+
+
+@pytest.mark.parametrize("dies", [0, 1])
+def test_a_rank_that_never_comes_is_not_waited_for_without_end(tmp_path, dies):
+    meeting = tmp_path / "nowhere" / "meeting.json"
+    codes = ended(start_ranks(2, meeting, join, 2.0, tmp_path, dies))
+    assert codes == [7, 3] if dies == 0 else [3, 7]
+    seconds, message = (tmp_path / "error").read_text().split(maxsplit=1)
+    assert 2 <= float(seconds) < 10
+    expected = (
+        f"rank 1 waited 2 s for rank 0 to write {meeting}"
+        if dies == 0
+        else "rank 0 waited 2 s for ranks [1] of 2"
+    )
+    assert message == expected
+
+
+def test_a_file_that_leads_nowhere_is_an_error_with_a_limit(tmp_path):
+    with socket.socket() as taken:  # bound, but nobody listens
+        taken.bind(("localhost", 0))
+        meeting = Meeting(["localhost"], taken.getsockname()[1], "token")
+        (tmp_path / "file").write_text(json.dumps(dataclasses.asdict(meeting)))
+        with pytest.raises(
+            TimeoutError, match=r"rank 1 waited 1 s for rank 0 to answer at port .*file names"
+        ):
+            ranks.find_store(tmp_path / "file", Place(1, 2, 1), limit=1)
+
+
+def test_another_store_is_not_mistaken_for_rank_0(tmp_path):
+    store = ranks.open_store(tmp_path / "file", limit=5)
+    meeting = Meeting(**json.loads((tmp_path / "file").read_text()))
+    assert meeting.port == store.port
+    assert ranks.connect("localhost", meeting, limit=5) is not None
+    assert ranks.connect("localhost", dataclasses.replace(meeting, token="other"), limit=5) is None
+    assert any(ranks.connect(host, meeting, limit=5) for host in meeting.hosts)
+
+
+def die_in_the_middle(folder: Path, rank: int) -> None:
+    """Rank 1 ends between two collectives."""
+    ranks.start_distributed()
+    ranks.sum_over_ranks(torch.ones(3))
+    if rank == 1:
+        os._exit(9)
+    try:
+        ranks.sum_over_ranks(torch.ones(3))
+    except RuntimeError as error:
+        (folder / "error").write_text(str(error))
+        raise SystemExit(3) from None
+
+
+def test_a_rank_that_dies_later_makes_the_other_fail(tmp_path):
+    begin = time.monotonic()
+    assert ended(start_ranks(2, tmp_path / "meeting", die_in_the_middle, tmp_path)) == [3, 9]
+    assert time.monotonic() - begin < 20
+
+
+def spoil_one_gradient(policy: Path, folder: Path, rank: int) -> None:
+    """At each ZeRO stage a step whose gradient is not finite on rank 1 alone, though its loss is; one that
+    both discard; a good one. And the good one alone."""
+    ranks.start_distributed()
+
+    def backward(trainer: Trainer, spoil: float) -> None:
+        parameter = next(p for name, p in trainer.model.named_parameters() if name.endswith("norm.weight"))
+        hook = parameter.register_hook(lambda gradient: gradient * (spoil if rank == 1 else 1.0))
+        trainer.backward(
+            trainer.engine(input_ids=torch.tensor([[3, 4, 5 + rank]])).logits.mean(), is_last=True
+        )
+        hook.remove()
+
+    def fresh(zero_stage: int) -> Trainer:
+        model = load_causal_lm(policy, Precision.FP32, trust_remote_code=False)
+        return Trainer("policy", model, 1e-3, UpdateConfig(zero_stage=zero_stage))
+
+    seen = {}
+    for zero_stage in range(4):
+        unlucky, lucky = fresh(zero_stage), fresh(zero_stage)
+        backward(unlucky, math.nan)
+        is_taken = unlucky.step(0, 10).is_taken
+        backward(unlucky, math.nan)
+        unlucky.discard()
+        steps = []
+        for trainer in (unlucky, lucky):
+            backward(trainer, 1.0)
+            steps.append(trainer.step(0, 10))
+        states = [dict(trainer._state()) for trainer in (unlucky, lucky)]
+        is_same = steps[0] == steps[1] and all(torch.equal(states[0][n], states[1][n]) for n in states[0])
+        seen[zero_stage] = [is_taken, steps[1].is_taken, is_same]
+    (folder / f"seen-{rank}").write_text(json.dumps(seen))
+
+
+def test_a_gradient_that_is_not_finite_on_one_rank_makes_all_skip_the_step_at_any_zero_stage(
+    models, tmp_path
+):
+    given = (models / "policy", tmp_path)
+    assert ended(start_ranks(2, tmp_path / "meeting", spoil_one_gradient, *given)) == [0, 0]
+    for rank in range(2):
+        seen = json.loads((tmp_path / f"seen-{rank}").read_text())
+        assert seen == {str(zero_stage): [False, True, True] for zero_stage in range(4)}
+
+
+def spoil_one_score(policy: Path, folder: Path, rank: int) -> None:
+    """An update in which the advantages of one row are not a number: one rank has it."""
+    from tests.support.learning import experience, make_learner, updated
+
+    ranks.start_distributed()
+    settings = ("algorithm=rloo", "rollout.samples_per_prompt=2", "data.prompts_per_iteration=4")
+    learner = make_learner(policy.parent, folder / f"run-{rank}", *settings, "update.minibatches=1")
+    given = experience(samples=2)
+    given.outcome.scores[5] = math.nan
+    try:
+        updated(learner, given)
+    except NumericalError as error:
+        (folder / f"error-{rank}").write_text(str(error))
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_stops_all_with_the_same_words(models, tmp_path):
+    given = (models / "policy", tmp_path)
+    assert ended(start_ranks(2, tmp_path / "meeting", spoil_one_score, *given)) == [0, 0]
+    first, second = ((tmp_path / f"error-{rank}").read_text() for rank in range(2))
+    assert first == second
+    assert "the policy loss is nan in iteration 1, epoch 1, mini-batch 1; rows (prompt_id/sample)" in first
+    assert "shard 1: p2/" in first  # rows 4 and 5, which are compared with each other
+
+
+# without processes
+
+
+def test_the_place_of_a_process():
+    assert Place.of({}) == Place(0, 1, 0)
+    assert Place.of({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}) == Place(0, 1, 0)
+    assert Place.of({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}) == Place(5, 8, 1)
+    with pytest.raises(UserError, match="each needs three numbers"):
+        Place.of({"WORLD_SIZE": "2", "RANK": "1"})
+    with pytest.raises(UserError, match="there can be no rank"):
+        Place.of({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"})
+    with pytest.raises(UserError, match="need RENDEZVOUS_FILE, or MASTER_ADDR"):
+        ranks.meet(Place(0, 2, 0), {}, limit=1)
+
+
+def test_the_gpu_of_a_rank():
+    assert gpu_index(Place(5, 8, 1), num_visible=4) == 1
+    assert gpu_index(Place(5, 8, 1), num_visible=1) == 0
+    with pytest.raises(UserError, match="number 3 on its node"):
+        gpu_index(Place(3, 8, 3), num_visible=2)
+
+
+def test_the_interface_is_the_one_towards_rank_0_if_any_rank_is_elsewhere():
+    found = dict(ranks._interfaces())
+    assert found["lo"] == "127.0.0.1"
+    assert ranks.interface_towards(["", "127.0.0.1", "::1"]) is None
+    for name, address in found.items():
+        if name != "lo":
+            assert ranks.interface_towards(["", "127.0.0.1", address]) == name
+
+
+def test_addresses_lead_to_this_machine_from_elsewhere():
+    found = ranks.addresses()
+    assert found
+    assert not any(address.startswith("127.") for address in found)

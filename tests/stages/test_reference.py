@@ -1,0 +1,50 @@
+"""The reference's log-probabilities come from the reward stage, or from the update, and are the same."""
+
+import pytest
+
+from pipeline.run.commits import read_record
+from pipeline.run.directory import Run
+from pipeline.run.tasks import Stage, Task
+from tests.support.processes import make_run, stage
+
+
+def two_iterations(models, folder, *more: str) -> Run:
+    run = make_run(models, folder, "update.epsilon=1e-3", "rollout.num_shards=1", *more)
+    for task in [("prepare",), *((name, i) for i in (1, 2) for name in ("rollout", "reward", "update"))]:
+        done = stage(run, *task)
+        assert done.code == 0, done.log
+    return run
+
+
+def metrics_of(run: Run, iteration: int) -> dict[str, float]:
+    record = read_record(run.paths, Task(iteration, Stage.UPDATE))
+    assert record is not None
+    return dict(record.metrics)
+
+
+@pytest.fixture(scope="module")
+def in_reward(models, tmp_path_factory) -> Run:
+    return two_iterations(models, tmp_path_factory.mktemp("reward") / "run")
+
+
+@pytest.mark.parametrize("zero_stage", [0, 3])
+def test_a_reference_in_the_update_penalises_as_one_in_the_reward_stage(
+    models, tmp_path, in_reward, zero_stage
+):
+    settings = ("algorithm.kl.reference_in=update", f"update.zero_stage={zero_stage}")
+    run = two_iterations(models, tmp_path / "run", *settings)
+    assert metrics_of(run, 1)["objective/kl"] == 0, "the same weights over the same micro-batches"
+    ours, theirs = metrics_of(run, 2), metrics_of(in_reward, 2)
+    assert theirs["objective/kl"] != 0
+    for name in ("objective/kl", "objective/kl_per_token", "policy/loss", "value/returns_mean"):
+        assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5), name
+    assert ours["seconds/update/reference"] > 0
+
+
+def test_the_update_reports_where_its_time_went(in_reward):
+    metrics = metrics_of(in_reward, 2)
+    parts = {name for name in metrics if name.startswith("seconds/update/")}
+    assert parts == {
+        f"seconds/update/{part}" for part in ("read", "reference", "load", "old_log_probs", "steps", "save")
+    }
+    assert 0.5 < metrics["policy/padding_efficiency"] <= 1

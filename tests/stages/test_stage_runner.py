@@ -1,0 +1,254 @@
+"""``python -m stages``: exit codes, failure files, and one commit however often a task is tried."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pipeline.run.commits import read_record
+from pipeline.run.directory import Run, load_run
+from pipeline.run.tasks import Stage, Task
+from stages.numerics import set_up_torch
+from tests.support import tiny
+from tests.support.damage import flip_bit
+from tests.support.processes import (
+    in_process_of_its_own,
+    make_run,
+    python_m_stages,
+    stage,
+    stage_arguments,
+    start_stage,
+)
+
+ITERATION = [
+    ("prepare", 0, 0),
+    ("rollout", 1, 0),
+    ("rollout", 1, 1),
+    ("reward", 1, 0),
+    ("reward", 1, 1),
+    ("update", 1, 0),
+]
+
+
+def digests(run: Run, *task: object) -> list[tuple[str, int, str]]:
+    """Name without attempt, size and hash of what a task committed."""
+    name, iteration, shard = task
+    record = read_record(run.paths, Task(iteration, Stage(name), shard))
+    return sorted((e.path.replace(record.attempt, "*"), e.bytes, e.xxh3_128) for e in record.outputs)
+
+
+def run_in_one_process(run_dir: str, tasks: list[tuple]) -> None:
+    """As a warm worker will: one process, many tasks."""
+    from stages.runner import main
+
+    for name, iteration, shard in tasks:
+        assert main(stage_arguments(Path(run_dir), name, iteration, shard)) == 0
+
+
+@pytest.fixture(scope="module")
+def first(models, tmp_path_factory) -> Run:
+    """One iteration, each task in a process of its own. Tests must not change it."""
+    run = make_run(models, tmp_path_factory.mktemp("first") / "run")
+    for task in ITERATION:
+        done = stage(run, *task)
+        assert done.code == 0, done.log
+    return run
+
+
+@pytest.fixture
+def copy(first, tmp_path) -> Run:
+    """The same run, to be damaged."""
+    shutil.copytree(first.paths.root, tmp_path / "copy")
+    return load_run(tmp_path / "copy")
+
+
+def failed(run: Run, *task: object) -> tuple[int, str, dict]:
+    file = run.paths.root / "failure" / "why.json"
+    done = stage(run, *task, more=["--failure-file", str(file)])
+    return done.code, done.log, json.loads(file.read_text())
+
+
+def uncommit(run: Run, *task: object) -> None:
+    name, iteration, shard = task
+    run.paths.task(Task(iteration, Stage(name), shard)).record.unlink()
+
+
+def test_the_command_commits_and_says_so_and_a_second_time_does_nothing(first, copy, environment):
+    """And writes the same bytes as a fork."""
+    task = ("rollout", 1, 1)
+    uncommit(copy, *task)
+    done = python_m_stages(stage_arguments(copy, *task), environment)
+    assert done.code == 0, done.log
+    assert "iteration 1 rollout shard 1: committed: 4 rows" in done.log
+    assert digests(first, *task) == digests(copy, *task)
+    record = read_record(copy.paths, Task(1, Stage.ROLLOUT, 1))
+    again = stage(copy, *task)
+    assert again.code == 0
+    assert "iteration 1 rollout shard 1 is committed already; nothing to do" in again.log
+    assert read_record(copy.paths, Task(1, Stage.ROLLOUT, 1)) == record
+
+
+def test_many_tasks_in_one_process_write_the_same_bytes_as_each_in_its_own(models, first, copy, tmp_path):
+    """And in another run directory. An engine that is kept must not keep the weights of the policy before."""
+    following = [(name, 2, shard) for name, iteration, shard in ITERATION if iteration]
+    warm = make_run(models, tmp_path / "warm")
+    assert in_process_of_its_own(run_in_one_process, str(warm.paths.root), [*ITERATION, *following]) == 0
+    for task in ITERATION:
+        assert digests(first, *task) == digests(warm, *task), task
+    for task in following:
+        assert stage(copy, *task).code == 0
+    assert digests(warm, "rollout", 2, 0) == digests(copy, "rollout", 2, 0)
+    assert digests(warm, "update", 2, 0) == digests(copy, "update", 2, 0)
+    assert digests(warm, "rollout", 2, 0) != digests(warm, "rollout", 1, 0)
+
+
+def test_of_two_attempts_at_one_task_one_commits_and_both_succeed(copy):
+    for task in (("rollout", 1, 0), ("update", 1, 0)):
+        expected = digests(copy, *task)
+        uncommit(copy, *task)
+        logs = [copy.paths.root / f"racer-{i}.log" for i in range(2)]
+        racers = [start_stage(stage_arguments(copy, *task), log) for log in logs]
+        for racer in racers:
+            racer.join(timeout=60)
+            assert racer.exitcode == 0
+        assert sum(": committed: " in log.read_text() for log in logs) == 1
+        assert digests(copy, *task) == expected
+
+
+def test_files_of_an_attempt_that_lost_are_removed(copy):
+    task = ("rollout", 1, 0)
+    folder = copy.paths.task(Task(1, Stage.ROLLOUT, 0)).folder
+    uncommit(copy, *task)
+    for old in folder.glob("shard-00000.*"):
+        old.unlink()
+    racers = [start_stage(stage_arguments(copy, *task), copy.paths.root / f"r{i}.log") for i in range(2)]
+    for racer in racers:
+        racer.join(timeout=60)
+    assert len(list(folder.glob("shard-00000.*.arrow"))) == 1
+
+
+def test_input_that_is_not_committed_is_named(copy):
+    for task in (("rollout", 1, 1), ("reward", 1, 1)):
+        uncommit(copy, *task)
+    code, log, why = failed(copy, "reward", 1, 1)
+    assert code == 4
+    assert (why["kind"], why["suspect"]) == ("inputs", "1/rollout/1")
+    assert "iteration 1 rollout shard 1 is not committed" in why["message"]
+    assert "Traceback" not in log
+
+
+def test_input_that_is_corrupt_is_named(copy):
+    (shard,) = copy.paths.task(Task(1, Stage.ROLLOUT, 1)).folder.glob("shard-00001.*.arrow")
+    flip_bit(shard)
+    uncommit(copy, "update", 1, 0)
+    code, log, why = failed(copy, "update", 1)
+    assert code == 4
+    assert (why["kind"], why["suspect"]) == ("inputs", "1/rollout/1")
+    assert "xxh3_128" in why["message"]
+    assert "Traceback" not in log
+    assert read_record(copy.paths, Task(1, Stage.UPDATE)) is None
+
+
+def test_input_that_is_gone_or_cut_is_named(copy):
+    (shard,) = copy.paths.task(Task(1, Stage.REWARD, 0)).folder.glob("shard-00000.*.arrow")
+    shard.write_bytes(shard.read_bytes()[:-8])
+    uncommit(copy, "update", 1, 0)
+    assert failed(copy, "update", 1)[2]["suspect"] == "1/reward/0"
+    shard.unlink()
+    code, _, why = failed(copy, "update", 1)
+    assert (code, why["suspect"]) == (4, "1/reward/0")
+
+
+def test_a_damaged_policy_is_never_rolled_out(copy):
+    (weights,) = copy.paths.policies.glob("00001.*/model.safetensors")
+    data = bytearray(weights.read_bytes())
+    data[-5] ^= 1
+    weights.write_bytes(data)
+    code, _, why = failed(copy, "rollout", 2, 0)
+    assert (code, why["suspect"]) == (4, "1/update/0")
+    assert "model.safetensors" in why["message"]
+
+
+def test_scores_of_responses_that_were_since_computed_anew_are_stale(models, copy, tmp_path):
+    """A rollout shard with another result than the reward shard was computed from."""
+    other = make_run(models, tmp_path / "other", "seed=7")
+    for task in (("prepare", 0, 0), ("rollout", 1, 0)):
+        assert stage(other, *task).code == 0
+    source, target = (run.paths.task(Task(1, Stage.ROLLOUT, 0)) for run in (other, copy))
+    uncommit(copy, "rollout", 1, 0)
+    for path in source.folder.glob("shard-00000.*"):
+        shutil.copy(path, target.folder)
+    record = json.loads(target.record.read_text())
+    record["inputs"] = read_record(copy.paths, Task(1, Stage.ROLLOUT, 1)).inputs
+    target.record.write_text(json.dumps(dict(record)))
+    uncommit(copy, "update", 1, 0)
+    code, _, why = failed(copy, "update", 1)
+    assert (code, why["kind"]) == (4, "inputs")
+    assert why["suspect"] == "1/reward/0"
+    assert "is stale" in why["message"]
+
+
+def test_a_record_that_cannot_be_read_is_corrupt(copy):
+    copy.paths.task(Task(1, Stage.ROLLOUT, 0)).record.write_text("{")
+    uncommit(copy, "reward", 1, 0)
+    code, _, why = failed(copy, "reward", 1, 0)
+    assert (code, why["suspect"]) == (4, "1/rollout/0")
+
+
+def test_a_folder_that_is_no_run_is_the_users_mistake(tmp_path):
+    process = start_stage(stage_arguments(tmp_path, "rollout", 1), tmp_path / "log")
+    process.join(timeout=60)
+    said = (tmp_path / "log").read_text()
+    assert process.exitcode == 2
+    assert "is not a run directory" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "task", [("rollout", 1, 2), ("rollout", 3, 0), ("update", 1, 1), ("rollout", 0, 0), ("evaluate", 1, 0)]
+)
+def test_a_task_that_the_run_does_not_have_is_refused(copy, task):
+    code, log, why = failed(copy, *task)
+    assert (code, why["kind"]) == (2, "config")
+    assert "iterations 1 to 2 of shards 0 to 1" in why["message"]
+    assert "Traceback" not in log
+
+
+def test_an_error_of_the_program_leaves_its_traceback_and_exit_code_1(copy):
+    shutil.rmtree(copy.paths.root / "iterations/00001/update")
+    (copy.paths.root / "iterations/00001/update").write_text("a file where a folder must be")
+    code, log, why = failed(copy, "update", 1)
+    assert (code, why["kind"], why["suspect"]) == (1, "error", None)
+    assert "Traceback (most recent call last)" in log
+    assert "iteration 1 update failed" in log
+
+
+def test_a_policy_that_writes_nan_is_never_committed_as_a_rollout(models, tmp_path):
+    policy = tiny.make_policy(tmp_path / "policy")
+    weights = load_file(policy / "model.safetensors")
+    weights["model.layers.0.mlp.up_proj.weight"][:] = 3e38  # numbers, whose products are none
+    save_file(weights, policy / "model.safetensors", metadata={"format": "pt"})
+    run = make_run(models, tmp_path / "run", f"model.policy={policy}")
+    assert stage(run, "prepare").code == 0
+    code, log, why = failed(run, "rollout", 1, 0)
+    assert (code, why["kind"]) == (1, "numerics")
+    assert "policy 0 gives log-probabilities that are not finite for prompt_id p" in why["message"]
+    assert "Traceback" in log
+    assert read_record(run.paths, Task(1, Stage.ROLLOUT, 0)) is None
+
+
+def make_tensors_like_a_task() -> None:
+    set_up_torch(num_threads=2, seed=0)
+    assert torch.get_num_threads() == 2
+    assert torch.are_deterministic_algorithms_enabled()
+    before = torch.zeros(1 << 10)
+    del before  # its memory is what comes next
+    assert not any(bool(torch.empty(1 << 10).isnan().all()) for _ in range(3))
+
+
+def test_tasks_do_not_spend_their_time_on_filling_new_memory():
+    """Which torch's deterministic mode does, in one thread: the second one gained 1.5 times at most."""
+    assert in_process_of_its_own(make_tensors_like_a_task) == 0

@@ -1,0 +1,49 @@
+"""Ends of runs that were killed: their bytes, rows and events compared."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.support import ROOT
+
+HOOKS = ROOT / "tests/support/hooks"
+
+
+def policy_bytes(run_dir: Path) -> bytes:
+    return (run_dir / "policy" / "00002" / "model.safetensors").read_bytes()
+
+
+def critic_bytes(run_dir: Path) -> bytes:
+    return (run_dir / "critic" / "00002" / "model.safetensors").read_bytes()
+
+
+def assert_same_end(run_dir: Path, complete_run: Path) -> None:
+    assert policy_bytes(run_dir) == policy_bytes(complete_run)
+    assert critic_bytes(run_dir) == critic_bytes(complete_run)
+    rows, expected = (
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (run_dir, complete_run)
+    )
+    timing = ("seconds/", "tokens_per_second/", "memory_gib/")
+    for row in (*rows, *expected):
+        for name in [name for name in row if name.startswith(timing)]:
+            del row[name]
+    assert rows == expected
+
+
+def events(run_dir: Path, kind: str) -> list[dict]:
+    lines = (run_dir / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def data_file(run_dir: Path, task: str) -> Path:
+    record = json.loads((run_dir / f"iterations/{task}.json").read_text())
+    return run_dir / record["outputs"][0]["path"]
+
+
+def wait_for(holds: Callable[[], bool], what: str, seconds: float = 120) -> None:
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until, f"waited {seconds:g} s for {what}"
+        time.sleep(0.02)

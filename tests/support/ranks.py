@@ -1,0 +1,77 @@
+"""Processes that are the ranks of an update."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from pipeline.run.commits import Record, read_record
+from pipeline.run.directory import Run
+from pipeline.run.tasks import Stage, Task
+from tests.support import ROOT, processes
+from tests.support.processes import Done, fork_server, stage_arguments
+
+
+def place_of(rank: int, size: int, rendezvous: Path) -> dict[str, str]:
+    """What a launcher sets."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank),
+        "RENDEZVOUS_FILE": str(rendezvous),
+    }
+
+
+def as_rank(environment: Mapping[str, str], function: Callable[..., None], *arguments: object) -> None:
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    function(*arguments)
+
+
+def start_ranks(size: int, rendezvous: Path, function: Callable[..., None], *arguments: object) -> list:
+    """Call ``function(*arguments, rank)`` in a fork per rank."""
+    started = []
+    for rank in range(size):
+        given = (place_of(rank, size, rendezvous), function, *arguments, rank)
+        started.append(fork_server().Process(target=as_rank, args=given))
+        started[-1].start()
+    return started
+
+
+def ended(started: list) -> list[int | None]:
+    """Exit codes."""
+    for process in started:
+        process.join(timeout=120)
+    return [process.exitcode for process in started]
+
+
+def run_command(arguments: list[str], folder: Path, rank: int) -> None:
+    processes._main(arguments, str(folder / f"rank-{rank}.log"), str(ROOT))
+
+
+def update_stage(run: Run, size: int, iteration: int = 1) -> list[Done]:
+    """The update by so many ranks, to its end."""
+    root = run.paths.root
+    given = stage_arguments(run, "update", iteration)
+    given += ["--attempt", f"by-{size}", "--failure-file", str(root / "failure.json")]
+    codes = ended(start_ranks(size, root / "meeting" / "file", run_command, given, root))
+    return [Done(code, (root / f"rank-{rank}.log").read_text()) for rank, code in enumerate(codes)]
+
+
+def updated(run: Run, size: int, iteration: int = 1) -> Record:
+    done = update_stage(run, size, iteration)
+    assert [one.code for one in done] == [0] * size, "\n".join(one.log for one in done)
+    assert ["committed" in one.log for one in done] == [True] + [False] * (size - 1)
+    assert not any((run.paths.root / "meeting").glob("*"))
+    record = read_record(run.paths, Task(iteration, Stage.UPDATE))
+    assert record is not None
+    return record
+
+
+def respond_and_score(run: Run, iteration: int) -> Run:
+    for name in ("rollout", "reward"):
+        for shard in (0, 1):
+            done = processes.stage(run, name, iteration, shard)
+            assert done.code == 0, done.log
+    return run

@@ -1,0 +1,101 @@
+"""The smallest honest inputs of a run: random models of a few thousand weights, byte tokenizers, prompts."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.support.light import CONTEXT, write_jsonl, write_prompts  # noqa: F401
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig, PreTrainedTokenizerFast
+
+
+def byte_tokenizer(specials: tuple[str, ...], chat_template: str | None = None) -> "PreTrainedTokenizerFast":
+    """One token per byte after the special tokens; other specials give other ids for the same text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*specials, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", chat_template=chat_template
+    )
+
+
+def llama_config(tokenizer: "PreTrainedTokenizerFast", **others: object) -> "LlamaConfig":
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,  # the smallest that vLLM computes on CPUs
+        max_position_embeddings=CONTEXT,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        initializer_range=0.2,
+        **others,
+    )
+
+
+def make_policy(folder: Path, seed: int = 0, chat_template: str | None = None) -> Path:
+    import torch
+    from transformers import LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    tokenizer = byte_tokenizer(("<pad>", "<eos>"), chat_template)
+    LlamaForCausalLM(llama_config(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_reward_model(
+    folder: Path, seed: int = 1, specials: tuple[str, ...] = ("<eos>", "<x>", "<pad>")
+) -> Path:
+    """By default its tokenizer gives other ids than the policy's."""
+    import torch
+    from transformers import LlamaForSequenceClassification
+
+    torch.manual_seed(seed)
+    tokenizer = byte_tokenizer(specials)
+    LlamaForSequenceClassification(llama_config(tokenizer, num_labels=1)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_inputs(folder: Path) -> Path:
+    """policy/, reward_model/, prompts.jsonl and heldout.jsonl."""
+    make_policy(folder / "policy")
+    make_reward_model(folder / "reward_model")
+    return write_prompts(folder)
+
+
+def overrides(inputs: Path, run_dir: Path, *more: str) -> list[str]:
+    """A complete run of two small iterations in two shards, of real models or light ones."""
+    words = inputs / "words.json"  # what light inputs need
+    return [
+        *(json.loads(words.read_text()) if words.exists() else ()),
+        "reward=model",
+        f"model.policy={inputs / 'policy'}",
+        f"reward.components.rm.path={inputs / 'reward_model'}",
+        f"data.prompts={inputs / 'prompts.jsonl'}",
+        "data.id_column=id",
+        "data.prompts_per_iteration=8",
+        f"run_dir={run_dir}",
+        "iterations=2",
+        "rollout.max_new_tokens=12",
+        "update.minibatches=2",
+        "update.epochs=2",
+        "update.keep_last=null",
+        "update.learning_rate=1e-3",
+        "update.critic_learning_rate=1e-3",
+        "tracking=none",
+        *more,
+    ]
