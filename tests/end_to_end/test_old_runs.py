@@ -1,4 +1,4 @@
-"""Runs of an earlier version: this one continues, reports, shows and forks them, and they end in the same bytes.
+"""Runs of an earlier version: this one continues, reports, shows and forks them, with the same final bytes.
 
 tests/golden/old_runs has two, made before pipeline/ had rooms: one of this machine and one of Slurm, each
 interrupted in iteration 5 of 6, and what they ended in when the version that made them went on. Their light
