@@ -121,7 +121,7 @@ def submission(job_kind: str, number: int = 1, job: str = "40", **more: object) 
         "number": number,
         "chunk": 0,
         "chunk_size": 100,
-        "call": 1,
+        "invocation": 1,
         "created": 5.0,
         "module": "stages",
         "arguments": (),
