@@ -113,11 +113,11 @@ def submission(job_kind: str, number: int = 1, job: str = "40", **more: object) 
     given: dict = {
         "name": f"demo.x.1.{job_kind}.{number}.0",
         "iteration": 1,
-        "purpose": job_kind,
+        "job_kind": job_kind,
         "number": number,
         "chunk": 0,
         "chunk_size": 100,
-        "call": 1,
+        "invocation": 1,
         "created": 5.0,
         "module": "stages",
         "arguments": (),
