@@ -35,8 +35,8 @@ def main(argv: list[str]) -> None:
         sys.exit(f"started {restarts} times without coming to an end; not started again")
     attempts = []
     for position, assignment in enumerate(tasks.elements[index]):
-        attempt = attempt_id(tasks.number, job, restarts, position)
-        meeting = path.with_suffix(f".{index}-{attempt.partition('-')[2]}.rendezvous")
+        attempt = attempt_id(tasks.number, job, index, restarts, position)
+        meeting = path.with_suffix(f".{attempt.partition('-')[2]}.rendezvous")
         variables = rank_variables(environment, meeting) if is_rank else {}
         attempts.append((assignment, tasks.words(assignment, attempt), variables))
     if len(attempts) > 1:

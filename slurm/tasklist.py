@@ -64,13 +64,15 @@ def _assignments(given: list[Any]) -> tuple[Assignment, ...]:
     return (Assignment(tuple(given)),)
 
 
-def attempt_id(number: int, job: str, restarts: int, position: int = 0) -> str:
-    """Return the id of an attempt: no other start of a job, and no other task of its element, has it.
+def attempt_id(number: int, job: str, index: str, restarts: int, position: int = 0) -> str:
+    """Return the id of an attempt like ``2-4711_3r0``: no other start of an element, and no other of its
+    tasks, has it.
 
     Args:
         number: number of the submission.
         job: Slurm's id of the array.
+        index: index of the element in it.
         restarts: number of times that Slurm has restarted the element.
         position: position of the task in its element; the first one's id does not show it.
     """
-    return f"{number}-{job}r{restarts}" + (f".{position}" if position else "")
+    return f"{number}-{job}_{index}r{restarts}" + (f".{position}" if position else "")

@@ -21,6 +21,7 @@ from pipeline.run.tasks import Task, parse_task
 from slurm import accounting
 from slurm.sharedfiles import read_shared
 from slurm.states import Phase, SlurmState, phase_of
+from slurm.tasklist import attempt_id
 
 _TAIL_BYTES = 1 << 20
 """Bytes at the end of spans.jsonl that hold its last line, of some hundred bytes for each of its attempts."""
@@ -165,7 +166,7 @@ def _task_spans(
         return  # the pending part of an array, which sacct shows as one line
     task = submission.task(int(index))
     array = job.job_id.partition("_")[0]
-    attempt = f"{submission.number}-{array}r{restart}"
+    attempt = attempt_id(submission.number, array, index, restart)
     record = gathering.record_of(task)
     is_winner = record is not None and _is_of(record, submission.number, array, restart, is_last)
     ready = job.eligible or ready_time(gathering.run, task, gathering.record_of)

@@ -1,12 +1,12 @@
-"""Ids of attempts: ``2-4711r0`` on Slurm (number at its task, job, restart count; ``.1`` behind it for the
-second task of an element, see :mod:`slurm.tasklist`), ``2-9f3a`` elsewhere.
+"""Ids of attempts: ``2-4711_3r0`` on Slurm (number at its task, array element, restart count; ``.1`` after it
+for the second task of an element, see :mod:`slurm.tasklist`), ``2-9f3a`` elsewhere.
 """
 
 import os
 import re
 from typing import NamedTuple
 
-_FORMAT = re.compile(r"(\d+)(?:\Z|-(?:(\d+)r(\d+)(?:\.\d+)?\Z)?)")
+_FORMAT = re.compile(r"(\d+)(?:\Z|-(?:(\d+)(?:_\d+)?r(\d+)(?:\.\d+)?\Z)?)")
 
 
 class AttemptId(NamedTuple):

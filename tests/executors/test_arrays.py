@@ -415,9 +415,9 @@ def test_an_element_of_the_list_is_one_task_and_may_be_several():
     content = json.loads(json.dumps(plain(submission)))
     tasks = TaskList.of(content)
     assert tasks.elements == {index: (Assignment(words),) for index, words in submission.elements.items()}
-    words = tasks.words(tasks.elements["4"][0], attempt_id(tasks.number, "77", 0))
+    words = tasks.words(tasks.elements["4"][0], attempt_id(tasks.number, "77", "4", 0))
     assert words[:2] == ["stages", "rollout"]
-    assert words[words.index("--attempt") + 1] == "3-77r0"
+    assert words[words.index("--attempt") + 1] == "3-77_4r0"
     assert words[-4:-2] == ["--shard", "4"]
     both = [{"arguments": words, "log": f"/{index}"} for index, words in content["elements"].items()]
     several = TaskList.of(content | {"elements": {"0": both}})

@@ -142,7 +142,7 @@ def job(
 
 def test_accounting_tells_of_every_start(slurm):
     of = submission("rollout")
-    commit(slurm, ROLLOUT, "1-40r1", 32.0, 49.0, startup_seconds=8.0, compute_seconds=7.0)
+    commit(slurm, ROLLOUT, "1-40_0r1", 32.0, 49.0, startup_seconds=8.0, compute_seconds=7.0)
     jobs = [
         job(of, 0, SlurmState.PREEMPTED, 15.0, 10.0),
         job(of, 0, SlurmState.COMPLETED, 30.0, 20.0, submitted=25.0, eligible=26.0, partition="low"),
@@ -153,7 +153,7 @@ def test_accounting_tells_of_every_start(slurm):
     assert (first.ready, first.started, first.ended, first.job) == (11.0, 15.0, 25.0, "40_0")
     assert (second.end, second.attempt, second.lane, second.node) == (
         SpanEnd.COMMITTED,
-        "1-40r1",
+        "1-40_0r1",
         "low",
         "gpu07",
     )

@@ -68,7 +68,7 @@ def test_an_element_runs_its_own_task_in_its_own_process(tasks):
     run_dir = str(tasks.parents[2])
     assert found["name"] == "__main__"
     assert found["argv"][1:] == [
-        *("rollout", "--run-dir", run_dir, "--iteration", "2", "--attempt", "3-77r0", "--shard", "4"),
+        *("rollout", "--run-dir", run_dir, "--iteration", "2", "--attempt", "3-77_4r0", "--shard", "4"),
         *("--failure-file", f"{run_dir}/logs/00002-rollout/attempt-3/shard-00004.failure.json"),
     ]
     assert found["RANK"] is None
@@ -76,7 +76,7 @@ def test_an_element_runs_its_own_task_in_its_own_process(tasks):
 
 def test_every_start_of_a_job_is_an_attempt_of_its_own(tasks):
     done = element(tasks, 1, SLURM_RESTART_COUNT=2)
-    assert told(done)["argv"][7] == "3-77r2"
+    assert told(done)["argv"][7] == "3-77_1r2"
     assert "restart 2 of job 77_1" in done.stdout
 
 
@@ -175,22 +175,22 @@ def test_each_task_of_an_element_has_an_id_a_log_and_a_failure_file_of_its_own(t
     logs = several("fine", "fine")
     done = element(tasks, 4, SLURM_RESTART_COUNT=1)
     assert (done.returncode, done.stdout) == (0, "restart 1 of job 77_4\n")
-    assert started(logs) == ["3-77r1", "3-77r1.1"]
+    assert started(logs) == ["3-77_4r1", "3-77_4r1.1"]
     files = [json.loads(log.read_text())["argv"][-2] for log in logs]
     assert files == [f"{log}.json" for log in logs]
-    assert told(element(tasks, 1))["argv"][2] == "3-77r0", "another element of the array has one task"
+    assert told(element(tasks, 1))["argv"][2] == "3-77_1r0", "another element of the array has one task"
 
 
 def test_a_task_that_fails_does_not_keep_the_next_from_being_tried(tasks, several):
     logs = several("fine", "fails", "fine")
     assert element(tasks, 4).returncode == 4
-    assert started(logs) == ["3-77r0", "3-77r0.1", "3-77r0.2"]
+    assert started(logs) == ["3-77_4r0", "3-77_4r0.1", "3-77_4r0.2"]
 
 
 def test_where_a_task_was_killed_the_node_is_left(tasks, several):
     logs = several("killed", "fine")
     assert element(tasks, 4).returncode == 128 + 9
-    assert started(logs) == ["3-77r0"]
+    assert started(logs) == ["3-77_4r0"]
 
 
 def test_after_a_warning_that_the_job_ends_no_further_task_begins(tasks, several, tmp_path):
@@ -202,14 +202,14 @@ def test_after_a_warning_that_the_job_ends_no_further_task_begins(tasks, several
         time.sleep(0.05)
     process.send_signal(signal.SIGUSR2)
     assert process.wait(timeout=30) == 5
-    assert started(logs) == ["3-77r0"]
+    assert started(logs) == ["3-77_4r0"]
 
 
 def test_ranks_meet_for_each_task_and_leave_together_when_one_fails(tasks, several):
     variables = {"SLURM_PROCID": 0, "SLURM_LOCALID": 0, "SLURM_NTASKS": 2}
     logs = several("fine", "fails", "fine")
     assert element(tasks, 4, "--rank", **variables).returncode == 4
-    assert started(logs) == ["3-77r0", "3-77r0.1"]
+    assert started(logs) == ["3-77_4r0", "3-77_4r0.1"]
     assert len({json.loads(log.read_text())["meeting"] for log in logs[:2]}) == 2
 
 
@@ -241,7 +241,7 @@ def test_a_job_whose_list_cannot_be_read_waits_in_the_queue_once_more(tasks, sco
     assert told.read_text() == "requeue 78\n"
     assert "this job waits in the queue once more" in done.stdout
     tasks.write_bytes(content)
-    assert told_of_again(tasks) == "3-77r1"
+    assert told_of_again(tasks) == "3-77_1r1"
 
 
 def told_of_again(tasks: Path) -> str:
