@@ -240,7 +240,7 @@ def run_entry(entry: str, arguments: Sequence[str], log: str, environment: Mappi
     threading.Thread(target=_end_with_executor, daemon=True).start()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == 1:  # the server was gone before the line above
-        sys.exit("the scheduler is gone")
+        sys.exit("the executor is gone")
     os.environ.clear()
     os.environ.update(environment)
     _redirect_output(log)

@@ -93,11 +93,11 @@ class Publisher:
         assert self._book
         records.refresh(self.wanted(frontier))
         self.link_policies(records, frontier)
-        awaited = self.run.plan.evaluation_tasks()[frontier.evaluated :]
         while (iteration := self.newest + 1) <= frontier.updated:
             tasks = self.run.plan.tasks(iteration)
             lost = [task for task in tasks if records.readable(task) is None]
-            if not set(lost).isdisjoint(awaited):  # only these may still come once the update is there
+            # Once the update is there, only evaluations may still come.
+            if lost and not set(lost).isdisjoint(self.run.plan.evaluation_tasks()[frontier.evaluated :]):
                 return
             row = self._row(records, iteration, lost) | self._note_spans(records, iteration)
             if lost:

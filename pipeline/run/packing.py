@@ -247,8 +247,12 @@ def _restore(path: Path, archive: zipfile.ZipFile, name: str) -> None:
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with opened_folder(path.parent) as folder, private_file(folder, path.name) as (private, target):
-        with archive.open(name) as source, naming(path):
+    with (
+        naming(path),
+        opened_folder(path.parent) as folder,
+        private_file(folder, path.name) as (private, target),
+    ):
+        with archive.open(name) as source:
             hash_stream(source, target)
             flush(target)
         os.replace(private, path.name, src_dir_fd=folder, dst_dir_fd=folder)

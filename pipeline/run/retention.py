@@ -50,7 +50,7 @@ def thin(run: Run, newest: int, awaited: Collection[int] = ()) -> Iterator[str]:
     config = run.config.update
     if config.keep_last is None:
         return
-    best = (read_best(run.paths) or {}).get("policy")
+    best = found["policy"] if (found := read_best(run.paths)) else None
     for version, folders in list_folders(run.paths).items():
         going = [folder for folder in folders if folder != best]
         if going and not is_kept(version, newest, config.keep_last, config.keep_every, awaited):

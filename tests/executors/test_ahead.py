@@ -10,12 +10,14 @@ from dataclasses import replace
 
 import pytest
 
+from pipeline.executors.slurm.jobs import SlurmJobs
 from pipeline.executors.slurm.queue import cancel_all
+from pipeline.executors.slurm.submitter import Submitter
 from pipeline.orchestrate.driver import Outcome
 from pipeline.run import journal
 from pipeline.run.control import read_control, write_control
-from pipeline.run.directory import Run
-from pipeline.run.submissions import Ledger, Submission
+from pipeline.run.directory import Run, slurm_settings
+from pipeline.run.submissions import Ledger, Submission, read_limits_of
 from tests.support.toyworld import Luck, World, make_world
 
 
@@ -81,6 +83,17 @@ def test_whatever_happens_to_tasks_no_guard_is_needed(worlds, name):
 def test_killed_drivers_are_replaced_by_others_or_a_guard(worlds, is_hurried):
     for world in worlds(10, Luck(mishaps=4, disturbances=4, kills=4, is_hurried=is_hurried)):
         live_to_the_end(world)
+
+
+def test_a_queue_that_does_not_show_its_guards_yet_gets_them_once(worlds, monkeypatch):
+    """A pass that looks again, because something is not in the queue yet, submits no further guards."""
+    (world,) = worlds(1, Luck())
+    monkeypatch.setattr("pipeline.executors.slurm.job_table.read_run_queue", lambda run: {})
+    submitter = Submitter(world.run, slurm_settings(world.run), lambda partitions: None, lambda: None)
+    jobs = SlurmJobs(submitter, read_limits_of(world.run.paths), print, needs_watchdogs=True)
+    for _ in range(10):
+        jobs.query()
+    assert [submission.number for submission in Ledger(world.run.paths).load({0})] == [1, 2]
 
 
 @pytest.mark.parametrize("luck", [Luck(), Luck(mishaps=6, disturbances=4)])

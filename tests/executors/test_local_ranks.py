@@ -133,7 +133,9 @@ def said_and_killed(arguments: list[str]) -> int:
 
 def test_what_a_rank_says_whose_peer_was_killed_is_not_the_reason(models, tmp_path):
     run = make_run(models, tmp_path / "run", *SETTINGS)
-    executor = LocalExecutor("test_local_ranks:said_and_killed", [], LocalLimits(1, {"update": 1}, 60))
+    executor = LocalExecutor(
+        "tests.executors.test_local_ranks:said_and_killed", [], LocalLimits(1, {"update": 1}, 60)
+    )
     jobs, task = LocalJobs(run, executor), Task(1, Stage.UPDATE)
     jobs.launch([Launch(task, "")], Observation((), {}, {}, (), {}))
     executor.wait(0)

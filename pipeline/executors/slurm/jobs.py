@@ -71,6 +71,7 @@ class SlurmJobs:
         seen = take_snapshot(self.run)
         self.table = JobTable(self.submitter.ledger, seen)
         if self.needs_watchdogs:
+            self.needs_watchdogs = False  # a queue that does not show them yet must not get them twice
             self.watchdogs.ensure(seen)
 
     def collect_ended(self, tasks: Sequence[Task], committed_of: CommittedOf) -> list[Ended]:

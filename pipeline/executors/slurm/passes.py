@@ -103,6 +103,8 @@ def leased_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
     driver = Driver(run, jobs, watcher, books)
     jobs.needs_watchdogs = not driver.is_complete
     while (actions := driver.one_pass()).retract or jobs.table.is_unsure:
+        if actions.give_up:
+            jobs.withdraw()
         time.sleep(_AGAIN_SECONDS)
         lease.beat()
     if driver.is_complete and not driver.has_whole_chain():
