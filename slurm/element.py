@@ -67,7 +67,11 @@ def run_in_turn(attempts: list[tuple[Assignment, list[str], dict[str, str]]], is
         with contextlib.ExitStack() as stack:
             log = stack.enter_context(open(assignment.log, "ab")) if assignment.log else None  # noqa: PTH123
             command = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", *words]
+            if warnings:
+                break
             child = subprocess.Popen(command, env={**os.environ, **variables}, stdout=log, stderr=log)
+            if warnings:  # it came while there was no process to pass it on to
+                child.send_signal(warnings[-1])
             codes.append(child.wait())
         if warnings or codes[-1] < 0 or (is_rank and codes[-1]):
             break

@@ -207,7 +207,7 @@ def _send(probe: Probe, place: Path, folder: Path) -> _Sent:
         command=[*probe.command, *map(str, files)],
         output=literal(sent.file("log")),
         folder=folder,
-        options={**probe.options, "time": _TIME_LIMIT},
+        options={"nodes": 1, **probe.options, "time": _TIME_LIMIT},
         setup=probe.setup,
         environment=probe.environment,
     )

@@ -51,7 +51,7 @@ class Array:
 
 
 def render(array: Array) -> str:
-    """Make the batch script from its template. Pure.
+    """Make the batch script from its template.
 
     Raises:
         Refused: a value holds a character that an #SBATCH line cannot express.

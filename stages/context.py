@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 from xxhash import xxh3_128_hexdigest
 
+from pipeline.config.issue import UserError as UserError  # for stages, engines and trainers to raise
 from pipeline.config.schema import Config
 from pipeline.run.commits import (
     FileEntry,
@@ -28,7 +29,6 @@ from pipeline.run.plan import policy_maker
 from pipeline.run.retention import check_is_kept
 from pipeline.run.shards import read_shard
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
-from slurm.errors import UserError as UserError  # for stages, engines and trainers to raise
 
 
 class NumericalError(RuntimeError):

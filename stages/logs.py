@@ -2,8 +2,9 @@
 
 import logging
 
-log = logging.getLogger("stages")
-log.setLevel(logging.INFO)
+# Not registered by name: a user's code or a library that configures logging switches off all that are.
+log = logging.Logger("stages", logging.INFO)
+log.parent = logging.root
 
 
 def set_up_log() -> None:

@@ -38,7 +38,7 @@ batching calculator conversations critics docs docs_commands engine_contract eng
 forward health invariance modeltrial learner local_ranks lora partial ppo_advantages ppo_golden ppo_math
 ppo_mismatch ppo_shaping prepare quickstart ranks reference remax remote remote_vllm report_browser
 rewards rules run shaping_and_kl stage_runner trainer wheel dashboard fork kill pools repair sync
-tracking watch ahead light rows rewind doctor notify agreement
+tracking watch ahead light rows rewind doctor notify agreement old_runs
 """
 LEFT_OUT = frozenset(_LEFT_OUT.split())
 """Files that ``--fast`` leaves out: they need torch, a browser, an installation, W&B or many runs."""
@@ -59,7 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    is_left_out = collection_path.name == "cluster" or collection_path.stem.removeprefix("test_") in LEFT_OUT
+    is_test = collection_path.suffix == ".py" and collection_path.stem.removeprefix("test_") in LEFT_OUT
+    is_left_out = collection_path.name == "cluster" or is_test
     return True if config.getoption("--fast") and is_left_out else None
 
 

@@ -26,7 +26,7 @@ Messages = list[dict[str, str]]
 def step(conversation: Any) -> Messages | None:
     """The answer to the first expression of the turn; None, which ends the conversation, if it has none.
 
-    ``conversation`` is a stages.generation.conversations.Conversation.
+    ``conversation`` is a stages.conversations.Conversation.
     """
     asked = re.search(r"<calc>(.*?)</calc>", conversation.last_turn, re.DOTALL)
     return None if asked is None else [{"role": "tool", "content": answer_to(asked[1])}]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from slurm.errors import UserError
+from slurm.errors import UserError as UserError  # stages, which know nothing of Slurm, have it from here
 
 
 @dataclass(frozen=True)

@@ -138,8 +138,9 @@ class _Lines:
         return counted.select(range(1, len(names) + 1))  # without columns too, the number of rows is kept
 
     def _values(self, name: str, rows: Sequence[int]) -> list[object]:
-        """Return the values of one JSON key in rows that are objects; None where one lacks it."""
-        return [value.get(name) for row in rows if not isinstance(value := self.lines[row][1], Unusable)]
+        """Return the values of one JSON key; None for a row that lacks it or is no object."""
+        found = (self.lines[row][1] for row in rows)
+        return [None if isinstance(value, Unusable) else value.get(name) for value in found]
 
     def _array(self, name: str, rows: Sequence[int]) -> pa.Array:
         values = self._values(name, rows)

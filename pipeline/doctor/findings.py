@@ -1,7 +1,7 @@
 """Findings of checks: a verdict, what was measured, and what to do; and their text for people."""
 
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -67,9 +67,10 @@ def skipped(title: str, why: str, advice: str = "") -> Finding:
 Look = Callable[[], Finding | Iterable[Finding]]
 
 
-def findings_of(look: Look) -> list[Finding]:
+def findings_of(look: Look) -> Iterator[Finding]:
+    """Yield what a look finds, each finding once it is made: an error later on does not lose it."""
     found = look()
-    return [found] if isinstance(found, Finding) else list(found)
+    yield from [found] if isinstance(found, Finding) else found
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def _look(check: Check, answer: Connection) -> None:
 
 def _findings(check: Check) -> list[Finding]:
     try:
-        return findings_of(check.look)
+        return list(findings_of(check.look))
     except Exception as error:  # whatever a check meets, the others are made, and this is a finding
         words = " ".join(str(error).split()) or "no message"
         advice = "mend what the message names, and type the command again"

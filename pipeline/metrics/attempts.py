@@ -176,7 +176,7 @@ def _task_spans(
     gathering.seen.add((task, submission.number))
     span = _accounted(job, span)
     if record is not None and is_winner:
-        span = _with_record(span, record)
+        span = replace(_with_record(span, record), attempt=record.attempt)
     failed = gathering.failed.get((task, submission.number))
     if span.end is SpanEnd.FAILED:
         span = replace(span, note=failed.message if failed and is_last else str(job.state))

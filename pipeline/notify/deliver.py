@@ -9,7 +9,7 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 from typing import IO, TYPE_CHECKING, Any
 
-from pipeline.process import wait_or_kill, within
+from pipeline.process import signal_session, wait_or_kill, within
 
 if TYPE_CHECKING:
     from urllib.request import BaseHandler, OpenerDirector
@@ -47,9 +47,13 @@ def run_words(
     last = bytearray()
     listener = threading.Thread(target=_listen, args=(process.stderr, last), daemon=True)
     listener.start()
-    with contextlib.suppress(BrokenPipeError):  # it need not read
-        process.stdin.write(body)  # far less than a pipe holds
-        process.stdin.close()
+    try:
+        with contextlib.suppress(BrokenPipeError):  # it need not read
+            process.stdin.write(body)  # far less than a pipe holds
+            process.stdin.close()
+    except BaseException:
+        signal_session(process.pid)
+        raise
     code = wait_or_kill(process, limit)
     if code is None:
         return f"{words[0]} was stopped, it took more than {limit:g} s"

@@ -289,5 +289,5 @@ def tell_of_pass(run: Run, done: Pass, begun: float, note: Callable[[str], None]
         tell(run, failure(run, done.given_up, begun), note)
     elif done.outcome is None:
         tell_if_stalled(run, done.newest, begun, note)
-        if done.trouble:
-            tell(run, rows_unwritten(run, done.trouble, begun), note)
+    if done.trouble:
+        tell(run, rows_unwritten(run, done.trouble, begun), note)

@@ -1,12 +1,14 @@
 """State of the tasks of a run of this machine: from its events and the logs that attempts have opened."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+from pipeline.run.attempts import AttemptId
 from pipeline.run.commits import Record
 from pipeline.run.paths import RunPaths
-from pipeline.run.tasks import Task, parse_task
+from pipeline.run.tasks import Task, task_key
 from pipeline.status.lanes import TaskState
 from slurm.sharedfiles import names_in
 
@@ -20,7 +22,7 @@ def last_attempts(events: Sequence[Event]) -> dict[str, Event]:
         if event["event"] == "driver_started":
             found = {key: last for key, last in found.items() if last["event"] == "failed"}
         elif event["event"] in ("launched", "failed"):
-            found[event["task"]] = event
+            found[str(event.get("task"))] = event
     return found
 
 
@@ -32,11 +34,10 @@ def task_states(
     is_driven: bool,
 ) -> Iterator[TaskState]:
     """Yield the tasks' states, in the order given. Lists the log folder of each last attempt."""
-    last = {parse_task(key): event for key, event in last_attempts(events).items()}
-    listed = cache(names_in)
+    last, listed = last_attempts(events), cache(_names_in)
     for task in tasks:
-        record, event = records.get(task), last.get(task)
-        number = int(str(event["attempt"]).partition("-")[0]) if event else 0
+        record, event = records.get(task), last.get(task_key(task))
+        number = AttemptId.parse(str(event.get("attempt"))).number if event else 0
         if record or event is None:
             yield TaskState(task, record, attempts=number, started=record.started if record else None)
             continue
@@ -51,3 +52,11 @@ def task_states(
             attempts=number,
             started=event["time"] if has_failed or is_running else None,
         )
+
+
+def _names_in(folder: Path) -> Collection[str]:
+    """List a folder of logs. Empty for whoever may not read it: a colleague sees the rest of a run."""
+    try:
+        return names_in(folder)
+    except OSError:
+        return ()

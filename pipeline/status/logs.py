@@ -315,8 +315,9 @@ class Follower:
                 self.read()
                 time.sleep(_POLL_SECONDS)
             self.read()
-            for log, reader in self.readers.items():
-                self._print(*reader.remainder(), log=log)
+            for log in find_logs(self.run.paths, self.choice):
+                if log in self.readers:
+                    self._print(*self.readers[log].remainder(), log=log)
             self._print(ended)
         except KeyboardInterrupt:
             return
@@ -326,9 +327,9 @@ class Follower:
         logs = find_logs(self.run.paths, self.choice)
         shown = newest(self.run, logs, self.choice)
         for log in logs:
-            back = _CHUNK if log in shown else 0
-            self.readers[log] = Reader(log.path, max(0, size_of(log.path) - back))
-            lines = self.readers[log].lines()
+            size = size_of(log.path)
+            reader = self.readers[log] = Reader(log.path, max(0, size - _CHUNK) if log in shown else size)
+            lines = reader.lines() if log in shown else []
             self._print(*lines[-num_lines:] if num_lines else (), log=log)
         if not logs:
             self._print(f"no log yet: {self.choice} has started nothing ({self.run.paths.log_root})")

@@ -145,8 +145,8 @@ class ToServer(_Opening):
         write_state(self.run.paths, replace(read_online(self.run.paths), arrived=arrived))
         cut = 0
         if not missing:
-            cut = self._remove_cut_segments()
             shutil.rmtree(self.opened.folder, ignore_errors=True)  # its own log: thousands would pile up
+            cut = self._remove_cut_segments()
         return Mirrored(
             str(WandbMode.ONLINE),
             len(rows),

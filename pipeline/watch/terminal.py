@@ -35,7 +35,9 @@ def show(reading: Reading) -> bool:
     """
     window = Window(reading, Console(file=sys.stdout, highlight=False, soft_wrap=False))
     before_stop = signal.signal(signal.SIGTSTP, window.leave)
-    before_hangup = signal.signal(signal.SIGHUP, signal.default_int_handler)
+    before_hangup = signal.getsignal(signal.SIGHUP)
+    if before_hangup is signal.SIG_DFL:  # under nohup it stays ignored
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
         while (has_ended := window.show()) is None:
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -41,8 +41,8 @@ def run(task: Task, context: Context) -> Result:
     listing = context.files.data(context.attempt, "rejected", "jsonl")
     listing.parent.mkdir(parents=True, exist_ok=True)
     write_rejected(listing, [row for judged in files for row in named(judged)])
-    for judged in files:
-        log.info("\n".join(describe(judged, config)))
+    for line in (line for judged in files for line in describe(judged, config)):
+        log.info(line)
     check_usable(config, files, str(listing))
     prompts, *others = [*map(prompt_table, files), conform({name: [] for name in PROMPTS.names}, PROMPTS)]
     heldout = others[0].slice(0, config.evaluate.num_prompts)

@@ -10,7 +10,6 @@ from tests.support import ROOT, reportrun
 from tests.support.processes import script
 
 EXAMPLE = ROOT / "examples/quickstart"
-ROOT = EXAMPLE.parent.parent
 LESSON = (
     "iterations=8",
     "evaluate.every=8",

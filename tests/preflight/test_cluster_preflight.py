@@ -10,7 +10,7 @@ from pipeline.preflight.cluster import Cluster, cluster_problems, needs_of, run_
 from pipeline.preflight.probe import Aim, aims_of, describe, judge, probe_of
 from slurm.associations import Associations, parse_associations
 from slurm.limits import ClusterLimits, NodeKind, Partition
-from slurm.probe import ProbeResult, ProbeTimeout
+from slurm.probe import Probe, ProbeResult, ProbeTimeout, _send
 from tests.support import tiny
 
 HOUR = 3600.0
@@ -223,3 +223,13 @@ def test_a_probe_without_a_problem_is_one_line():
         "warning: rollout, evaluate: not probed, its job had to wait too long (waiting for free resources)"
     )
     assert [need.count for need in needs_of(AIM.given)] == [1, 2]
+
+
+def test_a_probe_asks_for_one_node_unless_told_otherwise(tmp_path, monkeypatch):
+    """As the jobs that it speaks for: some sites refuse a job that does not say."""
+    scripts = []
+    monkeypatch.setattr("slurm.probe.submit", lambda script, name: scripts.append(script.read_text()))
+    for name, options in (("plain", {}), ("wide", {"nodes": 2})):
+        _send(Probe(name, options, ["python3"]), tmp_path, tmp_path)
+    assert ["#SBATCH --nodes=1" in text for text in scripts] == [True, False]
+    assert "#SBATCH --nodes=2" in scripts[1]

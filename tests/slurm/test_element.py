@@ -43,7 +43,10 @@ def element(
     tasks: Path, index: int, *more: str, log: int | IO[str] = subprocess.PIPE, **variables: object
 ) -> subprocess.CompletedProcess[str]:
     process = begin(tasks, index, *more, log=log, **variables)
-    output, errors = process.communicate(timeout=60)
+    try:
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 

@@ -143,7 +143,7 @@ def test_the_report_shows_samples_only(remax):
 
 
 def test_stopped_again_and_again_between_samples_and_baselines_it_ends_in_the_same_bytes(remax, tmp_path):
-    """What was saved of either kind is taken over; killed within a save: see partials."""
+    """What was saved of either kind is taken over; killed within a save: tests/stages/test_partial.py."""
     shutil.copytree(remax.paths.root, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "iterations")
     run = load_run(tmp_path / "run")

@@ -195,7 +195,7 @@ def adapted(text: str, sandbox: Path) -> str:
 _SHIM = """\
 #!{python} -S
 import json, os, sys
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, {checkout!r})
 from tests.support.documented import enlarge
 arguments = enlarge(sys.argv[1:])
 if record := os.environ.get({variable!r}):
@@ -211,7 +211,7 @@ def _write_shim(folder: Path) -> None:
     shim = folder / "slurm-ppo"
     settings = {
         "python": sys.executable,
-        "tests": str(ROOT / "tests"),
+        "checkout": str(ROOT),
         "variable": RECORD,
         "number": NUMBER,
     }

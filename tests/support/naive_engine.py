@@ -1,6 +1,6 @@
 """The least that an engine of a user's own has to have: one token of one sequence at a time.
 
-``rollout.engine=tests.support.naive_engine:make_generator reward.engine=naive_engine:make_scorer``
+``rollout.engine=tests.support.naive_engine:make_generator``, and ``make_scorer`` for ``reward.engine``.
 """
 
 import torch
