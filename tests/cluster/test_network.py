@@ -377,7 +377,9 @@ def test_down_leaves_no_mount_and_no_daemon_after_a_crash_of_its_parts(cluster, 
 def test_a_filesystem_that_does_not_come_up_leaves_nothing(own_cluster, monkeypatch, tmp_path):
     if not NETWORK:
         pytest.skip(without_network())
-    monkeypatch.setattr(network, "client_volume", lambda port: "nonsense\n")
+    filled = network.filled
+    spoilt = lambda name, **values: "nonsense\n" if name == "client.vol" else filled(name, **values)  # noqa: E731
+    monkeypatch.setattr(network, "filled", spoilt)
     folder = tmp_path / "wrong"
     with pytest.raises(DevclusterError, match="glusterfs-one ended before it has mounted"):
         start_cluster(folder, replace(SMALL, network_filesystem=True))

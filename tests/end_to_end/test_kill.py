@@ -151,7 +151,7 @@ def test_a_second_driver_is_refused_with_host_process_and_age(inputs, slurm_ppo,
         cwd=ROOT,
         stderr=subprocess.DEVNULL,
     )
-    wait_for((run_dir / "locks" / "000001.json").exists, "the driver's lease")
+    wait_for((run_dir / "config.yaml").exists, "a run, whose driver holds the lease")
     refused = slurm_ppo("resume", run_dir)
     process.send_signal(signal.SIGINT)
     process.wait(timeout=30)

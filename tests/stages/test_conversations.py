@@ -129,7 +129,7 @@ class Played:
         done: Sequence[int] = (),
         **settings: Any,
     ) -> None:
-        given = MultiTurnConfig(scheduler=f"schedulers:{scheduler}", **settings)
+        given = MultiTurnConfig(scheduler=f"tests.support.schedulers:{scheduler}", **settings)
         generator = TransformersGenerator(model, budget, context)
         room = TokenBudget(new_tokens, given.max_turn_tokens, generator.limits.context)
         self.requests = [
@@ -489,7 +489,8 @@ def test_what_is_neither_messages_nor_none_names_scheduler_and_row(play, key):
     with pytest.raises(UserError) as refused:
         play(f"rubbish_{key}")
     assert re.search(
-        rf"^rollout\.multi_turn\.scheduler=schedulers:rubbish_{key} returned .* for prompt_id p\d, sample 0; "
+        rf"^rollout\.multi_turn\.scheduler=tests\.support\.schedulers:rubbish_{key} "
+        r"returned .* for prompt_id p\d, sample 0; "
         "wanted is a list of messages",
         str(refused.value),
     )
@@ -571,7 +572,13 @@ SETTINGS = (
 
 
 def run_of(models: Path, run_dir: Path, scheduler: str, *more: str) -> Run:
-    return make_run(models, run_dir, *SETTINGS, f"rollout.multi_turn.scheduler=schedulers:{scheduler}", *more)
+    return make_run(
+        models,
+        run_dir,
+        *SETTINGS,
+        f"rollout.multi_turn.scheduler=tests.support.schedulers:{scheduler}",
+        *more,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -648,7 +655,7 @@ def test_a_scheduler_that_hangs_or_raises_ends_the_task_with_one_error(chatty, t
     done = stage(run, "rollout", 1)
     assert done.code == 1, done.log
     last = done.log.strip().splitlines()[-1]
-    assert f"SchedulerFailed: rollout.multi_turn.scheduler=schedulers:{name} " in last
+    assert f"SchedulerFailed: rollout.multi_turn.scheduler=tests.support.schedulers:{name} " in last
     assert "prompt_id p3, sample " in last
 
 

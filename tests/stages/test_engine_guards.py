@@ -267,7 +267,7 @@ def test_so_is_a_score(answers, said):
 
 
 def rolled_out(models, tmp_path, engine):
-    run = make_run(models, tmp_path / "run", f"rollout.engine=broken_engines:{engine}")
+    run = make_run(models, tmp_path / "run", f"rollout.engine=tests.support.broken_engines:{engine}")
     assert stage(run, "prepare").code == 0
     return run, stage(run, "rollout", 1)
 

@@ -1,6 +1,6 @@
 """An engine of the user's that takes fewer prompts than prepare does.
 
-``rollout.engine=refusing_engine:make_generator``
+``rollout.engine=tests.support.refusing_engine:make_generator``
 """
 
 from stages.engines import transformers

@@ -1,4 +1,4 @@
-"""Schedulers of conversations for tests, named ``schedulers:NAME`` in ``rollout.multi_turn.scheduler``."""
+"""Schedulers of conversations for tests: ``rollout.multi_turn.scheduler=tests.support.schedulers:NAME``."""
 
 import random
 import re
