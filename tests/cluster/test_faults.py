@@ -96,7 +96,10 @@ def test_jobs_are_preempted_cancelled_requeued_and_killed(
     """Where there is no accounting. A driver job that would repair the first iteration is killed too."""
     low, go = "scheduler.rollout.partition=rollout-low", tmp_path / "go"
     root = room_on(with_low_priority, tmp_path) / "run"
-    run = make_run(with_low_priority, root, *AT_WORK, low, gate("update", go))
+    longer = take(
+        "1", "rollout"
+    )  # the scheduler, which looks every two seconds, finds a rollout still at work
+    run = make_run(with_low_priority, root, *AT_WORK, *longer, low, gate("update", go))
     go.touch()
     run.submit()
     assert run.cluster.call("sacct").returncode != 0
