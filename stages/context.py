@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 from xxhash import xxh3_128_hexdigest
@@ -20,12 +20,13 @@ from pipeline.run.commits import (
     check_digest,
     check_sizes,
     is_unchanged,
+    read_record,
     require_record,
 )
 from pipeline.run.durable import digest_file, read_shared
 from pipeline.run.failures import FailureKind
 from pipeline.run.paths import RunPaths, TaskPaths
-from pipeline.run.plan import policy_maker
+from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.retention import check_is_kept
 from pipeline.run.shards import read_shard
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
@@ -55,6 +56,24 @@ class Result:
     schema: str
     policy_version: int
     metrics: Mapping[str, float]
+
+
+class StateWriter(Protocol):
+    """Writer of what learning needs to go on, behind the commit of the policy. Every rank has one."""
+
+    def detach(self) -> None:
+        """Copy this rank's part to the host's memory, if it has room for it, and give the devices back."""
+
+    def write(self, is_wanted: bool) -> tuple[FileEntry, ...]:
+        """Write this rank's part durably, under this attempt's own names.
+
+        Args:
+            is_wanted: on the first rank, whether this attempt's policy was committed. If not, all ranks
+                remove what they wrote.
+
+        Returns:
+            The files of all ranks, on the first rank; nothing on the others, and where not wanted.
+        """
 
 
 @dataclass
@@ -87,6 +106,8 @@ class Context:
     first_compute: float | None = None
     """Unix time at which a model began to compute; None before, and in tasks without a model."""
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    state_writer: StateWriter | None = None
+    """Writer of what the stage still has to write once its result is committed, set by the stage."""
     verifies: bool = True
     """Whether to hash directories that are read. With several ranks only the first does, for all."""
 
@@ -158,20 +179,44 @@ class Context:
         """Return the directory of a policy, every file of it verified. Version 0 is the user's model."""
         return self._directory(version, self.paths.policies) or self.source(self.config.model.policy)
 
+    def newest_state(self, version: int) -> int:
+        """Return the newest version, at most ``version``, that has a trainer's state; 0 needs none.
+
+        Iterations after it, up to ``version``, have to be learnt again from their shards, which gives the
+        state that was lost. Raises as :meth:`read`; NotCommitted where a fork's first state is gone.
+        """
+        while version > 0:
+            record = self.read(policy_maker(version))
+            if record.holds_state or read_record(self.paths, state_of(version)) is not None:
+                break
+            version -= 1
+        return version
+
+    def state_directory(self, version: int) -> Path | None:
+        """Return the directory of a trainer's state that was committed behind its policy, every file of it
+        verified; None for version 0 and where the policy's commit holds it."""
+        if version == 0 or self.read(policy_maker(version)).holds_state:
+            return None
+        return self._committed_folder(self.read(state_of(version)), self.paths.states)
+
     def critic_directory(self, version: int) -> Path | None:
-        """Return the directory of a critic; None for version 0, which starts from the configuration."""
+        """Return the directory of a critic that was committed with its policy; None where there is none, as
+        for version 0, which starts from the configuration."""
         return self._directory(version, self.paths.critics)
 
     def trainer_directory(self, version: int) -> Path | None:
-        """Return the directory of the trainer's state; None for version 0, which has none."""
+        """Return the directory of a trainer's state that was committed with its policy; None where there is
+        none."""
         return self._directory(version, self.paths.trainers)
 
     def _directory(self, version: int, parent: Path) -> Path | None:
-        """Return a directory that an update committed, its files verified; None for version 0. Raises Thinned
-        where retention removed it."""
+        """Return a directory that an update committed, its files verified; None where it committed none.
+        Raises Thinned where retention removed it."""
         record = self.read(policy_maker(version))
-        if version == 0:
-            return None
+        names = {entry.folder.split("/")[0] for entry in record.outputs}
+        return self._committed_folder(record, parent) if parent.name in names else None
+
+    def _committed_folder(self, record: Record, parent: Path) -> Path:
         check_is_kept(self.paths, record, parent.name)
         check_sizes(self.paths, record)
         folders = set()

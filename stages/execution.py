@@ -1,19 +1,24 @@
 """One attempt at a task: compute, and commit."""
 
+import contextlib
 import importlib
 import os
 import resource
 import socket
 import time
+from dataclasses import replace
 
 from pipeline.config.schema import Config
 from pipeline.plugins.load import make_importable
 from pipeline.run.commits import Record, is_of_the_past, opened_history, publish
 from pipeline.run.directory import Run, RunError, load_run
 from pipeline.run.engine_use import engines_of
+from pipeline.run.environment import COMMITTED, RELEASED
+from pipeline.run.plan import state_of
 from pipeline.run.seeds import derive_seed
-from pipeline.run.tasks import Stage, Task
-from stages.context import Context
+from pipeline.run.tasks import Stage, Task, task_key
+from stages.bell import ring
+from stages.context import Context, Result, StateWriter
 from stages.engines import engines_closed, needs_torch
 from stages.logs import log
 from stages.numerics import peak_gpu_memory, set_up_torch
@@ -29,11 +34,21 @@ def execute(arguments: Arguments, started: float) -> None:
     run = load_run(arguments.run_dir)
     check_is_planned(run, arguments.task)
     make_importable(run.identity.folder)
-    with opened_history(run.paths, arguments.task) as history, engines_closed():
-        compute_and_commit(run, arguments, started, history)
+    task = arguments.task
+    with contextlib.ExitStack() as stack:
+        history = stack.enter_context(opened_history(run.paths, task))
+        of_state = history
+        if task.stage is Stage.UPDATE:
+            of_state = stack.enter_context(opened_history(run.paths, state_of(task.iteration)))
+        stack.enter_context(engines_closed())
+        compute_and_commit(run, arguments, started, history, of_state)
 
 
-def compute_and_commit(run: Run, arguments: Arguments, started: float, history: int) -> None:
+def compute_and_commit(
+    run: Run, arguments: Arguments, started: float, history: int, state_history: int
+) -> None:
+    """Compute and publish. ``history`` and ``state_history`` are the folders of the task and of the state
+    behind it, from :func:`opened_history`."""
     config, task = run.config, arguments.task
     context = Context(run.paths, config, task, arguments.attempt)
     names = (task.stage, task.pool) if task.pool else (task.stage,)
@@ -42,11 +57,19 @@ def compute_and_commit(run: Run, arguments: Arguments, started: float, history: 
     if uses_torch:
         set_up_torch(num_threads(config, task.stage), seed)
     result = importlib.import_module(f"stages.tasks.{task.stage}").run(arguments.task, context)
-    if result is None:  # another rank has it, and publishes
-        return
-    record = Record(
-        task=arguments.task,
-        attempt=arguments.attempt,
+    record = None
+    if result is not None:  # else another rank has it, and publishes
+        metrics = {**result.metrics, **measured(context, started, uses_torch)}
+        record = replace(record_of(context, result, started, seed), metrics=metrics)
+        record = commit(context, record, history)
+    if context.state_writer is not None:
+        commit_state(context, context.state_writer, record, state_history)
+
+
+def record_of(context: Context, result: Result, started: float, seed: int) -> Record:
+    return Record(
+        task=context.task,
+        attempt=context.attempt,
         outputs=result.outputs,
         inputs=context.lineage,
         policy_version=result.policy_version,
@@ -58,12 +81,46 @@ def compute_and_commit(run: Run, arguments: Arguments, started: float, history: 
         host=socket.gethostname(),
         pid=os.getpid(),
         job_id=os.environ.get("SLURM_JOB_ID", ""),
-        metrics={**result.metrics, **measured(context, started, uses_torch)},
+        promises_state=context.state_writer is not None,
     )
-    outcome = "committed" if publish(run.paths, record, history) else "another attempt was first"
-    if is_of_the_past(run.paths, task, history):
+
+
+def commit(context: Context, record: Record, history: int) -> Record | None:
+    """Publish the task's record. Returns it if it won, and the run has not gone back meanwhile."""
+    task, has_won = record.task, publish(context.paths, record, history)
+    outcome = "committed" if has_won else "another attempt was first"
+    if is_of_the_past(context.paths, task, history):
         outcome = "the run has gone back meanwhile, and what this attempt made was moved aside"
+        has_won = False
+    elif has_won:
+        ring(COMMITTED)
     log.info(f"{task}: {outcome}: {describe(record)}")
+    return record if has_won else None
+
+
+def commit_state(context: Context, writer: StateWriter, update: Record | None, history: int) -> None:
+    """Write and commit the trainer's state behind its policy. A failure loses the state, not the update.
+
+    Args:
+        update: record of the update, on the first rank, if it was committed.
+        history: descriptor of the state's folder from :func:`opened_history`.
+    """
+    started = time.time()
+    try:
+        writer.detach()
+        ring(RELEASED)
+        files = writer.write(is_wanted=update is not None)
+        if update is None or not files:  # another rank publishes, or another attempt was first
+            return
+        lineage = {task_key(update.task): update.fingerprint}
+        state = replace(update, task=state_of(update.policy_version), outputs=files, inputs=lineage)
+        state = replace(state, started=started, ended=time.time(), metrics={}, promises_state=False)
+        publish(context.paths, state, history)
+    except Exception:  # whatever it is: the policy is committed, and what follows can make the state again
+        log.exception(f"{context.task}: the trainer's state was not saved; the policy is committed:")
+        return
+    size, seconds = sum(entry.bytes for entry in files), state.ended - started
+    log.info(f"{context.task}: state committed: {size / 2**30:.2f} GiB in {seconds:.2f} s")
 
 
 def check_is_planned(run: Run, task: Task) -> None:

@@ -9,12 +9,12 @@ import importlib
 import os
 
 from pipeline.run.environment import TASK_ENVIRONMENT
-from pipeline.run.tasks import Stage
+from pipeline.run.tasks import WORK_STAGES
 
 MODULES = (
     "stages.execution",
     "stages.failures",
-    *(f"stages.tasks.{stage}" for stage in Stage),
+    *(f"stages.tasks.{stage}" for stage in WORK_STAGES),
     # a forked process imports the driver's main module
     "pipeline.cli.app",
 )

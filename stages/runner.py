@@ -18,7 +18,7 @@ from pipeline.run.commits import read_record
 from pipeline.run.durable import is_there
 from pipeline.run.environment import TASK_ENVIRONMENT
 from pipeline.run.paths import RunPaths
-from pipeline.run.tasks import Stage, Task
+from pipeline.run.tasks import WORK_STAGES, Stage, Task
 from stages.logs import log, set_up_log
 from stages.preemption import listen
 
@@ -64,7 +64,7 @@ def is_committed(arguments: Arguments) -> bool:
 
 def parse(argv: Sequence[str]) -> Arguments:
     parser = argparse.ArgumentParser(prog="python -m stages", description="Run one task of a run.")
-    parser.add_argument("stage", choices=[str(stage) for stage in Stage])
+    parser.add_argument("stage", choices=[str(stage) for stage in WORK_STAGES])
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--iteration", type=int, default=0)
     parser.add_argument("--shard", type=int, default=0)

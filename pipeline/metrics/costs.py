@@ -11,7 +11,7 @@ from pipeline.run.control import read_control
 from pipeline.run.directory import Run
 from pipeline.run.journal import Row
 from pipeline.run.submissions import Ledger, Submission
-from pipeline.run.tasks import Stage
+from pipeline.run.tasks import WORK_STAGES
 from pipeline.text import duration, shortened
 from slurm.accounting import Record, Usage, read_records, summarize
 from slurm.commands import SlurmError
@@ -22,7 +22,7 @@ Key = tuple[int, str]
 
 _PASS_PATIENCE = 10.0
 """Seconds that a pass, which holds the lease, waits for sacct; a row without these numbers is acceptable."""
-_ORDER: tuple[str, ...] = (*Stage, DRIVER)
+_ORDER: tuple[str, ...] = (*WORK_STAGES, DRIVER)
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from pipeline.run.records import find_frontier, recorded
 from pipeline.run.retention import Thinned, check_is_kept, in_words, kept_versions, read_best
 from pipeline.run.submissions import Ledger
 from pipeline.run.superseded import fresh_folder, move_folder, move_history
-from pipeline.run.tasks import Stage, Task, task_key
+from pipeline.run.tasks import WORK_STAGES, Stage, Task, task_key
 from pipeline.tracking.state import rewind
 from slurm.sharedfiles import is_there
 
-_STAGES = tuple(Stage)[1:]
+_STAGES = WORK_STAGES[1:]
 """Stages of an iteration, in order."""
 
 

@@ -93,6 +93,9 @@ class Record:
     pid: int
     job_id: str
     metrics: Mapping[str, float] = field(default_factory=dict)
+    promises_state: bool = False
+    """Of an update: whether its attempt commits a state of the trainer (:func:`pipeline.run.plan.state_of`)
+    behind this record. Where it does not, there is none, or ``outputs`` hold it."""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -105,6 +108,11 @@ class Record:
             for entry in self.outputs
         ]
         return xxhash.xxh3_128_hexdigest("\n".join(sorted(lines)).encode())
+
+    @property
+    def holds_state(self) -> bool:
+        """Whether an update committed the trainer's state with its policy, as trainers of users may."""
+        return any(entry.folder.startswith("trainer/") for entry in self.outputs)
 
     def output(self, part: str = "", suffix: str = "arrow") -> FileEntry:
         """Return the data file with this part and suffix (:meth:`TaskPaths.data`); the main one has no part.

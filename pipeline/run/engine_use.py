@@ -8,7 +8,7 @@ from pipeline.config.engines import Engine
 from pipeline.config.reward import Component, RewardModelConfig
 from pipeline.config.schema import Config
 from pipeline.config.update import TrainingEngine
-from pipeline.run.tasks import Stage
+from pipeline.run.tasks import WORK_STAGES, Stage
 
 
 def engines_of(config: Config, stage: Stage, pool: str = "") -> Iterator[tuple[str, str]]:
@@ -39,7 +39,7 @@ def _scored_by(config: Config, stage: Stage, pool: str) -> Mapping[str, Componen
 def all_engines(config: Config) -> set[str]:
     """Return every engine and trainer that any task computes with."""
     pools = ("", *config.reward.pools)
-    return {name for stage in Stage for pool in pools for _, name in engines_of(config, stage, pool)}
+    return {name for stage in WORK_STAGES for pool in pools for _, name in engines_of(config, stage, pool)}
 
 
 def uses_torch(config: Config) -> bool:

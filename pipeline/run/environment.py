@@ -21,3 +21,8 @@ TASK_ENVIRONMENT = {
     "GOMP_SPINCOUNT": "3000",
 }
 """Variables by name; to be set before torch is imported."""
+
+BELL = "SLURM_PPO_BELL"
+"""Variable that names the file descriptor of a task's bell, for whoever started it (:mod:`stages.bell`)."""
+COMMITTED, RELEASED = b"c", b"r"
+"""What a bell says: the task's result is committed; its devices are free, and only files are still written."""

@@ -49,8 +49,11 @@ class RunPaths:
     superseded = _Below("superseded")
     compiled = _Below("cache", "compiled")
     policies = _Below("policy")
+    states = _Below("state")
+    """What learning needs to go on from a policy, one folder for each attempt that wrote some."""
     critics = _Below("critic")
     trainers = _Below("trainer")
+    """Critics and trainer states of runs and trainers that commit them with the policy."""
     slurm = _Below("slurm")
     control = _Below("slurm", "control.json")
     iterations = _Below("iterations")
@@ -118,6 +121,9 @@ class TaskPaths:
 
     def policy(self, attempt: str) -> Path:
         return self.run.policies / f"{self.task.iteration:05d}.{attempt}"
+
+    def state(self, attempt: str) -> Path:
+        return self.run.states / f"{self.task.iteration:05d}.{attempt}"
 
     def critic(self, attempt: str) -> Path:
         return self.run.critics / f"{self.task.iteration:05d}.{attempt}"

@@ -126,5 +126,10 @@ def policy_maker(version: int) -> Task:
     return Task(version, Stage.UPDATE) if version > 0 else PREPARE
 
 
+def state_of(version: int) -> Task:
+    """Return the task under which the trainer's state of a version is committed (:attr:`Stage.STATE`)."""
+    return Task(version, Stage.STATE)
+
+
 def unique(*tasks: Task) -> tuple[Task, ...]:
     return tuple(dict.fromkeys(tasks))

@@ -24,7 +24,10 @@ class Stage(StrEnum):
     """Scoring of responses with the other components, sum over all of them, and the reference's
     log-probabilities."""
     UPDATE = "update"
-    """Training of policy and critic on the scored responses."""
+    """Training of policy and critic on the scored responses; commits the policy."""
+    STATE = "state"
+    """What learning needs to go on (critic, moments, counters): a cache, committed by the update's attempt
+    behind its policy. No plan has it, and no task of its own makes it."""
     EVALUATE = "evaluate"
     """Greedy generation on held-out prompts, and scoring."""
 
@@ -47,6 +50,10 @@ class Stage(StrEnum):
     def position(self) -> int:
         """Place in the order of an iteration: no task reads what a later stage makes."""
         return list(Stage).index(self)
+
+
+WORK_STAGES = tuple(stage for stage in Stage if stage is not Stage.STATE)
+"""Stages whose tasks a plan has."""
 
 
 class Task(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.metrics.catalogue import METRICS, SAMPLE_TABLE, Metric, Section
 from pipeline.metrics.charts import CHARTS, Chart
-from pipeline.run.tasks import Stage
+from pipeline.run.tasks import WORK_STAGES, Stage
 
 NAME = "slurm-ppo"
 """Initial name of the workspace; people may rename it."""
@@ -33,7 +33,7 @@ _COLUMNS = ("summary:iteration", "summary:reward/mean", "summary:evaluate/reward
 """Columns pinned in the list of runs."""
 _MOST_PINNED = 20
 """Most runs that W&B keeps in view (pinned) at once."""
-_JOB_KINDS = f"({'|'.join(s for s in Stage if s is not Stage.SCORE)}|{Stage.SCORE}-[^/]+)"
+_JOB_KINDS = f"({'|'.join(s for s in WORK_STAGES if s is not Stage.SCORE)}|{Stage.SCORE}-[^/]+)"
 _STANDS_FOR = {"seconds/*": _JOB_KINDS}
 """Pattern for ``*`` where other metrics would match, too; elsewhere it is anything without a slash."""
 

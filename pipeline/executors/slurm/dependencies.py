@@ -12,10 +12,10 @@ from pipeline.config.job_kinds import DRIVER, EVALUATION_DRIVER
 from pipeline.config.scheduler import StreamingDependency
 from pipeline.orchestrate.reconcile import Observation
 from pipeline.run.plan import Plan
-from pipeline.run.tasks import Stage, Task
+from pipeline.run.tasks import WORK_STAGES, Stage, Task
 
 NEVER = "DependencyNeverSatisfied"
-CHAIN = tuple(Stage)[:-1]
+CHAIN = WORK_STAGES[:-1]
 """Stages in order, each reading what the one before made. Evaluation is outside: no stage reads it."""
 
 IsCommitted = Callable[[Task], bool]
