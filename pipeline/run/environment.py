@@ -25,4 +25,4 @@ TASK_ENVIRONMENT = {
 BELL = "SLURM_PPO_BELL"
 """Variable that names the file descriptor of a task's bell, for whoever started it (:mod:`stages.bell`)."""
 COMMITTED, RELEASED = b"c", b"r"
-"""What a bell says: the task's result is committed; its devices are free, and only files are still written."""
+"""What a bell says: the result is committed; the devices are free, and only files are still written."""
