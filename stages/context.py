@@ -3,7 +3,7 @@
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ from xxhash import xxh3_128_hexdigest
 
 from pipeline.config.issue import UserError as UserError  # for stages, engines and trainers to raise
 from pipeline.config.schema import Config
+from pipeline.run.chunks import LISTING, listed, read_rows
 from pipeline.run.commits import (
     FileEntry,
     Record,
@@ -142,6 +143,14 @@ class Context:
     def table(self, task: Task, schema: pa.Schema, part: str = "") -> pa.Table:
         """Return one Arrow file of an input, verified."""
         return read_shard(self.paths, self.read(task), schema, part)
+
+    def rows(self, task: Task, schema: pa.Schema, indices: Sequence[int]) -> pa.Table:
+        """Return rows of an input's main Arrow file, in the order of ``indices``; only the chunks that hold
+        them are read and verified, if the input was committed in chunks, else the whole file."""
+        record = self.read(task)
+        if record.find_output(LISTING, "json"):
+            return read_rows(self.paths, record, schema, listed(self.json(task, LISTING)), indices)
+        return read_shard(self.paths, record, schema).take(pa.array(indices, pa.int64()))
 
     def json(self, task: Task, part: str) -> dict[str, Any]:
         """Return one JSON file of an input, verified."""
