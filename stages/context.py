@@ -24,13 +24,14 @@ from pipeline.run.commits import (
     read_record,
     require_record,
 )
-from pipeline.run.durable import digest_file, read_shared
+from pipeline.run.durable import read_shared
 from pipeline.run.failures import FailureKind
 from pipeline.run.paths import RunPaths, TaskPaths
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.retention import check_is_kept
 from pipeline.run.shards import read_shard
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
+from stages.verification import verify_files, verify_once
 
 
 class NumericalError(RuntimeError):
@@ -228,12 +229,11 @@ class Context:
     def _committed_folder(self, record: Record, parent: Path) -> Path:
         check_is_kept(self.paths, record, parent.name)
         check_sizes(self.paths, record)
-        folders = set()
-        for entry in record.outputs:
-            path = self.paths.root / entry.path
-            if path.is_relative_to(parent):
-                if self.verifies:
-                    check_digest(record, entry, *digest_file(path))
-                folders.add(parent / path.relative_to(parent).parts[0])
+        entries = [e for e in record.outputs if (self.paths.root / e.path).is_relative_to(parent)]
+        if self.verifies:
+            # every element of a node reads the policy
+            verify = verify_once if parent == self.paths.policies else verify_files
+            verify(self.paths, record, entries)
+        folders = {self.paths.root / entry.folder for entry in entries}
         assert len(folders) == 1, f"{record.task} committed {folders}"
         return folders.pop()

@@ -26,8 +26,8 @@ LISTING = "chunks"
 """Part of the name of the JSON file that lists the chunks of a commit's main Arrow file."""
 
 _ROWS = 64
-"""Rows of a chunk. Whoever wants a few rows reads so many for each, and the listing of some 60 bytes a chunk: for
-a hundred of a million prompts, of 1 kB each, 6 MB and 1 MB."""
+"""Rows of a chunk. Whoever wants a few rows reads so many for each, and the listing of some 60 bytes a chunk:
+for a hundred of a million prompts of 1 kB, 6 MB and 1 MB."""
 
 _MAGIC = 8
 """Bytes before the stream in an Arrow file."""
