@@ -4,7 +4,7 @@
 
 Each measurement is a process of its own, in turn with those of another checkout of this project, if one is
 given. Memory is what the process has more, at most and at the end, than before it began to read; the kernel
-counts it. Shards have no texts, which would only make Arrow's bytes more. The page cache is warm.
+counts it, and what is loaded at first use does not count. The page cache is warm.
 """
 
 import argparse
@@ -31,6 +31,8 @@ from pipeline.run.tasks import Stage, Task
 
 PROMPT = 100
 """Tokens of a prompt."""
+WARM_UP = 2
+"""Iteration of a few rows."""
 MEASURES = ("read and make", "make, of tables that are there")
 
 
@@ -41,8 +43,9 @@ def commit(paths: RunPaths, task: Task, table: pa.Table) -> int:
     return entry.bytes
 
 
-def commit_shard(paths: RunPaths, shard: int, rows: int, tokens: int) -> int:
+def commit_shard(paths: RunPaths, iteration: int, shard: int, rows: int, given: argparse.Namespace) -> int:
     """Write a rollout shard and its reward shard, all responses of one length; return their bytes."""
+    tokens = given.tokens
     draw = np.random.default_rng(shard)
     ids = {
         "prompt_id": [f"prompt-{shard}-{i // 4}" for i in range(rows)],
@@ -55,18 +58,18 @@ def commit_shard(paths: RunPaths, shard: int, rows: int, tokens: int) -> int:
         "rollout_logprobs": lists(-draw.random(rows * tokens, dtype=np.float32), tokens),
         "finish_reason": ["stop"] * rows,
         "num_turns": np.ones(rows, np.int32),
-        "prompt_text": [""] * rows,
+        "prompt_text": ["x" * given.letters * PROMPT] * rows,
         "prompt_messages": pa.nulls(rows, pa.string()),
-        "response_text": [""] * rows,
+        "response_text": ["x" * given.letters * tokens] * rows,
         "response_messages": pa.nulls(rows, pa.string()),
     }
     reward = ids | {
         "reward": draw.random(rows, dtype=np.float32),
         "reference_logprobs": lists(-draw.random(rows * tokens, dtype=np.float32), tokens),
     }
-    return commit(paths, Task(1, Stage.ROLLOUT, shard), conform(rollout, ROLLOUT)) + commit(
-        paths, Task(1, Stage.REWARD, shard), conform(reward, REWARD)
-    )
+    tasks = (Task(iteration, stage, shard) for stage in (Stage.ROLLOUT, Stage.REWARD))
+    tables = conform(rollout, ROLLOUT), conform(reward, REWARD)
+    return sum(commit(paths, task, table) for task, table in zip(tasks, tables, strict=True))
 
 
 def lists(values: np.ndarray, length: int) -> pa.Array:
@@ -100,12 +103,18 @@ def measure(root: Path, num_shards: int, what: str) -> dict[str, float]:
 
     settings: Any = SimpleNamespace(rollout=SimpleNamespace(num_shards=num_shards))
     context = Context(RunPaths(root), settings, Task(1, Stage.UPDATE), "1-bench")
-    if what == MEASURES[0]:
-        read = getattr(experience, "read_experience", None)  # older checkouts have two steps
-        made = lambda: experience.build_experience(*read_shards(context, 1))  # noqa: E731
-        return measured(made if read is None else lambda: read(context, 1))
-    tables = read_shards(context, 1)
-    return measured(lambda: experience.build_experience(*tables))
+    if what == MEASURES[1]:
+        tables = read_shards(context, 1)
+        experience.build_experience(*read_shards(context, WARM_UP))
+        return measured(lambda: experience.build_experience(*tables))
+
+    def read(iteration: int) -> Any:
+        if hasattr(experience, "read_experience"):
+            return experience.read_experience(context, iteration)
+        return experience.build_experience(*read_shards(context, iteration))  # older checkouts
+
+    read(WARM_UP)
+    return measured(lambda: read(1))
 
 
 # --- here ---
@@ -129,8 +138,8 @@ def in_child(checkout: Path, root: Path, num_shards: int, what: str) -> dict[str
 
 def report(name: str, found: list[dict[str, float]], num_bytes: int) -> None:
     middle = {key: statistics.median(one[key] for one in found) for key in found[0]}
-    told = " ".join(f"{key} {middle[key] / num_bytes:5.2f}" for key in ("peak", "kept"))
-    print(f"{name:<52} {told} x Arrow's bytes, {middle['seconds']:6.2f} s")
+    told = [f"{key} {middle[key] / 1e6:5.0f} MB ({middle[key] / num_bytes:.2f})" for key in ("peak", "kept")]
+    print(f"{name:<40} {', '.join(told)}, {middle['seconds']:5.2f} s")
 
 
 def parse() -> argparse.Namespace:
@@ -138,6 +147,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--tokens", type=int, default=1_000)
     parser.add_argument("--shards", type=int, default=8)
+    parser.add_argument("--letters", type=int, default=4, help="of a token's text")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--before", type=Path, help="another checkout to compare with")
     parser.add_argument("--folder", type=Path, help="where to write; default: the temporary folder")
@@ -154,9 +164,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         paths = RunPaths(Path(folder))
         rows = given.rows // given.shards
-        sizes = [commit_shard(paths, shard, rows, given.tokens) for shard in range(given.shards)]
-        print(f"{rows * given.shards} responses of {given.tokens} tokens in {given.shards} shards: "
-              f"{sum(sizes) / 1e6:.0f} MB")  # fmt: skip
+        for shard in range(given.shards):
+            commit_shard(paths, WARM_UP, shard, 4, given)
+        sizes = [commit_shard(paths, 1, shard, rows, given) for shard in range(given.shards)]
+        print(f"{rows * given.shards} responses in {given.shards} shards: {sum(sizes) / 1e6:.0f} MB")
         for what in MEASURES:
             found: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
             for _ in range(given.rounds):

@@ -86,6 +86,7 @@ def read_experience(context: Context, iteration: int) -> Experience:
     """
     num_shards = context.config.rollout.num_shards
     parts = [_part_of(*read_pair(context, iteration, shard)) for shard in range(num_shards)]
+    pa.default_memory_pool().release_unused()  # the files' memory, which Arrow would keep for later ones
     check_has_responses(iteration, sum(len(part.prompt_ids) + len(part.greedy_ids) for part in parts))
     return _joined(parts, [shard for shard, part in enumerate(parts) for _ in part.prompt_ids])
 
@@ -98,27 +99,14 @@ def build_experience(responses: pa.Table, rewards: pa.Table, shards: Sequence[in
 
 
 @dataclass(frozen=True)
-class _Lists:
-    """A column of lists, copied from Arrow."""
-
-    lengths: np.ndarray
-    """[rows]"""
-    values: np.ndarray
-    """Values of all rows, end to end."""
-
-    def views(self) -> list[np.ndarray]:
-        bounds = [0, *self.lengths.cumsum().tolist()]
-        return [self.values[start:stop] for start, stop in itertools.pairwise(bounds)]
-
-
-@dataclass(frozen=True)
 class _Part:
     """What the learner needs of some rows. Nothing in it holds on to the tables that it was made from."""
 
     prompt_ids: list[str]
-    lists: dict[str, _Lists]
-    """Per-token columns of what was sampled, by name. Taken out when their matrix is made, so that no column
-    is in memory twice."""
+    rows: list[Row]
+    matrices: dict[str, Tensor]
+    """[rows, longest] of each per-token column, by name. Taken out when all parts' are put together, so that
+    no number is in memory twice."""
     outcome: Outcome
     greedy_ids: list[str]
     greedy: Outcome
@@ -127,24 +115,26 @@ class _Part:
     rewards: pa.Table
 
 
-_OF_ROLLOUT = ("prompt_tokens", "response_tokens", "response_mask", "rollout_logprobs")
-_REFERENCE = "reference_logprobs"
+_MASK, _ROLLOUT, _REFERENCE = "response_mask", "rollout_logprobs", "reference_logprobs"
 _FOR_METRICS = ("sample_index", "finish_reason", "num_turns")
 
 
 def _part_of(responses: pa.Table, rewards: pa.Table) -> _Part:
     sampled = is_sampled(responses)
     is_all = pc.all(sampled).as_py()
-    columns = [*(responses[name] for name in _OF_ROLLOUT), rewards[_REFERENCE]]
-    lists = {}
-    for name, column in zip((*_OF_ROLLOUT, _REFERENCE), columns, strict=True):
-        kept = column if is_all else column.filter(sampled)
-        if not kept.null_count:
-            lists[name] = _lists_of(kept)
+
+    def kept(table: pa.Table, name: str) -> pa.ChunkedArray:
+        return table[name] if is_all else table[name].filter(sampled)
+
+    prompts, tokens = (_lists(kept(responses, name)) for name in ("prompt_tokens", "response_tokens"))
+    matrices = {name: _padded(kept(responses, name)) for name in (_MASK, _ROLLOUT)}
+    if not (reference := kept(rewards, _REFERENCE)).null_count:
+        matrices[_REFERENCE] = _padded(reference)
     others = pc.invert(sampled)
     return _Part(
         prompt_ids=responses["prompt_id"].filter(sampled).to_pylist(),
-        lists=lists,
+        rows=[Row(prompt, response) for prompt, response in zip(prompts, tokens, strict=True)],
+        matrices=matrices,
         outcome=_outcome_of(responses, rewards, sampled),
         greedy_ids=responses["prompt_id"].filter(others).to_pylist(),
         greedy=_outcome_of(responses, rewards, others),
@@ -157,15 +147,14 @@ def _joined(parts: Sequence[_Part], shards: Sequence[int]) -> Experience:
     """Put parts together; ``shards`` [N] is each response's shard."""
     ids = [prompt_id for part in parts for prompt_id in part.prompt_ids]
     index = {prompt_id: i for i, prompt_id in enumerate(dict.fromkeys(ids))}
-    prompts, responses = (list(_views(parts, name)) for name in _OF_ROLLOUT[:2])
-    has_reference = all(_REFERENCE in part.lists for part in parts)
+    has_reference = all(_REFERENCE in part.matrices for part in parts)
     return Experience(
-        rows=[Row(prompt, response) for prompt, response in zip(prompts, responses, strict=True)],
+        rows=[row for part in parts for row in part.rows],
         prompt_ids=ids,
         shards=shards,
-        mask=_padded(parts, "response_mask", np.bool_),
-        rollout_log_probs=_padded(parts, "rollout_logprobs", np.float32),
-        reference_log_probs=_padded(parts, _REFERENCE, np.float32) if has_reference else None,
+        mask=_stacked(parts, _MASK),
+        rollout_log_probs=_stacked(parts, _ROLLOUT),
+        reference_log_probs=_stacked(parts, _REFERENCE) if has_reference else None,
         outcome=_together([part.outcome for part in parts]),
         greedy=_greedy_of(parts, ids),
         groups=torch.tensor([index[prompt_id] for prompt_id in ids]),
@@ -204,27 +193,45 @@ def _together(outcomes: Sequence[Outcome]) -> Outcome:
     return Outcome(torch.cat(scores), torch.cat(lengths), torch.cat(ended))
 
 
-def _lists_of(column: pa.ChunkedArray) -> _Lists:
-    """Copy a column of lists without nulls, chunk by chunk into one array that can be written to, as torch
-    wants those that it looks into."""
-    chunks = column.chunks or [pa.array([], column.type)]
-    lengths = [np.diff(chunk.offsets.to_numpy()) for chunk in chunks]
-    values = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks]
-    return _Lists(np.concatenate(lengths), np.concatenate(values))
+def _lists(column: pa.ChunkedArray) -> list[np.ndarray]:
+    """Return the lists of a column as views of one array, copied from Arrow's: torch warns of those that cannot
+    be written to."""
+    bounds = [0, *_lengths(column).cumsum().tolist()]
+    values = np.concatenate([*_values(column), np.empty(0, np.int32)])
+    return [values[start:stop] for start, stop in itertools.pairwise(bounds)]
 
 
-def _views(parts: Sequence[_Part], name: str) -> Iterator[np.ndarray]:
-    """Yield the lists of a column, row by row."""
-    for part in parts:
-        yield from part.lists.pop(name).views()
-
-
-def _padded(parts: Sequence[_Part], name: str, dtype: type[np.generic]) -> Tensor:
-    """Make [N, T] of a column of lists, with zeros after each row's end, and let go of the lists."""
-    lengths = [part.lists[name].lengths for part in parts]
-    width = max(int(some.max(initial=0)) for some in lengths)
-    matrix = np.zeros((sum(map(len, lengths)), width), dtype)
-    for part, block in zip(parts, np.split(matrix, np.cumsum([len(some) for some in lengths])), strict=False):
-        lists = part.lists.pop(name)
-        block[np.arange(width) < lists.lengths[:, None]] = lists.values
+def _padded(column: pa.ChunkedArray) -> Tensor:
+    """Make [rows, longest] of a column of lists, with zeros after each row's end."""
+    lengths, row = _lengths(column), 0
+    dtype = np.bool_ if pa.types.is_boolean(column.type.value_type) else np.float32
+    matrix = np.zeros((len(lengths), lengths.max(initial=0)), dtype)
+    for chunk, values in zip(column.chunks, _values(column), strict=True):
+        rows = slice(row, row + len(chunk))
+        matrix[rows][np.arange(matrix.shape[1]) < lengths[rows, None]] = values
+        row += len(chunk)
     return torch.from_numpy(matrix)
+
+
+def _lengths(column: pa.ChunkedArray) -> np.ndarray:
+    """Return [rows] the lengths of a column's lists, none of which is null."""
+    return np.concatenate([np.empty(0, np.int64), *(np.diff(chunk.offsets) for chunk in column.chunks)])
+
+
+def _values(column: pa.ChunkedArray) -> Iterator[np.ndarray]:
+    """Yield the values of each chunk's lists, end to end."""
+    return (chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks)
+
+
+def _stacked(parts: Sequence[_Part], name: str) -> Tensor:
+    """Put the parts' matrices of one column below each other, [N, T], and let go of them."""
+    if len(parts) == 1:
+        return parts[0].matrices.pop(name)
+    shapes = [part.matrices[name].shape for part in parts]
+    height, width = sum(rows for rows, _ in shapes), max(longest for _, longest in shapes)
+    whole, row = torch.zeros(height, width, dtype=parts[0].matrices[name].dtype), 0
+    for part in parts:
+        block = part.matrices.pop(name)
+        whole[row : row + len(block), : block.shape[1]] = block
+        row += len(block)
+    return whole
