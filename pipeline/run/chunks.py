@@ -67,8 +67,8 @@ def write_in_chunks(
 ) -> tuple[FileEntry, list[Chunk]]:
     """Write ``table`` as :func:`pipeline.run.shards.write_shard`, in chunks of at most ``rows``."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with removed_on_error(_FileInChunks(path)) as sink:
-        chunks = []
+    sink, chunks = _FileInChunks(path), []
+    with removed_on_error(sink):
         with pa.ipc.new_file(pa.PythonFile(sink, mode="w"), table.schema) as writer:
             for batch in table.to_batches(max_chunksize=rows):
                 writer.write_batch(batch)

@@ -65,11 +65,11 @@ class HashingFile:
 
 
 @contextlib.contextmanager
-def removed_on_error(sink: HashingFile) -> Iterator[HashingFile]:
+def removed_on_error(sink: HashingFile) -> Iterator[None]:
     """Close a file at the block's end; after an OSError, which then names it, remove it."""
     try:
         with naming(sink.path):
-            yield sink
+            yield
     except OSError:
         sink.path.unlink()  # the part that was written would only keep a full disk full
         raise
@@ -81,7 +81,8 @@ def write_shard(paths: RunPaths, path: Path, table: pa.Table) -> FileEntry:
     """Write ``table`` durably under an attempt's own name. The folder is made when it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows_per_batch = max(1, table.num_rows * _BATCH_BYTES // max(1, table.nbytes))
-    with removed_on_error(HashingFile(path)) as sink:
+    sink = HashingFile(path)
+    with removed_on_error(sink):
         with pa.ipc.new_file(pa.PythonFile(sink, mode="w"), table.schema) as writer:
             writer.write_table(table, max_chunksize=rows_per_batch)
         return sink.finish(paths.relative(path))

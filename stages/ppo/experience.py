@@ -194,8 +194,8 @@ def _together(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def _lists(column: pa.ChunkedArray) -> list[np.ndarray]:
-    """Return the lists of a column as views of one array, copied from Arrow's: torch warns of those that cannot
-    be written to."""
+    """Return the lists of a column as views of one array. It is a copy: torch warns of arrays that cannot be
+    written to."""
     bounds = [0, *_lengths(column).cumsum().tolist()]
     values = np.concatenate([*_values(column), np.empty(0, np.int32)])
     return [values[start:stop] for start, stop in itertools.pairwise(bounds)]
@@ -229,9 +229,10 @@ def _stacked(parts: Sequence[_Part], name: str) -> Tensor:
         return parts[0].matrices.pop(name)
     shapes = [part.matrices[name].shape for part in parts]
     height, width = sum(rows for rows, _ in shapes), max(longest for _, longest in shapes)
-    whole, row = torch.zeros(height, width, dtype=parts[0].matrices[name].dtype), 0
+    dtype = parts[0].matrices[name].numpy().dtype
+    whole, row = np.zeros((height, width), dtype), 0  # numpy's, whose memory is not touched before its turn
     for part in parts:
-        block = part.matrices.pop(name)
+        block = part.matrices.pop(name).numpy()
         whole[row : row + len(block), : block.shape[1]] = block
         row += len(block)
-    return whole
+    return torch.from_numpy(whole)
