@@ -1,13 +1,14 @@
 """A rollout reads its own prompts of the file that prepare wrote, and nothing else changes by that."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pipeline.run.chunks import LISTING, listing, write_in_chunks
+from pipeline.run.chunks import LISTING, listed, listing, write_in_chunks
 from pipeline.run.commits import CorruptData, Record, hash_file, publish, read_record, verify_outputs
 from pipeline.run.directory import Run, load_run
 from pipeline.run.schemas import PROMPTS, ROLLOUT
@@ -40,8 +41,8 @@ def commit_prompts(run: Run, rows: int | None) -> None:
         (paths.root / chunks.path).unlink()
         new = [write_shard(paths, files.data(record.attempt), table)]
     else:
-        entry, listed = write_in_chunks(paths, files.data(record.attempt), table, rows)
-        (paths.root / chunks.path).write_text(json.dumps(listing(listed)))
+        entry, parts = write_in_chunks(paths, files.data(record.attempt), table, rows)
+        (paths.root / chunks.path).write_text(json.dumps(listing(parts)))
         new = [entry, hash_file(paths, paths.root / chunks.path)]
     files.record.unlink()
     assert publish(paths, replace(record, outputs=(*new, *others)))
@@ -65,11 +66,14 @@ def test_a_rollout_is_the_same_whatever_the_chunks_of_its_prompts(run, rows):
 def test_what_is_spoilt_for_one_rollout_is_not_for_the_other(run):
     """Each reads and verifies its own prompts; the driver, asked about the file, hashes all of it."""
     commit_prompts(run, rows=1)
-    path = run.paths.root / prepared(run).output().path
-    place = path.read_bytes().index(first_text(run, shard=1).encode())
-    with path.open("r+b") as file:
-        file.seek(place)
-        file.write(b"~")
+    entry, context = prepared(run).output(), Context(run.paths, run.config, PREPARE, "9-look")
+    chunks = listed(context.json(PREPARE, LISTING))
+    chunk = chunks[max(rows_of(run, shard=1))]
+    with (run.paths.root / entry.path).open("r+b") as file:
+        file.seek(chunk.start + chunk.bytes // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
     assert rolled_out(run, 0) == read_record(run.paths, Task(1, Stage.ROLLOUT, 0)).output().xxh3_128
     with pytest.raises(CorruptData, match=r"prompts\.[\w-]+\.arrow, bytes \d+ to \d+") as caught:
         rolled_out(run, 1)
@@ -78,10 +82,11 @@ def test_what_is_spoilt_for_one_rollout_is_not_for_the_other(run):
         verify_outputs(run.paths, prepared(run))
 
 
-def first_text(run: Run, shard: int) -> str:
-    """Text of a shard's first prompt."""
-    rows = read_shard(run.paths, read_record(run.paths, Task(1, Stage.ROLLOUT, shard)), ROLLOUT)
-    return rows["prompt_text"][0].as_py()
+def rows_of(run: Run, shard: int) -> list[int]:
+    """The rows of the prompts that a shard of the first iteration has."""
+    ids = read_shard(run.paths, prepared(run), PROMPTS)["prompt_id"].to_pylist()
+    dealt = read_shard(run.paths, read_record(run.paths, Task(1, Stage.ROLLOUT, shard)), ROLLOUT)
+    return [ids.index(prompt_id) for prompt_id in dealt["prompt_id"].to_pylist()]
 
 
 @pytest.mark.parametrize("part", ["", LISTING])
