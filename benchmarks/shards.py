@@ -3,10 +3,12 @@
     python benchmarks/shards.py [--megabytes 256] [--rounds 7] [--folder DIR]
 
 Prints GB/s (10^9 bytes) as medians and the median of the ratios pair by pair. The page cache is warm for
-reads; "durable" means flushed with fsync.
+reads; "durable" means flushed with fsync. Then a rollout's prompts, from a file of that size, against reading
+all of it.
 """
 
 import argparse
+import json
 import os
 import statistics
 import tempfile
@@ -17,11 +19,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from pipeline.run.chunks import listed, listing, read_rows, write_in_chunks
 from pipeline.run.commits import Record, publish
 from pipeline.run.paths import RunPaths
-from pipeline.run.schemas import ROLLOUT, conform
+from pipeline.run.schemas import PROMPTS, ROLLOUT, conform
 from pipeline.run.shards import read_shard, write_shard
-from pipeline.run.tasks import Stage, Task
+from pipeline.run.tasks import PREPARE, Stage, Task
 
 
 def make_table(num_bytes: int) -> pa.Table:
@@ -81,6 +84,36 @@ def remove(paths: RunPaths, record: Record) -> None:
         (paths.root / entry.path).unlink()
 
 
+def prompt_table(num_bytes: int) -> pa.Table:
+    """Prompts of 128 tokens and 500 letters, about so many bytes."""
+    rows = max(64, num_bytes // (128 * 4 + 520))
+    tokens = np.random.default_rng(0).integers(0, 150_000, rows * 128, dtype=np.int32)
+    columns = {"prompt_id": [f"prompt-{i}" for i in range(rows)], "prompt_text": ["x" * 500] * rows}
+    return conform(
+        columns | {"prompt_messages": pa.nulls(rows, pa.string()), "prompt_tokens": lists(tokens, 128)},
+        PROMPTS,
+    )
+
+
+def compare_prompts(paths: RunPaths, num_bytes: int, rounds: int, wanted: int = 64) -> None:
+    """Print what it takes to read ``wanted`` prompts, anywhere in the file, by their chunks and from all."""
+    table = prompt_table(num_bytes)
+    entry, chunks = write_in_chunks(paths, paths.task(PREPARE).data("1-bench"), table)
+    said = json.dumps(listing(chunks))
+    record = Record(PREPARE, "1-bench", (entry,), {}, 0, 0, table.num_rows, "", 0, 0, "", 0, "")
+    indices = np.sort(np.random.default_rng(1).choice(table.num_rows, wanted, replace=False)).tolist()
+    pairs = []
+    for _ in range(rounds + 1):
+        mine = seconds(lambda: read_rows(paths, record, PROMPTS, listed(json.loads(said)), indices))
+        pairs.append((mine, seconds(lambda: read_shard(paths, record, PROMPTS).take(indices))))
+    ours, whole = (statistics.median(column) * 1e3 for column in zip(*pairs[1:], strict=True))
+    size = len(said) + sum(chunks[i].bytes for i in {0, *(index // chunks[0].rows for index in indices)})
+    print(
+        f"{wanted} of {table.num_rows} prompts: {size / 1e6:.1f} of {entry.bytes / 1e6:.0f} MB read, ", end=""
+    )
+    print(f"{ours:.1f} ms, from all {whole:.1f} ms")
+
+
 def seconds(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
@@ -120,6 +153,7 @@ def main() -> None:
         compare("write + commit, against write + fsync", num_bytes, durable[1:], 0.5)
         compare("write + commit, against write without fsync", num_bytes, plain[1:], 0.5)
         compare("verified read, against read", num_bytes, reads[1:], 0.8)
+        compare_prompts(paths, given.megabytes * 1_000_000, given.rounds)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ from xxhash import xxh3_128_hexdigest
 
 from pipeline.config.issue import UserError as UserError  # for stages, engines and trainers to raise
 from pipeline.config.schema import Config
+from pipeline.run.chunks import LISTING, listed, read_rows
 from pipeline.run.commits import (
     FileEntry,
     Record,
@@ -23,13 +24,14 @@ from pipeline.run.commits import (
     read_record,
     require_record,
 )
-from pipeline.run.durable import digest_file, read_shared
+from pipeline.run.durable import read_shared
 from pipeline.run.failures import FailureKind
 from pipeline.run.paths import RunPaths, TaskPaths
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.retention import check_is_kept
 from pipeline.run.shards import read_shard
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
+from stages.verification import verify_files, verify_once
 
 
 class NumericalError(RuntimeError):
@@ -143,6 +145,14 @@ class Context:
         """Return one Arrow file of an input, verified."""
         return read_shard(self.paths, self.read(task), schema, part)
 
+    def rows(self, task: Task, schema: pa.Schema, indices: Sequence[int]) -> pa.Table:
+        """Return rows of an input's main Arrow file, in the order of ``indices``; only the chunks that hold
+        them are read and verified, if the input was committed in chunks, else the whole file."""
+        record = self.read(task)
+        if record.find_output(LISTING, "json"):
+            return read_rows(self.paths, record, schema, listed(self.json(task, LISTING)), indices)
+        return read_shard(self.paths, record, schema).take(pa.array(indices, pa.int64()))
+
     def json(self, task: Task, part: str) -> dict[str, Any]:
         """Return one JSON file of an input, verified."""
         record = self.read(task)
@@ -219,12 +229,11 @@ class Context:
     def _committed_folder(self, record: Record, parent: Path) -> Path:
         check_is_kept(self.paths, record, parent.name)
         check_sizes(self.paths, record)
-        folders = set()
-        for entry in record.outputs:
-            path = self.paths.root / entry.path
-            if path.is_relative_to(parent):
-                if self.verifies:
-                    check_digest(record, entry, *digest_file(path))
-                folders.add(parent / path.relative_to(parent).parts[0])
+        entries = [e for e in record.outputs if (self.paths.root / e.path).is_relative_to(parent)]
+        if self.verifies:
+            # every element of a node reads the policy
+            verify = verify_once if parent == self.paths.policies else verify_files
+            verify(self.paths, record, entries)
+        folders = {self.paths.root / entry.folder for entry in entries}
         assert len(folders) == 1, f"{record.task} committed {folders}"
         return folders.pop()

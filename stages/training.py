@@ -25,18 +25,31 @@ def read_shards(context: Context, iteration: int) -> tuple[pa.Table, pa.Table, S
         NotCommitted, CorruptData, StaleData: naming the shard.
         UserError: there is no response to learn from.
     """
-    rollouts, rewards, shards = [], [], []
     num_shards = context.config.rollout.num_shards
-    for shard in range(num_shards):
-        rollout, reward = (Task(iteration, stage, shard) for stage in (Stage.ROLLOUT, Stage.REWARD))
-        rollouts.append(context.table(rollout, ROLLOUT))
-        rewards.append(context.table(reward, REWARD))
-        if not rollouts[-1].select(_KEY).equals(rewards[-1].select(_KEY)):
-            raise StaleData(reward, "its rows are not those of the rollout shard")
-        shards += [shard] * rollouts[-1].num_rows
-    if not shards:
-        raise UserError(f"iteration {iteration} has no response in any of its {num_shards} shards")
+    rollouts, rewards = zip(*(read_pair(context, iteration, i) for i in range(num_shards)), strict=True)
+    shards = [i for i, rows in enumerate(rollouts) for _ in range(rows.num_rows)]
+    check_has_responses(iteration, len(shards))
     return pa.concat_tables(rollouts), pa.concat_tables(rewards), shards
+
+
+def read_pair(context: Context, iteration: int, shard: int) -> tuple[pa.Table, pa.Table]:
+    """Return one shard's rollout table and its reward table, verified, which have the same rows.
+
+    Raises:
+        NotCommitted, CorruptData, StaleData: naming the shard.
+    """
+    reward_task = Task(iteration, Stage.REWARD, shard)
+    rollout = context.table(Task(iteration, Stage.ROLLOUT, shard), ROLLOUT)
+    reward = context.table(reward_task, REWARD)
+    if not rollout.select(_KEY).equals(reward.select(_KEY)):
+        raise StaleData(reward_task, "its rows are not those of the rollout shard")
+    return rollout, reward
+
+
+def check_has_responses(iteration: int, rows: int) -> None:
+    """Raise UserError where all shards of an iteration together have no row to learn from."""
+    if not rows:
+        raise UserError(f"iteration {iteration} has no response in any of its shards")
 
 
 def save_tokenizer(context: Context, folder: Path) -> None:

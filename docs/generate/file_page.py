@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from docs.generate.markdown import code, page, table
+from pipeline.run.chunks import LISTING
 from pipeline.run.packed import archives
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import PREPARE, Stage, Task
@@ -39,6 +40,7 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         (_PREPARE.record, "commit record of prepare"),
         (_PREPARE.log(1), "what its first attempt printed"),
         (_PREPARE.data("ATTEMPT"), "usable prompts, tokenised"),
+        (_PREPARE.data("ATTEMPT", LISTING, "json"), "the chunks of that file: rows, bytes and hash of each"),
         (_PREPARE.data("ATTEMPT", "heldout"), "usable held-out prompts"),
         (_PREPARE.data("ATTEMPT", "rejected", "jsonl"), "rows that cannot be used, with the reason"),
         (_PREPARE.data("ATTEMPT", "normalization", "json"), "reward models' mean and deviation"),

@@ -122,11 +122,16 @@ class Record:
         """
         if not part and len(self.outputs) == 1:
             return self.outputs[0]
+        if found := self.find_output(part, suffix):
+            return found
+        raise CorruptData(
+            self.task, f"its record names no file {data_name(self.task, self.attempt, part, suffix)}"
+        )
+
+    def find_output(self, part: str, suffix: str) -> FileEntry | None:
+        """Return the data file of this name, or None where the record names no such file."""
         name = data_name(self.task, self.attempt, part, suffix)
-        for entry in self.outputs:
-            if entry.path.rpartition("/")[2] == name:
-                return entry
-        raise CorruptData(self.task, f"its record names no file {name}")
+        return next((entry for entry in self.outputs if entry.path.rpartition("/")[2] == name), None)
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self) | {"task": task_key(self.task), "version": RECORD_VERSION}

@@ -10,10 +10,11 @@ from typing import IO
 
 import xxhash
 
-# PASSING, is_there and read_shared are re-exported for stages, which know nothing of Slurm
+# PASSING, is_there, persistently and read_shared are re-exported for stages, which know nothing of Slurm
 from slurm.sharedfiles import PASSING as PASSING
-from slurm.sharedfiles import STALE, persistently
+from slurm.sharedfiles import STALE
 from slurm.sharedfiles import is_there as is_there
+from slurm.sharedfiles import persistently as persistently
 from slurm.sharedfiles import read_shared as read_shared
 
 _CHUNK = 1 << 22

@@ -4,7 +4,9 @@ The IPC *file* format is used because a cut *stream* reads as a shorter table wi
 has no checksum: the commit record's hash is the only guard against flipped bits.
 """
 
+import contextlib
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,12 +29,13 @@ _SMALLEST_PIECE, _LARGEST_PIECE = 1 << 20, 8 << 20
 while the rest is read."""
 
 
-class _HashingFile:
+class HashingFile:
     """A file that hashes what is written to it, so that the data is passed over once."""
 
     closed = False
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self._file = path.open("wb", buffering=0)
         self._digest = xxhash.xxh3_128()
         self._size = 0
@@ -61,21 +64,28 @@ class _HashingFile:
         self._file.close()
 
 
+@contextlib.contextmanager
+def removed_on_error(sink: HashingFile) -> Iterator[None]:
+    """Close a file at the block's end; after an OSError, which then names it, remove it."""
+    try:
+        with naming(sink.path):
+            yield
+    except OSError:
+        sink.path.unlink()  # the part that was written would only keep a full disk full
+        raise
+    finally:
+        sink.close()
+
+
 def write_shard(paths: RunPaths, path: Path, table: pa.Table) -> FileEntry:
     """Write ``table`` durably under an attempt's own name. The folder is made when it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows_per_batch = max(1, table.num_rows * _BATCH_BYTES // max(1, table.nbytes))
-    sink = _HashingFile(path)
-    try:
-        with naming(path), pa.ipc.new_file(pa.PythonFile(sink, mode="w"), table.schema) as writer:
+    sink = HashingFile(path)
+    with removed_on_error(sink):
+        with pa.ipc.new_file(pa.PythonFile(sink, mode="w"), table.schema) as writer:
             writer.write_table(table, max_chunksize=rows_per_batch)
-        with naming(path):
-            return sink.finish(paths.relative(path))
-    except OSError:
-        path.unlink()  # the part that was written would only keep a full disk full
-        raise
-    finally:
-        sink.close()
+        return sink.finish(paths.relative(path))
 
 
 def read_shard(paths: RunPaths, record: Record, schema: pa.Schema, part: str = "") -> pa.Table:

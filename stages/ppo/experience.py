@@ -1,7 +1,7 @@
 """The learner's matrices, made from an iteration's shards. N responses, T tokens of the longest."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from pipeline.run.schemas import FinishReason, is_sampled
+from stages.context import Context
 from stages.ppo.batching import Row
 from stages.ppo.math.shaping import Outcome
+from stages.training import check_has_responses, read_pair
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,9 @@ class Experience:
     groups: Tensor
     """[N] index of each response's prompt."""
     responses: pa.Table
-    """The rollout table, for metrics."""
+    """The rollout table's columns of one number or word a response that metrics are made from."""
     rewards: pa.Table
-    """The reward table, for metrics."""
+    """The reward table but for its columns of lists."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -72,53 +74,165 @@ class Experience:
         return f"rows (prompt_id/sample) of {named}{more}"
 
 
+def read_experience(context: Context, iteration: int) -> Experience:
+    """Make matrices of all shards of an iteration, read and verified one after the other.
+
+    What the learner needs of a shard is copied before the next is read: in memory are what the matrices are
+    made from, once, and one shard's file.
+
+    Raises:
+        NotCommitted, CorruptData, StaleData: naming the shard.
+        UserError: there is no response to learn from.
+    """
+    num_shards = context.config.rollout.num_shards
+    parts = [_part_of(*read_pair(context, iteration, shard)) for shard in range(num_shards)]
+    pa.default_memory_pool().release_unused()  # the files' memory, which Arrow would keep for later ones
+    check_has_responses(iteration, sum(len(part.prompt_ids) + len(part.greedy_ids) for part in parts))
+    return _joined(parts, [shard for shard, part in enumerate(parts) for _ in part.prompt_ids])
+
+
 def build_experience(responses: pa.Table, rewards: pa.Table, shards: Sequence[int]) -> Experience:
     """Make matrices of a rollout table and its reward table; ``shards`` [rows] is each row's shard."""
+    sampled = is_sampled(responses).to_pylist()
+    kept = [shard for shard, is_kept in zip(shards, sampled, strict=True) if is_kept]
+    return _joined([_part_of(responses, rewards)], kept)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What the learner needs of some rows. Nothing in it holds on to the tables that it was made from."""
+
+    prompt_ids: list[str]
+    rows: list[Row]
+    matrices: dict[str, Tensor]
+    """[rows, longest] of each per-token column, by name. Taken out when all parts' are put together, so that
+    no number is in memory twice."""
+    outcome: Outcome
+    greedy_ids: list[str]
+    greedy: Outcome
+    """Outcome of greedy responses, to the prompts of ``greedy_ids``."""
+    responses: pa.Table
+    rewards: pa.Table
+
+
+_MASK, _ROLLOUT, _REFERENCE = "response_mask", "rollout_logprobs", "reference_logprobs"
+_FOR_METRICS = ("sample_index", "finish_reason", "num_turns")
+
+
+def _part_of(responses: pa.Table, rewards: pa.Table) -> _Part:
     sampled = is_sampled(responses)
-    greedy, scored = responses.filter(pc.invert(sampled)), rewards.filter(pc.invert(sampled))
-    row_of = {prompt_id: row for row, prompt_id in enumerate(greedy["prompt_id"].to_pylist())}
-    responses, rewards = responses.filter(sampled), rewards.filter(sampled)
-    ids = responses["prompt_id"].to_pylist()
-    greedy_rows = [row_of[prompt_id] for prompt_id in ids] if row_of else []
+    is_all = pc.all(sampled).as_py()
+
+    def kept(table: pa.Table, name: str) -> pa.ChunkedArray:
+        return table[name] if is_all else table[name].filter(sampled)
+
+    prompts, tokens = (_lists(kept(responses, name)) for name in ("prompt_tokens", "response_tokens"))
+    matrices = {name: _padded(kept(responses, name)) for name in (_MASK, _ROLLOUT)}
+    if not (reference := kept(rewards, _REFERENCE)).null_count:
+        matrices[_REFERENCE] = _padded(reference)
+    others = pc.invert(sampled)
+    return _Part(
+        prompt_ids=responses["prompt_id"].filter(sampled).to_pylist(),
+        rows=[Row(prompt, response) for prompt, response in zip(prompts, tokens, strict=True)],
+        matrices=matrices,
+        outcome=_outcome_of(responses, rewards, sampled),
+        greedy_ids=responses["prompt_id"].filter(others).to_pylist(),
+        greedy=_outcome_of(responses, rewards, others),
+        responses=responses.select(_FOR_METRICS).filter(sampled),
+        rewards=rewards.drop_columns([_REFERENCE]).filter(sampled),
+    )
+
+
+def _joined(parts: Sequence[_Part], shards: Sequence[int]) -> Experience:
+    """Put parts together; ``shards`` [N] is each response's shard."""
+    ids = [prompt_id for part in parts for prompt_id in part.prompt_ids]
     index = {prompt_id: i for i, prompt_id in enumerate(dict.fromkeys(ids))}
-    reference = rewards["reference_logprobs"]
-    pairs = zip(pieces(responses["prompt_tokens"]), pieces(responses["response_tokens"]), strict=True)
+    has_reference = all(_REFERENCE in part.matrices for part in parts)
     return Experience(
-        rows=[Row(prompt, response) for prompt, response in pairs],
+        rows=[row for part in parts for row in part.rows],
         prompt_ids=ids,
-        shards=[shard for shard, kept in zip(shards, sampled.to_pylist(), strict=True) if kept],
-        mask=padded(responses["response_mask"]).bool(),
-        rollout_log_probs=padded(responses["rollout_logprobs"]),
-        reference_log_probs=None if reference.null_count else padded(reference),
-        outcome=outcome_of(responses, rewards),
-        greedy=outcome_of(greedy, scored).select(torch.tensor(greedy_rows)) if greedy_rows else None,
+        shards=shards,
+        mask=_stacked(parts, _MASK),
+        rollout_log_probs=_stacked(parts, _ROLLOUT),
+        reference_log_probs=_stacked(parts, _REFERENCE) if has_reference else None,
+        outcome=_together([part.outcome for part in parts]),
+        greedy=_greedy_of(parts, ids),
         groups=torch.tensor([index[prompt_id] for prompt_id in ids]),
-        responses=responses,
-        rewards=rewards,
+        responses=pa.concat_tables([part.responses for part in parts]),
+        rewards=pa.concat_tables([part.rewards for part in parts]),
     )
 
 
-def outcome_of(responses: pa.Table, rewards: pa.Table) -> Outcome:
+def _greedy_of(parts: Sequence[_Part], ids: Sequence[str]) -> Outcome | None:
+    """Return the outcome of the greedy response to each of the prompts ``ids``; None when there are none."""
+    greedy_ids = [prompt_id for part in parts for prompt_id in part.greedy_ids]
+    if not ids or not greedy_ids:
+        return None
+    row_of = {prompt_id: row for row, prompt_id in enumerate(greedy_ids)}
+    found = _together([part.greedy for part in parts])
+    return found.select(torch.tensor([row_of[prompt_id] for prompt_id in ids]))
+
+
+def _outcome_of(responses: pa.Table, rewards: pa.Table, chosen: pa.ChunkedArray) -> Outcome:
+    """Return the outcome of the rows for which ``chosen`` is true."""
     lengths = pc.list_value_length(responses["response_tokens"])
+    has_ended = pc.equal(responses["finish_reason"], FinishReason.STOP)
+    scores, lengths, ended = (
+        column.filter(chosen).combine_chunks().to_numpy(zero_copy_only=False)
+        for column in (rewards["reward"], lengths, has_ended)
+    )
     return Outcome(
-        scores=torch.tensor(rewards["reward"].to_numpy(), dtype=torch.float32),
-        lengths=torch.tensor(lengths.to_numpy(), dtype=torch.float32),
-        has_ended=torch.tensor(pc.equal(responses["finish_reason"], FinishReason.STOP).to_numpy()),
+        scores=torch.tensor(scores, dtype=torch.float32),
+        lengths=torch.tensor(lengths, dtype=torch.float32),
+        has_ended=torch.tensor(ended, dtype=torch.bool),
     )
 
 
-def pieces(column: pa.ChunkedArray) -> list[np.ndarray]:
-    """Return the lists of a column as views of one array."""
-    array = column.combine_chunks()
-    offsets = array.offsets.to_numpy()
-    values = np.array(array.values)  # a copy, because torch warns of arrays that cannot be written to
-    return [values[start:stop] for start, stop in itertools.pairwise(offsets)]
+def _together(outcomes: Sequence[Outcome]) -> Outcome:
+    scores, lengths, ended = zip(*((one.scores, one.lengths, one.has_ended) for one in outcomes), strict=True)
+    return Outcome(torch.cat(scores), torch.cat(lengths), torch.cat(ended))
 
 
-def padded(column: pa.ChunkedArray) -> Tensor:
-    """Make [N, T] in fp32 from a column of lists, with zeros after each row's end."""
-    array = column.combine_chunks()
-    lengths = np.diff(array.offsets.to_numpy())
-    matrix = np.zeros((len(lengths), lengths.max(initial=0)), dtype=np.float32)
-    matrix[np.arange(matrix.shape[1]) < lengths[:, None]] = array.flatten().to_numpy(zero_copy_only=False)
+def _lists(column: pa.ChunkedArray) -> list[np.ndarray]:
+    """Return the lists of a column as views of one array. It is a copy: torch warns of arrays that cannot be
+    written to."""
+    bounds = [0, *_lengths(column).cumsum().tolist()]
+    values = np.concatenate([*_values(column), np.empty(0, np.int32)])
+    return [values[start:stop] for start, stop in itertools.pairwise(bounds)]
+
+
+def _padded(column: pa.ChunkedArray) -> Tensor:
+    """Make [rows, longest] of a column of lists, with zeros after each row's end."""
+    lengths, row = _lengths(column), 0
+    dtype = np.bool_ if pa.types.is_boolean(column.type.value_type) else np.float32
+    matrix = np.zeros((len(lengths), lengths.max(initial=0)), dtype)
+    for chunk, values in zip(column.chunks, _values(column), strict=True):
+        rows = slice(row, row + len(chunk))
+        matrix[rows][np.arange(matrix.shape[1]) < lengths[rows, None]] = values
+        row += len(chunk)
     return torch.from_numpy(matrix)
+
+
+def _lengths(column: pa.ChunkedArray) -> np.ndarray:
+    """Return [rows] the lengths of a column's lists, none of which is null."""
+    return np.concatenate([np.empty(0, np.int64), *(np.diff(chunk.offsets) for chunk in column.chunks)])
+
+
+def _values(column: pa.ChunkedArray) -> Iterator[np.ndarray]:
+    """Yield the values of each chunk's lists, end to end."""
+    return (chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks)
+
+
+def _stacked(parts: Sequence[_Part], name: str) -> Tensor:
+    """Put the parts' matrices of one column below each other, [N, T], and let go of them."""
+    if len(parts) == 1:
+        return parts[0].matrices.pop(name)
+    shapes = [part.matrices[name].shape for part in parts]
+    height, width = sum(rows for rows, _ in shapes), max(longest for _, longest in shapes)
+    dtype = parts[0].matrices[name].numpy().dtype
+    whole, row = np.zeros((height, width), dtype), 0  # numpy's, whose memory is not touched before its turn
+    for part in parts:
+        block = part.matrices.pop(name).numpy()
+        whole[row : row + len(block), : block.shape[1]] = block
+        row += len(block)
+    return torch.from_numpy(whole)

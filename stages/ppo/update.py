@@ -13,7 +13,7 @@ from pipeline.run.durable import read_shared
 from stages import ranks
 from stages.context import Context, Result
 from stages.ppo.critics import load_critic
-from stages.ppo.experience import Experience, build_experience
+from stages.ppo.experience import Experience, read_experience
 from stages.ppo.learner import update as learner_update
 from stages.ppo.lora import load_policy
 from stages.ppo.math.kl import next_kl_coef
@@ -23,7 +23,7 @@ from stages.ppo.metrics import mean_kl, update_metrics
 from stages.ppo.reference import with_reference
 from stages.ppo.trainer import Trainer
 from stages.ppo.training import Learner
-from stages.training import hash_folders, read_shards, save_tokenizer
+from stages.training import hash_folders, save_tokenizer
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def update(context: Context, iteration: int) -> Result | None:
     context.verifies = ranks.is_first()
     # 1. every shard of this iteration, verified
     with context.stopwatch.timing("read"):
-        experience = build_experience(*read_shards(context, iteration))
+        experience = read_experience(context, iteration)
     with out_of_memory_explained(context.config, experience):
         return learn(iteration, context, experience)
 

@@ -15,7 +15,8 @@ from pipeline.config.schema import Config
 from pipeline.data.checks import Judged, check_usable, describe, judge, prompt_files, read_file
 from pipeline.data.prompts import Rejected, write_rejected
 from pipeline.plugins.trial import Sample, check_rules, check_scheduler
-from pipeline.run.commits import file_state, hash_file
+from pipeline.run.chunks import LISTING, listing, write_in_chunks
+from pipeline.run.commits import FileEntry, file_state, hash_file
 from pipeline.run.durable import replace_durably
 from pipeline.run.schemas import PROMPTS, conform, extra_columns, version_of
 from pipeline.run.shards import write_shard
@@ -38,12 +39,12 @@ def run(task: Task, context: Context) -> Result:
         judge(key, path, read_file(config, path), config, tokenizer, templates)
         for key, path in prompt_files(config)
     ]
-    listing = context.files.data(context.attempt, "rejected", "jsonl")
-    listing.parent.mkdir(parents=True, exist_ok=True)
-    write_rejected(listing, [row for judged in files for row in named(judged)])
+    rejected = context.files.data(context.attempt, "rejected", "jsonl")
+    rejected.parent.mkdir(parents=True, exist_ok=True)
+    write_rejected(rejected, [row for judged in files for row in named(judged)])
     for line in (line for judged in files for line in describe(judged, config)):
         log.info(line)
-    check_usable(config, files, str(listing))
+    check_usable(config, files, str(rejected))
     prompts, *others = [*map(prompt_table, files), conform({name: [] for name in PROMPTS.names}, PROMPTS)]
     heldout = others[0].slice(0, config.evaluate.num_prompts)
     tried = samples(prompts, "data.prompts", config.data.prompts)
@@ -53,9 +54,9 @@ def run(task: Task, context: Context) -> Result:
     normalization = context.files.data(context.attempt, "normalization", "json")
     replace_durably(normalization, json.dumps(measure_normalization(context)) + "\n")
     outputs = (
-        write_shard(context.paths, context.files.data(context.attempt), prompts),
+        *write_prompts(context, prompts),
         write_shard(context.paths, context.files.data(context.attempt, "heldout"), heldout),
-        hash_file(context.paths, listing),
+        hash_file(context.paths, rejected),
         hash_file(context.paths, normalization),
     )
     context.lineage.update(hash_user_files(config))
@@ -65,6 +66,15 @@ def run(task: Task, context: Context) -> Result:
         "truncated": float(sum(judged.num_truncated for judged in files)),
     }
     return Result(outputs, prompts.num_rows, version_of(PROMPTS), 0, metrics)
+
+
+def write_prompts(context: Context, prompts: pa.Table) -> tuple[FileEntry, FileEntry]:
+    """Write the prompts in chunks, and the listing by which a rollout reads only its own."""
+    paths, files = context.paths, context.files
+    entry, chunks = write_in_chunks(paths, files.data(context.attempt), prompts)
+    path = files.data(context.attempt, LISTING, "json")
+    replace_durably(path, json.dumps(listing(chunks)) + "\n")
+    return entry, hash_file(paths, path)
 
 
 def named(judged: Judged) -> Sequence[Rejected]:

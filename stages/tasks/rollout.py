@@ -17,9 +17,8 @@ def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> Resul
     saved."""
     config, rollout = context.config, context.config.rollout
     # 1. this shard's slice of the epoch's permutation
-    prompts = context.table(PREPARE, PROMPTS)
     dealt = deal(
-        prompts.num_rows,
+        context.read(PREPARE).rows,
         iteration=task.iteration,
         prompts_per_iteration=config.data.prompts_per_iteration,
         num_shards=rollout.num_shards,
@@ -27,7 +26,7 @@ def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> Resul
         seed=config.seed,
         shuffle=config.data.shuffle,
     )
-    prompts = prompts.take(dealt.indices)
+    prompts = context.rows(PREPARE, PROMPTS, dealt.indices)
     # 2. responses of the previous iteration's policy, each from a seed of its own
     version = task.iteration - 1
     sampling = Sampling(

@@ -16,6 +16,7 @@ critic/00002 -> 00002.ATTEMPT
 critic/00002.ATTEMPT/config.json
 critic/00002.ATTEMPT/model.safetensors
 data/prompts.ATTEMPT.arrow
+data/prompts.chunks.ATTEMPT.json
 data/prompts.heldout.ATTEMPT.arrow
 data/prompts.json
 data/prompts.normalization.ATTEMPT.json
