@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -151,7 +152,7 @@ finally:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "False"
-    assert "model.safetensors: 2" in done.stderr
+    assert re.fullmatch(r"model.safetensors: (\S+ KiB) of \1\n", done.stderr)
     said = export(str(copied_run), tmp_path / "adapter", adapter=True, say=quiet)
     assert "PeftModel.from_pretrained(" in said
     shutil.rmtree(copied_run)
