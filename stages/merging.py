@@ -24,8 +24,7 @@ from pipeline.config.model_files import INDEX, BadModel, read_tensors
 from pipeline.config.model_files import Tensor as Header
 from pipeline.config.schema import Config
 from pipeline.config.update import Precision
-from pipeline.run.commits import umask
-from pipeline.run.durable import fsync_path
+from pipeline.run.durable import fsync_path, umask
 from pipeline.text import size
 from stages.adapters import Adapter, merge_into, read_adapter
 from stages.context import UserError

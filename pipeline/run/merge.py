@@ -70,5 +70,5 @@ def merge(version: Version, adapter: Path, folder: Path, say: Callable[[str], No
                 say(line.rstrip())
         if child.returncode:
             errors.seek(0)
-            why = printable(errors.read().strip().rpartition("\n")[2])
+            why = printable(errors.read().strip().rpartition("\n")[2]) or "it may have run out of memory"
             raise RunError(f"{version} could not be merged ({exit_in_words(child.returncode)}): {why}")
