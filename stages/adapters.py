@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from stages.context import UserError
 from stages.policy_files import CannotAdapt
 
-WEIGHTS = "adapter_model.safetensors"
+ADAPTER_FILE = "adapter_model.safetensors"
+"""peft's name of the file of an adapter's weights."""
 SETTINGS = "adapter_config.json"
 PREFIX = "base_model.model."
 """Beginning of every tensor's name in an adapter's file."""
@@ -59,7 +60,7 @@ def read_adapter(folder: Path) -> Adapter:
     Raises:
         UserError: a trainer of the user's wrote an adapter of another kind than is merged here.
     """
-    settings, tensors = read_settings(folder), load_file(folder / WEIGHTS)
+    settings, tensors = read_settings(folder), load_file(folder / ADAPTER_FILE)
     if kinds := [name for name in _OTHERS if settings.get(name)]:
         raise UserError(
             f"{folder}: adapters with {', '.join(kinds)} cannot be merged here; write whole models"

@@ -19,7 +19,7 @@ from pipeline.config.schema import Config, ModelConfig
 from pipeline.config.update import LoraConfig
 from pipeline.run.paths import ADAPTER, BASE
 from pipeline.run.seeds import derive_seed
-from stages.adapters import PREFIX, WEIGHTS
+from stages.adapters import ADAPTER_FILE, PREFIX
 from stages.context import UserError
 from stages.models import load_causal_lm
 from stages.ppo.zero import device_map_of
@@ -113,6 +113,10 @@ def save_adapter(model: Any, weights: Mapping[str, Tensor], folder: Path) -> Non
     settings.target_modules = sorted(settings.target_modules)  # a set is written in random order
     settings.inference_mode = True
     settings.save_pretrained(str(folder))
-    names = {name: PREFIX + name.replace(f".{_NAME}.", ".") for name in weights}
-    tensors = {names[name]: weight.contiguous() for name, weight in weights.items()}
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    tensors = {saved_name(name): weight.contiguous() for name, weight in weights.items()}
+    save_file(tensors, folder / ADAPTER_FILE, metadata={"format": "pt"})
+
+
+def saved_name(name: str) -> str:
+    """Return the name of an adapter's parameter in peft's files."""
+    return PREFIX + name.replace(f".{_NAME}.", ".")

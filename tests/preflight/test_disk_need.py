@@ -28,12 +28,11 @@ ENDLESS = ("iterations=10000000000", "update.keep_last=null")
 def weights_file(path: Path, *shapes: list[int], names: Sequence[str] = ()) -> None:
     """A header, which is all that is looked at, and a hole of the size that it says."""
     ends = [2 * total for total in accumulate(math.prod(shape) for shape in shapes)]
+    spans = [(end - 2 * math.prod(shape), end) for shape, end in zip(shapes, ends, strict=True)]
     tensors = {
-        (names[i] if names else f"t{i}"): {
-            "dtype": "BF16",
-            "shape": shape,
-            "data_offsets": [end - 2 * math.prod(shape), end],
-        }
+        name: {"dtype": "BF16", "shape": shape, "data_offsets": span}
+        for name, shape, span in zip(names or [f"t{i}" for i in range(len(shapes))], shapes, spans, strict=True)
+    }
         for i, (shape, end) in enumerate(zip(shapes, ends, strict=True))
     }
     header = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
