@@ -29,11 +29,10 @@ def weights_file(path: Path, *shapes: list[int], names: Sequence[str] = ()) -> N
     """A header, which is all that is looked at, and a hole of the size that it says."""
     ends = [2 * total for total in accumulate(math.prod(shape) for shape in shapes)]
     spans = [(end - 2 * math.prod(shape), end) for shape, end in zip(shapes, ends, strict=True)]
+    names = names or [f"t{i}" for i in range(len(shapes))]
     tensors = {
         name: {"dtype": "BF16", "shape": shape, "data_offsets": span}
-        for name, shape, span in zip(names or [f"t{i}" for i in range(len(shapes))], shapes, spans, strict=True)
-    }
-        for i, (shape, end) in enumerate(zip(shapes, ends, strict=True))
+        for name, shape, span in zip(names, shapes, spans, strict=True)
     }
     header = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
     path.write_bytes(struct.pack("<Q", len(header)) + header)
