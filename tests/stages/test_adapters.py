@@ -8,11 +8,16 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
+import torch
 
 from pipeline.config.schema import Config
+from pipeline.config.update import Precision
+from stages.adapters import merge_into, read_adapter
 from stages.engines import make_generator
 from stages.engines.base import CannotAdapt, Request, Response, Sampling, takes_adapters
+from stages.engines.vllm_adapters import count_adapted, put_on
 from stages.merging import merged_folder
+from stages.models import load_causal_lm
 from tests.support import naive_engine
 from tests.support.adapters import make_adapter
 from tests.support.processes import config_of
@@ -109,3 +114,56 @@ def test_a_node_without_room_for_a_whole_model_says_so_and_may_have_some_later(
         make_generator(config, config.model.policy, str(adapter))
     assert failure.value.errno == errno.ENOSPC
     assert re.search(str(node), str(failure.value))
+
+
+def test_a_model_that_lies_on_the_disk_in_parts_takes_no_adapter_in_memory(models, adapter):
+    model = load_causal_lm(models / "policy", Precision.FP32, False, device_map="meta")
+    with pytest.raises(CannotAdapt, match="do not fit into memory"):
+        merge_into(model, read_adapter(adapter))
+
+
+# --- vLLM passes over what it finds no place for ---
+
+
+class Counting:
+    """An engine whose workers have changed so many weights."""
+
+    def __init__(self, *found: int) -> None:
+        self._found = list(found)
+
+    def put_on(self, adapter: Path) -> list[int]:
+        return self._found
+
+
+class Refusing:
+    def put_on(self, adapter: Path) -> list[int]:
+        raise ValueError("expected target modules in {'qkv_proj'}\nbut received ['mixer']")
+
+
+ALL = 2 * 7
+"""Linear layers of the two blocks of the tiny policy."""
+
+
+@pytest.mark.parametrize(
+    ("found", "ranks"), [((ALL,), 1), ((ALL, ALL), 2), ((ALL // 2, ALL // 2), 1)], ids=["one", "TP", "PP"]
+)
+def test_an_adapter_that_has_arrived_wholly_is_generated_with(adapter, found, ranks):
+    put_on(Counting(*found), adapter, ranks)
+
+
+@pytest.mark.parametrize(("found", "ranks"), [((0,), 1), ((ALL - 1,), 1), ((ALL, ALL - 1), 2)])
+def test_an_adapter_of_which_something_is_missing_is_merged_instead(adapter, found, ranks):
+    with pytest.raises(CannotAdapt, match=f"has put {sum(found)} of {ALL * ranks} parts of the adapter"):
+        put_on(Counting(*found), adapter, ranks)
+
+
+def test_an_adapter_that_is_refused_is_merged_instead(adapter):
+    with pytest.raises(CannotAdapt, match=r"refuses the adapter: expected .* but received \['mixer'\]"):
+        put_on(Refusing(), adapter, ranks=1)
+
+
+def test_parts_are_counted_by_what_they_change():
+    model = torch.nn.ModuleList([torch.nn.Linear(1, 1), torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)])
+    model[0].lora_b_stacked = (torch.ones(2), torch.zeros(2), torch.ones(2))
+    model[1].lora_b_stacked = (torch.zeros(2),)
+    assert count_adapted(model) == 2
