@@ -26,11 +26,12 @@ from pipeline.run.commits import (
 )
 from pipeline.run.durable import read_shared
 from pipeline.run.failures import FailureKind
-from pipeline.run.paths import RunPaths, TaskPaths
+from pipeline.run.paths import ADAPTER, RunPaths, TaskPaths
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.retention import check_is_kept
 from pipeline.run.shards import read_shard
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
+from stages.policy_files import PolicyFiles
 from stages.verification import verify_files, verify_once
 
 
@@ -185,9 +186,30 @@ class Context:
                 )
         return Path(directory)
 
+    def policy_files(self, version: int) -> PolicyFiles:
+        """Return where a policy is, every file of it verified: a model, or an adapter and the model that it
+        is for. Version 0 is the user's model."""
+        folder = self._directory(version, self.paths.policies)
+        if folder is None:
+            return PolicyFiles(self.source(self.config.model.policy))
+        if self.read(policy_maker(version)).is_adapter:
+            return PolicyFiles(self.source(self.config.model.policy), folder / ADAPTER)
+        return PolicyFiles(folder)
+
     def policy_directory(self, version: int) -> Path:
-        """Return the directory of a policy, every file of it verified. Version 0 is the user's model."""
-        return self._directory(version, self.paths.policies) or self.source(self.config.model.policy)
+        """Return the model directory of a policy as :meth:`policy_files` does, for trainers that train whole
+        models.
+
+        Raises:
+            UserError: the policy is an adapter.
+        """
+        files = self.policy_files(version)
+        if files.adapter is not None:
+            raise UserError(
+                f"policy {version} is an adapter for {files.base} (update.lora); take context.policy_files, "
+                "or go on from an export of it in a new run"
+            )
+        return files.base
 
     def newest_state(self, version: int) -> int:
         """Return the newest version, at most ``version``, that has a trainer's state; 0 needs none.

@@ -6,7 +6,7 @@ from pathlib import Path
 from docs.generate.markdown import code, page, table
 from pipeline.run.chunks import LISTING
 from pipeline.run.packed import archives
-from pipeline.run.paths import RunPaths
+from pipeline.run.paths import BASE, RunPaths
 from pipeline.run.tasks import PREPARE, Stage, Task
 
 _RUN = RunPaths(Path("RUN"))
@@ -58,8 +58,9 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
     "What an update commits": [
         (
             _TASK.policy("ATTEMPT") / "ANY",
-            "the policy, a Hugging Face directory; a LoRA adapter in `adapter/`",
+            "the policy, a Hugging Face directory; with `update.lora` the adapter alone, in `adapter/`",
         ),
+        (_TASK.policy("ATTEMPT") / BASE, "says which policy the adapter is for; in no folder of a model"),
         (_TASK.critic("ATTEMPT") / "ANY", "the critic, with `algorithm=ppo`"),
         (_TASK.trainer("ATTEMPT") / "ANY", "optimizer's moments, fp32 weights, counters (`state.json`)"),
         (_RUN.policies / "00007", "a link to the winning attempt's, for people; `critic/00007` likewise"),

@@ -67,7 +67,12 @@ def summary(run: Run) -> str:
             "",
             *(in_a_line(advice) for advice in advise(Evidence(rows, run.config))),
             f"run directory: {run.paths.root}",
-            f"policy:        {run.paths.policies / f'{run.plan.iterations:05d}'}",
+            f"policy:        {run.paths.policies / f'{run.plan.iterations:05d}'}{_what_policies_are(run)}",
             f"report:        {report}",
         )
     )
+
+
+def _what_policies_are(run: Run) -> str:
+    is_whole = run.config.update.lora is None
+    return "" if is_whole else " (an adapter: slurm-ppo export makes a whole model)"

@@ -58,6 +58,9 @@ class RolloutConfig:
     precision: Precision | None = None
     """Number format of the generating model. Default: update.precision, but bf16 where that is fp32 and vLLM
     generates, whose fast attention has no fp32."""
+    merge_adapters: bool = False
+    """With update.lora, give the engine a merged model, made in the node's temporary folder (TMPDIR), also if
+    it could put the adapter on its base by itself."""
     device_map: DeviceMap | None = None
     """transformers' device_map for models too large for one GPU ("auto"). Default: one device."""
     num_threads: PositiveInt = 1

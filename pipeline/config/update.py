@@ -103,7 +103,7 @@ class UpdateConfig:
     """Lay the sequences of a micro-batch end to end instead of padding them. Default: with flash attention;
     other attention then also computes, and masks, what one sequence would see of another."""
     lora: LoraConfig | None = None
-    """Train low-rank adapters of the policy only. Default: all weights."""
+    """Train, and commit, low-rank adapters of the policy only. Default: all weights."""
     keep_last: PositiveInt | None = 3
     """Keep policy, critic and trainer state of the newest this many iterations, at least 2, and thin older
     ones out as keep_every says. The best policy is always kept. null: keep all."""

@@ -8,16 +8,14 @@ from pathlib import Path
 
 from pipeline.config.algorithm import Estimator
 from pipeline.config.issue import ConfigError, ConfigIssue
-from pipeline.config.model_files import BadModel, read_header
+from pipeline.config.model_files import BadModel, Tensor, read_header
 from pipeline.config.schema import Config
-from pipeline.config.update import Precision, TrainingEngine, UpdateConfig
+from pipeline.config.update import LoraConfig, Precision, TrainingEngine, UpdateConfig
 from pipeline.text import size
 
 _BYTES = {Precision.FP32: 4, Precision.BF16: 2, Precision.FP16: 2}
 _FP32 = 4
 _MOMENTS = 2
-_ADAPTERS_SHARE = 0.02
-"""Share of low-rank adapters in a model's parameters (an estimate)."""
 _TOKEN_BYTES = 24
 """Bytes on disk for a token: id, mask, two log-probabilities, and its text twice."""
 _FILES_OF_STATE = 12
@@ -94,16 +92,22 @@ def states_kept(iterations: int, keep_last: int | None, keep_every: int | None) 
 
 
 def imagine(config: Config) -> tuple[Footprint, Footprint]:
-    """Estimate an iteration's state and shards, from the models' weights and the longest responses."""
+    """Estimate an iteration's state and shards, from the models' weights and the longest responses.
+
+    With update.lora the policy that is committed is the adapter, in fp32.
+    """
     update = config.update
     policy = num_parameters(Path(config.model.policy))
     has_critic = config.algorithm.estimator is Estimator.GAE
     critic = num_parameters(Path(config.model.critic or config.model.policy)) if has_critic else 0
-    trained = critic + (int(policy * _ADAPTERS_SHARE) if update.lora else policy)
-    copies = _MOMENTS + (update.precision is not Precision.FP32 or update.lora is not None)
+    copies = _MOMENTS + (update.precision is not Precision.FP32)
+    state = (policy + critic) * (_BYTES[update.precision] + _FP32 * copies)
+    if update.lora is not None:
+        adapter = num_adapted(Path(config.model.policy), update.lora)
+        state = critic * (_BYTES[update.precision] + _FP32 * copies) + adapter * _FP32 * (2 + _MOMENTS)
     if update.engine != TrainingEngine.DEEPSPEED:
-        copies = 0  # nobody knows what else a trainer of the user's keeps
-    state = (policy + critic) * _BYTES[update.precision] + trained * _FP32 * copies
+        # Nobody knows what else a trainer of the user's keeps, and it writes whole models.
+        state = (policy + critic) * _BYTES[update.precision]
     tokens = (config.model.context_length or 0) * config.responses_per_iteration
     tasks = 2 * config.rollout.num_shards + config.rollout.num_shards * len(config.reward.pools) + 1
     return Footprint(state, 3 * _FILES_OF_STATE), Footprint(tokens * _TOKEN_BYTES, FILES_OF_TASK * tasks)
@@ -111,8 +115,27 @@ def imagine(config: Config) -> tuple[Footprint, Footprint]:
 
 def num_parameters(folder: Path) -> int:
     """Count the parameters in a model directory, by the headers of its weight files. Raises ConfigError."""
+    return sum(math.prod(tensor.shape) for _, tensor in _tensors(folder))
+
+
+def num_adapted(folder: Path, lora: LoraConfig) -> int:
+    """Count the parameters of low-rank adapters, one for each matrix of a numbered layer that
+    ``target_modules`` names. Raises ConfigError."""
+    wanted = lora.target_modules
+    ends = () if isinstance(wanted, str) else tuple(f".{target}" for target in wanted)
+    total = 0
+    for name, tensor in _tensors(folder):
+        module = f".{name.removesuffix('.weight')}"
+        is_linear = len(tensor.shape) == 2 and any(part.isdigit() for part in module.split("."))
+        if is_linear and (isinstance(wanted, str) or module.endswith(ends)):
+            total += lora.rank * sum(tensor.shape)
+    return total
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     files = list(folder.glob("model*.safetensors")) or list(folder.glob("*.safetensors"))
     try:
-        return sum(math.prod(tensor.shape) for file in files for tensor in read_header(file).values())
+        for file in files:
+            yield from read_header(file).items()
     except BadModel as error:
         raise ConfigError(f"{folder}: {error}") from error

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from pipeline.config.conversion import converted, in_words
 from pipeline.run.durable import digest_file, fsync_path, link_once_in, naming, opened_folder, umask
 from pipeline.run.packed import BadArchive, packed_size, read_packed
-from pipeline.run.paths import RunPaths, data_name
+from pipeline.run.paths import BASE, RunPaths, data_name
 from pipeline.run.tasks import Stage, Task, parse_task, task_key
 from slurm.sealing import checksum
 from slurm.sharedfiles import is_there, make_folder, persistently, read_newest, read_shared, size_of
@@ -113,6 +113,11 @@ class Record:
     def holds_state(self) -> bool:
         """Whether an update committed the trainer's state with its policy, as trainers of users may."""
         return any(entry.folder.startswith("trainer/") for entry in self.outputs)
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether the policy that an update committed is the adapter of a model, not a model."""
+        return any(entry.path == f"{entry.folder}/{BASE}" for entry in self.outputs)
 
     def output(self, part: str = "", suffix: str = "arrow") -> FileEntry:
         """Return the data file with this part and suffix (:meth:`TaskPaths.data`); the main one has no part.

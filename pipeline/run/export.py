@@ -1,13 +1,15 @@
 """A committed policy as a plain model directory, outside the run and without links into it."""
 
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from pipeline.run.commits import FileEntry
 from pipeline.run.copies import copy_verified, new_folder
 from pipeline.run.directory import RunError
-from pipeline.run.paths import ADAPTER
+from pipeline.run.merge import check_can_merge, merge
+from pipeline.run.paths import ADAPTER, BASE
 from pipeline.run.versions import Version, find_version
 
 _WORTH_A_LINE = 1 << 28
@@ -17,6 +19,8 @@ _WORTH_A_LINE = 1 << 28
 def export(source: str, target: Path, adapter: bool, say: Callable[[str], None]) -> str:
     """Copy the policy that ``source`` names (``RUN``, ``RUN@ITERATION``, ``RUN@best``) to ``target``.
 
+    A policy that is an adapter is merged into its model, in a process that uses torch.
+
     Args:
         adapter: copy the LoRA adapter instead of the whole model.
         say: callback that gets a line after every large file.
@@ -25,22 +29,35 @@ def export(source: str, target: Path, adapter: bool, say: Callable[[str], None])
         How to list and load the copy, in words.
 
     Raises:
-        RunError: there is no such policy, it is damaged, or ``target`` is taken.
+        RunError: there is no such policy, it is damaged, it cannot be merged here, or ``target`` is taken.
     """
     version, target = find_version(source, "policy", "policy"), target.expanduser().absolute()
     files = policy_files(version, adapter)
-    total, done = sum(entry.bytes for _, entry in files), 0
+    is_merged = version.record.is_adapter and not adapter
+    if is_merged:
+        check_can_merge(version)
     with new_folder(target) as folder:
-        for name, entry in files:
-            copy_verified(version.run.paths, version.record, entry, folder / name)
-            done += entry.bytes
-            if entry.bytes >= _WORTH_A_LINE:
-                say(f"{name}: {done / 2**30:.1f} of {total / 2**30:.1f} GiB")
+        _copy(version, files, folder, say)
+        if is_merged:
+            _copy(version, policy_files(version, adapter=True), folder / ADAPTER, say)
+            merge(version, folder / ADAPTER, folder, say)
+            shutil.rmtree(folder / ADAPTER)
     return how_to_load(version, target, adapter)
 
 
+def _copy(
+    version: Version, files: list[tuple[PurePosixPath, FileEntry]], folder: Path, say: Callable[[str], None]
+) -> None:
+    total, done = sum(entry.bytes for _, entry in files), 0
+    for name, entry in files:
+        copy_verified(version.run.paths, version.record, entry, folder / name)
+        done += entry.bytes
+        if entry.bytes >= _WORTH_A_LINE:
+            say(f"{name}: {done / 2**30:.1f} of {total / 2**30:.1f} GiB")
+
+
 def policy_files(version: Version, adapter: bool) -> list[tuple[PurePosixPath, FileEntry]]:
-    """Return the files of the model directory, or of the adapter, with their names there.
+    """Return the committed files of the model directory, or of the adapter, with their names there.
 
     Raises:
         RunError: there is no adapter.
@@ -53,7 +70,7 @@ def policy_files(version: Version, adapter: bool) -> list[tuple[PurePosixPath, F
             f"{version} has no adapter: the run trains all weights (update.lora is null); "
             "leave --adapter out for the whole model"
         )
-    return [(n.relative_to(ADAPTER), e) for n, e in found] if adapter else found
+    return [(n.relative_to(ADAPTER) if adapter else n, e) for n, e in found if str(n) != BASE]
 
 
 def how_to_load(version: Version, target: Path, adapter: bool) -> str:

@@ -145,3 +145,5 @@ class TaskPaths:
 
 ADAPTER = "adapter"
 """Folder of a policy directory that holds the peft adapter, with update.lora."""
+BASE = "base.json"
+"""File of a policy directory that holds no model, but the adapter of one: says of which."""

@@ -5,9 +5,12 @@ is requested, so that neither start-up nor memory is paid twice.
 import contextlib
 import gc
 import importlib
+import shutil
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pipeline.config.engines import Engine
@@ -15,7 +18,7 @@ from pipeline.config.schema import Config
 from pipeline.config.update import TrainingEngine
 from pipeline.plugins.load import PluginError, load_plugin
 from pipeline.plugins.trial import too_many_ranks
-from stages.engines.base import Generator, Scorer, Trainer
+from stages.engines.base import CannotAdapt, Generator, Scorer, Trainer
 from stages.logs import log
 
 
@@ -72,14 +75,38 @@ def engines_closed() -> Iterator[None]:
                 log.exception(f"closing the {role} failed; what the task has done stands:")
 
 
-def make_generator(config: Config, directory: str) -> Generator:
-    """Make an engine of ``rollout.engine`` for the policy in ``directory``.
+def make_generator(config: Config, directory: str, adapter: str | None = None) -> Generator:
+    """Make an engine of ``rollout.engine`` for the policy in ``directory``, or for the adapter of that model.
+
+    An engine that cannot put the adapter on gets a merged model, in a folder of the node that goes with it.
 
     Raises:
         PluginError: ``module:function`` cannot be imported, or made something else.
+        OSError: there is no room for the merged model.
     """
-    made = _maker("rollout.engine", config.rollout.engine, "make_generator")(config, directory)
-    return _checked(made, Generator, config.rollout.engine)
+    name = config.rollout.engine
+    maker = _maker("rollout.engine", name, "make_generator")
+    if adapter is None:
+        return _checked(maker(config, directory), Generator, name)
+    if getattr(maker, "takes_adapters", False) and not config.rollout.merge_adapters:
+        try:
+            return _checked(maker(config, directory, adapter), Generator, name)
+        except CannotAdapt as error:
+            log.info(f"rollout.engine={name} gets the adapter merged into a whole model: {error}")
+    return _of_merged(config, maker, Path(directory), Path(adapter))
+
+
+def _of_merged(config: Config, maker: Callable[..., Any], base: Path, adapter: Path) -> Generator:
+    from stages.merging import merged_folder
+
+    folder = merged_folder(config, base, adapter)
+    try:
+        made = _checked(maker(config, str(folder)), Generator, config.rollout.engine)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(made, shutil.rmtree, folder, ignore_errors=True)
+    return made
 
 
 def make_scorer(config: Config, name: str, directory: str) -> Scorer:

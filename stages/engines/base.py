@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from pipeline.run.schemas import FinishReason
+from stages.policy_files import CannotAdapt as CannotAdapt  # for engines to raise
 
 if TYPE_CHECKING:
     from stages.context import Context, Result
@@ -38,6 +39,17 @@ def takes_ranks(maker: _Maker) -> _Maker:
     but one return None. Any other trainer is refused where the update is given several ranks.
     """
     maker.__dict__["takes_ranks"] = True
+    return maker
+
+
+def takes_adapters(maker: _Maker) -> _Maker:
+    """Mark a ``make_generator`` that can put the adapter of ``update.lora`` on its model; a decorator.
+
+    It is then called with a third argument where the policy is an adapter: the adapter's directory, of peft's
+    files, and before it that of the model which the adapter is for. It may raise :class:`CannotAdapt`. Any
+    other gets a directory of the merged model, made for it on the node.
+    """
+    maker.__dict__["takes_adapters"] = True
     return maker
 
 

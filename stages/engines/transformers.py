@@ -1,6 +1,7 @@
 """Generation and scoring with transformers: the engines that run anywhere torch does."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,15 +19,37 @@ from transformers import (
 
 from pipeline.config.schema import Config
 from pipeline.run.schemas import FinishReason
-from stages.engines.base import Generator, Limits, Request, Response, Sampling, Scorer, Stopped, Turns
+from stages.adapters import merge_into, read_adapter
+from stages.engines.base import (
+    CannotAdapt,
+    Generator,
+    Limits,
+    Request,
+    Response,
+    Sampling,
+    Scorer,
+    Stopped,
+    Turns,
+    takes_adapters,
+)
 from stages.models import load_causal_lm, load_reward_model
 from stages.ppo.batching import budgeted
 
 
-def make_generator(config: Config, directory: str) -> Generator:
-    """Load the policy of ``directory``."""
+@takes_adapters
+def make_generator(config: Config, directory: str, adapter: str | None = None) -> Generator:
+    """Load the policy of ``directory``, or that and an adapter, which is merged into its weights in memory.
+
+    Raises:
+        CannotAdapt: the merged weights would be other numbers than those of a merged model that is loaded.
+    """
     rollout, model = config.rollout, config.model
-    loaded = load_causal_lm(directory, config.rollout_precision, model.trust_remote_code, rollout.device_map)
+    precision = config.rollout_precision
+    if adapter and precision is not config.update.precision:
+        raise CannotAdapt(f"it generates in {precision}, and was trained in {config.update.precision}")
+    loaded = load_causal_lm(directory, precision, model.trust_remote_code, rollout.device_map)
+    if adapter:
+        merge_into(loaded, read_adapter(Path(adapter)))
     return TransformersGenerator(loaded, rollout.tokens_per_batch, model.context_length)
 
 

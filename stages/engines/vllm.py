@@ -15,14 +15,31 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from pipeline.config.schema import Config
 from pipeline.run.schemas import FinishReason
 from stages.engines import transformers as plain
-from stages.engines.base import Generator, Limits, Request, Response, Sampling, Scorer, Turns
+from stages.engines.base import (
+    CannotAdapt,
+    Generator,
+    Limits,
+    Request,
+    Response,
+    Sampling,
+    Scorer,
+    Turns,
+    takes_adapters,
+)
 from stages.engines.compiled import KeptCache
+from stages.engines.vllm_adapters import adapter_arguments, count_adapted, put_on
 from stages.engines.vllm_setup import Unsupported, check_gpus, common_arguments, is_refusal, start
 from stages.logs import log
 
 
-def make_generator(config: Config, directory: str) -> Generator:
-    """Load the policy of ``directory``. Raises UserError when vLLM cannot run it as configured."""
+@takes_adapters
+def make_generator(config: Config, directory: str, adapter: str | None = None) -> Generator:
+    """Load the policy of ``directory``, or that and an adapter, which stays beside its weights.
+
+    Raises:
+        UserError: vLLM cannot run it as configured.
+        CannotAdapt: vLLM cannot put this adapter on this model.
+    """
     rollout = config.rollout
     check_gpus("rollout", rollout.vllm)
     described = describe(directory, config.model.trust_remote_code)
@@ -33,9 +50,27 @@ def make_generator(config: Config, directory: str) -> Generator:
         # The model's own settings may penalise, suppress or force tokens.
         "generation_config": "vllm",
     }
-    engine = _Engine(*start("rollout", config, arguments))
+    if adapter is None:
+        engine = _Engine(*start("rollout", config, arguments))
+    else:
+        engine = _adapted(config, arguments, Path(adapter))
     window = _WINDOWS * rollout.vllm.max_num_seqs
     return VllmGenerator(engine, limits, stop_ids(directory, described), truncates, window)
+
+
+def _adapted(config: Config, arguments: dict[str, Any], adapter: Path) -> "_Engine":
+    """Start vLLM with an adapter on its model. Raises CannotAdapt when it has none of it, or not all."""
+    given = arguments | adapter_arguments(adapter)
+    try:
+        engine = _Engine(*start("rollout", config, given))
+    except Unsupported as error:  # the model, or adapters of it
+        raise CannotAdapt(str(error)) from error
+    try:
+        put_on(engine, adapter, ranks=config.rollout.vllm.tensor_parallel_size)
+    except BaseException:
+        engine.close()
+        raise
+    return engine
 
 
 def make_scorer(config: Config, directory: str) -> Scorer:
@@ -98,13 +133,23 @@ class _Engine:
         self._kept = kept
         self._names: dict[str, int] = {}
         self._count = 0
+        self._adapter: Any = None
 
     def add(self, index: int, tokens: Sequence[int], params: Any) -> None:
         from vllm.inputs.engine import tokens_input
 
         self._count += 1  # vLLM's names differ, since an index comes again with every turn
         self._names[str(self._count)] = index
-        self._engine.add_request(str(self._count), tokens_input(list(tokens)), params)
+        name, prompt = str(self._count), tokens_input(list(tokens))
+        self._engine.add_request(name, prompt, params, lora_request=self._adapter)
+
+    def put_on(self, adapter: Path) -> list[int]:
+        """Load an adapter, for all requests. Returns of each worker how many weights it has changed."""
+        from vllm.lora.request import LoRARequest
+
+        self._adapter = LoRARequest("policy", 1, str(adapter))
+        self._engine.add_lora(self._adapter)
+        return list(self._engine.apply_model(count_adapted))
 
     @property
     def can_classify(self) -> bool:

@@ -25,7 +25,7 @@ _FORMATS = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP1
 _CPU_CACHE_GIB = 1.0
 _REFUSAL = re.compile(
     r"architecture.*support|support.*architecture|no valid attention backend|support.*head_?(dim|size)|"
-    r"head_?(dim|size).*support",
+    r"head_?(dim|size).*support|not support lora",
     re.IGNORECASE,
 )
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING
 
@@ -42,15 +43,16 @@ def respond(
         StoppedOnWarning: the process was warned; what is finished is saved.
     """
     config = context.config
-    directory = context.policy_directory(version)
+    files = context.policy_files(version)
     tokenizer = load_tokenizer(config.model.policy, config.model)
     repeated = prompts.take([i for i in range(prompts.num_rows) for _ in samples])
     requests = requests_of(context, repeated, samples)
     if warned():  # loading a large model would outlast what is left of the time
         raise StoppedOnWarning(0, 0, len(requests))
-    key = (directory, config.rollout)
-    name = config.rollout.engine
-    generator: Generator = engine("generator", key, lambda: make_generator(config, str(directory)), name)
+    key = (files, config.rollout)
+    adapter = None if files.adapter is None else str(files.adapter)
+    make = partial(make_generator, config, str(files.base), adapter)
+    generator: Generator = engine("generator", key, make, config.rollout.engine)
     origin = origin_of(context, version, requests, sampling, generator.plan(requests))
     progress = Progress(context, origin, len(requests), save_every)
     with open_conversations(

@@ -5,25 +5,27 @@ parameters only the adapters' require gradients. peft's layer has the old weight
 """
 
 import copy
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from pipeline.config.schema import Config, ModelConfig
 from pipeline.config.update import LoraConfig
+from pipeline.run.paths import ADAPTER, BASE
 from pipeline.run.seeds import derive_seed
+from stages.adapters import ADAPTER_FILE, PREFIX
 from stages.context import UserError
 from stages.models import load_causal_lm
 from stages.ppo.zero import device_map_of
 
 _NAME = "default"
 """peft's name of a model's only adapter."""
-_LAYER = ".base_layer"
 
 
 def load_policy(base: Path, config: Config) -> PreTrainedModel:
@@ -97,34 +99,11 @@ def is_adapted(model: PreTrainedModel) -> bool:
     return hasattr(model, "peft_config")
 
 
-def is_adapter(name: str) -> bool:
-    """Whether this is the name of an adapter's parameter."""
-    return f".{_NAME}." in name
-
-
-def plain_name(name: str) -> str:
-    """Return the name that a weight or buffer of an adapted model has without adapters."""
-    return name.replace(f"{_LAYER}.", ".")
-
-
-def adapted_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """Return peft's layers by the name of the weight that they adapt. Empty for a model without adapters."""
-    return {
-        f"{name}{_LAYER}.weight": module
-        for name, module in model.named_modules()
-        if hasattr(module, "lora_A") and _NAME in module.lora_A
-    }
-
-
-def factors(layer: Any) -> tuple[nn.Parameter, nn.Parameter]:
-    """Return the matrices that an adapter's input is multiplied with, first [r, in], then [out, r]."""
-    return layer.lora_A[_NAME].weight, layer.lora_B[_NAME].weight
-
-
-def merged(layer: Any, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
-    """Return the layer's weight with its adapter merged, in fp32, from its whole weight and factors."""
-    change = (up.float() @ down.float()) * layer.scaling[_NAME]
-    return weight.float() + (change.T if layer.fan_in_fan_out else change)
+def save_policy(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Write what a policy folder of an adapted model holds: the adapter, from its parameters by name, and a
+    note that the model which it is for is policy 0."""
+    save_adapter(model, weights, folder / ADAPTER)
+    (folder / BASE).write_text(json.dumps({"policy_version": 0}) + "\n")
 
 
 def save_adapter(model: Any, weights: Mapping[str, Tensor], folder: Path) -> None:
@@ -134,6 +113,10 @@ def save_adapter(model: Any, weights: Mapping[str, Tensor], folder: Path) -> Non
     settings.target_modules = sorted(settings.target_modules)  # a set is written in random order
     settings.inference_mode = True
     settings.save_pretrained(str(folder))
-    names = {name: "base_model.model." + name.replace(f".{_NAME}.", ".") for name in weights}
-    tensors = {names[name]: weight.contiguous() for name, weight in weights.items()}
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    tensors = {saved_name(name): weight.contiguous() for name, weight in weights.items()}
+    save_file(tensors, folder / ADAPTER_FILE, metadata={"format": "pt"})
+
+
+def saved_name(name: str) -> str:
+    """Return the name of an adapter's parameter in peft's files."""
+    return PREFIX + name.replace(f".{_NAME}.", ".")

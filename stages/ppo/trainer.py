@@ -20,19 +20,10 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from pipeline.config.update import Precision, Schedule, UpdateConfig
-from pipeline.run.paths import ADAPTER
 from stages import ranks
 from stages.context import NumericalError
 from stages.models import DTYPES, switch_off_chance
-from stages.ppo.lora import (
-    adapted_layers,
-    factors,
-    is_adapted,
-    is_adapter,
-    merged,
-    plain_name,
-    save_adapter,
-)
+from stages.ppo.lora import is_adapted, save_policy
 from stages.ppo.zero import adamw, engine_settings, permit_fp16_on_cpu, share_out
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -184,53 +175,32 @@ class Trainer:
             setattr(self.engine.optimizer.loss_scaler, name, value)
 
     def save_model(self, folder: Path) -> None:
-        """Write the model as a Hugging Face directory. Every rank takes part; the first one writes.
-
-        Adapters (:mod:`stages.ppo.lora`) are merged into the weights, and are also written by themselves to
-        the folder ``adapter`` of the directory.
+        """Write the model as a Hugging Face directory, of a model with adapters what
+        :func:`stages.ppo.lora.save_policy` does. Every rank takes part; the first one writes.
 
         Raises:
             NumericalError: a weight is not finite. It is raised on every rank, and nothing is written.
         """
-        dtype, state = DTYPES[self.config.precision], {}
-        for name, weight in self._whole_weights():
+        has_adapters = is_adapted(self.model)
+        dtype, state = torch.float32 if has_adapters else DTYPES[self.config.precision], {}
+        for name, parameter in self._trained() if has_adapters else self.model.named_parameters():
+            weight = self._master(parameter)
             if not bool(torch.isfinite(weight).all()):
                 raise NumericalError(f"weight {name} of the {self.name} is not finite; nothing is committed")
             if ranks.is_first():
                 state[name] = weight.to(dtype).cpu()
-        adapters = self._whole_adapters()
         if not ranks.is_first():
+            return
+        if has_adapters:
+            save_policy(self.model, state, folder)
             return
         # Buffers that are saved; tied weights are neither among them nor saved twice.
         saved = self.model.state_dict().keys()
-        state |= {plain_name(name): buffer for name, buffer in self.model.named_buffers() if name in saved}
+        state |= {name: buffer for name, buffer in self.model.named_buffers() if name in saved}
         if self.model.can_generate():
             # transformers refuses to save settings that it loaded with a warning; the caller copies the file.
             self.model.generation_config = GenerationConfig.from_model_config(self.model.config)
         self.model.save_pretrained(folder, state_dict=state, safe_serialization=True)
-        if adapters:
-            save_adapter(self.model, adapters, folder / ADAPTER)
-
-    def _whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield weights with adapters merged, by the names they have without, one at a time on the device.
-
-        Ranks have to take them in step.
-        """
-        layers = adapted_layers(self.model)
-        for name, parameter in self.model.named_parameters():
-            if is_adapter(name):
-                continue
-            weight = self._master(parameter)
-            if layer := layers.get(name):
-                down, up = map(self._master, factors(layer))
-                weight = merged(layer, weight, down, up)
-            yield plain_name(name), weight
-
-    def _whole_adapters(self) -> dict[str, Tensor]:
-        """Return the adapters' weights, on the first rank's host; empty elsewhere and without adapters."""
-        trained = self._trained() if is_adapted(self.model) else []
-        wholes = ((name, self._master(parameter)) for name, parameter in trained)  # every rank takes part
-        return {name: whole.cpu() for name, whole in wholes if ranks.is_first()}
 
     def save_state(self, path: Path) -> None:
         """Write optimizer moments, counters, and the fp32 weights where the model directory holds them

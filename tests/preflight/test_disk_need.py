@@ -5,6 +5,7 @@ import math
 import os
 import shlex
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -13,8 +14,9 @@ import pytest
 
 from pipeline.config.issue import ConfigError
 from pipeline.config.schema import Config
+from pipeline.config.update import LoraConfig
 from pipeline.preflight import disk_need as diskneed
-from pipeline.preflight.disk_need import check_disk, imagine
+from pipeline.preflight.disk_need import check_disk, imagine, num_adapted
 from tests.support import tiny
 from tests.support.processes import config_of
 
@@ -23,12 +25,14 @@ ENDLESS = ("iterations=10000000000", "update.keep_last=null")
 """More states than any disk holds, also of a model of a few weights."""
 
 
-def weights_file(path: Path, *shapes: list[int]) -> None:
+def weights_file(path: Path, *shapes: list[int], names: Sequence[str] = ()) -> None:
     """A header, which is all that is looked at, and a hole of the size that it says."""
     ends = [2 * total for total in accumulate(math.prod(shape) for shape in shapes)]
+    spans = [(end - 2 * math.prod(shape), end) for shape, end in zip(shapes, ends, strict=True)]
+    names = names or [f"t{i}" for i in range(len(shapes))]
     tensors = {
-        f"t{i}": {"dtype": "BF16", "shape": shape, "data_offsets": [end - 2 * math.prod(shape), end]}
-        for i, (shape, end) in enumerate(zip(shapes, ends, strict=True))
+        name: {"dtype": "BF16", "shape": shape, "data_offsets": span}
+        for name, shape, span in zip(names, shapes, spans, strict=True)
     }
     header = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
     path.write_bytes(struct.pack("<Q", len(header)) + header)
@@ -76,6 +80,26 @@ def test_what_does_not_fit_is_refused_with_the_way_out(seven_billion, monkeypatc
         assert len(told) <= 300
         assert told.startswith("run_dir=")
     assert said in told
+
+
+def test_adapters_of_seven_billion_weights_are_a_few_hundred_megabytes(seven_billion):
+    """Embedding and output layer have none; critic and optimizer count as ever."""
+    policy = Path(seven_billion.model.policy)
+    layers = {"q_proj": [4096, 4096], "up_proj": [11008, 4096], "norm": [4096]}
+    names = {f"model.layers.{i}.{name}.weight": shape for i in range(2) for name, shape in layers.items()}
+    named = {"model.embed_tokens.weight": [32000, 4096], **names, "lm_head.weight": [32000, 4096]}
+    for file in policy.glob("*.safetensors"):
+        file.unlink()
+    weights_file(policy / "model.safetensors", *named.values(), names=list(named))
+    one, other = 4096 + 4096, 11008 + 4096
+    assert num_adapted(policy, LoraConfig(rank=16)) == 2 * 16 * (one + other)
+    assert num_adapted(policy, LoraConfig(rank=8, target_modules=("q_proj",))) == 2 * 8 * one
+    update = replace(seven_billion.update, lora=LoraConfig(rank=16))
+    critic = diskneed.num_parameters(policy)
+    state, _ = imagine(replace(seven_billion, update=update))
+    assert state.num_bytes == critic * (2 + 3 * 4) + 2 * 16 * (one + other) * 4 * 4
+    state, _ = imagine(replace(seven_billion, update=replace(update, engine="mine:make_trainer")))
+    assert state.num_bytes == 2 * critic * 2, "whole models, and what else nobody knows"
 
 
 def test_a_fork_needs_room_for_its_own_iterations_only(seven_billion, monkeypatch):

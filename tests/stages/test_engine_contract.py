@@ -19,11 +19,13 @@ from transformers import (
 from pipeline.config.schema import Config
 from pipeline.config.update import Precision
 from pipeline.run.schemas import FinishReason
+from stages.adapters import merge_into, read_adapter
 from stages.context import UserError
 from stages.engines import make_generator, make_scorer
 from stages.engines.base import REFUSED, BadSequence, Request, Sampling
 from stages.models import load_causal_lm, load_reward_model
 from tests.support import tiny
+from tests.support.adapters import make_adapter
 from tests.support.processes import config_of
 
 END = 1
@@ -108,6 +110,11 @@ def model(folder):
     return load_causal_lm(folder / "policy", Precision.FP32, trust_remote_code=False)
 
 
+@pytest.fixture(scope="module")
+def adapter(folder):
+    return make_adapter(folder / "policy", folder / "adapter")
+
+
 def prompts(count: int, longest: int = 30) -> list[list[int]]:
     """Of very different lengths, from one token on."""
     draw = torch.Generator().manual_seed(5)
@@ -132,6 +139,21 @@ def log_probs_of(model, prompt: list[int], tokens: list[int], temperature: float
 
 
 # what is generated
+
+
+def test_an_adapter_changes_what_is_generated_as_the_merged_model_would(config, folder, adapter, monkeypatch):
+    if "naive" not in config.rollout.engine:  # ours put it on the base, and need no merged model
+        monkeypatch.delattr("stages.merging.merged_folder")
+    made = make_generator(config, config.model.policy, str(adapter))
+    try:
+        found = made.generate(requests(6), Sampling())
+    finally:
+        made.close()
+    merged = load_causal_lm(folder / "policy", Precision.FP32, trust_remote_code=False)
+    merge_into(merged, read_adapter(adapter))
+    for request, response in zip(requests(6), found, strict=True):
+        expected = log_probs_of(merged, request.prompt_tokens, response.tokens)
+        assert torch.allclose(torch.tensor(response.log_probs), expected, atol=1e-4)
 
 
 def test_greedy_takes_the_likeliest_token_each_time(generator, model):

@@ -1,4 +1,4 @@
-"""LoRA: adapters start as nothing, they alone are trained, and a plain model and its adapter are saved."""
+"""LoRA: adapters start as nothing, they alone are trained and saved; whole models are merged on demand."""
 
 import dataclasses
 import json
@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from pipeline.config.compose import compose
 from pipeline.config.schema import Config
 from pipeline.config.update import LoraConfig, Precision
+from stages.adapters import merge_into, read_adapter
 from stages.context import UserError
+from stages.merging import stored_names, write_merged
 from stages.models import DTYPES, load_causal_lm
-from stages.ppo.lora import adapted_layers, attach, factors, is_adapter, load_policy, merged
+from stages.ppo.lora import attach, load_policy, save_adapter
 from stages.ppo.trainer import Trainer
 from stages.ranks import start_distributed
 from tests.support import tiny
@@ -40,6 +42,10 @@ def config_of(models: Path, case: str = "fp32-zero0", **lora: object) -> Config:
     config = compose(tiny.overrides(models, models / "no-run"))
     update = dataclasses.replace(settings(case), lora=LoraConfig(rank=4, alpha=8.0, **lora))
     return dataclasses.replace(config, update=update)
+
+
+def is_adapter(name: str) -> bool:
+    return ".lora_" in name
 
 
 def trainer_of(config: Config, policy: Path) -> Trainer:
@@ -104,7 +110,7 @@ def test_going_on_from_base_and_adapters_is_bit_exact(lives, case):
     folder, life = lives[case]
     seen = seen_in(life)
     assert torch.equal(seen["last"], seen["restored"])
-    for part in ("", "state", "adapter"):
+    for part in ("state", "adapter"):
         assert same_bytes(folder / "straight" / part, folder / "resumed" / part)
     config = "adapter/adapter_config.json"
     assert (folder / "straight" / config).read_text() == (folder / "resumed" / config).read_text()
@@ -121,11 +127,28 @@ def test_the_state_holds_the_adapters_in_fp32(lives, case):
     assert largest_difference({name: state[f"weight/{name}"] for name in adapters}, adapters) == 0
 
 
+def test_a_policy_is_the_adapter_alone_whatever_the_size_of_the_model(lives):
+    folder, life = lives["bf16-zero2"]
+    seen_in(life)
+    names = sorted(path.relative_to(folder / "model") for path in (folder / "model").rglob("*.*"))
+    assert list(map(str, names)) == [
+        "adapter/adapter_config.json",
+        "adapter/adapter_model.safetensors",
+        "base.json",
+    ]
+    assert json.loads((folder / "model" / "base.json").read_text()) == {"policy_version": 0}
+    written = load_file(folder / "model" / "adapter" / "adapter_model.safetensors")
+    assert {tensor.dtype for tensor in written.values()} == {torch.float32}, "not rounded to bf16"
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_the_policy_is_a_plain_model_that_equals_the_adapter_on_the_base(lives, models, case):
+def test_the_merged_policy_is_a_plain_model_that_equals_the_adapter_on_the_base(
+    lives, models, case, tmp_path
+):
     folder, life = lives[case]
     seen = seen_in(life)
-    plain, loading = AutoModelForCausalLM.from_pretrained(folder / "model", output_loading_info=True)
+    write_merged(models / "policy", folder / "model" / "adapter", precision_of(case), False, tmp_path)
+    plain, loading = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert plain.dtype == DTYPES[precision_of(case)]
     base = AutoModelForCausalLM.from_pretrained(models / "policy", dtype=plain.dtype).float()
@@ -172,7 +195,8 @@ def test_adapters_follow_from_the_seed_alone(models):
 
 def test_only_the_layers_that_were_named_get_adapters(models):
     model = load_policy(models / "policy", config_of(models, target_modules=("q_proj", "mlp.up_proj")))
-    assert {name.rsplit(".", 3)[-3] for name in adapted_layers(model)} == {"q_proj", "up_proj"}
+    names = [name for name, _ in model.named_parameters() if is_adapter(name)]
+    assert {name.split(".lora_")[0].rpartition(".")[2] for name in names} == {"q_proj", "up_proj"}
 
 
 @pytest.mark.parametrize("target", ["nonsense", "embed_tokens", "lm_head"])
@@ -195,15 +219,91 @@ def gpt2() -> PreTrainedModel:
     return GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=16, n_embd=8, n_layer=1, n_head=2))
 
 
+def with_adapter(model: PreTrainedModel, folder: Path, lora: LoraConfig) -> PreTrainedModel:
+    """A model saved in ``base``, an adapter of random numbers in ``adapter``; the model has both."""
+    model.save_pretrained(folder / "base")
+    attach(model, folder / "base", lora, seed=0)
+    factors = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    for weight in factors.values():
+        torch.nn.init.normal_(weight)
+    save_adapter(model, {name: weight.detach() for name, weight in factors.items()}, folder / "adapter")
+    return model
+
+
+def merged_by_peft(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Weights of the adapted layers by the name that they have without adapters."""
+    found = {}
+    for name, module in model.named_modules():
+        if hasattr(module, "lora_A"):
+            module.merge()
+            found[f"{name}.weight"] = module.base_layer.weight.detach()
+    return found
+
+
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out")
 def test_transposed_weights_are_merged_as_peft_does(tmp_path):
-    model = gpt2()
-    attach(model, tmp_path, LoraConfig(rank=2), seed=0)
-    layers = adapted_layers(model)
-    assert len(layers) == 4
-    for layer in layers.values():
-        down, up = factors(layer)
-        torch.nn.init.normal_(up)
-        ours = merged(layer, layer.base_layer.weight, down, up)
-        layer.merge()
-        assert torch.allclose(ours, layer.base_layer.weight, atol=1e-5)
+    expected = merged_by_peft(with_adapter(gpt2(), tmp_path, LoraConfig(rank=2)))
+    adapter = read_adapter(tmp_path / "adapter")
+    assert adapter.is_transposed
+    base = load_file(tmp_path / "base" / "model.safetensors")
+    assert len(expected) == 4
+    assert expected.keys() == adapter.factors.keys()
+    for name, weight in expected.items():
+        assert torch.allclose(adapter.merged(name, base[name]), weight, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")
+def test_a_base_whose_files_leave_out_the_prefix_of_its_class_is_merged_all_the_same(tmp_path):
+    """As GPT-2's do."""
+    expected = merged_by_peft(with_adapter(gpt2(), tmp_path, LoraConfig(rank=2)))
+    file = tmp_path / "base" / "model.safetensors"
+    short = {name.removeprefix("transformer."): tensor for name, tensor in load_file(file).items()}
+    save_file(short, file, metadata={"format": "pt"})
+    (tmp_path / "merged").mkdir()
+    write_merged(tmp_path / "base", tmp_path / "adapter", Precision.FP32, False, tmp_path / "merged")
+    assert load_file(tmp_path / "merged" / "model.safetensors").keys() == short.keys()
+    found = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "merged").named_parameters())
+    for name, weight in expected.items():
+        assert torch.allclose(found[name], weight, atol=1e-5)
+
+
+def test_names_that_fit_several_weights_are_left_to_the_class_of_the_model():
+    assert stored_names({"a.q.weight"}, {"a.q.weight", "b"}) == {"a.q.weight": "a.q.weight"}
+    assert stored_names({"model.a.q.weight"}, {"a.q.weight", "b"}) == {"a.q.weight": "model.a.q.weight"}
+    assert stored_names({"a.q.weight"}, {"model.a.q.weight"}) == {"model.a.q.weight": "a.q.weight"}
+    assert stored_names({"a.q.weight"}, {"x.a.q.weight", "y.a.q.weight"}) is None
+    assert stored_names({"a.q.weight"}, {"qkv.weight"}) is None
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
+def test_a_sharded_base_is_merged_file_by_file_to_the_bytes_that_merging_in_memory_gives(
+    models, tmp_path, precision
+):
+    """What the base holds in a format of its own stays as it is."""
+    policy = load_causal_lm(models / "policy", Precision.FP32, trust_remote_code=False)
+    policy.save_pretrained(tmp_path / "sharded", max_shard_size="20KB")
+    with_adapter(policy, tmp_path, LoraConfig(rank=4, target_modules=("q_proj", "down_proj")))
+    (tmp_path / "merged").mkdir()
+    lines: list[str] = []
+    write_merged(
+        tmp_path / "sharded", tmp_path / "adapter", precision, False, tmp_path / "merged", lines.append
+    )
+    assert len(lines) == len(list((tmp_path / "merged").glob("*.safetensors"))) > 1
+    from_disk = load_causal_lm(tmp_path / "merged", precision, trust_remote_code=False)
+    in_memory = load_causal_lm(tmp_path / "base", precision, trust_remote_code=False)
+    merge_into(in_memory, read_adapter(tmp_path / "adapter"))
+    wanted, found = in_memory.state_dict(), from_disk.state_dict()
+    assert wanted.keys() == found.keys()
+    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+    described = json.loads((tmp_path / "merged" / "config.json").read_text())
+    assert described["dtype"] == str(DTYPES[precision]).removeprefix("torch.")
+
+
+@pytest.mark.parametrize(("key", "value"), [("use_dora", True), ("rank_pattern", {"q_proj": 8})])
+def test_an_adapter_of_another_kind_is_refused(models, tmp_path, key, value):
+    policy = load_causal_lm(models / "policy", Precision.FP32, trust_remote_code=False)
+    with_adapter(policy, tmp_path, LoraConfig(rank=2))
+    settings = tmp_path / "adapter" / "adapter_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {key: value}))
+    with pytest.raises(UserError, match=f"adapters with {key} cannot be merged here; write whole models"):
+        read_adapter(tmp_path / "adapter")

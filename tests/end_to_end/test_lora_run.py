@@ -1,0 +1,206 @@
+"""A run that trains adapters: it commits them alone, and everything that wants a whole model gets one."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.update import Precision
+from pipeline.preflight.disk_need import num_adapted
+from pipeline.run.commits import FileEntry, require_record
+from pipeline.run.directory import RunError, load_run
+from pipeline.run.durable import digest_file
+from pipeline.run.export import export
+from pipeline.run.plan import policy_maker
+from pipeline.run.records import find_frontier
+from pipeline.run.tasks import Stage, Task
+from stages.context import Context, UserError
+from stages.merging import write_merged
+from stages.models import load_causal_lm
+from tests.support import ROOT, tiny
+
+LORA = "+update.lora={rank: 4, alpha: 8}"
+
+
+def carried_out(slurm_ppo, models: Path, root: Path, *more: str) -> Path:
+    heldout = (f"data.heldout={models / 'heldout.jsonl'}", "evaluate.every=1")
+    done = slurm_ppo("run", *tiny.overrides(models, root, *heldout, LORA, *more))
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(slurm_ppo, models, tmp_path_factory) -> Path:
+    return carried_out(slurm_ppo, models, tmp_path_factory.mktemp("lora") / "run")
+
+
+@pytest.fixture
+def copied_run(run, tmp_path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "run", symlinks=True))
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+def fingerprints(root: Path, *tasks: Task) -> list[str]:
+    return [require_record(load_run(root).paths, task).fingerprint for task in tasks]
+
+
+def test_an_update_commits_the_adapter_and_the_tokenizer_and_no_model(run):
+    for policy in ("00001", "00002", "best"):
+        names = sorted(
+            str(p.relative_to(run / "policy" / policy)) for p in (run / "policy" / policy).rglob("*.*")
+        )
+        assert names == [
+            "adapter/adapter_config.json",
+            "adapter/adapter_model.safetensors",
+            "base.json",
+            "generation_config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+        ]
+
+
+def test_the_need_for_room_counts_the_numbers_that_an_adapter_has(run):
+    config = load_run(run).config
+    written = (run / "policy/00001/adapter/adapter_model.safetensors").stat().st_size
+    counted = 4 * num_adapted(Path(config.model.policy), config.update.lora)
+    assert counted < written < counted + 10_000, "the file has a header"
+
+
+def test_engines_that_get_merged_models_end_in_the_same_policy(run, slurm_ppo, models, tmp_path):
+    other = carried_out(slurm_ppo, models, tmp_path / "run", "rollout.merge_adapters=true")
+    tasks = [Task(2, Stage.ROLLOUT, 0), Task(2, Stage.ROLLOUT, 1), Task(2, Stage.EVALUATE), policy_maker(2)]
+    assert fingerprints(run, *tasks) == fingerprints(other, *tasks)
+
+
+def test_a_fork_goes_on_from_the_adapter(run, slurm_ppo, tmp_path):
+    made = slurm_ppo("fork", f"{run}@1", tmp_path / "fork")
+    assert made.returncode == 0, made.stderr
+    assert not list((tmp_path / "fork" / "policy").rglob("model.safetensors"))
+    done = slurm_ppo("resume", tmp_path / "fork")
+    assert done.returncode == 0, done.stderr
+    assert fingerprints(run, policy_maker(2)) == fingerprints(tmp_path / "fork", policy_maker(2))
+
+
+def test_a_lost_adapter_is_learnt_again(copied_run, slurm_ppo):
+    before = fingerprints(copied_run, policy_maker(2))
+    (file,) = copied_run.glob("policy/00002.*/adapter/adapter_model.safetensors")
+    file.unlink()
+    assert slurm_ppo("resume", copied_run).returncode == 0
+    assert find_frontier(load_run(copied_run).plan, load_run(copied_run).paths).updated == 2
+    assert fingerprints(copied_run, policy_maker(2)) == before
+
+
+def as_it_used_to_be(root: Path, version: int) -> None:
+    """Make a policy one of an older program's, which committed a merged model and its adapter."""
+    paths, config = load_run(root).paths, load_run(root).config
+    record = require_record(paths, policy_maker(version))
+    folder = paths.task(record.task).policy(record.attempt)
+    write_merged(Path(config.model.policy), folder / "adapter", config.update.precision, False, folder)
+    (folder / "base.json").unlink()
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    others = [entry for entry in record.outputs if not entry.folder.startswith("policy/")]
+    entries = [FileEntry(paths.relative(path), *digest_file(path)) for path in files]
+    text = json.dumps(replace(record, outputs=(*others, *entries)).to_json())
+    paths.task(record.task).record.write_text(text)
+
+
+def test_a_run_of_an_older_program_that_committed_merged_models_goes_on(copied_run, tmp_path):
+    as_it_used_to_be(copied_run, 2)
+    found = load_run(copied_run)
+    context = Context(found.paths, found.config, Task(3, Stage.ROLLOUT, 0), "1-ab")
+    files = context.policy_files(2)
+    assert files.adapter is None
+    assert (files.base / "model.safetensors").is_file()
+    assert context.policy_directory(2) == files.base
+    export(str(copied_run), tmp_path / "model", adapter=False, say=quiet)
+    exported = (tmp_path / "model" / "model.safetensors").read_bytes()
+    assert exported == (files.base / "model.safetensors").read_bytes()
+
+
+def test_a_trainer_that_wants_whole_models_is_told_what_the_policy_is(run):
+    found = load_run(run)
+    context = Context(found.paths, found.config, Task(2, Stage.UPDATE), "1-ab")
+    with pytest.raises(UserError, match=r"policy 1 is an adapter for .*policy \(update.lora\)"):
+        context.policy_directory(1)
+
+
+# --- export ---
+
+
+def test_what_is_exported_is_a_whole_model_that_loads_without_the_run(copied_run, models, tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    code = f"""
+import sys
+from pipeline.cli.app import main
+sys.argv = ["slurm-ppo", "export", "{copied_run}", "{tmp_path}/model"]
+try:
+    main()
+finally:
+    print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "False"
+    assert re.fullmatch(r"model.safetensors: (\S+ KiB) of \1\n", done.stderr)
+    said = export(str(copied_run), tmp_path / "adapter", adapter=True, say=quiet)
+    assert "PeftModel.from_pretrained(" in said
+    shutil.rmtree(copied_run)
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "model").iterdir()} == {0o666 & ~umask()}
+    base = AutoModelForCausalLM.from_pretrained(models / "policy")
+    adapted = PeftModel.from_pretrained(base, tmp_path / "adapter").merge_and_unload()
+    expected = dict(adapted.named_parameters())
+    loaded = load_causal_lm(tmp_path / "model", Precision.FP32, trust_remote_code=False)
+    for name, weight in loaded.named_parameters():
+        assert (weight - expected[name]).abs().max() < 1e-5, name
+    assert AutoTokenizer.from_pretrained(tmp_path / "model")("say a")["input_ids"]
+
+
+def umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_without_torch_export_says_where_to_merge_and_still_gives_the_adapter(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(RunError, match=r"takes torch, which .* lacks; run this where tasks run .*--adapter"):
+        export(str(run), tmp_path / "model", adapter=False, say=quiet)
+    export(str(run), tmp_path / "adapter", adapter=True, say=quiet)
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+
+
+@pytest.mark.parametrize(("harm", "said"), [("change", "has changed"), ("remove", "is gone")])
+def test_a_base_that_is_not_what_it_was_is_named(run, tmp_path, monkeypatch, harm, said):
+    monkeypatch.setattr("pipeline.run.merge.is_unchanged", lambda path, state: path.name != "config.json")
+    if harm == "remove":
+        monkeypatch.setattr(Path, "exists", lambda path: path.name != "config.json")
+    with pytest.raises(RunError, match=rf"config.json there {said} since the run began; restore it, or take"):
+        export(str(run), tmp_path / "model", adapter=False, say=quiet)
+
+
+def test_a_merging_that_fails_says_why_and_leaves_nothing(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hooks"))
+    (tmp_path / "hooks").mkdir()
+    broken = "import sys\nif 'stages.merging' in sys.orig_argv: sys.exit('no room left')\n"
+    (tmp_path / "hooks" / "sitecustomize.py").write_text(broken)
+    with pytest.raises(RunError, match=r"could not be merged \(ended with exit code 1\): .*no room left"):
+        export(str(run), tmp_path / "model", adapter=False, say=quiet)
+    assert [path.name for path in tmp_path.iterdir()] == ["hooks"]
