@@ -10,10 +10,11 @@ from dataclasses import replace
 
 from pipeline.config.schema import Config
 from pipeline.plugins.load import make_importable
-from pipeline.run.commits import Record, is_of_the_past, opened_history, publish
+from pipeline.run.commits import Record, discard, is_of_the_past, opened_history, publish, read_record
 from pipeline.run.directory import Run, RunError, load_run
 from pipeline.run.engine_use import engines_of
 from pipeline.run.environment import COMMITTED, RELEASED
+from pipeline.run.paths import RunPaths
 from pipeline.run.plan import state_of
 from pipeline.run.seeds import derive_seed
 from pipeline.run.tasks import Stage, Task, task_key
@@ -115,12 +116,23 @@ def commit_state(context: Context, writer: StateWriter, update: Record | None, h
         lineage = {task_key(update.task): update.fingerprint}
         state = replace(update, task=state_of(update.policy_version), outputs=files, inputs=lineage)
         state = replace(state, started=started, ended=time.time(), metrics={}, promises_state=False)
+        is_past = is_of_the_past(context.paths, state.task, history)
+        if not is_past and not stands(context.paths, update):
+            discard(context.paths, state)
+            log.info(f"{context.task}: its policy was taken back meanwhile, so its state is not kept")
+            return
         publish(context.paths, state, history)
     except Exception:  # whatever it is: the policy is committed, and what follows can make the state again
         log.exception(f"{context.task}: the trainer's state was not saved; the policy is committed:")
         return
     size, seconds = sum(entry.bytes for entry in files), state.ended - started
     log.info(f"{context.task}: state committed: {size / 2**30:.2f} GiB in {seconds:.2f} s")
+
+
+def stands(paths: RunPaths, record: Record) -> bool:
+    """Whether a commit is still the task's. One of another attempt may hold other bytes."""
+    now = read_record(paths, record.task)
+    return now is not None and now.attempt == record.attempt
 
 
 def check_is_planned(run: Run, task: Task) -> None:

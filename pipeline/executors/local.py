@@ -42,7 +42,9 @@ class LocalJobs:
     def query(self) -> None:
         self._ended |= self.executor.collect_ended()
 
-    def collect_ended(self, tasks: Sequence[Task], committed_of: CommittedOf) -> list[Ended]:
+    def collect_ended(
+        self, tasks: Sequence[Task], committed_of: CommittedOf, newest: Task | None = None
+    ) -> list[Ended]:
         found = []
         committed = committed_of([self._attempts[key][0] for key in self._ended])
         for key, end in self._ended.items():
@@ -148,11 +150,25 @@ def _loop(driver: Driver, executor: LocalExecutor, lease: Lease) -> Pass:
         # A pass looks at every shard of the iteration: with thousands, not one pass per ended job.
         if (seconds := time.monotonic() - started) > _LONG_PASS_SECONDS:
             time.sleep(min(_REST_FACTOR * seconds, HEARTBEAT_SECONDS))
-        if done.outcome is Outcome.FAILED or (driver.is_complete and driver.has_whole_chain()):
+        if done.outcome is Outcome.FAILED:
+            _let_states_finish(executor, lease)
             return done
-        if driver.lacks_rows_only:
+        if driver.is_complete and driver.has_whole_chain():
+            if not driver.writes_state:
+                return done
+            executor.wait(HEARTBEAT_SECONDS)
+        elif driver.lacks_rows_only:
             since = since or time.monotonic()
             driver.wait_for_rows(since)
         elif done.outcome is None and not actions.retract:
             assert driver.jobs.live, f"nothing runs and nothing is left to do at {driver.frontier}"
             executor.wait(HEARTBEAT_SECONDS)
+
+
+def _let_states_finish(executor: LocalExecutor, lease: Lease) -> None:
+    """Stop what runs, but for jobs that only write what their committed result left to save."""
+    executor.cancel(spares_released=True)
+    while executor.is_busy:
+        lease.beat()
+        executor.wait(HEARTBEAT_SECONDS)
+        executor.collect_ended()
