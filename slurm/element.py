@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from slurm.release import early_release
 from slurm.sealing import unsealed
 from slurm.sharedfiles import read_shared
 from slurm.tasklist import Assignment, TaskList, attempt_id
@@ -43,7 +44,8 @@ def main(argv: list[str]) -> None:
         sys.exit(run_in_turn(attempts, is_rank))
     _, sys.argv, variables = attempts[0]
     environment.update(variables)
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    with early_release(tasks.releases, job, environment):
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 def run_in_turn(attempts: list[tuple[Assignment, list[str], dict[str, str]]], is_rank: bool) -> int:

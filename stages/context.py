@@ -193,7 +193,7 @@ class Context:
                 break
             if version == first:
                 raise UserError(
-                    f"the trainer's state of iteration {version}, with which the run was forked, is gone, and "
+                    f"the trainer's state of iteration {version}, with which the run was forked, is gone; "
                     "nothing of the run can make it again: put it back from the parent, or fork again"
                 )
             version -= 1

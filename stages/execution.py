@@ -16,6 +16,7 @@ from pipeline.run.engine_use import engines_of
 from pipeline.run.environment import COMMITTED, RELEASED
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import state_of
+from pipeline.run.records import recorded
 from pipeline.run.seeds import derive_seed
 from pipeline.run.tasks import Stage, Task, task_key
 from stages.bell import ring
@@ -24,6 +25,8 @@ from stages.engines import engines_closed, needs_torch
 from stages.logs import log
 from stages.numerics import peak_gpu_memory, set_up_torch
 from stages.runner import Arguments
+
+_POLL_SECONDS = 0.5
 
 
 def execute(arguments: Arguments, started: float) -> None:
@@ -41,6 +44,7 @@ def execute(arguments: Arguments, started: float) -> None:
         of_state = history
         if task.stage is Stage.UPDATE:
             of_state = stack.enter_context(opened_history(run.paths, state_of(task.iteration)))
+        wait_for_inputs(run, task, arguments.patience)
         stack.enter_context(engines_closed())
         compute_and_commit(run, arguments, started, history, of_state)
 
@@ -127,6 +131,16 @@ def commit_state(context: Context, writer: StateWriter, update: Record | None, h
         return
     size, seconds = sum(entry.bytes for entry in files), state.ended - started
     log.info(f"{context.task}: state committed: {size / 2**30:.2f} GiB in {seconds:.2f} s")
+
+
+def wait_for_inputs(run: Run, task: Task, seconds: float) -> None:
+    """Wait until every input has a commit record, but no longer than ``seconds``: another machine may have
+    committed it a moment ago. What is still missing then is for the stage to find."""
+    inputs, until = run.plan.inputs(task), time.monotonic() + seconds
+    while seconds and len(list(recorded(run.paths, inputs))) < len(inputs):
+        if (left := until - time.monotonic()) <= 0:
+            return
+        time.sleep(min(left, _POLL_SECONDS))
 
 
 def stands(paths: RunPaths, record: Record) -> bool:

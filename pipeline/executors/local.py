@@ -14,7 +14,7 @@ from pipeline.orchestrate.reconcile import Launch, Observation
 from pipeline.process import interruptible
 from pipeline.run import journal
 from pipeline.run.attempts import new_attempt
-from pipeline.run.directory import Run
+from pipeline.run.directory import Run, upgrade
 from pipeline.run.failures import DISK_EXIT, Failure, FailureKind, explain_failure, last_attempt_number
 from pipeline.run.invocation import stage_arguments
 from pipeline.run.lease import HEARTBEAT_SECONDS, Lease, hold
@@ -122,6 +122,7 @@ def drive(run: Run, executor: LocalExecutor, watcher: Watcher, held: Lease | Non
     """
     with contextlib.nullcontext(held) if held else hold(run.paths.locks) as lease, interruptible():
         journal.event(run.paths.events, "driver_started", host=lease.holder.host, pid=lease.holder.pid)
+        run = upgrade(run)
         books = Publisher(run, open_tracker(run, watcher.note))
         driver = Driver(run, LocalJobs(run, executor), watcher, books)
         done = Pass(Outcome.FAILED)

@@ -159,7 +159,7 @@ class Driver:
 
     @property
     def writes_state(self) -> bool:
-        """Whether an attempt at an update is still at work: a trainer's state is written behind its policy."""
+        """Whether an attempt at an update is at work: it writes the trainer's state behind its policy."""
         return any(task.stage is Stage.UPDATE for task in self.jobs.live)
 
     @property

@@ -42,7 +42,7 @@ class Publisher:
     _packed: int | None = None
     """Newest iteration with a row when packing was done last."""
     _thinned: tuple[int, int, frozenset[str]] | None = None
-    """Newest iteration with a row, number of evaluations and folders of states when thinning was done last."""
+    """Newest iteration with a row, number of evaluations and names of states when thinning was done last."""
 
     def open(self) -> None:
         """Open metrics.jsonl and continue where it ends, unless that was done."""
@@ -177,8 +177,10 @@ class Publisher:
         return Clock(self.run.identity.created, previous_end, self.run.plan.iterations, recent)
 
     def link_policies(self, records: Records, frontier: Frontier) -> None:
-        """Link ``policy/00007`` to the winning attempt's folder, and ``state/00007`` once it is committed, for
-        people; stages go by the record."""
+        """Link ``policy/00007`` to the winning attempt's folder, and ``state/00007`` once it is committed.
+
+        The links are for people; stages go by the record.
+        """
         record = records.known.get(policy_maker(frontier.updated)) if frontier.updated > 0 else None
         if record is not None:
             for parent in ("policy", "critic", "trainer"):

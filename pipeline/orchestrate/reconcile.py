@@ -118,8 +118,8 @@ def _give_up_given(task: Task, damage: str | None) -> Failure:
 
 
 def needed_by(plan: Plan, seen: Observation) -> set[Task]:
-    """Return the window, the tasks whose output its uncommitted tasks read, and the states that were looked at
-    because one of its uncommitted updates begins with one."""
+    """Return the window, the tasks whose output its uncommitted tasks read, and the states that were looked
+    at because one of its uncommitted updates begins with one."""
     undone = [task for task in seen.tasks if task not in seen.committed]
     read = {source for task in undone for source in plan.inputs(task)}
     updates = [task.iteration for task in undone if task.stage is Stage.UPDATE]

@@ -286,8 +286,9 @@ def check_format(paths: RunPaths, content: Any) -> None:
     found = content.get("format", 1) if isinstance(content, dict) else 1
     if isinstance(found, int) and found > FORMAT:
         raise RunError(
-            f"{paths.root} has format {found}, and this version of slurm-ppo ({version()}) knows formats up to "
-            f"{FORMAT}; go on with the version that wrote it ({content.get('version', 'unknown')}) or a later one"
+            f"{paths.root} has format {found}, and this version of slurm-ppo ({version()}) knows formats up "
+            f"to {FORMAT}; go on with the version that made it ({content.get('version', 'unknown')}), or a "
+            "later one"
         )
 
 

@@ -1,7 +1,7 @@
 """Trainers' states: which versions have one, and from which one learning can get to a version.
 
-A state is committed behind its policy (:attr:`Stage.STATE`), or with it (:attr:`Record.holds_state`). One that
-is lost costs time, not the run: what was learnt since an earlier state is learnt again.
+A state is committed behind its policy (:attr:`Stage.STATE`), or with it (:attr:`Record.holds_state`). One
+that is lost costs time, not the run: what was learnt since an earlier state is learnt again.
 """
 
 import re
@@ -59,7 +59,7 @@ def _folders(parent: Path) -> Iterator[tuple[int, Path]]:
 
 
 def state_before(plan: Plan, paths: RunPaths, version: int) -> int | None:
-    """Return the newest state from which learning can get to ``version``, whose iterations after it are learnt
+    """Return the newest state from which learning can get to ``version``, by learning the iterations in between
     again; None if there is none. Version 0 needs no state."""
     while has_policy(paths, version):
         if version == 0 or has_state(paths, version):

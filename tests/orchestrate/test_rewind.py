@@ -1,5 +1,6 @@
 """Going back: what a later point supersedes is moved aside, nothing is lost, and the run ends the same."""
 
+import itertools
 import json
 import shutil
 from dataclasses import replace
@@ -17,7 +18,7 @@ from pipeline.run.commits import read_record
 from pipeline.run.directory import RunError, load_run
 from pipeline.run.lease import LeaseHeld, hold
 from pipeline.run.paths import RunPaths
-from pipeline.run.plan import Plan
+from pipeline.run.plan import Plan, state_of
 from pipeline.run.records import Records, find_frontier
 from pipeline.run.submissions import Ledger
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
@@ -81,7 +82,10 @@ def test_what_is_superseded_is_all_that_depends_on_the_point(plan, data):
     assert mine <= ({point.pool} if point.pool else set(plan.pools))
     assert len(set(tasks)) == len(tasks)
     order = {task: number for number, task in enumerate(plan.all_tasks())}
-    assert [order[task] for task in tasks] == sorted((order[task] for task in tasks), reverse=True)
+    planned = [order[task] for task in tasks if task.stage is not Stage.STATE]
+    assert planned == sorted(planned, reverse=True)
+    before = {after: task for task, after in itertools.pairwise(tasks)}
+    assert all(before[task] == state_of(task.iteration) for task in tasks if task.stage is Stage.UPDATE)
 
 
 @given(plans, st.data())

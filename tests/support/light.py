@@ -193,7 +193,7 @@ class LightTrainer(Trainer):
     """Each version's weights are a hash of the version before it and of all that it learns from.
 
     Its state, critic and moments, is committed behind the policy; one that was lost is learnt again, from the
-    newest that there is. ``commits_at_once``: policy and state are one commit, as a trainer of a user's may have it.
+    newest that there is. ``commits_at_once``: policy and state are one commit, as users' trainers may have it.
     """
 
     def __init__(self, commits_at_once: bool = False) -> None:
@@ -320,8 +320,8 @@ class LightStateWriter(StateWriter):
 
 
 def wait_for_rollout(context, iteration: int) -> None:
-    """Wait for the next iteration's first rollout, if the environment says so: a run whose rollouts waited for
-    the state would not go on."""
+    """Wait for the next iteration's first rollout, if the environment says so: a run whose rollouts waited
+    for the state would not go on."""
     is_last = iteration > context.config.iterations
     until = time.monotonic() + 60
     record = context.paths.task(Task(iteration, Stage.ROLLOUT)).record

@@ -74,10 +74,13 @@ class SlurmJobs:
             self.needs_watchdogs = False  # a queue that does not show them yet must not get them twice
             self.watchdogs.ensure(seen)
 
-    def collect_ended(self, tasks: Sequence[Task], committed_of: CommittedOf) -> list[Ended]:
+    def collect_ended(
+        self, tasks: Sequence[Task], committed_of: CommittedOf, newest: Task | None = None
+    ) -> list[Ended]:
         """Match what was submitted with what Slurm shows, and explain what ended without a commit."""
         seen = self.table.seen
-        self.table = read_table(self.submitter.ledger, seen, {task.iteration for task in tasks} | {0})
+        iterations = {task.iteration for task in tasks} | {0}
+        self.table = read_table(self.submitter.ledger, seen, iterations, newest)
         gone = self.table.find_gone(committed_of)
         shown = {(e.array_id, e.index): e for elements in seen.queue.values() for e in elements}
         found = explain(self.run.paths, gone, shown, dict(seen.control.retracted)) if gone else []
