@@ -13,7 +13,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from slurm.release import early_release
 from slurm.sealing import unsealed
 from slurm.sharedfiles import read_shared
 from slurm.tasklist import Assignment, TaskList, attempt_id
@@ -44,7 +43,11 @@ def main(argv: list[str]) -> None:
         sys.exit(run_in_turn(attempts, is_rank))
     _, sys.argv, variables = attempts[0]
     environment.update(variables)
-    with early_release(tasks.releases, job, environment):
+    with contextlib.ExitStack() as stack:
+        if tasks.releases:
+            from slurm.release import early_release  # no other element has a use for it
+
+            stack.enter_context(early_release(tasks.releases, job, environment))
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 

@@ -1,7 +1,7 @@
 """Early release: arrays that wait for a task's result may start once it is committed, while its job goes on.
 
-Slurm knows only the ends of jobs. So the element that runs the task clears the dependency of those who wait for
-it, as soon as the task rings its bell. Where that fails, they start when its job has ended, as ever.
+Slurm knows only the ends of jobs. So the element that runs the task clears the dependency of those who wait
+for it, as soon as the task rings its bell. Where that fails, they start when its job has ended, as ever.
 """
 
 import contextlib
@@ -12,10 +12,8 @@ import time
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from pathlib import Path
 
-from slurm.commands import SlurmError, SlurmMissing
 from slurm.sealing import unsealed
 from slurm.sharedfiles import names_in, read_shared
-from slurm.submission import update_dependency
 from slurm.tasklist import BELL, COMMITTED
 
 _JOIN_SECONDS = 10.0
@@ -28,11 +26,11 @@ def early_release(patterns: Sequence[str], job: str, environment: MutableMapping
     """Give the task that runs in this block a bell, and release those who wait for it when it has committed.
 
     Args:
-        patterns: :attr:`slurm.tasklist.TaskList.releases`; empty: nobody waits for the task alone.
+        patterns: :attr:`slurm.tasklist.TaskList.releases`.
         job: Slurm's id of this array.
         environment: of the task; of several ranks under srun only the first gets a bell.
     """
-    if not patterns or environment.get("SLURM_PROCID", "0") != "0":
+    if environment.get("SLURM_PROCID", "0") != "0":
         yield
         return
     reader, writer = os.pipe()
@@ -55,6 +53,9 @@ def _listen(reader: int, patterns: Sequence[str], job: str) -> None:
 
 def release(patterns: Iterable[str], job: str) -> None:
     """Let every array start that waits for array ``job`` by its dependency. Errors are printed."""
+    from slurm.commands import SlurmError, SlurmMissing
+    from slurm.submission import update_dependency
+
     for array in waiting_for(patterns, job):
         started = time.monotonic()
         try:
@@ -68,7 +69,7 @@ def waiting_for(patterns: Iterable[str], job: str) -> Iterator[str]:
     """Yield the ids of arrays whose state files say that they wait for array ``job``."""
     for pattern in map(Path, patterns):
         for name in sorted(fnmatch.filter(names_in(pattern.parent), pattern.name)):
-            # One that is just being replaced, or spoilt, belongs to an array that starts when this job has ended.
+            # One that is just being replaced, or spoilt, is of an array that starts when this job has ended.
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 state = unsealed(read_shared(pattern.parent / name))
                 if job in state["waits_for"] and state["job"] and not state.get("is_withdrawn"):

@@ -41,9 +41,9 @@ class TaskList:
     max_restarts: int
     """Number of times that an element may be restarted before it gives up."""
     releases: tuple[str, ...] = ()
-    """Patterns of files, each of which says of an array, in a sealed JSON object, its id (``job``) and the ids
-    of the arrays that its dependency names (``waits_for``). Those that wait for this array are released when
-    its task rings COMMITTED."""
+    """Patterns of files, each of which says of an array, in a sealed JSON object, its id (``job``) and the
+    ids of the arrays that its dependency names (``waits_for``). Those that wait for this array are released
+    when its task rings COMMITTED."""
 
     @staticmethod
     def of(content: Mapping[str, Any]) -> "TaskList":

@@ -59,7 +59,7 @@ def _folders(parent: Path) -> Iterator[tuple[int, Path]]:
 
 
 def state_before(plan: Plan, paths: RunPaths, version: int) -> int | None:
-    """Return the newest state from which learning can get to ``version``, by learning the iterations in between
+    """Return the newest state from which learning can get to ``version``, by doing the iterations in between
     again; None if there is none. Version 0 needs no state."""
     while has_policy(paths, version):
         if version == 0 or has_state(paths, version):

@@ -195,5 +195,6 @@ def test_what_is_no_trainer_is_named(inputs, environment, tmp_path):
     assert "builtins:repr made str, not a stages.engines.base.Trainer" in done.log
 
 
-def test_the_trainer_state_counts_responses(complete_run):
-    assert json.loads((complete_run / "trainer" / "00002" / "state.json").read_text())["responses"] == 16
+def test_the_update_counts_responses(complete_run):
+    (learned,) = (complete_run / "iterations/00002/update").glob("shard-00000.learned.*.json")
+    assert json.loads(learned.read_text())["responses"] == 16

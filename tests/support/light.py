@@ -193,7 +193,7 @@ class LightTrainer(Trainer):
     """Each version's weights are a hash of the version before it and of all that it learns from.
 
     Its state, critic and moments, is committed behind the policy; one that was lost is learnt again, from the
-    newest that there is. ``commits_at_once``: policy and state are one commit, as users' trainers may have it.
+    newest that there is. ``commits_at_once``: policy and state are one commit, as it may be with users'.
     """
 
     def __init__(self, commits_at_once: bool = False) -> None:
