@@ -1,4 +1,4 @@
-"""The trainer's state is committed behind its policy: rollouts do not wait for it, and a lost one ends nothing.
+"""The trainer's state is committed behind its policy: rollouts do not wait, and a lost one ends nothing.
 
 What was learnt since an earlier state is learnt again, from committed shards, to the same bytes.
 """

@@ -47,7 +47,7 @@ WORDS = (
 """What makes a run's tasks light."""
 SECONDS = "LIGHT_SECONDS"
 STATE_SECONDS = "LIGHT_STATE_SECONDS"
-"""Variable: seconds that a trainer's state takes to be written, behind its policy."""
+"""Variable: seconds that a trainer's state takes to be written."""
 STATE_FAILS = "LIGHT_STATE_FAILS"
 """Variable: iterations whose state cannot be written, as on a full disk."""
 STATE_WAITS = "LIGHT_STATE_WAITS"
@@ -285,6 +285,7 @@ def write_at_once(context, chain, iteration, count):
     seeds = state_seeds(context.config, chain)
     for name, seed in seeds["moments"].items():
         write_weights(trainer / name, seed)
+    time.sleep(float(os.environ.get(STATE_SECONDS, "0")))
     (trainer / "state.json").write_text(json.dumps({"iteration": iteration, "responses": count}))
     folders = [trainer]
     if "critic" in seeds:

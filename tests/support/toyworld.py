@@ -16,8 +16,8 @@ from pipeline.run.commits import CorruptData, check_sizes, hash_file, read_recor
 from pipeline.run.control import begin_invocation
 from pipeline.run.directory import Run, create_run
 from pipeline.run.failures import FailureKind
-from pipeline.run.submissions import chunk_size_for
 from pipeline.run.plan import state_of
+from pipeline.run.submissions import chunk_size_for
 from pipeline.run.tasks import Stage, Task, parse_task, task_key
 from slurm.commands import SlurmTimeout
 from slurm.release import release
