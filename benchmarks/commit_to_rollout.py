@@ -2,14 +2,14 @@
 
     python benchmarks/commit_to_rollout.py [--iterations 6] [--state-seconds 10] [--rounds 2]
 
-Light tasks on a cluster that is brought up for the purpose. The trainer's state takes ``--state-seconds`` to be
-written. Two runs take turns:
+Light tasks on a cluster that is brought up for the purpose. The trainer's state takes ``--state-seconds`` to
+be written. Two runs take turns:
 
     before   policy and state are one commit, and rollouts wait for the end of the update's job
-    after    the policy is committed first; the update's job releases the rollouts and goes on to write the state
+    after    the policy is committed first; the update's job releases the rollouts, then writes the state
 
-Of each iteration but the first: from the policy's files being durable to the first rollout's process having begun,
-and the part of it after the commit.
+Of each iteration but the first: from the policy's files being durable to the first rollout's process having
+begun, and the part of it after the commit.
 """
 
 import argparse

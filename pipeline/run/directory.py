@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -151,7 +151,7 @@ def write_run(paths: RunPaths, config: Config, folder: str, parent: Parent | Non
         git_commit=git_commit(folder),
         format=FORMAT,
     )
-    if not link_once(paths.run_json, json.dumps(asdict(identity), indent=1) + "\n"):
+    if not link_once(paths.run_json, identity_text(identity)):
         raise RunError(f"another call is making a run in {paths.root} just now; choose another run_dir=...")
     # After the identity: an invocation that came too late must not write its settings beside the winner's.
     replace_durably(paths.config_yaml, text)
@@ -252,9 +252,7 @@ def load_run(root: Path) -> Run:
     """
     paths = RunPaths(root.absolute())
     try:
-        content = json.loads(read_shared(paths.run_json))
-        check_format(paths, content)
-        identity = converted(Identity, content)
+        identity = read_identity(paths)
         text = read_newest(paths.config_yaml).decode()
     except (FileNotFoundError, NotADirectoryError) as error:
         why = "it is a file" if root.exists() else "nothing is there"
@@ -281,14 +279,34 @@ def load_run(root: Path) -> Run:
         raise RunError(f"{paths.config_yaml} is of another version of slurm-ppo: {error}") from None
 
 
-def check_format(paths: RunPaths, content: Any) -> None:
+def identity_text(identity: Identity) -> str:
+    """Return the content of run.json.
+
+    Programs of format 1 pass over keys that they do not know, and would damage the run. They refuse a version
+    that is no string.
+    """
+    content = asdict(identity) | {"version": {"slurm-ppo": identity.version}}
+    return json.dumps(content, indent=1) + "\n"
+
+
+def read_identity(paths: RunPaths) -> Identity:
+    """Read run.json. Raises RunError where it is of a later format than this version knows; ValueError and
+    OSError where it cannot be read."""
+    content = json.loads(read_shared(paths.run_json))
+    if isinstance(content, dict):
+        if isinstance(made_by := content.get("version"), dict):
+            content["version"] = made_by.get("slurm-ppo")
+        check_format(paths, content)
+    return converted(Identity, content)
+
+
+def check_format(paths: RunPaths, content: Mapping[str, Any]) -> None:
     """Raise RunError where a run's identity is of a later format than this version knows."""
-    found = content.get("format", 1) if isinstance(content, dict) else 1
+    found = content.get("format", 1)
     if isinstance(found, int) and found > FORMAT:
         raise RunError(
             f"{paths.root} has format {found}, and this version of slurm-ppo ({version()}) knows formats up "
-            f"to {FORMAT}; go on with the version that made it ({content.get('version', 'unknown')}), or a "
-            "later one"
+            f"to {FORMAT}; go on with the version that made it ({content.get('version')}), or a later one"
         )
 
 
@@ -298,7 +316,7 @@ def upgrade(run: Run) -> Run:
     if run.identity.format >= FORMAT:
         return run
     identity = replace(run.identity, format=FORMAT)
-    replace_durably(run.paths.run_json, json.dumps(asdict(identity), indent=1) + "\n")
+    replace_durably(run.paths.run_json, identity_text(identity))
     return replace(run, identity=identity)
 
 

@@ -130,7 +130,8 @@ def test_going_back_behind_a_lost_state_learns_it_again(copied_run, complete_run
 
 def test_a_run_of_a_later_format_is_refused_in_a_line_with_the_way_out(copied_run, slurm_ppo):
     path = copied_run / "run.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 3, "news": 1, "version": "9.9"}))
+    later = {"format": 3, "news": 1, "version": {"slurm-ppo": "9.9"}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | later))
     for command in ("status", "resume", "doctor", "report"):
         done = slurm_ppo(command, copied_run)
         assert done.returncode == 2, done.stderr
