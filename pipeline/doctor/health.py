@@ -206,6 +206,7 @@ def look_at_leftovers(run: Run) -> Finding:
     frontier = find_frontier(run.plan, run.paths)
     folders = {run.paths.task(task).folder for task in tasks_around(run, frontier)}
     folders |= {run.paths.root, run.paths.locks, run.paths.slurm, run.paths.policies}
+    folders |= {run.paths.task(state_of(max(frontier.updated, 0))).folder}
     folders |= {run.paths.submissions(i) for i in (0, frontier.updated, frontier.updated + 1)}
     found = list(orphans(folders, time.time()))
     if not found:
