@@ -128,12 +128,14 @@ def test_going_back_behind_a_lost_state_learns_it_again(copied_run, complete_run
     assert state_bytes(copied_run) == state_bytes(complete_run)
 
 
-def test_a_run_of_a_later_format_is_refused_in_a_line_with_the_way_out(copied_run, slurm_ppo):
+def test_a_run_of_a_later_format_is_refused_in_a_line_with_the_way_out(copied_run, tmp_path, slurm_ppo):
     path = copied_run / "run.json"
     later = {"format": 3, "news": 1, "version": {"slurm-ppo": "9.9"}}
     path.write_text(json.dumps(json.loads(path.read_text()) | later))
-    for command in ("status", "resume", "doctor", "report"):
-        done = slurm_ppo(command, copied_run)
+    new = tmp_path / "new"
+    for command, *more in (["status"], ["resume"], ["fork", new, "iterations=3"], ["export", new]):
+        done = slurm_ppo(command, copied_run, *more)
         assert done.returncode == 2, done.stderr
-        assert "has format 3, and this version of slurm-ppo" in done.stderr + done.stdout
-        assert "go on with the version that made it (9.9), or a later one" in done.stderr + done.stdout
+        (line,) = done.stderr.splitlines()
+        assert "has format 3, and this version of slurm-ppo" in line
+        assert "go on with the version that made it (9.9), or a later one" in line
