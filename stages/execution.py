@@ -10,7 +10,15 @@ from dataclasses import replace
 
 from pipeline.config.schema import Config
 from pipeline.plugins.load import make_importable
-from pipeline.run.commits import Record, discard, is_of_the_past, opened_history, publish, read_record
+from pipeline.run.commits import (
+    FileEntry,
+    Record,
+    discard,
+    is_of_the_past,
+    opened_history,
+    publish,
+    read_record,
+)
 from pipeline.run.directory import Run, RunError, load_run
 from pipeline.run.engine_use import engines_of
 from pipeline.run.environment import COMMITTED, RELEASED
@@ -115,22 +123,29 @@ def commit_state(context: Context, writer: StateWriter, update: Record | None, h
         writer.detach()
         ring(RELEASED)
         files = writer.write(is_wanted=update is not None)
-        if update is None or not files:  # another rank publishes, or another attempt was first
-            return
-        lineage = {task_key(update.task): update.fingerprint}
-        state = replace(update, task=state_of(update.policy_version), outputs=files, inputs=lineage)
-        state = replace(state, started=started, ended=time.time(), metrics={}, promises_state=False)
-        is_past = is_of_the_past(context.paths, state.task, history)
-        if not is_past and not stands(context.paths, update):
-            discard(context.paths, state)
-            log.info(f"{context.task}: its policy was taken back meanwhile, so its state is not kept")
-            return
-        publish(context.paths, state, history)
+        if update is not None and files:  # else another rank publishes, or another attempt was first
+            outcome = publish_state(context, update, files, started, history)
+            log.info(f"{context.task}: {outcome}")
     except Exception:  # whatever it is: the policy is committed, and what follows can make the state again
         log.exception(f"{context.task}: the trainer's state was not saved; the policy is committed:")
-        return
+
+
+def publish_state(
+    context: Context, update: Record, files: tuple[FileEntry, ...], started: float, history: int
+) -> str:
+    """Commit a state that is written, unless its policy was taken back meanwhile. Returns what came of it."""
+    lineage = {task_key(update.task): update.fingerprint}
+    state = replace(update, task=state_of(update.policy_version), outputs=files, inputs=lineage)
+    state = replace(state, started=started, ended=time.time(), metrics={}, promises_state=False)
+    is_past = is_of_the_past(context.paths, state.task, history)
+    if not is_past and not stands(context.paths, update):
+        discard(context.paths, state)
+        return "its policy was taken back meanwhile, so its state is not kept"
+    if not publish(context.paths, state, history):
+        return "another attempt's state was first"
     size, seconds = sum(entry.bytes for entry in files), state.ended - started
-    log.info(f"{context.task}: state committed: {size / 2**30:.2f} GiB in {seconds:.2f} s")
+    where = " with what was moved aside" if is_past else ""
+    return f"state committed{where}: {size / 2**30:.2f} GiB in {seconds:.2f} s"
 
 
 def wait_for_inputs(run: Run, task: Task, seconds: float) -> None:
