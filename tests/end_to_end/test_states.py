@@ -97,6 +97,17 @@ def test_states_that_cannot_be_written_end_nothing_not_even_the_last(
     assert "the trainer's state of iteration 3 was lost" in " ".join(status.stdout.split())
 
 
+def test_a_run_that_fails_meanwhile_lets_the_state_be_written(inputs, slurm_ppo, environment, tmp_path):
+    run_dir = tmp_path / "run"
+    point = "before-link:iterations/00002/rollout/shard-00000.json"
+    slow = hooked(environment | {light.STATE_SECONDS: "3"}, tmp_path, point)
+    done = slurm_ppo("run", *arguments(inputs, run_dir, "scheduler.max_attempts=1"), env=slow)
+    assert done.returncode == 1, done.stderr
+    assert (run_dir / "iterations/00001/state/shard-00000.json").exists()
+    assert slurm_ppo("resume", run_dir).returncode == 0
+    assert lost(run_dir) == []
+
+
 def test_a_state_that_has_rotted_is_moved_aside_and_learnt_again(copied_run, complete_run, slurm_ppo):
     state = copied_run / "state" / "00001"
     flip_bit(state.resolve() / "moments" / "policy.safetensors")
