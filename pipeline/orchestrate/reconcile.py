@@ -103,7 +103,7 @@ def reconcile(plan: Plan, seen: Observation, max_attempts: int, in_advance: bool
 
 def _stale_states(needed: Collection[Task], seen: Observation) -> dict[Task, str]:
     """Find states that were made with another policy than there is now, with reasons."""
-    found = {}
+    found: dict[Task, str] = {}
     for task in seen.committed:
         if task.stage is Stage.STATE and task in needed:
             reason = stale_because(task, [policy_maker(task.iteration)], seen.committed)

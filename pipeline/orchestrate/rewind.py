@@ -154,7 +154,7 @@ def superseded(plan: Plan, point: Point, at_hand: int) -> list[Task]:
     Nothing reads evaluations, so going back to one takes back evaluations only.
     """
     assert point.iteration is not None
-    tasks = []
+    tasks: list[Task] = []
     for iteration in range(at_hand, point.iteration - 1, -1):
         stages = _STAGES if iteration > point.iteration else _STAGES[_STAGES.index(point.stage) :]
         if point.stage is Stage.EVALUATE:

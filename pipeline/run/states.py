@@ -22,22 +22,25 @@ FOLDER = re.compile(r"(\d{5,})\..+")
 
 def has_state(paths: RunPaths, version: int) -> bool:
     """Whether a state of the version is committed, behind its policy or with it, and was not thinned out."""
-    return _stands(paths, state_of(version), "state") or _stands(paths, policy_maker(version), "trainer")
+    if _stands(paths, state_of(version), "state"):
+        return True
+    update = _stands(paths, policy_maker(version), "trainer")
+    return update is not None and update.holds_state
 
 
 def has_policy(paths: RunPaths, version: int) -> bool:
     """Whether the policy is committed, and was not thinned out. Version 0 is the user's."""
-    return version == 0 or _stands(paths, policy_maker(version), "policy")
+    return version == 0 or _stands(paths, policy_maker(version), "policy") is not None
 
 
-def _stands(paths: RunPaths, task: Task, parent: str) -> bool:
+def _stands(paths: RunPaths, task: Task, parent: str) -> Record | None:
+    """Return the task's record if it can be read and nothing of it below ``parent`` was thinned out."""
     try:
         record = read_record(paths, task)
-        gone = thinned_folders(paths, task)
+        gone = {folder.split("/")[0] for folder in thinned_folders(paths, task)} if record else set()
     except CorruptData:
-        return False
-    folders = {entry.folder for entry in record.outputs} if record else set()
-    return any(folder.startswith(f"{parent}/") for folder in folders - gone)
+        return None
+    return None if parent in gone else record
 
 
 def keeps_state(record: Record) -> bool:

@@ -162,7 +162,7 @@ def test_a_look_costs_the_same_however_long_the_run_is(tmp_path, monkeypatch):
         seen.clear()
         list(thin(run, size))
         counts.append(len(seen))
-    assert counts == [7, 7]
+    assert len(set(counts)) == 1
 
 
 def test_a_fork_s_first_policy_stays_until_it_is_evaluated(tmp_path):
@@ -346,7 +346,7 @@ def spoil(run: Path, *versions: int) -> None:
 
 
 def test_a_thinned_run_is_complete_and_every_command_knows_it(thinned_run, slurm_ppo):
-    assert left(load_run(thinned_run)) == {2: "cpt", 4: "cpt", 5: "cpt"}
+    assert left(load_run(thinned_run)) == {2: "ps", 4: "ps", 5: "ps"}
     status = read_status(load_run(thinned_run))
     assert (status.state, status.kept) == ("complete", (2, 4, 5))
     assert "kept: iteration 2, 4, 5, and the best policy" in slurm_ppo("status", thinned_run).stdout
@@ -386,7 +386,8 @@ def test_going_back_into_a_packed_iteration_ends_in_the_same_policy(copied_run, 
     again = [e["task"] for e in journal.read(copied_run / "events.jsonl") if e["event"] == "launched"]
     assert again.count("3/update/0") == 2
     assert again.count("3/rollout/0") == again.count("3/reward/1") == 1
-    assert sorted(copied_run.glob("iterations/00003/*")) == [copied_run / "iterations/00003/update"]
+    left_there = sorted(path.name for path in copied_run.glob("iterations/00003/*"))
+    assert left_there == ["state", "update"]
 
 
 def test_a_report_and_a_fork_read_a_packed_run(copied_run, thinned_run, tmp_path, slurm_ppo):
