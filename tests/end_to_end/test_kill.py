@@ -40,7 +40,7 @@ def leftovers(run_dir: Path) -> int:
         "before-link:iterations/00002/reward/shard-00001.json",
         "before-fsync:policy/00001.",
         "before-link:iterations/00001/update/shard-00000.json",
-        "after-link:iterations/00002/update/shard-00000.json",
+        "after-link:iterations/00002/reward/shard-00000.json",
         "before-link:data/prompts.json",
     ],
 )
@@ -65,7 +65,7 @@ def test_real_models_killed_in_an_update_and_with_their_driver_end_in_the_same_w
     run_dir = tmp_path / "run"
     killed = slurm_ppo("run", *arguments(models, run_dir), env=hooked(environment, tmp_path, "driver:14"))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    resumed = slurm_ppo("resume", run_dir, env=hooked(environment, tmp_path, "before-fsync:state/00001."))
+    resumed = slurm_ppo("resume", run_dir, env=hooked(environment, tmp_path, "before-fsync:policy/00002."))
     assert resumed.returncode == 0, resumed.stderr
     assert "killed by signal 9" in resumed.stderr
     assert_same_end(run_dir, complete_real_run)
