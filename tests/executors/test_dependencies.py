@@ -237,7 +237,8 @@ def test_where_the_update_before_is_submitted_again_the_next_waits_for_that_one(
     carriers = carried("9", *OF_SECOND) | carried("12", Task(1, Stage.UPDATE)) | carried("10", SECOND)
     waiting = Waiting(SECOND, ArrayElement("10", 0), "Dependency", ("9", "7"))
     unchanged = replace(waiting, waits_for=("9", "7", "12"))
-    is_committed = committed_but(*OF_SECOND, Task(1, Stage.UPDATE))
+    rollouts = [rollout(shard, 2) for shard in range(3)]
+    is_committed = committed_but(*OF_SECOND, *rollouts, Task(1, Stage.UPDATE))
     (change,) = rewire(PLAN, [waiting], is_committed, carriers, CORR)
     assert (change.dependency, change.waits_for) == ("afterok:9,afterany:12", ("9", "12"))
     assert rewire(PLAN, [unchanged], is_committed, carriers, CORR) == []
