@@ -31,7 +31,7 @@ from pipeline.run.directory import Run, load_run  # noqa: E402
 from pipeline.run.plan import policy_maker  # noqa: E402
 from pipeline.run.tasks import Stage, Task  # noqa: E402
 from slurm.devcluster import Cluster, start  # noqa: E402
-from tests.support import light, tiny  # noqa: E402
+from tests.support import light, light_training, tiny  # noqa: E402
 
 TRAINERS = {"before": "make_trainer_at_once", "after": "make_trainer"}
 _LIMIT = 900.0
@@ -76,7 +76,7 @@ def words(inputs: Path, root: Path, name: str, given: argparse.Namespace) -> lis
         "scheduler=devcluster",
         f"iterations={given.iterations}",
         f"update.engine=tests.support.light:{TRAINERS[name]}",
-        f"scheduler.update.environment={{{light.STATE_SECONDS}: '{given.state_seconds}'}}",
+        f"scheduler.update.environment={{{light_training.STATE_SECONDS}: '{given.state_seconds}'}}",
         *(f"scheduler.{stage}.gpus_per_node=null" for stage in stages),
     )
 

@@ -16,7 +16,7 @@ from pipeline.run.directory import create_run, load_run
 from pipeline.run.tasks import PREPARE, Stage, Task
 from tests.cluster import scenario
 from tests.cluster.scenario import CPU_ONLY, kill_job, policy_of, room_on
-from tests.support import light, tiny
+from tests.support import light_training, tiny
 
 ITERATIONS = 3
 POOLS = [
@@ -52,7 +52,7 @@ def test_rollouts_start_while_the_update_s_job_writes_the_state_and_the_next_upd
     cluster, make_run, complete_run, tmp_path
 ):
     """With this variable a state is written only once the next iteration's rollouts have begun to commit."""
-    words = [*CPU_ONLY, f"scheduler.update.environment={{{light.STATE_WAITS}: '1'}}"]
+    words = [*CPU_ONLY, f"scheduler.update.environment={{{light_training.STATE_WAITS}: '1'}}"]
     run = make_run(cluster, room_on(cluster, tmp_path) / "run", *words)
     run.submit()
     run.wait_until_complete()

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.run.directory import load_run
 from pipeline.run.plan import state_of
-from tests.support import light, tiny
+from tests.support import light_training, tiny
 from tests.support.damage import flip_bit
 from tests.support.killing import assert_same_end, events, hooked, policy_bytes, state_bytes
 
@@ -37,7 +37,7 @@ def test_rollouts_start_while_the_state_is_written_and_the_next_update_when_it_i
 ):
     """With this variable a state is written only once the next iteration's rollouts have begun to commit."""
     run_dir = tmp_path / "run"
-    waiting = environment | {light.STATE_WAITS: "1"}
+    waiting = environment | {light_training.STATE_WAITS: "1"}
     done = slurm_ppo("run", *arguments(inputs, run_dir, "scheduler.slots=1"), env=waiting)
     assert done.returncode == 0, done.stderr
     assert_same_end(run_dir, complete_run)
@@ -77,7 +77,7 @@ def test_states_that_cannot_be_written_end_nothing_not_even_the_last(
     inputs, slurm_ppo, environment, tmp_path
 ):
     """Everything is learnt again each time, to what a trainer gets that commits policy and state at once."""
-    failing = environment | {light.STATE_FAILS: "1 2 3"}
+    failing = environment | {light_training.STATE_FAILS: "1 2 3"}
     three = ("iterations=3", "evaluate.every=0", "data.heldout=null")
     done = slurm_ppo("run", *arguments(inputs, tmp_path / "run", *three), env=failing)
     assert done.returncode == 0, done.stderr
@@ -100,7 +100,7 @@ def test_states_that_cannot_be_written_end_nothing_not_even_the_last(
 def test_a_run_that_fails_meanwhile_lets_the_state_be_written(inputs, slurm_ppo, environment, tmp_path):
     run_dir = tmp_path / "run"
     point = "before-link:iterations/00002/rollout/shard-00000.json"
-    slow = hooked(environment | {light.STATE_SECONDS: "3"}, tmp_path, point)
+    slow = hooked(environment | {light_training.STATE_SECONDS: "3"}, tmp_path, point)
     done = slurm_ppo("run", *arguments(inputs, run_dir, "scheduler.max_attempts=1"), env=slow)
     assert done.returncode == 1, done.stderr
     assert (run_dir / "iterations/00001/state/shard-00000.json").exists()

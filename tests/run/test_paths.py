@@ -78,12 +78,10 @@ rows/00002.json
 run.json
 spans.jsonl
 state/00001 -> 00001.ATTEMPT
-state/00001.ATTEMPT/critic/config.json
 state/00001.ATTEMPT/critic/model.safetensors
 state/00001.ATTEMPT/moments/critic.safetensors
 state/00001.ATTEMPT/moments/policy.safetensors
 state/00002 -> 00002.ATTEMPT
-state/00002.ATTEMPT/critic/config.json
 state/00002.ATTEMPT/critic/model.safetensors
 state/00002.ATTEMPT/moments/critic.safetensors
 state/00002.ATTEMPT/moments/policy.safetensors

@@ -18,7 +18,7 @@ from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context
 from stages.generation.responding import requests_of
 from stages.training import read_shards
-from tests.support import ROOT, light, processes, tiny
+from tests.support import ROOT, light_training, processes, tiny
 
 UPDATE = Task(2, Stage.UPDATE)
 HEAVY = {"torch", "transformers", "deepspeed", "vllm", "httpx", "hydra", "wandb"}
@@ -58,9 +58,9 @@ def chain_of(run: Run, monkeypatch: pytest.MonkeyPatch, change) -> bytes:
     def changed(context: Context, iteration: int):
         return change(*read_shards(context, iteration))
 
-    monkeypatch.setattr(light, "read_shards", changed)
+    monkeypatch.setattr(light_training, "read_shards", changed)
     attempt = f"1-{change.__name__}"
-    light.LightTrainer().update(Context(run.paths, run.config, UPDATE, attempt), 2)
+    light_training.LightTrainer().update(Context(run.paths, run.config, UPDATE, attempt), 2)
     return (run.paths.task(UPDATE).policy(attempt) / "model.safetensors").read_bytes()
 
 
