@@ -43,7 +43,12 @@ def main(argv: list[str]) -> None:
         sys.exit(run_in_turn(attempts, is_rank))
     _, sys.argv, variables = attempts[0]
     environment.update(variables)
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    with contextlib.ExitStack() as stack:
+        if tasks.releases:
+            from slurm.release import early_release  # no other element has a use for it
+
+            stack.enter_context(early_release(tasks.releases, job, environment))
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 def run_in_turn(attempts: list[tuple[Assignment, list[str], dict[str, str]]], is_rank: bool) -> int:

@@ -6,6 +6,10 @@ from typing import Any
 
 ATTEMPT = "{attempt}"
 """Word among the arguments that stands for the attempt's id."""
+BELL = "SLURM_PPO_BELL"
+"""Variable that names the file descriptor to which a running task may write the bytes below."""
+COMMITTED, RELEASED = b"c", b"r"
+"""What a task says: its result is committed; its devices are free, and only files are still written."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,10 @@ class TaskList:
     """Number of the submission, which begins the ids of its attempts."""
     max_restarts: int
     """Number of times that an element may be restarted before it gives up."""
+    releases: tuple[str, ...] = ()
+    """Patterns of files, each of which says of an array, in a sealed JSON object, its id (``job``) and the
+    ids of the arrays that its dependency names (``waits_for``). Those that wait for this array are released
+    when its task rings COMMITTED."""
 
     @staticmethod
     def of(content: Mapping[str, Any]) -> "TaskList":
@@ -50,6 +58,7 @@ class TaskList:
             elements={index: _assignments(given) for index, given in content["elements"].items()},
             number=content["number"],
             max_restarts=content["max_restarts"],
+            releases=tuple(content.get("releases", ())),
         )
 
     def words(self, assignment: Assignment, attempt: str) -> list[str]:

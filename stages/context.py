@@ -24,6 +24,7 @@ from pipeline.run.commits import (
     read_record,
     require_record,
 )
+from pipeline.run.directory import load_run
 from pipeline.run.durable import read_shared
 from pipeline.run.failures import FailureKind
 from pipeline.run.paths import ADAPTER, RunPaths, TaskPaths
@@ -215,14 +216,25 @@ class Context:
         """Return the newest version, at most ``version``, that has a trainer's state; 0 needs none.
 
         Iterations after it, up to ``version``, have to be learnt again from their shards, which gives the
-        state that was lost. Raises as :meth:`read`; NotCommitted where a fork's first state is gone.
+        state that was lost. Raises as :meth:`read`; UserError where a fork's first state is gone.
         """
+        first = self._first_version()
         while version > 0:
             record = self.read(policy_maker(version))
             if record.holds_state or read_record(self.paths, state_of(version)) is not None:
                 break
+            if version == first:
+                raise UserError(
+                    f"the trainer's state of iteration {version}, with which the run was forked, is gone; "
+                    "nothing of the run can make it again: put it back from the parent, or fork again"
+                )
             version -= 1
         return version
+
+    def _first_version(self) -> int:
+        """Return the version that the run begins with: 0, or in a fork its parent's."""
+        parent = load_run(self.paths.root).identity.parent
+        return parent.iteration if parent else 0
 
     def state_directory(self, version: int) -> Path | None:
         """Return the directory of a trainer's state that was committed behind its policy, every file of it

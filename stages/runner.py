@@ -31,6 +31,8 @@ class Arguments:
     run_dir: Path
     attempt: str
     failure_file: Path | None
+    patience: float = 0.0
+    """Seconds to wait for inputs that are not committed yet."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -71,6 +73,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     parser.add_argument("--pool", default="", help="of score: whose components")
     parser.add_argument("--attempt", default=f"0-{os.urandom(4).hex()}", help="id of this attempt")
     parser.add_argument("--failure-file", type=Path, help="where to say why the attempt failed")
+    parser.add_argument("--patience", type=float, default=0.0, help="seconds to wait for missing inputs")
     given = parser.parse_args(argv)
     task = Task(given.iteration, Stage(given.stage), given.shard, given.pool)
-    return Arguments(task, given.run_dir, given.attempt, given.failure_file)
+    return Arguments(task, given.run_dir, given.attempt, given.failure_file, given.patience)

@@ -38,7 +38,7 @@ batching calculator conversations critics docs docs_commands engine_contract eng
 forward health invariance modeltrial learner local_ranks lora partial ppo_advantages ppo_golden ppo_math
 ppo_mismatch ppo_shaping prepare quickstart ranks reference remax remote remote_vllm report_browser
 rewards rules run shaping_and_kl stage_runner trainer wheel dashboard fork kill pools repair sync
-tracking watch ahead light rows rewind doctor notify agreement old_runs adapters lora_run
+tracking watch ahead light rows rewind doctor notify agreement old_runs adapters lora_run states
 """
 LEFT_OUT = frozenset(_LEFT_OUT.split())
 """Files that ``--fast`` leaves out: they need torch, a browser, an installation, W&B or many runs."""

@@ -14,6 +14,7 @@ _TASK = _RUN.task(Task(7, Stage.ROLLOUT, 3))
 _PREPARE = _RUN.task(PREPARE)
 _EVALUATE = _RUN.task(Task(7, Stage.EVALUATE))
 _UPDATE = _RUN.task(Task(7, Stage.UPDATE))
+_STATE = _RUN.task(Task(7, Stage.STATE))
 
 SECTIONS: dict[str, list[tuple[Path, str]]] = {
     "The run": [
@@ -61,9 +62,16 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
             "the policy, a Hugging Face directory; with `update.lora` the adapter alone, in `adapter/`",
         ),
         (_TASK.policy("ATTEMPT") / BASE, "says which policy the adapter is for; in no folder of a model"),
-        (_TASK.critic("ATTEMPT") / "ANY", "the critic, with `algorithm=ppo`"),
-        (_TASK.trainer("ATTEMPT") / "ANY", "optimizer's moments, fp32 weights, counters (`state.json`)"),
-        (_RUN.policies / "00007", "a link to the winning attempt's, for people; `critic/00007` likewise"),
+        (
+            _UPDATE.data("ATTEMPT", "learned", "json"),
+            "small numbers: KL coefficient, moments of rewards, counters",
+        ),
+        (_STATE.record, "commit record of the trainer's state, which comes after the policy's"),
+        (_STATE.state("ATTEMPT") / "ANY", "the trainer's state: critic, optimizer's moments, fp32 weights"),
+        (_STATE.thinned, "whether the state was removed to save space"),
+        (_TASK.critic("ATTEMPT") / "ANY", "the critic, of trainers that commit all at once"),
+        (_TASK.trainer("ATTEMPT") / "ANY", "the rest of the trainer's state, of such trainers"),
+        (_RUN.policies / "00007", "a link to the winning attempt's, for people; `state/00007` likewise"),
         (_RUN.policies / "best", "a link to the best evaluated policy"),
     ],
     "On Slurm": [

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pipeline.preflight.disk_need import FILES_OF_TASK, Footprint, imagine, states_kept
 from pipeline.run.commits import Record
 from pipeline.run.directory import Run
-from pipeline.run.plan import policy_maker
+from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.records import Records, find_frontier
 from pipeline.run.tasks import Stage
 
@@ -18,7 +18,7 @@ class Estimate:
     """Disk space that a run will still use, net of what it will remove."""
 
     state: Footprint
-    """Policy, critic and trainer state of one iteration."""
+    """Policy and trainer's state of one iteration."""
     shards: Footprint
     """Everything else of one iteration."""
     iterations_left: int
@@ -59,13 +59,15 @@ def measure(run: Run, iteration: int) -> tuple[Footprint, Footprint] | None:
     """Measure state and shards of an iteration that is done, by its commit records."""
     records = Records(run.paths)
     tasks = run.plan.tasks(iteration)
-    records.refresh(tasks)
+    records.refresh([*tasks, state_of(iteration)])
     found = [record for task in tasks if (record := records.readable(task))]
     update = next((record for record in found if record.task == policy_maker(iteration)), None)
     if update is None:
         return None
     others = sum(footprint(record).num_bytes for record in found if record.task.stage is not Stage.UPDATE)
-    return footprint(update), Footprint(others, FILES_OF_TASK * len(tasks))
+    state = records.readable(state_of(iteration))
+    whole = footprint(update).plus(footprint(state)) if state else footprint(update)
+    return whole, Footprint(others, FILES_OF_TASK * len(tasks))
 
 
 def footprint(record: Record) -> Footprint:

@@ -14,13 +14,15 @@ from pipeline.config.resolve import missing_paths
 from pipeline.doctor.findings import Check, Finding, Group, ok, problem, skipped, warning
 from pipeline.orchestrate.row_writer import differing
 from pipeline.run import journal
+from pipeline.run.commits import CorruptData, check_sizes, require_record
 from pipeline.run.control import read_control
 from pipeline.run.directory import Run, resume_command, version
 from pipeline.run.lease import holder_of
 from pipeline.run.lineage import find_damage
-from pipeline.run.plan import unique
+from pipeline.run.plan import policy_maker, state_of, unique
 from pipeline.run.records import Frontier, Records, find_frontier, newest_row
 from pipeline.run.retention import in_words
+from pipeline.run.states import has_state, keeps_state, state_before
 from pipeline.run.submissions import is_job_of, job_kind_of
 from pipeline.run.tasks import PREPARE, Task
 from pipeline.status.snapshot import how_it_stopped, is_complete, troubles_in_words
@@ -38,7 +40,7 @@ _ORPHAN_SECONDS = 3600.0
 _MOST_NAMED = 3
 _READ_SECONDS = 60.0
 _HASH_SECONDS = 900.0
-"""Seconds to hash a policy of 140 GB, critic and trainer state beside it, from a slow file server."""
+"""Seconds to hash a policy of 140 GB from a slow file server."""
 
 
 def health_checks(run: Run) -> list[Check]:
@@ -52,6 +54,7 @@ def health_checks(run: Run) -> list[Check]:
         "journals": look_at_journals,
         "commits at hand": look_at_commits,
         "last policy": look_at_last_policy,
+        "trainer's state": look_at_state,
         "left-overs": look_at_leftovers,
         "W&B segments": look_at_segments,
     }
@@ -157,6 +160,40 @@ def look_at_last_policy(run: Run) -> Finding:
     return ok("last policy", "it has the hashes that it was committed with")
 
 
+def look_at_state(run: Run) -> Finding:
+    """Check sizes of the trainer's newest state, with which the next update would begin. One that was lost is
+    made again, and at a run's end nothing needs it."""
+    title, plan, paths = "trainer's state", run.plan, run.paths
+    newest = find_frontier(plan, paths).updated
+    update = Records(paths).readable(policy_maker(newest)) if newest > plan.start else None
+    if update is None or not keeps_state(update):
+        return skipped(title, "no update that keeps one is committed yet")
+    if has_state(paths, newest):
+        try:
+            check_sizes(paths, update if update.holds_state else require_record(paths, state_of(newest)))
+        except CorruptData as error:
+            again = f"{resume_command(run)}: it is moved aside, and the next update learns it again"
+            return warning(title, str(error), again)
+        return ok(title, f"that of iteration {newest} stands")
+    return judge_lost_state(newest, state_before(plan, paths, newest), newest == plan.iterations)
+
+
+def judge_lost_state(newest: int, before: int | None, is_last: bool) -> Finding:
+    """Judge a promised state that is not there: it is being written, or was lost. Pure.
+
+    Args:
+        before: version whose state is there, from which learning can get to ``newest``.
+        is_last: whether no update follows.
+    """
+    told = f"that of iteration {newest} is not there: it is being saved, or was lost"
+    if is_last:
+        return ok("trainer's state", f"{told}; no update follows that needs it")
+    if before is None:
+        advice = "restore one from a backup, or fork or go back to an iteration that has one"
+        return problem("trainer's state", f"{told}, and none that it could be made again from", advice)
+    return ok("trainer's state", f"{told}; if lost, the next update learns it again from iteration {before}")
+
+
 def tasks_around(run: Run, frontier: Frontier) -> tuple[Task, ...]:
     """Return the tasks at hand, what they read, and those of the last iteration that is done."""
     plan = run.plan
@@ -169,6 +206,7 @@ def look_at_leftovers(run: Run) -> Finding:
     frontier = find_frontier(run.plan, run.paths)
     folders = {run.paths.task(task).folder for task in tasks_around(run, frontier)}
     folders |= {run.paths.root, run.paths.locks, run.paths.slurm, run.paths.policies}
+    folders |= {run.paths.task(state_of(max(frontier.updated, 0))).folder}
     folders |= {run.paths.submissions(i) for i in (0, frontier.updated, frontier.updated + 1)}
     found = list(orphans(folders, time.time()))
     if not found:

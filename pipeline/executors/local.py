@@ -14,7 +14,7 @@ from pipeline.orchestrate.reconcile import Launch, Observation
 from pipeline.process import interruptible
 from pipeline.run import journal
 from pipeline.run.attempts import new_attempt
-from pipeline.run.directory import Run
+from pipeline.run.directory import Run, upgrade
 from pipeline.run.failures import DISK_EXIT, Failure, FailureKind, explain_failure, last_attempt_number
 from pipeline.run.invocation import stage_arguments
 from pipeline.run.lease import HEARTBEAT_SECONDS, Lease, hold
@@ -42,7 +42,9 @@ class LocalJobs:
     def query(self) -> None:
         self._ended |= self.executor.collect_ended()
 
-    def collect_ended(self, tasks: Sequence[Task], committed_of: CommittedOf) -> list[Ended]:
+    def collect_ended(
+        self, tasks: Sequence[Task], committed_of: CommittedOf, newest: Task | None = None
+    ) -> list[Ended]:
         found = []
         committed = committed_of([self._attempts[key][0] for key in self._ended])
         for key, end in self._ended.items():
@@ -120,6 +122,7 @@ def drive(run: Run, executor: LocalExecutor, watcher: Watcher, held: Lease | Non
     """
     with contextlib.nullcontext(held) if held else hold(run.paths.locks) as lease, interruptible():
         journal.event(run.paths.events, "driver_started", host=lease.holder.host, pid=lease.holder.pid)
+        run = upgrade(run)
         books = Publisher(run, open_tracker(run, watcher.note))
         driver = Driver(run, LocalJobs(run, executor), watcher, books)
         done = Pass(Outcome.FAILED)
@@ -148,11 +151,25 @@ def _loop(driver: Driver, executor: LocalExecutor, lease: Lease) -> Pass:
         # A pass looks at every shard of the iteration: with thousands, not one pass per ended job.
         if (seconds := time.monotonic() - started) > _LONG_PASS_SECONDS:
             time.sleep(min(_REST_FACTOR * seconds, HEARTBEAT_SECONDS))
-        if done.outcome is Outcome.FAILED or (driver.is_complete and driver.has_whole_chain()):
+        if done.outcome is Outcome.FAILED:
+            _let_states_finish(executor, lease)
             return done
-        if driver.lacks_rows_only:
+        if driver.is_complete and driver.has_whole_chain():
+            if not driver.writes_state:
+                return done
+            executor.wait(HEARTBEAT_SECONDS)
+        elif driver.lacks_rows_only:
             since = since or time.monotonic()
             driver.wait_for_rows(since)
         elif done.outcome is None and not actions.retract:
             assert driver.jobs.live, f"nothing runs and nothing is left to do at {driver.frontier}"
             executor.wait(HEARTBEAT_SECONDS)
+
+
+def _let_states_finish(executor: LocalExecutor, lease: Lease) -> None:
+    """Stop what runs, but for jobs that only write what their committed result left to save."""
+    executor.cancel(spares_released=True)
+    while executor.is_busy:
+        lease.beat()
+        executor.wait(HEARTBEAT_SECONDS)
+        executor.collect_ended()

@@ -15,15 +15,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for_any
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+from pipeline.run.environment import BELL, RELEASED
 from pipeline.text import exit_in_words
 
 _GRACE_SECONDS = 5.0
 """Seconds that processes may take to end when their job is cancelled, or after another rank has failed."""
 _PR_SET_PDEATHSIG = 1
+_MOST_SAID = 4096
+"""Bytes read from a job's bell at once; its ranks say one or two each."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,10 @@ class _Running:
     """Processes of the job by rank."""
     rendezvous: Path
     deadline: float
+    bell: Connection
+    """End of a pipe to read what the job's ranks say while they run."""
+    released: int = 0
+    """Number of ranks that have given their devices back."""
     failed_rank: int | None = None
     """Rank that failed first; the others cannot go on without it."""
     clean: set[int] = field(default_factory=set)
@@ -93,6 +101,11 @@ class _Running:
     @property
     def unfinished(self) -> list[ForkServerProcess]:
         return [process for process in self.processes if process.exitcode is None]
+
+    @property
+    def is_released(self) -> bool:
+        """Whether only files are still written: the job's slot is another job's."""
+        return self.released >= self.job.ranks
 
 
 class LocalExecutor:
@@ -123,19 +136,43 @@ class LocalExecutor:
                 del self._running[key]
         return ended
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a job runs that was not collected."""
+        return bool(self._running)
+
     def wait(self, seconds: float) -> None:
-        """Start the jobs that fit; return when a job or one of its ranks ends, or after ``seconds``."""
+        """Start the jobs that fit; return when a job or one of its ranks ends, when a job has committed and
+        released its slot, or after ``seconds``."""
         # Not before: what the caller submits in answer to an ended job may be more urgent than what waits.
         self._start_what_fits()
-        now = time.monotonic()
-        until = min([now + seconds, *(running.deadline for running in self._running.values())])
-        sentinels = [p.sentinel for running in self._running.values() for p in running.unfinished]
-        wait_for_any(sentinels, timeout=max(0.0, until - now))
+        until = time.monotonic() + seconds
+        is_over = False
+        while not is_over and (left := until - time.monotonic()) > 0:
+            is_over = self._wait_for_news(left)
 
-    def cancel(self) -> None:
-        """Stop every running job and drop the queued ones."""
+    def _wait_for_news(self, seconds: float) -> bool:
+        """Wait for anything to happen. Returns whether it is of interest to the caller."""
+        running = [one for one in self._running.values() if not one.is_released]
+        bells = {one.bell: one for one in running if not one.bell.closed}
+        sentinels = [process.sentinel for one in self._running.values() for process in one.unfinished]
+        now = time.monotonic()
+        until = min([now + seconds, *(one.deadline for one in self._running.values())])
+        ready = wait_for_any([*sentinels, *bells], timeout=max(0.0, until - now))
+        rung = [bells[bell] for bell in ready if isinstance(bell, Connection)]
+        for one in rung:
+            _listen(one)
+        return len(rung) < len(ready) or not ready or any(one.is_released for one in rung)
+
+    def cancel(self, spares_released: bool = False) -> None:
+        """Stop every running job and drop the queued ones.
+
+        Args:
+            spares_released: let jobs go on that only write files.
+        """
         self._queue.clear()
-        processes = [process for running in self._running.values() for process in running.unfinished]
+        stopped = [one for one in self._running.values() if not (spares_released and one.is_released)]
+        processes = [process for running in stopped for process in running.unfinished]
         for process in processes:
             _signal(process, signal.SIGTERM)
         until = time.monotonic() + _GRACE_SECONDS
@@ -156,18 +193,21 @@ class LocalExecutor:
 
     def _fits(self, job: Job) -> bool:
         in_pool = sum(running.job.pool == job.pool for running in self._running.values())
-        return len(self._running) < self._limits.slots and in_pool < self._limits.pools[job.pool]
+        in_all = sum(not running.is_released for running in self._running.values())
+        return in_all < self._limits.slots and in_pool < self._limits.pools[job.pool]
 
     def _start(self, job: Job) -> _Running:
         job.log.parent.mkdir(parents=True, exist_ok=True)
         rendezvous = job.log.with_suffix(f".{os.urandom(4).hex()}.rendezvous")
         processes = []
-        for rank in range(job.ranks):
-            environment = dict(os.environ) | rank_variables(rank, job.ranks, rendezvous)
-            arguments = (self._entry, job.arguments, str(rank_log(job.log, rank)), environment)
-            processes.append(self._context.Process(target=run_entry, args=arguments, daemon=False))
-            processes[-1].start()
-        return _Running(job, processes, rendezvous, time.monotonic() + self._limits.time_limit)
+        bell, ringer = self._context.Pipe(duplex=False)
+        with ringer:
+            for rank in range(job.ranks):
+                environment = dict(os.environ) | rank_variables(rank, job.ranks, rendezvous)
+                arguments = (self._entry, job.arguments, str(rank_log(job.log, rank)), environment, ringer)
+                processes.append(self._context.Process(target=run_entry, args=arguments, daemon=False))
+                processes[-1].start()
+        return _Running(job, processes, rendezvous, time.monotonic() + self._limits.time_limit, bell)
 
     def _end(self, running: _Running) -> JobEnd:
         note = ""
@@ -180,6 +220,7 @@ class LocalExecutor:
         codes = [process.exitcode for process in running.processes]
         for process in running.processes:
             process.close()
+        running.bell.close()
         running.rendezvous.unlink(missing_ok=True)
         if running.failed_rank is None:
             return JobEnd(next((code for code in codes if code), 0), note)
@@ -187,6 +228,14 @@ class LocalExecutor:
         assert exit_code is not None
         note = f"rank {running.failed_rank} of {ranks} {exit_in_words(exit_code)}" if ranks > 1 else ""
         return JobEnd(exit_code, note, running.failed_rank)
+
+
+def _listen(running: _Running) -> None:
+    """Read what the ranks said. Each releases its devices once."""
+    said = os.read(running.bell.fileno(), _MOST_SAID)
+    running.released += said.count(RELEASED)
+    if not said:  # every rank has ended
+        running.bell.close()
 
 
 def _start_server() -> None:
@@ -232,9 +281,14 @@ def rank_variables(rank: int, size: int, rendezvous: Path) -> dict[str, str]:
     return place | {"RENDEZVOUS_FILE": str(rendezvous), "MASTER_ADDR": "", "MASTER_PORT": ""}
 
 
-def run_entry(entry: str, arguments: Sequence[str], log: str, environment: Mapping[str, str]) -> None:
+def run_entry(
+    entry: str, arguments: Sequence[str], log: str, environment: Mapping[str, str], bell: Connection
+) -> None:
     """Run the entry point in a job's process, with its own session and log. The process dies with the
     executor or the server.
+
+    Args:
+        bell: end of a pipe to write to, for :mod:`stages.bell`.
     """
     os.setsid()
     threading.Thread(target=_end_with_executor, daemon=True).start()
@@ -242,7 +296,7 @@ def run_entry(entry: str, arguments: Sequence[str], log: str, environment: Mappi
     if os.getppid() == 1:  # the server was gone before the line above
         sys.exit("the executor is gone")
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update({**environment, BELL: str(bell.fileno())})
     _redirect_output(log)
     module, _, function = entry.partition(":")
     sys.exit(getattr(importlib.import_module(module), function)(list(arguments)))

@@ -10,6 +10,7 @@ from typing import Protocol
 from pipeline.metrics.advice import Evidence, Rule, first_shown, in_a_line
 from pipeline.notify.events import completion, failure, rows_unwritten, tell, tell_if_stalled
 from pipeline.orchestrate.jobs import Ended, Jobs
+from pipeline.orchestrate.lost_states import note_lost_states
 from pipeline.orchestrate.publish import Publisher
 from pipeline.orchestrate.reconcile import Actions, Observation, Retract, reconcile
 from pipeline.orchestrate.rewind import Point
@@ -106,8 +107,11 @@ class Driver:
         jobs, records = self.jobs, self.records
         jobs.query()
         tasks = self._read_commits()
-        for ended in jobs.collect_ended(tasks, records.published):
+        newest = policy_maker(self.frontier.updated) if self.frontier.updated > self.run.plan.start else None
+        for ended in jobs.collect_ended(tasks, records.published, newest):
             self._record_failure(ended)
+        with self.never_in_the_way():
+            note_lost_states(self.run, records, self.frontier.updated, jobs.live, self.watcher.note)
         return Observation(tasks, dict(records.known), dict(records.corrupt), jobs.live, jobs.failures)
 
     def act(self, actions: Actions, seen: Observation) -> None:
@@ -152,6 +156,11 @@ class Driver:
     @property
     def is_complete(self) -> bool:
         return self.frontier.is_complete(self.run.plan, self.books.newest)
+
+    @property
+    def writes_state(self) -> bool:
+        """Whether an attempt at an update is at work: it writes the trainer's state behind its policy."""
+        return any(task.stage is Stage.UPDATE for task in self.jobs.live)
 
     @property
     def lacks_rows_only(self) -> bool:
@@ -260,7 +269,10 @@ class Driver:
             # Counted like an attempt that failed for its inputs: a disk that spoils all commits ends the run.
             self.jobs.note_retracted(Failure(task, 0, FailureKind.INPUTS, reason))
             journal.event(paths.events, "retracted", task=task_key(task), reason=reason, moved_to=target)
-            self.watcher.note(f"{task} will be computed again: {reason}")
+            if task.stage is Stage.STATE:
+                self.watcher.note(f"{task} is moved aside, and the next update learns it again: {reason}")
+            else:
+                self.watcher.note(f"{task} will be computed again: {reason}")
         self.frontier = find_frontier(self.run.plan, paths)
 
     def _tell_advice(self) -> None:

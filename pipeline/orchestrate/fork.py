@@ -19,20 +19,30 @@ from pipeline.config.issue import ConfigError, ConfigIssue
 from pipeline.config.resolve import resolve
 from pipeline.config.reward import RewardModelConfig
 from pipeline.config.schema import Config
-from pipeline.run.commits import CorruptData, FileEntry, Record, is_unchanged, publish, require_record
+from pipeline.run.commits import (
+    CorruptData,
+    FileEntry,
+    Record,
+    is_unchanged,
+    publish,
+    read_record,
+    require_record,
+)
 from pipeline.run.copies import link_verified, new_folder
 from pipeline.run.directory import Parent, Run, RunError, load_run, write_run
 from pipeline.run.paths import RunPaths
+from pipeline.run.plan import state_of
 from pipeline.run.tasks import PREPARE, task_key
-from pipeline.run.versions import Version, find_version
+from pipeline.run.versions import Version, find_version_with_state
 
 ATTEMPT = "fork"
 """Attempt id under which a fork has the files it begins with."""
 
 
 def find_parent(source: str) -> Version:
-    """Find the version to go on from. Raises RunError unless policy, critic and trainer state are there."""
-    return find_version(source, "trainer state", "policy", "critic", "trainer")
+    """Find the version to go on from. Raises RunError unless its policy is there, and its trainer's state, if
+    its trainer keeps any; the message names the iterations that have one."""
+    return find_version_with_state(source)
 
 
 def fork_config(parent: Version, root: Path, overrides: Sequence[str], config_dir: Path | None) -> Config:
@@ -136,26 +146,39 @@ def fork(parent: Version, config: Config) -> Run:
     came_from = parent.run
     with new_folder(root) as folder:
         paths = RunPaths(folder)
-        outputs = tuple(
-            adopt(came_from.paths, parent.record, entry, paths) for entry in parent.record.outputs
-        )
-        publish(paths, adopted(parent, outputs))
+        for record in records_to_adopt(parent):
+            outputs = tuple(adopt(came_from.paths, record, entry, paths) for entry in record.outputs)
+            publish(paths, adopted(parent, record, outputs))
         origin = Parent(came_from.identity.id, str(came_from.paths.root), parent.number)
         write_run(paths, config, came_from.identity.folder, origin)
     return load_run(root)
 
 
+def records_to_adopt(parent: Version) -> tuple[Record, ...]:
+    """Return the commits that a fork begins with: the update's, and the state's where it has one of its own.
+
+    Raises:
+        RunError: the state's record cannot be read.
+    """
+    if parent.record.holds_state:
+        return (parent.record,)
+    try:
+        state = read_record(parent.run.paths, state_of(parent.number))
+    except CorruptData as error:
+        raise RunError(f"{parent.run.paths.root}: {error}; choose another iteration") from None
+    return (parent.record, state) if state else (parent.record,)
+
+
 def adopt(parent: RunPaths, record: Record, entry: FileEntry, paths: RunPaths) -> FileEntry:
-    """Link one file of the parent's update under the fork's own name. Returns its entry for the record."""
-    top, _, *rest = entry.path.split("/")
-    path = "/".join((top, f"{record.task.iteration:05d}.{ATTEMPT}", *rest))
+    """Link one file of the parent's commit under the fork's own name. Returns its entry for the record."""
+    path = entry.path.replace(f".{record.attempt}", f".{ATTEMPT}")
     link_verified(parent, record, entry, paths.root / path)
     return replace(entry, path=path)
 
 
-def adopted(parent: Version, outputs: tuple[FileEntry, ...]) -> Record:
-    """Return the commit record that a fork begins with. Its lineage ends at the parent."""
-    record, now = parent.record, time.time()
+def adopted(parent: Version, record: Record, outputs: tuple[FileEntry, ...]) -> Record:
+    """Return a commit record that a fork begins with. Its lineage ends at the parent."""
+    now = time.time()
     origin = f"run:{parent.run.identity.id}/{task_key(record.task)}"
     return replace(
         record,

@@ -31,8 +31,14 @@ class Jobs(Protocol):
     def query(self) -> None:
         """Ask what runs. Precedes reading commits, so that an ended job's commit is seen."""
 
-    def collect_ended(self, tasks: Sequence[Task], committed_of: CommittedOf) -> Sequence[Ended]:
-        """Return the attempts that the last query showed as ended and that left no commit."""
+    def collect_ended(
+        self, tasks: Sequence[Task], committed_of: CommittedOf, newest: Task | None = None
+    ) -> Sequence[Ended]:
+        """Return the attempts that the last query showed as ended and that left no commit.
+
+        Args:
+            newest: the newest committed update, whose attempt may still be live.
+        """
 
     @property
     def live(self) -> Collection[Task]:

@@ -15,13 +15,15 @@ from pipeline.run.commits import Record
 from pipeline.run.directory import Run
 from pipeline.run.journal import Row
 from pipeline.run.packing import pack_old
-from pipeline.run.plan import policy_maker
+from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.records import Frontier, Records
 from pipeline.run.retention import thin
+from pipeline.run.states import remove_unfinished
 from pipeline.run.superseded import remove_losers
 from pipeline.run.tasks import PREPARE, Task, task_key
 from pipeline.run.troubles import Trouble, described, note_recovery, note_trouble
 from pipeline.tracking.tracker import Tracker
+from slurm.sharedfiles import names_in
 
 _PACE = 5
 """Number of recent iterations whose mean duration predicts the time left."""
@@ -39,8 +41,8 @@ class Publisher:
     """Writer of metrics.jsonl; None until it could be opened, as a failing disk must not stop training."""
     _packed: int | None = None
     """Newest iteration with a row when packing was done last."""
-    _thinned: tuple[int, int] | None = None
-    """Newest iteration with a row and number of evaluations when thinning was done last."""
+    _thinned: tuple[int, int, frozenset[str]] | None = None
+    """Newest iteration with a row, number of evaluations and names of states when thinning was done last."""
 
     def open(self) -> None:
         """Open metrics.jsonl and continue where it ends, unless that was done."""
@@ -106,6 +108,8 @@ class Publisher:
             self.tracker.update()
             keep_best(self.run, self.rows)
             remove_losers(self.run.paths, [r for task in tasks if (r := records.readable(task))], spared=lost)
+            if iteration - 1 > self.run.plan.start:  # this update began after all attempts at that one ended
+                remove_unfinished(self.run.paths, iteration - 1)
             yield row
 
     def _row(self, records: Records, iteration: int, lost: Sequence[Task]) -> Row:
@@ -136,14 +140,16 @@ class Publisher:
         return costs | share_metrics(spans.stages) if costs else {}
 
     def thin(self, frontier: Frontier) -> Iterator[str]:
-        """Apply retention: remove policies and trainer states not to be kept. Yields errors.
+        """Apply retention: remove policies and trainers' states not to be kept. Yields errors.
 
         Iterations without a row are left alone, and so is every policy that is still to be evaluated, a
         fork's first one included, whose evaluation no row waits for.
         """
-        seen = min(self.newest, frontier.updated), frontier.evaluated
+        newest, paths = min(self.newest, frontier.updated), self.run.paths
+        # The newest state may come later than its iteration's row, and with it the oldest may go.
+        seen = newest, frontier.evaluated, frozenset(names_in(paths.states))
         if seen != self._thinned:
-            yield from thin(self.run, seen[0], self.run.plan.evaluations()[frontier.evaluated :])
+            yield from thin(self.run, newest, self.run.plan.evaluations()[frontier.evaluated :])
             self._thinned = seen
 
     def pack(self, frontier: Frontier) -> Iterator[str]:
@@ -171,11 +177,20 @@ class Publisher:
         return Clock(self.run.identity.created, previous_end, self.run.plan.iterations, recent)
 
     def link_policies(self, records: Records, frontier: Frontier) -> None:
-        """Link ``policy/00007`` to the winning attempt's folder, for people; stages go by the record."""
+        """Link ``policy/00007`` to the winning attempt's folder, and ``state/00007`` once it is committed.
+
+        The links are for people; stages go by the record.
+        """
         record = records.known.get(policy_maker(frontier.updated)) if frontier.updated > 0 else None
         if record is not None:
             for parent in ("policy", "critic", "trainer"):
                 link_folder(self.run, record, parent, f"{record.policy_version:05d}")
+        if (
+            record is not None
+            and record.promises_state
+            and (state := records.get(state_of(frontier.updated)))
+        ):
+            link_folder(self.run, state, "state", f"{state.policy_version:05d}")
 
 
 def note_mended(run: Run, iteration: int | None) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.run.failures import Failure, FailureKind
-from pipeline.run.plan import Plan
+from pipeline.run.plan import Plan, policy_maker
 from pipeline.run.records import Committed, stale_because
 from pipeline.run.tasks import URGENCY, Stage, Task
 
@@ -62,15 +62,18 @@ def reconcile(plan: Plan, seen: Observation, max_attempts: int, in_advance: bool
     """Decide what to launch, retract or give up.
 
     1. A commit that does not verify, or that was computed from inputs which have since changed, is retracted,
-       if anything still to be done needs it. The policy that a fork begins with is given up instead: no task
-       of the run can make it again.
+       if anything still to be done needs it. What a fork begins with is given up instead: no task of the run
+       can make it again.
     2. A task that is committed or live is left alone.
     3. A task whose budget of attempts is spent is given up; some kinds of failure are free.
-    4. A task whose inputs are all committed is launched; ``in_advance``, so is one whose inputs are live or
-       launched with it: its executor lets it wait for them.
+    4. A task whose inputs are all committed is launched, an update only once no attempt at the one before is
+       live; ``in_advance``, so is one whose inputs are live or launched with it: its executor lets it wait.
+    5. A trainer's state is a cache: it is retracted where it does not verify or belongs to another policy
+       than there is, and nothing is launched or given up for it.
     """
     needed = needed_by(plan, seen)
     retracted = {task: reason for task, reason in seen.corrupt.items() if task in needed}
+    retracted |= _stale_states(needed, seen)
     lost = [task for task in needed if plan.is_given(task) and task not in seen.committed]
     given_up = [_give_up_given(task, retracted.pop(task, None)) for task in lost]
     launches: dict[Task, Launch] = {}
@@ -89,11 +92,23 @@ def reconcile(plan: Plan, seen: Observation, max_attempts: int, in_advance: bool
         failures = seen.failures.get(task, ())
         if is_hopeless(failures, max_attempts):
             given_up.append(failures[-1])
+        elif not in_advance and plan.must_have_ended(task) in seen.live:
+            continue
         elif all(is_there(i) or (in_advance and (i in seen.live or i in launches)) for i in inputs):
             launches[task] = Launch(task, reason_to_launch(failures))
     launch = sorted(launches.values(), key=_launch_order)
     retract = tuple(Retract(task, reason) for task, reason in sorted(retracted.items()))
     return Actions(() if given_up else tuple(launch), retract, tuple(given_up))
+
+
+def _stale_states(needed: Collection[Task], seen: Observation) -> dict[Task, str]:
+    """Find states that were made with another policy than there is now, with reasons."""
+    found: dict[Task, str] = {}
+    for task in seen.committed:
+        if task.stage is Stage.STATE and task in needed:
+            reason = stale_because(task, [policy_maker(task.iteration)], seen.committed)
+            found |= {task: reason} if reason else {}
+    return found
 
 
 def _give_up_given(task: Task, damage: str | None) -> Failure:
@@ -103,9 +118,13 @@ def _give_up_given(task: Task, damage: str | None) -> Failure:
 
 
 def needed_by(plan: Plan, seen: Observation) -> set[Task]:
-    """Return the window, and the tasks whose output its uncommitted tasks read."""
-    undone = (task for task in seen.tasks if task not in seen.committed)
-    return {*seen.tasks, *(source for task in undone for source in plan.inputs(task))}
+    """Return the window, the tasks whose output its uncommitted tasks read, and the states that were looked
+    at because one of its uncommitted updates begins with one."""
+    undone = [task for task in seen.tasks if task not in seen.committed]
+    read = {source for task in undone for source in plan.inputs(task)}
+    updates = [task.iteration for task in undone if task.stage is Stage.UPDATE]
+    looked_at = (task for task in (*seen.committed, *seen.corrupt) if task.stage is Stage.STATE)
+    return {*seen.tasks, *read, *(task for task in looked_at if task.iteration < max(updates, default=0))}
 
 
 def _launch_order(launch: Launch) -> tuple[int, bool, Task]:

@@ -13,9 +13,10 @@ from pipeline.run.lease import hold
 from pipeline.run.packing import unpack
 from pipeline.run.plan import Plan, policy_maker
 from pipeline.run.records import find_frontier, recorded
-from pipeline.run.retention import Thinned, check_is_kept, in_words, kept_versions, read_best
+from pipeline.run.retention import Thinned, check_is_kept, in_words, kept_versions, read_best, way_back
+from pipeline.run.states import can_go_on, versions_with_state
 from pipeline.run.submissions import Ledger
-from pipeline.run.superseded import fresh_folder, move_folder, move_history
+from pipeline.run.superseded import fresh_folder, move_folder, move_history, with_states
 from pipeline.run.tasks import WORK_STAGES, Stage, Task, task_key
 from pipeline.tracking.state import rewind
 from slurm.sharedfiles import is_there
@@ -129,8 +130,21 @@ def check_can_start_from(run: Run, stage: Stage, iteration: int, updated: int) -
                 f"evaluated again; evaluations of later ones than {gone[-1]} can be taken back"
             )
     elif iteration > 1:
-        before = require_record(run.paths, policy_maker(iteration - 1))
-        check_is_kept(run.paths, before, "policy", "critic", "trainer")
+        check_can_go_on(run, iteration - 1)
+
+
+def check_can_go_on(run: Run, version: int) -> None:
+    """Raise RunError where the iteration after a committed version cannot be learnt again: its policy was
+    thinned out, or there is no trainer's state from which learning can get to it."""
+    record = require_record(run.paths, policy_maker(version))
+    check_is_kept(run.paths, record, "policy", "critic", "trainer")
+    if not can_go_on(run.plan, run.paths, version):
+        there = sorted(versions_with_state(run.paths))
+        named = f"iteration {in_words(there)} {'has' if len(there) == 1 else 'have'} one" if there else ""
+        raise Thinned(
+            f"iteration {version} has no trainer's state, nor has any from which it could be learnt again; "
+            f"{named or 'no iteration has one'}; {way_back(run)}"
+        )
 
 
 def superseded(plan: Plan, point: Point, at_hand: int) -> list[Task]:
@@ -140,12 +154,12 @@ def superseded(plan: Plan, point: Point, at_hand: int) -> list[Task]:
     Nothing reads evaluations, so going back to one takes back evaluations only.
     """
     assert point.iteration is not None
-    tasks = []
+    tasks: list[Task] = []
     for iteration in range(at_hand, point.iteration - 1, -1):
         stages = _STAGES if iteration > point.iteration else _STAGES[_STAGES.index(point.stage) :]
         if point.stage is Stage.EVALUATE:
             stages = (Stage.EVALUATE,)
-        tasks += [task for task in reversed(plan.tasks(iteration)) if task.stage in stages]
+        tasks += with_states(task for task in reversed(plan.tasks(iteration)) if task.stage in stages)
     others = {pool for pool in plan.pools if point.pool not in ("", pool)}
     return [task for task in tasks if task.iteration > point.iteration or task.pool not in others]
 

@@ -36,7 +36,7 @@ def keep_best(run: Run, rows: Sequence[Row]) -> None:
 
 
 def _folder(record: Record, parent: str) -> str | None:
-    """Return the attempt's folder below ``parent`` (policy, critic or trainer), relative to the run."""
+    """Return the attempt's folder below ``parent`` (policy, state, ...), relative to the run."""
     folders = (entry.folder for entry in record.outputs)
     return next((folder for folder in folders if folder.startswith(f"{parent}/")), None)
 

@@ -230,7 +230,8 @@ def thinned_folders(paths: RunPaths, task: Task) -> frozenset[str]:
 
 def kept_outputs(paths: RunPaths, record: Record) -> Iterator[FileEntry]:
     """Return the files that must be there: all but those removed on purpose. Raises CorruptData."""
-    gone = thinned_folders(paths, record.task) if record.task.stage is Stage.UPDATE else frozenset()
+    is_thinned_out = record.task.stage in (Stage.UPDATE, Stage.STATE)
+    gone = thinned_folders(paths, record.task) if is_thinned_out else frozenset()
     return (entry for entry in record.outputs if entry.folder not in gone)
 
 

@@ -8,9 +8,10 @@ import shlex
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import xxhash
 from pydantic import ValidationError
@@ -29,6 +30,9 @@ from pipeline.run.tasks import PREPARE
 from slurm.errors import UserError
 from slurm.sharedfiles import is_there, read_newest, read_shared
 
+FORMAT = 2
+"""Format of the run directories that this version writes. 1: a trainer's state is committed with its policy;
+2: behind it, with a record of its own."""
 _GIT_SECONDS = 10.0
 _MOST_NAMED, _LIKENESS = 2, 0.6
 _LONGEST_SHOWN = 100
@@ -68,6 +72,8 @@ class Identity:
     """Origin of the run if it is a fork; None otherwise."""
     git_commit: str = ""
     """Git commit of ``folder`` when the run was made, with ``+`` if files differed; empty without git."""
+    format: int = 1
+    """Format of the run directory (:data:`FORMAT`); the newest of all versions that have written to it."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +149,9 @@ def write_run(paths: RunPaths, config: Config, folder: str, parent: Parent | Non
         folder=folder,
         parent=parent,
         git_commit=git_commit(folder),
+        format=FORMAT,
     )
-    if not link_once(paths.run_json, json.dumps(asdict(identity), indent=1) + "\n"):
+    if not link_once(paths.run_json, identity_text(identity)):
         raise RunError(f"another call is making a run in {paths.root} just now; choose another run_dir=...")
     # After the identity: an invocation that came too late must not write its settings beside the winner's.
     replace_durably(paths.config_yaml, text)
@@ -245,7 +252,7 @@ def load_run(root: Path) -> Run:
     """
     paths = RunPaths(root.absolute())
     try:
-        identity = converted(Identity, json.loads(read_shared(paths.run_json)))
+        identity = read_identity(paths)
         text = read_newest(paths.config_yaml).decode()
     except (FileNotFoundError, NotADirectoryError) as error:
         why = "it is a file" if root.exists() else "nothing is there"
@@ -257,6 +264,8 @@ def load_run(root: Path) -> Run:
         ) from None
     except ValidationError as error:
         raise RunError(f"{paths.run_json} cannot be read: {in_words(error)}") from None
+    except RunError:
+        raise
     except (PermissionError, ValueError) as error:  # any other OSError may pass, and is not the user's
         raise RunError(f"{paths.run_json} cannot be read: {' '.join(str(error).split())}") from None
     if _hash(text) != identity.config_hash:
@@ -268,6 +277,47 @@ def load_run(root: Path) -> Run:
         return Run(paths, from_mapping(from_yaml(text)), identity)
     except ConfigError as error:
         raise RunError(f"{paths.config_yaml} is of another version of slurm-ppo: {error}") from None
+
+
+def identity_text(identity: Identity) -> str:
+    """Return the content of run.json.
+
+    Programs of format 1 pass over keys that they do not know, and would damage the run. They refuse a version
+    that is no string.
+    """
+    content = asdict(identity) | {"version": {"slurm-ppo": identity.version}}
+    return json.dumps(content, indent=1) + "\n"
+
+
+def read_identity(paths: RunPaths) -> Identity:
+    """Read run.json. Raises RunError where it is of a later format than this version knows; ValueError and
+    OSError where it cannot be read."""
+    content = json.loads(read_shared(paths.run_json))
+    if isinstance(content, dict):
+        if isinstance(made_by := content.get("version"), dict):
+            content["version"] = made_by.get("slurm-ppo")
+        check_format(paths, content)
+    return converted(Identity, content)
+
+
+def check_format(paths: RunPaths, content: Mapping[str, Any]) -> None:
+    """Raise RunError where a run's identity is of a later format than this version knows."""
+    found = content.get("format", 1)
+    if isinstance(found, int) and found > FORMAT:
+        raise RunError(
+            f"{paths.root} has format {found}, and this version of slurm-ppo ({version()}) knows formats up "
+            f"to {FORMAT}; go on with the version that made it ({content.get('version')}), or a later one"
+        )
+
+
+def upgrade(run: Run) -> Run:
+    """Raise the format of a run that an earlier version made, before anything is added to it: that version
+    must refuse what it cannot read. For the holder of the lease; returns the run as it is now."""
+    if run.identity.format >= FORMAT:
+        return run
+    identity = replace(run.identity, format=FORMAT)
+    replace_durably(run.paths.run_json, identity_text(identity))
+    return replace(run, identity=identity)
 
 
 def git_commit(folder: str) -> str:

@@ -1,4 +1,8 @@
-"""Environment variables that every process of slurm-ppo gets."""
+"""Environment variables that every process of slurm-ppo gets, and the bell of tasks (:mod:`stages.bell`)."""
+
+from slurm.tasklist import BELL as BELL
+from slurm.tasklist import COMMITTED as COMMITTED
+from slurm.tasklist import RELEASED as RELEASED
 
 TASK_ENVIRONMENT = {
     # Compute nodes have no internet: whatever would ask for it must fail at once instead of waiting.
@@ -21,8 +25,3 @@ TASK_ENVIRONMENT = {
     "GOMP_SPINCOUNT": "3000",
 }
 """Variables by name; to be set before torch is imported."""
-
-BELL = "SLURM_PPO_BELL"
-"""Variable that names the file descriptor of a task's bell, for whoever started it (:mod:`stages.bell`)."""
-COMMITTED, RELEASED = b"c", b"r"
-"""What a bell says: the result is committed; the devices are free, and only files are still written."""

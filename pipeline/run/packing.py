@@ -23,6 +23,7 @@ from pipeline.run.durable import flush, hash_stream, naming, opened_folder, priv
 from pipeline.run.packed import NEW, PACKED, BadArchive, archives, open_archive
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan, policy_maker
+from pipeline.run.states import oldest_needed
 from pipeline.run.tasks import Task
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -41,7 +42,8 @@ class Original:
 
 
 def pack_old(run: Run, newest: int) -> Iterator[str]:
-    """Pack every iteration that is update.keep_shards_last or more before ``newest``, which has a row.
+    """Pack every iteration that is update.keep_shards_last or more before ``newest``, which has a row, and
+    that is not after the second-newest state, from which it might be learnt again.
 
     Costs a look at one packed iteration, however long the run is. Yields a line for each iteration that
     cannot be packed, since what is there of it does not verify; it stays as it is.
@@ -52,7 +54,8 @@ def pack_old(run: Run, newest: int) -> Iterator[str]:
     keep = run.config.update.keep_shards_last
     if keep is None:
         return
-    for iteration in unpacked(run.paths, run.plan, newest - keep):
+    last = min(newest - keep, oldest_needed(run.plan, run.paths, newest))
+    for iteration in unpacked(run.paths, run.plan, last):
         try:
             pack(run, iteration)
         except (CorruptData, BadArchive) as error:

@@ -51,8 +51,9 @@ class Plan:
             yield from self.tasks(iteration)
 
     def is_given(self, task: Task) -> bool:
-        """Whether its commit came with the run (a fork's first policy): no task of the run can remake it."""
-        return 0 < self.start == task.iteration and task.stage is Stage.UPDATE
+        """Whether its commit came with the run (a fork's first policy and state): no task of the run can
+        remake it."""
+        return 0 < self.start == task.iteration and task.stage in (Stage.UPDATE, Stage.STATE)
 
     def inputs(self, task: Task) -> tuple[Task, ...]:
         """Return the tasks whose results ``task`` reads, or that must come before it."""
@@ -72,6 +73,13 @@ class Plan:
         previous = self.evaluation_before(iteration)
         earlier = () if previous is None else (Task(previous, Stage.EVALUATE),)
         return unique(PREPARE, policy_maker(iteration), *earlier)
+
+    def must_have_ended(self, task: Task) -> Task | None:
+        """Return the task whose attempts must have ended before ``task`` starts, though it is committed: an
+        update's attempt writes the trainer's state behind its policy, for the next update to begin with."""
+        if task.stage is not Stage.UPDATE or task.iteration <= self.start + 1:
+            return None
+        return policy_maker(task.iteration - 1)
 
     def evaluates(self, iteration: int) -> bool:
         if not self.evaluate_every or iteration < self.start:

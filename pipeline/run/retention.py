@@ -1,4 +1,4 @@
-"""Retention: policies, critics and trainer states of old iterations are thinned out, and readers can tell.
+"""Retention: policies and trainers' states of old iterations are thinned out, and readers can tell.
 
 A commit record stays, so its iteration stays done. A marker beside it, written before anything is removed,
 names the folders that went: what it names is gone on purpose, anything else that is missing is lost. A driver
@@ -6,7 +6,6 @@ that is killed between the two leaves folders that the next one finds, because i
 """
 
 import json
-import re
 import shlex
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -17,11 +16,12 @@ from pipeline.run.commits import CorruptData, Record, thinned_folders
 from pipeline.run.directory import Run, RunError, load_run
 from pipeline.run.durable import replace_durably
 from pipeline.run.paths import RunPaths
-from pipeline.run.plan import policy_maker
-from slurm.sharedfiles import is_there, names_in, read_newest
+from pipeline.run.plan import policy_maker, state_of
+from pipeline.run.states import FOLDER, can_go_on, oldest_needed
+from pipeline.run.tasks import Task
+from slurm.sharedfiles import is_there, make_folder, names_in, read_newest
 
-_FOLDER = re.compile(r"(\d{5,})\..+")
-_PARENTS = ("trainer", "critic", "policy")
+_PARENTS = ("state", "trainer", "critic", "policy")
 """Folders that are thinned out, in the order in which they go."""
 
 
@@ -30,30 +30,41 @@ class Thinned(RunError):
 
 
 def is_kept(
-    version: int, newest: int, keep_last: int, keep_every: int | None, awaited: Collection[int] = ()
+    version: int,
+    newest: int,
+    keep_last: int,
+    keep_every: int | None,
+    awaited: Collection[int] = (),
+    needed: int | None = None,
 ) -> bool:
-    """Whether the whole state of an iteration stays. Pure.
+    """Whether everything of an iteration stays. Pure.
 
     The newest can be made again from the one before it, so ``keep_last`` is at least 2.
+
+    Args:
+        needed: version from which on all stay, from :func:`oldest_needed`.
     """
     is_due = keep_every is not None and version % keep_every == 0
-    return is_due or version > newest - keep_last or version in awaited
+    is_needed = version in awaited or (needed is not None and version >= needed)
+    return is_due or version > newest - keep_last or is_needed
 
 
 def thin(run: Run, newest: int, awaited: Collection[int] = ()) -> Iterator[str]:
-    """Remove the states that the configuration does not keep, seen from iteration ``newest``. Idempotent.
+    """Remove what the configuration does not keep, seen from iteration ``newest``. Idempotent.
 
-    Later iterations are left alone, and so are ``awaited``, whose policies are still to be evaluated. The
-    best policy stays, without its critic and trainer state. Costs three listings of what is kept, however
-    long the run is. Yields a line for each iteration of which something could not be removed.
+    Later iterations are left alone, and so are ``awaited``, whose policies are still to be evaluated, and the
+    newest two states with all policies after the older one. The best policy stays, without its state. Costs
+    a few listings of what is kept, however long the run is. Yields a line for each iteration of which
+    something could not be removed.
     """
     config = run.config.update
     if config.keep_last is None:
         return
     best = found["policy"] if (found := read_best(run.paths)) else None
+    needed = oldest_needed(run.plan, run.paths, newest)
     for version, folders in list_folders(run.paths).items():
         going = [folder for folder in folders if folder != best]
-        if going and not is_kept(version, newest, config.keep_last, config.keep_every, awaited):
+        if going and not is_kept(version, newest, config.keep_last, config.keep_every, awaited, needed):
             try:
                 _remove(run.paths, version, going)
             except (OSError, CorruptData) as error:  # a reader on NFS may still hold a file open
@@ -61,11 +72,10 @@ def thin(run: Run, newest: int, awaited: Collection[int] = ()) -> Iterator[str]:
 
 
 def _remove(paths: RunPaths, version: int, folders: Sequence[str]) -> None:
-    task = policy_maker(version)
-    known = thinned_folders(paths, task)
-    if not known.issuperset(folders):
-        text = json.dumps({"folders": sorted(known.union(folders))}) + "\n"
-        replace_durably(paths.task(task).thinned, text)
+    of_state = [folder for folder in folders if folder.startswith("state/")]
+    others = [folder for folder in folders if folder not in of_state]
+    marked = [_mark(paths, state_of(version), of_state), _mark(paths, policy_maker(version), others)]
+    if any(marked):
         journal.event(paths.events, "thinned", folders=folders)
     for folder in folders:
         parent, name = folder.split("/")
@@ -75,13 +85,25 @@ def _remove(paths: RunPaths, version: int, folders: Sequence[str]) -> None:
         shutil.rmtree(paths.root / folder)
 
 
+def _mark(paths: RunPaths, task: Task, folders: Sequence[str]) -> bool:
+    """Name folders in the marker beside the record that they belong to, unless they are named there. Returns
+    whether they were not."""
+    known = thinned_folders(paths, task)
+    if known.issuperset(folders):
+        return False
+    text = json.dumps({"folders": sorted(known.union(folders))}) + "\n"
+    make_folder(paths.task(task).folder)
+    replace_durably(paths.task(task).thinned, text)
+    return True
+
+
 def list_folders(paths: RunPaths) -> dict[int, list[str]]:
     """Return the folders of every attempt on disk, by version, ascending; e.g. ``trainer/00003.1-ab``."""
     found: dict[int, list[str]] = {}
     for parent in _PARENTS:
         folder = paths.root / parent
         for name in sorted(names_in(folder)):
-            if (match := _FOLDER.fullmatch(name)) and (folder / name).is_dir():
+            if (match := FOLDER.fullmatch(name)) and (folder / name).is_dir():
                 found.setdefault(int(match[1]), []).append(f"{parent}/{name}")
     return dict(sorted(found.items()))
 
@@ -101,12 +123,12 @@ def kept_versions(paths: RunPaths, parents: Iterable[str] = _PARENTS) -> list[in
 
 
 def _is_whole(paths: RunPaths, version: int, parents: set[str]) -> bool:
-    task = policy_maker(version)
+    makers = policy_maker(version), state_of(version)
     try:
-        gone = {folder.split("/")[0] for folder in thinned_folders(paths, task)}
+        gone = {folder.split("/")[0] for task in makers for folder in thinned_folders(paths, task)}
     except CorruptData:
         return False
-    return is_there(paths.task(task).record) and not gone & parents
+    return is_there(paths.task(makers[0]).record) and not gone & parents
 
 
 def check_is_kept(paths: RunPaths, record: Record, *parents: str) -> None:
@@ -126,7 +148,8 @@ def check_is_kept(paths: RunPaths, record: Record, *parents: str) -> None:
 def way_back(run: Run) -> str:
     """Return, in words, the iterations that the run can go back to, and how."""
     first = [1] if run.plan.start == 0 else []
-    points = [*first, *(version + 1 for version in kept_versions(run.paths))]
+    kept = kept_versions(run.paths, ["policy"])
+    points = [*first, *(version + 1 for version in kept if can_go_on(run.plan, run.paths, version))]
     points = [point for point in points if point <= run.plan.iterations]
     command = f"slurm-ppo resume {shlex.quote(str(run.paths.root))} --from rollout@ITERATION"
     return f"one can go back to iteration {in_words(points)}: {command}" if points else "start a new run"

@@ -8,6 +8,7 @@ from pathlib import Path
 from pipeline.run.commits import Record
 from pipeline.run.packed import archives
 from pipeline.run.paths import RunPaths
+from pipeline.run.plan import state_of
 from pipeline.run.records import names_of_stage
 from pipeline.run.tasks import Stage, Task
 from slurm.sharedfiles import is_there, make_folder
@@ -41,17 +42,17 @@ def remove_losers(paths: RunPaths, records: Iterable[Record], spared: Iterable[T
 def move_aside(paths: RunPaths, tasks: Iterable[Task], label: str) -> Path:
     """Move commits and every attempt's files of ``tasks`` under ``superseded/``; nothing is deleted.
 
-    The record goes first: from then on the task is not done, whatever happens to the rest.
+    The record goes first: from then on the task is not done, whatever happens to the rest. With an update
+    goes the trainer's state behind it.
     """
     target = fresh_folder(paths.superseded, label)
     listings: dict[Path, dict[str, list[Path]]] = {}  # of each folder once, however many tasks it holds
-    for task in tasks:
+    for task in with_states(tasks):
         files = paths.task(task)
         if files.folder not in listings:
             listings[files.folder] = _by_stem(files.folder)
         moved = [files.record, *listings[files.folder].get(task.file_stem, ())]
-        if task.stage is Stage.UPDATE:
-            moved += _folders_of_update(paths, task)
+        moved += _folders_of(paths, task)
         for path in dict.fromkeys(moved):
             _move(path, target, paths)
     return target
@@ -65,9 +66,19 @@ def _by_stem(folder: Path) -> dict[str, list[Path]]:
     return grouped
 
 
-def _folders_of_update(paths: RunPaths, task: Task) -> Iterator[Path]:
-    """Yield every attempt's models and trainer state, and remove the links to the winner's."""
-    for parent in (paths.policies, paths.critics, paths.trainers):
+def with_states(tasks: Iterable[Task]) -> Iterator[Task]:
+    """Yield the tasks, and before each update the state that was made with it, which goes first."""
+    for task in tasks:
+        if task.stage is Stage.UPDATE:
+            yield state_of(task.iteration)
+        yield task
+
+
+def _folders_of(paths: RunPaths, task: Task) -> Iterator[Path]:
+    """Yield every attempt's models, or trainer's state, and remove the links to the winner's."""
+    of_update = (paths.policies, paths.critics, paths.trainers)
+    parents = {Stage.UPDATE: of_update, Stage.STATE: (paths.states,)}
+    for parent in parents.get(task.stage, ()):
         (parent / f"{task.iteration:05d}").unlink(missing_ok=True)
         yield from sorted(parent.glob(f"{task.iteration:05d}.*"))
 
@@ -100,9 +111,8 @@ def move_history(target: Path, paths: RunPaths, tasks: Sequence[Task]) -> None:
     for folder in dict.fromkeys(paths.task(task).folder for task in tasks):
         move_folder(folder, target, paths)
     for task in tasks:
-        if task.stage is Stage.UPDATE:
-            for folder in list(_folders_of_update(paths, task)):
-                _move(folder, target, paths)
+        for folder in list(_folders_of(paths, task)):
+            _move(folder, target, paths)
 
 
 def move_folder(folder: Path, target: Path, paths: RunPaths) -> None:

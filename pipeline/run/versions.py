@@ -1,5 +1,6 @@
 """Policies that people name as ``RUN``, ``RUN@ITERATION`` or ``RUN@best``."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.plan import policy_maker
 from pipeline.run.records import find_frontier
 from pipeline.run.retention import in_words, kept_versions, read_best
+from pipeline.run.states import can_fork
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,25 @@ def find_version(text: str, needed: str, *parents: str) -> Version:
     Raises:
         RunError: there is no such run or version; the message names those that there are.
     """
+    return _found(text, needed, lambda run: kept_versions(run.paths, parents))
+
+
+def find_version_with_state(text: str) -> Version:
+    """Find the version that ``text`` names, with all that learning needs to go on. Raises RunError."""
+    parents = ("policy", "critic", "trainer")
+
+    def there(run: Run) -> list[int]:
+        return [version for version in kept_versions(run.paths, parents) if can_fork(run.paths, version)]
+
+    return _found(text, "trainer's state", there)
+
+
+def _found(text: str, needed: str, versions: Callable[[Run], Sequence[int]]) -> Version:
     root, word = split(text)
     run = load_run(root)
     updated = find_frontier(run.plan, run.paths).updated
     number = choose(run.paths, word, updated)
-    there = [version for version in kept_versions(run.paths, parents) if version <= updated]
+    there = [version for version in versions(run) if version <= updated]
     if number not in there:
         choice = f"choose {in_words(there)}" if there else "there is none yet"
         raise RunError(f"{needed} {number} of {run.paths.root} {_why_absent(run, number, updated)}; {choice}")
@@ -57,6 +73,8 @@ def _why_absent(run: Run, number: int, updated: int) -> str:
         return "belongs to the run that this one was forked from"
     if number == 0:
         return f"is the model that it began with, {run.config.model.policy}"
+    if number in kept_versions(run.paths):
+        return "was lost, or is still being saved (its policy is there)"
     return "was thinned out on purpose (update.keep_last)"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.metrics.advice import Advice, Evidence, advise
+from pipeline.orchestrate.lost_states import LOST
 from pipeline.run import journal
 from pipeline.run.directory import Run, RunError
 from pipeline.run.journal import ROWS_BYTES
@@ -47,7 +48,7 @@ class StageStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """State of a run at one moment. ``slurm-ppo status --json`` prints these keys, up to ``troubles``."""
+    """State of a run at one moment. ``slurm-ppo status --json`` prints these keys, up to ``state_lost``."""
 
     schema: int = 3
     run: str
@@ -75,13 +76,15 @@ class Status:
     forked_from: str | None = None
     """Parent and iteration like ``/runs/first@7``, if the run is a fork."""
     kept: tuple[int, ...] | None = None
-    """Iterations whose policy, critic and trainer state are kept; None where all are, or for the view."""
+    """Iterations whose policy and trainer's state are kept; None where all are, or for the view."""
     advice: tuple[Advice, ...] = ()
     """Findings of the advice rules, worst first."""
     rows_missing: int = 0
     """Iterations that are done and have no row yet."""
     troubles: tuple[str, ...] = ()
     """Failures of drivers that are not overcome yet, in words."""
+    state_lost: int | None = None
+    """Newest iteration that is done, if its trainer's state was lost."""
     time: float = 0.0
     """Unix time of the look."""
     created: float = 0.0
@@ -156,6 +159,7 @@ class StatusReader:
         self._advice: tuple[Advice, ...] = ()
         self._troubles: tuple[str, ...] = ()
         self._taken_back = 0.0
+        self._states_lost: tuple[int, ...] = ()
         self._frontier: Frontier | None = None
 
     def read(self, queue: "Queue | None" = None, answered: float | None = None) -> Status:
@@ -190,6 +194,7 @@ class StatusReader:
             advice=self._advice,
             rows_missing=max(0, frontier.updated - newest),
             troubles=self._troubles,
+            state_lost=frontier.updated if frontier.updated in self._states_lost else None,
             time=now,
             created=run.identity.created,
             answered=answered,
@@ -204,6 +209,7 @@ class StatusReader:
     def _refresh(self) -> None:
         if self._events.refresh():
             self._troubles = tuple(troubles_in_words(self._events.rows))
+            self._states_lost = tuple(states_lost(self._events.rows))
             taken_back = [event["time"] for event in self._events.rows if event["event"] in _TAKEN_BACK]
             if (newest := max(taken_back, default=0.0)) != self._taken_back:
                 self._records, self._taken_back = Records(self.run.paths), newest
@@ -277,6 +283,14 @@ def troubles_in_words(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield failures of drivers that are not overcome yet, in words."""
     for trouble, event in outstanding(events).items():
         yield f"{_FAILS[trouble]}, last {moment(event['time'])}: {printable(event.get('message', ''))}"
+
+
+def states_lost(events: Sequence[Mapping[str, Any]]) -> Iterator[int]:
+    """Yield the iterations whose trainer's state was lost since the run last went back."""
+    moves = [index for index, event in enumerate(events) if event["event"] == "went_back"]
+    for event in events[moves[-1] if moves else 0 :]:
+        if event["event"] == LOST and isinstance(event.get("iteration"), int):
+            yield event["iteration"]
 
 
 def _all_costs(run: Run) -> "Costs":

@@ -56,6 +56,9 @@ def describe(status: "Status") -> str:
         lines.append(f"kept: iteration {in_words(status.kept)}, and the best policy")
     if status.rows_missing and status.iterations_done == status.iterations:
         lines += wrapped(f"every update is committed; rows not written yet: {status.rows_missing}")
+    if status.state_lost:
+        goes_on = "" if status.state_lost == status.iterations else "; the next update learns it again"
+        lines += wrapped(f"the trainer's state of iteration {status.state_lost} was lost{goes_on}")
     for trouble in status.troubles:
         lines += wrapped(trouble)
     lines += _last_lines(status)

@@ -9,7 +9,7 @@ from pipeline.config.job_kinds import DRIVERS
 from pipeline.metrics.terminal import Row
 from pipeline.run.attempts import AttemptId
 from pipeline.run.submissions import job_kind_of
-from pipeline.run.tasks import parse_task
+from pipeline.run.tasks import Stage, parse_task
 from pipeline.status.local import Event
 from pipeline.status.text import attempt_in_words, clock, describe_row
 from pipeline.text import printable
@@ -74,11 +74,18 @@ def _gave_up(event: Event) -> str:
     return f"gave up {tasks[0]}" + (f" and {len(tasks) - 1} more" if len(tasks) > 1 else "")
 
 
+def _retracted(event: Event) -> str:
+    task = parse_task(event["task"])
+    fate = "is moved aside" if task.stage is Stage.STATE else "will be computed again"
+    return f"{task} {fate}: {event['reason']}"
+
+
 _WORDS: Mapping[str, str | Callable[[Event], str]] = {
     "launched": _launched,
     "submitted": _submitted,
     "failed": lambda event: f"{attempt_in_words(event)} failed: {event['message']}",
-    "retracted": lambda event: f"{parse_task(event['task'])} will be computed again: {event['reason']}",
+    "retracted": _retracted,
+    "state_lost": "{message}",
     "refused": "Slurm refused {array}: {message}",
     "gave_up": _gave_up,
     "driver_started": "driver started on {host}, process {pid}",
@@ -94,7 +101,16 @@ _WORDS: Mapping[str, str | Callable[[Event], str]] = {
     "thinned": lambda event: f"removed {len(event['folders'])} old folders of weights",
     "went_back": lambda event: f"went back: {len(event['tasks'])} commits moved aside",
 }
-_BAD = {"failed", "retracted", "refused", "gave_up", "row_without", "rows_failed", "pass_failed"}
+_BAD = {
+    "failed",
+    "state_lost",
+    "retracted",
+    "refused",
+    "gave_up",
+    "row_without",
+    "rows_failed",
+    "pass_failed",
+}
 
 
 def _merged(found: Sequence[Happening]) -> Iterator[Happening]:

@@ -65,6 +65,7 @@ STATUS_KEYS = [
     "advice",
     "rows_missing",
     "troubles",
+    "state_lost",
 ]
 
 

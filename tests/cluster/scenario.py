@@ -190,9 +190,9 @@ def record_path(run: Path, iteration: int, stage: str, shard: int) -> Path:
 
 
 def policy_of(run: Path, iteration: int = 0) -> dict[str, bytes]:
-    """Weights of policy and critic of an iteration, by default the last."""
+    """Weights of an iteration's policy, by default the last. They follow from every state before it."""
     name = f"{iteration or len(read_lines(run / 'metrics.jsonl')):05d}"
-    return {p: (run / p / name / "model.safetensors").read_bytes() for p in ("policy", "critic")}
+    return {"policy": (run / "policy" / name / "model.safetensors").read_bytes()}
 
 
 def results_of(run: Path) -> list[dict]:

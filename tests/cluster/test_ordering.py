@@ -15,8 +15,8 @@ from pipeline.run.control import begin_invocation
 from pipeline.run.directory import create_run, load_run
 from pipeline.run.tasks import PREPARE, Stage, Task
 from tests.cluster import scenario
-from tests.cluster.scenario import kill_job, room_on
-from tests.support import tiny
+from tests.cluster.scenario import CPU_ONLY, kill_job, policy_of, room_on
+from tests.support import light_training, tiny
 
 ITERATIONS = 3
 POOLS = [
@@ -46,6 +46,22 @@ def test_a_run_goes_on_by_itself_and_leaves_nothing_behind(cluster, make_run, tm
     }
     assert not run.events("failed")
     assert not run.events("rewired")
+
+
+def test_rollouts_start_while_the_update_s_job_writes_the_state_and_the_next_update_when_it_has_ended(
+    cluster, make_run, complete_run, tmp_path
+):
+    """With this variable a state is written only once the next iteration's rollouts have begun to commit."""
+    words = [*CPU_ONLY, f"scheduler.update.environment={{{light_training.STATE_WAITS}: '1'}}"]
+    run = make_run(cluster, room_on(cluster, tmp_path) / "run", *words)
+    run.submit()
+    run.wait_until_complete()
+    assert run.policy() == policy_of(complete_run)
+    assert run.events("state_lost") == []
+    (log,) = run.logs("00001-update/*/*").values()
+    assert "need not wait any longer" in log
+    state = run.record(1, "state")
+    assert run.record(2, "rollout")["started"] < state["ended"] < run.record(2, "update")["started"]
 
 
 def test_of_two_people_who_submit_at_once_one_is_refused(cluster, make_run, tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from pipeline.run.directory import load_run
 from tests.support import ROOT, tiny
 from tests.support.damage import cut, flip_bit
-from tests.support.killing import HOOKS, assert_same_end, data_file, events, wait_for
+from tests.support.killing import assert_same_end, data_file, events, hooked, wait_for
 from tests.support.mirrored import family, kill_all, segments
 
 
@@ -26,16 +26,9 @@ def leftovers(run_dir: Path) -> int:
     places = [
         *(run_dir / "iterations").rglob("*"),
         *(run_dir / "policy").iterdir(),
-        *(run_dir / "trainer").iterdir(),
+        *(run_dir / "state").iterdir(),
     ]
     return len(places)
-
-
-def hooked(environment: dict[str, str], folder: Path, point: str) -> dict[str, str]:
-    """The environment in which tests/support/hooks kills a task, or the driver, once."""
-    path = os.pathsep.join([str(HOOKS), environment["PYTHONPATH"]])
-    marker = folder / f"killed-{point.partition(':')[0]}"
-    return environment | {"PYTHONPATH": path, "KILL_AT": point, "KILL_MARKER": str(marker)}
 
 
 @pytest.mark.parametrize(
@@ -46,9 +39,8 @@ def hooked(environment: dict[str, str], folder: Path, point: str) -> dict[str, s
         "after-link:iterations/00001/rollout/shard-00000.json",
         "before-link:iterations/00002/reward/shard-00001.json",
         "before-fsync:policy/00001.",
-        "before-fsync:trainer/00002.",
         "before-link:iterations/00001/update/shard-00000.json",
-        "after-link:iterations/00002/update/shard-00000.json",
+        "after-link:iterations/00002/reward/shard-00000.json",
         "before-link:data/prompts.json",
     ],
 )
@@ -73,7 +65,7 @@ def test_real_models_killed_in_an_update_and_with_their_driver_end_in_the_same_w
     run_dir = tmp_path / "run"
     killed = slurm_ppo("run", *arguments(models, run_dir), env=hooked(environment, tmp_path, "driver:14"))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    resumed = slurm_ppo("resume", run_dir, env=hooked(environment, tmp_path, "before-fsync:trainer/00002."))
+    resumed = slurm_ppo("resume", run_dir, env=hooked(environment, tmp_path, "before-fsync:policy/00002."))
     assert resumed.returncode == 0, resumed.stderr
     assert "killed by signal 9" in resumed.stderr
     assert_same_end(run_dir, complete_real_run)

@@ -55,8 +55,12 @@ def old_run(request, tmp_path) -> Path:
     return unpack(request.param, tmp_path)
 
 
+LAST = {"policy": "policy/00006/model.safetensors", "critic": "state/00006/critic/model.safetensors"}
+"""Weights of the last version, as this version has them."""
+
+
 def weights_of(run: Path, part: str) -> str:
-    return hashlib.sha256((run / part / "00006/model.safetensors").read_bytes()).hexdigest()
+    return hashlib.sha256((run / LAST[part]).read_bytes()).hexdigest()
 
 
 def rows_of(run: Path) -> list[dict]:
@@ -72,6 +76,9 @@ def test_it_is_continued_and_ends_in_the_same_bytes(tmp_path, slurm_ppo):
     events = [json.loads(line)["event"] for line in (run / "events.jsonl").read_text().splitlines()]
     assert "retracted" not in events
     assert "failed" not in events
+    identity = json.loads((run / "run.json").read_text())
+    assert identity["format"] == 2
+    assert not isinstance(identity["version"], str), "by which the version that made it refuses it"
 
 
 def test_it_is_shown(old_run, slurm_ppo):

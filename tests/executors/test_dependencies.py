@@ -1,5 +1,7 @@
 """Who waits for whom: dependency expressions follow what is committed and who carries what is missing."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from pipeline.executors.slurm.dependencies import (
     Waiting,
     dependency_of,
     elements_of,
+    ended_before,
     missing_inputs,
     rewire,
     watch_expression,
@@ -203,3 +206,39 @@ def test_a_driver_that_watches_an_iteration_is_woken_by_every_pools_failure():
 def test_only_scoring_streams(stage):
     task = Task(1, stage, 0)
     assert dependency_of([(task, 0, (ArrayElement("7", 0),))], CORR)[0] == "afterok:7"
+
+
+# --- an update's job writes the trainer's state when its policy is committed ---
+
+SECOND = Task(2, Stage.UPDATE)
+OF_SECOND = [reward(shard, 2) for shard in range(3)]
+
+
+def committed_but(*missing: Task):
+    return lambda task: task not in missing
+
+
+def test_an_update_waits_for_its_rewards_and_for_the_end_of_the_one_before():
+    carriers = carried("9", *OF_SECOND) | carried("7", Task(1, Stage.UPDATE))
+    needed = elements_of(PLAN, SECOND, committed_but(*OF_SECOND), carriers)
+    ended = ended_before(PLAN, SECOND, carriers)
+    assert dependency_of([(SECOND, 0, needed)], CORR, ended) == ("afterok:9,afterany:7", ("9", "7"))
+    assert dependency_of([(SECOND, 0, ())], CORR, ended) == ("afterany:7", ("7",))
+
+
+def test_only_an_update_waits_for_an_end_and_none_for_one_that_is_over():
+    carriers = carried("7", Task(1, Stage.UPDATE))
+    tasks = [task for iteration in range(4) for task in PLAN.tasks(iteration) if task != SECOND]
+    assert {ended_before(PLAN, task, carriers) for task in tasks} == {()}
+    assert ended_before(PLAN, SECOND, {}) == ()
+
+
+def test_where_the_update_before_is_submitted_again_the_next_waits_for_that_one():
+    carriers = carried("9", *OF_SECOND) | carried("12", Task(1, Stage.UPDATE)) | carried("10", SECOND)
+    waiting = Waiting(SECOND, ArrayElement("10", 0), "Dependency", ("9", "7"))
+    unchanged = replace(waiting, waits_for=("9", "7", "12"))
+    rollouts = [rollout(shard, 2) for shard in range(3)]
+    is_committed = committed_but(*OF_SECOND, *rollouts, Task(1, Stage.UPDATE))
+    (change,) = rewire(PLAN, [waiting], is_committed, carriers, CORR)
+    assert (change.dependency, change.waits_for) == ("afterok:9,afterany:12", ("9", "12"))
+    assert rewire(PLAN, [unchanged], is_committed, carriers, CORR) == []

@@ -319,3 +319,46 @@ def test_cancel_leaves_no_process_of_any_rank(start, tmp_path, monkeypatch):
     assert all(map(is_alive, running))
     executor.cancel()
     assert eventually(lambda: not any(map(is_alive, running)))
+
+
+# --- a job that goes on when its result is committed ---
+
+
+def test_a_job_that_only_writes_files_leaves_its_slot_to_other_stages(start, tmp_path):
+    """The update ends once a rollout has run; with one slot that could never be."""
+    executor, file = start(slots=1), tmp_path / "file"
+    update, another = (job(tmp_path, key, "release", file, pool="one") for key in ("update", "another"))
+    executor.submit([update])
+    executor.wait(30)
+    assert executor.collect_ended() == {}, "it is waited for until it has released its slot"
+    executor.submit([another, job(tmp_path, "rollout", "touch", file)])
+    executor.wait(30)
+    assert [queued.key for queued in executor._queue] == ["another"], "a stage's own jobs wait for its end"
+    assert {end.exit_code for end in finish(executor).values()} == {0}
+
+
+def test_of_several_ranks_all_have_to_release_their_devices(start, tmp_path):
+    executor, file = start(slots=1), tmp_path / "file"
+    both = job(
+        tmp_path, "both", "ranks", f"release {file}", f"after {tmp_path / 'go'} release {file}", ranks=2
+    )
+    executor.submit([both])
+    executor.wait(0.5)
+    assert not executor._running["both"].is_released
+    (tmp_path / "go").touch()
+    executor.wait(30)
+    assert executor._running["both"].is_released
+    file.touch()
+    assert finish(executor)["both"].exit_code == 0
+
+
+def test_what_is_cancelled_may_spare_jobs_that_only_write_files(start, tmp_path):
+    executor, file = start(), tmp_path / "file"
+    executor.submit([job(tmp_path, "writes", "release", file)])
+    executor.wait(30)
+    executor.submit([job(tmp_path, "computes", "sleep", 60)])
+    executor.wait(0.01)
+    executor.cancel(spares_released=True)
+    assert list(executor._running) == ["writes"]
+    file.touch()
+    assert finish(executor)["writes"].exit_code == 0

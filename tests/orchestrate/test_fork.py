@@ -22,7 +22,7 @@ from pipeline.run import journal
 from pipeline.run.commits import publish, require_record
 from pipeline.run.directory import Parent, Run, RunError, load_run, write_run
 from pipeline.run.failures import FailureKind
-from pipeline.run.plan import Plan, policy_maker
+from pipeline.run.plan import Plan, policy_maker, state_of
 from pipeline.run.records import Frontier, find_frontier
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.status.snapshot import read_status
@@ -32,7 +32,7 @@ from tests.support import processes, tiny
 from tests.support.committed import commit
 from tests.support.toyworld import Luck, World, make_world
 
-SECTIONS = ("policy", "critic", "trainer")
+SECTIONS = ("policy", "state")
 forks = st.builds(
     lambda start, more, shards, every, pools: Plan(start + more, shards, every, start, pools),
     st.integers(1, 7),
@@ -155,16 +155,16 @@ def test_overrides_change_the_fork_and_nothing_of_its_parent(parent, tmp_path, s
     (row,) = journal.read(run.paths.metrics)
     assert (row["iteration"], row["policy_version"], row["objective/kl_coef"]) == (3, 3, 0.5)
     assert row["samples"] == 2 * 8 + 16, "what the parent trained on counts on"
-    assert not list(run.paths.critics.glob("00003*"))
+    assert not list(run.paths.states.glob("00003.*/critic"))
     assert {path: path.read_bytes() for path in parent.rglob("*") if path.is_file()} == before
 
 
 def test_a_fork_begins_with_a_commit_of_its_own_that_names_the_parent(parent, tmp_path):
     run = make_fork(parent, tmp_path / "fork")
-    source = require_record(load_run(parent).paths, policy_maker(1))
-    record = require_record(run.paths, policy_maker(1))
+    parents = load_run(parent).paths
+    source, record = (require_record(paths, policy_maker(1)) for paths in (parents, run.paths))
     assert record.fingerprint == source.fingerprint
-    assert {entry.folder for entry in record.outputs} == {f"{name}/00001.fork" for name in SECTIONS}
+    assert {entry.folder for entry in record.outputs} == {"policy/00001.fork", "iterations/00001"}
     identity = load_run(parent).identity
     assert record.inputs == {f"run:{identity.id}/1/update/0": source.fingerprint}
     assert run.identity.parent == Parent(identity.id, str(parent), 1)
@@ -172,7 +172,10 @@ def test_a_fork_begins_with_a_commit_of_its_own_that_names_the_parent(parent, tm
     assert run.identity.folder == identity.folder
     assert run.config.name == "fork"
     assert run.config.model == load_run(parent).config.model
-    files = [run.paths.root / entry.path for entry in record.outputs]
+    state = require_record(run.paths, state_of(1))
+    assert {entry.folder for entry in state.outputs} == {"state/00001.fork"}
+    assert state.inputs == {f"run:{identity.id}/1/state/0": require_record(parents, state_of(1)).fingerprint}
+    files = [run.paths.root / entry.path for entry in (*record.outputs, *state.outputs)]
     assert all(path.stat().st_nlink == 2 for path in files), "second names, not copies"
     shutil.rmtree(parent)
     assert contents(run.paths.root, 1) == {}  # the link for people comes with the first pass
@@ -197,7 +200,7 @@ def test_on_another_filesystem_files_are_copied(parent, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_a_parent_that_is_damaged_is_named_and_no_fork_is_left(parent, tmp_path, section):
-    path = next(parent.glob(f"{section}/00001.*/*.safetensors"))
+    path = next(parent.glob(f"{section}/00001.*/**/*.safetensors"))
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(RunError, match=f"no longer what was committed: .*{path.name} has xxh3_128"):
         make_fork(parent, tmp_path / "fork")
@@ -332,8 +335,8 @@ def test_a_critic_cannot_be_made_up(complete_run, tmp_path):
 @pytest.mark.parametrize(
     ("iteration", "said"),
     [
-        (0, "trainer state 0 of .* is the model that it began with"),
-        (3, "trainer state 3 of .* is not there yet; choose 1, 2"),
+        (0, "trainer's state 0 of .* is the model that it began with"),
+        (3, "trainer's state 3 of .* is not there yet; choose 1, 2"),
     ],
 )
 def test_where_there_is_nothing_to_go_on_from(complete_run, tmp_path, iteration, said):

@@ -16,7 +16,7 @@ from pipeline.orchestrate.reconcile import (
     reconcile,
 )
 from pipeline.run.failures import Failure, FailureKind
-from pipeline.run.plan import Plan, policy_maker, unique
+from pipeline.run.plan import Plan, policy_maker, state_of, unique
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 
 
@@ -32,6 +32,7 @@ ROLLOUTS = (Task(1, Stage.ROLLOUT, 0), Task(1, Stage.ROLLOUT, 1))
 REWARDS = (Task(1, Stage.REWARD, 0), Task(1, Stage.REWARD, 1))
 UPDATE = Task(1, Stage.UPDATE)
 EVALUATE = Task(0, Stage.EVALUATE)
+SHARDED = (Stage.ROLLOUT, Stage.REWARD)
 
 
 def committed(*tasks: Task, plan: Plan = PLAN) -> dict[Task, Committed]:
@@ -212,6 +213,47 @@ def test_an_input_that_nobody_makes_is_not_waited_for():
     assert launched(decide_ahead(committed(PREPARE, EVALUATE), updated=1, lookahead=1)) == []
 
 
+# --- a state is written behind its policy ---
+
+SECOND = [PREPARE, EVALUATE, UPDATE, *(Task(2, stage, s) for stage in SHARDED for s in (0, 1))]
+
+
+def test_while_an_update_writes_its_state_rollouts_start_and_the_next_update_does_not():
+    rollouts = [Task(2, Stage.ROLLOUT, shard) for shard in (0, 1)]
+    assert launched(decide([PREPARE, EVALUATE, UPDATE], live=[UPDATE], updated=1)) == rollouts
+    assert launched(decide(SECOND, live=[UPDATE], updated=1)) == []
+    assert launched(decide(SECOND, updated=1)) == [Task(2, Stage.UPDATE)]
+
+
+def test_a_queue_takes_the_next_update_which_waits_there():
+    assert Task(2, Stage.UPDATE) in launched(decide_ahead(SECOND, live=[UPDATE], updated=1))
+
+
+def test_a_state_that_does_not_verify_is_taken_back_and_nothing_is_counted():
+    actions = decide(SECOND, corrupt={state_of(1): "cut"}, updated=1, max_attempts=1)
+    assert actions.retract == (Retract(state_of(1), "cut"),)
+    assert launched(actions) == [Task(2, Stage.UPDATE)], "which learns again what the state held"
+
+
+def test_a_state_of_another_policy_than_there_is_is_taken_back():
+    done = committed(*SECOND) | {state_of(1): Committed("s", {task_key(UPDATE): "another policy"})}
+    assert [retract.task for retract in decide(done, updated=1).retract] == [state_of(1)]
+
+
+def test_a_state_that_nothing_begins_with_any_more_stays_as_it_is():
+    done = [task for i in (1, 2, 3) for task in PLAN.tasks(i)]
+    assert decide([PREPARE, *done], corrupt={state_of(3): "cut"}, updated=3).retract == ()
+
+
+def test_the_state_that_a_fork_began_with_is_given_up_since_nothing_makes_it_again():
+    plan = Plan(4, 1, 0, 2)
+    known = committed(PREPARE, policy_maker(2), plan=plan)
+    seen = Observation(plan.window(2, 0), known, {state_of(2): "cut"}, set(), {})
+    actions = reconcile(plan, seen, 3)
+    assert [item.task for item in actions.give_up] == [state_of(2)]
+    assert actions.retract == ()
+
+
 # --- a simulated cluster ---
 
 MAX_ATTEMPTS = 3
@@ -260,6 +302,7 @@ class Cluster(RuleBasedStateMachine):
     def observe(self) -> Observation:
         tasks = self.plan.window(*self.frontier())
         around = set(unique(*tasks, *(source for task in tasks for source in self.plan.inputs(task))))
+        around |= {task for task in self.corrupt if task.stage is Stage.STATE}
         return Observation(
             tasks,
             {task: record for task, record in self.records.items() if task in around},
@@ -292,6 +335,8 @@ class Cluster(RuleBasedStateMachine):
             assert task not in self.live
             assert not self.exists(task)
             assert all(source in self.records for source in self.plan.inputs(task))
+            is_second = any(other.stage is Stage.UPDATE for other in self.live)
+            assert task.stage is not Stage.UPDATE or not is_second
             self.live.add(task)
 
     def fail(self, task: Task, kind: FailureKind) -> None:
@@ -313,6 +358,24 @@ class Cluster(RuleBasedStateMachine):
     @rule()
     def an_attempt_succeeds(self):
         self.finish(self.luck.choice(sorted(self.live)))
+
+    @precondition(lambda self: self.live)
+    @rule()
+    def an_update_commits_and_goes_on_to_write_its_state(self):
+        for task in [task for task in self.can_start if task.stage is Stage.UPDATE][:1]:
+            self.finish(task)
+            self.live |= {task} & self.records.keys()
+
+    @property
+    def can_start(self) -> list[Task]:
+        return sorted(self.live)
+
+    @precondition(lambda self: self.records)
+    @rule()
+    def a_state_is_found_spoilt(self):
+        updates = [task for task in sorted(self.records) if task.stage is Stage.UPDATE]
+        for task in updates[-1:]:
+            self.corrupt[state_of(task.iteration)] = "rotten"
 
     @precondition(lambda self: self.live and self.change_left)
     @rule()
@@ -372,6 +435,7 @@ class ClusterWithAQueue(Cluster):
     def observe(self) -> Observation:
         tasks = self.plan.window(*self.frontier(), self.lookahead)
         around = set(unique(*tasks, *(source for task in tasks for source in self.plan.inputs(task))))
+        around |= {task for task in self.corrupt if task.stage is Stage.STATE}
         return Observation(
             tasks,
             {task: record for task, record in self.records.items() if task in around},
@@ -403,7 +467,13 @@ class ClusterWithAQueue(Cluster):
     @property
     def can_start(self) -> list[Task]:
         """As Slurm sees it: what a task waits for is not in the queue any more."""
-        return [task for task in sorted(self.live) if not self.live & set(self.plan.inputs(task))]
+        return [task for task in sorted(self.live) if not self.live & self.waits_for(task)]
+
+    def waits_for(self, task: Task) -> set[Task]:
+        """Inputs that are not committed yet, which is when jobs that wait are released, and a job that must
+        have ended."""
+        missing = {source for source in self.plan.inputs(task) if source not in self.records}
+        return missing | {self.plan.must_have_ended(task)}
 
     @precondition(lambda self: self.live)
     @rule()

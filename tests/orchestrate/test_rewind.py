@@ -1,5 +1,6 @@
 """Going back: what a later point supersedes is moved aside, nothing is lost, and the run ends the same."""
 
+import itertools
 import json
 import shutil
 from dataclasses import replace
@@ -13,17 +14,20 @@ from pipeline.executors.slurm.arrays import stage_submissions
 from pipeline.orchestrate.publish import Publisher
 from pipeline.orchestrate.rewind import Point, go_back, parse_point, superseded
 from pipeline.run import journal
-from pipeline.run.commits import read_record
+from pipeline.run.commits import opened_history, read_record
 from pipeline.run.directory import RunError, load_run
 from pipeline.run.lease import LeaseHeld, hold
 from pipeline.run.paths import RunPaths
-from pipeline.run.plan import Plan
+from pipeline.run.plan import Plan, policy_maker, state_of
 from pipeline.run.records import Records, find_frontier
 from pipeline.run.submissions import Ledger
+from pipeline.run.superseded import move_aside
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from pipeline.status.snapshot import read_status
 from pipeline.tracking.state import Offline, read_offline, read_online, write_state
 from pipeline.tracking.tracker import NoTracker
+from stages.context import Context
+from stages.execution import publish_state
 from tests.support import processes
 from tests.support.damage import flip_bit
 from tests.support.killing import wait_for
@@ -81,7 +85,10 @@ def test_what_is_superseded_is_all_that_depends_on_the_point(plan, data):
     assert mine <= ({point.pool} if point.pool else set(plan.pools))
     assert len(set(tasks)) == len(tasks)
     order = {task: number for number, task in enumerate(plan.all_tasks())}
-    assert [order[task] for task in tasks] == sorted((order[task] for task in tasks), reverse=True)
+    planned = [order[task] for task in tasks if task.stage is not Stage.STATE]
+    assert planned == sorted(planned, reverse=True)
+    before = {after: task for task, after in itertools.pairwise(tasks)}
+    assert all(before[task] == state_of(task.iteration) for task in tasks if task.stage is Stage.UPDATE)
 
 
 @given(plans, st.data())
@@ -213,11 +220,12 @@ def test_what_a_late_attempt_commits_goes_with_what_was_taken_back(
     assert late.exitcode == 0
     assert "the run has gone back meanwhile" in (tmp_path / "late.log").read_text()
     assert (folder / "iterations/00002/update/shard-00000.json").exists()
-    assert list(update.iterdir()) == []
+    assert not (update / "shard-00000.json").exists()
     monkeypatch.delenv("LIGHT_SECONDS")
     assert slurm_ppo("resume", copied_run).returncode == 0
     assert policy_bytes(copied_run) == policy
     assert len(list((copied_run / "policy").glob("00002.*"))) == 1
+    assert len(list(update.glob("shard-00000.learned.*"))) == 1, "what the late one wrote is removed"
 
 
 def test_what_runs_ahead_of_the_point_is_moved_aside_too(copied_run):
@@ -300,3 +308,46 @@ def test_jobs_whose_results_were_taken_back_have_not_failed(copied_run):
         ledger.begin(made)
     go_back(run, parse_point("update@2"))
     assert [s.state.is_withdrawn for s in ledger.load([1, 2])] == [False, True]
+
+
+# --- a state that is being written ---
+
+
+@pytest.fixture
+def writing(copied_run):
+    """The last update, its state's files, and how its attempt publishes them."""
+    run = load_run(copied_run)
+    update, state = (read_record(run.paths, task) for task in (policy_maker(2), state_of(2)))
+    run.paths.task(state.task).record.unlink()
+    context = Context(run.paths, run.config, update.task, update.attempt)
+    return run, lambda history: publish_state(context, update, state.outputs, 0.0, history)
+
+
+def test_a_state_that_is_written_while_the_run_goes_back_lands_with_what_was_moved_aside(writing):
+    run, publish = writing
+    record = run.paths.task(state_of(2)).record
+    with opened_history(run.paths, state_of(2)) as history:
+        folder = go_back(run, parse_point("update@2"))
+        assert "committed with what was moved aside" in publish(history)
+    assert not record.exists()
+    assert (folder / run.paths.relative(record)).exists()
+    assert list(folder.glob("state/00002.*"))
+    assert not list(run.paths.states.glob("00002*"))
+
+
+def test_a_state_whose_policy_was_taken_back_meanwhile_is_not_kept(writing):
+    run, publish = writing
+    with opened_history(run.paths, state_of(2)) as history:
+        run.paths.task(policy_maker(2)).record.unlink()
+        assert "was taken back meanwhile" in publish(history)
+    assert not run.paths.task(state_of(2)).record.exists()
+    assert not list(run.paths.states.glob("00002.*"))
+
+
+def test_with_an_update_its_state_is_moved_aside(copied_run):
+    run = load_run(copied_run)
+    folder = move_aside(run.paths, [policy_maker(2)], "2-update-0")
+    assert (folder / "iterations/00002/state/shard-00000.json").exists()
+    assert list(folder.glob("state/00002.*/critic/model.safetensors"))
+    assert not list(run.paths.states.glob("00002*"))
+    assert len(list(run.paths.states.glob("00001*"))) == 2

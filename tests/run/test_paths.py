@@ -9,12 +9,6 @@ from pipeline.run.tasks import PREPARE, Stage, Task
 GOLDEN = """
 best.json
 config.yaml
-critic/00001 -> 00001.ATTEMPT
-critic/00001.ATTEMPT/config.json
-critic/00001.ATTEMPT/model.safetensors
-critic/00002 -> 00002.ATTEMPT
-critic/00002.ATTEMPT/config.json
-critic/00002.ATTEMPT/model.safetensors
 data/prompts.ATTEMPT.arrow
 data/prompts.chunks.ATTEMPT.json
 data/prompts.heldout.ATTEMPT.arrow
@@ -34,7 +28,9 @@ iterations/00001/rollout/shard-00000.ATTEMPT.arrow
 iterations/00001/rollout/shard-00000.json
 iterations/00001/rollout/shard-00001.ATTEMPT.arrow
 iterations/00001/rollout/shard-00001.json
+iterations/00001/state/shard-00000.json
 iterations/00001/update/shard-00000.json
+iterations/00001/update/shard-00000.learned.ATTEMPT.json
 iterations/00002/evaluate/shard-00000.ATTEMPT.arrow
 iterations/00002/evaluate/shard-00000.json
 iterations/00002/reward/shard-00000.ATTEMPT.arrow
@@ -45,7 +41,9 @@ iterations/00002/rollout/shard-00000.ATTEMPT.arrow
 iterations/00002/rollout/shard-00000.json
 iterations/00002/rollout/shard-00001.ATTEMPT.arrow
 iterations/00002/rollout/shard-00001.json
+iterations/00002/state/shard-00000.json
 iterations/00002/update/shard-00000.json
+iterations/00002/update/shard-00000.learned.ATTEMPT.json
 locks/000001.json
 logs/00000-evaluate/attempt-1/shard-00000.log
 logs/00000-prepare/attempt-1/prompts.log
@@ -80,14 +78,14 @@ rows/00001.json
 rows/00002.json
 run.json
 spans.jsonl
-trainer/00001 -> 00001.ATTEMPT
-trainer/00001.ATTEMPT/critic.safetensors
-trainer/00001.ATTEMPT/policy.safetensors
-trainer/00001.ATTEMPT/state.json
-trainer/00002 -> 00002.ATTEMPT
-trainer/00002.ATTEMPT/critic.safetensors
-trainer/00002.ATTEMPT/policy.safetensors
-trainer/00002.ATTEMPT/state.json
+state/00001 -> 00001.ATTEMPT
+state/00001.ATTEMPT/critic/model.safetensors
+state/00001.ATTEMPT/moments/critic.safetensors
+state/00001.ATTEMPT/moments/policy.safetensors
+state/00002 -> 00002.ATTEMPT
+state/00002.ATTEMPT/critic/model.safetensors
+state/00002.ATTEMPT/moments/critic.safetensors
+state/00002.ATTEMPT/moments/policy.safetensors
 """
 
 

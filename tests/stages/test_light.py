@@ -11,13 +11,14 @@ import pytest
 
 from pipeline.run.commits import read_record
 from pipeline.run.directory import Run, load_run
+from pipeline.run.plan import state_of
 from pipeline.run.schemas import PROMPTS, ROLLOUT
 from pipeline.run.shards import read_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context
 from stages.generation.responding import requests_of
 from stages.training import read_shards
-from tests.support import ROOT, light, processes, tiny
+from tests.support import ROOT, light_training, processes, tiny
 
 UPDATE = Task(2, Stage.UPDATE)
 HEAVY = {"torch", "transformers", "deepspeed", "vllm", "httpx", "hydra", "wandb"}
@@ -57,9 +58,9 @@ def chain_of(run: Run, monkeypatch: pytest.MonkeyPatch, change) -> bytes:
     def changed(context: Context, iteration: int):
         return change(*read_shards(context, iteration))
 
-    monkeypatch.setattr(light, "read_shards", changed)
+    monkeypatch.setattr(light_training, "read_shards", changed)
     attempt = f"1-{change.__name__}"
-    light.LightTrainer().update(Context(run.paths, run.config, UPDATE, attempt), 2)
+    light_training.LightTrainer().update(Context(run.paths, run.config, UPDATE, attempt), 2)
     return (run.paths.task(UPDATE).policy(attempt) / "model.safetensors").read_bytes()
 
 
@@ -101,10 +102,24 @@ def test_a_wrong_input_shows_in_the_next_policy(run, monkeypatch, change):
     assert chain_of(run, monkeypatch, change) != right
 
 
-@pytest.mark.parametrize("folder", ["policy", "critic", "trainer"])
-def test_another_state_before_it_shows_in_the_next_policy(run, monkeypatch, folder):
+def test_another_policy_before_it_shows_in_the_next_policy(run, monkeypatch):
     right = chain_of(run, monkeypatch, as_it_is)
-    monkeypatch.setattr(Context, f"{folder}_directory", lambda self, version: other(run, folder))
+    other = run.paths.policies / "00002"
+    monkeypatch.setattr(Context, "policy_directory", lambda self, version: other)
+    assert chain_of(run, monkeypatch, another_policy) != right
+
+
+def another_policy(responses, rewards, shards):
+    return responses, rewards, shards
+
+
+@pytest.mark.parametrize("part", ["critic", "moments"])
+def test_another_state_before_it_shows_in_the_next_policy(run, monkeypatch, part):
+    right = chain_of(run, monkeypatch, as_it_is)
+    state = run.paths.states / "00001"
+    other = Path(shutil.copytree(state, run.paths.root / "other"))
+    shutil.copytree(run.paths.states / "00002" / part, other / part, dirs_exist_ok=True)
+    monkeypatch.setattr(Context, "state_directory", lambda self, version: other)
     assert chain_of(run, monkeypatch, another_state) != right
 
 
@@ -112,11 +127,14 @@ def another_state(responses, rewards, shards):
     return responses, rewards, shards
 
 
-def other(run: Run, folder: str) -> Path:
-    """What the last update made, in place of the one before."""
-    record = read_record(run.paths, UPDATE)
-    assert record
-    return next(run.paths.root / e.path for e in record.outputs if e.path.startswith(f"{folder}/")).parent
+def test_a_state_that_is_lost_is_learnt_again_to_the_same_policy(run, monkeypatch):
+    right = chain_of(run, monkeypatch, as_it_is)
+    run.paths.task(state_of(1)).record.unlink()
+    assert chain_of(run, monkeypatch, after_a_loss) == right
+
+
+def after_a_loss(responses, rewards, shards):
+    return responses, rewards, shards
 
 
 def test_each_response_of_a_run_has_a_seed_of_its_own(run):
@@ -177,5 +195,6 @@ def test_what_is_no_trainer_is_named(inputs, environment, tmp_path):
     assert "builtins:repr made str, not a stages.engines.base.Trainer" in done.log
 
 
-def test_the_trainer_state_counts_responses(complete_run):
-    assert json.loads((complete_run / "trainer" / "00002" / "state.json").read_text())["responses"] == 16
+def test_the_update_counts_responses(complete_run):
+    (learned,) = (complete_run / "iterations/00002/update").glob("shard-00000.learned.*.json")
+    assert json.loads(learned.read_text())["responses"] == 16

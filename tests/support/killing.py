@@ -1,6 +1,7 @@
 """Ends of runs that were killed: their bytes, rows and events compared."""
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +15,22 @@ def policy_bytes(run_dir: Path) -> bytes:
     return (run_dir / "policy" / "00002" / "model.safetensors").read_bytes()
 
 
-def critic_bytes(run_dir: Path) -> bytes:
-    return (run_dir / "critic" / "00002" / "model.safetensors").read_bytes()
+def state_bytes(run_dir: Path) -> dict[str, bytes]:
+    """Files of the trainer's last state, critic included."""
+    folder = run_dir / "state" / "00002"
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def hooked(environment: dict[str, str], folder: Path, point: str) -> dict[str, str]:
+    """The environment in which tests/support/hooks kills a task, or the driver, once."""
+    path = os.pathsep.join([str(HOOKS), environment["PYTHONPATH"]])
+    marker = folder / f"killed-{point.partition(':')[0]}"
+    return environment | {"PYTHONPATH": path, "KILL_AT": point, "KILL_MARKER": str(marker)}
 
 
 def assert_same_end(run_dir: Path, complete_run: Path) -> None:
     assert policy_bytes(run_dir) == policy_bytes(complete_run)
-    assert critic_bytes(run_dir) == critic_bytes(complete_run)
+    assert state_bytes(run_dir) == state_bytes(complete_run)
     rows, expected = (
         [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         for folder in (run_dir, complete_run)

@@ -22,11 +22,8 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from pipeline.config.algorithm import Estimator
-from pipeline.run.schemas import FinishReason, component_column, is_sampled
-from stages.context import Result
-from stages.engines.base import Generator, Limits, Response, Scorer, Trainer, takes_ranks, without_torch
-from stages.training import hash_folders, read_shards, save_tokenizer
+from pipeline.run.schemas import FinishReason
+from stages.engines.base import Generator, Limits, Response, Scorer, takes_ranks, without_torch
 
 CONTEXT = 64
 SPECIALS = ("<pad>", "<eos>")
@@ -40,6 +37,7 @@ WORDS = (
 """What makes a run's tasks light."""
 SECONDS = "LIGHT_SECONDS"
 HEAD = "score.weight"
+EMBEDDING = "model.embed_tokens.weight"
 
 
 _steps = itertools.count()
@@ -75,6 +73,13 @@ def weights_digest(folder: Path) -> bytes:
     files = sorted(folder.glob("*.safetensors"))
     return digest(
         [(f.name, sorted((k, v.tobytes()) for k, v in load_file(f).items() if k != HEAD)) for f in files]
+    )
+
+
+def seeds_digest(files: dict[str, bytes]) -> bytes:
+    """:func:`weights_digest` of a folder that is not written, whose files have these seeds."""
+    return digest(
+        [(f, [(EMBEDDING, hashlib.shake_256(seed).digest(4096))]) for f, seed in sorted(files.items())]
     )
 
 
@@ -145,6 +150,8 @@ class LightScorer(Scorer):
 
 @without_torch
 def make_trainer(config):
+    from tests.support.light_training import LightTrainer
+
     return LightTrainer()
 
 
@@ -154,46 +161,11 @@ def make_trainer_of_ranks(config):
     return make_trainer(config)
 
 
-class LightTrainer(Trainer):
-    """Each version's weights are a hash of the version before it and of all that it learns from."""
+@without_torch
+def make_trainer_at_once(config):
+    from tests.support.light_training import LightTrainer
 
-    def update(self, context, iteration):
-        config, files, attempt = context.config, context.files, context.attempt
-        responses, rewards, shards = read_shards(context, iteration)
-        before = context.policy_directory(iteration - 1)
-        critic, state = (
-            found(iteration - 1) for found in (context.critic_directory, context.trainer_directory)
-        )
-        print(f"read {responses.num_rows} responses", flush=True)
-        with context.computing():
-            take_time()
-            parts = [weights_digest(folder) for folder in (before, critic, state) if folder]
-            chain = digest(iteration, parts, contents(responses), contents(rewards), list(shards))
-        print(f"epoch 1, mini-batch 1: policy loss {fraction(chain, 'policy/loss'):.4f}", flush=True)
-        count = read_count(state) + responses.filter(is_sampled(responses)).num_rows
-        folders = [files.policy(attempt), files.trainer(attempt)]
-        write_model(folders[0], chain, Path(config.model.policy) / "config.json")
-        save_tokenizer(context, folders[0])
-        write_weights(folders[1] / "policy.safetensors", digest("moments", chain))
-        (folders[1] / "state.json").write_text(json.dumps({"iteration": iteration, "responses": count}))
-        if config.algorithm.estimator is Estimator.GAE:
-            folders.append(files.critic(attempt))
-            write_model(folders[2], digest("critic", chain), Path(config.model.policy) / "config.json")
-            write_weights(folders[1] / "critic.safetensors", digest("critic's moments", chain))
-        metrics = learning_metrics(chain) | reward_metrics(config, responses, rewards)
-        metrics |= {"samples": float(count), "objective/kl_coef": config.algorithm.kl.coef}
-        metrics["seconds/update/steps"] = context.compute_seconds
-        return Result(hash_folders(context, folders), responses.num_rows, "trainer/1", iteration, metrics)
-
-
-def contents(table):
-    """A table's values, whatever its batches."""
-    return {name: table[name].to_pylist() for name in table.column_names}
-
-
-def read_count(folder: Path | None) -> int:
-    """Responses rolled out so far."""
-    return json.loads((folder / "state.json").read_text())["responses"] if folder else 0
+    return LightTrainer(commits_at_once=True)
 
 
 def write_model(folder: Path, seed: bytes, config: Path) -> None:
@@ -206,44 +178,10 @@ def write_weights(path: Path, seed: bytes, has_head: bool = False) -> None:
     """Numbers of no model, with the headers of one: a row for every token."""
     path.parent.mkdir(parents=True, exist_ok=True)
     weights = np.frombuffer(hashlib.shake_256(seed).digest(4096), dtype=np.uint8)
-    tensors = {"model.embed_tokens.weight": weights.reshape(512, 8)}
+    tensors = {EMBEDDING: weights.reshape(512, 8)}
     if has_head:
         tensors[HEAD] = np.zeros((1, 8), np.uint8)
     save_file(tensors, path, metadata={"format": "pt"})
-
-
-def learning_metrics(chain: bytes) -> dict[str, float]:
-    """What a healthy update reports, as functions of the chain."""
-    shares = ("policy/clip_fraction_low", "policy/clip_fraction_high", "value/clip_fraction")
-    others = ("policy/loss", "policy/entropy", "policy/approx_kl", "policy/grad_norm", "policy/advantage_std")
-    others += ("value/loss", "value/grad_norm", "value/explained_variance", "value/mean", "mismatch/max")
-    others += ("objective/kl", "objective/kl_per_token", "policy/advantage_mean", "value/returns_mean")
-    metrics = {name: 0.1 * fraction(chain, name) for name in shares}
-    metrics |= {name: fraction(chain, name) for name in others}
-    metrics |= {"policy/ratio": 1.0, "policy/ratio_error_first": 0.0, "mismatch/kl": 0.0}
-    metrics |= {"policy/learning_rate": 1e-3, "policy/padding_efficiency": 1.0}
-    return metrics | {f"policy/{name}": 0.0 for name in ("skipped_steps", "overflow_steps", "stopped_early")}
-
-
-def reward_metrics(config, responses, rewards) -> dict[str, float]:
-    sampled = is_sampled(responses)
-    responses, rewards = responses.filter(sampled), rewards.filter(sampled)
-    lengths = np.array([len(tokens) for tokens in responses["response_tokens"].to_pylist()])
-    scores = rewards["reward"].to_numpy()
-    reasons = responses["finish_reason"].to_pylist()
-    metrics = {f"reward/{name}": float(getattr(scores, name)()) for name in ("mean", "std", "min", "max")}
-    metrics |= {f"response_length/{name}": float(getattr(lengths, name)()) for name in ("mean", "min", "max")}
-    metrics |= {f"finish_reason/{reason}": reasons.count(reason) / len(reasons) for reason in FinishReason}
-    for name in config.reward.components:
-        column = rewards[component_column(name)].to_numpy()
-        metrics |= {f"reward/{name}/mean": float(column.mean()), f"reward/{name}/std": float(column.std())}
-    return metrics | {
-        "response_tokens": float(lengths.sum()),
-        "response_length/clip_ratio": reasons.count(FinishReason.LENGTH) / len(reasons),
-        "num_turns/mean": float(np.mean(responses["num_turns"].to_pylist())),
-        "reward/frac_zero_std": 0.0,
-        "reward/discarded": 0.0,
-    }
 
 
 # --- tokenizer ---

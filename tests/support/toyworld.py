@@ -16,9 +16,11 @@ from pipeline.run.commits import CorruptData, check_sizes, hash_file, read_recor
 from pipeline.run.control import begin_invocation
 from pipeline.run.directory import Run, create_run
 from pipeline.run.failures import FailureKind
+from pipeline.run.plan import state_of
 from pipeline.run.submissions import chunk_size_for
-from pipeline.run.tasks import Task, parse_task, task_key
+from pipeline.run.tasks import Stage, Task, parse_task, task_key
 from slurm.commands import SlurmTimeout
+from slurm.release import release
 from slurm.states import SlurmState
 from slurm.submission import Refused
 from tests.support.toyslurm import Element, ToySlurm
@@ -78,6 +80,8 @@ class World:
     """How often nothing but the guard could go on. Only a driver that was killed may be the cause."""
     early: int = 0
     """Tasks that started although an input was not committed."""
+    writing: set[Task] = field(default_factory=set)
+    """Updates that committed their policy, and rang before their state was written."""
     lied: set[Task] = field(default_factory=set)
     """Tasks that ended well for Slurm without having committed."""
     spent: Counter[str] = field(default_factory=Counter)
@@ -206,12 +210,31 @@ class World:
             self.lied |= {task} if what == "commits nothing" else set()
             self.fail(element, state, code, said)
         elif self.record(task) is not None:
+            if task in self.writing:
+                self.commit_state(task, f"{element.job.id}-{element.attempt}")
             self.slurm.end(element, SlurmState.COMPLETED)
         elif unreadable:
             self.fail(element, SlurmState.FAILED, 4, FailureKind.INPUTS, unreadable[0])
         else:
             self.commit(task, f"{element.job.id}-{element.attempt}")
-            self.slurm.end(element, SlurmState.COMPLETED)
+            if task.stage is Stage.UPDATE and self.chance.random() < 0.7:
+                self.ring(element)
+            else:
+                self.slurm.end(element, SlurmState.COMPLETED)
+
+    def ring(self, element: Element) -> None:
+        """An update has committed its policy, says so, and writes the trainer's state for a while."""
+        self.writing.add(self.task(element))
+        self.tell("rings", element)
+        was_driving, self.is_driving = self.is_driving, False  # it is not the driver who calls Slurm
+        release(element.job.work["releases"], element.job.id)
+        self.is_driving = was_driving
+
+    def commit_state(self, task: Task, attempt: str) -> None:
+        record, paths = replace(make_record(state_of(task.iteration)), attempt=attempt), self.run.paths
+        path = paths.task(record.task).record
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record.to_json()))
 
     # --- what tasks do ---
 
@@ -243,6 +266,7 @@ class World:
             attempt=attempt,
             outputs=(hash_file(self.run.paths, paths.data(attempt)),),
             inputs=read,
+            promises_state=task.stage is Stage.UPDATE,
         )
         if not paths.record.exists():
             paths.record.write_text(json.dumps(record.to_json()))
@@ -278,6 +302,8 @@ class World:
         alive = [e for e in self.slurm.elements() if not e.has_ended and not is_driver(e)]
         counts = Counter(map(self.task, alive))
         assert max(counts.values(), default=1) == 1, self.told()
+        updates = [e for e in alive if not e.is_pending and self.task(e).stage is Stage.UPDATE]
+        assert len(updates) <= 1, self.told()
 
     def check_is_complete(self) -> None:
         assert self.outcome is Outcome.COMPLETE, self.told()

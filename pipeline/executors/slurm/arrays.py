@@ -21,6 +21,8 @@ from slurm.tasklist import ATTEMPT
 _MAX_RESTARTS = 20
 """Number of times that Slurm may restart a job before it counts as failed."""
 _DRIVER_RESTARTS = 10_000
+INPUT_SECONDS = "30"
+"""Seconds that a task waits for inputs that are not there: caches of network filesystems may be as old."""
 _DIGITS = 5
 """Number of digits of a shard's number in file names."""
 
@@ -38,12 +40,21 @@ def stage_submissions(
                 *(invocation, tasks[0].iteration, tasks[0].job_kind, number, chunk),
                 chunk_size=chunk_size,
                 module="stages",
-                arguments=common_arguments(run, tasks[0], ATTEMPT),
+                arguments=(*common_arguments(run, tasks[0], ATTEMPT), "--patience", INPUT_SECONDS),
                 elements={str(index): own_arguments(run, task, number) for index, task in mine.items()},
                 max_restarts=_MAX_RESTARTS,
+                releases=released_by(run, tasks[0]),
             )
         )
     return made
+
+
+def released_by(run: Run, task: Task) -> tuple[str, ...]:
+    """Return patterns of the state files of arrays that may start as soon as ``task`` is committed: rollouts
+    need only the policy, and an update's job goes on to write the trainer's state."""
+    if task.stage is not Stage.UPDATE or task.iteration == run.plan.iterations:
+        return ()
+    return (str(run.paths.submissions(task.iteration + 1) / f"{Stage.ROLLOUT}-*.state.json"),)
 
 
 def in_order(launches: Sequence[Launch]) -> list[list[Task]]:

@@ -71,18 +71,32 @@ def elements_of(
     return tuple(carriers[source] for source in missing)
 
 
+def ended_before(plan: Plan, task: Task, carriers: Mapping[Task, ArrayElement]) -> tuple[str, ...]:
+    """Return the arrays that must have ended, in whatever way, before ``task`` starts."""
+    before = plan.must_have_ended(task)
+    return (carriers[before].array,) if before is not None and before in carriers else ()
+
+
 Waits = tuple[Task, int, tuple[ArrayElement, ...]]
 """Task and array index of an element of an array, and the elements that it has to wait for."""
 
 
-def dependency_of(elements: Sequence[Waits], streaming: StreamingDependency) -> tuple[str, tuple[str, ...]]:
-    """Return the dependency expression of one array, and the array ids in it."""
+def dependency_of(
+    elements: Sequence[Waits], streaming: StreamingDependency, ended: Sequence[str] = ()
+) -> tuple[str, tuple[str, ...]]:
+    """Return the dependency expression of one array, and the array ids in it.
+
+    Args:
+        ended: arrays that must have ended, in whatever way; see :func:`ended_before`.
+    """
     arrays = _arrays_of(carrier for *_, waits_for in elements for carrier in waits_for)
-    if not arrays:
-        return "", ()
-    if streaming is StreamingDependency.AFTERCORR and _correspond(elements, arrays):
-        return f"aftercorr:{':'.join(arrays)}", arrays
-    return f"afterok:{':'.join(arrays)}", arrays
+    parts = []
+    if arrays:
+        corresponds = streaming is StreamingDependency.AFTERCORR and _correspond(elements, arrays)
+        parts.append(f"{'aftercorr' if corresponds else 'afterok'}:{':'.join(arrays)}")
+    if ended:
+        parts.append(f"afterany:{':'.join(ended)}")
+    return ",".join(parts), (*arrays, *ended)
 
 
 def _arrays_of(carriers: Iterable[ArrayElement]) -> tuple[str, ...]:
@@ -106,15 +120,18 @@ def rewire(
     streaming: StreamingDependency,
 ) -> list[DependencyUpdate]:
     """Find dependencies that have to change, one update for elements of an array with the same new one."""
-    groups: dict[tuple[str, tuple[str, ...]], list[Waits]] = {}
+    groups: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[Waits]] = {}
     for item in waiting:
         now = elements_of(plan, item.task, is_committed, carriers)
-        if now is not None and (item.reason == NEVER or any(c.array not in item.waits_for for c in now)):
-            key = (item.carrier.array, _arrays_of(now))
+        if now is None:
+            continue
+        arrays, ended = _arrays_of(now), ended_before(plan, item.task, carriers)
+        if item.reason == NEVER or not {*arrays, *ended} <= set(item.waits_for):
+            key = (item.carrier.array, arrays, ended)
             groups.setdefault(key, []).append((item.task, item.carrier.index, now))
     changes = []
-    for (array, _), elements in groups.items():
-        dependency, arrays = dependency_of(elements, streaming)
+    for (array, _, ended), elements in groups.items():
+        dependency, arrays = dependency_of(elements, streaming, ended)
         told = tuple(ArrayElement(array, index) for _, index, _ in elements)
         changes.append(DependencyUpdate(told, arrays, dependency))
     return changes

@@ -4,6 +4,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from pipeline.config.job_kinds import DRIVER
 from pipeline.executors.slurm.dependencies import ArrayElement, Waiting
 from pipeline.executors.slurm.queue import ElementsByName, is_live, is_pending, read_run_queue
 from pipeline.orchestrate.jobs import CommittedOf
@@ -11,7 +12,7 @@ from pipeline.run.control import Control, read_control
 from pipeline.run.directory import Run
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.submissions import Ledger, Submission, job_kind_of
-from pipeline.run.tasks import Task, parse_task
+from pipeline.run.tasks import Stage, Task, parse_task
 from slurm.query import Element, find_by_name
 
 _ARRIVAL_SECONDS = 30.0
@@ -141,9 +142,22 @@ class JobTable:
         return found
 
 
-def read_table(ledger: Ledger, seen: Snapshot, iterations: Collection[int]) -> JobTable:
-    """Read the submissions of some iterations, and match them with the queue."""
-    submissions = _with_job_ids(ledger, seen, ledger.load(iterations))
+_AFTER_COMMIT = (Stage.UPDATE, DRIVER)
+"""Job kinds of an iteration's jobs that may live when its update is committed."""
+
+
+def read_table(
+    ledger: Ledger, seen: Snapshot, iterations: Collection[int], newest: Task | None = None
+) -> JobTable:
+    """Read the submissions of some iterations, and match them with the queue.
+
+    Args:
+        newest: the newest committed update; its attempt and its driver job are of interest too.
+    """
+    also = {newest.iteration} if newest else set()
+    loaded = ledger.load({*iterations, *also})
+    wanted = [s for s in loaded if s.iteration in iterations or s.job_kind in _AFTER_COMMIT]
+    submissions = _with_job_ids(ledger, seen, wanted)
     return JobTable(ledger, seen, submissions, dict(_find_live(seen, submissions)))
 
 

@@ -74,10 +74,15 @@ class SlurmJobs:
             self.needs_watchdogs = False  # a queue that does not show them yet must not get them twice
             self.watchdogs.ensure(seen)
 
-    def collect_ended(self, tasks: Sequence[Task], committed_of: CommittedOf) -> list[Ended]:
+    def collect_ended(
+        self, tasks: Sequence[Task], committed_of: CommittedOf, newest: Task | None = None
+    ) -> list[Ended]:
         """Match what was submitted with what Slurm shows, and explain what ended without a commit."""
         seen = self.table.seen
-        self.table = read_table(self.submitter.ledger, seen, {task.iteration for task in tasks} | {0})
+        iterations = {task.iteration for task in tasks} | {0}
+        self.table = read_table(self.submitter.ledger, seen, iterations, newest)
+        if newest is not None:
+            self._cancel_requeued(newest)
         gone = self.table.find_gone(committed_of)
         shown = {(e.array_id, e.index): e for elements in seen.queue.values() for e in elements}
         found = explain(self.run.paths, gone, shown, dict(seen.control.retracted)) if gone else []
@@ -89,6 +94,15 @@ class SlurmJobs:
             self.table.note(submission, ended={**submission.state.ended, **endings[submission.name]})
         self.failures = self.table.failures()
         return found
+
+    def _cancel_requeued(self, update: Task) -> None:
+        """Cancel a job that waits to start again although its policy is committed: it would find nothing to
+        do, and the next update waits for its end."""
+        live = self.table.live.get(update)
+        if live is not None and live.element is not None and live.is_pending:
+            cancel([live.carrier.array], only_pending=True)
+            self.table.note(live.submission, is_withdrawn=True)
+            self.table.drop(live.submission)
 
     def note_retracted(self, failure: Failure) -> None:
         control = read_control(self.run.paths)

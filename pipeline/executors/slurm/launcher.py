@@ -5,7 +5,14 @@ from dataclasses import dataclass
 
 from pipeline.config.job_kinds import DRIVERS
 from pipeline.executors.slurm.arrays import in_order, position, stage_submissions
-from pipeline.executors.slurm.dependencies import committed_in, dependency_of, elements_of
+from pipeline.executors.slurm.dependencies import (
+    ArrayElement,
+    IsCommitted,
+    committed_in,
+    dependency_of,
+    elements_of,
+    ended_before,
+)
 from pipeline.executors.slurm.job_table import JobTable
 from pipeline.executors.slurm.queue import is_live
 from pipeline.executors.slurm.resources import Escalation, escalate
@@ -58,7 +65,7 @@ class Launcher:
     def _launch_stage(self, tasks: Sequence[Task], seen: Observation, free: int) -> int:
         """Submit what fits and has its inputs in sight. Returns the number of elements."""
         run, is_committed, elements = self.submitter.run, committed_in(seen), self.table.elements
-        waits = {task: elements_of(run.plan, task, is_committed, elements) for task in tasks}
+        waits = {task: self._elements_of(task, is_committed) for task in tasks}
         fitting = [task for task in tasks if waits[task] is not None][:free]
         if not fitting:
             return 0
@@ -68,9 +75,18 @@ class Launcher:
         run.paths.task(first).folder.mkdir(parents=True, exist_ok=True)
         for new in stage_submissions(run, self.table.seen.control.invocation, number, fitting, size):
             wanted = [(task, index, waits[task] or ()) for index, task in new.tasks()]
-            dependency, arrays = dependency_of(wanted, self.submitter.config.dependency)
+            ended = ended_before(run.plan, first, elements)
+            dependency, arrays = dependency_of(wanted, self.submitter.config.dependency, ended)
             self.table.enter(self.submitter.submit(new, self._escalation(fitting), dependency, arrays))
         return len(fitting)
+
+    def _elements_of(self, task: Task, is_committed: IsCommitted) -> tuple[ArrayElement, ...] | None:
+        """Return the elements that ``task`` has to wait for; None if one cannot be named yet."""
+        plan, elements = self.submitter.run.plan, self.table.elements
+        before = plan.must_have_ended(task)
+        if before in self.table.live and before not in elements:
+            return None
+        return elements_of(plan, task, is_committed, elements)
 
     def _escalation(self, tasks: Sequence[Task]) -> Escalation:
         everywhere = (failure for of_task in self.failures.values() for failure in of_task)

@@ -15,7 +15,7 @@ from pipeline.orchestrate.publish import Publisher
 from pipeline.process import interruptible
 from pipeline.run import journal
 from pipeline.run.control import read_control, write_control
-from pipeline.run.directory import Run, slurm_settings
+from pipeline.run.directory import Run, slurm_settings, upgrade
 from pipeline.run.failures import Failure
 from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, hold
 from pipeline.run.records import newest_commit_on_disk
@@ -97,6 +97,7 @@ def leased_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
     config = slurm_settings(run)
     if read_control(run.paths).cancelled:
         return Pass(Outcome.CANCELLED)
+    run = upgrade(run)
     submitter = Submitter(run, config, longest_time, lease.beat)
     jobs = SlurmJobs(submitter, read_limits_of(run.paths), watcher.note)
     books = Publisher(run, NoTracker(), Accountant(run, watcher.note).facts_of)

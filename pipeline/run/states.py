@@ -1,0 +1,132 @@
+"""Trainers' states: which versions have one, and from which one learning can get to a version.
+
+A state is committed behind its policy (:attr:`Stage.STATE`), or with it (:attr:`Record.holds_state`). One
+that is lost costs time, not the run: what was learnt since an earlier state is learnt again.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from pipeline.run.commits import CorruptData, Record, read_record, thinned_folders
+from pipeline.run.paths import RunPaths
+from pipeline.run.plan import Plan, policy_maker, state_of
+from pipeline.run.tasks import Task
+from slurm.sharedfiles import names_in
+
+FOLDER = re.compile(r"(\d{5,})\..+")
+"""Name of an attempt's folder below ``policy/``, ``state/`` and the like; its group is the version."""
+
+
+def has_state(paths: RunPaths, version: int) -> bool:
+    """Whether a state of the version is committed, behind its policy or with it, and was not thinned out."""
+    if _stands(paths, state_of(version), "state"):
+        return True
+    update = _stands(paths, policy_maker(version), "trainer")
+    return update is not None and update.holds_state
+
+
+def has_policy(paths: RunPaths, version: int) -> bool:
+    """Whether the policy is committed, and was not thinned out. Version 0 is the user's."""
+    return version == 0 or _stands(paths, policy_maker(version), "policy") is not None
+
+
+def _stands(paths: RunPaths, task: Task, parent: str) -> Record | None:
+    """Return the task's record if it can be read and nothing of it below ``parent`` was thinned out."""
+    try:
+        record = read_record(paths, task)
+        gone = {folder.split("/")[0] for folder in thinned_folders(paths, task)} if record else set()
+    except CorruptData:
+        return None
+    return None if parent in gone else record
+
+
+def keeps_state(record: Record) -> bool:
+    """Whether the trainer that made an update keeps a state; one of a user's may keep none."""
+    return record.promises_state or record.holds_state
+
+
+def versions_with_state(paths: RunPaths) -> Iterator[int]:
+    """Yield the versions that have a state, newest first."""
+    found = {version for parent in (paths.states, paths.trainers) for version, _ in _folders(parent)}
+    return (version for version in sorted(found, reverse=True) if has_state(paths, version))
+
+
+def _folders(parent: Path) -> Iterator[tuple[int, Path]]:
+    """Yield the folders of attempts below ``parent``, with their versions."""
+    for name in names_in(parent):
+        if match := FOLDER.fullmatch(name):
+            yield int(match[1]), parent / name
+
+
+def state_before(plan: Plan, paths: RunPaths, version: int) -> int | None:
+    """Return the newest state from which learning can get to ``version``, by doing the iterations in between
+    again; None if there is none. Version 0 needs no state."""
+    while has_policy(paths, version):
+        if version == 0 or has_state(paths, version):
+            return version
+        if version == plan.start:
+            return None
+        version -= 1
+    return None
+
+
+def can_go_on(plan: Plan, paths: RunPaths, version: int) -> bool:
+    """Whether the next iteration can be learnt from what is there of a committed version."""
+    if version == 0:
+        return True
+    try:
+        record = read_record(paths, policy_maker(version))
+    except CorruptData:
+        return False
+    if record is None or not has_policy(paths, version):
+        return False
+    return not keeps_state(record) or state_before(plan, paths, version) is not None
+
+
+def can_fork(paths: RunPaths, version: int) -> bool:
+    """Whether a fork can begin with a committed version: its state is there, if its trainer keeps any."""
+    try:
+        record = read_record(paths, policy_maker(version))
+    except CorruptData:
+        return False
+    if record is None or not has_policy(paths, version):
+        return False
+    return not keeps_state(record) or has_state(paths, version)
+
+
+def oldest_needed(plan: Plan, paths: RunPaths, newest: int) -> int:
+    """Return the version of the second-newest state. Policies and shards after it stay: should the newest be
+    lost, they are what it is made again from. Where the trainer keeps no state, ``newest``.
+
+    Args:
+        newest: a committed version, or the one that the run begins with.
+    """
+    there = list(islice(versions_with_state(paths), 2))
+    if len(there) == 2:
+        return there[1]
+    if there:
+        return plan.start
+    try:
+        record = read_record(paths, policy_maker(newest)) if newest > plan.start else None
+    except CorruptData:
+        return plan.start
+    return plan.start if record is None or keeps_state(record) else newest
+
+
+def remove_unfinished(paths: RunPaths, version: int) -> None:
+    """Remove what attempts that were killed have written of a state. Only for a version whose attempts have
+    all ended."""
+    folders = [folder for of_version, folder in _folders(paths.states) if of_version == version]
+    if not folders:
+        return
+    try:
+        record = read_record(paths, state_of(version))
+    except CorruptData:  # which folder is its own cannot be known; it is moved aside once it is needed
+        return
+    named = {entry.folder for entry in record.outputs} if record else set()
+    for folder in folders:
+        if paths.relative(folder) not in named:
+            shutil.rmtree(folder)
