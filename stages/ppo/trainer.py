@@ -1,23 +1,19 @@
 """A model under DeepSpeed: gradient steps, and a state from which training resumes exactly.
 
-The state is written as safetensors of whole tensors per parameter, not as DeepSpeed's own checkpoint: that
-one is a pickle, which must not be loaded from a shared directory, and is bound to a world size.
+The state is written as safetensors (:mod:`stages.ppo.state`), not as DeepSpeed's own checkpoint: that one is a
+pickle, which must not be loaded from a shared directory, and is bound to a world size.
 """
 
-import contextlib
-import itertools
-import json
 import math
-from collections.abc import Iterator
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from pipeline.config.update import Precision, Schedule, UpdateConfig
 from pipeline.run.paths import ADAPTER
@@ -33,11 +29,13 @@ from stages.ppo.lora import (
     plain_name,
     save_adapter,
 )
+from stages.ppo.state.model_files import ModelFiles, plan_files
+from stages.ppo.state.saved_state import File, SavedState, files_of, read_counters
+from stages.ppo.state.slices import MOMENTS, WEIGHT, Slice, held, own
+from stages.ppo.state.sums import sums_of
+from stages.ppo.state.tensor_files import Described
 from stages.ppo.zero import adamw, engine_settings, permit_fp16_on_cpu, share_out
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-_LARGEST_FILE = 4 * 2**30
-"""Bytes of a file of the state, and so of the host's memory that writing it takes."""
 _LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter")
 """State of DeepSpeed's dynamic loss scaler: the scale, and two counters whose difference says for how many
 steps it has been good. Its hysteresis is 1, so it has no third counter."""
@@ -161,6 +159,12 @@ class Trainer:
         self._clear_partitions()
         self._set_scaler_state(scaler)
 
+    def skip(self) -> None:
+        """Throw the gradients away as a step does whose gradient is not finite. Every rank takes part."""
+        self.discard()
+        if self.config.precision is Precision.FP16:
+            self.engine.optimizer.loss_scaler.update_scale(True)
+
     def _clear_partitions(self) -> None:
         """Clear gradients where DeepSpeed does not: after a skipped step of an optimizer on the host it would
         add the next gradient to the one that is not finite."""
@@ -183,48 +187,78 @@ class Trainer:
         for name, value in state.items():
             setattr(self.engine.optimizer.loss_scaler, name, value)
 
-    def save_model(self, folder: Path) -> None:
-        """Write the model as a Hugging Face directory. Every rank takes part; the first one writes.
+    def counters(self) -> dict[str, float]:
+        """Return what counts: the steps taken, and in fp16 the state of the loss scaler."""
+        return {"steps": self.steps, **self._scaler_state()}
+
+    def set_counters(self, counters: Mapping[str, float]) -> None:
+        """Restore what :meth:`counters` returned."""
+        self.steps = int(counters["steps"])
+        self._set_scaler_state({name: value for name, value in counters.items() if name != "steps"})
+        for tensor in self._optimized():  # AdamW's bias correction counts steps
+            self._optimizer.state[tensor]["step"] = self._step_count()
+
+    def save_model(self, folder: Path) -> list[File]:
+        """Write the model as a Hugging Face directory, durably but for small files. Every rank takes part,
+        and gets the files of weights that it wrote.
 
         Adapters (:mod:`stages.ppo.lora`) are merged into the weights, and are also written by themselves to
         the folder ``adapter`` of the directory.
 
         Raises:
-            NumericalError: a weight is not finite. It is raised on every rank, and nothing is written.
+            NumericalError: a weight is not finite. It is raised on every rank, and nothing is left.
         """
-        dtype, state = DTYPES[self.config.precision], {}
-        for name, weight in self._whole_weights():
-            if not bool(torch.isfinite(weight).all()):
-                raise NumericalError(f"weight {name} of the {self.name} is not finite; nothing is committed")
-            if ranks.is_first():
-                state[name] = weight.to(dtype).cpu()
+        folder.mkdir(parents=True, exist_ok=True)
+        files = self.model_files()
+        try:
+            written = files.write_weights(folder)
+        except Exception:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         adapters = self._whole_adapters()
-        if not ranks.is_first():
-            return
-        # Buffers that are saved; tied weights are neither among them nor saved twice.
-        saved = self.model.state_dict().keys()
-        state |= {plain_name(name): buffer for name, buffer in self.model.named_buffers() if name in saved}
-        if self.model.can_generate():
-            # transformers refuses to save settings that it loaded with a warning; the caller copies the file.
-            self.model.generation_config = GenerationConfig.from_model_config(self.model.config)
-        self.model.save_pretrained(folder, state_dict=state, safe_serialization=True)
-        if adapters:
-            save_adapter(self.model, adapters, folder / ADAPTER)
+        if ranks.is_first():
+            files.write_settings(folder)
+            if adapters:
+                save_adapter(self.model, adapters, folder / ADAPTER)
+        return written
 
-    def _whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield weights with adapters merged, by the names they have without, one at a time on the device.
+    def model_files(self) -> ModelFiles:
+        """Return the files that the model is written to, and how each weight is got.
 
-        Ranks have to take them in step.
+        A policy's are these, unless something else is to be committed of it.
         """
+        dtype, saved = DTYPES[self.config.precision], self.model.state_dict().keys()
+        # Tied weights are neither among the parameters twice nor saved twice.
+        parameters = {plain_name(name): (name, p) for name, p in self._weights()}
+        buffers = {plain_name(name): b for name, b in self.model.named_buffers() if name in saved}
+        tensors = [Described(plain, dtype, tuple(_shape(p))) for plain, (_, p) in parameters.items()]
+        tensors += [Described(name, b.dtype, tuple(b.shape)) for name, b in buffers.items()]
         layers = adapted_layers(self.model)
-        for name, parameter in self.model.named_parameters():
-            if is_adapter(name):
-                continue
-            weight = self._master(parameter)
-            if layer := layers.get(name):
-                down, up = map(self._master, factors(layer))
-                weight = merged(layer, weight, down, up)
-            yield plain_name(name), weight
+
+        def gather(name: str, is_wanted: bool) -> Tensor | None:
+            if name in buffers:
+                return buffers[name] if is_wanted else None
+            full_name, parameter = parameters[name]
+            pair = [self._master(factor) for factor in factors(layers[full_name])] if full_name in layers else []
+            weight = self._computed_with(parameter, is_wanted)
+            if weight is not None and pair:
+                weight = merged(layers[full_name], weight, *pair)
+            return None if weight is None else weight.to(dtype)
+
+        return ModelFiles(self.model, plan_files(self.model, tensors), gather)
+
+    def _weights(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, p) for name, p in self.model.named_parameters() if not is_adapter(name)]
+
+    def _computed_with(self, parameter: nn.Parameter, is_wanted: bool) -> Tensor | None:
+        """Return the whole weight that the model computes with, where it is wanted. With ZeRO 3 every rank
+        takes part, and the weight is gathered."""
+        from deepspeed.runtime.zero import GatheredParameters
+
+        if self.config.zero_stage < 3:
+            return parameter.detach() if is_wanted else None
+        with GatheredParameters([parameter]):
+            return parameter.detach().clone() if is_wanted else None
 
     def _whole_adapters(self) -> dict[str, Tensor]:
         """Return the adapters' weights, on the first rank's host; empty elsewhere and without adapters."""
@@ -232,61 +266,59 @@ class Trainer:
         wholes = ((name, self._master(parameter)) for name, parameter in trained)  # every rank takes part
         return {name: whole.cpu() for name, whole in wholes if ranks.is_first()}
 
-    def save_state(self, path: Path) -> None:
-        """Write optimizer moments, counters, and the fp32 weights where the model directory holds them
-        rounded or merged.
+    def held(self) -> list[Slice]:
+        """Return this rank's part of each parameter that is trained: views, through which it is changed."""
+        return list(held(self._trained(), self._optimizer, self.config.zero_stage))
 
-        Every rank takes part; the first one writes.
-        """
-        # As one entry, because safetensors writes several in random order.
-        metadata = {"counters": json.dumps({"steps": self.steps, **self._scaler_state()})}
-        if ranks.is_first():
-            path.parent.mkdir(parents=True, exist_ok=True)
-        tensors: dict[str, Tensor] = {}
-        size = number = 0
-        for key, whole in self._state():
-            if not ranks.is_first():
-                continue
-            if tensors and size + whole.nbytes > _LARGEST_FILE:
-                save_file(tensors, _part(path, number), metadata)
-                tensors, size, number = {}, 0, number + 1
-            tensors[key] = whole.contiguous().cpu()
-            size += whole.nbytes
-        if ranks.is_first():
-            save_file(tensors, _part(path, number), metadata)
-
-    def _state(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole tensors by name, one at a time; ranks have to take them in step."""
-        for name, parameter in self._trained():
-            for moment in _MOMENTS:
-                yield f"{moment}/{name}", self._moment(parameter, moment)
-            if self._has_weights:
-                yield f"weight/{name}", self._master(parameter)
+    def own(self) -> list[Slice]:
+        """Return what this rank writes of the state; all ranks together write all of it."""
+        return own(self.held(), self.config.zero_stage)
 
     @property
-    def _has_weights(self) -> bool:
-        """Whether the state has weights."""
-        return self.config.precision is not Precision.FP32 or is_adapted(self.model)
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of tensors in the state: moments, and fp32 weights where the model directory holds them
+        rounded or merged."""
+        is_exact = self.config.precision is Precision.FP32 and not is_adapted(self.model)
+        return MOMENTS if is_exact else (*MOMENTS, WEIGHT)
+
+    def sums(self) -> dict[str, tuple[float, float]]:
+        """Return the sums over each tensor, weights included. Every rank takes part.
+
+        Raises:
+            NumericalError: a weight or moment is not finite; on every rank.
+        """
+        found = sums_of(self.own(), [name for name, _ in self._trained()])
+        for key, pair in found.items():
+            if not all(map(math.isfinite, pair)):
+                raise NumericalError(f"{key} of the {self.name} is not finite; nothing is committed")
+        return found
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
 
-    def load_state(self, path: Path) -> None:
-        """Restore what :meth:`save_state` wrote, at any ZeRO stage and on any number of ranks."""
-        with contextlib.ExitStack() as files:  # one tensor at a time, as every rank of a node reads them
-            parts = [files.enter_context(safe_open(part, "pt")) for part in _parts(path)]
-            counters = json.loads(parts[0].metadata()["counters"])
-            saved = {key: part for part in parts for key in part.keys()}  # noqa: SIM118 - no dict
+    def load_state(self, folder: Path) -> None:
+        """Restore what was saved of this trainer at any ZeRO stage and by any number of ranks. Each rank
+        reads its part.
+
+        Raises:
+            KeyError, OSError: the folder lacks something of it.
+        """
+        saved = SavedState(files_of(folder, self.name))
+        saved.read_into(self.held(), self.kinds)
+        if is_adapted(self.model):
             for name, parameter in self._trained():
-                for moment in _MOMENTS:
-                    key = f"{moment}/{name}"
-                    self._set_moment(parameter, moment, saved[key].get_tensor(key))
-                if self._has_weights:
-                    self._set_master(parameter, saved[f"weight/{name}"].get_tensor(f"weight/{name}"))
-        self.steps = counters.pop("steps")
-        self._set_scaler_state(counters)
-        for tensor in self._optimized():  # AdamW's bias correction counts steps
-            self._optimizer.state[tensor]["step"] = self._step_count()
+                whole = torch.empty(_shape(parameter), dtype=torch.float32)
+                saved.read(f"{WEIGHT}/{name}", 0, whole.view(-1))
+                self.set_computed(parameter, whole)
+        self.set_counters(read_counters(folder, self.name))
+
+    def set_computed(self, parameter: Tensor, whole: Tensor) -> None:
+        """Set the weight that the model computes with. Every rank takes part."""
+        from deepspeed.runtime.zero import GatheredParameters
+
+        is_partitioned = self.config.zero_stage == 3
+        with torch.no_grad(), GatheredParameters([parameter], modifier_rank=0, enabled=is_partitioned):
+            parameter.data.copy_(whole)
 
     def _master(self, parameter: Tensor) -> Tensor:
         """Return the whole weight, in fp32 if it is trained."""
@@ -301,39 +333,6 @@ class Trainer:
         whole: Tensor = safe_get_full_fp32_param(parameter)
         return whole.view(_shape(parameter))
 
-    def _set_master(self, parameter: Tensor, value: Tensor) -> None:
-        """Set the fp32 weight; of an adapter also the weight that is computed with, still its initial one."""
-        from deepspeed.runtime.zero import GatheredParameters
-        from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
-
-        if self.config.zero_stage == 3:
-            safe_set_local_fp32_param(parameter, _own_part(value))
-        elif self.config.zero_stage > 0:
-            safe_set_full_fp32_param(parameter, value)
-        if is_adapted(self.model):
-            is_partitioned = self.config.zero_stage == 3
-            with GatheredParameters([parameter], modifier_rank=0, enabled=is_partitioned):
-                parameter.data.copy_(value)
-
-    def _moment(self, parameter: Tensor, moment: str) -> Tensor:
-        from deepspeed.utils import safe_get_full_optimizer_state
-
-        if self.config.zero_stage == 0:
-            value: Tensor = self._optimizer.state[parameter][moment]
-            return value
-        whole: Tensor = safe_get_full_optimizer_state(parameter, moment)
-        return whole.view(_shape(parameter))
-
-    def _set_moment(self, parameter: Tensor, moment: str, value: Tensor) -> None:
-        from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
-
-        if self.config.zero_stage == 0:
-            self._optimizer.state[parameter][moment].copy_(value)
-        elif self.config.zero_stage == 3:
-            safe_set_local_optimizer_state(parameter, _own_part(value), moment)
-        else:
-            safe_set_full_optimizer_state(parameter, value, moment)
-
     def _optimized(self) -> list[Tensor]:
         """Return what AdamW steps: the parameters, or this rank's flat fp32 partitions of them."""
         if self.config.zero_stage == 3:  # its parameter groups are empty between steps
@@ -347,32 +346,12 @@ class Trainer:
     def _make_optimizer_state(self) -> None:
         """Make moments, which a checkpoint must find; AdamW and DeepSpeed make them at the first step."""
         for tensor in self._optimized():
-            moments = {moment: torch.zeros_like(tensor) for moment in _MOMENTS}
+            moments = {moment: torch.zeros_like(tensor) for moment in MOMENTS}
             self._optimizer.state[tensor] = {"step": self._step_count(), **moments}
         if self.config.zero_stage in (1, 2):
             self.engine.optimizer._lazy_init_hp_params_optimizer_state()
 
 
-def _part(path: Path, number: int) -> Path:
-    """Return the path of one file of a state: ``policy.safetensors``, ``policy-1.safetensors`` and so on."""
-    return path if number == 0 else path.with_name(f"{path.stem}-{number}{path.suffix}")
-
-
-def _parts(path: Path) -> Iterator[Path]:
-    numbered = (_part(path, number) for number in itertools.count())
-    return itertools.takewhile(Path.exists, numbered)
-
-
 def _shape(parameter: Tensor) -> torch.Size:
     """Return the whole shape: ZeRO 3 leaves an empty tensor in place and keeps the shape beside it."""
     return getattr(parameter, "ds_shape", parameter.shape)
-
-
-def _own_part(whole: Tensor) -> Tensor:
-    """Cut out this rank's part of a tensor, flat, as ZeRO 3 splits it: equal parts, with zeros after its end.
-
-    DeepSpeed's setters of whole tensors fail on ranks that have such padding.
-    """
-    length = -(-whole.numel() // ranks.size())
-    part = whole.flatten()[length * ranks.rank() : length * (ranks.rank() + 1)]
-    return torch.nn.functional.pad(part, (0, length - part.numel()))
