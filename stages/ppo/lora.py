@@ -24,6 +24,8 @@ from stages.ppo.zero import device_map_of
 _NAME = "default"
 """peft's name of a model's only adapter."""
 _LAYER = ".base_layer"
+ADAPTER_FILE = "adapter_model.safetensors"
+"""peft's name of the file of an adapter's weights."""
 
 
 def load_policy(base: Path, config: Config) -> PreTrainedModel:
@@ -134,6 +136,10 @@ def save_adapter(model: Any, weights: Mapping[str, Tensor], folder: Path) -> Non
     settings.target_modules = sorted(settings.target_modules)  # a set is written in random order
     settings.inference_mode = True
     settings.save_pretrained(str(folder))
-    names = {name: "base_model.model." + name.replace(f".{_NAME}.", ".") for name in weights}
-    tensors = {names[name]: weight.contiguous() for name, weight in weights.items()}
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    tensors = {saved_name(name): weight.contiguous() for name, weight in weights.items()}
+    save_file(tensors, folder / ADAPTER_FILE, metadata={"format": "pt"})
+
+
+def saved_name(name: str) -> str:
+    """Return the name of an adapter's parameter in peft's files."""
+    return "base_model.model." + name.replace(f".{_NAME}.", ".")

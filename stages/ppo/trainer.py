@@ -1,7 +1,7 @@
 """A model under DeepSpeed: gradient steps, and a state from which training resumes exactly.
 
-The state is written as safetensors (:mod:`stages.ppo.state`), not as DeepSpeed's own checkpoint: that one is a
-pickle, which must not be loaded from a shared directory, and is bound to a world size.
+The state is written as safetensors (:mod:`stages.ppo.state`), not as DeepSpeed's own checkpoint: that one is
+a pickle, which must not be loaded from a shared directory, and is bound to a world size.
 """
 
 import math
@@ -239,7 +239,9 @@ class Trainer:
             if name in buffers:
                 return buffers[name] if is_wanted else None
             full_name, parameter = parameters[name]
-            pair = [self._master(factor) for factor in factors(layers[full_name])] if full_name in layers else []
+            pair = (
+                [self._master(factor) for factor in factors(layers[full_name])] if full_name in layers else []
+            )
             weight = self._computed_with(parameter, is_wanted)
             if weight is not None and pair:
                 weight = merged(layers[full_name], weight, *pair)
@@ -262,13 +264,13 @@ class Trainer:
 
     def _whole_adapters(self) -> dict[str, Tensor]:
         """Return the adapters' weights, on the first rank's host; empty elsewhere and without adapters."""
-        trained = self._trained() if is_adapted(self.model) else []
+        trained = self.trained() if is_adapted(self.model) else []
         wholes = ((name, self._master(parameter)) for name, parameter in trained)  # every rank takes part
         return {name: whole.cpu() for name, whole in wholes if ranks.is_first()}
 
     def held(self) -> list[Slice]:
         """Return this rank's part of each parameter that is trained: views, through which it is changed."""
-        return list(held(self._trained(), self._optimizer, self.config.zero_stage))
+        return list(held(self.trained(), self._optimizer, self.config.zero_stage))
 
     def own(self) -> list[Slice]:
         """Return what this rank writes of the state; all ranks together write all of it."""
@@ -287,13 +289,14 @@ class Trainer:
         Raises:
             NumericalError: a weight or moment is not finite; on every rank.
         """
-        found = sums_of(self.own(), [name for name, _ in self._trained()])
+        found = sums_of(self.own(), [name for name, _ in self.trained()])
         for key, pair in found.items():
             if not all(map(math.isfinite, pair)):
                 raise NumericalError(f"{key} of the {self.name} is not finite; nothing is committed")
         return found
 
-    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+    def trained(self) -> list[tuple[str, nn.Parameter]]:
+        """Return the parameters that are trained, by name, in the same order on every rank."""
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
 
     def load_state(self, folder: Path) -> None:
@@ -306,7 +309,7 @@ class Trainer:
         saved = SavedState(files_of(folder, self.name))
         saved.read_into(self.held(), self.kinds)
         if is_adapted(self.model):
-            for name, parameter in self._trained():
+            for name, parameter in self.trained():
                 whole = torch.empty(_shape(parameter), dtype=torch.float32)
                 saved.read(f"{WEIGHT}/{name}", 0, whole.view(-1))
                 self.set_computed(parameter, whole)

@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 
 from pipeline.config.update import Precision, Schedule, UpdateConfig
+from stages import ranks
+from stages.ppo.state.saved_state import write_counters, write_slices
 from stages.ppo.trainer import Step, Trainer
 
 RATE = 1e-2
@@ -66,6 +68,19 @@ def advance(trainer: Trainer, steps: range) -> list[Step]:
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: trainer._master(p).clone() for name, p in trainer.model.named_parameters()}
+
+
+def state_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """What this rank holds of the state, flat."""
+    return {f"{kind}/{one.name}": one.parts[kind].clone() for one in trainer.held() for kind in trainer.kinds}
+
+
+def save_state(trainer: Trainer, folder: Path) -> None:
+    """As an update does, of one trainer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    list(write_slices(folder, trainer.name, ranks.rank(), trainer.own(), trainer.kinds))
+    if ranks.is_first():
+        write_counters(folder, {trainer.name: trainer.counters()})
 
 
 def into_file(story: Callable, case: str, model: Path, folder: Path) -> Path:

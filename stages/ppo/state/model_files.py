@@ -71,14 +71,19 @@ def plan_files(model: PreTrainedModel, tensors: Sequence[Described]) -> list[Wei
         together[-1].append(group)
     count, stem = len(together), WEIGHTS.removesuffix(".safetensors")
     names = [f"{stem}-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
-    return [WeightFile(*pair) for pair in zip(names if count > 1 else [WEIGHTS], map(tuple, together), strict=True)]
+    return [
+        WeightFile(*pair)
+        for pair in zip(names if count > 1 else [WEIGHTS], map(tuple, together), strict=True)
+    ]
 
 
 def groups_of(model: PreTrainedModel, tensors: Sequence[Described]) -> list[Group]:
     """Divide tensors into the smallest groups that transformers converts in the same way alone as with the
     others."""
     ignored = set(model._keys_to_ignore_on_save or ())
-    bare = {t.name: torch.empty(t.shape, dtype=t.dtype, device="meta") for t in tensors if t.name not in ignored}
+    bare = {
+        t.name: torch.empty(t.shape, dtype=t.dtype, device="meta") for t in tensors if t.name not in ignored
+    }
     expected = _described(converted(model, bare))
     alone, together = [], []
     for name, tensor in bare.items():
@@ -170,7 +175,7 @@ class ModelFiles:
             (folder / INDEX).write_text(json.dumps(content, indent=2) + "\n")
 
     def on_host(self) -> "ModelFiles":
-        """Copy what this rank will write to the host's memory. Every rank takes part, and none has to later."""
+        """Copy what this rank writes to the host's memory, so that no rank has to gather later."""
         held: dict[str, Tensor] = {}
         for together in rounds(self.files, ranks.size()):
             for weights in in_step(together, self.gather):

@@ -1,4 +1,4 @@
-"""A trainer's state on disk: each rank's slices in files of its own, readable by any other number of ranks."""
+"""A trainer's state on disk: each rank's slices in files of its own, readable by any number of ranks."""
 
 import itertools
 import json

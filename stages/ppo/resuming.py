@@ -1,0 +1,91 @@
+"""Going on from what was committed: models, optimizers and counters as an update left them.
+
+Where the newest state is older than the policy, the iterations between are learned again (:mod:`.replay`).
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.config.algorithm import Estimator
+from pipeline.run.commits import CorruptData
+from pipeline.run.plan import policy_maker, state_of
+from stages import ranks
+from stages.context import Context
+from stages.ppo.critics import load_critic
+from stages.ppo.lora import load_policy
+from stages.ppo.replay import relearn
+from stages.ppo.state.learned import Learned, Machine, TrainerState, learned_of, state_after
+from stages.ppo.state.sums import contradiction
+from stages.ppo.state.writer import CRITIC
+from stages.ppo.trainer import Trainer
+from stages.ppo.training import Learner
+
+
+def resume(context: Context, version: int) -> tuple[Learner, TrainerState]:
+    """Load everything that learning goes on with after iteration ``version``."""
+    reader = replace(context, lineage={})  # what is read to get there again is no input of this update
+    newest = reader.newest_state(version)
+    learner = load_learner(context if newest == version else reader, newest)
+    relearn(context, learner, newest, version)
+    return learner, state_after(context, version)
+
+
+def load_learner(context: Context, version: int) -> Learner:
+    """Load models, optimizers and counters as they were committed with policy ``version``.
+
+    Raises:
+        CorruptData: the state is not what was learned; names its task. On every rank.
+    """
+    folder = context.state_directory(version) or context.trainer_directory(version)
+    learner = load_models(context, version, folder)
+    if folder is not None:
+        owner = (
+            policy_maker(version) if context.read(policy_maker(version)).holds_state else state_of(version)
+        )
+        if problem := ranks.first_of(_load(learner, folder)):
+            raise CorruptData(owner, problem)
+        if owner == state_of(version) and (problem := unlike(learner, learned_of(context, version))):
+            raise CorruptData(owner, problem)
+    return learner
+
+
+def load_models(context: Context, version: int, state: Path | None) -> Learner:
+    """Load policy and critic, with optimizers that have done nothing yet."""
+    config, trust = context.config, context.config.model.trust_remote_code
+    base = 0 if config.update.lora else version  # which never changes; the state has the adapters
+    policy_model = load_policy(context.policy_directory(base), config)
+    policy = Trainer("policy", policy_model, config.update.learning_rate, config.update)
+    critic = None
+    if config.algorithm.estimator is Estimator.GAE:
+        start = critic_start(context, version, state)
+        model = load_critic(start, config.update.precision, trust, config.update.attention)
+        critic = Trainer("critic", model, config.update.critic_learning_rate, config.update)
+    return Learner(config, policy, critic)
+
+
+def critic_start(context: Context, version: int, state: Path | None) -> Path:
+    """Return the directory that a critic is loaded from."""
+    if state is not None and (state / CRITIC).is_dir():
+        return state / CRITIC
+    first = context.config.model.critic or context.config.model.policy
+    return context.critic_directory(version) or context.source(first)
+
+
+def _load(learner: Learner, folder: Path) -> str | None:
+    """Load this rank's part of the optimizers' state. Returns what is wrong with it."""
+    try:
+        for trainer in learner.trainers:
+            trainer.load_state(folder)
+    except (OSError, KeyError, ValueError) as error:
+        return f"{folder} cannot be loaded: {error}"
+    return None
+
+
+def unlike(learner: Learner, learned: Learned) -> str | None:
+    """Return in words how what was loaded is not what was learned. Every rank takes part."""
+    is_same_machine = learned.machine == Machine.here(learner.config.update.zero_stage)
+    for trainer in learner.trainers:
+        expected = learned.sums.get(trainer.name)
+        if expected is not None and (problem := contradiction(trainer.sums(), expected, is_same_machine)):
+            return f"{trainer.name}: {problem}"
+    return None
