@@ -1,4 +1,4 @@
-"""The optimizer steps of an update that was done before: its decisions are followed, and nothing is decided."""
+"""The optimizer steps of an update that was done before: its decisions are followed, none is made."""
 
 from pipeline.config.schema import Config
 from stages.models import device

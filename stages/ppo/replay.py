@@ -1,8 +1,8 @@
 """Learning iterations again whose trainer's state was lost: with the same steps, towards the same policies.
 
 Each iteration replayed starts from the policy that was committed before it, and ends with the one that was
-committed after it, whatever rounding makes of the way between. A replay never fails an update: where it cannot
-be done, learning goes on from the committed weights with the newest moments there are, and says so.
+committed after it, whatever rounding makes of the way between. A replay never fails an update: where it
+cannot be done, learning goes on from the committed weights with the newest moments, and says so.
 """
 
 import math
@@ -48,10 +48,11 @@ class Settled:
 
 
 def relearn(context: Context, learner: Learner, newest: int, version: int) -> None:
-    """Bring a learner with the state of iteration ``newest`` to that of ``version``, iteration by iteration."""
-    reader = replace(
-        context, lineage={}, stopwatch=Stopwatch()
-    )  # the policy is what this update is made from
+    """Bring a learner with the state of iteration ``newest`` to that of ``version``.
+
+    What is read on the way is no input of this update: it is made from policy ``version``.
+    """
+    reader = replace(context, lineage={}, stopwatch=Stopwatch())
     for iteration in range(newest + 1, version + 1):
         say(f"the trainer's state of iteration {iteration} was lost: the iteration is learned again")
         if problem := _relearn_one(reader, learner, iteration):

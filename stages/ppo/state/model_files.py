@@ -1,7 +1,7 @@
 """A model as a Hugging Face directory, written by all ranks at once.
 
-Which tensor is in which file follows from the model alone, so the files are the same whoever writes them. Each
-is written by one rank. Names and forms of tensors are those of transformers' save_pretrained.
+Which tensor is in which file follows from the model alone, so the files are the same whoever writes them.
+Each is written by one rank. Names and forms of tensors are those of transformers' save_pretrained.
 """
 
 import json
