@@ -181,7 +181,8 @@ class Trainer:
         """Return the state of the dynamic loss scaler. Empty unless in fp16."""
         if self.config.precision is not Precision.FP16:
             return {}
-        return {name: getattr(self.engine.optimizer.loss_scaler, name) for name in _LOSS_SCALE}
+        found = {name: getattr(self.engine.optimizer.loss_scaler, name) for name in _LOSS_SCALE}
+        return {name: float(value) for name, value in found.items()}  # it mixes both kinds of numbers
 
     def _set_scaler_state(self, state: dict[str, float]) -> None:
         for name, value in state.items():
