@@ -200,8 +200,7 @@ class Trainer:
             self._optimizer.state[tensor]["step"] = self._step_count()
 
     def save_model(self, folder: Path) -> list[File]:
-        """Write the model as a Hugging Face directory, durably but for small files. Every rank takes part,
-        and gets the files of weights that it wrote.
+        """Write the model as a Hugging Face directory. Every rank takes part (:meth:`ModelFiles.write`).
 
         Adapters (:mod:`stages.ppo.lora`) are merged into the weights, and are also written by themselves to
         the folder ``adapter`` of the directory.
@@ -209,18 +208,14 @@ class Trainer:
         Raises:
             NumericalError: a weight is not finite. It is raised on every rank, and nothing is left.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        files = self.model_files()
         try:
-            written = files.write_weights(folder)
+            written = self.model_files().write(folder)
         except Exception:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         adapters = self._whole_adapters()
-        if ranks.is_first():
-            files.write_settings(folder)
-            if adapters:
-                save_adapter(self.model, adapters, folder / ADAPTER)
+        if adapters and ranks.is_first():
+            save_adapter(self.model, adapters, folder / ADAPTER)
         return written
 
     def model_files(self) -> ModelFiles:

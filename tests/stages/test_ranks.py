@@ -5,6 +5,7 @@ Ranks are forks that run the real command, told apart by the environment as unde
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import os
@@ -26,6 +27,7 @@ from pipeline.run.tasks import Stage, Task
 from stages import ranks
 from stages.context import NumericalError, UserError
 from stages.models import load_causal_lm
+from stages.ppo.state import model_files
 from stages.ppo.trainer import Trainer
 from stages.ranks import Meeting, Place, gpu_index
 from tests.support import processes
@@ -40,7 +42,7 @@ from tests.support.ranks import (
     update_stage,
     updated,
 )
-from tests.support.trainers import save_state, state_of, whole_state
+from tests.support.trainers import same_bytes, save_state, state_of, whole_state
 
 KINDS = {
     "gae": ["update.tokens_per_micro_batch=64"],
@@ -203,28 +205,36 @@ def test_a_run_goes_on_with_another_number_of_ranks(new_run, second_update, befo
     assert_close(run, updated(run, after, 2), other, expected)
 
 
-def test_two_ranks_hold_exactly_what_one_wrote(first_update):
-    """Written again after reading, the state of bf16, which has fp32 weights in it, is what was read."""
+def test_any_ranks_hold_exactly_what_one_wrote_and_write_the_same_policy(first_update):
+    """The state of bf16 has fp32 weights in it; the policy is made of many files here."""
     root = first_update("gae", 2, 1, "bf16")[0].paths.root
-    assert ended(start_ranks(2, root / "meeting" / "copy", read_and_write_state, root)) == [0, 0]
+    for size in (1, 2):
+        started = start_ranks(size, root / "meeting" / "copy", read_and_write_state, root)
+        assert ended(started) == [0] * size
     (original,) = root.glob("state/00001.*")
     read = whole_state(original)
-    for zero_stage in (1, 2, 3):
-        written = whole_state(root / f"copy-{zero_stage}")
-        assert len(list((root / f"copy-{zero_stage}").glob("policy-rank-*"))) == 2
+    for size, zero_stage in itertools.product((1, 2), (1, 2, 3)):
+        copy = root / f"copy-{size}-{zero_stage}"
+        written = whole_state(copy)
+        assert len(list(copy.glob("policy-rank-*"))) == size
         assert written.keys() == read.keys()
         assert all(torch.equal(written[name], read[name]) for name in read)
+        assert len(list(copy.glob("model/*.safetensors"))) == 9
+        assert same_bytes(copy / "model", root / "copy-1-1" / "model")
 
 
 def read_and_write_state(root: Path, rank: int) -> None:
     ranks.start_distributed()
+    model_files._SMALLEST_FILE = model_files._LARGEST_FILE = 10_000
     (policy,), (state,) = (list(root.glob(f"{name}/00001.*")) for name in ("policy", "state"))
     for zero_stage in (1, 2, 3):
         model = load_causal_lm(policy, Precision.BF16, trust_remote_code=False)
         config = UpdateConfig(zero_stage=zero_stage, precision=Precision.BF16)
         trainer = Trainer("policy", model, 1e-3, config)
         trainer.load_state(state)
-        save_state(trainer, root / f"copy-{zero_stage}")
+        copy = root / f"copy-{ranks.size()}-{zero_stage}"
+        save_state(trainer, copy)
+        trainer.save_model(copy / "model")
 
 
 # failures

@@ -124,14 +124,26 @@ class ModelFiles:
     files: Sequence[WeightFile]
     gather: Gather
 
-    def write_weights(self, folder: Path) -> list[File]:
-        """Write weights, durably. Every rank takes part, and gets the files that it wrote.
+    def write(self, folder: Path) -> list[File]:
+        """Write the directory. Every rank takes part, and gets the files of weights that it wrote, which are
+        durable; the first one also writes small files, which are not yet.
 
         Raises:
             NumericalError: a weight is not finite.
             OSError: a file cannot be written. Other ranks raise RuntimeError with the same words. All ranks
                 raise it at the end of what they do together.
         """
+        error: Exception | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if ranks.is_first():
+                self._write_settings(folder)  # first, since transformers removes files of weights
+        except OSError as problem:
+            error = problem
+        ranks.agree(error)
+        return self._write_weights(folder)
+
+    def _write_weights(self, folder: Path) -> list[File]:
         written: list[File] = []
         error: Exception | None = None
         for together in rounds(self.files, ranks.size()):
@@ -162,7 +174,7 @@ class ModelFiles:
                 pass
             return (path, *target.end())
 
-    def write_settings(self, folder: Path) -> None:
+    def _write_settings(self, folder: Path) -> None:
         """Write everything of the directory but weights: settings, the model's own code, the index."""
         if self.model.can_generate():
             # transformers refuses to save settings that it loaded with a warning; the caller copies the file.

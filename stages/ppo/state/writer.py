@@ -85,7 +85,7 @@ class LearnerState:
         try:
             ranks.agree(error)
             if self._critic is not None:
-                written += self._critic.write_weights(self._folder / CRITIC)
+                written += self._critic.write(self._folder / CRITIC)
             return self._all_files(written)
         except Exception:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -93,7 +93,7 @@ class LearnerState:
 
     def _write_slices(self) -> list[File]:
         """Write this rank's part of every trainer."""
-        (self._folder / CRITIC if self._critic else self._folder).mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         return [
             file
             for part in self._parts
@@ -106,8 +106,6 @@ class LearnerState:
         if not ranks.is_first():
             return ()
         write_counters(self._folder, self._counters)
-        if self._critic is not None:
-            self._critic.write_settings(self._folder / CRITIC)
         return committed_entries(self._context, self._folder, [file for files in told for file in files])
 
 
