@@ -6,11 +6,16 @@ Where the newest state is older than the policy, the iterations between are lear
 from dataclasses import replace
 from pathlib import Path
 
+from transformers import PreTrainedModel
+
 from pipeline.config.algorithm import Estimator
+from pipeline.config.schema import Config
 from pipeline.run.commits import CorruptData
 from pipeline.run.plan import policy_maker, state_of
 from stages import ranks
 from stages.context import Context
+from stages.models import load_causal_lm
+from stages.ppo.bare import Bare, bare_model
 from stages.ppo.critics import load_critic
 from stages.ppo.lora import load_policy
 from stages.ppo.replay import relearn
@@ -19,6 +24,7 @@ from stages.ppo.state.sums import contradiction
 from stages.ppo.state.writer import CRITIC
 from stages.ppo.trainer import Trainer
 from stages.ppo.training import Learner
+from stages.ppo.zero import device_map_of
 
 
 def resume(context: Context, version: int) -> tuple[Learner, TrainerState]:
@@ -51,16 +57,39 @@ def load_learner(context: Context, version: int) -> Learner:
 
 def load_models(context: Context, version: int, state: Path | None) -> Learner:
     """Load policy and critic, with optimizers that have done nothing yet."""
-    config, trust = context.config, context.config.model.trust_remote_code
+    config = context.config
     base = 0 if config.update.lora else version  # which never changes; the state has the adapters
-    policy_model = load_policy(context.policy_directory(base), config)
-    policy = Trainer("policy", policy_model, config.update.learning_rate, config.update)
-    critic = None
+    model = policy_from(context.policy_directory(base), config)
+    policy, critic = Trainer("policy", model, config.update.learning_rate, config.update), None
     if config.algorithm.estimator is Estimator.GAE:
-        start = critic_start(context, version, state)
-        model = load_critic(start, config.update.precision, trust, config.update.attention)
+        model = critic_from(critic_start(context, version, state), config)
         critic = Trainer("critic", model, config.update.critic_learning_rate, config.update)
     return Learner(config, policy, critic)
+
+
+def policy_from(directory: Path, config: Config) -> PreTrainedModel | Bare:
+    """Load a policy; with ZeRO 3 without its weights, if they can be read one by one later."""
+    update, trust = config.update, config.model.trust_remote_code
+    if update.zero_stage == 3 and update.lora is None:  # peft makes adapters beside weights that are there
+
+        def load(device_map: str) -> PreTrainedModel:
+            return load_causal_lm(directory, update.precision, trust, device_map, update.attention)
+
+        if bare := bare_model(load, directory):
+            return bare
+    return load_policy(directory, config)
+
+
+def critic_from(directory: Path, config: Config) -> PreTrainedModel | Bare:
+    """Load a critic, as :func:`policy_from`. One of a state has all its weights; others may lack a head."""
+    update, trust = config.update, config.model.trust_remote_code
+
+    def load(device_map: str | None) -> PreTrainedModel:
+        return load_critic(directory, update.precision, trust, update.attention, device_map)
+
+    if update.zero_stage == 3 and directory.name == CRITIC and (bare := bare_model(load, directory)):
+        return bare
+    return load(device_map_of(update))
 
 
 def critic_start(context: Context, version: int, state: Path | None) -> Path:

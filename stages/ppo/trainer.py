@@ -20,6 +20,7 @@ from pipeline.run.paths import ADAPTER
 from stages import ranks
 from stages.context import NumericalError
 from stages.models import DTYPES, switch_off_chance
+from stages.ppo.bare import Bare
 from stages.ppo.lora import (
     adapted_layers,
     factors,
@@ -74,8 +75,11 @@ def learning_rate(peak: float, position: int, total: int, config: UpdateConfig) 
 class Trainer:
     """One model, its optimizer and its DeepSpeed engine."""
 
-    def __init__(self, name: str, model: PreTrainedModel, peak: float, config: UpdateConfig) -> None:
+    def __init__(self, name: str, model: PreTrainedModel | Bare, peak: float, config: UpdateConfig) -> None:
+        """Take a model; for ZeRO 3 it may be without weights, which are then read as they are shared out."""
         import deepspeed
+
+        model, bare = (model.model, model) if isinstance(model, Bare) else (model, None)
 
         if config.precision is Precision.FP16:
             permit_fp16_on_cpu()
@@ -84,10 +88,10 @@ class Trainer:
         self.name = name
         self.config = config
         self._peak = peak
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        settings = engine_settings(config, sum(parameter.numel() for parameter in trained))
+        settings = engine_settings(config, sum(p.numel() for p in model.parameters() if p.requires_grad))
         if config.zero_stage == 3:
-            share_out(model, settings)
+            share_out(model, settings, bare)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.engine, *_ = deepspeed.initialize(
             model=model,
             optimizer=adamw(trained, peak, config),
