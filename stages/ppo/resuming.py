@@ -23,14 +23,14 @@ from stages.ppo.state.learned import Learned, Machine, TrainerState, learned_of,
 from stages.ppo.state.sums import contradiction
 from stages.ppo.state.writer import CRITIC
 from stages.ppo.trainer import Trainer
-from stages.ppo.training import Learner
+from stages.ppo.training import Learner, say
 from stages.ppo.zero import device_map_of
 
 
 def resume(context: Context, version: int) -> tuple[Learner, TrainerState]:
     """Load everything that learning goes on with after iteration ``version``."""
     reader = replace(context, lineage={})  # what is read to get there again is no input of this update
-    newest = reader.newest_state(version)
+    newest: int = ranks.share(reader.newest_state(version))[0]  # another's file system may remember less
     learner = load_learner(context if newest == version else reader, newest)
     relearn(context, learner, newest, version)
     return learner, state_after(context, version)
@@ -114,7 +114,11 @@ def unlike(learner: Learner, learned: Learned) -> str | None:
     """Return in words how what was loaded is not what was learned. Every rank takes part."""
     is_same_machine = learned.machine == Machine.here(learner.config.update.zero_stage)
     for trainer in learner.trainers:
-        expected = learned.sums.get(trainer.name)
-        if expected is not None and (problem := contradiction(trainer.sums(), expected, is_same_machine)):
+        if (expected := learned.sums.get(trainer.name)) is None:
+            continue
+        found = trainer.sums()
+        if problem := contradiction(found, expected):
             return f"{trainer.name}: {problem}"
+        if is_same_machine and found != expected:
+            say(f"the {trainer.name}'s state adds up a little otherwise than where it was learned")
     return None

@@ -50,13 +50,10 @@ def largest_difference(found: Sums, expected: Sums) -> tuple[str, float]:
     return worst
 
 
-def contradiction(found: Sums, expected: Sums, is_same_machine: bool) -> str | None:
-    """Return in words how a state is not the one whose sums were noted; None if it is.
-
-    Args:
-        is_same_machine: whether the sums were added up in the same order; else rounding may differ.
-    """
+def contradiction(found: Sums, expected: Sums) -> str | None:
+    """Return in words how a state is not the one whose sums were noted; None if it is, but for rounding: the
+    sums may have been added up in another order."""
     key, difference = largest_difference(found, expected)
-    if difference <= (0 if is_same_machine else _TOLERANCE):
+    if difference <= _TOLERANCE:
         return None
     return f"its {key} is not what was learned: their sums differ by {difference:.1e}"

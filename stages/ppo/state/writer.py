@@ -1,5 +1,6 @@
 """Writing of a learner's state behind the commit of its policy, by all ranks at once."""
 
+import contextlib
 import gc
 import shutil
 import socket
@@ -113,6 +114,7 @@ def free_device() -> None:
     """Give the memory of all tensors on the GPU back. Nothing on it can be used any more."""
     for found in gc.get_objects():
         if isinstance(found, torch.Tensor) and found.is_cuda:
-            found.untyped_storage().resize_(0)
+            with contextlib.suppress(RuntimeError):  # memory that is not torch's own stays
+                found.untyped_storage().resize_(0)
     gc.collect()
     torch.cuda.empty_cache()
