@@ -51,7 +51,7 @@ def _fill_buffers(model: PreTrainedModel, stored: Tensors) -> bool:
                 value = read_part(stored[full_name]).view(buffer.shape).to(buffer.dtype)
             elif buffer.is_floating_point():
                 value = torch.full_like(buffer, torch.nan, device="cpu")
-                module._is_hf_initialized = False  # type: ignore[assignment]
+                module._is_hf_initialized = False
                 made.append(value)
             else:
                 return False

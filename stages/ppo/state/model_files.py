@@ -54,6 +54,10 @@ class WeightFile:
     groups: tuple[Group, ...]
 
     @property
+    def nbytes(self) -> int:
+        return sum(group.nbytes for group in self.groups)
+
+    @property
     def tensors(self) -> list[Described]:
         return [tensor for group in self.groups for tensor in group.written]
 

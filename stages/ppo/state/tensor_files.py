@@ -106,7 +106,7 @@ def _chunks(tensor: Tensor) -> Iterator[memoryview]:
     length = max(1, _CHUNK // flat.element_size())
     for start in range(0, len(flat), length):
         piece = flat[start : start + length].cpu().contiguous()
-        yield memoryview(piece.view(torch.uint8).numpy()).cast("B")
+        yield piece.view(torch.uint8).numpy().data
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -123,7 +123,7 @@ def read_part(stored: Stored, start: int = 0, stop: int | None = None) -> Tensor
     count = (total if stop is None else stop) - start
     found = torch.empty(count, dtype=dtype)
     if count:
-        target = memoryview(found.view(torch.uint8).numpy()).cast("B")
+        target = found.view(torch.uint8).numpy().data
         with stored.path.open("rb", buffering=0) as file:
             file.seek(stored.start + start * dtype.itemsize)
             _fill(file, target)
