@@ -70,15 +70,15 @@ def cost_of(billions: float, has_critic: bool, site: Site) -> Cost:
 
 
 def rows(site: Site) -> Iterator[str]:
-    yield "| policy and critic, B | written first, GB | behind, GB | read, GB | cold, s | one commit, s | gang, s |"
+    yield "| billions | written first, GB | behind, GB | read, GB | cold, s | one commit, s | gang, s |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
     for has_critic in (False, True):
         for size in SIZES:
             cost = cost_of(size, has_critic, site)
             name = f"{size:g} + {size:g}" if has_critic else f"{size:g}"
             yield (
-                f"| {name} | {cost.written_first:.0f} | {cost.written_behind:.0f} | {cost.read_by_update:.0f} "
-                f"| {cost.seconds:.0f} | {cost.seconds_before:.0f} | {cost.gang:.0f} |"
+                f"| {name} | {cost.written_first:.0f} | {cost.written_behind:.0f} "
+                f"| {cost.read_by_update:.0f} | {cost.seconds:.0f} | {cost.seconds_before:.0f} | {cost.gang:.0f} |"
             )
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from pipeline.config.issue import UserError as UserError  # for stages, engines 
 from pipeline.config.schema import Config
 from pipeline.run.chunks import LISTING, listed, read_rows
 from pipeline.run.commits import (
+    CorruptData,
     FileEntry,
     Record,
     StaleData,
@@ -112,8 +113,10 @@ class Context:
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     state_writer: StateWriter | None = None
     """Writer of what the stage still has to write once its result is committed, set by the stage."""
-    verifies: bool = True
-    """Whether to hash directories that are read. With several ranks only the first does, for all."""
+    share_of_hashing: tuple[int, int] = (0, 1)
+    """Rank and number of ranks among which the files of a directory that is read are divided for hashing."""
+    agree: Callable[[str | None], str | None] = lambda problem: problem
+    """Returns the problem of the first rank that has one. All ranks read the same directories in turn."""
 
     @property
     def files(self) -> TaskPaths:
@@ -262,12 +265,22 @@ class Context:
 
     def _committed_folder(self, record: Record, parent: Path) -> Path:
         check_is_kept(self.paths, record, parent.name)
-        check_sizes(self.paths, record)
-        entries = [e for e in record.outputs if (self.paths.root / e.path).is_relative_to(parent)]
-        if self.verifies:
-            # every element of a node reads the policy
-            verify = verify_once if parent == self.paths.policies else verify_files
-            verify(self.paths, record, entries)
-        folders = {self.paths.root / entry.folder for entry in entries}
+        found = [e for e in record.outputs if (self.paths.root / e.path).is_relative_to(parent)]
+        if problem := self.agree(self._problem_of(record, found)):
+            raise CorruptData(record.task, problem)
+        folders = {self.paths.root / entry.folder for entry in found}
         assert len(folders) == 1, f"{record.task} committed {folders}"
         return folders.pop()
+
+    def _problem_of(self, record: Record, entries: Sequence[FileEntry]) -> str | None:
+        """Return in words what is wrong with files of a commit, as far as this rank looks at them."""
+        rank, size = self.share_of_hashing
+        # every element of a node reads the policy; ranks share its files out
+        is_shared = size == 1 and record.task.stage is Stage.UPDATE
+        verify = verify_once if is_shared else verify_files
+        try:
+            check_sizes(self.paths, record)
+            verify(self.paths, record, entries[rank::size])
+        except CorruptData as error:
+            return error.why
+        return None

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +44,8 @@ _POLL_SECONDS = 0.2
 _PROBE_SECONDS = 10.0
 _TOKEN = "token"
 _SIOCGIFADDR = 0x8915
+_messages: dist.ProcessGroup | None = None
+"""Group of all ranks for what is not computed; None for the default one, where that does not use GPUs."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,9 @@ def start_distributed(limit: float = MEETING_SECONDS) -> None:
     if place.size > 1 and place.rank == 0 and (file := os.environ.get("RENDEZVOUS_FILE")):
         Path(file).unlink(missing_ok=True)
     deepspeed.init_distributed(backend, verbose=False)
+    global _messages
+    if backend != "gloo" and place.size > 1:
+        _messages = dist.new_group(backend="gloo", timeout=wait)
 
 
 def gpu_index(place: Place, num_visible: int) -> int:
@@ -308,3 +314,25 @@ def first_of(problem: str | None) -> str | None:
     problems: list[str | None] = [None] * size()
     dist.all_gather_object(problems, problem)
     return next(text for text in problems if text is not None)
+
+
+def share(value: Any) -> list[Any]:
+    """Return what each rank gave, by rank; any object that can be pickled.
+
+    Ranks wait without computing, unlike in a collective of GPUs, and notice when another is gone.
+    """
+    if size() == 1:
+        return [value]
+    values: list[Any] = [None] * size()
+    dist.all_gather_object(values, value, _messages)
+    return values
+
+
+def agree(error: Exception | None) -> None:
+    """Raise on every rank if any has an error: its own, or in words that of the first that has one."""
+    problem = None if error is None else f"rank {rank()}: {type(error).__name__}: {error}"
+    found = next((text for text in share(problem) if text is not None), None)
+    if error is not None:
+        raise error
+    if found is not None:
+        raise RuntimeError(f"another rank failed, {found}")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.run.commits import FileEntry, StaleData, hash_tree
+from pipeline.run.commits import FileEntry, StaleData, hash_file, hash_tree
+from pipeline.run.durable import fsync_path
 from pipeline.run.schemas import REWARD, ROLLOUT
 from pipeline.run.tasks import Stage, Task
 from stages.context import Context, UserError
@@ -64,3 +65,21 @@ def save_tokenizer(context: Context, folder: Path) -> None:
 def hash_folders(context: Context, folders: Iterable[Path]) -> tuple[FileEntry, ...]:
     """Make every file of the folders durable and hash it; return them as a result's outputs."""
     return tuple(entry for folder in folders for entry in hash_tree(context.paths, folder))
+
+
+def committed_entries(
+    context: Context, folder: Path, written: Iterable[tuple[Path, int, str]]
+) -> tuple[FileEntry, ...]:
+    """Return all files of a folder as a result's outputs.
+
+    Args:
+        written: path, bytes and hash of files that are durable already, of this process and of others. All
+            else in the folder is made durable and hashed here.
+    """
+    paths = context.paths
+    entries = {path: FileEntry(paths.relative(path), size, digest) for path, size, digest in written}
+    small = [path for path in sorted(folder.rglob("*")) if path.is_file() and path not in entries]
+    for path in (*small, *{file.parent for file in (*small, *entries)}, folder.parent):
+        fsync_path(path)
+    entries |= {path: hash_file(paths, path) for path in small}
+    return tuple(entries[path] for path in sorted(entries))

@@ -36,8 +36,8 @@ COSTLY = frozenset(
 _LEFT_OUT = """
 batching calculator conversations critics docs docs_commands engine_contract engine_guards engines
 forward health invariance modeltrial learner local_ranks lora partial ppo_advantages ppo_golden ppo_math
-ppo_mismatch ppo_shaping prepare quickstart ranks reference remax remote remote_vllm report_browser
-rewards rules run shaping_and_kl stage_runner trainer wheel dashboard fork kill pools repair sync
+ppo_mismatch ppo_shaping prepare quickstart ranks reference remax replay remote remote_vllm report_browser
+rewards rules run shaping_and_kl stage_runner state_files trainer wheel dashboard fork kill pools repair sync
 tracking watch ahead light rows rewind doctor notify agreement old_runs adapters lora_run states
 """
 LEFT_OUT = frozenset(_LEFT_OUT.split())

@@ -37,6 +37,7 @@ class BadCommit(RuntimeError):
     def __init__(self, task: Task, why: str) -> None:
         super().__init__(f"{task} is {self.state}: {why}")
         self.task = task
+        self.why = why
 
 
 class NotCommitted(BadCommit):

@@ -14,8 +14,10 @@ from stages.context import Stopwatch
 from stages.models import device
 from stages.ppo.batching import MicroBatch
 from stages.ppo.experience import Experience
+from stages.ppo.following import follow
 from stages.ppo.forward import check_packing, response_log_probs, response_values, scatter_rows
 from stages.ppo.math.shaping import RunningMoments, flat_groups
+from stages.ppo.state.learned import Decisions
 from stages.ppo.targets import Scores, Targets, make_targets, shape
 from stages.ppo.training import (
     Learner,
@@ -53,11 +55,13 @@ def update(
     kl_coef: float,
     moments: RunningMoments,
     stopwatch: Stopwatch,
+    decisions: Decisions | None = None,
 ) -> Update:
     """Update policy and critic, step by step.
 
     Args:
         moments: moments of all scores of the run up to and with this iteration's.
+        decisions: which steps to take, of an update that was done before; None to decide.
     """
     config, total = learner.config, len(experience)
     # 1. shaped scores, and only responses that have something to teach
@@ -83,7 +87,10 @@ def update(
     targets = make_targets(config, experience, scores, old_log_probs, old_values, kl_coef)
     # 4. clipped policy and value losses, epochs x mini-batches
     with stopwatch.timing("steps"):
-        steps = train(learner, experience, targets, first_epoch, iteration)
+        if decisions is None:
+            steps = train(learner, experience, targets, first_epoch, iteration)
+        else:
+            steps = follow(learner, experience, targets, first_epoch, iteration, decisions)
     if steps.log_probs is not None:
         targets = replace(targets, old_log_probs=ranks.sum_over_ranks(steps.log_probs).cpu())
     num_discarded = total - len(experience)

@@ -1,34 +1,33 @@
 """A model under DeepSpeed: gradient steps, and a state from which training resumes exactly.
 
-The state is written as safetensors of whole tensors per parameter, not as DeepSpeed's own checkpoint: that
-one is a pickle, which must not be loaded from a shared directory, and is bound to a world size.
+The state is written as safetensors (:mod:`stages.ppo.state`), not as DeepSpeed's own checkpoint: that one is
+a pickle, which must not be loaded from a shared directory, and is bound to a world size.
 """
 
-import contextlib
-import itertools
-import json
 import math
-from collections.abc import Iterator
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from pipeline.config.update import Precision, Schedule, UpdateConfig
 from stages import ranks
 from stages.context import NumericalError
 from stages.models import DTYPES, switch_off_chance
+from stages.ppo.bare import Bare
 from stages.ppo.lora import is_adapted, save_policy
+from stages.ppo.state.model_files import ModelFiles, plan_files
+from stages.ppo.state.saved_state import File, SavedState, files_of, read_counters
+from stages.ppo.state.slices import MOMENTS, WEIGHT, Slice, held, own
+from stages.ppo.state.sums import sums_of
+from stages.ppo.state.tensor_files import Described
 from stages.ppo.zero import adamw, engine_settings, permit_fp16_on_cpu, share_out
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-_LARGEST_FILE = 4 * 2**30
-"""Bytes of a file of the state, and so of the host's memory that writing it takes."""
 _LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter")
 """State of DeepSpeed's dynamic loss scaler: the scale, and two counters whose difference says for how many
 steps it has been good. Its hysteresis is 1, so it has no third counter."""
@@ -67,8 +66,11 @@ def learning_rate(peak: float, position: int, total: int, config: UpdateConfig) 
 class Trainer:
     """One model, its optimizer and its DeepSpeed engine."""
 
-    def __init__(self, name: str, model: PreTrainedModel, peak: float, config: UpdateConfig) -> None:
+    def __init__(self, name: str, model: PreTrainedModel | Bare, peak: float, config: UpdateConfig) -> None:
+        """Take a model; for ZeRO 3 it may be without weights, which are then read as they are shared out."""
         import deepspeed
+
+        model, bare = (model.model, model) if isinstance(model, Bare) else (model, None)
 
         if config.precision is Precision.FP16:
             permit_fp16_on_cpu()
@@ -77,10 +79,10 @@ class Trainer:
         self.name = name
         self.config = config
         self._peak = peak
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        settings = engine_settings(config, sum(parameter.numel() for parameter in trained))
+        settings = engine_settings(config, sum(p.numel() for p in model.parameters() if p.requires_grad))
         if config.zero_stage == 3:
-            share_out(model, settings)
+            share_out(model, settings, bare)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.engine, *_ = deepspeed.initialize(
             model=model,
             optimizer=adamw(trained, peak, config),
@@ -152,6 +154,12 @@ class Trainer:
         self._clear_partitions()
         self._set_scaler_state(scaler)
 
+    def skip(self) -> None:
+        """Throw the gradients away as a step does whose gradient is not finite. Every rank takes part."""
+        self.discard()
+        if self.config.precision is Precision.FP16:
+            self.engine.optimizer.loss_scaler.update_scale(True)
+
     def _clear_partitions(self) -> None:
         """Clear gradients where DeepSpeed does not: after a skipped step of an optimizer on the host it would
         add the next gradient to the one that is not finite."""
@@ -168,95 +176,142 @@ class Trainer:
         """Return the state of the dynamic loss scaler. Empty unless in fp16."""
         if self.config.precision is not Precision.FP16:
             return {}
-        return {name: getattr(self.engine.optimizer.loss_scaler, name) for name in _LOSS_SCALE}
+        found = {name: getattr(self.engine.optimizer.loss_scaler, name) for name in _LOSS_SCALE}
+        return {name: float(value) for name, value in found.items()}  # it mixes both kinds of numbers
 
     def _set_scaler_state(self, state: dict[str, float]) -> None:
         for name, value in state.items():
             setattr(self.engine.optimizer.loss_scaler, name, value)
 
-    def save_model(self, folder: Path) -> None:
-        """Write the model as a Hugging Face directory, of a model with adapters what
-        :func:`stages.ppo.lora.save_policy` does. Every rank takes part; the first one writes.
+    def counters(self) -> dict[str, float]:
+        """Return what counts: the steps taken, and in fp16 the state of the loss scaler."""
+        return {"steps": self.steps, **self._scaler_state()}
+
+    def set_counters(self, counters: Mapping[str, float]) -> None:
+        """Restore what :meth:`counters` returned."""
+        self.steps = int(counters["steps"])
+        self._set_scaler_state({name: value for name, value in counters.items() if name != "steps"})
+        for tensor in self._optimized():  # AdamW's bias correction counts steps
+            self._optimizer.state[tensor]["step"] = self._step_count()
+
+    def save_model(self, folder: Path) -> list[File]:
+        """Write the model as a Hugging Face directory; of a model with adapters what
+        :func:`stages.ppo.lora.save_policy` does. Every rank takes part (:meth:`ModelFiles.write`).
 
         Raises:
-            NumericalError: a weight is not finite. It is raised on every rank, and nothing is written.
+            NumericalError: a weight is not finite. It is raised on every rank, and nothing is left.
         """
-        has_adapters = is_adapted(self.model)
-        dtype, state = torch.float32 if has_adapters else DTYPES[self.config.precision], {}
-        for name, parameter in self._trained() if has_adapters else self.model.named_parameters():
-            weight = self._master(parameter)
+        try:
+            if is_adapted(self.model):
+                return self._save_adapters(folder)
+            return self.model_files().write(folder)
+        except Exception:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def _save_adapters(self, folder: Path) -> list[File]:
+        """Write what is committed of a model with adapters, on the first rank. Its files are not durable yet,
+        so that nothing is returned."""
+        weights: dict[str, Tensor] = {}
+        for name, parameter in self.trained():
+            weight = self._master(parameter)  # every rank takes part
             if not bool(torch.isfinite(weight).all()):
                 raise NumericalError(f"weight {name} of the {self.name} is not finite; nothing is committed")
             if ranks.is_first():
-                state[name] = weight.to(dtype).cpu()
-        if not ranks.is_first():
-            return
-        if has_adapters:
-            save_policy(self.model, state, folder)
-            return
-        # Buffers that are saved; tied weights are neither among them nor saved twice.
-        saved = self.model.state_dict().keys()
-        state |= {name: buffer for name, buffer in self.model.named_buffers() if name in saved}
-        if self.model.can_generate():
-            # transformers refuses to save settings that it loaded with a warning; the caller copies the file.
-            self.model.generation_config = GenerationConfig.from_model_config(self.model.config)
-        self.model.save_pretrained(folder, state_dict=state, safe_serialization=True)
+                weights[name] = weight.cpu()
+        error: Exception | None = None
+        if ranks.is_first():
+            try:
+                save_policy(self.model, weights, folder)
+            except OSError as problem:
+                error = problem
+        ranks.agree(error)
+        return []
 
-    def save_state(self, path: Path) -> None:
-        """Write optimizer moments, counters, and the fp32 weights where the model directory holds them
-        rounded or merged.
+    def model_files(self) -> ModelFiles:
+        """Return the files that the model is written to, and how each weight is got.
 
-        Every rank takes part; the first one writes.
+        A policy's are these, unless it has adapters.
         """
-        # As one entry, because safetensors writes several in random order.
-        metadata = {"counters": json.dumps({"steps": self.steps, **self._scaler_state()})}
-        if ranks.is_first():
-            path.parent.mkdir(parents=True, exist_ok=True)
-        tensors: dict[str, Tensor] = {}
-        size = number = 0
-        for key, whole in self._state():
-            if not ranks.is_first():
-                continue
-            if tensors and size + whole.nbytes > _LARGEST_FILE:
-                save_file(tensors, _part(path, number), metadata)
-                tensors, size, number = {}, 0, number + 1
-            tensors[key] = whole.contiguous().cpu()
-            size += whole.nbytes
-        if ranks.is_first():
-            save_file(tensors, _part(path, number), metadata)
+        dtype, saved = DTYPES[self.config.precision], self.model.state_dict().keys()
+        # Tied weights are neither among the parameters twice nor saved twice.
+        parameters = dict(self.model.named_parameters())
+        buffers = {name: buffer for name, buffer in self.model.named_buffers() if name in saved}
+        tensors = [Described(name, dtype, tuple(_shape(p))) for name, p in parameters.items()]
+        tensors += [Described(name, b.dtype, tuple(b.shape)) for name, b in buffers.items()]
 
-    def _state(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole tensors by name, one at a time; ranks have to take them in step."""
-        for name, parameter in self._trained():
-            for moment in _MOMENTS:
-                yield f"{moment}/{name}", self._moment(parameter, moment)
-            if self._has_weights:
-                yield f"weight/{name}", self._master(parameter)
+        def gather(name: str, is_wanted: bool) -> Tensor | None:
+            if name in buffers:
+                return buffers[name] if is_wanted else None
+            weight = self._computed_with(parameters[name], is_wanted)
+            return None if weight is None else weight.to(dtype)
+
+        return ModelFiles(self.model, plan_files(self.model, tensors), gather)
+
+    def _computed_with(self, parameter: nn.Parameter, is_wanted: bool) -> Tensor | None:
+        """Return the whole weight that the model computes with, where it is wanted. With ZeRO 3 every rank
+        takes part, and the weight is gathered."""
+        from deepspeed.runtime.zero import GatheredParameters
+
+        if self.config.zero_stage < 3:
+            return parameter.detach() if is_wanted else None
+        with GatheredParameters([parameter]):
+            return parameter.detach().clone() if is_wanted else None
+
+    def held(self) -> list[Slice]:
+        """Return this rank's part of each parameter that is trained: views, through which it is changed."""
+        return list(held(self.trained(), self._optimizer, self.config.zero_stage))
+
+    def own(self) -> list[Slice]:
+        """Return what this rank writes of the state; all ranks together write all of it."""
+        return own(self.held(), self.config.zero_stage)
 
     @property
-    def _has_weights(self) -> bool:
-        """Whether the state has weights."""
-        return self.config.precision is not Precision.FP32 or is_adapted(self.model)
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of tensors in the state: moments, and fp32 weights where the model directory holds them
+        rounded or merged."""
+        is_exact = self.config.precision is Precision.FP32 and not is_adapted(self.model)
+        return MOMENTS if is_exact else (*MOMENTS, WEIGHT)
 
-    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+    def sums(self) -> dict[str, tuple[float, float]]:
+        """Return the sums over each tensor, weights included. Every rank takes part.
+
+        Raises:
+            NumericalError: a weight or moment is not finite; on every rank.
+        """
+        found = sums_of(self.own(), [name for name, _ in self.trained()])
+        for key, pair in found.items():
+            if not all(map(math.isfinite, pair)):
+                raise NumericalError(f"{key} of the {self.name} is not finite; nothing is committed")
+        return found
+
+    def trained(self) -> list[tuple[str, nn.Parameter]]:
+        """Return the parameters that are trained, by name, in the same order on every rank."""
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
 
-    def load_state(self, path: Path) -> None:
-        """Restore what :meth:`save_state` wrote, at any ZeRO stage and on any number of ranks."""
-        with contextlib.ExitStack() as files:  # one tensor at a time, as every rank of a node reads them
-            parts = [files.enter_context(safe_open(part, "pt")) for part in _parts(path)]
-            counters = json.loads(parts[0].metadata()["counters"])
-            saved = {key: part for part in parts for key in part.keys()}  # noqa: SIM118 - no dict
-            for name, parameter in self._trained():
-                for moment in _MOMENTS:
-                    key = f"{moment}/{name}"
-                    self._set_moment(parameter, moment, saved[key].get_tensor(key))
-                if self._has_weights:
-                    self._set_master(parameter, saved[f"weight/{name}"].get_tensor(f"weight/{name}"))
-        self.steps = counters.pop("steps")
-        self._set_scaler_state(counters)
-        for tensor in self._optimized():  # AdamW's bias correction counts steps
-            self._optimizer.state[tensor]["step"] = self._step_count()
+    def load_state(self, folder: Path) -> None:
+        """Restore what was saved of this trainer at any ZeRO stage and by any number of ranks. Each rank
+        reads its part.
+
+        Raises:
+            KeyError, OSError: the folder lacks something of it.
+        """
+        saved = SavedState(files_of(folder, self.name))
+        saved.read_into(self.held(), self.kinds)
+        if is_adapted(self.model):
+            for name, parameter in self.trained():
+                whole = torch.empty(_shape(parameter), dtype=torch.float32)
+                saved.read(f"{WEIGHT}/{name}", 0, whole.view(-1))
+                self.set_computed(parameter, whole)
+        self.set_counters(read_counters(folder, self.name))
+
+    def set_computed(self, parameter: Tensor, whole: Tensor) -> None:
+        """Set the weight that the model computes with. Every rank takes part."""
+        from deepspeed.runtime.zero import GatheredParameters
+
+        is_partitioned = self.config.zero_stage == 3
+        with torch.no_grad(), GatheredParameters([parameter], modifier_rank=0, enabled=is_partitioned):
+            parameter.data.copy_(whole)
 
     def _master(self, parameter: Tensor) -> Tensor:
         """Return the whole weight, in fp32 if it is trained."""
@@ -271,39 +326,6 @@ class Trainer:
         whole: Tensor = safe_get_full_fp32_param(parameter)
         return whole.view(_shape(parameter))
 
-    def _set_master(self, parameter: Tensor, value: Tensor) -> None:
-        """Set the fp32 weight; of an adapter also the weight that is computed with, still its initial one."""
-        from deepspeed.runtime.zero import GatheredParameters
-        from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
-
-        if self.config.zero_stage == 3:
-            safe_set_local_fp32_param(parameter, _own_part(value))
-        elif self.config.zero_stage > 0:
-            safe_set_full_fp32_param(parameter, value)
-        if is_adapted(self.model):
-            is_partitioned = self.config.zero_stage == 3
-            with GatheredParameters([parameter], modifier_rank=0, enabled=is_partitioned):
-                parameter.data.copy_(value)
-
-    def _moment(self, parameter: Tensor, moment: str) -> Tensor:
-        from deepspeed.utils import safe_get_full_optimizer_state
-
-        if self.config.zero_stage == 0:
-            value: Tensor = self._optimizer.state[parameter][moment]
-            return value
-        whole: Tensor = safe_get_full_optimizer_state(parameter, moment)
-        return whole.view(_shape(parameter))
-
-    def _set_moment(self, parameter: Tensor, moment: str, value: Tensor) -> None:
-        from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
-
-        if self.config.zero_stage == 0:
-            self._optimizer.state[parameter][moment].copy_(value)
-        elif self.config.zero_stage == 3:
-            safe_set_local_optimizer_state(parameter, _own_part(value), moment)
-        else:
-            safe_set_full_optimizer_state(parameter, value, moment)
-
     def _optimized(self) -> list[Tensor]:
         """Return what AdamW steps: the parameters, or this rank's flat fp32 partitions of them."""
         if self.config.zero_stage == 3:  # its parameter groups are empty between steps
@@ -317,32 +339,12 @@ class Trainer:
     def _make_optimizer_state(self) -> None:
         """Make moments, which a checkpoint must find; AdamW and DeepSpeed make them at the first step."""
         for tensor in self._optimized():
-            moments = {moment: torch.zeros_like(tensor) for moment in _MOMENTS}
+            moments = {moment: torch.zeros_like(tensor) for moment in MOMENTS}
             self._optimizer.state[tensor] = {"step": self._step_count(), **moments}
         if self.config.zero_stage in (1, 2):
             self.engine.optimizer._lazy_init_hp_params_optimizer_state()
 
 
-def _part(path: Path, number: int) -> Path:
-    """Return the path of one file of a state: ``policy.safetensors``, ``policy-1.safetensors`` and so on."""
-    return path if number == 0 else path.with_name(f"{path.stem}-{number}{path.suffix}")
-
-
-def _parts(path: Path) -> Iterator[Path]:
-    numbered = (_part(path, number) for number in itertools.count())
-    return itertools.takewhile(Path.exists, numbered)
-
-
 def _shape(parameter: Tensor) -> torch.Size:
     """Return the whole shape: ZeRO 3 leaves an empty tensor in place and keeps the shape beside it."""
     return getattr(parameter, "ds_shape", parameter.shape)
-
-
-def _own_part(whole: Tensor) -> Tensor:
-    """Cut out this rank's part of a tensor, flat, as ZeRO 3 splits it: equal parts, with zeros after its end.
-
-    DeepSpeed's setters of whole tensors fail on ranks that have such padding.
-    """
-    length = -(-whole.numel() // ranks.size())
-    part = whole.flatten()[length * ranks.rank() : length * (ranks.rank() + 1)]
-    return torch.nn.functional.pad(part, (0, length - part.numel()))

@@ -19,6 +19,7 @@ from stages.ppo.forward import gather_rows, policy_outputs, response_values, sca
 from stages.ppo.math.kl import kl_loss_per_token
 from stages.ppo.math.losses import Counts, aggregate, policy_loss, value_loss
 from stages.ppo.math.masked import masked_sum
+from stages.ppo.state.learned import Decision
 from stages.ppo.targets import Targets
 from stages.ppo.trainer import Trainer
 
@@ -131,6 +132,8 @@ class Steps:
     """Steps at which fp16 lowered its loss scale."""
     is_stopped: bool = False
     """Whether target_kl ended the training."""
+    decisions: list[Mapping[str, Decision]] = field(default_factory=list)
+    """What became of each mini-batch's gradients, by the trainer's name."""
     log_probs: Tensor | None = None
     """[N, T] log-probabilities of this rank's rows before the only step; None where known before."""
 
@@ -189,10 +192,10 @@ def train(
             steps.first_ratio_error = float(ranks.max_over_ranks(tally.ratio_error))
         # 2. a step, unless something speaks against it
         if problem:
-            discard(learner)
+            discard(learner, steps)
             skip(config, steps, problem)
         elif limit is not None and sums["approx_kl"] / counts.tokens > limit:
-            discard(learner)
+            discard(learner, steps)
             steps.is_stopped = True
             say(f"{place}: the policy has moved further than algorithm.target_kl allows; training ends")
             break
@@ -314,9 +317,11 @@ def problem_of(tally: MiniBatchStats, experience: Experience, place: StepPositio
     return None
 
 
-def discard(learner: Learner) -> None:
+def discard(learner: Learner, steps: Steps) -> None:
+    """Throw the gradients of policy and critic away."""
     for trainer in learner.trainers:
         trainer.discard()
+    steps.decisions.append({trainer.name: Decision.DISCARDED for trainer in learner.trainers})
 
 
 def take_step(
@@ -331,6 +336,8 @@ def take_step(
     policy = learner.policy.step(*position)
     critic = learner.critic.step(*position) if learner.critic else None
     taken = {"policy": policy} | ({"critic": critic} if critic else {})
+    decided = {name: Decision.TAKEN if step.is_taken else Decision.SKIPPED for name, step in taken.items()}
+    steps.decisions.append(decided)
     if any(step.is_overflow for step in taken.values()):
         steps.overflows += 1
     if policy.is_taken:

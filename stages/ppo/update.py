@@ -1,52 +1,30 @@
 """Train policy and critic on an iteration's scored responses.
 
-Runs on any number of ranks: all read everything, each trains on its share, the first one writes.
+Runs on any number of ranks: all read everything, each trains on its share and writes its part.
 """
 
-import json
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-
-from pipeline.config.algorithm import Estimator, KLConfig, KLController
-from pipeline.run.commits import FileEntry
-from pipeline.run.durable import read_shared
+from pipeline.run.commits import FileEntry, hash_file
+from pipeline.run.durable import fsync_path
 from stages import ranks
 from stages.context import Context, Result
-from stages.ppo.critics import load_critic
 from stages.ppo.experience import Experience, read_experience
 from stages.ppo.learner import update as learner_update
-from stages.ppo.lora import load_policy
 from stages.ppo.math.kl import next_kl_coef
-from stages.ppo.math.shaping import RunningMoments
 from stages.ppo.memory import out_of_memory_explained
 from stages.ppo.metrics import mean_kl, update_metrics
 from stages.ppo.reference import with_reference
-from stages.ppo.trainer import Trainer
-from stages.ppo.training import Learner
-from stages.training import hash_folders, save_tokenizer
-
-
-@dataclass(frozen=True)
-class TrainerState:
-    """State that learning needs to resume, besides weights, optimizer moments and loss scales.
-
-    Learning rates and every random choice are functions of counters and of the run's seed, and the iteration
-    says which prompts come next, so there is neither a generator's state nor a position in the data to save.
-    """
-
-    iteration: int
-    kl_coef: float
-    responses: int
-    """Responses rolled out since the run began."""
-    rewards: RunningMoments
-    """Moments of all rewards since the run began, before shaping."""
-    seed: int
+from stages.ppo.resuming import resume
+from stages.ppo.state.learned import PART, Learned, Machine, TrainerState
+from stages.ppo.state.writer import LearnerState
+from stages.ppo.training import Learner, Steps
+from stages.training import committed_entries, save_tokenizer
 
 
 def update(context: Context, iteration: int) -> Result | None:
     """Train on an iteration. Returns None on every rank but the first, which has the result of all."""
     ranks.start_distributed()
-    context.verifies = ranks.is_first()
+    context.share_of_hashing = ranks.rank(), ranks.size()
+    context.agree = ranks.first_of
     # 1. every shard of this iteration, verified
     with context.stopwatch.timing("read"):
         experience = read_experience(context, iteration)
@@ -55,14 +33,14 @@ def update(context: Context, iteration: int) -> Result | None:
 
 
 def learn(iteration: int, context: Context, experience: Experience) -> Result | None:
-    """Learn from an iteration's experience, and write policy, critic and trainer state."""
+    """Learn from an iteration's experience, and write the policy; leave a writer of the rest."""
     config, stopwatch = context.config, context.stopwatch
     # 2. the reference's log-probabilities, unless the reward stage has computed them
     with stopwatch.timing("reference"):
         experience = with_reference(context, experience, iteration)
     # 3. policy, critic and their optimizers where the previous iteration left them
     with stopwatch.timing("load"):
-        learner, state = load_learner(context, iteration - 1)
+        learner, state = resume(context, iteration - 1)
     # 4. the update, and the KL coefficient of the next one
     moments = state.rewards.including(experience.outcome.scores)
     with context.computing():
@@ -75,9 +53,10 @@ def learn(iteration: int, context: Context, experience: Experience) -> Result | 
         rewards=moments,
         seed=config.seed,
     )
-    # 5. everything that learning needs to go on
+    # 5. the policy, which others wait for; behind its commit, what learning needs to go on
     with stopwatch.timing("save"):
-        outputs = save(context, learner, following)
+        outputs = save_policy(context, learner, learned(learner, following, done.steps))
+    context.state_writer = LearnerState(context, learner)
     if not ranks.is_first():
         return None
     metrics = update_metrics(config, experience, done) | {"objective/kl_coef": state.kl_coef}
@@ -86,56 +65,37 @@ def learn(iteration: int, context: Context, experience: Experience) -> Result | 
     return Result(outputs, len(experience), "trainer/1", iteration, metrics)
 
 
-def load_learner(context: Context, version: int) -> tuple[Learner, TrainerState]:
-    """Load models, optimizers and counters as they were committed with policy ``version``."""
-    config, trust = context.config, context.config.model.trust_remote_code
-    attention = config.update.attention
-    base = 0 if config.update.lora else version  # which never changes; the trainer state has the adapters
-    policy_model = load_policy(context.policy_directory(base), config)
-    policy = Trainer("policy", policy_model, config.update.learning_rate, config.update)
-    critic = None
-    if config.algorithm.estimator is Estimator.GAE:
-        first = config.model.critic or config.model.policy
-        start = context.critic_directory(version) or context.source(first)
-        model = load_critic(start, config.update.precision, trust, attention)
-        critic = Trainer("critic", model, config.update.critic_learning_rate, config.update)
-    learner = Learner(config, policy, critic)
-    folder = context.trainer_directory(version)
-    if folder is None:
-        return learner, TrainerState(0, config.algorithm.kl.coef, 0, RunningMoments(), config.seed)
-    for trainer in learner.trainers:
-        trainer.load_state(folder / f"{trainer.name}.safetensors")
-    return learner, resumed(read_state(folder), config.algorithm.kl)
+def learned(learner: Learner, state: TrainerState, steps: Steps) -> Learned:
+    """Return the small numbers of an update. Every rank takes part.
 
-
-def resumed(state: TrainerState, kl: KLConfig) -> TrainerState:
-    """Return the state to resume from. A fixed KL coefficient is the configuration's: a fork may have
-    another one."""
-    return replace(state, kl_coef=kl.coef) if kl.controller is KLController.FIXED else state
-
-
-def read_state(folder: Path) -> TrainerState:
-    given = json.loads(read_shared(folder / "state.json"))
-    return TrainerState(**given | {"rewards": RunningMoments(**given["rewards"])})
-
-
-def save(context: Context, learner: Learner, state: TrainerState) -> tuple[FileEntry, ...]:
-    """Write policy, critic and trainer state under this attempt's own names, durably.
-
-    Every rank takes part; the first one writes, and has what it wrote. The others have nothing.
+    Raises:
+        NumericalError: a weight or moment is not finite; on every rank.
     """
-    files, attempt = context.files, context.attempt
-    folders = [files.policy(attempt), files.trainer(attempt)]
-    learner.policy.save_model(folders[0])
-    if ranks.is_first():
-        save_tokenizer(context, folders[0])
-        folders[1].mkdir(parents=True)
-        (folders[1] / "state.json").write_text(json.dumps(asdict(state), indent=1) + "\n")
-    for trainer in learner.trainers:
-        trainer.save_state(folders[1] / f"{trainer.name}.safetensors")
-    if learner.critic:
-        folders.append(files.critic(attempt))
-        learner.critic.save_model(folders[2])
+    return Learned(
+        state=state,
+        decisions=tuple(steps.decisions),
+        skipped=len(steps.skipped),
+        overflows=steps.overflows,
+        stopped=steps.is_stopped,
+        counters={trainer.name: trainer.counters() for trainer in learner.trainers},
+        machine=Machine.here(learner.config.update.zero_stage),
+        sums={trainer.name: trainer.sums() for trainer in learner.trainers},
+    )
+
+
+def save_policy(context: Context, learner: Learner, numbers: Learned) -> tuple[FileEntry, ...]:
+    """Write the policy and the small numbers under this attempt's own names, durably.
+
+    Every rank takes part and writes; the first one has what all wrote. The others have nothing.
+    """
+    folder = context.files.policy(context.attempt)
+    told = ranks.share(learner.policy.save_model(folder))
     if not ranks.is_first():
         return ()
-    return hash_folders(context, folders)
+    save_tokenizer(context, folder)
+    path = context.files.data(context.attempt, PART, "json")
+    with path.open("x") as file:
+        file.write(numbers.to_json())
+    fsync_path(path)
+    written = [file for files in told for file in files]
+    return (*committed_entries(context, folder, written), hash_file(context.paths, path))

@@ -13,6 +13,7 @@ from torch import nn
 from pipeline.config.update import Precision, UpdateConfig
 from stages.context import UserError
 from stages.models import device
+from stages.ppo.bare import Bare, filled
 
 _LARGEST_BUCKET = 500_000_000
 """Elements of a bucket; DeepSpeed's own default."""
@@ -53,12 +54,21 @@ def device_map_of(config: UpdateConfig) -> str | None:
     return "cpu" if config.zero_stage == 3 else None
 
 
-def share_out(model: nn.Module, settings: dict[str, Any]) -> None:
-    """Split the weights of a model in the host's memory over the ranks, one weight at a time: no device ever
-    holds all of them. What is not a weight goes to every device. For ZeRO 3."""
+def share_out(model: nn.Module, settings: dict[str, Any], bare: Bare | None = None) -> None:
+    """Split the weights of a model over the ranks, one weight at a time: no device ever holds all of them.
+    What is not a weight goes to every device. For ZeRO 3.
+
+    Args:
+        model: in the host's memory, or without weights.
+        bare: where the weights are that it does not have.
+    """
     import deepspeed
 
+    if bare is not None:
+        model.parameters = lambda recurse=True: filled(bare)  # type: ignore[method-assign]
     deepspeed.zero.Init(module=model, config_dict_or_path=settings)
+    if bare is not None:
+        del model.parameters
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device())

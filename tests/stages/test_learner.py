@@ -24,9 +24,9 @@ from stages.ppo.critics import load_critic
 from stages.ppo.math.masked import NoValidTokens
 from stages.ppo.math.shaping import RunningMoments
 from stages.ppo.metrics import mean_kl
+from stages.ppo.state.learned import TrainerState, resumed
 from stages.ppo.targets import token_rewards
 from stages.ppo.training import StepPosition, split_epoch
-from stages.ppo.update import TrainerState, resumed
 from tests.support import tiny
 from tests.support.learning import (
     difference,
@@ -38,6 +38,7 @@ from tests.support.learning import (
     with_scores,
 )
 from tests.support.processes import make_run, stage
+from tests.support.trainers import save_state, state_of
 
 
 @pytest.mark.parametrize(("budget", "holes"), [(64, True), (100, False), (4096, True)])
@@ -280,18 +281,18 @@ def test_equal_rewards_are_reported_and_change_nothing_but_by_kl(make):
 def test_a_trainer_state_too_large_for_one_file_is_read_as_one(make, tmp_path, monkeypatch):
     learner = make()
     updated(learner, experience())
-    learner.policy.save_state(tmp_path / "whole" / "policy.safetensors")
-    monkeypatch.setattr("stages.ppo.trainer._LARGEST_FILE", 20_000)
-    learner.policy.save_state(tmp_path / "parts" / "policy.safetensors")
-    assert len(list((tmp_path / "parts").iterdir())) > 3
+    save_state(learner.policy, tmp_path / "whole")
+    monkeypatch.setattr("stages.ppo.state.saved_state.LARGEST_FILE", 5_000)  # less than some tensors
+    save_state(learner.policy, tmp_path / "parts")
+    assert len(list((tmp_path / "parts").iterdir())) > 10
     states = []
     for folder in ("whole", "parts"):
         other = make().policy
-        other.load_state(tmp_path / folder / "policy.safetensors")
-        states.append({name: tensor.clone() for name, tensor in other._state()})
+        other.load_state(tmp_path / folder)
+        states.append(state_of(other))
         assert other.steps == 4
     assert difference(*states) == 0
-    assert difference(states[0], dict(learner.policy._state())) == 0
+    assert difference(states[0], state_of(learner.policy)) == 0
 
 
 def test_a_critic_may_lack_its_head_but_no_weight_of_its_backbone(tmp_path):

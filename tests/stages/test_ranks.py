@@ -5,6 +5,7 @@ Ranks are forks that run the real command, told apart by the environment as unde
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import os
@@ -26,6 +27,7 @@ from pipeline.run.tasks import Stage, Task
 from stages import ranks
 from stages.context import NumericalError, UserError
 from stages.models import load_causal_lm
+from stages.ppo.state import model_files
 from stages.ppo.trainer import Trainer
 from stages.ranks import Meeting, Place, gpu_index
 from tests.support import processes
@@ -40,6 +42,7 @@ from tests.support.ranks import (
     update_stage,
     updated,
 )
+from tests.support.trainers import same_bytes, save_state, state_of, whole_state
 
 KINDS = {
     "gae": ["update.tokens_per_micro_batch=64"],
@@ -69,7 +72,7 @@ def new_run(models, tmp_path_factory) -> Callable[..., Run]:
         # The smaller AdamW's epsilon, the more it makes of the rounding of gradients that are almost zero.
         given = ["update.epsilon=1e-3", *KINDS[kind], *settings]
         run = make_run(models, tmp_path_factory.mktemp(kind) / "run", *given)
-        for part in ("data", "iterations", "policy", "critic", "trainer"):
+        for part in ("data", "iterations", "policy", "state"):
             if like and (like.paths.root / part).exists():
                 shutil.copytree(
                     like.paths.root / part, run.paths.root / part, symlinks=True, dirs_exist_ok=True
@@ -96,9 +99,25 @@ def scored(new_run) -> Callable[..., Run]:
     return call
 
 
+def state_directory(run: Run, version: int) -> Path:
+    state = read_record(run.paths, Task(version, Stage.STATE))
+    assert state is not None
+    return run.paths.root / state.outputs[0].folder
+
+
 def tensors(run: Run, record: Record) -> dict[str, torch.Tensor]:
-    """All that an update saved."""
-    found = {}
+    """All that an update saved, behind its policy too."""
+    state = state_directory(run, record.policy_version)
+    found = {
+        f"{name}:{key}": tensor
+        for name in ("policy", "critic")
+        for key, tensor in whole_state(state, name).items()
+    }
+    found |= {
+        f"critic:{key}": t
+        for path in state.glob("critic/*.safetensors")
+        for key, t in load_file(path).items()
+    }
     for entry in record.outputs:
         path = run.paths.root / entry.path
         if path.suffix == ".safetensors":
@@ -186,27 +205,36 @@ def test_a_run_goes_on_with_another_number_of_ranks(new_run, second_update, befo
     assert_close(run, updated(run, after, 2), other, expected)
 
 
-def test_two_ranks_hold_exactly_what_one_wrote(first_update):
-    """Written again after reading, the state of bf16, which has fp32 weights in it, is what was read."""
+def test_any_ranks_hold_exactly_what_one_wrote_and_write_the_same_policy(first_update):
+    """The state of bf16 has fp32 weights in it; the policy is made of many files here."""
     root = first_update("gae", 2, 1, "bf16")[0].paths.root
-    assert ended(start_ranks(2, root / "meeting" / "copy", read_and_write_state, root)) == [0, 0]
-    (original,) = root.glob("trainer/00001.*/policy.safetensors")
-    read = load_file(original)
-    for zero_stage in (1, 2, 3):
-        written = load_file(root / f"copy-{zero_stage}.safetensors")
+    for size in (1, 2):
+        started = start_ranks(size, root / "meeting" / "copy", read_and_write_state, root)
+        assert ended(started) == [0] * size
+    (original,) = root.glob("state/00001.*")
+    read = whole_state(original)
+    for size, zero_stage in itertools.product((1, 2), (1, 2, 3)):
+        copy = root / f"copy-{size}-{zero_stage}"
+        written = whole_state(copy)
+        assert len(list(copy.glob("policy-rank-*"))) == size
         assert written.keys() == read.keys()
         assert all(torch.equal(written[name], read[name]) for name in read)
+        assert len(list(copy.glob("model/*.safetensors"))) == 9
+        assert same_bytes(copy / "model", root / "copy-1-1" / "model")
 
 
 def read_and_write_state(root: Path, rank: int) -> None:
     ranks.start_distributed()
-    (policy,), (state,) = (list(root.glob(f"{name}/00001.*")) for name in ("policy", "trainer"))
+    model_files._SMALLEST_FILE = model_files._LARGEST_FILE = 10_000
+    (policy,), (state,) = (list(root.glob(f"{name}/00001.*")) for name in ("policy", "state"))
     for zero_stage in (1, 2, 3):
         model = load_causal_lm(policy, Precision.BF16, trust_remote_code=False)
         config = UpdateConfig(zero_stage=zero_stage, precision=Precision.BF16)
         trainer = Trainer("policy", model, 1e-3, config)
-        trainer.load_state(state / "policy.safetensors")
-        trainer.save_state(root / f"copy-{zero_stage}.safetensors")
+        trainer.load_state(state)
+        copy = root / f"copy-{ranks.size()}-{zero_stage}"
+        save_state(trainer, copy)
+        trainer.save_model(copy / "model")
 
 
 # failures
@@ -339,7 +367,7 @@ def spoil_one_gradient(policy: Path, folder: Path, rank: int) -> None:
         for trainer in (unlucky, lucky):
             backward(trainer, 1.0)
             steps.append(trainer.step(0, 10))
-        states = [dict(trainer._state()) for trainer in (unlucky, lucky)]
+        states = [state_of(trainer) for trainer in (unlucky, lucky)]
         is_same = steps[0] == steps[1] and all(torch.equal(states[0][n], states[1][n]) for n in states[0])
         seen[zero_stage] = [is_taken, steps[1].is_taken, is_same]
     (folder / f"seen-{rank}").write_text(json.dumps(seen))

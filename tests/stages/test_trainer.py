@@ -17,9 +17,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from pipeline.config.compose import compose
 from pipeline.config.issue import ConfigError
@@ -29,6 +28,7 @@ from pipeline.run.commits import hash_tree
 from pipeline.run.paths import RunPaths
 from stages.context import NumericalError, UserError
 from stages.models import DTYPES, load_causal_lm
+from stages.ppo.bare import bare_model
 from stages.ppo.critics import load_critic
 from stages.ppo.trainer import Step, Trainer, learning_rate
 from stages.ranks import start_distributed
@@ -44,9 +44,11 @@ from tests.support.trainers import (
     micro_batches,
     precision_of,
     same_bytes,
+    save_state,
     seen_in,
     settings,
     share_of_loss,
+    state_of,
     weights,
 )
 
@@ -72,10 +74,10 @@ def accumulate_spoiled(trainer: Trainer, step: int, spoil: float) -> None:
 
 def skip(trainer: Trainer, spoil: float) -> dict:
     """A step that cannot be taken. The loss scale is put back: it may change the rounding of what follows."""
-    before, scaler = {name: t.clone() for name, t in trainer._state()}, trainer._scaler_state()
+    before, scaler = state_of(trainer), trainer._scaler_state()
     accumulate_spoiled(trainer, 9, spoil)
     step = trainer.step(trainer.steps, TOTAL)
-    after, scale = dict(trainer._state()), trainer._loss_scale
+    after, scale = state_of(trainer), trainer._loss_scale
     trainer._set_scaler_state(scaler)
     return {
         "step": step,
@@ -150,22 +152,22 @@ def life_of_a_trainer(case: str, policy: Path, folder: Path) -> dict:
         steps = advance(trainer, range(3))
     after_three = weights(trainer)
     trainer.save_model(folder / "model")
-    trainer.save_state(folder / "state" / "policy.safetensors")
+    save_state(trainer, folder / "state")
     advance(trainer, range(3, 5))
 
     again = new_trainer(folder / "model", case)
-    again.load_state(folder / "state" / "policy.safetensors")
+    again.load_state(folder / "state")
     restored = weights(again)
     advance(again, range(3, 5))
     for name, one in (("straight", trainer), ("resumed", again)):
         one.save_model(folder / name)
-        one.save_state(folder / f"{name}-state" / "policy.safetensors")
+        save_state(one, folder / f"{name}-state")
     skips = [skip(trainer, spoil) for spoil in (math.nan, math.inf)]
     at_lowest_scale = skip_at_lowest_scale(trainer) if precision_of(case) is Precision.FP16 else None
     discard_two(trainer)
     seen = [advance(one, range(5, 7)) for one in (trainer, again)]
     for name, one in (("unlucky", trainer), ("lucky", again)):
-        one.save_state(folder / f"{name}-state" / "policy.safetensors")
+        save_state(one, folder / f"{name}-state")
     return {
         "start": start,
         "steps": steps,
@@ -185,9 +187,9 @@ def life_with_tied_embeddings(case: str, policy: Path, folder: Path) -> dict:
     trainer = new_trainer(policy, case)
     advance(trainer, range(2))
     trainer.save_model(folder / "model")
-    trainer.save_state(folder / "state.safetensors")
+    save_state(trainer, folder / "state")
     again = new_trainer(folder / "model", case)
-    again.load_state(folder / "state.safetensors")
+    again.load_state(folder / "state")
     advance(trainer, range(2, 3))
     advance(again, range(2, 3))
     return {"straight": weights(trainer), "resumed": weights(again)}
@@ -314,13 +316,14 @@ def test_after_skipped_and_discarded_gradients_training_goes_on_as_if_they_had_n
 def test_optimizer_state_of_half_precision_holds_fp32_weights(lives, case):
     folder, life = lives[case]
     seen = seen_in(life)
-    state = load_file(folder / "state" / "policy.safetensors")
+    state = load_file(folder / "state" / "policy-rank-00000-000.safetensors")
     kinds = {key.split("/")[0] for key in state}
     assert kinds == {"exp_avg", "exp_avg_sq"} | ({"weight"} if "16" in case else set())
     assert {tensor.dtype for tensor in state.values()} == {torch.float32}
     if "16" in case:
         found = {key.removeprefix("weight/"): t for key, t in state.items() if key.startswith("weight/")}
-        assert largest_difference(found, seen["after_three"]) == 0
+        expected = {name: weight.flatten() for name, weight in seen["after_three"].items()}
+        assert largest_difference(found, expected) == 0
 
 
 @pytest.mark.parametrize("case", ["fp32-zero0", "bf16-zero2", "fp32-zero3"])
@@ -339,6 +342,37 @@ def test_tied_embeddings_stay_tied(processes, tmp_path, case):
     assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
 
 
+def filled_while_shared_out(case: str, policy: Path, folder: Path) -> dict:
+    """Of a model without weights, of one with them, and whether the former was ever more than one weight."""
+    torch.set_num_threads(1)
+    start_distributed()
+
+    def load(device_map: str) -> PreTrainedModel:
+        return load_causal_lm(policy, precision_of(case), False, device_map)
+
+    bare = bare_model(load, policy)
+    assert bare is not None
+    assert all(parameter.is_meta for parameter in bare.model.parameters())
+    trainers = [Trainer("policy", m, RATE, settings(case)) for m in (bare, load("cpu"))]
+    seen = {}
+    for name, trainer in zip(("bare", "loaded"), trainers, strict=True):
+        buffers = {key: b.clone() for key, b in trainer.model.named_buffers()}
+        steps = advance(trainer, range(2))
+        seen[name] = (weights(trainer) | buffers, steps)
+    return seen
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_with_zero_3_weights_are_read_one_by_one_while_they_are_shared_out(processes, tmp_path, tied):
+    torch.manual_seed(3)
+    config = tiny.llama_config(tiny.byte_tokenizer(("<pad>", "<eos>")), tie_word_embeddings=tied)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "policy")
+    given = ("bf16-zero3", tmp_path / "policy", tmp_path)
+    seen = seen_in(processes.submit(into_file, filled_while_shared_out, *given))
+    assert largest_difference(seen["bare"][0], seen["loaded"][0]) == 0
+    assert seen["bare"][1] == seen["loaded"][1]
+
+
 @pytest.mark.parametrize("case", ["fp32-zero0", "fp32-zero3", "bf16-zero1"])
 def test_a_poisoned_weight_is_never_written(processes, models, tmp_path, case):
     folder = tmp_path / "model"
@@ -350,7 +384,7 @@ def test_a_poisoned_weight_is_never_written(processes, models, tmp_path, case):
 def test_committed_files_are_readable_as_the_umask_says(lives, tmp_path):
     folder, life = lives["fp32-zero0"]
     life.result()
-    state = folder / "state" / "policy.safetensors"
+    state = folder / "state" / "policy-rank-00000-000.safetensors"
     hash_tree(RunPaths(folder), state.parent)
     probe = tmp_path / "probe"
     probe.touch()
@@ -384,8 +418,7 @@ def test_the_state_file_has_its_own_counters(lives):
     for case in ("fp32-zero0", "fp16-zero2"):
         folder, life = lives[case]
         life.result()
-        with safe_open(folder / "state" / "policy.safetensors", "pt") as state:
-            counters = json.loads(state.metadata()["counters"])
+        counters = json.loads((folder / "state" / "counters.json").read_text())["policy"]
         scaler = {"cur_scale": 2**16, "cur_iter": 3, "last_overflow_iter": -1}
         assert counters == {"steps": 3} | (scaler if case.startswith("fp16") else {})
 
@@ -422,7 +455,7 @@ def two_steps_with_and_without_checkpointing(case: str, policy: Path, folder: Pa
         trainer, forwards = new_trainer(policy, name), []
         trainer.model.model.layers[0].self_attn.register_forward_hook(lambda *_, f=forwards: f.append(1))
         steps = advance(trainer, range(2))
-        state = {key: tensor.clone() for key, tensor in trainer._state()}
+        state = state_of(trainer)
         trainer.save_model(folder / name)
         seen[name] = (len(forwards), steps, state, (folder / name / "config.json").read_text())
     return seen

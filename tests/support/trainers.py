@@ -1,12 +1,18 @@
 """Trainers in processes of their own, in every precision and ZeRO stage, compared with AdamW."""
 
+import itertools
+import json
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from pipeline.config.update import Precision, Schedule, UpdateConfig
+from stages import ranks
+from stages.ppo.state.saved_state import files_of, write_counters, write_slices
+from stages.ppo.state.tensor_files import read_metadata
 from stages.ppo.trainer import Step, Trainer
 
 RATE = 1e-2
@@ -66,6 +72,33 @@ def advance(trainer: Trainer, steps: range) -> list[Step]:
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: trainer._master(p).clone() for name, p in trainer.model.named_parameters()}
+
+
+def state_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """What this rank holds of the state, flat."""
+    return {f"{kind}/{one.name}": one.parts[kind].clone() for one in trainer.held() for kind in trainer.kinds}
+
+
+def save_state(trainer: Trainer, folder: Path) -> None:
+    """As an update does, of one trainer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    list(write_slices(folder, trainer.name, ranks.rank(), trainer.own(), trainer.kinds))
+    if ranks.is_first():
+        write_counters(folder, {trainer.name: trainer.counters()})
+
+
+def whole_state(folder: Path, name: str = "policy") -> dict[str, torch.Tensor]:
+    """What all ranks wrote of a trainer's state, each tensor flat and in one piece."""
+    pieces: dict[str, list] = {}
+    for path in files_of(folder, name):
+        starts = json.loads(read_metadata(path)["starts"])
+        for key, tensor in load_file(path).items():
+            pieces.setdefault(key, []).append((starts[key], tensor))
+    together = {key: sorted(found, key=lambda pair: pair[0]) for key, found in pieces.items()}
+    for found in together.values():  # without gaps and overlaps
+        for (start, tensor), (following, _) in itertools.pairwise(found):
+            assert start + len(tensor) == following
+    return {key: torch.cat([tensor for _, tensor in found]) for key, found in together.items()}
 
 
 def into_file(story: Callable, case: str, model: Path, folder: Path) -> Path:

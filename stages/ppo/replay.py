@@ -1,0 +1,149 @@
+"""Learning iterations again whose trainer's state was lost: with the same steps, towards the same policies.
+
+Each iteration replayed starts from the policy that was committed before it, and ends with the one that was
+committed after it, whatever rounding makes of the way between. A replay never fails an update: where it
+cannot be done, learning goes on from the committed weights with the newest moments, and says so.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pipeline.run.commits import BadCommit
+from pipeline.run.retention import Thinned
+from stages import ranks
+from stages.context import Context, Stopwatch, UserError
+from stages.logs import log
+from stages.ppo.committed import CommittedWeights, committed_weights
+from stages.ppo.experience import Experience, build_experience
+from stages.ppo.learner import update
+from stages.ppo.math.rounding import nearest_that_rounds_to
+from stages.ppo.reference import with_reference
+from stages.ppo.state.learned import Learned, Machine, learned_of, state_after
+from stages.ppo.state.slices import WEIGHT
+from stages.ppo.state.sums import largest_difference
+from stages.ppo.trainer import Trainer
+from stages.ppo.training import Learner, say
+from stages.training import read_shards
+
+WORTH_A_WARNING = 0.01
+"""Difference to the committed policy, relative to the iteration's own change of it."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """How far the fp32 weights had to be moved, in norms over the weights of all ranks."""
+
+    moved: float
+    update: float
+    """Norm of what the iteration changed."""
+
+    @property
+    def difference(self) -> float:
+        """Part of the iteration's change; 0 where nothing had to be moved."""
+        return self.moved / self.update if self.update else float(self.moved > 0)
+
+
+def relearn(context: Context, learner: Learner, newest: int, version: int) -> None:
+    """Bring a learner with the state of iteration ``newest`` to that of ``version``.
+
+    What is read on the way is no input of this update: it is made from policy ``version``.
+    """
+    reader = replace(context, lineage={}, stopwatch=Stopwatch())
+    for iteration in range(newest + 1, version + 1):
+        say(f"the trainer's state of iteration {iteration} was lost: the iteration is learned again")
+        if problem := _relearn_one(reader, learner, iteration):
+            say(
+                f"iteration {iteration} cannot be learned again ({problem}): going on from the weights of "
+                f"policy {version}, with the optimizer's moments of iteration {iteration - 1}"
+            )
+            settle(learner.policy, committed_weights(context, version))
+            _set_counters(learner, learned_of(reader, version))
+            return
+
+
+def _relearn_one(reader: Context, learner: Learner, iteration: int) -> str | None:
+    """Learn one iteration again. Returns why it cannot be done, on every rank."""
+    experience, problem = _experience(reader, iteration)
+    if problem := ranks.first_of(problem):
+        return problem
+    try:
+        weights = committed_weights(reader, iteration)
+    except (BadCommit, Thinned) as error:  # which all ranks raise together
+        return str(error)
+    assert experience is not None
+    learned, before = learned_of(reader, iteration), state_after(reader, iteration - 1)
+    start = [one.parts[WEIGHT].to("cpu", copy=True) for one in learner.policy.held()]
+    moments = before.rewards.including(experience.outcome.scores)
+    experience = with_reference(reader, experience, iteration)
+    decisions = learned.decisions
+    update(learner, experience, iteration, before.kl_coef, moments, reader.stopwatch, decisions)
+    settled = settle(learner.policy, weights, start)
+    _set_counters(learner, learned)
+    _report(learner, learned, iteration, settled)
+    return None
+
+
+def _experience(reader: Context, iteration: int) -> tuple[Experience | None, str | None]:
+    """Return an iteration's experience, or why this rank cannot have it."""
+    try:
+        learned_of(reader, iteration)
+        return build_experience(*read_shards(reader, iteration)), None
+    except (BadCommit, Thinned, UserError, OSError) as error:
+        return None, str(error)
+
+
+def settle(trainer: Trainer, weights: CommittedWeights, start: Sequence[Tensor] | None = None) -> Settled:
+    """Move each fp32 weight that does not round to the committed one to the nearest value that does.
+
+    Every rank takes part. If all do, nothing is touched.
+
+    Args:
+        start: this rank's weights before the iteration.
+    """
+    squares = torch.zeros(2, dtype=torch.float64)
+    for number, one in enumerate(trainer.held()):
+        weight = one.parts[WEIGHT]
+        committed = weights.part(one.name, one.start, len(one)).to(weight.device)
+        moved = nearest_that_rounds_to(weight, committed)
+        squares[0] += _squared(moved - weight)
+        squares[1] += _squared(weight.cpu() - start[number]) if start else 0.0
+        weight.copy_(moved)
+    moved_square, update_square = ranks.sum_over_ranks(squares).tolist()
+    if moved_square and trainer.config.zero_stage:
+        for name, parameter in trainer.trained():
+            trainer.set_computed(parameter, weights.whole(name))
+    return Settled(math.sqrt(moved_square), math.sqrt(update_square))
+
+
+def _squared(tensor: Tensor) -> float:
+    return float((tensor.double() ** 2).sum())
+
+
+def _set_counters(learner: Learner, learned: Learned) -> None:
+    for trainer in learner.trainers:
+        if trainer.name in learned.counters:
+            trainer.set_counters(learned.counters[trainer.name])
+
+
+def _report(learner: Learner, learned: Learned, iteration: int, settled: Settled) -> None:
+    """Log how close the iteration came to what was learned then. Every rank takes part."""
+    apart = {t.name: largest_difference(t.sums(), learned.sums.get(t.name, {})) for t in learner.trainers}
+    if not ranks.is_first():
+        return
+    machine = Machine.here(learner.config.update.zero_stage)
+    is_repeatable = machine == learned.machine and machine.device == "cpu"
+    sums = "; ".join(f"{name}: {part:.1e} at {key}" for name, (key, part) in apart.items() if part)
+    text = (
+        f"iteration {iteration} learned again: its weights differ from the committed ones by "
+        f"{settled.difference:.1e} of what it changed{f', sums by {sums}' if sums else ''}"
+    )
+    if is_repeatable and (settled.moved or sums):
+        log.error(f"{text}; on the same machine and versions there should be no difference")
+    elif settled.difference > WORTH_A_WARNING:
+        log.warning(text)
+    else:
+        log.info(text)

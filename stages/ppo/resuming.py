@@ -1,0 +1,124 @@
+"""Going on from what was committed: models, optimizers and counters as an update left them.
+
+Where the newest state is older than the policy, the iterations between are learned again (:mod:`.replay`).
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from pipeline.config.algorithm import Estimator
+from pipeline.config.schema import Config
+from pipeline.run.commits import CorruptData
+from pipeline.run.plan import policy_maker, state_of
+from stages import ranks
+from stages.context import Context
+from stages.models import load_causal_lm
+from stages.ppo.bare import Bare, bare_model
+from stages.ppo.critics import load_critic
+from stages.ppo.lora import load_policy
+from stages.ppo.replay import relearn
+from stages.ppo.state.learned import Learned, Machine, TrainerState, learned_of, state_after
+from stages.ppo.state.sums import contradiction
+from stages.ppo.state.writer import CRITIC
+from stages.ppo.trainer import Trainer
+from stages.ppo.training import Learner, say
+from stages.ppo.zero import device_map_of
+
+
+def resume(context: Context, version: int) -> tuple[Learner, TrainerState]:
+    """Load everything that learning goes on with after iteration ``version``."""
+    reader = replace(context, lineage={})  # what is read to get there again is no input of this update
+    newest: int = ranks.share(reader.newest_state(version))[0]  # another's file system may remember less
+    learner = load_learner(context if newest == version else reader, newest)
+    relearn(context, learner, newest, version)
+    return learner, state_after(context, version)
+
+
+def load_learner(context: Context, version: int) -> Learner:
+    """Load models, optimizers and counters as they were committed with policy ``version``.
+
+    Raises:
+        CorruptData: the state is not what was learned; names its task. On every rank.
+    """
+    folder = context.state_directory(version) or context.trainer_directory(version)
+    learner = load_models(context, version, folder)
+    if folder is not None:
+        owner = (
+            policy_maker(version) if context.read(policy_maker(version)).holds_state else state_of(version)
+        )
+        if problem := ranks.first_of(_load(learner, folder)):
+            raise CorruptData(owner, problem)
+        if owner == state_of(version) and (problem := unlike(learner, learned_of(context, version))):
+            raise CorruptData(owner, problem)
+    return learner
+
+
+def load_models(context: Context, version: int, state: Path | None) -> Learner:
+    """Load policy and critic, with optimizers that have done nothing yet."""
+    config = context.config
+    base = 0 if config.update.lora else version  # which never changes; the state has the adapters
+    model = policy_from(context.policy_directory(base), config)
+    policy, critic = Trainer("policy", model, config.update.learning_rate, config.update), None
+    if config.algorithm.estimator is Estimator.GAE:
+        model = critic_from(critic_start(context, version, state), config)
+        critic = Trainer("critic", model, config.update.critic_learning_rate, config.update)
+    return Learner(config, policy, critic)
+
+
+def policy_from(directory: Path, config: Config) -> PreTrainedModel | Bare:
+    """Load a policy; with ZeRO 3 without its weights, if they can be read one by one later."""
+    update, trust = config.update, config.model.trust_remote_code
+    if update.zero_stage == 3 and update.lora is None:  # peft makes adapters beside weights that are there
+
+        def load(device_map: str) -> PreTrainedModel:
+            return load_causal_lm(directory, update.precision, trust, device_map, update.attention)
+
+        if bare := bare_model(load, directory):
+            return bare
+    return load_policy(directory, config)
+
+
+def critic_from(directory: Path, config: Config) -> PreTrainedModel | Bare:
+    """Load a critic, as :func:`policy_from`. One of a state has all its weights; others may lack a head."""
+    update, trust = config.update, config.model.trust_remote_code
+
+    def load(device_map: str | None) -> PreTrainedModel:
+        return load_critic(directory, update.precision, trust, update.attention, device_map)
+
+    if update.zero_stage == 3 and directory.name == CRITIC and (bare := bare_model(load, directory)):
+        return bare
+    return load(device_map_of(update))
+
+
+def critic_start(context: Context, version: int, state: Path | None) -> Path:
+    """Return the directory that a critic is loaded from."""
+    if state is not None and (state / CRITIC).is_dir():
+        return state / CRITIC
+    first = context.config.model.critic or context.config.model.policy
+    return context.critic_directory(version) or context.source(first)
+
+
+def _load(learner: Learner, folder: Path) -> str | None:
+    """Load this rank's part of the optimizers' state. Returns what is wrong with it."""
+    try:
+        for trainer in learner.trainers:
+            trainer.load_state(folder)
+    except (OSError, KeyError, ValueError) as error:
+        return f"{folder} cannot be loaded: {error}"
+    return None
+
+
+def unlike(learner: Learner, learned: Learned) -> str | None:
+    """Return in words how what was loaded is not what was learned. Every rank takes part."""
+    is_same_machine = learned.machine == Machine.here(learner.config.update.zero_stage)
+    for trainer in learner.trainers:
+        if (expected := learned.sums.get(trainer.name)) is None:
+            continue
+        found = trainer.sums()
+        if problem := contradiction(found, expected):
+            return f"{trainer.name}: {problem}"
+        if is_same_machine and found != expected:
+            say(f"the {trainer.name}'s state adds up a little otherwise than where it was learned")
+    return None

@@ -1,0 +1,120 @@
+"""The small numbers of an update, committed with its policy: all that rows, rewards and a replay need."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from pipeline.config.algorithm import KLConfig, KLController
+from pipeline.config.conversion import converted
+from pipeline.run.durable import read_shared
+from pipeline.run.plan import policy_maker
+from stages import ranks
+from stages.context import Context
+from stages.models import device
+from stages.ppo.math.shaping import RunningMoments
+
+PART = "learned"
+"""Part of the update's data file that holds :class:`Learned`."""
+_PACKAGES = ("torch", "deepspeed", "transformers")
+
+
+class Decision(StrEnum):
+    """What an update did with a gradient."""
+
+    TAKEN = "taken"
+    """Step taken."""
+    SKIPPED = "skipped"
+    """No step: the gradient was not finite. In fp16 the loss scale may have been lowered."""
+    DISCARDED = "discarded"
+    """No step: a loss was not finite, or algorithm.target_kl ended the training."""
+
+
+Decisions = tuple[Mapping[str, Decision], ...]
+"""Of each mini-batch in order, by the trainer's name."""
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """State that learning needs to resume, besides weights, optimizer moments and loss scales.
+
+    Learning rates and every random choice are functions of counters and of the run's seed, and the iteration
+    says which prompts come next, so there is neither a generator's state nor a position in the data to save.
+    """
+
+    iteration: int
+    kl_coef: float
+    responses: int
+    """Responses rolled out since the run began."""
+    rewards: RunningMoments
+    """Moments of all rewards since the run began, before shaping."""
+    seed: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What besides the inputs may change the last bits of an update."""
+
+    ranks: int
+    zero_stage: int
+    threads: int
+    device: str
+    versions: Mapping[str, str]
+    """Versions of the packages that compute."""
+
+    @staticmethod
+    def here(zero_stage: int) -> "Machine":
+        versions = {name: version(name) for name in _PACKAGES}
+        return Machine(ranks.size(), zero_stage, torch.get_num_threads(), device().type, versions)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What an update has learned, but for the weights. A function of its inputs and of the machine."""
+
+    state: TrainerState
+    decisions: Decisions
+    skipped: int
+    """Mini-batches without a step because something was not finite."""
+    overflows: int
+    """Steps at which fp16 lowered its loss scale."""
+    stopped: bool
+    """Whether algorithm.target_kl ended the training."""
+    counters: Mapping[str, Mapping[str, float]]
+    """Steps taken since the run began, and the state of fp16's loss scaler, by the trainer's name."""
+    machine: Machine
+    sums: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
+    """Sums over moments and weights (:mod:`stages.ppo.state.sums`), by the trainer's name."""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+
+def learned_of(context: Context, iteration: int) -> Learned:
+    """Return what an update committed with its policy. Raises as :meth:`Context.json`."""
+    return converted(Learned, context.json(policy_maker(iteration), PART))
+
+
+def state_after(context: Context, iteration: int) -> TrainerState:
+    """Return the state that the iteration after ``iteration`` begins with."""
+    kl = context.config.algorithm.kl
+    if iteration == 0:
+        return TrainerState(0, kl.coef, 0, RunningMoments(), context.config.seed)
+    if folder := context.trainer_directory(iteration):
+        return resumed(older_state(folder), kl)
+    return resumed(learned_of(context, iteration).state, kl)
+
+
+def resumed(state: TrainerState, kl: KLConfig) -> TrainerState:
+    """Return the state to resume from. A fixed KL coefficient is the configuration's: a fork may have
+    another one."""
+    return replace(state, kl_coef=kl.coef) if kl.controller is KLController.FIXED else state
+
+
+def older_state(folder: Path) -> TrainerState:
+    """Read the state of a run that committed it beside the optimizer's."""
+    return converted(TrainerState, json.loads(read_shared(folder / "state.json")))

@@ -1,0 +1,146 @@
+"""A trainer's state on disk: each rank's slices in files of its own, readable by any number of ranks."""
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from pipeline.config.model_files import Tensor as Stored
+from pipeline.config.model_files import read_header
+from pipeline.run.durable import read_shared
+from stages.ppo.state.slices import Slice
+from stages.ppo.state.tensor_files import Described, TensorFile, read_metadata, read_part
+
+LARGEST_FILE = 2 * 2**30
+"""Bytes of a file of the state, give or take its header."""
+_STARTS = "starts"
+_COUNTERS = "counters.json"
+_AT_ONCE = 1 << 24
+"""Elements that are read at once."""
+
+File = tuple[Path, int, str]
+"""A file that was written, its size in bytes and its hash."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of one tensor of the state, as a file holds it."""
+
+    key: str
+    """Kind and name, e.g. ``exp_avg/lm_head.weight``."""
+    start: int
+    """Index of its first element in the flat tensor."""
+    tensor: Tensor
+    """[n]"""
+
+
+def pieces_of(slices: Iterable[Slice], kinds: Sequence[str], limit: int) -> Iterator[Piece]:
+    """Yield what of the slices is to be written, in pieces of at most ``limit`` bytes."""
+    for one in slices:
+        for kind in kinds:
+            part = one.parts[kind]
+            step = max(1, limit // part.element_size())
+            for start in range(0, len(part), step):
+                yield Piece(f"{kind}/{one.name}", one.start + start, part[start : start + step])
+
+
+def in_files(pieces: Iterable[Piece], limit: int) -> Iterator[list[Piece]]:
+    """Divide pieces into files of at most ``limit`` bytes; no file has two pieces of one tensor."""
+    together: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        if together and (size + piece.tensor.nbytes > limit or together[-1].key == piece.key):
+            yield together
+            together, size = [], 0
+        together.append(piece)
+        size += piece.tensor.nbytes
+    if together:
+        yield together
+
+
+def write_slices(
+    folder: Path, name: str, rank: int, slices: Iterable[Slice], kinds: Sequence[str]
+) -> Iterator[File]:
+    """Write a rank's slices of one trainer, durably.
+
+    Args:
+        name: the trainer's.
+        kinds: what of each slice to write.
+    """
+    pieces = pieces_of(slices, kinds, LARGEST_FILE)
+    for number, together in enumerate(in_files(pieces, LARGEST_FILE)):
+        path = folder / f"{name}-rank-{rank:05d}-{number:03d}.safetensors"
+        tensors = [Described(p.key, p.tensor.dtype, tuple(p.tensor.shape)) for p in together]
+        # As one entry, as a file is to be the same each time.
+        starts = {_STARTS: json.dumps({p.key: p.start for p in together})}
+        with TensorFile(path, tensors, starts) as file:
+            for piece in together:
+                file.add(piece.tensor)
+            yield (path, *file.end())
+
+
+class SavedState:
+    """What files hold of one trainer's state. Only headers are read until a part of it is wanted."""
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        self._pieces: dict[str, list[tuple[int, Stored]]] = {}
+        for path in files:
+            starts = json.loads(read_metadata(path).get(_STARTS, "{}"))  # older states have whole tensors
+            for key, stored in read_header(path).items():
+                self._pieces.setdefault(key, []).append((starts.get(key, 0), stored))
+
+    @property
+    def keys(self) -> set[str]:
+        return set(self._pieces)
+
+    def read(self, key: str, start: int, target: Tensor) -> None:
+        """Copy the elements of a tensor from index ``start`` into ``target`` [n], wherever that is.
+
+        Raises:
+            KeyError: the state does not have all of them.
+        """
+        found = 0
+        for first, stored in self._pieces.get(key, ()):
+            total = stored.size // 4
+            low, high = max(start, first), min(start + len(target), first + total)
+            for at in range(low, high, _AT_ONCE):
+                end = min(high, at + _AT_ONCE)
+                target[at - start : end - start].copy_(read_part(stored, at - first, end - first))
+            found += max(0, high - low)
+        if found != len(target):
+            raise KeyError(f"{key}: {found} of {len(target)} elements from {start} are there")
+
+    def read_into(self, slices: Iterable[Slice], kinds: Sequence[str]) -> None:
+        """Fill slices with what was saved. Raises KeyError as :meth:`read`."""
+        for one in slices:
+            for kind in kinds:
+                self.read(f"{kind}/{one.name}", one.start, one.parts[kind])
+
+
+def files_of(folder: Path, name: str) -> list[Path]:
+    """Return the files of a trainer's state, of this or an older form (see :func:`older_files`)."""
+    return sorted(folder.glob(f"{name}-rank-*.safetensors")) or list(older_files(folder, name))
+
+
+def older_files(folder: Path, name: str) -> Iterator[Path]:
+    """Yield the files of a state of whole tensors: ``policy.safetensors``, ``policy-1.safetensors``, ..."""
+    numbers = itertools.chain([""], (f"-{number}" for number in itertools.count(1)))
+    paths = (folder / f"{name}{number}.safetensors" for number in numbers)
+    return itertools.takewhile(Path.exists, paths)
+
+
+def write_counters(folder: Path, counters: Mapping[str, Mapping[str, float]]) -> None:
+    """Write what counts of each trainer, by its name."""
+    (folder / _COUNTERS).write_text(json.dumps(counters, indent=1) + "\n")
+
+
+def read_counters(folder: Path, name: str) -> Mapping[str, float]:
+    """Return what counts of one trainer. Raises OSError, KeyError."""
+    if first := next(older_files(folder, name), None):
+        counters: dict[str, float] = json.loads(read_metadata(first)["counters"])
+        return counters
+    found: dict[str, float] = json.loads(read_shared(folder / _COUNTERS))[name]
+    return found

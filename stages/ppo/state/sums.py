@@ -1,0 +1,59 @@
+"""Sums over each tensor of a trainer's state, by which it is known again, and found out if it is another."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from stages import ranks
+from stages.models import device
+from stages.ppo.state.slices import MOMENTS, WEIGHT, Slice
+
+Sums = Mapping[str, tuple[float, float]]
+"""By kind and name: the sum of all elements, and that of their absolute values, in double precision."""
+KINDS = (*MOMENTS, WEIGHT)
+_AT_ONCE = 1 << 22
+"""Elements that are added up at once."""
+_TOLERANCE = 1e-9
+"""Part of the sum of absolute values that adding up in another order may change."""
+
+
+def sums_of(slices: Iterable[Slice], names: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Add up all ranks' slices. Every rank takes part, and has the result.
+
+    Args:
+        slices: what this rank writes.
+        names: names of all parameters, the same on every rank.
+    """
+    keys = [f"{kind}/{name}" for name in names for kind in KINDS]
+    row_of = {key: row for row, key in enumerate(keys)}
+    found = torch.zeros(len(keys), 2, dtype=torch.float64, device=device())
+    for one in slices:
+        for kind in KINDS:
+            for part in one.parts[kind].split(_AT_ONCE):
+                pair = torch.stack([part.sum(dtype=torch.float64), part.abs().sum(dtype=torch.float64)])
+                found[row_of[f"{kind}/{one.name}"]] += pair.to(found.device)
+    rows = ranks.sum_over_ranks(found).tolist()
+    return {key: (total, absolute) for key, (total, absolute) in zip(keys, rows, strict=True)}
+
+
+def largest_difference(found: Sums, expected: Sums) -> tuple[str, float]:
+    """Return the tensor whose sum differs most, and by how much, relative to its absolute values. A tensor
+    that only one side has differs by 1."""
+    worst = ("", 0.0)
+    for key in sorted({*found, *expected}):
+        if key not in found or key not in expected:
+            return key, 1.0
+        size = max(found[key][1], expected[key][1])
+        difference = max(abs(a - b) for a, b in zip(found[key], expected[key], strict=True))
+        if difference and difference / size > worst[1]:
+            worst = key, difference / size
+    return worst
+
+
+def contradiction(found: Sums, expected: Sums) -> str | None:
+    """Return in words how a state is not the one whose sums were noted; None if it is, but for rounding: the
+    sums may have been added up in another order."""
+    key, difference = largest_difference(found, expected)
+    if difference <= _TOLERANCE:
+        return None
+    return f"its {key} is not what was learned: their sums differ by {difference:.1e}"

@@ -1,0 +1,176 @@
+"""A trainer's state that was lost is learned again: same machine, same bytes; and never a failed run."""
+
+import contextlib
+import json
+import logging
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.run.commits import read_record
+from pipeline.run.directory import Run, load_run
+from pipeline.run.plan import state_of
+from pipeline.run.tasks import Stage, Task
+from stages import ranks
+from tests.support import processes
+from tests.support.processes import make_run
+from tests.support.ranks import ended, respond_and_score, start_ranks
+
+SIZES = (1, 2)
+CASES = {
+    **{f"fp32-zero{stage}": [f"update.zero_stage={stage}"] for stage in range(4)},
+    "bf16-zero2": ["update.zero_stage=2", "update.precision=bf16"],
+    "bf16-zero3": ["update.zero_stage=3", "update.precision=bf16"],
+    "overflow": ["update.zero_stage=2", "update.precision=fp16", "update.epochs=8"],
+    "stopped": ["algorithm.target_kl=1e-9"],
+    "skipped": ["update.zero_stage=1", "update.precision=bf16"],
+    "lora": ["update.zero_stage=3", "update.lora.rank=2"],
+    "no-shards": ["update.zero_stage=1"],
+}
+"""Precision and ZeRO stage, or what happens in the iteration whose state is lost."""
+
+
+@contextlib.contextmanager
+def said() -> Iterator[list[str]]:
+    """Lines of the log, with their levels."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(f"{record.levelname}: {record.getMessage()}")
+    from stages.logs import log
+
+    log.addHandler(handler)
+    yield lines
+    log.removeHandler(handler)
+
+
+def update(run: Run, iteration: int, case: str, loses_state: bool = False) -> list[str]:
+    """What the ranks do; returns what they say. The last one may find that its disk is full."""
+    from stages.execution import execute
+    from stages.ppo import trainer, training
+    from stages.ppo.state import writer
+    from stages.ppo.zero import engine_settings
+    from stages.runner import Arguments
+
+    def fails(*_: object) -> None:
+        raise OSError("no space left")
+
+    def with_high_loss_scale(*given: object) -> dict:
+        settings = engine_settings(*given)
+        return settings | {"fp16": settings["fp16"] | {"initial_scale_power": 24}}
+
+    def spoiled(tally: object, experience: object, place: training.StepPosition) -> str | None:
+        return "made up" if place.number == 1 else None
+
+    with said() as lines, pytest.MonkeyPatch.context() as patch:
+        if loses_state and ranks.rank() == ranks.size() - 1:
+            patch.setattr(writer, "write_slices", fails)
+        if case == "overflow":
+            patch.setattr(trainer, "engine_settings", with_high_loss_scale)
+        if case == "skipped" and iteration == 1:
+            patch.setattr(training, "problem_of", spoiled)
+        execute(Arguments(Task(iteration, Stage.UPDATE), run.paths.root, "1-aa", None), time.time())
+    ranks.share(None)
+    return lines
+
+
+def lose_and_learn_again(folder: Path, rank: int) -> None:
+    """Two updates, and the same two when the state of the first is lost; of every case."""
+    ranks.start_distributed()
+    for case in CASES:
+        seen = {}
+        for name in ("whole", "lost"):
+            run = load_run(folder / f"{case}-{name}")
+            first = update(run, 1, case, loses_state=name == "lost")
+            if case == "no-shards" and name == "lost" and ranks.is_first():
+                next((run.paths.iterations / "00001/rollout").glob("*.arrow")).unlink()
+            ranks.share(None)
+            seen[name] = [first, update(run, 2, case)]
+        (folder / f"{case}-{rank}.json").write_text(json.dumps(seen))
+
+
+@pytest.fixture(scope="module")
+def given(models, tmp_path_factory) -> Run:
+    """A run that has all shards of two iterations."""
+    run = make_run(models, tmp_path_factory.mktemp("given") / "run", "update.epsilon=1e-3")
+    assert processes.stage(run, "prepare").code == 0
+    respond_and_score(run, 1)
+    assert processes.stage(run, "update", 1).code == 0
+    return respond_and_score(run, 2)
+
+
+@pytest.fixture(scope="module")
+def learned(given, models, tmp_path_factory) -> dict[int, Path]:
+    """Where the runs of each case are, by the number of ranks."""
+    folders = {size: tmp_path_factory.mktemp(f"by-{size}") for size in SIZES}
+    for size, folder in folders.items():
+        for case, settings in CASES.items():
+            for name in ("whole", "lost"):
+                run = make_run(models, folder / f"{case}-{name}", "update.epsilon=1e-3", *settings)
+                shutil.copytree(given.paths.data, run.paths.data, dirs_exist_ok=True)
+                for part in ("rollout", "reward"):
+                    for source in given.paths.iterations.glob(f"*/{part}"):
+                        target = run.paths.iterations / source.parent.name / part
+                        shutil.copytree(source, target, dirs_exist_ok=True)
+        started = start_ranks(size, folder / "meeting", lose_and_learn_again, folder)
+        for process in started:
+            process.join(timeout=600)
+        assert ended(started) == [0] * size
+    return folders
+
+
+def lines_of(folder: Path, case: str) -> dict[str, list[list[str]]]:
+    return json.loads((folder / f"{case}-0.json").read_text())
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("case", [case for case in CASES if case != "no-shards"])
+def test_after_a_lost_state_the_same_is_learned_to_the_last_bit(learned, case, size):
+    whole, lost = (load_run(learned[size] / f"{case}-{name}").paths for name in ("whole", "lost"))
+    for iteration in (1, 2):
+        one, other = (read_record(paths, Task(iteration, Stage.UPDATE)) for paths in (whole, lost))
+        assert one.fingerprint == other.fingerprint, iteration
+        assert one.promises_state
+        assert other.promises_state
+    assert read_record(whole, state_of(1)) is not None
+    assert read_record(lost, state_of(1)) is None
+    assert read_record(lost, state_of(2)).fingerprint == read_record(whole, state_of(2)).fingerprint
+    assert not list(lost.states.glob("00001.*"))
+    first, second = lines_of(learned[size], case)["lost"]
+    assert any("the trainer's state was not saved; the policy is committed" in line for line in first)
+    assert "state of iteration 1 was lost" in "".join(second)
+    assert any("its weights differ from the committed ones by 0.0e+00" in line for line in second)
+    assert not any(line.startswith(("ERROR", "WARNING: iteration")) for line in second)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_the_cases_are_about_has_happened(learned, size):
+    def numbers(case: str) -> dict:
+        paths = load_run(learned[size] / f"{case}-whole").paths
+        (file,) = paths.iterations.glob("00001/update/*.learned.*.json")
+        return json.loads(file.read_text())
+
+    assert numbers("overflow")["overflows"] > 0
+    assert {"taken", "skipped"} == {d["policy"] for d in numbers("overflow")["decisions"]}
+    assert numbers("stopped")["stopped"]
+    assert [d["policy"] for d in numbers("stopped")["decisions"]][-1] == "discarded"
+    assert numbers("skipped")["skipped"] == 2
+    assert [d["critic"] for d in numbers("skipped")["decisions"]] == ["taken", "discarded"] * 2
+    assert numbers("fp32-zero0")["state"]["responses"] == 8
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_where_an_iteration_cannot_be_learned_again_learning_goes_on_and_says_so(learned, size):
+    paths = load_run(learned[size] / "no-shards-lost").paths
+    _, second = lines_of(learned[size], "no-shards")["lost"]
+    assert any("iteration 1 cannot be learned again" in line and "shard" in line for line in second)
+    record = read_record(paths, Task(2, Stage.UPDATE))
+    assert record.metrics["policy/ratio_error_first"] == 0
+    assert read_record(paths, state_of(2)) is not None
+    assert set(record.inputs) == {
+        "0/prepare/0",
+        "1/update/0",
+        *(f"2/{s}/{i}" for s in ("rollout", "reward") for i in (0, 1)),
+    }
