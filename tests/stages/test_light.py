@@ -52,6 +52,20 @@ def test_a_task_that_is_committed_ends_before_it_reads_the_configuration(run):
     assert not found & {*HEAVY, "pyarrow", "numpy", "pipeline.config.schema", "stages.execution"}
 
 
+def test_a_task_that_may_wait_goes_on_once_its_input_is_committed(run, tmp_path):
+    """Another machine has committed it, and this one does not see it yet."""
+    paths = run.paths.task(Task(2, Stage.ROLLOUT))
+    run.paths.task(Task(2, Stage.REWARD)).record.unlink()
+    hidden = paths.record.rename(tmp_path / "hidden")
+    log = tmp_path / "log"
+    given = [*processes.stage_arguments(run, "reward", 2), "--patience", "60"]
+    process = processes.start_stage(given, log)
+    wait_for(lambda: log.exists() and "for iteration 2 rollout shard 0" in log.read_text(), "the task")
+    hidden.rename(paths.record)
+    process.join(timeout=60)
+    assert process.exitcode == 0, log.read_text()
+
+
 def chain_of(run: Run, monkeypatch: pytest.MonkeyPatch, change) -> bytes:
     """Weights of policy 2, when what the trainer reads was changed on the way."""
 
