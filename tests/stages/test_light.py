@@ -19,6 +19,7 @@ from stages.context import Context
 from stages.generation.responding import requests_of
 from stages.training import read_shards
 from tests.support import ROOT, light_training, processes, tiny
+from tests.support.killing import wait_for
 
 UPDATE = Task(2, Stage.UPDATE)
 HEAVY = {"torch", "transformers", "deepspeed", "vllm", "httpx", "hydra", "wandb"}
