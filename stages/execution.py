@@ -151,10 +151,13 @@ def publish_state(
 def wait_for_inputs(run: Run, task: Task, seconds: float) -> None:
     """Wait until every input has a commit record, but no longer than ``seconds``: another machine may have
     committed it a moment ago. What is still missing then is for the stage to find."""
-    inputs, until = run.plan.inputs(task), time.monotonic() + seconds
-    while seconds and len(list(recorded(run.paths, inputs))) < len(inputs):
+    missing, until, is_said = set(run.plan.inputs(task)), time.monotonic() + seconds, False
+    while seconds and (missing := missing - set(recorded(run.paths, missing))):
         if (left := until - time.monotonic()) <= 0:
             return
+        if not is_said:
+            log.info(f"{task} waits up to {seconds:g} s for {min(missing)}")
+            is_said = True
         time.sleep(min(left, _POLL_SECONDS))
 
 

@@ -139,8 +139,8 @@ def test_an_iteration_without_a_response_is_nothing_to_learn_from(tmp_path):
 
 @pytest.mark.parametrize("num_shards", [1, 4])
 def test_nothing_that_is_as_long_as_the_tokens_is_in_memory_twice(tmp_path, num_shards):
-    """What Python and numpy hold at most, besides Arrow's buffers, is under 1.2 times the shards. A matrix
-    of several shards counts before it is filled, which takes no memory yet."""
+    """What Python and numpy hold at most, besides Arrow's buffers, is less than 1.2 times the shards. Where
+    there are several, a matrix of all counts before it is filled, when it takes no memory yet."""
     paths, given = RunPaths(tmp_path), SimpleNamespace(tokens=3000, letters=0)
     sizes = [benchmark.commit_shard(paths, 1, shard, 200 // num_shards, given) for shard in range(num_shards)]
     config = SimpleNamespace(rollout=SimpleNamespace(num_shards=num_shards))

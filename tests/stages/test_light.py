@@ -19,6 +19,7 @@ from stages.context import Context
 from stages.generation.responding import requests_of
 from stages.training import read_shards
 from tests.support import ROOT, light_training, processes, tiny
+from tests.support.killing import wait_for
 
 UPDATE = Task(2, Stage.UPDATE)
 HEAVY = {"torch", "transformers", "deepspeed", "vllm", "httpx", "hydra", "wandb"}
@@ -50,6 +51,20 @@ def test_a_light_task_imports_nothing_heavy(run, stage):
 def test_a_task_that_is_committed_ends_before_it_reads_the_configuration(run):
     found = modules_of("rollout", "--run-dir", run.paths.root, "--iteration", 2)
     assert not found & {*HEAVY, "pyarrow", "numpy", "pipeline.config.schema", "stages.execution"}
+
+
+def test_a_task_that_may_wait_goes_on_once_its_input_is_committed(run, tmp_path):
+    """Another machine has committed it, and this one does not see it yet."""
+    paths = run.paths.task(Task(2, Stage.ROLLOUT))
+    run.paths.task(Task(2, Stage.REWARD)).record.unlink()
+    hidden = paths.record.rename(tmp_path / "hidden")
+    log = tmp_path / "log"
+    given = [*processes.stage_arguments(run, "reward", 2), "--patience", "60"]
+    process = processes.start_stage(given, log)
+    wait_for(lambda: log.exists() and "for iteration 2 rollout shard 0" in log.read_text(), "the task")
+    hidden.rename(paths.record)
+    process.join(timeout=60)
+    assert process.exitcode == 0, log.read_text()
 
 
 def chain_of(run: Run, monkeypatch: pytest.MonkeyPatch, change) -> bytes:
