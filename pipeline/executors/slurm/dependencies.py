@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pipeline.config.job_kinds import DRIVER, EVALUATION_DRIVER
 from pipeline.config.scheduler import StreamingDependency
 from pipeline.orchestrate.reconcile import Observation
-from pipeline.run.plan import Plan, policy_maker
+from pipeline.run.plan import Plan
 from pipeline.run.tasks import WORK_STAGES, Stage, Task
 
 NEVER, DEPENDENCY = "DependencyNeverSatisfied", "Dependency"
@@ -140,11 +140,11 @@ def rewire(
 
 
 def _is_held_back(item: Waiting, is_committed: IsCommitted, carriers: Mapping[Task, ArrayElement]) -> bool:
-    """Whether a rollout waits for the end of an update's job although the policy is committed: the job goes on
-    to write the trainer's state, and has not released it (:mod:`slurm.release`)."""
-    before = policy_maker(item.task.iteration - 1)
+    """Whether a rollout waits for the end of an update's job although the policy is committed: the job goes
+    on to write the trainer's state, and has not released it (:mod:`slurm.release`)."""
+    update = Task(item.task.iteration - 1, Stage.UPDATE)
     is_rollout = item.task.stage is Stage.ROLLOUT and item.reason == DEPENDENCY
-    return is_rollout and before in carriers and is_committed(before)
+    return is_rollout and update in carriers and is_committed(update)
 
 
 @dataclass(frozen=True)
