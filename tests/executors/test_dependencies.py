@@ -242,3 +242,16 @@ def test_where_the_update_before_is_submitted_again_the_next_waits_for_that_one(
     (change,) = rewire(PLAN, [waiting], is_committed, carriers, CORR)
     assert (change.dependency, change.waits_for) == ("afterok:9,afterany:12", ("9", "12"))
     assert rewire(PLAN, [unchanged], is_committed, carriers, CORR) == []
+
+
+def test_a_rollout_that_was_not_released_is_by_the_next_pass():
+    """The node of the update's job may lack Slurm's commands."""
+    carriers = carried("8", rollout(0, 2)) | carried("7", Task(1, Stage.UPDATE))
+    held = Waiting(rollout(0, 2), ArrayElement("8", 0), "Dependency", ("7",))
+    (change,) = rewire(PLAN, [held], committed_but(rollout(0, 2)), carriers, CORR)
+    assert (change.dependency, change.waits_for) == ("", ())
+    released = replace(held, reason="Priority")
+    assert rewire(PLAN, [released], committed_but(rollout(0, 2)), carriers, CORR) == []
+    is_over = carried("8", rollout(0, 2))
+    assert rewire(PLAN, [held], committed_but(rollout(0, 2)), is_over, CORR) == [], "Slurm sees it itself"
+    assert rewire(PLAN, [held], committed_but(rollout(0, 2), Task(1, Stage.UPDATE)), carriers, CORR) == []

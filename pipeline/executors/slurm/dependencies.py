@@ -14,7 +14,8 @@ from pipeline.orchestrate.reconcile import Observation
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import WORK_STAGES, Stage, Task
 
-NEVER = "DependencyNeverSatisfied"
+NEVER, DEPENDENCY = "DependencyNeverSatisfied", "Dependency"
+"""Pending reasons of Slurm's."""
 CHAIN = WORK_STAGES[:-1]
 """Stages in order, each reading what the one before made. Evaluation is outside: no stage reads it."""
 
@@ -126,7 +127,8 @@ def rewire(
         if now is None:
             continue
         arrays, ended = _arrays_of(now), ended_before(plan, item.task, carriers)
-        if item.reason == NEVER or not {*arrays, *ended} <= set(item.waits_for):
+        is_wrong = item.reason == NEVER or not {*arrays, *ended} <= set(item.waits_for)
+        if is_wrong or _is_held_back(item, is_committed, carriers):
             key = (item.carrier.array, arrays, ended)
             groups.setdefault(key, []).append((item.task, item.carrier.index, now))
     changes = []
@@ -135,6 +137,14 @@ def rewire(
         told = tuple(ArrayElement(array, index) for _, index, _ in elements)
         changes.append(DependencyUpdate(told, arrays, dependency))
     return changes
+
+
+def _is_held_back(item: Waiting, is_committed: IsCommitted, carriers: Mapping[Task, ArrayElement]) -> bool:
+    """Whether a rollout waits for the end of an update's job although the policy is committed: the job goes
+    on to write the trainer's state, and has not released it (:mod:`slurm.release`)."""
+    update = Task(item.task.iteration - 1, Stage.UPDATE)
+    is_rollout = item.task.stage is Stage.ROLLOUT and item.reason == DEPENDENCY
+    return is_rollout and update in carriers and is_committed(update)
 
 
 @dataclass(frozen=True)
