@@ -3,8 +3,8 @@
     python benchmarks/state.py [--hidden 640] [--layers 10] [--rounds 3] [--folder DIR] [--stage 1]
 
 Policy and critic; fp32 and bf16; one rank and two. Bytes written and read per parameter; seconds from the
-last optimizer step to a durable policy, to a durable state too, and until the same ranks have loaded and
-verified both; rates against a plain write (with fsync) and read of as many bytes by as many processes on the
+last optimizer step to a durable policy, to a durable state too, and until the same ranks have verified both
+and loaded the state; rates against a plain write (with fsync) and read of as many bytes by as many processes on the
 same disk; the most memory of the host that saving takes beyond the model, relative to what a rank writes.
 Medians.
 """
@@ -45,7 +45,7 @@ class Measured:
     state: float = 0.0
     """From then until the state's are."""
     load: float = 0.0
-    """Until policy, critic and optimizers are as they were, everything verified."""
+    """Until everything is verified, and what the optimizers had is in their memory again."""
     written: int = 0
     read: int = 0
     own: int = 0
@@ -120,14 +120,15 @@ def measure(run: Run, rank: int, rounds: int) -> list[Measured]:
     from stages import ranks
     from stages.context import Context
     from stages.ppo.resuming import load_learner
+    from stages.ppo.state.slices import MOMENTS
 
     ranks.start_distributed()
     found = []
     learner = load_learner(Context(run.paths, run.config, Task(1, Stage.UPDATE), "bench"), 0)
     for trainer in learner.trainers:
         for one in trainer.own():
-            for part in one.parts.values():
-                part.normal_()
+            for kind in MOMENTS:
+                one.parts[kind].normal_()
     for number in range(rounds + 1):
         found.append(save_and_load(run, learner, f"bench{number}"))
         plain(run.paths.root / f"plain-{rank}", found[-1])
@@ -178,9 +179,13 @@ def save_and_load(run: Run, learner: object, attempt: str) -> Measured:
     following.share_of_hashing, following.agree = (ranks.rank(), ranks.size()), ranks.first_of
     read = transferred("rchar")
     with timing() as seconds:
-        load_learner(following, 1)
+        following.policy_directory(1)
+        folder = following.state_directory(1)
+        for trainer in learner.trainers:
+            trainer.load_state(folder)
         ranks.share(None)
     done.load, done.read = seconds[0], transferred("rchar") - read
+    load_learner(following, 1)  # compares what it has loaded with what was learned
     return done
 
 
@@ -243,8 +248,12 @@ def by_ranks(run_dir: Path, size: int, rounds: int) -> list[list[Measured]]:
         environment |= {"RENDEZVOUS_FILE": str(folder / f"meeting-{size}"), "OMP_NUM_THREADS": "1"}
         output = folder / f"measured-{size}-{rank}.json"
         words = [__file__, "--as-rank", str(run_dir), str(rounds), str(output)]
-        started.append((subprocess.Popen([sys.executable, *words], env=environment), output))
-    assert [process.wait() for process, _ in started] == [0] * size
+        with (folder / f"log-{size}-{rank}").open("w") as log:
+            process = subprocess.Popen([sys.executable, *words], env=environment, stdout=log, stderr=log)
+        started.append((process, output))
+    for rank, (process, _) in enumerate(started):
+        if process.wait():
+            sys.exit((folder / f"log-{size}-{rank}").read_text())
     told = [[Measured(**one) for one in json.loads(output.read_text())] for _, output in started]
     return [list(one) for one in zip(*told, strict=True)]
 
