@@ -4,9 +4,9 @@
 
 Policy and critic; fp32 and bf16; one rank and two. Bytes written and read per parameter; seconds from the
 last optimizer step to a durable policy, to a durable state too, and until the same ranks have verified both
-and loaded the state; rates against a plain write (with fsync) and read of as many bytes by as many processes on the
-same disk; the most memory of the host that saving takes beyond the model, relative to what a rank writes.
-Medians.
+and loaded the state; rates against a plain write (with fsync) and read of as many bytes by as many processes
+on the same disk; the most memory of the host that saving takes beyond the model, relative to what a rank
+writes. Medians.
 """
 
 import argparse
