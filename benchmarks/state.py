@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.config.compose import compose
 from pipeline.config.resolve import resolve
@@ -30,6 +31,10 @@ from pipeline.run.directory import Run, create_run, load_run
 from pipeline.run.environment import TASK_ENVIRONMENT
 from pipeline.run.plan import state_of
 from pipeline.run.tasks import PREPARE, Stage, Task
+
+if TYPE_CHECKING:
+    from stages.context import Context
+    from stages.ppo.training import Learner
 
 VOCABULARY = 32_000
 CHUNK = 1 << 26
@@ -139,54 +144,71 @@ def measure(run: Run, rank: int, rounds: int) -> list[Measured]:
     return found[1:]
 
 
-def save_and_load(run: Run, learner: object, attempt: str) -> Measured:
+def save_and_load(run: Run, learner: "Learner", attempt: str) -> Measured:
+    """Save as an update does, and load as the next one does."""
     from stages import ranks
     from stages.context import Context
+
+    done, context = Measured(), Context(run.paths, run.config, Task(1, Stage.UPDATE), attempt)
+    context.files.folder.mkdir(parents=True, exist_ok=True)
+    before, written = memory(reset=True), transferred("wchar")
+    ranks.share(None)
+    policy, state = save(context, learner, done)
+    done.peak = memory(peak=True) - before
+    done.written = done.own = transferred("wchar") - written
+    if ranks.is_first():
+        commit(run, attempt, policy, state)
+    ranks.share(None)
+    load(Context(run.paths, run.config, Task(2, Stage.UPDATE), attempt), learner, done)
+    return done
+
+
+def save(context: "Context", learner: "Learner", done: Measured) -> tuple[Sequence[object], Sequence[object]]:
+    """Return the files of policy and state, on the first rank."""
+    from stages import ranks
     from stages.ppo.math.shaping import RunningMoments
-    from stages.ppo.resuming import load_learner
     from stages.ppo.state.learned import TrainerState
     from stages.ppo.state.writer import LearnerState
     from stages.ppo.training import Steps
     from stages.ppo.update import learned, save_policy
 
-    context = Context(run.paths, run.config, Task(1, Stage.UPDATE), attempt)
-    context.files.folder.mkdir(parents=True, exist_ok=True)
-    done, state = Measured(), TrainerState(1, 0.0, 8, RunningMoments(), 0)
-    before, written = memory(reset=True), transferred("wchar")
-    ranks.share(None)
+    numbers = TrainerState(1, 0.0, 8, RunningMoments(), 0)
     with timing() as seconds:
-        policy = save_policy(context, learner, learned(learner, state, Steps()))
+        policy = save_policy(context, learner, learned(learner, numbers, Steps()))
         ranks.share(None)
     done.policy = seconds[0]
     with timing() as seconds:
         writer = LearnerState(context, learner)
         writer.detach()
-        files = writer.write(is_wanted=True)
+        state = writer.write(is_wanted=True)
         ranks.share(None)
     done.state = seconds[0]
-    done.peak = memory(peak=True) - before
-    done.written = done.own = transferred("wchar") - written
-    if ranks.is_first():
-        for task in (Task(1, Stage.UPDATE), state_of(1)):
-            run.paths.task(task).folder.mkdir(parents=True, exist_ok=True)
-            run.paths.task(task).record.unlink(missing_ok=True)
-        publish(
-            run.paths, replace(record_of(Task(1, Stage.UPDATE), policy, promises_state=True), attempt=attempt)
-        )
-        publish(run.paths, replace(record_of(state_of(1), files), attempt=attempt))
-    ranks.share(None)
-    following = Context(run.paths, run.config, Task(2, Stage.UPDATE), attempt)
-    following.share_of_hashing, following.agree = (ranks.rank(), ranks.size()), ranks.first_of
+    return policy, state
+
+
+def commit(run: Run, attempt: str, policy: Sequence[object], state: Sequence[object]) -> None:
+    """Publish what was written, in the place of what an earlier round did."""
+    for task, files in ((Task(1, Stage.UPDATE), policy), (state_of(1), state)):
+        paths = run.paths.task(task)
+        paths.folder.mkdir(parents=True, exist_ok=True)
+        paths.record.unlink(missing_ok=True)
+        publish(run.paths, replace(record_of(task, files), attempt=attempt))
+
+
+def load(context: "Context", learner: "Learner", done: Measured) -> None:
+    from stages import ranks
+    from stages.ppo.resuming import load_learner
+
+    context.share_of_hashing, context.agree = (ranks.rank(), ranks.size()), ranks.first_of
     read = transferred("rchar")
     with timing() as seconds:
-        following.policy_directory(1)
-        folder = following.state_directory(1)
+        context.policy_directory(1)
+        folder = context.state_directory(1)
         for trainer in learner.trainers:
             trainer.load_state(folder)
         ranks.share(None)
     done.load, done.read = seconds[0], transferred("rchar") - read
-    load_learner(following, 1)  # compares what it has loaded with what was learned
-    return done
+    load_learner(context, 1)  # compares what it has loaded with what was learned
 
 
 def plain(path: Path, done: Measured) -> None:
