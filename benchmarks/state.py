@@ -3,10 +3,10 @@
     python benchmarks/state.py [--hidden 640] [--layers 10] [--rounds 3] [--folder DIR] [--stage 1]
 
 Policy and critic; fp32 and bf16; one rank and two. Bytes written and read per parameter; seconds from the
-last optimizer step to a durable policy, to a durable state too, and until the same ranks have loaded and
-verified both; rates against a plain write (with fsync) and read of as many bytes by as many processes on the
-same disk; the most memory of the host that saving takes beyond the model, relative to what a rank writes.
-Medians.
+last optimizer step to a durable policy, to a durable state too, and until the same ranks have verified both
+and loaded the state; rates against a plain write (with fsync) and read of as many bytes by as many processes
+on the same disk; the most memory of the host that saving takes beyond the model, relative to what a rank
+writes. Medians.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.config.compose import compose
 from pipeline.config.resolve import resolve
@@ -30,6 +31,10 @@ from pipeline.run.directory import Run, create_run, load_run
 from pipeline.run.environment import TASK_ENVIRONMENT
 from pipeline.run.plan import state_of
 from pipeline.run.tasks import PREPARE, Stage, Task
+
+if TYPE_CHECKING:
+    from stages.context import Context
+    from stages.ppo.training import Learner
 
 VOCABULARY = 32_000
 CHUNK = 1 << 26
@@ -45,7 +50,7 @@ class Measured:
     state: float = 0.0
     """From then until the state's are."""
     load: float = 0.0
-    """Until policy, critic and optimizers are as they were, everything verified."""
+    """Until everything is verified, and what the optimizers had is in their memory again."""
     written: int = 0
     read: int = 0
     own: int = 0
@@ -120,14 +125,15 @@ def measure(run: Run, rank: int, rounds: int) -> list[Measured]:
     from stages import ranks
     from stages.context import Context
     from stages.ppo.resuming import load_learner
+    from stages.ppo.state.slices import MOMENTS
 
     ranks.start_distributed()
     found = []
     learner = load_learner(Context(run.paths, run.config, Task(1, Stage.UPDATE), "bench"), 0)
     for trainer in learner.trainers:
         for one in trainer.own():
-            for part in one.parts.values():
-                part.normal_()
+            for kind in MOMENTS:
+                one.parts[kind].normal_()
     for number in range(rounds + 1):
         found.append(save_and_load(run, learner, f"bench{number}"))
         plain(run.paths.root / f"plain-{rank}", found[-1])
@@ -138,50 +144,71 @@ def measure(run: Run, rank: int, rounds: int) -> list[Measured]:
     return found[1:]
 
 
-def save_and_load(run: Run, learner: object, attempt: str) -> Measured:
+def save_and_load(run: Run, learner: "Learner", attempt: str) -> Measured:
+    """Save as an update does, and load as the next one does."""
     from stages import ranks
     from stages.context import Context
+
+    done, context = Measured(), Context(run.paths, run.config, Task(1, Stage.UPDATE), attempt)
+    context.files.folder.mkdir(parents=True, exist_ok=True)
+    before, written = memory(reset=True), transferred("wchar")
+    ranks.share(None)
+    policy, state = save(context, learner, done)
+    done.peak = memory(peak=True) - before
+    done.written = done.own = transferred("wchar") - written
+    if ranks.is_first():
+        commit(run, attempt, policy, state)
+    ranks.share(None)
+    load(Context(run.paths, run.config, Task(2, Stage.UPDATE), attempt), learner, done)
+    return done
+
+
+def save(context: "Context", learner: "Learner", done: Measured) -> tuple[Sequence[object], Sequence[object]]:
+    """Return the files of policy and state, on the first rank."""
+    from stages import ranks
     from stages.ppo.math.shaping import RunningMoments
-    from stages.ppo.resuming import load_learner
     from stages.ppo.state.learned import TrainerState
     from stages.ppo.state.writer import LearnerState
     from stages.ppo.training import Steps
     from stages.ppo.update import learned, save_policy
 
-    context = Context(run.paths, run.config, Task(1, Stage.UPDATE), attempt)
-    context.files.folder.mkdir(parents=True, exist_ok=True)
-    done, state = Measured(), TrainerState(1, 0.0, 8, RunningMoments(), 0)
-    before, written = memory(reset=True), transferred("wchar")
-    ranks.share(None)
+    numbers = TrainerState(1, 0.0, 8, RunningMoments(), 0)
     with timing() as seconds:
-        policy = save_policy(context, learner, learned(learner, state, Steps()))
+        policy = save_policy(context, learner, learned(learner, numbers, Steps()))
         ranks.share(None)
     done.policy = seconds[0]
     with timing() as seconds:
         writer = LearnerState(context, learner)
         writer.detach()
-        files = writer.write(is_wanted=True)
+        state = writer.write(is_wanted=True)
         ranks.share(None)
     done.state = seconds[0]
-    done.peak = memory(peak=True) - before
-    done.written = done.own = transferred("wchar") - written
-    if ranks.is_first():
-        for task in (Task(1, Stage.UPDATE), state_of(1)):
-            run.paths.task(task).folder.mkdir(parents=True, exist_ok=True)
-            run.paths.task(task).record.unlink(missing_ok=True)
-        publish(
-            run.paths, replace(record_of(Task(1, Stage.UPDATE), policy, promises_state=True), attempt=attempt)
-        )
-        publish(run.paths, replace(record_of(state_of(1), files), attempt=attempt))
-    ranks.share(None)
-    following = Context(run.paths, run.config, Task(2, Stage.UPDATE), attempt)
-    following.share_of_hashing, following.agree = (ranks.rank(), ranks.size()), ranks.first_of
+    return policy, state
+
+
+def commit(run: Run, attempt: str, policy: Sequence[object], state: Sequence[object]) -> None:
+    """Publish what was written, in the place of what an earlier round did."""
+    for task, files in ((Task(1, Stage.UPDATE), policy), (state_of(1), state)):
+        paths = run.paths.task(task)
+        paths.folder.mkdir(parents=True, exist_ok=True)
+        paths.record.unlink(missing_ok=True)
+        publish(run.paths, replace(record_of(task, files), attempt=attempt))
+
+
+def load(context: "Context", learner: "Learner", done: Measured) -> None:
+    from stages import ranks
+    from stages.ppo.resuming import load_learner
+
+    context.share_of_hashing, context.agree = (ranks.rank(), ranks.size()), ranks.first_of
     read = transferred("rchar")
     with timing() as seconds:
-        load_learner(following, 1)
+        context.policy_directory(1)
+        folder = context.state_directory(1)
+        for trainer in learner.trainers:
+            trainer.load_state(folder)
         ranks.share(None)
     done.load, done.read = seconds[0], transferred("rchar") - read
-    return done
+    load_learner(context, 1)  # compares what it has loaded with what was learned
 
 
 def plain(path: Path, done: Measured) -> None:
@@ -243,8 +270,12 @@ def by_ranks(run_dir: Path, size: int, rounds: int) -> list[list[Measured]]:
         environment |= {"RENDEZVOUS_FILE": str(folder / f"meeting-{size}"), "OMP_NUM_THREADS": "1"}
         output = folder / f"measured-{size}-{rank}.json"
         words = [__file__, "--as-rank", str(run_dir), str(rounds), str(output)]
-        started.append((subprocess.Popen([sys.executable, *words], env=environment), output))
-    assert [process.wait() for process, _ in started] == [0] * size
+        with (folder / f"log-{size}-{rank}").open("w") as log:
+            process = subprocess.Popen([sys.executable, *words], env=environment, stdout=log, stderr=log)
+        started.append((process, output))
+    for rank, (process, _) in enumerate(started):
+        if process.wait():
+            sys.exit((folder / f"log-{size}-{rank}").read_text())
     told = [[Measured(**one) for one in json.loads(output.read_text())] for _, output in started]
     return [list(one) for one in zip(*told, strict=True)]
 

@@ -1,6 +1,7 @@
 """The PPO update on tiny models: exact first ratios, no trace of micro-batching, what the stage commits."""
 
 import dataclasses
+import json
 import math
 import shutil
 
@@ -16,6 +17,7 @@ from pipeline.config.algorithm import (
     KLController,
     LossAggregation,
 )
+from pipeline.config.conversion import converted
 from pipeline.config.update import Precision
 from pipeline.run.commits import read_record
 from pipeline.run.tasks import Stage, Task
@@ -24,9 +26,11 @@ from stages.ppo.critics import load_critic
 from stages.ppo.math.masked import NoValidTokens
 from stages.ppo.math.shaping import RunningMoments
 from stages.ppo.metrics import mean_kl
-from stages.ppo.state.learned import TrainerState, resumed
+from stages.ppo.resuming import unlike
+from stages.ppo.state.learned import Learned, TrainerState, resumed
 from stages.ppo.targets import token_rewards
 from stages.ppo.training import StepPosition, split_epoch
+from stages.ppo.update import learned
 from tests.support import tiny
 from tests.support.learning import (
     difference,
@@ -293,6 +297,34 @@ def test_a_trainer_state_too_large_for_one_file_is_read_as_one(make, tmp_path, m
         assert other.steps == 4
     assert difference(*states) == 0
     assert difference(states[0], state_of(learner.policy)) == 0
+
+
+def test_a_state_of_older_versions_is_read(make, tmp_path):
+    """Whole tensors in numbered files, counters in the first one's header."""
+    learner = make().policy
+    for one in learner.held():
+        for kind in learner.kinds:
+            one.parts[kind].normal_()
+    shapes = {name: parameter.shape for name, parameter in learner.trained()}
+    whole = {key: t.view(shapes[key.split("/", 1)[1]]) for key, t in state_of(learner).items()}
+    half, counters = len(whole) // 2, {"counters": json.dumps({"steps": 7})}
+    for name, part in (("policy", list(whole)[:half]), ("policy-1", list(whole)[half:])):
+        save_file({key: whole[key] for key in part}, tmp_path / f"{name}.safetensors", counters)
+    other = make().policy
+    other.load_state(tmp_path)
+    assert difference(state_of(other), state_of(learner)) == 0
+    assert other.steps == 7
+
+
+def test_a_state_that_is_not_what_was_learned_is_found_out(make):
+    learner, given = make(), experience()
+    steps = updated(learner, given).steps
+    numbers = learned(learner, TrainerState(1, 0.05, 8, RunningMoments(), 0), steps)
+    assert [decision["critic"] for decision in numbers.decisions] == ["taken"] * 4
+    assert converted(Learned, json.loads(numbers.to_json())) == numbers
+    assert unlike(learner, numbers) is None
+    updated(learner, given, iteration=2)
+    assert "policy: its exp_avg/" in unlike(learner, numbers)
 
 
 def test_a_critic_may_lack_its_head_but_no_weight_of_its_backbone(tmp_path):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from pipeline.run.commits import read_record
 from pipeline.run.directory import Run, load_run
@@ -46,8 +47,11 @@ def said() -> Iterator[list[str]]:
     log.removeHandler(handler)
 
 
-def update(run: Run, iteration: int, case: str, loses_state: bool = False) -> list[str]:
-    """What the ranks do; returns what they say. The last one may find that its disk is full."""
+def update(
+    run: Run, iteration: int, case: str, loses_state: bool = False, detaches: bool = False
+) -> list[str]:
+    """What the ranks do; returns what they say. The last one may find that its disk is full; all may keep a
+    copy of their part, as on GPUs."""
     from stages.execution import execute
     from stages.ppo import trainer, training
     from stages.ppo.state import writer
@@ -67,6 +71,8 @@ def update(run: Run, iteration: int, case: str, loses_state: bool = False) -> li
     with said() as lines, pytest.MonkeyPatch.context() as patch:
         if loses_state and ranks.rank() == ranks.size() - 1:
             patch.setattr(writer, "write_slices", fails)
+        if detaches:
+            patch.setattr(writer, "device", lambda: torch.device("cuda"))
         if case == "overflow":
             patch.setattr(trainer, "engine_settings", with_high_loss_scale)
         if case == "skipped" and iteration == 1:
@@ -87,7 +93,7 @@ def lose_and_learn_again(folder: Path, rank: int) -> None:
             if case == "no-shards" and name == "lost" and ranks.is_first():
                 next((run.paths.iterations / "00001/rollout").glob("*.arrow")).unlink()
             ranks.share(None)
-            seen[name] = [first, update(run, 2, case)]
+            seen[name] = [first, update(run, 2, case, detaches=name == "lost")]
         (folder / f"{case}-{rank}.json").write_text(json.dumps(seen))
 
 

@@ -12,6 +12,7 @@ import torch
 from pipeline.run.commits import FileEntry
 from stages import ranks
 from stages.context import Context
+from stages.models import device
 from stages.ppo.state.model_files import ModelFiles
 from stages.ppo.state.room import room_of_host
 from stages.ppo.state.saved_state import File, write_counters, write_slices
@@ -56,7 +57,7 @@ class LearnerState:
         self._critic: ModelFiles | None = learner.critic.model_files() if learner.critic else None
 
     def detach(self) -> None:
-        if not torch.cuda.is_available() or not self._has_room():
+        if device().type == "cpu" or not self._has_room():
             return
         self._parts = [part.on_host() for part in self._parts]
         if self._critic is not None:
