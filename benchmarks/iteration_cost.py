@@ -78,7 +78,8 @@ def rows(site: Site) -> Iterator[str]:
             name = f"{size:g} + {size:g}" if has_critic else f"{size:g}"
             yield (
                 f"| {name} | {cost.written_first:.0f} | {cost.written_behind:.0f} "
-                f"| {cost.read_by_update:.0f} | {cost.seconds:.0f} | {cost.seconds_before:.0f} | {cost.gang:.0f} |"
+                f"| {cost.read_by_update:.0f} | {cost.seconds:.0f} | {cost.seconds_before:.0f} "
+                f"| {cost.gang:.0f} |"
             )
 
 
