@@ -23,12 +23,13 @@ from pipeline.doctor.disk import judge_need, judge_space
 from pipeline.doctor.estimate import Estimate, measure, packed_of
 from pipeline.doctor.examine import patient_of
 from pipeline.doctor.findings import Finding, Group, Verdict, describe
-from pipeline.doctor.health import judge_jobs, judge_journal
+from pipeline.doctor.health import judge_jobs, judge_journal, judge_lost_state, look_at_state
 from pipeline.doctor.machine import judge_gpus, judge_packages, judge_torch, judge_vllm, needed_packages
 from pipeline.doctor.semantics import clock_skew, judge_skew
 from pipeline.doctor.wandbchecks import judge_mode
 from pipeline.preflight.disk_need import Footprint, imagine, states_kept
 from pipeline.run.directory import RunError, load_run
+from pipeline.run.plan import state_of
 from slurm.probe import Exchange
 from slurm.query import Element
 from slurm.states import SlurmState
@@ -409,6 +410,35 @@ def test_a_run_that_nothing_will_advance():
     assert (alone.verdict, alone.advice) == (Verdict.PROBLEM, "slurm-ppo submit /r")
     assert judge_jobs([driver], is_over=True, root="/r").advice == "slurm-ppo cancel /r"
     assert judge_jobs([], is_over=True, root="/r").verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    ("before", "is_last", "verdict", "said"),
+    [
+        (2, False, Verdict.OK, "if lost, the next update learns it again from iteration 2"),
+        (0, False, Verdict.OK, "learns it again from iteration 0"),
+        (None, False, Verdict.PROBLEM, "and none that it could be made again from"),
+        (None, True, Verdict.OK, "no update follows that needs it"),
+    ],
+)
+def test_a_state_that_is_not_there_is_a_problem_only_where_learning_cannot_go_on(
+    before, is_last, verdict, said
+):
+    found = judge_lost_state(3, before, is_last)
+    assert found.verdict is verdict
+    assert said in found.measured
+
+
+def test_the_trainer_s_newest_state_is_looked_at_as_the_last_policy_is(complete_run, tmp_path):
+    run = load_run(Path(shutil.copytree(complete_run, tmp_path / "run", symlinks=True)))
+    assert look_at_state(run).measured == "that of iteration 2 stands"
+    (weights,) = run.paths.states.glob("00002.*/critic/model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1])
+    found = look_at_state(run)
+    assert found.verdict is Verdict.WARNING
+    assert "model.safetensors has" in found.measured
+    run.paths.task(state_of(2)).record.unlink()
+    assert "that of iteration 2 is not there" in look_at_state(run).measured
 
 
 # --- packages and GPUs ---
