@@ -109,8 +109,9 @@ class Context:
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     state_writer: StateWriter | None = None
     """Writer of what the stage still has to write once its result is committed, set by the stage."""
-    share_of_hashing: tuple[int, int] = (0, 1)
-    """Rank and number of ranks among which the files of a directory that is read are divided for hashing."""
+    hashes: Callable[[int, FileEntry], bool] = lambda index, entry: True
+    """Whether this rank hashes a file of a directory that is read, by its place among them: each file is
+    hashed by one rank."""
     agree: Callable[[str | None], str | None] = lambda problem: problem
     """Returns the problem of the first rank that has one. All ranks read the same directories in turn."""
 
@@ -230,11 +231,11 @@ class Context:
 
     def _problem_of(self, record: Record, entries: Sequence[FileEntry]) -> str | None:
         """Return in words what is wrong with files of a commit, as far as this rank looks at them."""
-        rank, size = self.share_of_hashing
         try:
             check_sizes(self.paths, record)
-            for entry in entries[rank::size]:
-                check_digest(record, entry, *digest_file(self.paths.root / entry.path))
+            for index, entry in enumerate(entries):
+                if self.hashes(index, entry):
+                    check_digest(record, entry, *digest_file(self.paths.root / entry.path))
         except CorruptData as error:
             return error.why
         return None

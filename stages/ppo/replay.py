@@ -56,10 +56,11 @@ def relearn(context: Context, learner: Learner, newest: int, version: int) -> No
     for iteration in range(newest + 1, version + 1):
         say(f"the trainer's state of iteration {iteration} was lost: the iteration is learned again")
         if problem := _relearn_one(reader, learner, iteration):
-            say(
-                f"iteration {iteration} cannot be learned again ({problem}): going on from the weights of "
-                f"policy {version}, with the optimizer's moments of iteration {iteration - 1}"
-            )
+            if ranks.is_first():
+                log.warning(
+                    f"iteration {iteration} cannot be learned again ({problem}): going on from the weights of "
+                    f"policy {version}, with the optimizer's moments of iteration {iteration - 1}"
+                )
             settle(learner.policy, committed_weights(context, version))
             _set_counters(learner, learned_of(reader, version))
             return
