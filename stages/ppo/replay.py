@@ -58,8 +58,8 @@ def relearn(context: Context, learner: Learner, newest: int, version: int) -> No
         if problem := _relearn_one(reader, learner, iteration):
             if ranks.is_first():
                 log.warning(
-                    f"iteration {iteration} cannot be learned again ({problem}): going on from the weights of "
-                    f"policy {version}, with the optimizer's moments of iteration {iteration - 1}"
+                    f"iteration {iteration} cannot be learned again ({problem}): going on from the weights "
+                    f"of policy {version}, with the optimizer's moments of iteration {iteration - 1}"
                 )
             settle(learner.policy, committed_weights(context, version))
             _set_counters(learner, learned_of(reader, version))
