@@ -198,8 +198,9 @@ def commit(run: Run, attempt: str, policy: Sequence[object], state: Sequence[obj
 def load(context: "Context", learner: "Learner", done: Measured) -> None:
     from stages import ranks
     from stages.ppo.resuming import load_learner
+    from stages.ppo.state.saved_state import is_hashed_here
 
-    context.share_of_hashing, context.agree = (ranks.rank(), ranks.size()), ranks.first_of
+    context.hashes, context.agree = is_hashed_here, ranks.first_of
     read = transferred("rchar")
     with timing() as seconds:
         context.policy_directory(1)

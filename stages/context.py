@@ -113,8 +113,9 @@ class Context:
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     state_writer: StateWriter | None = None
     """Writer of what the stage still has to write once its result is committed, set by the stage."""
-    share_of_hashing: tuple[int, int] = (0, 1)
-    """Rank and number of ranks among which the files of a directory that is read are divided for hashing."""
+    hashes: Callable[[int, FileEntry], bool] = lambda index, entry: True
+    """Whether this rank hashes a file of a directory that is read, by its place among them: each file is
+    hashed by one rank."""
     agree: Callable[[str | None], str | None] = lambda problem: problem
     """Returns the problem of the first rank that has one. All ranks read the same directories in turn."""
 
@@ -274,13 +275,13 @@ class Context:
 
     def _problem_of(self, record: Record, entries: Sequence[FileEntry]) -> str | None:
         """Return in words what is wrong with files of a commit, as far as this rank looks at them."""
-        rank, size = self.share_of_hashing
-        # every element of a node reads the policy; ranks share its files out
-        is_shared = size == 1 and record.task.stage is Stage.UPDATE
-        verify = verify_once if is_shared else verify_files
+        # every element of a node reads the policy; ranks share out what they hash
+        mine = [entry for index, entry in enumerate(entries) if self.hashes(index, entry)]
+        is_whole = len(mine) == len(entries)
+        verify = verify_once if is_whole and record.task.stage is Stage.UPDATE else verify_files
         try:
             check_sizes(self.paths, record)
-            verify(self.paths, record, entries[rank::size])
+            verify(self.paths, record, mine)
         except CorruptData as error:
             return error.why
         return None

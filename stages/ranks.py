@@ -39,7 +39,7 @@ from stages.models import device
 MEETING_SECONDS = 300.0
 """Seconds for which ranks wait for each other at the start."""
 COLLECTIVE_SECONDS = 1800.0
-"""Seconds for which a rank waits for the others later on. Rank 0 writes whole models while they wait."""
+"""Seconds for which a rank waits for the others later on. One may have more to write than others."""
 _POLL_SECONDS = 0.2
 _PROBE_SECONDS = 10.0
 _TOKEN = "token"

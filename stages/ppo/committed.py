@@ -44,9 +44,11 @@ def committed_weights(context: Context, version: int) -> CommittedWeights:
     Raises:
         CorruptData, NotCommitted, Thinned: on every rank.
     """
-    folder, config = context.policy_directory(version), context.config
+    files, config = context.policy_files(version), context.config
+    folder = files.base
     if config.update.lora is not None:
-        return CommittedWeights(read_header(folder / ADAPTER / ADAPTER_FILE), None, is_adapter=True)
+        adapter = files.adapter or folder / ADAPTER  # older programs committed it beside the merged policy
+        return CommittedWeights(read_header(adapter / ADAPTER_FILE), None, is_adapter=True)
     stored = read_tensors(folder)
     precision, trust = config.update.precision, config.model.trust_remote_code
     bare = load_causal_lm(folder, precision, trust, device_map="meta")

@@ -18,7 +18,7 @@ from stages import ranks
 from stages.context import Context, Stopwatch, UserError
 from stages.logs import log
 from stages.ppo.committed import CommittedWeights, committed_weights
-from stages.ppo.experience import Experience, build_experience
+from stages.ppo.experience import Experience, read_experience
 from stages.ppo.learner import update
 from stages.ppo.math.rounding import nearest_that_rounds_to
 from stages.ppo.reference import with_reference
@@ -27,7 +27,6 @@ from stages.ppo.state.slices import WEIGHT
 from stages.ppo.state.sums import largest_difference
 from stages.ppo.trainer import Trainer
 from stages.ppo.training import Learner, say
-from stages.training import read_shards
 
 WORTH_A_WARNING = 0.01
 """Difference to the committed policy, relative to the iteration's own change of it."""
@@ -56,10 +55,11 @@ def relearn(context: Context, learner: Learner, newest: int, version: int) -> No
     for iteration in range(newest + 1, version + 1):
         say(f"the trainer's state of iteration {iteration} was lost: the iteration is learned again")
         if problem := _relearn_one(reader, learner, iteration):
-            say(
-                f"iteration {iteration} cannot be learned again ({problem}): going on from the weights of "
-                f"policy {version}, with the optimizer's moments of iteration {iteration - 1}"
-            )
+            if ranks.is_first():
+                log.warning(
+                    f"iteration {iteration} cannot be learned again ({problem}): going on from the weights "
+                    f"of policy {version}, with the optimizer's moments of iteration {iteration - 1}"
+                )
             settle(learner.policy, committed_weights(context, version))
             _set_counters(learner, learned_of(reader, version))
             return
@@ -91,7 +91,7 @@ def _experience(reader: Context, iteration: int) -> tuple[Experience | None, str
     """Return an iteration's experience, or why this rank cannot have it."""
     try:
         learned_of(reader, iteration)
-        return build_experience(*read_shards(reader, iteration)), None
+        return read_experience(reader, iteration), None
     except (BadCommit, Thinned, UserError, OSError) as error:
         return None, str(error)
 

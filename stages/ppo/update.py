@@ -15,6 +15,7 @@ from stages.ppo.metrics import mean_kl, update_metrics
 from stages.ppo.reference import with_reference
 from stages.ppo.resuming import resume
 from stages.ppo.state.learned import PART, Learned, Machine, TrainerState
+from stages.ppo.state.saved_state import is_hashed_here
 from stages.ppo.state.writer import LearnerState
 from stages.ppo.training import Learner, Steps
 from stages.training import committed_entries, save_tokenizer
@@ -23,8 +24,7 @@ from stages.training import committed_entries, save_tokenizer
 def update(context: Context, iteration: int) -> Result | None:
     """Train on an iteration. Returns None on every rank but the first, which has the result of all."""
     ranks.start_distributed()
-    context.share_of_hashing = ranks.rank(), ranks.size()
-    context.agree = ranks.first_of
+    context.hashes, context.agree = is_hashed_here, ranks.first_of
     # 1. every shard of this iteration, verified
     with context.stopwatch.timing("read"):
         experience = read_experience(context, iteration)

@@ -45,14 +45,17 @@ def undisturbed(models, tmp_path_factory) -> Path:
 def scored(undisturbed, tmp_path) -> Path:
     """The same before its update."""
     run_dir = Path(shutil.copytree(undisturbed, tmp_path / "run", symlinks=True))
-    for folder in (run_dir / "iterations/00001/update", *run_dir.glob("*/00001.*")):
+    made = [run_dir / "iterations/00001" / name for name in ("update", "state")]
+    for folder in (*made, *run_dir.glob("*/00001.*")):
         shutil.rmtree(folder)
     return run_dir
 
 
 def fingerprint(run_dir: Path) -> str:
     """Of policy, critic and trainer state."""
-    return read_record(load_run(run_dir).paths, Task(1, Stage.UPDATE)).fingerprint
+    paths = load_run(run_dir).paths
+    records = [read_record(paths, Task(1, stage)) for stage in (Stage.UPDATE, Stage.STATE)]
+    return " ".join(record.fingerprint for record in records)
 
 
 def failures(run_dir: Path) -> list[tuple[str, str, str]]:
@@ -80,7 +83,7 @@ def test_any_rank_that_is_killed_costs_an_attempt_and_changes_nothing(
     # of the first attempt rank 1 as soon as it is there, of the second rank 0 while it saves
     hooked = environment | {
         "PYTHONPATH": str(HOOKS),
-        "KILL_AT": "before-fsync:trainer/00001.",
+        "KILL_AT": "before-fsync:policy/00001.",
         "KILL_MARKER": str(marker),
     }
     command = [sys.executable, "-m", "pipeline", "resume", run_dir]

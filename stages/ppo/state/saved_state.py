@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,9 @@ from torch import Tensor
 
 from pipeline.config.model_files import Tensor as Stored
 from pipeline.config.model_files import read_header
+from pipeline.run.commits import FileEntry
 from pipeline.run.durable import read_shared
+from stages import ranks
 from stages.ppo.state.slices import Slice
 from stages.ppo.state.tensor_files import Described, TensorFile, read_metadata, read_part
 
@@ -18,6 +21,7 @@ LARGEST_FILE = 2 * 2**30
 """Bytes of a file of the state, give or take its header."""
 _STARTS = "starts"
 _COUNTERS = "counters.json"
+_WRITER = re.compile(r"-rank-(\d{5})-\d+\.safetensors$")
 _AT_ONCE = 1 << 24
 """Elements that are read at once."""
 
@@ -118,6 +122,12 @@ class SavedState:
         for one in slices:
             for kind in kinds:
                 self.read(f"{kind}/{one.name}", one.start, one.parts[kind])
+
+
+def is_hashed_here(index: int, entry: FileEntry) -> bool:
+    """Whether this rank hashes a file: of a state its own, which it reads next if there are as many ranks."""
+    found = _WRITER.search(entry.path)
+    return (int(found[1]) if found else index) % ranks.size() == ranks.rank()
 
 
 def files_of(folder: Path, name: str) -> list[Path]:
