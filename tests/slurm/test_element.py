@@ -71,7 +71,8 @@ def test_an_element_runs_its_own_task_in_its_own_process(tasks):
     run_dir = str(tasks.parents[2])
     assert found["name"] == "__main__"
     assert found["argv"][1:] == [
-        *("rollout", "--run-dir", run_dir, "--iteration", "2", "--attempt", "3-77_4r0", "--shard", "4"),
+        *("rollout", "--run-dir", run_dir, "--iteration", "2", "--attempt", "3-77_4r0"),
+        *("--patience", "30", "--shard", "4"),
         *("--failure-file", f"{run_dir}/logs/00002-rollout/attempt-3/shard-00004.failure.json"),
     ]
     assert found["RANK"] is None

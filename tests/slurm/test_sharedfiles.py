@@ -32,8 +32,8 @@ HOOKS = ROOT / "tests/support/hooks"
 
 
 def policy_of(run: Path, iteration: int) -> dict[str, bytes]:
-    parts = ("policy", "critic")
-    return {part: (run / part / f"{iteration:05d}" / "model.safetensors").read_bytes() for part in parts}
+    folders = {"policy": f"policy/{iteration:05d}", "critic": f"state/{iteration:05d}/critic"}
+    return {part: (run / path / "model.safetensors").read_bytes() for part, path in folders.items()}
 
 
 def failing(times: int, number: int, then: Callable = lambda: "done") -> tuple[Callable, list]:
