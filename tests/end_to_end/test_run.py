@@ -21,7 +21,7 @@ def test_policies_and_critics_load_with_from_pretrained(complete_real_run):
         AutoModelForCausalLM.from_pretrained(complete_real_run / "policy" / v) for v in ("00001", "00002")
     )
     AutoTokenizer.from_pretrained(complete_real_run / "policy" / "00002")
-    AutoModelForTokenClassification.from_pretrained(complete_real_run / "critic" / "00002")
+    AutoModelForTokenClassification.from_pretrained(complete_real_run / "state" / "00002" / "critic")
     assert not torch.equal(first.lm_head.weight, last.lm_head.weight)
 
 
@@ -76,5 +76,5 @@ def test_grpo_needs_no_critic(models, slurm_ppo, tmp_path):
     )
     done = slurm_ppo("run", *arguments)
     assert done.returncode == 0, done.stderr
-    assert not (run_dir / "critic").exists()
+    assert not (run_dir / "state" / "00001" / "critic").exists()
     assert load_run(run_dir).config.rollout.samples_per_prompt == 4
