@@ -197,7 +197,7 @@ def test_going_back_to_a_pool_takes_what_follows_from_it(slurm_ppo, project, pla
     (moved,) = (pooled / "superseded").iterdir()
     assert moved.name.endswith("-from-score-models-1")
     names = {path.name for path in (moved / "iterations" / "00001").iterdir()}
-    assert names == {"score-models", "reward", "update", "evaluate"}
+    assert names == {"score-models", "reward", "update", "state", "evaluate"}
     assert shards(pooled, "reward") == shards(plain, "reward")
     assert policy_of(pooled) == policy_of(plain)
 

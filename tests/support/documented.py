@@ -38,6 +38,8 @@ ELSEWHERE = {
     "make docs": "tests/end_to_end/test_docs.py",
     "make quickstart_vllm": "tests/end_to_end/test_quickstart.py",
     "slurm-ppo sync RUN": "tests/tracking/test_sync.py",
+    "srun slurm-ppo export runs/lora exported/merged": "tests/end_to_end/test_lora_run.py",
+    "slurm-ppo export runs/lora exported/adapter --adapter": "tests/end_to_end/test_lora_run.py",
     "slurm-ppo dashboard push runs/first": "tests/tracking/test_dashboard.py",
     "sudo slurm-ppo devcluster up --network-filesystem": "tests/cluster/test_network.py",
     "source .venv/bin/activate": "Makefile",
