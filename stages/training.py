@@ -1,7 +1,8 @@
 """Steps shared by all trainers: reading an iteration's shards, writing folders to be committed."""
 
+import contextlib
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -60,6 +61,18 @@ def save_tokenizer(context: Context, folder: Path) -> None:
     source = Path(model.policy) / "generation_config.json"
     if source.is_file():
         shutil.copyfile(source, folder / source.name)
+
+
+@contextlib.contextmanager
+def removed_on_failure(folder: Path) -> Iterator[None]:
+    """Remove ``folder`` where the block does not come to its end: it would only keep a full disk full."""
+    is_done = False
+    try:
+        yield
+        is_done = True
+    finally:
+        if not is_done:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def hash_folders(context: Context, folders: Iterable[Path]) -> tuple[FileEntry, ...]:

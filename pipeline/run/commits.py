@@ -95,8 +95,8 @@ class Record:
     job_id: str
     metrics: Mapping[str, float] = field(default_factory=dict)
     promises_state: bool = False
-    """Of an update: whether its attempt commits a state of the trainer (:func:`pipeline.run.plan.state_of`)
-    behind this record. Where it does not, there is none, or ``outputs`` hold it."""
+    """Whether the attempt, one at an update, commits the trainer's state (:func:`pipeline.run.plan.state_of`)
+    after this record. If not, the trainer keeps none, or ``outputs`` hold it."""
 
     @cached_property
     def fingerprint(self) -> str:

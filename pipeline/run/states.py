@@ -77,24 +77,14 @@ def can_go_on(plan: Plan, paths: RunPaths, version: int) -> bool:
     """Whether the next iteration can be learnt from what is there of a committed version."""
     if version == 0:
         return True
-    try:
-        record = read_record(paths, policy_maker(version))
-    except CorruptData:
-        return False
-    if record is None or not has_policy(paths, version):
-        return False
-    return not keeps_state(record) or state_before(plan, paths, version) is not None
+    update = _stands(paths, policy_maker(version), "policy")
+    return update is not None and (not keeps_state(update) or state_before(plan, paths, version) is not None)
 
 
 def can_fork(paths: RunPaths, version: int) -> bool:
     """Whether a fork can begin with a committed version: its state is there, if its trainer keeps any."""
-    try:
-        record = read_record(paths, policy_maker(version))
-    except CorruptData:
-        return False
-    if record is None or not has_policy(paths, version):
-        return False
-    return not keeps_state(record) or has_state(paths, version)
+    update = _stands(paths, policy_maker(version), "policy")
+    return update is not None and (not keeps_state(update) or has_state(paths, version))
 
 
 def oldest_needed(plan: Plan, paths: RunPaths, newest: int) -> int:

@@ -5,7 +5,6 @@ a pickle, which must not be loaded from a shared directory, and is bound to a wo
 """
 
 import math
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from stages.ppo.state.slices import MOMENTS, WEIGHT, Slice, held, own
 from stages.ppo.state.sums import sums_of
 from stages.ppo.state.tensor_files import Described
 from stages.ppo.zero import adamw, engine_settings, permit_fp16_on_cpu, share_out
+from stages.training import removed_on_failure
 
 _LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter")
 """State of DeepSpeed's dynamic loss scaler: the scale, and two counters whose difference says for how many
@@ -201,13 +201,8 @@ class Trainer:
         Raises:
             NumericalError: a weight is not finite. It is raised on every rank, and nothing is left.
         """
-        try:
-            if is_adapted(self.model):
-                return self._save_adapters(folder)
-            return self.model_files().write(folder)
-        except Exception:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
+        with removed_on_failure(folder):
+            return self._save_adapters(folder) if is_adapted(self.model) else self.model_files().write(folder)
 
     def _save_adapters(self, folder: Path) -> list[File]:
         """Write what is committed of a model with adapters, on the first rank. Its files are not durable yet,

@@ -35,7 +35,7 @@ class Decision(StrEnum):
 
 
 Decisions = tuple[Mapping[str, Decision], ...]
-"""Of each mini-batch in order, by the trainer's name."""
+"""What was decided at each mini-batch, in order: a mapping from the trainer's name."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import shutil
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from stages.ppo.state.room import room_of_host
 from stages.ppo.state.saved_state import File, write_counters, write_slices
 from stages.ppo.state.slices import Slice
 from stages.ppo.training import Learner
-from stages.training import committed_entries
+from stages.training import committed_entries, removed_on_failure
 
 CRITIC = "critic"
 """Folder of a state that holds the critic, as a Hugging Face directory."""
@@ -84,14 +83,11 @@ class LearnerState:
             written = self._write_slices()
         except OSError as problem:
             error = problem
-        try:
+        with removed_on_failure(self._folder):
             ranks.agree(error)
             if self._critic is not None:
                 written += self._critic.write(self._folder / CRITIC)
             return self._all_files(written)
-        except Exception:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise
 
     def _write_slices(self) -> list[File]:
         """Write this rank's part of every trainer."""
