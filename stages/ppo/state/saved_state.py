@@ -15,7 +15,7 @@ from pipeline.run.commits import FileEntry
 from pipeline.run.durable import read_shared
 from stages import ranks
 from stages.ppo.state.slices import Slice
-from stages.ppo.state.tensor_files import Described, TensorFile, read_metadata, read_part
+from stages.ppo.state.tensor_files import Described, TensorFile, fill_part, read_metadata, read_part
 
 LARGEST_FILE = 2 * 2**30
 """Bytes of a file of the state, give or take its header."""
@@ -112,7 +112,11 @@ class SavedState:
             low, high = max(start, first), min(start + len(target), first + total)
             for at in range(low, high, _AT_ONCE):
                 end = min(high, at + _AT_ONCE)
-                target[at - start : end - start].copy_(read_part(stored, at - first, end - first))
+                part = target[at - start : end - start]
+                if part.device.type == "cpu" and part.is_contiguous():
+                    fill_part(stored, at - first, part)
+                else:
+                    part.copy_(read_part(stored, at - first, end - first))
             found += max(0, high - low)
         if found != len(target):
             raise KeyError(f"{key}: {found} of {len(target)} elements from {start} are there")

@@ -119,15 +119,20 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 def read_part(stored: Stored, start: int = 0, stop: int | None = None) -> Tensor:
     """Read elements of a tensor as it lies in the file, flat: [stop - start], by default to its end."""
-    dtype, total = _FORMATS[stored.dtype], math.prod(stored.shape)
-    count = (total if stop is None else stop) - start
-    found = torch.empty(count, dtype=dtype)
-    if count:
-        target = found.view(torch.uint8).numpy().data
-        with stored.path.open("rb", buffering=0) as file:
-            file.seek(stored.start + start * dtype.itemsize)
-            _fill(file, target)
+    count = (math.prod(stored.shape) if stop is None else stop) - start
+    found = torch.empty(count, dtype=_FORMATS[stored.dtype])
+    fill_part(stored, start, found)
     return found
+
+
+def fill_part(stored: Stored, start: int, target: Tensor) -> None:
+    """Read elements from ``start`` on into ``target`` [n], which lies contiguous in the host's memory and has
+    the file's format."""
+    assert target.dtype is _FORMATS[stored.dtype], (target.dtype, stored.dtype)
+    if len(target):
+        with stored.path.open("rb", buffering=0) as file:
+            file.seek(stored.start + start * target.element_size())
+            _fill(file, target.detach().view(torch.uint8).numpy().data)
 
 
 def _fill(file: object, target: memoryview) -> None:
