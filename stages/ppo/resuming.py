@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 
 from pipeline.config.algorithm import Estimator
 from pipeline.config.schema import Config
-from pipeline.run.commits import CorruptData
+from pipeline.run.commits import CorruptData, Record, check_digest
+from pipeline.run.paths import RunPaths
 from pipeline.run.plan import policy_maker, state_of
 from stages import ranks
 from stages.context import Context
@@ -48,7 +49,7 @@ def load_learner(context: Context, version: int) -> Learner:
         owner = (
             policy_maker(version) if context.read(policy_maker(version)).holds_state else state_of(version)
         )
-        if problem := ranks.first_of(_load(learner, folder)):
+        if problem := ranks.first_of(_load(learner, folder, context.read(owner), context.paths)):
             raise CorruptData(owner, problem)
         if owner == state_of(version) and (problem := unlike(learner, learned_of(context, version))):
             raise CorruptData(owner, problem)
@@ -100,11 +101,15 @@ def critic_start(context: Context, version: int, state: Path | None) -> Path:
     return context.critic_directory(version) or context.source(first)
 
 
-def _load(learner: Learner, folder: Path) -> str | None:
-    """Load this rank's part of the optimizers' state. Returns what is wrong with it."""
+def _load(learner: Learner, folder: Path, record: Record, paths: RunPaths) -> str | None:
+    """Load this rank's part of the optimizers' state, verified. Returns what is wrong with it."""
+    entries = {paths.root / entry.path: entry for entry in record.outputs}
     try:
         for trainer in learner.trainers:
-            trainer.load_state(folder)
+            for path, size, digest in trainer.load_state(folder):
+                check_digest(record, entries[path], size, digest)
+    except CorruptData as error:
+        return error.why
     except (OSError, KeyError, ValueError) as error:
         return f"{folder} cannot be loaded: {error}"
     return None

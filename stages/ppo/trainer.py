@@ -284,21 +284,25 @@ class Trainer:
         """Return the parameters that are trained, by name, in the same order on every rank."""
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
 
-    def load_state(self, folder: Path) -> None:
+    def load_state(self, folder: Path) -> list[File]:
         """Restore what was saved of this trainer at any ZeRO stage and by any number of ranks. Each rank
         reads its part.
+
+        Returns:
+            The files that this rank read whole, with the hashes that they have: for the caller to compare.
 
         Raises:
             KeyError, OSError: the folder lacks something of it.
         """
         saved = SavedState(files_of(folder, self.name))
-        saved.read_into(self.held(), self.kinds)
+        verified = saved.read_into(self.held(), self.kinds)
         if is_adapted(self.model):
             for name, parameter in self.trained():
                 whole = torch.empty(_shape(parameter), dtype=torch.float32)
                 saved.read(f"{WEIGHT}/{name}", 0, whole.view(-1))
                 self.set_computed(parameter, whole)
         self.set_counters(read_counters(folder, self.name))
+        return verified
 
     def set_computed(self, parameter: Tensor, whole: Tensor) -> None:
         """Set the weight that the model computes with. Every rank takes part."""

@@ -70,17 +70,24 @@ def test_a_state_written_by_any_ranks_is_read_by_any_others(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stages.ppo.state.saved_state.LARGEST_FILE", limit)
-        for rank in range(writers):
-            list(write_slices(folder, "policy", rank, part_of(rank, writers), KINDS))
-    saved = SavedState(files_of(folder, "policy"))
+        written = [
+            file
+            for rank in range(writers)
+            for file in write_slices(folder, "policy", rank, part_of(rank, writers), KINDS)
+        ]
+    saved, verified = SavedState(files_of(folder, "policy")), []
     for rank in range(readers):
         expected = part_of(rank, readers)
         found = [
             Slice(one.name, one.start, {kind: torch.zeros(len(one)) for kind in KINDS}) for one in expected
         ]
-        saved.read_into(found, KINDS)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("stages.ranks.rank", lambda rank=rank: rank)
+            patch.setattr("stages.ranks.size", lambda: readers)
+            verified += saved.read_into(found, KINDS)
         for one, other in zip(expected, found, strict=True):
             assert all(torch.equal(one.parts[kind], other.parts[kind]) for kind in KINDS)
+    assert sorted(verified) == sorted(written), "each file is hashed by one reader, as it was by its writer"
 
 
 def test_a_state_that_lacks_a_ranks_file_is_not_read(tmp_path):
@@ -170,7 +177,7 @@ def test_sums_tell_another_state_from_the_same_added_up_otherwise():
     expected = {"exp_avg/p": (1.0, 10.0), "weight/p": (0.0, 5.0)}
     close = expected | {"exp_avg/p": (1.0 + 1e-12, 10.0)}
     assert contradiction(close, expected) is None
-    for found in (expected | {"weight/p": (1e-6, 5.0)}, {}):
+    for found in (expected | {"weight/p": (1e-4, 5.0)}, {}):
         assert "is not what was learned" in contradiction(found, expected)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from pipeline.config.model_files import Tensor as Stored
@@ -15,7 +16,7 @@ from pipeline.run.commits import FileEntry
 from pipeline.run.durable import read_shared
 from stages import ranks
 from stages.ppo.state.slices import Slice
-from stages.ppo.state.tensor_files import Described, TensorFile, fill_part, read_metadata, read_part
+from stages.ppo.state.tensor_files import Described, TensorFile, WholeRead, read_metadata, read_part
 
 LARGEST_FILE = 2 * 2**30
 """Bytes of a file of the state, give or take its header."""
@@ -24,6 +25,9 @@ _COUNTERS = "counters.json"
 _WRITER = re.compile(r"-rank-(\d{5})-\d+\.safetensors$")
 _AT_ONCE = 1 << 24
 """Elements that are read at once."""
+_WIDTH = 4
+"""Bytes of an element of the state: fp32."""
+_NOTHING = torch.empty(0)
 
 File = tuple[Path, int, str]
 """A file that was written, its size in bytes and its hash."""
@@ -86,19 +90,32 @@ def write_slices(
             yield (path, *file.end())
 
 
+@dataclass(frozen=True)
+class Part:
+    """A part of one tensor of the state, where a file has it."""
+
+    start: int
+    """Index of its first element in the flat tensor."""
+    stored: Stored
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.stored.size // _WIDTH
+
+
 class SavedState:
     """What files hold of one trainer's state. Only headers are read until a part of it is wanted."""
 
     def __init__(self, files: Iterable[Path]) -> None:
-        self._pieces: dict[str, list[tuple[int, Stored]]] = {}
+        self._files: dict[Path, dict[str, Part]] = {}
         for path in files:
             starts = json.loads(read_metadata(path).get(_STARTS, "{}"))  # older states have whole tensors
-            for key, stored in read_header(path).items():
-                self._pieces.setdefault(key, []).append((starts.get(key, 0), stored))
+            found = read_header(path).items()
+            self._files[path] = {key: Part(starts.get(key, 0), stored) for key, stored in found}
 
     @property
     def keys(self) -> set[str]:
-        return set(self._pieces)
+        return {key for parts in self._files.values() for key in parts}
 
     def read(self, key: str, start: int, target: Tensor) -> None:
         """Copy the elements of a tensor from index ``start`` into ``target`` [n], wherever that is.
@@ -106,32 +123,80 @@ class SavedState:
         Raises:
             KeyError: the state does not have all of them.
         """
-        found = 0
-        for first, stored in self._pieces.get(key, ()):
-            total = stored.size // 4
-            low, high = max(start, first), min(start + len(target), first + total)
-            for at in range(low, high, _AT_ONCE):
-                end = min(high, at + _AT_ONCE)
-                part = target[at - start : end - start]
-                if part.device.type == "cpu" and part.is_contiguous():
-                    fill_part(stored, at - first, part)
-                else:
-                    part.copy_(read_part(stored, at - first, end - first))
-            found += max(0, high - low)
-        if found != len(target):
-            raise KeyError(f"{key}: {found} of {len(target)} elements from {start} are there")
+        wanted = {key: (start, target)}
+        for parts in self._files.values():
+            _read_parts(parts, wanted)
+        self._check_has(wanted)
 
-    def read_into(self, slices: Iterable[Slice], kinds: Sequence[str]) -> None:
-        """Fill slices with what was saved. Raises KeyError as :meth:`read`."""
-        for one in slices:
-            for kind in kinds:
-                self.read(f"{kind}/{one.name}", one.start, one.parts[kind])
+    def read_into(self, slices: Iterable[Slice], kinds: Sequence[str]) -> list[File]:
+        """Fill slices with what was saved. Files that are this rank's to verify are read whole, and once.
+
+        Returns:
+            These files, with the hashes that they have.
+
+        Raises:
+            KeyError: the state does not have all of them.
+        """
+        wanted = {f"{kind}/{one.name}": (one.start, one.parts[kind]) for one in slices for kind in kinds}
+        self._check_has(wanted)
+        verified: list[File] = []
+        for path, parts in self._files.items():
+            if (writer := writer_of(path.name)) is not None and writer % ranks.size() == ranks.rank():
+                verified.append((path, *_read_whole(path, parts, wanted)))
+            else:
+                _read_parts(parts, wanted)
+        return verified
+
+    def _check_has(self, wanted: "Wanted") -> None:
+        for key, (start, target) in wanted.items():
+            parts = [parts[key] for parts in self._files.values() if key in parts]
+            bounds = (overlap(part, start, len(target)) for part in parts)
+            found = sum(max(0, high - low) for low, high in bounds)
+            if found != len(target):
+                raise KeyError(f"{key}: {found} of {len(target)} elements from {start} are there")
+
+
+Wanted = Mapping[str, tuple[int, Tensor]]
+"""By key, the index of the first element that is wanted of the flat tensor, and [n] where to put them."""
+
+
+def overlap(part: Part, start: int, length: int) -> tuple[int, int]:
+    """Return bounds in the flat tensor of what a file's part has of ``length`` elements from ``start``."""
+    return max(start, part.start), min(start + length, part.stop)
+
+
+def _read_parts(parts: Mapping[str, Part], wanted: Wanted) -> None:
+    """Read what is wanted of a file."""
+    for key in parts.keys() & wanted.keys():
+        part, (start, target) = parts[key], wanted[key]
+        low, high = overlap(part, start, len(target))
+        for at in range(low, high, _AT_ONCE):
+            end = min(high, at + _AT_ONCE)
+            target[at - start : end - start].copy_(read_part(part.stored, at - part.start, end - part.start))
+
+
+def _read_whole(path: Path, parts: Mapping[str, Part], wanted: Wanted) -> tuple[int, str]:
+    """Read a file, and put what is wanted where it belongs. Returns its size and hash."""
+    with WholeRead(path) as file:
+        for key, part in sorted(parts.items(), key=lambda item: item[1].stored.start):
+            start, target = wanted.get(key, (0, _NOTHING))
+            low, high = overlap(part, start, len(target))
+            if low < high:
+                file.pass_to(part.stored.start + (low - part.start) * _WIDTH)
+                file.fill(target[low - start : high - start])
+        return file.end()
+
+
+def writer_of(name: str) -> int | None:
+    """Return the rank that wrote a file of slices; None for other files."""
+    found = _WRITER.search(name)
+    return int(found[1]) if found else None
 
 
 def is_hashed_here(index: int, entry: FileEntry) -> bool:
-    """Whether this rank hashes a file: of a state its own, which it reads next if there are as many ranks."""
-    found = _WRITER.search(entry.path)
-    return (int(found[1]) if found else index) % ranks.size() == ranks.rank()
+    """Whether this rank hashes a file before it is used: its share, but for slices, which are verified while
+    they are read (:meth:`SavedState.read_into`)."""
+    return writer_of(entry.path) is None and index % ranks.size() == ranks.rank()
 
 
 def files_of(folder: Path, name: str) -> list[Path]:

@@ -13,7 +13,7 @@ Sums = Mapping[str, tuple[float, float]]
 """By kind and name: the sum of all elements, and that of their absolute values, in double precision."""
 KINDS = (*MOMENTS, WEIGHT)
 _AT_ONCE, _BLOCK = 1 << 22, 1 << 10
-"""Elements of which sums are made at once, and those of a block, which are added up in single precision: a sum
+"""Elements of which sums are made at once, and those of a block, added up in single precision: a sum
 in double precision alone takes eight times as long on a CPU."""
 _TOLERANCE = 1e-6
 """Part of the sum of absolute values that adding up in other blocks may change."""

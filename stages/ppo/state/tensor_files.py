@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +18,8 @@ from pipeline.run.durable import flush, naming
 
 _CHUNK = 1 << 26
 """Bytes that are copied, hashed and written at once."""
+_PIECE = 1 << 23
+"""Bytes that are read at once while those before them are hashed."""
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -109,6 +113,67 @@ def _chunks(tensor: Tensor) -> Iterator[memoryview]:
         yield piece.view(torch.uint8).numpy().data
 
 
+class WholeRead:
+    """A file that is read once, from its beginning to its end, and hashed on the way by another thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb", buffering=0)
+        self._hash = xxhash.xxh3_128()
+        self._other = ThreadPoolExecutor(1)
+        self._hashed: list[Future[None]] = []
+        self._scratch = bytearray(_PIECE)
+        self.position = 0
+        """Byte that comes next."""
+
+    def __enter__(self) -> "WholeRead":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._other.shutdown()
+        self._file.close()
+
+    def fill(self, target: Tensor) -> None:
+        """Read the next bytes into ``target`` [n], wherever it is. It must not change before :meth:`end`."""
+        if target.device.type == "cpu" and target.is_contiguous():
+            self._fill(_bytes_of(target))
+            return
+        for part in target.split(_PIECE // target.element_size()):
+            found = torch.empty(len(part), dtype=target.dtype)
+            self._fill(_bytes_of(found))
+            part.copy_(found)
+
+    def pass_to(self, position: int) -> None:
+        """Read on to a byte whose predecessors nobody wants."""
+        while (left := position - self.position) > 0:
+            self._wait()  # for what lies in the scratch memory
+            self._fill(memoryview(self._scratch)[: min(left, _PIECE)])
+
+    def end(self) -> tuple[int, str]:
+        """Read the rest. Returns the file's size in bytes, and its hash."""
+        self.pass_to(os.fstat(self._file.fileno()).st_size)
+        self._wait()
+        return self.position, self._hash.hexdigest()
+
+    def _fill(self, target: memoryview) -> None:
+        for start in range(0, len(target), _PIECE):
+            piece = target[start : start + _PIECE]
+            _fill(self._file, piece)
+            self._hashed.append(self._other.submit(self._hash.update, piece))
+            self.position += len(piece)
+
+    def _wait(self) -> None:
+        for one in self._hashed:
+            one.result()
+        self._hashed.clear()
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    found: memoryview = tensor.detach().view(torch.uint8).numpy().data
+    return found
+
+
 def read_metadata(path: Path) -> dict[str, str]:
     """Return what a file says of itself."""
     with path.open("rb") as file:
@@ -121,18 +186,11 @@ def read_part(stored: Stored, start: int = 0, stop: int | None = None) -> Tensor
     """Read elements of a tensor as it lies in the file, flat: [stop - start], by default to its end."""
     count = (math.prod(stored.shape) if stop is None else stop) - start
     found = torch.empty(count, dtype=_FORMATS[stored.dtype])
-    fill_part(stored, start, found)
-    return found
-
-
-def fill_part(stored: Stored, start: int, target: Tensor) -> None:
-    """Read elements from ``start`` on into ``target`` [n], which lies contiguous in the host's memory and has
-    the file's format."""
-    assert target.dtype is _FORMATS[stored.dtype], (target.dtype, stored.dtype)
-    if len(target):
+    if count:
         with stored.path.open("rb", buffering=0) as file:
-            file.seek(stored.start + start * target.element_size())
-            _fill(file, target.detach().view(torch.uint8).numpy().data)
+            file.seek(stored.start + start * found.element_size())
+            _fill(file, _bytes_of(found))
+    return found
 
 
 def _fill(file: object, target: memoryview) -> None:
