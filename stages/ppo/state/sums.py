@@ -12,9 +12,11 @@ from stages.ppo.state.slices import MOMENTS, WEIGHT, Slice
 Sums = Mapping[str, tuple[float, float]]
 """By kind and name: the sum of all elements, and that of their absolute values, in double precision."""
 KINDS = (*MOMENTS, WEIGHT)
-_AT_ONCE, _BLOCK = 1 << 22, 1 << 10
-"""Elements of which sums are made at once, and those of a block, added up in single precision: a sum
-in double precision alone takes eight times as long on a CPU."""
+_BLOCK = 1 << 10
+"""Elements of a block, added up in single precision: a sum in double precision alone takes eight times as
+long on a CPU."""
+_AT_ONCE, _IN_CACHE = 1 << 24, 1 << 17
+"""Elements whose sums are made at once, on a GPU and on a CPU."""
 _TOLERANCE = 1e-6
 """Part of the sum of absolute values that adding up in other blocks may change."""
 
@@ -31,22 +33,26 @@ def sums_of(slices: Iterable[Slice], names: Sequence[str]) -> dict[str, tuple[fl
     found = torch.zeros(len(keys), 2, dtype=torch.float64, device=device())
     for one in slices:
         for kind in KINDS:
-            for part in one.parts[kind].split(_AT_ONCE):
-                found[row_of[f"{kind}/{one.name}"]] += _pair_of(part).to(found.device)
+            found[row_of[f"{kind}/{one.name}"]] += _pair_of(one.parts[kind]).to(found.device)
     rows = ranks.sum_over_ranks(found).tolist()
     return {key: (total, absolute) for key, (total, absolute) in zip(keys, rows, strict=True)}
 
 
 def _pair_of(part: Tensor) -> Tensor:
     """Return [2] the sum of the elements [n] and that of their absolute values, in double precision."""
-    whole = len(part) // _BLOCK * _BLOCK
-    blocks = [part[:whole].view(-1, _BLOCK), part[whole:].view(1, -1)]
+    blocks = [_sums_of_blocks(some) for some in part.split(_IN_CACHE if part.is_cpu else _AT_ONCE)]
+    return torch.cat(blocks, dim=1).double().sum(dim=1)
+
+
+def _sums_of_blocks(some: Tensor) -> Tensor:
+    """Return [2, blocks] the sums of elements [n] and of their absolute values."""
+    whole = len(some) // _BLOCK * _BLOCK
     sums = [
-        torch.stack([block.sum(dim=1), torch.linalg.vector_norm(block, 1, dim=1)]).double().sum(dim=1)
-        for block in blocks
-        if block.numel()
+        part.sum(dim=1)
+        for both in (some, some.abs())
+        for part in (both[:whole].view(-1, _BLOCK), both[whole:].view(1, -1))
     ]
-    return torch.stack(sums).sum(dim=0)
+    return torch.cat(sums).view(2, -1)
 
 
 def largest_difference(found: Sums, expected: Sums) -> tuple[str, float]:

@@ -3,9 +3,11 @@
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 
@@ -18,6 +20,8 @@ from pipeline.run.durable import flush, naming
 
 _CHUNK = 1 << 26
 """Bytes that are copied, hashed and written at once."""
+_FLUSHED = 1 << 25
+"""Bytes after which what was written so far is sent to the disk, so that little is left to do at the end."""
 _PIECE = 1 << 23
 """Bytes that are read at once while those before them are hashed."""
 _NAMES = {
@@ -62,8 +66,33 @@ def header_of(tensors: Sequence[Described], metadata: Mapping[str, str]) -> byte
     return len(text).to_bytes(8, "little") + text
 
 
+class _Aside:
+    """Another thread, which does in order what a file needs done besides."""
+
+    _DEPTH = 4
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._begun: deque[Future[object]] = deque()
+
+    def do(self, work: Callable[..., object], *given: object) -> None:
+        """Begin, once no more than a few are left of those before. Raises what these raised."""
+        self._begun.append(self._thread.submit(work, *given))
+        self.wait(self._DEPTH)
+
+    def wait(self, depth: int = 0) -> None:
+        """Wait until at most ``depth`` are left. Raises what others raised."""
+        while len(self._begun) > depth:
+            self._begun.popleft().result()
+
+    def stop(self) -> None:
+        """Drop what has not begun, and wait for what has."""
+        self._thread.shutdown(cancel_futures=True)
+
+
 class TensorFile:
-    """A new file: its header is written first, then each tensor. All of it is hashed on the way.
+    """A new file: its header is written first, then each tensor. On the way another thread hashes all of it,
+    and sends it to the disk.
 
     Larger elements must come first, or tensors would not lie where their elements may.
     """
@@ -72,7 +101,9 @@ class TensorFile:
         self.path = path
         self._due = iter(tensors)
         self._hash = xxhash.xxh3_128()
-        self._file = path.open("xb")
+        self._file = path.open("xb", buffering=0)
+        self._aside = _Aside()
+        self._unflushed = 0
         self._write(memoryview(header_of(tensors, metadata)))
 
     def __enter__(self) -> "TensorFile":
@@ -81,10 +112,12 @@ class TensorFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._aside.stop()
         self._file.close()
 
     def add(self, tensor: Tensor) -> None:
-        """Write the next tensor, wherever it is, in its own number format."""
+        """Write the next tensor, wherever it is, in its own number format. It must not change before
+        :meth:`end`."""
         described = next(self._due)
         found = (tensor.dtype, tuple(tensor.shape))
         assert found == (described.dtype, described.shape), (described, found)
@@ -95,13 +128,23 @@ class TensorFile:
         """Flush the file to the disk. Returns its size in bytes, and its hash."""
         assert next(self._due, None) is None, f"{self.path} lacks tensors"
         with naming(self.path):
+            self._aside.wait()
             flush(self._file)
         return self._file.tell(), self._hash.hexdigest()
 
     def _write(self, data: memoryview) -> None:
-        self._hash.update(data)
         with naming(self.path):
-            self._file.write(data)
+            self._aside.do(self._hash.update, data)
+            _write_all(self._file, data)
+            self._unflushed += len(data)
+            if self._unflushed >= _FLUSHED:
+                self._unflushed = 0
+                self._aside.do(os.fdatasync, self._file.fileno())
+
+
+def _write_all(file: FileIO, data: memoryview) -> None:
+    while data:
+        data = data[file.write(data) :]
 
 
 def _chunks(tensor: Tensor) -> Iterator[memoryview]:
@@ -119,8 +162,7 @@ class WholeRead:
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb", buffering=0)
         self._hash = xxhash.xxh3_128()
-        self._other = ThreadPoolExecutor(1)
-        self._hashed: list[Future[None]] = []
+        self._aside = _Aside()
         self._scratch = bytearray(_PIECE)
         self.position = 0
         """Byte that comes next."""
@@ -131,7 +173,7 @@ class WholeRead:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._other.shutdown()
+        self._aside.stop()
         self._file.close()
 
     def fill(self, target: Tensor) -> None:
@@ -147,26 +189,21 @@ class WholeRead:
     def pass_to(self, position: int) -> None:
         """Read on to a byte whose predecessors nobody wants."""
         while (left := position - self.position) > 0:
-            self._wait()  # for what lies in the scratch memory
+            self._aside.wait()  # for what lies in the scratch memory
             self._fill(memoryview(self._scratch)[: min(left, _PIECE)])
 
     def end(self) -> tuple[int, str]:
         """Read the rest. Returns the file's size in bytes, and its hash."""
         self.pass_to(os.fstat(self._file.fileno()).st_size)
-        self._wait()
+        self._aside.wait()
         return self.position, self._hash.hexdigest()
 
     def _fill(self, target: memoryview) -> None:
         for start in range(0, len(target), _PIECE):
             piece = target[start : start + _PIECE]
             _fill(self._file, piece)
-            self._hashed.append(self._other.submit(self._hash.update, piece))
+            self._aside.do(self._hash.update, piece)
             self.position += len(piece)
-
-    def _wait(self) -> None:
-        for one in self._hashed:
-            one.result()
-        self._hashed.clear()
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
