@@ -17,7 +17,8 @@ from slurm.sharedfiles import is_there as is_there
 from slurm.sharedfiles import persistently as persistently
 from slurm.sharedfiles import read_shared as read_shared
 
-_CHUNK = 1 << 22
+_PIECE = 1 << 18
+"""Bytes that are read and hashed at once, so few that the processor's cache still has them."""
 
 
 def digest_file(path: Path) -> tuple[int, str]:
@@ -33,7 +34,7 @@ def digest_file(path: Path) -> tuple[int, str]:
 def hash_stream(source: IO[bytes], target: IO[bytes] | None = None) -> tuple[int, str]:
     """Return size and xxh3_128 of the rest of ``source``, which is copied to ``target`` on the way."""
     digest, size = xxhash.xxh3_128(), 0
-    while chunk := source.read(_CHUNK):
+    while chunk := source.read(_PIECE):
         digest.update(chunk)
         size += len(chunk)
         if target is not None:

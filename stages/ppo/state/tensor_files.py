@@ -22,8 +22,8 @@ _CHUNK = 1 << 26
 """Bytes that are copied, hashed and written at once."""
 _FLUSHED = 1 << 25
 """Bytes after which what was written so far is sent to the disk, so that little is left to do at the end."""
-_PIECE = 1 << 23
-"""Bytes that are read at once while those before them are hashed."""
+_PIECE = 1 << 18
+"""Bytes that are read and hashed at once, so few that the processor's cache still has them."""
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -157,12 +157,11 @@ def _chunks(tensor: Tensor) -> Iterator[memoryview]:
 
 
 class WholeRead:
-    """A file that is read once, from its beginning to its end, and hashed on the way by another thread."""
+    """A file that is read once, from its beginning to its end, and hashed on the way."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb", buffering=0)
         self._hash = xxhash.xxh3_128()
-        self._aside = _Aside()
         self._scratch = bytearray(_PIECE)
         self.position = 0
         """Byte that comes next."""
@@ -173,15 +172,14 @@ class WholeRead:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._aside.stop()
         self._file.close()
 
     def fill(self, target: Tensor) -> None:
-        """Read the next bytes into ``target`` [n], wherever it is. It must not change before :meth:`end`."""
+        """Read the next bytes into ``target`` [n], wherever it is."""
         if target.device.type == "cpu" and target.is_contiguous():
             self._fill(_bytes_of(target))
             return
-        for part in target.split(_PIECE // target.element_size()):
+        for part in target.split(_CHUNK // target.element_size()):
             found = torch.empty(len(part), dtype=target.dtype)
             self._fill(_bytes_of(found))
             part.copy_(found)
@@ -189,20 +187,18 @@ class WholeRead:
     def pass_to(self, position: int) -> None:
         """Read on to a byte whose predecessors nobody wants."""
         while (left := position - self.position) > 0:
-            self._aside.wait()  # for what lies in the scratch memory
             self._fill(memoryview(self._scratch)[: min(left, _PIECE)])
 
     def end(self) -> tuple[int, str]:
         """Read the rest. Returns the file's size in bytes, and its hash."""
         self.pass_to(os.fstat(self._file.fileno()).st_size)
-        self._aside.wait()
         return self.position, self._hash.hexdigest()
 
     def _fill(self, target: memoryview) -> None:
         for start in range(0, len(target), _PIECE):
             piece = target[start : start + _PIECE]
             _fill(self._file, piece)
-            self._aside.do(self._hash.update, piece)
+            self._hash.update(piece)
             self.position += len(piece)
 
 
