@@ -1,6 +1,6 @@
 """What an update writes and the next one reads, of a random Llama of about 100 million parameters.
 
-    python benchmarks/state.py [--hidden 640] [--layers 10] [--rounds 3] [--folder DIR] [--stage 1]
+    python -m benchmarks.state [--hidden 640] [--layers 10] [--rounds 3] [--folder DIR] [--stage 1]
 
 Policy and critic; fp32 and bf16; one rank and two. Bytes written and read per parameter; seconds from the
 last optimizer step to a durable policy, to a durable state too, and until the same ranks have verified both
@@ -20,17 +20,16 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.config.compose import compose
-from pipeline.config.resolve import resolve
-from pipeline.run.commits import Record, publish
-from pipeline.run.directory import Run, create_run, load_run
+from benchmarks.prepared import prepared_run, record_of
+from pipeline.run.commits import publish
+from pipeline.run.directory import Run, load_run
 from pipeline.run.environment import TASK_ENVIRONMENT
 from pipeline.run.plan import state_of
-from pipeline.run.tasks import PREPARE, Stage, Task
+from pipeline.run.tasks import Stage, Task
 
 if TYPE_CHECKING:
     from stages.context import Context
@@ -67,25 +66,13 @@ class Measured:
 def make_run(folder: Path, given: argparse.Namespace, precision: str) -> Path:
     """A run of which prepare is committed: models, and nothing else."""
     save_models(folder / "policy", given.hidden, given.layers)
-    prompts = folder / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"id": i, "prompt": "x"}) + "\n" for i in range(8)))
     settings = [
-        "reward=rule",
-        "reward.components.rule.function=unused:scores",
-        "tracking=none",
-        f"run_dir={folder / 'run'}",
-        f"model.policy={folder / 'policy'}",
-        f"data.prompts={prompts}",
-        "data.prompts_per_iteration=8",
         "rollout.max_new_tokens=8",
         "iterations=2",
-        "algorithm.kl.coef=0",
         f"update.zero_stage={given.stage}",
         f"update.precision={precision}",
     ]
-    run = create_run(resolve(compose(settings)))
-    publish(run.paths, record_of(PREPARE, ()))
-    return run.paths.root
+    return prepared_run(folder, 8, settings).paths.root
 
 
 def save_models(folder: Path, hidden: int, layers: int) -> None:
@@ -111,10 +98,6 @@ def save_models(folder: Path, hidden: int, layers: int) -> None:
         bos_token_id=None,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
-
-
-def record_of(task: Task, outputs: Sequence[object], **more: object) -> Record:
-    return Record(task, "bench", tuple(outputs), {}, task.iteration, 0, 1, "bench/1", 0, 0, "", 0, "", **more)
 
 
 # one rank
@@ -192,7 +175,7 @@ def commit(run: Run, attempt: str, policy: Sequence[object], state: Sequence[obj
         paths = run.paths.task(task)
         paths.folder.mkdir(parents=True, exist_ok=True)
         paths.record.unlink(missing_ok=True)
-        publish(run.paths, replace(record_of(task, files), attempt=attempt))
+        publish(run.paths, record_of(task, files, attempt))
 
 
 def load(context: "Context", learner: "Learner", done: Measured) -> None:

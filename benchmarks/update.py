@@ -1,6 +1,6 @@
 """The update stage against a plain PyTorch PPO loop: same rows, models, losses and number of optimizer steps.
 
-    python benchmarks/update.py [--rows 512] [--rounds 3] [--threads 1 2] [--budget 2048] [--loop-rows 8]
+    python -m benchmarks.update [--rows 512] [--rounds 3] [--threads 1 2] [--budget 2048] [--loop-rows 8]
 
 The responses are random tokens of ragged length, 8 to 512 with their prompt. Policy and critic have half a
 million parameters each and fresh weights. The loop is plain_loop.py. Each measurement is a process of its
@@ -25,14 +25,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.config.compose import compose
-from pipeline.config.resolve import resolve
-from pipeline.run.commits import Record, publish
-from pipeline.run.directory import create_run, load_run
+from benchmarks.prepared import prepared_run, record_of
+from pipeline.run.commits import publish
+from pipeline.run.directory import load_run
 from pipeline.run.environment import TASK_ENVIRONMENT
 from pipeline.run.schemas import REWARD, ROLLOUT, conform
 from pipeline.run.shards import write_shard
-from pipeline.run.tasks import PREPARE, Stage, Task
+from pipeline.run.tasks import Stage, Task
 
 VOCABULARY = 512
 LONGEST = 512
@@ -62,36 +61,21 @@ class Measured:
 def make_run(folder: Path, rows: int, budget: int) -> Path:
     """A run of which everything before its first update is committed."""
     save_models(folder / "policy")
-    prompts = folder / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"id": i, "prompt": "x"}) + "\n" for i in range(rows)))
     settings = [
-        "reward=rule",
-        "reward.components.rule.function=unused:scores",
-        "tracking=none",
-        f"run_dir={folder / 'run'}",
-        f"model.policy={folder / 'policy'}",
-        f"data.prompts={prompts}",
-        f"data.prompts_per_iteration={rows}",
         f"rollout.max_new_tokens={LONGEST - 1}",
         "rollout.num_shards=1",
         "iterations=1",
-        "algorithm.kl.coef=0",
         "update.epochs=1",
         "update.minibatches=2",
         f"update.tokens_per_micro_batch={budget}",
     ]
-    run = create_run(resolve(compose(settings)))
+    run = prepared_run(folder, rows, settings)
     rollout, reward = ragged_responses(rows)
-    publish(run.paths, record_of(PREPARE))
     for stage, table in ((Stage.ROLLOUT, rollout), (Stage.REWARD, reward)):
         task = Task(1, stage, 0)
         entry = write_shard(run.paths, run.paths.task(task).data("bench"), table)
-        publish(run.paths, record_of(task, entry))
+        publish(run.paths, record_of(task, [entry]))
     return run.paths.root
-
-
-def record_of(task: Task, *outputs: object) -> Record:
-    return Record(task, "bench", tuple(outputs), {}, 0, 0, 1, "bench/1", 0, 0, "", 0, "")
 
 
 def ragged_responses(
@@ -160,6 +144,7 @@ def run_stage(root: Path, threads: int) -> Measured:
     set_up_torch(threads, seed=0)
     run, imports = load_run(root), peak_mib()
     context = Context(run.paths, run.config, UPDATE, f"{os.getpid()}")
+    context.files.folder.mkdir(parents=True, exist_ok=True)
     result = update.run(UPDATE, context)
     assert result is not None
     parts = {

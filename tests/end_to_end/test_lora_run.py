@@ -4,8 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +21,8 @@ from pipeline.run.tasks import Stage, Task
 from stages.context import Context, UserError
 from stages.merging import write_merged
 from stages.models import load_causal_lm
-from tests.support import ROOT, tiny
+from tests.support import tiny
+from tests.support.exporting import export_without_torch
 
 LORA = "+update.lora={rank: 4, alpha: 8}"
 
@@ -140,18 +139,7 @@ def test_what_is_exported_is_a_whole_model_that_loads_without_the_run(copied_run
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    code = f"""
-import sys
-from pipeline.cli.app import main
-sys.argv = ["slurm-ppo", "export", "{copied_run}", "{tmp_path}/model"]
-try:
-    main()
-finally:
-    print("torch" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "False"
+    done = export_without_torch(str(copied_run), tmp_path / "model")
     assert re.fullmatch(r"model.safetensors: (\S+ KiB) of \1\n", done.stderr)
     said = export(str(copied_run), tmp_path / "adapter", adapter=True, say=quiet)
     assert "PeftModel.from_pretrained(" in said
