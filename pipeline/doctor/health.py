@@ -105,7 +105,8 @@ def look_at_driver(run: Run) -> Finding:
         return problem("driver", holder, "remove that file if no driver is at work")
     if holder:
         return ok("driver", holder.partition(" (")[0] + asked)
-    last = how_it_stopped(journal.read_events(run.paths.events))
+    # Driver jobs of a run on Slurm come and go without a word in the journal.
+    last = None if run.config.slurm else how_it_stopped(journal.read_events(run.paths.events))
     return ok("driver", "none is at work" + (f"; the last one: {last}" if last else "") + asked)
 
 
