@@ -1,6 +1,6 @@
 """Seconds from a policy to the start of the next iteration's first rollout, on a real Slurm at its defaults.
 
-    python benchmarks/commit_to_rollout.py [--iterations 6] [--state-seconds 10] [--rounds 2]
+    python benchmarks/commit_to_rollout.py [--iterations 6] [--state-seconds 10] [--rounds 2] [--horizon 2]
 
 Light tasks on a cluster that is brought up for the purpose. The trainer's state takes ``--state-seconds`` to
 be written. Two runs take turns:
@@ -51,6 +51,9 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=6)
     parser.add_argument("--state-seconds", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument(
+        "--horizon", type=int, default=2, help="scheduler.horizon; 1: no rollout waits queued"
+    )
     given = parser.parse_args()
     gaps: dict[str, list[Gap]] = {name: [] for name in TRAINERS}
     with tempfile.TemporaryDirectory() as scratch:
@@ -75,6 +78,7 @@ def words(inputs: Path, root: Path, name: str, given: argparse.Namespace) -> lis
         root,
         "scheduler=devcluster",
         f"iterations={given.iterations}",
+        f"scheduler.horizon={given.horizon}",
         f"update.engine=tests.support.light:{TRAINERS[name]}",
         f"scheduler.update.environment={{{light_training.STATE_SECONDS}: '{given.state_seconds}'}}",
         *(f"scheduler.{stage}.gpus_per_node=null" for stage in stages),

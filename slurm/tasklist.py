@@ -40,10 +40,10 @@ class TaskList:
     """Number of the submission, which begins the ids of its attempts."""
     max_restarts: int
     """Number of times that an element may be restarted before it gives up."""
-    releases: tuple[str, ...] = ()
-    """Patterns of files, each of which says of an array, in a sealed JSON object, its id (``job``) and the
-    ids of the arrays that its dependency names (``waits_for``). Those that wait for this array are released
-    when its task rings COMMITTED."""
+    releases: tuple[tuple[str, ...], ...] = ()
+    """Groups of patterns of files, each of which says of an array, in a sealed JSON object, its id (``job``)
+    and the ids of the arrays that its dependency names (``waits_for``). When its task rings COMMITTED, those
+    are released that wait for this array: of each group those of the first pattern that has any."""
 
     @staticmethod
     def of(content: Mapping[str, Any]) -> "TaskList":
@@ -58,7 +58,7 @@ class TaskList:
             elements={index: _assignments(given) for index, given in content["elements"].items()},
             number=content["number"],
             max_restarts=content["max_restarts"],
-            releases=tuple(content.get("releases", ())),
+            releases=tuple(tuple(patterns) for patterns in content.get("releases", ())),
         )
 
     def words(self, assignment: Assignment, attempt: str) -> list[str]:

@@ -24,8 +24,8 @@ from pipeline.run.records import Frontier, Records, find_frontier, newest_row
 from pipeline.run.retention import in_words
 from pipeline.run.states import has_state, keeps_state, state_before
 from pipeline.run.submissions import is_job_of, job_kind_of
-from pipeline.run.tasks import PREPARE, Task
-from pipeline.status.snapshot import how_it_stopped, is_complete, troubles_in_words
+from pipeline.run.tasks import PREPARE, Stage, Task
+from pipeline.status.snapshot import how_it_stopped, is_complete, read_status, troubles_in_words
 from pipeline.text import size
 from pipeline.tracking.state import offline_lease, read_offline, segment_folders
 from slurm.commands import SlurmError, SlurmMissing
@@ -38,6 +38,7 @@ _PRIVATE = re.compile(r"\..+\.(\d+)(\.[0-9a-f]{8})?")
 _ORPHAN_SECONDS = 3600.0
 """Seconds after which a private file has lost its writer, which needs moments only."""
 _MOST_NAMED = 3
+LOST = "was lost"
 _READ_SECONDS = 60.0
 _HASH_SECONDS = 900.0
 """Seconds to hash a policy of 140 GB from a slow file server."""
@@ -104,7 +105,8 @@ def look_at_driver(run: Run) -> Finding:
         return problem("driver", holder, "remove that file if no driver is at work")
     if holder:
         return ok("driver", holder.partition(" (")[0] + asked)
-    last = how_it_stopped(journal.read_events(run.paths.events))
+    # Driver jobs of a run on Slurm come and go without a word in the journal.
+    last = None if run.config.slurm else how_it_stopped(journal.read_events(run.paths.events))
     return ok("driver", "none is at work" + (f"; the last one: {last}" if last else "") + asked)
 
 
@@ -175,23 +177,34 @@ def look_at_state(run: Run) -> Finding:
             again = f"{resume_command(run)}: it is moved aside, and the next update learns it again"
             return warning(title, str(error), again)
         return ok(title, f"that of iteration {newest} stands")
-    return judge_lost_state(newest, state_before(plan, paths, newest), newest == plan.iterations)
+    return judge_lost_state(newest, state_before(plan, paths, newest), newest == plan.iterations, fate(run))
 
 
-def judge_lost_state(newest: int, before: int | None, is_last: bool) -> Finding:
-    """Judge a promised state that is not there: it is being written, or was lost. Pure.
+def fate(run: Run) -> str:
+    """Say what became of the newest promised state, which is not there."""
+    missing = read_status(run).missing_state
+    if missing is None:
+        return "is not there: it is being written, or was lost"
+    by = f" ({missing.writer})" if missing.writer else ""
+    return LOST if missing.is_lost else f"is being written{by}"
+
+
+def judge_lost_state(newest: int, before: int | None, is_last: bool, fate: str) -> Finding:
+    """Judge a promised state that is not there. Pure.
 
     Args:
         before: version whose state is there, from which learning can get to ``newest``.
         is_last: whether no update follows.
+        fate: what became of it, in words.
     """
-    told = f"that of iteration {newest} is not there: it is being saved, or was lost"
+    told = f"that of iteration {newest} {fate}"
     if is_last:
         return ok("trainer's state", f"{told}; no update follows that needs it")
     if before is None:
         advice = "restore one from a backup, or fork or go back to an iteration that has one"
         return problem("trainer's state", f"{told}, and none that it could be made again from", advice)
-    return ok("trainer's state", f"{told}; if lost, the next update learns it again from iteration {before}")
+    again = "the next update learns it again" if fate == LOST else "if lost, the next update learns it again"
+    return ok("trainer's state", f"{told}; {again} from iteration {before}")
 
 
 def tasks_around(run: Run, frontier: Frontier) -> tuple[Task, ...]:
@@ -246,7 +259,11 @@ def look_at_jobs(run: Run) -> Finding:
     except (SlurmError, UnknownState) as error:
         return problem("jobs", f"Slurm does not answer: {error}", "ask again later; nothing is lost")
     control = read_control(run.paths)
-    is_over = control.cancelled or control.has_failed or is_complete(run)
+    # A driver job waits for the last update's end, which goes on to write the trainer's state.
+    trains = any(
+        phase_of(one.state) is not Phase.ENDED and job_kind_of(one.name) == Stage.UPDATE for one in elements
+    )
+    is_over = control.cancelled or control.has_failed or (is_complete(run) and not trains)
     return judge_jobs(elements, is_over, shlex.quote(str(run.paths.root)))
 
 

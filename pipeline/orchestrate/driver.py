@@ -168,8 +168,10 @@ class Driver:
         return not self.is_complete and self.frontier.is_committed(self.run.plan)
 
     def result_of(self, actions: Actions) -> Pass:
-        """Return what came of a pass with these actions."""
-        outcome = Outcome.COMPLETE if self.is_complete else Outcome.FAILED if actions.give_up else None
+        """Return what came of a pass with these actions. A run is not over while its last update's attempt
+        writes the trainer's state: whether that was lost is still to be said."""
+        is_over = self.is_complete and not self.writes_state
+        outcome = Outcome.COMPLETE if is_over else Outcome.FAILED if actions.give_up else None
         return Pass(outcome, actions.give_up, newest_commit(self.records), self.trouble)
 
     def has_whole_chain(self) -> bool:

@@ -75,8 +75,8 @@ class Submission:
     elements: Mapping[str, tuple[str, ...]]
     """Arguments of each array element alone, by array index."""
     max_restarts: int
-    releases: tuple[str, ...] = ()
-    """Patterns of state files; see :class:`slurm.tasklist.TaskList`."""
+    releases: tuple[tuple[str, ...], ...] = ()
+    """Groups of patterns of state files; see :class:`slurm.tasklist.TaskList`."""
     state: State = State()
 
     @property

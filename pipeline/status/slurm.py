@@ -11,6 +11,7 @@ from pipeline.run.plan import Plan
 from pipeline.run.submissions import Submission
 from pipeline.run.tasks import Task
 from pipeline.status.lanes import StageProgress, TaskState
+from pipeline.status.trainer_state import Writer
 from slurm.query import Element
 from slurm.states import Phase, SlurmState, phase_of, reason_in_words
 
@@ -133,3 +134,22 @@ def drivers_of(submissions: Sequence[Submission], queue: Queue) -> Iterator[Driv
             is_running = phase_of(element.state) is Phase.RUNNING
             reason = None if is_running else reason_in_words(element.reason)
             yield DriverJob(element.array_id, submission.iteration, is_running, reason)
+
+
+def writer_of(update: Record, submissions: Sequence[Submission], queue: Queue | None, asked: float) -> Writer:
+    """Find the attempt that committed an update and goes on to write the trainer's state. Pure.
+
+    Args:
+        submissions: those of the update's iteration among them.
+        asked: unix time at which the queue was asked; what was committed later may not be in it.
+    """
+    element = match(submissions, queue).get(update.task) if queue else None
+    if element is not None and is_live(element):
+        attempt = AttemptId.parse(update.attempt)
+        # One that was requeued finds the commit, and ends.
+        is_same = (attempt.job, attempt.restart) == (element.array_id, element.restarts or 0)
+        is_running = is_same and phase_of(element.state) is Phase.RUNNING
+        place = f" on {element.node}" if element.node else ""
+        return Writer(is_running, f"job {element.array_id}_{element.index}{place}")
+    is_known = queue is not None and queue.unanswered is None and asked > update.ended
+    return Writer(False if is_known else None)

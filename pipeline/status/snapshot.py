@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.metrics.advice import Advice, Evidence, advise
 from pipeline.orchestrate.lost_states import LOST
 from pipeline.run import journal
+from pipeline.run.commits import Record
 from pipeline.run.directory import Run, RunError
 from pipeline.run.journal import ROWS_BYTES
 from pipeline.run.lease import holder_of
@@ -23,6 +24,7 @@ from pipeline.run.troubles import Trouble, outstanding
 from pipeline.status.lanes import Lane, lanes_of
 from pipeline.status.local import task_states
 from pipeline.status.text import moment
+from pipeline.status.trainer_state import Missing, Writer, missing_state, promising
 from pipeline.text import printable
 from slurm.sharedfiles import persistently
 
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 _TAKEN_BACK = ("retracted", "went_back")
 """Events after which a commit that was read before may be gone."""
-_ONLY_SHOWN = ("time", "created", "answered", "finish", "lanes", "rows", "events")
+_ONLY_SHOWN = ("missing_state", "time", "created", "answered", "finish", "lanes", "rows", "events")
 """Attributes of a status that are not in its JSON."""
 
 
@@ -85,6 +87,8 @@ class Status:
     """Failures of drivers that are not overcome yet, in words."""
     state_lost: int | None = None
     """Newest iteration that is done, if its trainer's state was lost."""
+    missing_state: Missing | None = None
+    """Trainer's state of that iteration, if it is promised and not committed."""
     time: float = 0.0
     """Unix time of the look."""
     created: float = 0.0
@@ -194,7 +198,6 @@ class StatusReader:
             advice=self._advice,
             rows_missing=max(0, frontier.updated - newest),
             troubles=self._troubles,
-            state_lost=frontier.updated if frontier.updated in self._states_lost else None,
             time=now,
             created=run.identity.created,
             answered=answered,
@@ -203,8 +206,8 @@ class StatusReader:
             events=tuple(events),
         )
         if run.config.slurm:
-            return self._on_slurm(status, tasks, queue)
-        return self._on_this_machine(status, tasks)
+            return self._on_slurm(status, frontier, tasks, queue)
+        return self._on_this_machine(status, frontier, tasks)
 
     def _refresh(self) -> None:
         if self._events.refresh():
@@ -228,15 +231,19 @@ class StatusReader:
         for job_kind, total in Counter(task.job_kind for task in tasks).items():
             yield StageStatus(job_kind, done[job_kind], total)
 
-    def _on_slurm(self, status: Status, tasks: Sequence[Task], queue: "Queue | None") -> Status:
+    def _on_slurm(
+        self, status: Status, frontier: Frontier, tasks: Sequence[Task], queue: "Queue | None"
+    ) -> Status:
         from pipeline.executors.slurm.queue import Queue, is_pending
         from pipeline.run.control import read_control
         from pipeline.run.submissions import Ledger
-        from pipeline.status.slurm import SlurmStatus, drivers_of, state_of, task_states
+        from pipeline.status.slurm import SlurmStatus, drivers_of, state_of, task_states, writer_of
 
         run, seen = self.run, queue or Queue()
         live = seen.live
-        submissions = Ledger(run.paths).load({task.iteration for task in tasks} | {0})
+        submissions = Ledger(run.paths).load(
+            {task.iteration for task in tasks} | {0, max(0, frontier.updated)}
+        )
         found = task_states(run.plan, tasks, submissions, seen, self._records.known, status.time)
         lanes, waiting = lanes_of(found, status.time), sum(map(is_pending, live))
         jobs = SlurmStatus(
@@ -248,14 +255,31 @@ class StatusReader:
             finish=status.finish if live else None,
         )
         state = state_of(status.state == "complete", read_control(run.paths), queue)
-        return replace(status, state=state, slurm=jobs, lanes=lanes, finish=jobs.finish)
+        status = replace(status, state=state, slurm=jobs, lanes=lanes, finish=jobs.finish)
+        asked = status.answered or status.time
+        return self._with_state(status, frontier, lambda u: writer_of(u, submissions, queue, asked))
 
-    def _on_this_machine(self, status: Status, tasks: Sequence[Task]) -> Status:
+    def _with_state(
+        self, status: Status, frontier: Frontier, writer_of: Callable[[Record], Writer]
+    ) -> Status:
+        """Add what became of the newest trainer's state, if it is not committed."""
+        update = promising(self.run.plan, self._records, frontier)
+        writer = writer_of(update) if update else Writer(None)
+        missing = missing_state(update, writer, frontier.updated in self._states_lost)
+        return replace(
+            status,
+            missing_state=missing,
+            state_lost=missing.iteration if missing and missing.is_lost else None,
+        )
+
+    def _on_this_machine(self, status: Status, frontier: Frontier, tasks: Sequence[Task]) -> Status:
         paths, events = self.run.paths, status.events
         state = machine_state(status.state == "complete", status.driver, events)
         found = task_states(paths, tasks, self._records.known, events, status.driver is not None)
         finish = status.finish if state == "running" else None
-        return replace(status, state=state, lanes=lanes_of(found, status.time), finish=finish)
+        status = replace(status, state=state, lanes=lanes_of(found, status.time), finish=finish)
+        # An attempt ends with its driver.
+        return self._with_state(status, frontier, lambda update: Writer(status.driver is not None))
 
 
 def finish_of(created: float, rows: Sequence[Mapping[str, float]]) -> float | None:

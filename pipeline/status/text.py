@@ -10,6 +10,7 @@ from pipeline.metrics.advice import worst
 from pipeline.metrics.terminal import Row
 from pipeline.run.retention import in_words
 from pipeline.run.tasks import parse_task
+from pipeline.status.trainer_state import in_words as in_words_of_state
 from pipeline.text import MISSING, duration, number, printable, shortened
 
 if TYPE_CHECKING:  # a run of this machine needs nothing of Slurm's
@@ -56,9 +57,8 @@ def describe(status: "Status") -> str:
         lines.append(f"kept: iteration {in_words(status.kept)}, and the best policy")
     if status.rows_missing and status.iterations_done == status.iterations:
         lines += wrapped(f"every update is committed; rows not written yet: {status.rows_missing}")
-    if status.state_lost:
-        goes_on = "" if status.state_lost == status.iterations else "; the next update learns it again"
-        lines += wrapped(f"the trainer's state of iteration {status.state_lost} was lost{goes_on}")
+    if status.missing_state:
+        lines += wrapped(in_words_of_state(status.missing_state, status.iterations))
     for trouble in status.troubles:
         lines += wrapped(trouble)
     lines += _last_lines(status)

@@ -14,6 +14,7 @@ from pipeline.metrics.terminal import Column, Row, sparkline
 from pipeline.status.lanes import Lane, ShardState
 from pipeline.status.snapshot import Status
 from pipeline.status.text import clock, describe_driver, job_details, time_or_dash
+from pipeline.status.trainer_state import in_words
 from pipeline.text import MISSING, duration, number, printable, shortened
 from pipeline.watch.event_lines import event_lines
 
@@ -157,7 +158,8 @@ def _header(look: Status, view: View, width: int) -> Lines:
     first = Text.assemble((path, "bold"), " " * (room + 2 - len(path)), right)
     trouble = view.trouble or _silence(look)
     warning = [Text(trouble, "yellow")] if trouble else []
-    return [first, Text(_progress(look)), *map(Text, _outlook(look, width)), *warning]
+    state = [in_words(look.missing_state, look.iterations)] if look.missing_state else []
+    return [first, *map(Text, (_progress(look), *_outlook(look, width), *state)), *warning]
 
 
 def _progress(look: Status) -> str:

@@ -53,15 +53,57 @@ def test_rollouts_start_while_the_update_s_job_writes_the_state_and_the_next_upd
 ):
     """With this variable a state is written only once the next iteration's rollouts have begun to commit."""
     words = [*CPU_ONLY, f"scheduler.update.environment={{{light_training.STATE_WAITS}: '1'}}"]
+    words += [f"data.heldout={make_run.inputs / 'prompts.jsonl'}", "evaluate.every=1"]
     run = make_run(cluster, room_on(cluster, tmp_path) / "run", *words)
     run.submit()
     run.wait_until_complete()
     assert run.policy() == policy_of(complete_run)
     assert run.events("state_lost") == []
     (log,) = run.logs("00001-update/*/*").values()
-    assert "need not wait any longer" in log
+    assert log.count("need not wait any longer") == 2, "rollouts and the evaluation"
     state = run.record(1, "state")
     assert run.record(2, "rollout")["started"] < state["ended"] < run.record(2, "update")["started"]
+
+
+def test_an_update_that_ends_or_is_requeued_while_it_writes_the_state_does_not_train_again(
+    cluster, make_run, complete_run, tmp_path
+):
+    """No rollout is submitted in advance: the driver job that submits them does not wait for the state.
+    Nothing waits for the last one's, and the run is complete; that it was lost is said."""
+    words = [*CPU_ONLY, f"scheduler.update.environment={{{light_training.STATE_SECONDS}: '600'}}"]
+    words += ["scheduler.horizon=1"]
+    run = make_run(cluster, room_on(cluster, tmp_path) / "run", *words)
+    run.submit()
+    first = run.wait_for(lambda: writing(run, 1), "an update's job that writes the state")
+    lines = shown(run, "status")
+    assert f"the trainer's state of iteration 1 is being written (job {first.id} on {first.node})" in lines
+    run.wait_for(lambda: run.has_committed(2, "rollout"), "the next rollout, while the state is written")
+    cluster.call("scontrol", "requeue", first.id)
+    second = run.wait_for(lambda: writing(run, 2), "the last update's job that writes the state")
+    assert "is being written" in run.command("doctor", run.root).stdout
+    cluster.call("scancel", second.id)
+    run.wait_until_complete()
+    assert run.policy() == policy_of(complete_run)
+    assert [event["iteration"] for event in run.events("state_lost")] == [1, 2]
+    assert not run.events("failed")
+    (log,) = run.logs("00001-update/*/*").values()
+    assert "iteration 1 update is committed already; nothing to do" in log
+    (log,) = run.logs("00002-update/*/*").values()
+    assert log.count("iteration 1 is learnt again") == 1
+    drivers = [e["array"] for e in run.events("submitted") if e["array"].split(".")[-3] == "driver"]
+    assert len(drivers) == 3, "one for each iteration, and one for the end of the first update's job"
+    lost = "the trainer's state of iteration 2 was lost; no update follows that needs it"
+    assert lost in shown(run, "status")
+
+
+def writing(run, iteration):
+    """The update's job, if it runs and has committed its policy."""
+    found = [job for job in run.jobs("RUNNING") if (job.stage, job.iteration) == ("update", iteration)]
+    return found[0] if found and run.has_committed(iteration, "update") else None
+
+
+def shown(run, *command) -> list[str]:
+    return run.command(*command, run.root).stdout.splitlines()
 
 
 def test_of_two_people_who_submit_at_once_one_is_refused(cluster, make_run, tmp_path):

@@ -23,7 +23,7 @@ from pipeline.doctor.disk import judge_need, judge_space
 from pipeline.doctor.estimate import Estimate, measure, packed_of
 from pipeline.doctor.examine import patient_of
 from pipeline.doctor.findings import Finding, Group, Verdict, describe
-from pipeline.doctor.health import judge_jobs, judge_journal, judge_lost_state, look_at_state
+from pipeline.doctor.health import LOST, judge_jobs, judge_journal, judge_lost_state, look_at_state
 from pipeline.doctor.machine import judge_gpus, judge_packages, judge_torch, judge_vllm, needed_packages
 from pipeline.doctor.semantics import clock_skew, judge_skew
 from pipeline.doctor.wandbchecks import judge_mode
@@ -412,19 +412,28 @@ def test_a_run_that_nothing_will_advance():
     assert judge_jobs([], is_over=True, root="/r").verdict is Verdict.OK
 
 
+WRITTEN = "is being written (job 12_0 on node1)"
+
+
 @pytest.mark.parametrize(
-    ("before", "is_last", "verdict", "said"),
+    ("before", "is_last", "fate", "verdict", "said"),
     [
-        (2, False, Verdict.OK, "if lost, the next update learns it again from iteration 2"),
-        (0, False, Verdict.OK, "learns it again from iteration 0"),
-        (None, False, Verdict.PROBLEM, "and none that it could be made again from"),
-        (None, True, Verdict.OK, "no update follows that needs it"),
+        (
+            2,
+            False,
+            WRITTEN,
+            Verdict.OK,
+            f"{WRITTEN}; if lost, the next update learns it again from iteration 2",
+        ),
+        (0, False, LOST, Verdict.OK, "that of iteration 3 was lost; the next update learns it again from"),
+        (None, False, LOST, Verdict.PROBLEM, "was lost, and none that it could be made again from"),
+        (None, True, LOST, Verdict.OK, "was lost; no update follows that needs it"),
     ],
 )
 def test_a_state_that_is_not_there_is_a_problem_only_where_learning_cannot_go_on(
-    before, is_last, verdict, said
+    before, is_last, fate, verdict, said
 ):
-    found = judge_lost_state(3, before, is_last)
+    found = judge_lost_state(3, before, is_last, fate)
     assert found.verdict is verdict
     assert said in found.measured
 
@@ -438,7 +447,7 @@ def test_the_trainer_s_newest_state_is_looked_at_as_the_last_policy_is(complete_
     assert found.verdict is Verdict.WARNING
     assert "model.safetensors has" in found.measured
     run.paths.task(state_of(2)).record.unlink()
-    assert "that of iteration 2 is not there" in look_at_state(run).measured
+    assert "that of iteration 2 was lost" in look_at_state(run).measured
 
 
 # --- packages and GPUs ---

@@ -57,7 +57,10 @@ def test_undisturbed_a_run_needs_one_array_for_each_stage_and_one_driver_for_eac
         counts = Counter(s.job_kind for s in submissions_of(world.run, 1))
         for job_kind in set(plan.job_kinds) - {"update"}:
             assert counts[job_kind] == chunks * plan.iterations
-        assert counts["update"] == counts["driver"] == plan.iterations
+        assert counts["update"] == plan.iterations
+        # One that an update's job released early leaves another behind, for that job's end.
+        released = len(world.writing) if slurm_settings(world.run).horizon == 1 else 0
+        assert plan.iterations <= counts["driver"] <= plan.iterations + released
         assert counts["evaluate"] == counts["evaldriver"] == len(plan.evaluations())
         assert (counts["prepare"], counts["guard"]) == (1, 2)
         pools.add(len(plan.pools))

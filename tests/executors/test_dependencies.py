@@ -255,3 +255,13 @@ def test_a_rollout_that_was_not_released_is_by_the_next_pass():
     is_over = carried("8", rollout(0, 2))
     assert rewire(PLAN, [held], committed_but(rollout(0, 2)), is_over, CORR) == [], "Slurm sees it itself"
     assert rewire(PLAN, [held], committed_but(rollout(0, 2), Task(1, Stage.UPDATE)), carriers, CORR) == []
+
+
+def test_an_evaluation_that_was_not_released_waits_for_the_one_before_alone():
+    plan = replace(PLAN, evaluate_every=1)
+    first, second, update = Task(0, Stage.EVALUATE), Task(1, Stage.EVALUATE), Task(1, Stage.UPDATE)
+    carriers = carried("6", first) | carried("8", second) | carried("7", update)
+    held = Waiting(second, ArrayElement("8", 0), "Dependency", ("6", "7"))
+    (change,) = rewire(plan, [held], committed_but(first, second), carriers, CORR)
+    assert (change.dependency, change.waits_for) == ("afterok:6", ("6",))
+    assert rewire(plan, [held], committed_but(first, second, update), carriers, CORR) == []

@@ -12,9 +12,10 @@ from pipeline.run.failures import FailureKind
 from pipeline.run.submissions import Ending, State, Submission
 from pipeline.run.tasks import Stage, Task
 from pipeline.status.lanes import StageProgress, TaskState, lanes_of
-from pipeline.status.slurm import DriverJob, SlurmStatus, drivers_of, match, state_of, task_state
+from pipeline.status.slurm import DriverJob, SlurmStatus, drivers_of, match, state_of, task_state, writer_of
 from pipeline.status.snapshot import Status, finish_of, how_it_stopped, machine_state
 from pipeline.status.text import describe, describe_slurm
+from pipeline.status.trainer_state import Missing, in_words, missing_state
 from slurm.query import Element
 from slurm.states import SlurmState
 
@@ -342,3 +343,47 @@ def test_a_run_of_this_machine_that_gave_up_has_failed():
     assert machine_state(False, "host h, process 1", [started, failed]) == "running"
     assert machine_state(True, None, [started, failed]) == "complete"
     assert how_it_stopped([started, failed, event("notified")]).startswith("failed ")
+
+
+# --- the trainer's state behind the newest policy ---
+
+UPDATE = Task(2, Stage.UPDATE)
+OF_UPDATE = submission("update", elements={"0": ()})
+
+
+def committed(attempt: str = "1-36_0r0") -> Record:
+    return replace(record(0), task=UPDATE, attempt=attempt, ended=960.0)
+
+
+def job_of_update(state: SlurmState, **more: object) -> Element:
+    return element(0, state, name=OF_UPDATE.name, **more)
+
+
+@pytest.mark.parametrize(
+    ("elements", "is_at_work"),
+    [
+        ([job_of_update(SlurmState.RUNNING)], True),
+        ([job_of_update(SlurmState.PENDING, restarts=1)], False),
+        ([job_of_update(SlurmState.RUNNING, restarts=1)], False),
+        ([job_of_update(SlurmState.CANCELLED)], False),
+        ([], False),
+    ],
+    ids=["writes it", "is requeued", "was requeued and finds the commit", "ended", "forgotten"],
+)
+def test_a_state_is_written_by_the_attempt_that_committed_the_policy_and_by_no_other(elements, is_at_work):
+    assert writer_of(committed(), [OF_UPDATE], Queue(elements), NOW).is_at_work is is_at_work
+
+
+def test_what_the_queue_cannot_say_of_a_state_is_not_said():
+    for queue, asked in ((None, NOW), (Queue(unanswered="down"), NOW), (Queue(), 950.0)):
+        writer = writer_of(committed(), [OF_UPDATE], queue, asked)
+        assert missing_state(committed(), writer, is_said_lost=False) is None
+        assert missing_state(committed(), writer, is_said_lost=True) == Missing(2, is_lost=True)
+
+
+def test_a_state_that_is_missing_takes_one_line():
+    written = Missing(2, is_lost=False, writer="job 36_0 on gpu07")
+    assert in_words(written, 9) == "the trainer's state of iteration 2 is being written (job 36_0 on gpu07)"
+    lost = Missing(2, is_lost=True)
+    assert in_words(lost, 9).endswith("was lost; the next update learns it again")
+    assert in_words(lost, 2).endswith("was lost; no update follows that needs it")

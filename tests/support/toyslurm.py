@@ -68,6 +68,12 @@ class Element:
             return "None"
         return NEVER if self.is_stuck else "Dependency"
 
+    @property
+    def dependency(self) -> str:
+        """What it still waits for, as squeue shows it."""
+        left = [f"{c.kind}:{c.job}_*(unfulfilled)" for c in self.waits_for if c.verdict is not True]
+        return ("?" if self.is_either else ",").join(left) or "(null)"
+
     def __str__(self) -> str:
         return f"{self.job.id}_{self.index} {self.job.name} {self.state} {self.reason}"
 
@@ -180,11 +186,14 @@ class ToySlurm:
 
     def _squeue(self, words: Sequence[str]) -> str:
         fields = re.findall(r"(\w+):\|", option(words, "--Format") or "")
-        names = (option(words, "--name") or "").split(",")
+        names, jobs = ((option(words, name) or "").split(",") for name in ("--name", "--jobs"))
+        states = {SlurmState.PENDING} if option(words, "--states") == "PENDING" else set(SlurmState)
         rows = (
             "".join(f"{_shown(element, name)}|" for name in fields) + "\n"
-            for element in self.elements()
-            if element.job.id not in self.forgotten and (names == [""] or element.job.name in names)
+            for element in self.elements(*states)
+            if element.job.id not in self.forgotten
+            and (names == [""] or element.job.name in names)
+            and (jobs == [""] or element.job.id in jobs)
         )
         return "".join(rows)
 
@@ -270,6 +279,7 @@ def _shown(element: Element, field_name: str) -> str:
         "exit_code": str(element.exit_code << 8),
         "RestartCnt": str(element.restarts),
         "Reason": element.reason,
+        "Dependency": element.dependency,
         "NodeList": "" if element.is_pending else "node",
         "Name": element.job.name,
     }

@@ -49,12 +49,24 @@ def stage_submissions(
     return made
 
 
-def released_by(run: Run, task: Task) -> tuple[str, ...]:
-    """Return patterns of the state files of arrays that may start as soon as ``task`` is committed: rollouts
-    need only the policy, and an update's job goes on to write the trainer's state."""
-    if task.stage is not Stage.UPDATE or task.iteration == run.plan.iterations:
+def released_by(run: Run, task: Task) -> tuple[tuple[str, ...], ...]:
+    """Return patterns of the state files of arrays that may start as soon as ``task`` is committed, in groups
+    of which the first that is in the queue counts.
+
+    Rollouts and the evaluation need only the policy, and an update's job goes on to write the trainer's
+    state. Where no rollout was submitted in advance, the iteration's driver job may submit some.
+    """
+    if task.stage is not Stage.UPDATE:
         return ()
-    return (str(run.paths.submissions(task.iteration + 1) / f"{Stage.ROLLOUT}-*.state.json"),)
+    ours, following = (run.paths.submissions(task.iteration + further) for further in (0, 1))
+    rollouts = (_state_files(following, Stage.ROLLOUT), _state_files(ours, DRIVER))
+    groups = [rollouts] if task.iteration < run.plan.iterations else []
+    evaluations = [(_state_files(ours, Stage.EVALUATE),)] if run.plan.evaluates(task.iteration) else []
+    return (*groups, *evaluations)
+
+
+def _state_files(folder: Path, job_kind: str) -> str:
+    return str(folder / f"{job_kind}-*.state.json")
 
 
 def in_order(launches: Sequence[Launch]) -> list[list[Task]]:

@@ -140,11 +140,13 @@ def rewire(
 
 
 def _is_held_back(item: Waiting, is_committed: IsCommitted, carriers: Mapping[Task, ArrayElement]) -> bool:
-    """Whether a rollout waits for the end of an update's job although the policy is committed: the job goes
-    on to write the trainer's state, and has not released it (:mod:`slurm.release`)."""
-    update = Task(item.task.iteration - 1, Stage.UPDATE)
-    is_rollout = item.task.stage is Stage.ROLLOUT and item.reason == DEPENDENCY
-    return is_rollout and update in carriers and is_committed(update)
+    """Whether a rollout or an evaluation waits for the end of an update's job although the policy is
+    committed: the job goes on to write the trainer's state, and did not release it (:mod:`slurm.release`)."""
+    reads = {Stage.ROLLOUT: item.task.iteration - 1, Stage.EVALUATE: item.task.iteration}
+    if item.reason != DEPENDENCY or item.task.stage not in reads:
+        return False
+    update = Task(reads[item.task.stage], Stage.UPDATE)
+    return update in carriers and is_committed(update) and carriers[update].array in item.waits_for
 
 
 @dataclass(frozen=True)
