@@ -1,11 +1,8 @@
 """A trainer's state that was lost is learned again: same machine, same bytes; and never a failed run."""
 
-import contextlib
 import json
-import logging
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +15,7 @@ from pipeline.run.tasks import Stage, Task
 from stages import ranks
 from tests.support import processes
 from tests.support.processes import make_run
-from tests.support.ranks import ended, respond_and_score, start_ranks
+from tests.support.ranks import ended, respond_and_score, said, start_ranks
 
 SIZES = (1, 2)
 CASES = {
@@ -32,19 +29,6 @@ CASES = {
     "no-shards": ["update.zero_stage=1"],
 }
 """Precision and ZeRO stage, or what happens in the iteration whose state is lost."""
-
-
-@contextlib.contextmanager
-def said() -> Iterator[list[str]]:
-    """Lines of the log, with their levels."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(f"{record.levelname}: {record.getMessage()}")
-    from stages.logs import log
-
-    log.addHandler(handler)
-    yield lines
-    log.removeHandler(handler)
 
 
 def update(
