@@ -24,6 +24,7 @@ from tests.support.killed_updates import (
     POINTS,
     Kill,
     attempt,
+    attempt_cut_off,
     by_ranks,
     copied,
     folder_name,
@@ -192,6 +193,16 @@ def test_a_rank_that_outlives_another_says_that_the_state_was_not_saved(case, ki
     )
 
 
+def test_a_rank_that_loses_the_others_at_the_very_end_removes_nothing_that_is_committed(scored, tmp_path):
+    root = copied(scored[1], tmp_path / "run")
+    assert by_ranks(2, tmp_path / "meeting", attempt_cut_off, root) == [0, 0]
+    assert "the trainer's state was not saved" in "".join(lines_of(root, 1, rank=1))
+    paths = load_run(root).paths
+    record = read_record(paths, state_of(1))
+    assert record is not None
+    verify_outputs(paths, record)
+
+
 @pytest.mark.parametrize("division", TWICE, ids=str)
 def test_two_states_that_are_lost_in_a_row_are_learned_again(division, scored, whole, tmp_path):
     size, zero_stage = division
@@ -255,8 +266,8 @@ def test_other_ranks_at_another_zero_stage_go_on_from_a_state_or_learn_it_again(
     if is_lost:
         said = r"iteration 1 learned again: its weights differ from the committed ones by ([-+.e\d]+) of"
         assert float(re.search(said, lines)[1]) < 1e-4
-        assert f"zero_stage {after[1]}, not {before[1]}" in lines
-        assert f"ranks {after[0]}, not {before[0]}" in lines
+        assert f"zero_stage {after[1]} instead of {before[1]}" in lines
+        assert f"ranks {after[0]} instead of {before[0]}" in lines
 
 
 def record_of(run: Run, iteration: int) -> Record:

@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from pipeline.config.update import Precision, UpdateConfig
 from pipeline.run.commits import Record, read_record

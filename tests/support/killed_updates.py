@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -104,6 +104,26 @@ def undisturbed(roots: Sequence[Path], iterations: Sequence[int], rank: int) -> 
                     execute_update(load_run(root), iteration, "2-next")
                 (root / f"said-{iteration}-{rank}.json").write_text(json.dumps(lines))
                 ranks.share(None)
+
+
+def attempt_cut_off(root: Path, rank: int) -> None:
+    """One update whose last rank loses the others as soon as the first knows of every rank's files."""
+    from stages.ppo.state.writer import LearnerState
+
+    share, collect = ranks.share, LearnerState._all_files
+
+    def share_and_lose(value: object) -> list[object]:
+        share(value)
+        raise RuntimeError("connection closed by peer")
+
+    def cut_off(state: LearnerState, written: Any) -> Any:
+        if ranks.rank() == ranks.size() - 1:
+            patch.setattr(ranks, "share", share_and_lose)
+        return collect(state, written)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LearnerState, "_all_files", cut_off)
+        attempt(root, 1, None, rank)
 
 
 def execute_update(run: Run, iteration: int, name: str) -> None:

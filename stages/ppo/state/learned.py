@@ -76,7 +76,7 @@ class Machine:
         ours, theirs = asdict(self), asdict(other)
         pairs = [(name, ours[name], theirs[name]) for name in ours if name != "versions"]
         pairs += [(name, self.versions.get(name), theirs["versions"].get(name)) for name in self.versions]
-        return ", ".join(f"{name} {one}, not {other}" for name, one, other in pairs if one != other)
+        return ", ".join(f"{name} {one} instead of {other}" for name, one, other in pairs if one != other)
 
 
 @dataclass(frozen=True)
