@@ -100,12 +100,17 @@ def scored(models, tmp_path_factory) -> dict[int, Path]:
 
 @pytest.fixture(scope="module")
 def whole(scored, tmp_path_factory) -> dict[Division, Path]:
-    """Three updates that nothing disturbs."""
+    """Two updates that nothing disturbs, and where two are killed a third."""
     folder = tmp_path_factory.mktemp("whole")
     found = {(size, zero): copied(scored[zero], folder / f"{size}-{zero}") for size, zero in DIVISIONS}
     for size in (1, 2):
-        roots = [root for (ranks, _), root in found.items() if ranks == size]
-        assert by_ranks(size, folder / "meeting", undisturbed, roots, (1, 2, 3)) == [0] * size
+        updates = [
+            (root, iteration)
+            for division, root in found.items()
+            for iteration in (1, 2, 3)[: 3 if division in TWICE else 2]
+            if division[0] == size
+        ]
+        assert by_ranks(size, folder / "meeting", undisturbed, updates) == [0] * size
     return found
 
 
@@ -137,9 +142,15 @@ def continued(killed, tmp_path_factory) -> dict[Case, Path]:
     folder = tmp_path_factory.mktemp("continued")
     found = {case: copied(root, folder / str(case)) for case, root in killed.items()}
     for size in (1, 2):
-        roots = [root for case, root in found.items() if case.size == size]
-        assert by_ranks(size, folder / "meeting", undisturbed, roots, (2,)) == [0] * size
+        updates = [(root, 2) for case, root in found.items() if case.size == size]
+        assert by_ranks(size, folder / "meeting", undisturbed, updates) == [0] * size
     return found
+
+
+def one_that_lost_its_state(killed: dict[Case, Path], division: Division) -> Path:
+    return next(
+        root for case, root in killed.items() if case.division == division and not was_committed(case.kill)
+    )
 
 
 def assert_same(root: Path, expected: Path, iterations: Sequence[int], states: Sequence[int]) -> None:
@@ -204,12 +215,11 @@ def test_a_rank_that_loses_the_others_at_the_very_end_removes_nothing_that_is_co
 
 
 @pytest.mark.parametrize("division", TWICE, ids=str)
-def test_two_states_that_are_lost_in_a_row_are_learned_again(division, scored, whole, tmp_path):
+def test_two_states_that_are_lost_in_a_row_are_learned_again(division, killed, whole, tmp_path):
     size, zero_stage = division
-    root = copied(scored[zero_stage], tmp_path / "run")
-    kill_update(Case(size, zero_stage, Kill("half a file", by_last=True)), root)
+    root = copied(one_that_lost_its_state(killed, division), tmp_path / "run")
     kill_update(Case(size, zero_stage, Kill("half the critic")), root, 2)
-    assert by_ranks(size, tmp_path / "meeting", undisturbed, [root], (3,)) == [0] * size
+    assert by_ranks(size, tmp_path / "meeting", undisturbed, [(root, 3)]) == [0] * size
     assert_same(root, whole[division], (1, 2, 3), (3,))
     lines = "\n".join(lines_of(root, 3))
     for iteration in (1, 2):
@@ -233,20 +243,19 @@ def run_like(models: Path, root: Path, zero_stage: int, target: Path) -> Run:
 
 
 @pytest.fixture(scope="module")
-def elastic(models, scored, whole, tmp_path_factory) -> dict[tuple[Division, Division, bool], Run]:
+def elastic(models, killed, whole, tmp_path_factory) -> dict[tuple[Division, Division, bool], Run]:
     """Second updates by other ranks at another ZeRO stage than the first, whose state was lost or not."""
     folder = tmp_path_factory.mktemp("elastic")
     found = {}
     for before, after in ELASTIC:
         name = f"{before[0]}-{before[1]}-to-{after[0]}-{after[1]}"
-        lost = copied(scored[before[1]], folder / f"{name}-killed")
-        kill_update(Case(*before, Kill("not collected")), lost)
+        lost = one_that_lost_its_state(killed, before)
         for is_lost, root in ((True, lost), (False, whole[before])):
             target = folder / f"{name}-{'lost' if is_lost else 'kept'}"
             found[before, after, is_lost] = run_like(models, root, after[1], target)
     for size in (1, 2):
-        roots = [run.paths.root for (_, after, _), run in found.items() if after[0] == size]
-        assert by_ranks(size, folder / "meeting", undisturbed, roots, (2,)) == [0] * size
+        updates = [(run.paths.root, 2) for (_, after, _), run in found.items() if after[0] == size]
+        assert by_ranks(size, folder / "meeting", undisturbed, updates) == [0] * size
     return found
 
 

@@ -93,17 +93,16 @@ def attempt(root: Path, iteration: int, kill: Kill | None, rank: int) -> None:
     (root / f"said-{iteration}-{rank}.json").write_text(json.dumps(lines))
 
 
-def undisturbed(roots: Sequence[Path], iterations: Sequence[int], rank: int) -> None:
-    """The next updates of several runs, by the same processes one after the other."""
+def undisturbed(updates: Sequence[tuple[Path, int]], rank: int) -> None:
+    """Updates of several runs, each a run and an iteration, by the same processes one after the other."""
     ranks.start_distributed()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stages.ppo.state.saved_state.LARGEST_FILE", SMALL_FILES)
-        for root in roots:
-            for iteration in iterations:
-                with said() as lines:
-                    execute_update(load_run(root), iteration, "2-next")
-                (root / f"said-{iteration}-{rank}.json").write_text(json.dumps(lines))
-                ranks.share(None)
+        for root, iteration in updates:
+            with said() as lines:
+                execute_update(load_run(root), iteration, "2-next")
+            (root / f"said-{iteration}-{rank}.json").write_text(json.dumps(lines))
+            ranks.share(None)
 
 
 def attempt_cut_off(root: Path, rank: int) -> None:
