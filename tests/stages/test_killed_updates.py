@@ -234,7 +234,7 @@ def run_like(models: Path, root: Path, zero_stage: int, target: Path) -> Run:
     """A run at another ZeRO stage that has what one has after its first update."""
     run = make_run(models, target, *SETTINGS, f"update.zero_stage={zero_stage}")
     later = shutil.ignore_patterns("00002.*", "00003.*")
-    for part in ("data", "policy", "state"):
+    for part in [name for name in ("data", "policy", "state") if (root / name).exists()]:
         shutil.copytree(root / part, run.paths.root / part, dirs_exist_ok=True, symlinks=True, ignore=later)
     shutil.copytree(root / "iterations", run.paths.iterations, dirs_exist_ok=True)
     for task in (f(iteration) for f in (policy_maker, state_of) for iteration in (2, 3)):

@@ -19,7 +19,7 @@ from tests.support.ranks import ended, respond_and_score, said, start_ranks
 
 SIZES = (1, 2)
 CASES = {
-    **{f"fp32-zero{stage}": [f"update.zero_stage={stage}"] for stage in range(4)},
+    "fp32-zero0": ["update.zero_stage=0"],
     "bf16-zero2": ["update.zero_stage=2", "update.precision=bf16"],
     "bf16-zero3": ["update.zero_stage=3", "update.precision=bf16"],
     "overflow": ["update.zero_stage=2", "update.precision=fp16", "update.epochs=8"],
@@ -28,7 +28,8 @@ CASES = {
     "lora": ["update.zero_stage=3", "update.lora.rank=2"],
     "no-shards": ["update.zero_stage=1"],
 }
-"""Precision and ZeRO stage, or what happens in the iteration whose state is lost."""
+"""Precision and ZeRO stage, or what happens in the iteration whose state is lost. Ranks that are killed, in fp32
+at each ZeRO stage, are in tests/stages/test_killed_updates.py."""
 
 
 def update(

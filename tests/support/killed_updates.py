@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -103,6 +104,9 @@ def undisturbed(updates: Sequence[tuple[Path, int]], rank: int) -> None:
                 execute_update(load_run(root), iteration, "2-next")
             (root / f"said-{iteration}-{rank}.json").write_text(json.dumps(lines))
             ranks.share(None)
+    assert "torch._inductor.compile_fx" not in sys.modules, (
+        "torch's compiler was imported, which takes seconds"
+    )
 
 
 def attempt_cut_off(root: Path, rank: int) -> None:
