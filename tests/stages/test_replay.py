@@ -28,8 +28,9 @@ CASES = {
     "lora": ["update.zero_stage=3", "update.lora.rank=2"],
     "no-shards": ["update.zero_stage=1"],
 }
-"""Precision and ZeRO stage, or what happens in the iteration whose state is lost. Ranks that are killed, in fp32
-at each ZeRO stage, are in tests/stages/test_killed_updates.py."""
+"""Precision and ZeRO stage, or what happens in the iteration whose state is lost.
+
+tests/stages/test_killed_updates.py has fp32 at each ZeRO stage."""
 
 
 def update(
