@@ -1,5 +1,7 @@
 """Torch settings of a task: reproducible numbers, on the device that it was given. Imported when used."""
 
+import contextlib
+import importlib
 import os
 
 
@@ -9,6 +11,21 @@ def choose_accelerator() -> None:
         import torch
 
         os.environ["DS_ACCELERATOR"] = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def import_deepspeed() -> None:
+    """Import DeepSpeed, and what it imports at its first use: an optimizer that nobody uses here, whose
+    functions it gives to torch's compiler, which takes seconds to import. Here they are not compiled."""
+    choose_accelerator()
+    from deepspeed.runtime import compiler
+
+    compile_function = compiler.compile
+    compiler.compile = lambda *given, **named: lambda function: function
+    try:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    finally:
+        compiler.compile = compile_function
 
 
 def set_up_torch(num_threads: int, seed: int) -> None:

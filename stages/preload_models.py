@@ -5,7 +5,7 @@ import gc
 import importlib
 import os
 
-from stages.numerics import choose_accelerator
+from stages.numerics import import_deepspeed
 
 MODULES = (
     "deepspeed",
@@ -21,8 +21,9 @@ MODULES = (
     "setuptools.command.build_ext",
 )
 
-choose_accelerator()
 os.environ.setdefault("DS_LOG_LEVEL", "ERROR")
+with contextlib.suppress(ImportError):
+    import_deepspeed()
 for _module in MODULES:
     with contextlib.suppress(ImportError):  # the task that needs it says so, in its log
         importlib.import_module(_module)

@@ -35,6 +35,7 @@ from torch.distributed.rendezvous import rendezvous
 from pipeline.run.durable import is_there, read_shared, replace_durably
 from stages.context import UserError
 from stages.models import device
+from stages.numerics import import_deepspeed
 
 MEETING_SECONDS = 300.0
 """Seconds for which ranks wait for each other at the start."""
@@ -95,6 +96,7 @@ def start_distributed(limit: float = MEETING_SECONDS) -> None:
         UserError: the launcher's variables make no sense, or there are fewer GPUs than ranks on this node.
         TimeoutError: the other ranks did not come; names this rank and what it waited for.
     """
+    import_deepspeed()
     import deepspeed
     from deepspeed.ops.op_builder.all_ops import ALL_OPS
 

@@ -120,3 +120,5 @@ def remove_unfinished(paths: RunPaths, version: int) -> None:
     for folder in folders:
         if paths.relative(folder) not in named:
             shutil.rmtree(folder)
+    for private in paths.task(state_of(version)).folder.glob(".*"):  # of one that was killed as it committed
+        private.unlink(missing_ok=True)

@@ -136,10 +136,12 @@ def _report(learner: Learner, learned: Learned, iteration: int, settled: Settled
         return
     machine = Machine.here(learner.config.update.zero_stage)
     is_repeatable = machine == learned.machine and machine.device == "cpu"
+    elsewhere = machine.unlike(learned.machine)
     sums = "; ".join(f"{name}: {part:.1e} at {key}" for name, (key, part) in apart.items() if part)
     text = (
         f"iteration {iteration} learned again: its weights differ from the committed ones by "
         f"{settled.difference:.1e} of what it changed{f', sums by {sums}' if sums else ''}"
+        f"{f' ({elsewhere})' if elsewhere else ''}"
     )
     if is_repeatable and (settled.moved or sums):
         log.error(f"{text}; on the same machine and versions there should be no difference")

@@ -519,6 +519,10 @@ def test_what_a_killed_attempt_wrote_of_a_state_is_removed_and_a_committed_one_i
     run = commit_up_to(make_run(tmp_path / "run", 0), 3, 2)
     for version in (2, 3):
         (run.paths.states / f"{version:05d}.2-cd").mkdir()
+        private = run.paths.task(state_of(version)).folder / ".shard-00000.json.4711.ab"
+        private.parent.mkdir(parents=True, exist_ok=True)
+        private.touch()
         remove_unfinished(run.paths, version)
+        assert not private.exists()
     left_there = sorted(path.name for path in run.paths.states.iterdir())
     assert left_there == ["00001", "00001.1-ab", "00003", "00003.1-ab"]

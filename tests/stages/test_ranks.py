@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from pipeline.config.update import Precision, UpdateConfig
 from pipeline.run.commits import Record, read_record
@@ -33,7 +32,9 @@ from stages.ranks import Meeting, Place, gpu_index
 from tests.support import processes
 from tests.support.processes import fork_server, make_run, stage_arguments
 from tests.support.ranks import (
+    TIMING,
     as_rank,
+    assert_close,
     ended,
     place_of,
     respond_and_score,
@@ -55,7 +56,6 @@ KINDS = {
 }
 CASES = [("gae", 3), ("grpo", 2)]
 """Of the command; tests/stages/test_invariance.py has all ZeRO stages, by one rank and by two."""
-TIMING = ("compute_seconds", "startup_seconds", "peak_memory_gib", "seconds/")
 
 
 # processes
@@ -97,49 +97,6 @@ def scored(new_run) -> Callable[..., Run]:
         return new_run(kind, *settings, like=original(kind))
 
     return call
-
-
-def state_directory(run: Run, version: int) -> Path:
-    state = read_record(run.paths, Task(version, Stage.STATE))
-    assert state is not None
-    return run.paths.root / state.outputs[0].folder
-
-
-def tensors(run: Run, record: Record) -> dict[str, torch.Tensor]:
-    """All that an update saved, behind its policy too."""
-    state = state_directory(run, record.policy_version)
-    found = {
-        f"{name}:{key}": tensor
-        for name in ("policy", "critic")
-        for key, tensor in whole_state(state, name).items()
-    }
-    found |= {
-        f"critic:{key}": t
-        for path in state.glob("critic/*.safetensors")
-        for key, t in load_file(path).items()
-    }
-    for entry in record.outputs:
-        path = run.paths.root / entry.path
-        if path.suffix == ".safetensors":
-            name = entry.path.replace("." + record.attempt, "")
-            found |= {f"{name}:{key}": tensor for key, tensor in load_file(path).items()}
-    return found
-
-
-def assert_close(run: Run, record: Record, other: Run, expected: Record, tolerance: float = 1e-5) -> None:
-    """Weights, moments and metrics, relative to the largest entry of each tensor."""
-    ours, theirs = tensors(run, record), tensors(other, expected)
-    assert ours.keys() == theirs.keys()
-    for name, tensor in theirs.items():
-        largest = float(tensor.float().abs().max())
-        difference = float((ours[name].float() - tensor.float()).abs().max())
-        assert difference <= tolerance * largest + 1e-9, (name, difference, largest)
-    assert record.metrics.keys() == expected.metrics.keys()
-    # How rows share micro-batches is no result.
-    for name in {name for name in record.metrics if not name.startswith((*TIMING, "policy/padding"))}:
-        assert record.metrics[name] == pytest.approx(expected.metrics[name], rel=10 * tolerance, abs=1e-6), (
-            name
-        )
 
 
 @pytest.fixture(scope="module")

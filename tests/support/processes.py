@@ -36,7 +36,8 @@ class Done:
 
 def fork_server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["stages.preload", "stages.preload_models"])
+    llama = "transformers.models.llama.modeling_llama"  # of which all tiny models are
+    context.set_forkserver_preload(["stages.preload", "stages.preload_models", llama])
     return context
 
 

@@ -1,16 +1,24 @@
 """Processes that are the ranks of an update."""
 
+import contextlib
+import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import pytest
 import torch
+from safetensors.torch import load_file
 
 from pipeline.run.commits import Record, read_record
 from pipeline.run.directory import Run
 from pipeline.run.tasks import Stage, Task
 from tests.support import ROOT, processes
 from tests.support.processes import Done, fork_server, stage_arguments
+from tests.support.trainers import whole_state
+
+TIMING = ("compute_seconds", "startup_seconds", "peak_memory_gib", "seconds/")
+"""What begins the names of metrics that no two updates have in common."""
 
 
 def place_of(rank: int, size: int, rendezvous: Path) -> dict[str, str]:
@@ -69,9 +77,65 @@ def updated(run: Run, size: int, iteration: int = 1) -> Record:
     return record
 
 
+def state_directory(run: Run, version: int) -> Path:
+    state = read_record(run.paths, Task(version, Stage.STATE))
+    assert state is not None
+    return run.paths.root / state.outputs[0].folder
+
+
+def tensors(run: Run, record: Record) -> dict[str, torch.Tensor]:
+    """All that an update saved, behind its policy too."""
+    state = state_directory(run, record.policy_version)
+    found = {
+        f"{name}:{key}": tensor
+        for name in ("policy", "critic")
+        for key, tensor in whole_state(state, name).items()
+    }
+    found |= {
+        f"critic:{key}": t
+        for path in state.glob("critic/*.safetensors")
+        for key, t in load_file(path).items()
+    }
+    for entry in record.outputs:
+        path = run.paths.root / entry.path
+        if path.suffix == ".safetensors":
+            name = entry.path.replace("." + record.attempt, "")
+            found |= {f"{name}:{key}": tensor for key, tensor in load_file(path).items()}
+    return found
+
+
+def assert_close(run: Run, record: Record, other: Run, expected: Record, tolerance: float = 1e-5) -> None:
+    """Weights, moments and metrics, relative to the largest entry of each tensor."""
+    ours, theirs = tensors(run, record), tensors(other, expected)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        largest = float(tensor.float().abs().max())
+        difference = float((ours[name].float() - tensor.float()).abs().max())
+        assert difference <= tolerance * largest + 1e-9, (name, difference, largest)
+    assert record.metrics.keys() == expected.metrics.keys()
+    # How rows share micro-batches is no result.
+    for name in {name for name in record.metrics if not name.startswith((*TIMING, "policy/padding"))}:
+        assert record.metrics[name] == pytest.approx(expected.metrics[name], rel=10 * tolerance, abs=1e-6), (
+            name
+        )
+
+
 def respond_and_score(run: Run, iteration: int) -> Run:
     for name in ("rollout", "reward"):
         for shard in (0, 1):
             done = processes.stage(run, name, iteration, shard)
             assert done.code == 0, done.log
     return run
+
+
+@contextlib.contextmanager
+def said() -> Iterator[list[str]]:
+    """Lines of this process's log, with their levels."""
+    from stages.logs import log
+
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(f"{record.levelname}: {record.getMessage()}")
+    log.addHandler(handler)
+    yield lines
+    log.removeHandler(handler)

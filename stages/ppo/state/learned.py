@@ -71,6 +71,13 @@ class Machine:
         versions = {name: version(name) for name in _PACKAGES}
         return Machine(ranks.size(), zero_stage, torch.get_num_threads(), device().type, versions)
 
+    def unlike(self, other: "Machine") -> str:
+        """Return in words how this machine is not ``other``; nothing where both are alike."""
+        ours, theirs = asdict(self), asdict(other)
+        pairs = [(name, ours[name], theirs[name]) for name in ours if name != "versions"]
+        pairs += [(name, self.versions.get(name), theirs["versions"].get(name)) for name in self.versions]
+        return ", ".join(f"{name} {one} instead of {other}" for name, one, other in pairs if one != other)
+
 
 @dataclass(frozen=True)
 class Learned:

@@ -87,7 +87,7 @@ class LearnerState:
             ranks.agree(error)
             if self._critic is not None:
                 written += self._critic.write(self._folder / CRITIC)
-            return self._all_files(written)
+        return self._all_files(written)
 
     def _write_slices(self) -> list[File]:
         """Write this rank's part of every trainer."""
@@ -99,12 +99,18 @@ class LearnerState:
         ]
 
     def _all_files(self, written: Iterable[File]) -> tuple[FileEntry, ...]:
-        """Return all ranks' files on the first rank, which writes the small ones; nothing on the others."""
-        told = ranks.share(list(written))
+        """Return all ranks' files on the first rank, which writes the small ones; nothing on the others.
+
+        Only the first rank removes what was written if this fails: another one that loses it here cannot know
+        whether it has all that it needs, and commits it.
+        """
         if not ranks.is_first():
+            ranks.share(list(written))
             return ()
-        write_counters(self._folder, self._counters)
-        return committed_entries(self._context, self._folder, [file for files in told for file in files])
+        with removed_on_failure(self._folder):
+            told = ranks.share(list(written))
+            write_counters(self._folder, self._counters)
+            return committed_entries(self._context, self._folder, [file for files in told for file in files])
 
 
 def free_device() -> None:
