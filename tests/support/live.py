@@ -9,8 +9,8 @@ from torch.utils._pytree import tree_leaves
 
 
 class Live(TorchDispatchMode):
-    """Between its beginning and :meth:`stop`, the most bytes of tensors made since then that lived at once, as
-    seen whenever torch makes one of some size."""
+    """Between its beginning and :meth:`stop`, the most bytes of tensors made since then that lived at once,
+    as seen whenever torch makes one of some size."""
 
     def __init__(self, noted: int) -> None:
         """Look whenever a tensor of at least ``noted`` bytes is made."""
