@@ -34,7 +34,7 @@ COSTLY = frozenset(
 )
 """Fixtures that ``--fast`` does without."""
 _LEFT_OUT = """
-batching calculator conversations critics docs docs_commands engine_contract engine_guards engines
+bare batching calculator conversations critics docs docs_commands engine_contract engine_guards engines
 forward health invariance modeltrial learner local_ranks lora partial ppo_advantages ppo_golden ppo_math
 ppo_mismatch ppo_shaping prepare quickstart ranks reference remax replay remote remote_vllm report_browser
 rewards rules run shaping_and_kl stage_runner state_files trainer wheel dashboard fork kill pools repair sync

@@ -33,7 +33,8 @@ def load_critic(
     model.
 
     A head that the directory lacks starts at zero, so that the first advantages are not noise
-    (huggingface/blog, "The N implementation details of RLHF with PPO").
+    (huggingface/blog, "The N implementation details of RLHF with PPO"). It has its numbers even in a model
+    without weights (``device_map="meta"``).
 
     Raises:
         UserError: the directory lacks weights of the backbone.
@@ -98,8 +99,9 @@ def _start_head(model: PreTrainedModel, directory: Path, missing: set[str]) -> N
     """Copy the head's missing weights from the directory's head, whatever its name; else set them to zero."""
     tensors = read_tensors(directory)
     source = _fitting_head(model, tensors)
-    for name, parameter in model.named_parameters():
+    for name, found in list(model.named_parameters()):
         if name in missing:
+            parameter = _in_memory(model, name, found)
             parameter.zero_()
             key = f"{source}.{name.rpartition('.')[2]}"
             if source and key in tensors:
@@ -107,6 +109,15 @@ def _start_head(model: PreTrainedModel, directory: Path, missing: set[str]) -> N
                     parameter.copy_(file.get_tensor(key))
     if ranks.is_first():
         log.info(f"critic: {_head_in_words(directory, source, tensors)}")
+
+
+def _in_memory(model: PreTrainedModel, name: str, parameter: nn.Parameter) -> nn.Parameter:
+    """Return a parameter that has numbers: in a model without weights, one that is put into its place."""
+    if parameter.is_meta:
+        parameter = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype))
+        module, _, key = name.rpartition(".")
+        model.get_submodule(module).register_parameter(key, parameter)
+    return parameter
 
 
 def _fitting_head(model: PreTrainedModel, tensors: Tensors) -> str | None:

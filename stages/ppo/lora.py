@@ -22,6 +22,7 @@ from pipeline.run.seeds import derive_seed
 from stages.adapters import ADAPTER_FILE, PREFIX
 from stages.context import UserError
 from stages.models import load_causal_lm
+from stages.ppo.bare import looking_filled
 from stages.ppo.zero import device_map_of
 
 _NAME = "default"
@@ -37,8 +38,14 @@ def load_policy(base: Path, config: Config) -> PreTrainedModel:
     """
     update, trust = config.update, config.model.trust_remote_code
     model = load_causal_lm(base, update.precision, trust, device_map_of(update), update.attention)
-    if update.lora is not None:
-        attach(model, base, update.lora, derive_seed(config.seed, "lora"))
+    return adapt(model, base, config)
+
+
+def adapt(model: PreTrainedModel, base: Path, config: Config) -> PreTrainedModel:
+    """Put adapters into a policy, which may be without weights, if adapters are trained."""
+    if config.update.lora is not None:
+        with looking_filled(model):
+            attach(model, base, config.update.lora, derive_seed(config.seed, "lora"))
     return model
 
 

@@ -5,17 +5,19 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from pipeline.config.algorithm import ReferenceStage
 from pipeline.config.engine_rules import has_reference_in
 from pipeline.config.update import Precision, UpdateConfig
 from stages.context import Context
 from stages.models import DTYPES, load_causal_lm
+from stages.ppo.bare import Bare, bare_model
 from stages.ppo.experience import Experience
 from stages.ppo.forward import response_log_probs
 from stages.ppo.learner import per_token
 from stages.ppo.training import split_epoch
-from stages.ppo.zero import device_map_of, permit_fp16_on_cpu, share_out
+from stages.ppo.zero import permit_fp16_on_cpu, share_out
 
 
 def with_reference(context: Context, experience: Experience, iteration: int) -> Experience:
@@ -28,8 +30,11 @@ def with_reference(context: Context, experience: Experience, iteration: int) -> 
         return experience
     directory = context.source(config.model.reference or config.model.policy)
     update, trust = config.update, config.model.trust_remote_code
-    placement = device_map_of(update)
-    model = frozen(load_causal_lm(directory, update.precision, trust, placement, update.attention), update)
+
+    def load(placement: str | None) -> PreTrainedModel:
+        return load_causal_lm(directory, update.precision, trust, placement, update.attention)
+
+    model = load(None) if update.zero_stage < 3 else shared_out(bare_model(load, directory), update)
     # Over the policy's own micro-batches, unless groups are left out later: the same weights then give a
     # KL of exactly 0.
     batches = split_epoch(config, experience, iteration, epoch=0)
@@ -40,10 +45,8 @@ def with_reference(context: Context, experience: Experience, iteration: int) -> 
     return replace(experience, reference_log_probs=found)
 
 
-def frozen(model: nn.Module, config: UpdateConfig) -> nn.Module:
-    """Prepare a model for forward passes only: sharded over the ranks at ZeRO 3, else whole on every rank."""
-    if config.zero_stage < 3:
-        return model
+def shared_out(bare: Bare, config: UpdateConfig) -> nn.Module:
+    """Prepare a model for forward passes only, sharded over the ranks."""
     import deepspeed
 
     if config.precision is Precision.FP16:
@@ -53,8 +56,8 @@ def frozen(model: nn.Module, config: UpdateConfig) -> nn.Module:
         "zero_optimization": {"stage": 3},
         str(config.precision): {"enabled": DTYPES[config.precision].itemsize < 4},
     }
-    share_out(model, settings)
-    engine, *_ = deepspeed.initialize(model=model, config=settings, dist_init_required=False)
+    share_out(bare.model, settings, bare)
+    engine, *_ = deepspeed.initialize(model=bare.model, config=settings, dist_init_required=False)
     engine.eval()
     return engine
 

@@ -18,14 +18,13 @@ from stages.context import Context
 from stages.models import load_causal_lm
 from stages.ppo.bare import Bare, bare_model
 from stages.ppo.critics import load_critic
-from stages.ppo.lora import load_policy
+from stages.ppo.lora import adapt, load_policy
 from stages.ppo.replay import relearn
 from stages.ppo.state.learned import Learned, Machine, TrainerState, learned_of, state_after
 from stages.ppo.state.sums import contradiction
 from stages.ppo.state.writer import CRITIC
 from stages.ppo.trainer import Trainer
 from stages.ppo.training import Learner, say
-from stages.ppo.zero import device_map_of
 
 
 def resume(context: Context, version: int) -> tuple[Learner, TrainerState]:
@@ -69,28 +68,26 @@ def load_models(context: Context, version: int, state: Path | None) -> Learner:
 
 
 def policy_from(directory: Path, config: Config) -> PreTrainedModel | Bare:
-    """Load a policy; with ZeRO 3 without its weights, if they can be read one by one later."""
+    """Load a policy; with ZeRO 3 without its weights, which are read later. Every rank takes part."""
     update, trust = config.update, config.model.trust_remote_code
-    if update.zero_stage == 3 and update.lora is None:  # peft makes adapters beside weights that are there
-
-        def load(device_map: str) -> PreTrainedModel:
-            return load_causal_lm(directory, update.precision, trust, device_map, update.attention)
-
-        if bare := bare_model(load, directory):
-            return bare
-    return load_policy(directory, config)
+    if update.zero_stage < 3:
+        return load_policy(directory, config)
+    bare = bare_model(
+        lambda placement: load_causal_lm(directory, update.precision, trust, placement, update.attention),
+        directory,
+    )
+    adapt(bare.model, directory, config)
+    return bare
 
 
 def critic_from(directory: Path, config: Config) -> PreTrainedModel | Bare:
-    """Load a critic, as :func:`policy_from`. One of a state has all its weights; others may lack a head."""
+    """Load a critic, as :func:`policy_from`."""
     update, trust = config.update, config.model.trust_remote_code
 
-    def load(device_map: str | None) -> PreTrainedModel:
-        return load_critic(directory, update.precision, trust, update.attention, device_map)
+    def load(placement: str | None) -> PreTrainedModel:
+        return load_critic(directory, update.precision, trust, update.attention, placement)
 
-    if update.zero_stage == 3 and directory.name == CRITIC and (bare := bare_model(load, directory)):
-        return bare
-    return load(device_map_of(update))
+    return load(None) if update.zero_stage < 3 else bare_model(load, directory)
 
 
 def critic_start(context: Context, version: int, state: Path | None) -> Path:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from pipeline.config.compose import compose
 from pipeline.config.issue import ConfigError
@@ -28,7 +28,6 @@ from pipeline.run.commits import hash_tree
 from pipeline.run.paths import RunPaths
 from stages.context import NumericalError, UserError
 from stages.models import DTYPES, load_causal_lm
-from stages.ppo.bare import bare_model
 from stages.ppo.critics import load_critic
 from stages.ppo.trainer import Step, Trainer, learning_rate
 from stages.ranks import start_distributed
@@ -340,37 +339,6 @@ def test_tied_embeddings_stay_tied(processes, tmp_path, case):
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert model.config.tie_word_embeddings
     assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
-
-
-def filled_while_shared_out(case: str, policy: Path, folder: Path) -> dict:
-    """Of a model without weights, of one with them, and whether the former was ever more than one weight."""
-    torch.set_num_threads(1)
-    start_distributed()
-
-    def load(device_map: str) -> PreTrainedModel:
-        return load_causal_lm(policy, precision_of(case), False, device_map)
-
-    bare = bare_model(load, policy)
-    assert bare is not None
-    assert all(parameter.is_meta for parameter in bare.model.parameters())
-    trainers = [Trainer("policy", m, RATE, settings(case)) for m in (bare, load("cpu"))]
-    seen = {}
-    for name, trainer in zip(("bare", "loaded"), trainers, strict=True):
-        buffers = {key: b.clone() for key, b in trainer.model.named_buffers()}
-        steps = advance(trainer, range(2))
-        seen[name] = (weights(trainer) | buffers, steps)
-    return seen
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_with_zero_3_weights_are_read_one_by_one_while_they_are_shared_out(processes, tmp_path, tied):
-    torch.manual_seed(3)
-    config = tiny.llama_config(tiny.byte_tokenizer(("<pad>", "<eos>")), tie_word_embeddings=tied)
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "policy")
-    given = ("bf16-zero3", tmp_path / "policy", tmp_path)
-    seen = seen_in(processes.submit(into_file, filled_while_shared_out, *given))
-    assert largest_difference(seen["bare"][0], seen["loaded"][0]) == 0
-    assert seen["bare"][1] == seen["loaded"][1]
 
 
 @pytest.mark.parametrize("case", ["fp32-zero0", "fp32-zero3", "bf16-zero1"])
