@@ -14,7 +14,7 @@ from pipeline.run.schemas import FinishReason, is_sampled
 from stages.context import Context
 from stages.ppo.batching import Row
 from stages.ppo.math.shaping import Outcome
-from stages.training import check_has_responses, read_pair
+from stages.training import check_has_responses, read_pair_in_batches
 
 
 @dataclass(frozen=True)
@@ -77,18 +77,23 @@ class Experience:
 def read_experience(context: Context, iteration: int) -> Experience:
     """Make matrices of all shards of an iteration, read and verified one after the other.
 
-    What the learner needs of a shard is copied before the next is read: in memory are what the matrices are
-    made from, once, and one shard's file.
+    What the learner needs of a shard is copied batch by batch, each of which is let go of before the next: in
+    memory are what the matrices are made from, once, and what is left of one shard.
 
     Raises:
         NotCommitted, CorruptData, StaleData: naming the shard.
         UserError: there is no response to learn from.
     """
     num_shards = context.config.rollout.num_shards
-    parts = [_part_of(*read_pair(context, iteration, shard)) for shard in range(num_shards)]
+    parts: list[_Part] = []
+    shards: list[int] = []
+    for shard in range(num_shards):
+        of_shard = list(itertools.starmap(_part_of, read_pair_in_batches(context, iteration, shard)))
+        shards += [shard for part in of_shard for _ in part.prompt_ids]
+        parts += of_shard
     pa.default_memory_pool().release_unused()  # the files' memory, which Arrow would keep for later ones
     check_has_responses(iteration, sum(len(part.prompt_ids) + len(part.greedy_ids) for part in parts))
-    return _joined(parts, [shard for shard, part in enumerate(parts) for _ in part.prompt_ids])
+    return _joined(parts, shards)
 
 
 def build_experience(responses: pa.Table, rewards: pa.Table, shards: Sequence[int]) -> Experience:
