@@ -30,9 +30,11 @@ _BATCH_BYTES = 4 << 20
 """Bytes of a record batch, roughly: so many that their number costs little, and so few that a reader may
 have some of them in memory beside what it makes of them."""
 
-_SMALLEST_PIECE, _LARGEST_PIECE = 1 << 20, 8 << 20
-"""Bounds in bytes of one read, which is a quarter of the file in between: most of a small file is then hashed
-while the rest is read."""
+_PIECE = 1 << 18
+"""Bytes that are read and hashed at once, so few that the processor's cache still has them."""
+_LARGE, _LARGE_PIECE = 64 << 20, 8 << 20
+"""Bytes of a file from which another thread hashes, which takes a while to start, and of what it gets at
+once."""
 
 _MAGIC = 8
 """Bytes before the stream in an Arrow file, which is one but for these and its footer."""
@@ -185,17 +187,26 @@ _Memory = TypeVar("_Memory", pa.Buffer, mmap.mmap)
 
 
 def _read_and_hash(path: Path, allocate: Callable[[int], _Memory]) -> tuple[_Memory, int, str]:
-    """Return a whole file in memory, how many bytes were read, and their xxh3_128.
-
-    Another thread hashes each piece while the next is read: the kernel's copies do not lie in the processor's
-    cache, so hashing them right away would take as long.
-    """
-    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1) as other:
+    """Return a whole file in memory, how many bytes were read, and their xxh3_128."""
+    with path.open("rb", buffering=0) as file:
         length = os.fstat(file.fileno()).st_size
         memory, digest, size = allocate(length), xxhash.xxh3_128(), 0
         view = memoryview(memory)[:length]
-        piece = min(max(length // 4, _SMALLEST_PIECE), _LARGEST_PIECE)
-        while size < length and (count := file.readinto(view[size : size + piece])):
-            other.submit(digest.update, view[size : size + count])  # one worker: in order
-            size += count
+        piece = _PIECE if length < _LARGE else _LARGE_PIECE
+        with _beside_if(length >= _LARGE, digest.update) as update:
+            while size < length and (count := file.readinto(view[size : size + piece])):
+                update(view[size : size + count])
+                size += count
     return memory, size, digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _beside_if(
+    is_wanted: bool, update: Callable[[memoryview], None]
+) -> Iterator[Callable[[memoryview], object]]:
+    """Yield ``update``, or a function by which another thread calls it, which has done so at the end."""
+    if not is_wanted:
+        yield update
+        return
+    with ThreadPoolExecutor(1) as other:  # one worker: in order
+        yield lambda part: other.submit(update, part)

@@ -46,11 +46,13 @@ def test_the_hash_taken_while_writing_is_that_of_the_file(tmp_path):
     assert digest_file(tmp_path / entry.path) == (entry.bytes, entry.xxh3_128)
 
 
-@pytest.mark.parametrize("largest", [1, 7, 1000, 1 << 20])
-def test_a_shard_that_is_read_in_pieces_is_hashed_in_their_order(tmp_path, monkeypatch, largest):
-    """Another thread hashes them; a bit that flips in any of them is seen."""
-    monkeypatch.setattr("pipeline.run.shards._SMALLEST_PIECE", 1)
-    monkeypatch.setattr("pipeline.run.shards._LARGEST_PIECE", largest)
+@pytest.mark.parametrize("large", [0, 1 << 30])
+@pytest.mark.parametrize("piece", [1, 7, 1000, 1 << 20])
+def test_a_shard_that_is_read_in_pieces_is_hashed_in_their_order(tmp_path, monkeypatch, large, piece):
+    """Another thread hashes those of large ones; a bit that flips in any of them is seen."""
+    monkeypatch.setattr("pipeline.run.shards._LARGE", large)
+    monkeypatch.setattr("pipeline.run.shards._PIECE", piece)
+    monkeypatch.setattr("pipeline.run.shards._LARGE_PIECE", piece)
     paths = RunPaths(tmp_path)
     table = reward_table(60)
     record = write(paths, table)
