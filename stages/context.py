@@ -31,7 +31,7 @@ from pipeline.run.failures import FailureKind
 from pipeline.run.paths import ADAPTER, RunPaths, TaskPaths
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.retention import check_is_kept
-from pipeline.run.shards import read_shard
+from pipeline.run.shards import read_batches, read_shard
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from stages.policy_files import PolicyFiles
 from stages.verification import verify_files, verify_once
@@ -150,6 +150,11 @@ class Context:
     def table(self, task: Task, schema: pa.Schema, part: str = "") -> pa.Table:
         """Return one Arrow file of an input, verified."""
         return read_shard(self.paths, self.read(task), schema, part)
+
+    def batches(self, task: Task, schema: pa.Schema) -> Iterator[pa.Table]:
+        """Return an input's Arrow file, verified, as tables of some of its rows each, which take less memory
+        than all together."""
+        return read_batches(self.paths, self.read(task), schema)
 
     def rows(self, task: Task, schema: pa.Schema, indices: Sequence[int]) -> pa.Table:
         """Return rows of an input's main Arrow file, in the order of ``indices``; only the chunks that hold

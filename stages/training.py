@@ -43,9 +43,40 @@ def read_pair(context: Context, iteration: int, shard: int) -> tuple[pa.Table, p
     reward_task = Task(iteration, Stage.REWARD, shard)
     rollout = context.table(Task(iteration, Stage.ROLLOUT, shard), ROLLOUT)
     reward = context.table(reward_task, REWARD)
+    _check_same_rows(reward_task, rollout, reward)
+    return rollout, reward
+
+
+def read_pair_in_batches(context: Context, iteration: int, shard: int) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """Return the tables of :func:`read_pair` some rows at a time; raises as it does, where their rows are not
+    the same after those that are."""
+    reward_task = Task(iteration, Stage.REWARD, shard)
+    rollouts = context.batches(Task(iteration, Stage.ROLLOUT, shard), ROLLOUT)
+    rewards = context.batches(reward_task, REWARD)
+
+    def in_step() -> Iterator[tuple[pa.Table, pa.Table]]:
+        due = REWARD.empty_table()
+        for rollout in rollouts:
+            due = _with_rows(due, rewards, rollout.num_rows)
+            reward, due = due.slice(0, rollout.num_rows), due.slice(rollout.num_rows)
+            _check_same_rows(reward_task, rollout, reward)
+            yield rollout, reward
+        _check_same_rows(reward_task, ROLLOUT.empty_table(), _with_rows(due, rewards, 1))
+
+    return in_step()
+
+
+def _with_rows(table: pa.Table, following: Iterator[pa.Table], num_rows: int) -> pa.Table:
+    """Return a table with as many of those that follow it as it takes to have ``num_rows``, if there are."""
+    while table.num_rows < num_rows and (more := next(following, None)) is not None:
+        table = pa.concat_tables([table, more]) if table.num_rows else more
+    return table
+
+
+def _check_same_rows(reward_task: Task, rollout: pa.Table, reward: pa.Table) -> None:
+    """Raise StaleData where a reward table has not the rows of the rollout table."""
     if not rollout.select(_KEY).equals(reward.select(_KEY)):
         raise StaleData(reward_task, "its rows are not those of the rollout shard")
-    return rollout, reward
 
 
 def check_has_responses(iteration: int, rows: int) -> None:

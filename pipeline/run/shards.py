@@ -1,15 +1,21 @@
-"""Arrow shards: written once through a hashing sink, read whole and verified before use.
+"""Arrow shards: written once through a hashing sink, read once, and verified before use.
 
 The IPC *file* format is used because a cut *stream* reads as a shorter table without an error. Arrow itself
-has no checksum: the commit record's hash is the only guard against flipped bits.
+has no checksum: the commit record's hash is the only guard against flipped bits. So no byte comes before
+Arrow's reader, which trusts what it reads and may end the process, until all of the file is in memory and has
+the recorded hash. Nothing is read a second time, when the file might be another.
+
+Whoever wants less in memory than a file and what is made of it reads by batches (:func:`read_batches`): the
+verified bytes go batch by batch, and what was given out is no longer held.
 """
 
 import contextlib
+import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import xxhash
@@ -20,13 +26,21 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.schemas import check_schema
 from slurm.sharedfiles import persistently
 
-_BATCH_BYTES = 64 << 20
-"""Bytes of a record batch, roughly: large enough to cost nothing, small enough to stream."""
+_BATCH_BYTES = 4 << 20
+"""Bytes of a record batch, roughly: so many that their number costs little, and so few that a reader may
+have some of them in memory beside what it makes of them."""
 
+_PIECE = 1 << 18
+"""Bytes that are read and hashed at once, so few that the processor's cache still has them."""
+_LARGE, _LARGE_PIECE = 64 << 20, 8 << 20
+"""Bytes of a file from which another thread hashes, which takes a while to start, and of what it gets at
+once."""
 
-_SMALLEST_PIECE, _LARGEST_PIECE = 1 << 20, 8 << 20
-"""Bounds in bytes of one read, which is a quarter of the file in between: most of a small file is then hashed
-while the rest is read."""
+_MAGIC = 8
+"""Bytes before the stream in an Arrow file, which is one but for these and its footer."""
+
+_HUGE_PAGE = 2 << 20
+"""Bytes that the kernel maps at once where it can, and gets back only together."""
 
 
 class HashingFile:
@@ -101,7 +115,8 @@ def read_shard(paths: RunPaths, record: Record, schema: pa.Schema, part: str = "
     entry = record.output(part)
     try:
         path = paths.root / entry.path
-        buffer, digest = persistently(path, lambda: _read_and_hash(path))
+        buffer, size, digest = persistently(path, lambda: _read_and_hash(path, pa.allocate_buffer))
+        buffer = buffer.slice(0, size)
     except FileNotFoundError:
         content = read_output(paths, record, entry)
         buffer, digest = pa.py_buffer(content), xxhash.xxh3_128_hexdigest(content)
@@ -112,16 +127,86 @@ def read_shard(paths: RunPaths, record: Record, schema: pa.Schema, part: str = "
     return table
 
 
-def _read_and_hash(path: Path) -> tuple[pa.Buffer, str]:
-    """Return a whole file and its xxh3_128, hashed by another thread while the next piece is read.
-
-    The kernel's copies do not lie in the processor's cache, so hashing them right away would take as long.
+def read_batches(paths: RunPaths, record: Record, schema: pa.Schema, part: str = "") -> Iterator[pa.Table]:
+    """Return the record batches of :func:`read_shard`'s table, one by one. The whole file is verified before
+    this returns, and raises as there; its memory becomes less with each batch, which has its own.
     """
-    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1) as other:
-        buffer = pa.allocate_buffer(os.fstat(file.fileno()).st_size)
-        view, digest, size = memoryview(buffer), xxhash.xxh3_128(), 0
-        piece = min(max(len(view) // 4, _SMALLEST_PIECE), _LARGEST_PIECE)
-        while size < len(view) and (count := file.readinto(view[size : size + piece])):
-            other.submit(digest.update, view[size : size + count])  # one worker: in order
-            size += count
-    return buffer.slice(0, size), digest.hexdigest()
+    entry = record.output(part)
+    try:
+        path = paths.root / entry.path
+        memory, size, digest = persistently(path, lambda: _read_and_hash(path, _anonymous_memory))
+    except FileNotFoundError:  # packed: it comes out of the archive whole
+        whole = read_shard(paths, record, schema, part)
+        return (pa.Table.from_batches([batch]) for batch in whole.to_batches())
+    check_digest(record, entry, size, digest)
+    reader = pa.ipc.open_stream(pa.PythonFile(_Shrinking(memory, _MAGIC), mode="r"))
+    check_schema(reader.schema, schema, entry.path)
+    return (pa.Table.from_batches([batch]) for batch in reader)
+
+
+class _Shrinking:
+    """A file in memory that is read once, from its start, and that gives back what was read."""
+
+    closed = False
+
+    def __init__(self, memory: mmap.mmap, start: int) -> None:
+        self._memory, self._place, self._kept = memory, start, 0
+        """``_kept`` is where the memory begins that was not given back."""
+
+    def read(self, count: int) -> pa.Buffer:
+        """Return a copy of the next bytes, fewer than ``count`` only at the end."""
+        count = min(count, len(self._memory) - self._place)
+        copy, done = pa.allocate_buffer(count), 0
+        target, source = memoryview(copy).cast("B"), memoryview(self._memory)
+        while done < count:  # by parts, so that a batch as large as the file is not there twice
+            size = min(count - done, _HUGE_PAGE)
+            target[done : done + size] = source[self._place : self._place + size]
+            done, self._place = done + size, self._place + size
+            self._give_back()
+        return copy
+
+    def _give_back(self) -> None:
+        stop = self._place // _HUGE_PAGE * _HUGE_PAGE
+        if stop > self._kept:
+            self._memory.madvise(mmap.MADV_DONTNEED, self._kept, stop - self._kept)
+            self._kept = stop
+
+    def close(self) -> None:
+        """Do nothing: the memory goes with the last who has this."""
+
+
+def _anonymous_memory(size: int) -> mmap.mmap:
+    """Allocate memory of the process's own, of which parts can be given back."""
+    memory = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)  # which are there sooner than so many small ones
+    return memory
+
+
+_Memory = TypeVar("_Memory", pa.Buffer, mmap.mmap)
+
+
+def _read_and_hash(path: Path, allocate: Callable[[int], _Memory]) -> tuple[_Memory, int, str]:
+    """Return a whole file in memory, how many bytes were read, and their xxh3_128."""
+    with path.open("rb", buffering=0) as file:
+        length = os.fstat(file.fileno()).st_size
+        memory, digest, size = allocate(length), xxhash.xxh3_128(), 0
+        view = memoryview(memory)[:length]
+        piece = _PIECE if length < _LARGE else _LARGE_PIECE
+        with _beside_if(length >= _LARGE, digest.update) as update:
+            while size < length and (count := file.readinto(view[size : size + piece])):
+                update(view[size : size + count])
+                size += count
+    return memory, size, digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _beside_if(
+    is_wanted: bool, update: Callable[[memoryview], None]
+) -> Iterator[Callable[[memoryview], object]]:
+    """Yield ``update``, or a function by which another thread calls it, which has done so at the end."""
+    if not is_wanted:
+        yield update
+        return
+    with ThreadPoolExecutor(1) as other:  # one worker: in order
+        yield lambda part: other.submit(update, part)

@@ -7,6 +7,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.config.schema import Config
 from pipeline.run.schemas import GREEDY_SAMPLE, ROLLOUT, FinishReason, conform, extra_columns
@@ -139,7 +140,7 @@ def rollout_table(
     tokenizer: "PreTrainedTokenizerBase",
 ) -> pa.Table:
     """Return one row per response, with the prompt's columns. ``prompts`` has a row per response too."""
-    texts = tokenizer.batch_decode([list(r.tokens) for r in responses], skip_special_tokens=True)
+    texts = tokenizer.batch_decode([r.tokens for r in responses], skip_special_tokens=True)
     return conform(
         {
             "prompt_id": prompts["prompt_id"].combine_chunks(),
@@ -174,4 +175,4 @@ def response_metrics(rows: pa.Table) -> dict[str, float]:
 
 def num_tokens(rows: pa.Table) -> float:
     """Return the number of response tokens of all rows."""
-    return float(sum(map(len, rows["response_tokens"].to_pylist())))
+    return float(pc.sum(pc.list_value_length(rows["response_tokens"])).as_py() or 0)

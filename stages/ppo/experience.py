@@ -1,7 +1,7 @@
 """The learner's matrices, made from an iteration's shards. N responses, T tokens of the longest."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from pipeline.run.schemas import FinishReason, is_sampled
+from stages import columns
 from stages.context import Context
 from stages.ppo.batching import Row
 from stages.ppo.math.shaping import Outcome
-from stages.training import check_has_responses, read_pair
+from stages.training import check_has_responses, read_pair_in_batches
 
 
 @dataclass(frozen=True)
@@ -77,18 +78,23 @@ class Experience:
 def read_experience(context: Context, iteration: int) -> Experience:
     """Make matrices of all shards of an iteration, read and verified one after the other.
 
-    What the learner needs of a shard is copied before the next is read: in memory are what the matrices are
-    made from, once, and one shard's file.
+    What the learner needs of a shard is copied batch by batch, each of which is let go of before the next: in
+    memory are what the matrices are made from, once, and what is left of one shard.
 
     Raises:
         NotCommitted, CorruptData, StaleData: naming the shard.
         UserError: there is no response to learn from.
     """
     num_shards = context.config.rollout.num_shards
-    parts = [_part_of(*read_pair(context, iteration, shard)) for shard in range(num_shards)]
+    parts: list[_Part] = []
+    shards: list[int] = []
+    for shard in range(num_shards):
+        of_shard = list(itertools.starmap(_part_of, read_pair_in_batches(context, iteration, shard)))
+        shards += [shard for part in of_shard for _ in part.prompt_ids]
+        parts += of_shard
     pa.default_memory_pool().release_unused()  # the files' memory, which Arrow would keep for later ones
     check_has_responses(iteration, sum(len(part.prompt_ids) + len(part.greedy_ids) for part in parts))
-    return _joined(parts, [shard for shard, part in enumerate(parts) for _ in part.prompt_ids])
+    return _joined(parts, shards)
 
 
 def build_experience(responses: pa.Table, rewards: pa.Table, shards: Sequence[int]) -> Experience:
@@ -126,7 +132,7 @@ def _part_of(responses: pa.Table, rewards: pa.Table) -> _Part:
     def kept(table: pa.Table, name: str) -> pa.ChunkedArray:
         return table[name] if is_all else table[name].filter(sampled)
 
-    prompts, tokens = (_lists(kept(responses, name)) for name in ("prompt_tokens", "response_tokens"))
+    prompts, tokens = (columns.lists(kept(responses, name)) for name in ("prompt_tokens", "response_tokens"))
     matrices = {name: _padded(kept(responses, name)) for name in (_MASK, _ROLLOUT)}
     if not (reference := kept(rewards, _REFERENCE)).null_count:
         matrices[_REFERENCE] = _padded(reference)
@@ -193,34 +199,16 @@ def _together(outcomes: Sequence[Outcome]) -> Outcome:
     return Outcome(torch.cat(scores), torch.cat(lengths), torch.cat(ended))
 
 
-def _lists(column: pa.ChunkedArray) -> list[np.ndarray]:
-    """Return the lists of a column as views of one array. It is a copy: torch warns of arrays that cannot be
-    written to."""
-    bounds = [0, *_lengths(column).cumsum().tolist()]
-    values = np.concatenate([*_values(column), np.empty(0, np.int32)])
-    return [values[start:stop] for start, stop in itertools.pairwise(bounds)]
-
-
 def _padded(column: pa.ChunkedArray) -> Tensor:
     """Make [rows, longest] of a column of lists, with zeros after each row's end."""
-    lengths, row = _lengths(column), 0
+    lengths, row = columns.lengths(column), 0
     dtype = np.bool_ if pa.types.is_boolean(column.type.value_type) else np.float32
     matrix = np.zeros((len(lengths), lengths.max(initial=0)), dtype)
-    for chunk, values in zip(column.chunks, _values(column), strict=True):
+    for chunk, values in zip(column.chunks, columns.values(column), strict=True):
         rows = slice(row, row + len(chunk))
         matrix[rows][np.arange(matrix.shape[1]) < lengths[rows, None]] = values
         row += len(chunk)
     return torch.from_numpy(matrix)
-
-
-def _lengths(column: pa.ChunkedArray) -> np.ndarray:
-    """Return [rows] the lengths of a column's lists, none of which is null."""
-    return np.concatenate([np.empty(0, np.int64), *(np.diff(chunk.offsets) for chunk in column.chunks)])
-
-
-def _values(column: pa.ChunkedArray) -> Iterator[np.ndarray]:
-    """Yield the values of each chunk's lists, end to end."""
-    return (chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks)
 
 
 def _stacked(parts: Sequence[_Part], name: str) -> Tensor:

@@ -1,9 +1,11 @@
 """The frozen reference's log-probabilities in the reward stage."""
 
+import numpy as np
 import pyarrow as pa
 import torch
 
 from pipeline.run.schemas import is_sampled
+from stages import columns
 from stages.context import Context
 from stages.engines import engine
 from stages.models import device, load_causal_lm
@@ -12,11 +14,11 @@ from stages.ppo.forward import response_log_probs
 
 
 @torch.inference_mode()
-def reference_log_probs(context: Context, rows: pa.Table) -> list[list[float] | None]:
+def reference_log_probs(context: Context, rows: pa.Table) -> pa.ListArray:
     """Compute the log-probability of each response token under the frozen reference, sampling temperature
-    included.
+    included; a column of float32.
 
-    None for greedy responses, which are never trained on.
+    Null for greedy responses, which are never trained on.
     """
     config = context.config
     directory = context.source(config.model.reference or config.model.policy)
@@ -26,15 +28,16 @@ def reference_log_probs(context: Context, rows: pa.Table) -> list[list[float] | 
         (directory, config.reward_precision, reward.device_map),
         lambda: load_causal_lm(directory, config.reward_precision, trust, reward.device_map),
     )
-    prompts, responses = rows["prompt_tokens"].to_pylist(), rows["response_tokens"].to_pylist()
-    sequences = [Row(p, r) for p, r in zip(prompts, responses, strict=True)]
-    sampled = [i for i, is_one in enumerate(is_sampled(rows).to_pylist()) if is_one]
-    found: dict[int, list[float]] = {i: [] for i in sampled}
+    prompts, responses = (columns.lists(rows[name]) for name in ("prompt_tokens", "response_tokens"))
+    sequences = [Row(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
+    sampled = np.array(is_sampled(rows), dtype=bool)
+    offsets = np.cumsum([0, *np.where(sampled, columns.lengths(rows["response_tokens"]), 0)])
+    found = np.empty(offsets[-1], np.float32)
     # A prompt that the engine refused has no response, and may be one that this model cannot take either.
-    written = [i for i in sampled if responses[i]]
+    written = np.flatnonzero(np.diff(offsets)).tolist()
     with context.computing():
         for batch in micro_batches(sequences, written, reward.tokens_per_batch):
             log_probs = response_log_probs(model, batch.to(device()), config.rollout.temperature)
-            for index, values in zip(batch.rows.tolist(), log_probs.tolist(), strict=True):
-                found[index] = values[: len(responses[index])]
-    return [found.get(i) for i in range(len(sequences))]
+            for index, line in zip(batch.rows.tolist(), log_probs.cpu().numpy(), strict=True):
+                found[offsets[index] : offsets[index + 1]] = line[: len(responses[index])]
+    return columns.column_of(found, offsets, ~sampled)

@@ -2,8 +2,6 @@
 log-probabilities unless the update does.
 """
 
-from collections.abc import Sequence
-
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -52,7 +50,7 @@ def reward_table(
     config: Config,
     rows: pa.Table,
     scores: dict[str, list[float]],
-    reference: Sequence[list[float] | None] | None,
+    reference: pa.Array | None,
 ) -> pa.Table:
     """Return the weighted sum, each component, and the reference log-probabilities, row by row."""
     weights = {name: component.weight for name, component in config.reward.components.items()}
@@ -66,7 +64,7 @@ def reward_table(
             "prompt_id": rows["prompt_id"].combine_chunks(),
             "sample_index": rows["sample_index"].combine_chunks(),
             "reward": total,
-            "reference_logprobs": reference or pa.nulls(rows.num_rows),
+            "reference_logprobs": pa.nulls(rows.num_rows) if reference is None else reference,
         },
         REWARD,
         extra=pa.table(columns),

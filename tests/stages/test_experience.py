@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import experience as benchmark
-from pipeline.run.commits import publish
+from pipeline.run.commits import StaleData, publish, require_record
 from pipeline.run.paths import RunPaths
 from pipeline.run.schemas import GREEDY_SAMPLE, REWARD, ROLLOUT, conform
-from pipeline.run.shards import write_shard
+from pipeline.run.shards import read_shard, write_shard
 from pipeline.run.tasks import Stage, Task
 from stages.context import Context, UserError
 from stages.ppo.experience import Experience, build_experience, read_experience
+from stages.training import read_shards
 from tests.support.records import make_record
 
 NUMBER = st.floats(-9, 0, width=32)
@@ -113,13 +114,21 @@ def assert_same(one: torch.Tensor, other: torch.Tensor) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(data=st.data(), num_shards=st.integers(1, 3), has_greedy=st.booleans(), has_reference=st.booleans())
+@given(
+    data=st.data(),
+    num_shards=st.integers(1, 3),
+    has_greedy=st.booleans(),
+    has_reference=st.booleans(),
+    batch_bytes=st.sampled_from([1, 200, 400, 4 << 20]),
+)
 def test_every_number_of_any_shards_is_where_it_belongs(
-    tmp_path_factory, data, num_shards, has_greedy, has_reference
+    tmp_path_factory, data, num_shards, has_greedy, has_reference, batch_bytes
 ):
-    """Read shard by shard, or made of whole tables."""
+    """Read batch by batch, of which a rollout has others than its rewards, or made of whole tables."""
     shards = data.draw(responses(num_shards, has_greedy, has_reference))
-    context = committed(tmp_path_factory.mktemp("run"), shards)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.run.shards._BATCH_BYTES", batch_bytes)
+        context = committed(tmp_path_factory.mktemp("run"), shards)
     check(read_experience(context, 1), shards, has_greedy, has_reference)
     together = [row for rows in shards for row in rows]
     numbers = [shard for shard, rows in enumerate(shards) for _ in rows]
@@ -137,10 +146,35 @@ def test_an_iteration_without_a_response_is_nothing_to_learn_from(tmp_path):
         read_experience(Context(paths, config, Task(1, Stage.UPDATE), "1-aa"), 1)
 
 
+@pytest.mark.parametrize("change", ["fewer", "more", "others", "none"])
+def test_rewards_of_other_rows_are_stale(tmp_path, monkeypatch, change):
+    """Wherever among the batches they differ."""
+    monkeypatch.setattr("pipeline.run.shards._BATCH_BYTES", 300)
+    paths, given = RunPaths(tmp_path), SimpleNamespace(tokens=4, letters=1)
+    benchmark.commit_shard(paths, 1, 0, 40, given)
+    reward = Task(1, Stage.REWARD)
+    table = read_shard(paths, require_record(paths, reward), REWARD)
+    changed = {
+        "fewer": table.slice(0, 39),
+        "more": pa.concat_tables([table, table.slice(0, 1)]),
+        "others": pa.concat_tables([table.slice(0, 38), table.slice(39), table.slice(38, 1)]),
+        "none": table.slice(0, 0),
+    }[change]
+    paths.task(reward).record.unlink()
+    entry = write_shard(paths, paths.task(reward).data("1-bb"), changed)
+    assert publish(paths, make_record(reward, outputs=(entry,)))
+    config = SimpleNamespace(rollout=SimpleNamespace(num_shards=1))
+    context = Context(paths, config, Task(1, Stage.UPDATE), "1-aa")
+    with pytest.raises(StaleData, match="its rows are not those of the rollout shard"):
+        read_experience(context, 1)
+    with pytest.raises(StaleData, match="its rows are not those of the rollout shard"):
+        read_shards(context, 1)
+
+
 @pytest.mark.parametrize("num_shards", [1, 4])
 def test_nothing_that_is_as_long_as_the_tokens_is_in_memory_twice(tmp_path, num_shards):
-    """What Python and numpy hold at most, besides Arrow's buffers, is less than 1.2 times the shards. Where
-    there are several, a matrix of all counts before it is filled, when it takes no memory yet."""
+    """What Python and numpy hold at most, besides Arrow's buffers, is less than 1.2 times the shards; and a
+    matrix of all, which counts before it is filled, when it takes no memory yet."""
     paths, given = RunPaths(tmp_path), SimpleNamespace(tokens=3000, letters=0)
     sizes = [benchmark.commit_shard(paths, 1, shard, 200 // num_shards, given) for shard in range(num_shards)]
     config = SimpleNamespace(rollout=SimpleNamespace(num_shards=num_shards))
@@ -152,7 +186,6 @@ def test_nothing_that_is_as_long_as_the_tokens_is_in_memory_twice(tmp_path, num_
     finally:
         tracemalloc.stop()
     assert len(found) == 200
-    reserved = found.rollout_log_probs.nbytes if num_shards > 1 else 0
-    assert peak < 1.2 * sum(sizes) + reserved
+    assert peak < 1.2 * sum(sizes) + found.rollout_log_probs.nbytes
     buffers = {id(np.asarray(row.response).base) for row in found.rows}
-    assert len(buffers) == num_shards  # views of one array each, not copies
+    assert len(buffers) == {1: 2, 4: 4}[num_shards]  # views of one array each batch, not copies
