@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 from filelock import FileLock
 
@@ -55,8 +56,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A program that a shell starts in the background ignores SIGINT, and so would all that tests start."""
+    """A program that a shell starts in the background ignores SIGINT, and so would all that tests start. How
+    long an example takes says nothing on a machine that runs other tests too."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    hypothesis.settings.register_profile("busy machine", parent=hypothesis.settings(), deadline=None)
+    hypothesis.settings.load_profile("busy machine")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

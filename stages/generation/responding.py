@@ -140,7 +140,7 @@ def rollout_table(
     tokenizer: "PreTrainedTokenizerBase",
 ) -> pa.Table:
     """Return one row per response, with the prompt's columns. ``prompts`` has a row per response too."""
-    texts = tokenizer.batch_decode([r.tokens for r in responses], skip_special_tokens=True)
+    texts = tokenizer.batch_decode([list(r.tokens) for r in responses], skip_special_tokens=True)
     return conform(
         {
             "prompt_id": prompts["prompt_id"].combine_chunks(),

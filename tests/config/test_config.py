@@ -432,7 +432,7 @@ def composed(inputs: Path) -> dict:
     return json.loads(composed_once(inputs))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**63),
     rate=st.floats(1e-12, 1e3),

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.data import columns, sources
@@ -575,7 +575,6 @@ COLUMN = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(values=st.lists(COLUMN, max_size=8))
 def test_what_is_left_without_misfits_is_one_column_and_is_what_most_rows_have(values):
     found = columns.misfits(values)

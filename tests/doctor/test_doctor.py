@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config.schema import WandbMode
@@ -216,7 +216,6 @@ def test_a_file_server_whose_clock_is_off(tmp_path, offset, verdict):
 # --- room ---
 
 
-@settings(deadline=None)
 @given(st.integers(1, 100), st.none() | st.integers(2, 20), st.none() | st.integers(1, 50))
 def test_states_that_are_kept_at_once(iterations, keep_last, keep_every):
     kept = states_kept(iterations, keep_last, keep_every if keep_last else None)

@@ -385,7 +385,7 @@ numbers = st.one_of(
 names = st.sampled_from([*healthy(1), "reward//truncated", "policy/", "slurm/queue_seconds/x-y", ""])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     rows=st.lists(st.dictionaries(names, numbers, max_size=60), max_size=40),
     attempts=st.lists(
@@ -409,7 +409,7 @@ def test_it_never_fails_whatever_the_rows_hold(rows, attempts):
         assert advice.what
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     wrong=st.sampled_from(list(FAILURES)),
     order=st.randoms(use_true_random=False),

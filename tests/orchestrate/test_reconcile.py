@@ -424,7 +424,7 @@ class Cluster(RuleBasedStateMachine):
 
 
 TestCluster = Cluster.TestCase
-TestCluster.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestCluster.settings = settings(max_examples=150, stateful_step_count=60)
 
 
 class ClusterWithAQueue(Cluster):
@@ -500,7 +500,7 @@ class ClusterWithAQueue(Cluster):
 
 
 TestClusterWithAQueue = ClusterWithAQueue.TestCase
-TestClusterWithAQueue.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestClusterWithAQueue.settings = settings(max_examples=150, stateful_step_count=60)
 
 
 def test_ten_thousand_shards_are_decided_in_one_pass():

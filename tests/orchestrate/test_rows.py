@@ -116,7 +116,7 @@ def test_what_it_writes_after_a_going_back_belongs_to_what_was_taken_back(copied
     assert (folder / "rows" / "00003.json").exists()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=20))
 def test_however_drivers_alternate_each_row_is_there_once(tmp_path_factory, steps):
     paths = RunPaths(tmp_path_factory.mktemp("rows"))

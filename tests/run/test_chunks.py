@@ -37,7 +37,7 @@ def write(paths: RunPaths, table: pa.Table, rows: int):
     return make_record(PREPARE, outputs=(entry,)), listed(json.loads(json.dumps(listing(chunks))))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), num_rows=st.integers(1, 60), rows=st.integers(1, 70))
 def test_any_rows_in_any_order_are_those_of_the_whole_table(tmp_path_factory, data, num_rows, rows):
     paths, table = RunPaths(tmp_path_factory.mktemp("run")), prompts(num_rows)

@@ -469,7 +469,7 @@ def test_the_newest_two_states_stay_and_every_policy_after_the_older(tmp_path, l
 
 
 @given(st.sets(st.integers(1, 12)), st.integers(2, 4), st.sampled_from([None, 3]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_whatever_is_lost_the_next_update_can_begin_with_what_stays(lost, keep_last, keep_every):
     with tempfile.TemporaryDirectory() as folder:
         run = make_run(Path(folder) / "run", 0, keep_last=keep_last, keep_every=keep_every)

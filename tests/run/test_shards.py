@@ -75,7 +75,7 @@ def test_the_same_table_is_the_same_bytes(tmp_path):
     assert one.fingerprint == two.fingerprint
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     values=st.lists(st.floats(width=32, allow_nan=False), max_size=20),
     lists=st.lists(st.lists(st.floats(width=32, allow_nan=False), max_size=5) | st.none(), max_size=20),

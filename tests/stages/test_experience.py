@@ -113,7 +113,7 @@ def assert_same(one: torch.Tensor, other: torch.Tensor) -> None:
     assert torch.equal(one, other)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     data=st.data(),
     num_shards=st.integers(1, 3),

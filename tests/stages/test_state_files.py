@@ -51,7 +51,7 @@ def test_a_file_written_tensor_by_tensor_is_what_safetensors_writes(tmp_path, mo
     assert read_part(stored["b"]).tolist() == [0, 1, 2, 3, 4]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     lengths=some.lists(some.integers(1, 40), min_size=1, max_size=4),
     writers=some.integers(1, 5),
@@ -151,7 +151,7 @@ def test_a_models_files_have_the_names_and_forms_that_transformers_gives_them(
         assert index["weight_map"].keys() == theirs.keys()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     value=some.floats(width=32, allow_nan=False, allow_infinity=False),
     to=some.floats(-1e4, 1e4, width=16),

@@ -254,7 +254,7 @@ lanes = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(lanes, max_size=12),
     st.integers(1, 200),
