@@ -139,8 +139,8 @@ def check_can_go_on(run: Run, version: int) -> None:
     try:
         record = require_record(run.paths, policy_maker(version))
     except BadCommit as error:
-        instead = f"go back to it: --from {Stage.UPDATE}@{version}" if version > run.plan.start else way_back(run)
-        raise RunError(f"{error}; {instead}") from None
+        itself = f"go back to it: --from {Stage.UPDATE}@{version}"
+        raise RunError(f"{error}; {itself if version > run.plan.start else way_back(run)}") from None
     check_is_kept(run.paths, record, "policy", "critic", "trainer")
     if not can_go_on(run.plan, run.paths, version):
         there = sorted(versions_with_state(run.paths))
