@@ -5,7 +5,6 @@ is requested, so that neither start-up nor memory is paid twice.
 import contextlib
 import gc
 import importlib
-import shutil
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -97,15 +96,15 @@ def make_generator(config: Config, directory: str, adapter: str | None = None) -
 
 
 def _of_merged(config: Config, maker: Callable[..., Any], base: Path, adapter: Path) -> Generator:
-    from stages.merging import merged_folder
+    from stages.merging import merged_folder, remove_merged
 
     folder = merged_folder(config, base, adapter)
     try:
         made = _checked(maker(config, str(folder)), Generator, config.rollout.engine)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_merged(folder)
         raise
-    weakref.finalize(made, shutil.rmtree, folder, ignore_errors=True)
+    weakref.finalize(made, remove_merged, folder)
     return made
 
 
