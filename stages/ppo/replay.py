@@ -6,12 +6,14 @@ cannot be done, learning goes on from the committed weights with the newest mome
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from pipeline.config.algorithm import ReferenceStage
+from pipeline.config.engine_rules import has_reference_in
 from pipeline.run.commits import BadCommit
 from pipeline.run.retention import Thinned
 from stages import ranks
@@ -21,7 +23,7 @@ from stages.ppo.committed import CommittedWeights, committed_weights
 from stages.ppo.experience import Experience, read_experience
 from stages.ppo.learner import update
 from stages.ppo.math.rounding import nearest_that_rounds_to
-from stages.ppo.reference import with_reference
+from stages.ppo.reference import reference_log_probs, reference_model
 from stages.ppo.state.learned import Learned, Machine, learned_of, state_after
 from stages.ppo.state.slices import WEIGHT
 from stages.ppo.state.sums import largest_difference
@@ -46,15 +48,40 @@ class Settled:
         return self.moved / self.update if self.update else float(self.moved > 0)
 
 
-def relearn(context: Context, learner: Learner, newest: int, version: int) -> None:
+def references_of(context: Context, newest: int, version: int) -> dict[int, Tensor]:
+    """Return the reference's log-probabilities, [N, T], of the iterations after ``newest`` up to ``version``,
+    by iteration, if updates compute them; as far as the iterations can be learned again.
+
+    To be called before there are models to train, beside which the reference is never in memory. Every rank
+    takes part.
+    """
+    found: dict[int, Tensor] = {}
+    if newest == version or not has_reference_in(context.config, ReferenceStage.UPDATE):
+        return found
+    reader = replace(context, lineage={}, stopwatch=Stopwatch())
+    with reference_model(reader) as model:
+        for iteration in range(newest + 1, version + 1):
+            experience, problem = _experience(reader, iteration)
+            if ranks.first_of(problem) or experience is None:
+                break
+            found[iteration] = reference_log_probs(reader, model, experience, iteration)
+    return found
+
+
+def relearn(
+    context: Context, learner: Learner, newest: int, version: int, references: Mapping[int, Tensor]
+) -> None:
     """Bring a learner with the state of iteration ``newest`` to that of ``version``.
 
     What is read on the way is no input of this update: it is made from policy ``version``.
+
+    Args:
+        references: the reference's log-probabilities, from :func:`references_of`.
     """
     reader = replace(context, lineage={}, stopwatch=Stopwatch())
     for iteration in range(newest + 1, version + 1):
         say(f"the trainer's state of iteration {iteration} was lost: the iteration is learned again")
-        if problem := _relearn_one(reader, learner, iteration):
+        if problem := _relearn_one(reader, learner, iteration, references.get(iteration)):
             if ranks.is_first():
                 log.warning(
                     f"iteration {iteration} cannot be learned again ({problem}): going on from the weights "
@@ -65,11 +92,13 @@ def relearn(context: Context, learner: Learner, newest: int, version: int) -> No
             return
 
 
-def _relearn_one(reader: Context, learner: Learner, iteration: int) -> str | None:
+def _relearn_one(reader: Context, learner: Learner, iteration: int, reference: Tensor | None) -> str | None:
     """Learn one iteration again. Returns why it cannot be done, on every rank."""
     experience, problem = _experience(reader, iteration)
     if problem := ranks.first_of(problem):
         return problem
+    if reference is None and has_reference_in(reader.config, ReferenceStage.UPDATE):
+        return "its shards could not be read when the reference was there"
     try:
         weights = committed_weights(reader, iteration)
     except (BadCommit, Thinned) as error:  # which all ranks raise together
@@ -78,7 +107,8 @@ def _relearn_one(reader: Context, learner: Learner, iteration: int) -> str | Non
     learned, before = learned_of(reader, iteration), state_after(reader, iteration - 1)
     start = [one.parts[WEIGHT].to("cpu", copy=True) for one in learner.policy.held()]
     moments = before.rewards.including(experience.outcome.scores)
-    experience = with_reference(reader, experience, iteration)
+    if reference is not None:
+        experience = replace(experience, reference_log_probs=reference)
     decisions = learned.decisions
     update(learner, experience, iteration, before.kl_coef, moments, reader.stopwatch, decisions)
     settled = settle(learner.policy, weights, start)
