@@ -20,7 +20,7 @@ from multiprocessing.connection import wait as wait_for_any
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from pipeline.run.environment import BELL, RELEASED
+from pipeline.run.environment import BELL, COMMITTED, RELEASED
 from pipeline.text import exit_in_words
 
 _GRACE_SECONDS = 5.0
@@ -91,6 +91,8 @@ class _Running:
     deadline: float
     bell: Connection
     """End of a pipe to read what the job's ranks say while they run."""
+    has_committed: bool = False
+    """Whether its result is committed, and what goes on is saving what follows needs."""
     released: int = 0
     """Number of ranks that have given their devices back."""
     failed_rank: int | None = None
@@ -164,14 +166,17 @@ class LocalExecutor:
             _listen(one)
         return len(rung) < len(ready) or not ready or any(one.is_released for one in rung)
 
-    def cancel(self, spares_released: bool = False) -> None:
+    def cancel(self, spares_committed: bool = False) -> None:
         """Stop every running job and drop the queued ones.
 
         Args:
-            spares_released: let jobs go on that only write files.
+            spares_committed: let jobs go on that have committed and save what follows needs.
         """
         self._queue.clear()
-        stopped = [one for one in self._running.values() if not (spares_released and one.is_released)]
+        for one in self._running.values():
+            if not one.bell.closed and one.bell.poll():
+                _listen(one)
+        stopped = [one for one in self._running.values() if not (spares_committed and one.has_committed)]
         processes = [process for running in stopped for process in running.unfinished]
         for process in processes:
             _signal(process, signal.SIGTERM)
@@ -234,6 +239,7 @@ def _listen(running: _Running) -> None:
     """Read what the ranks said. Each releases its devices once."""
     said = os.read(running.bell.fileno(), _MOST_SAID)
     running.released += said.count(RELEASED)
+    running.has_committed |= COMMITTED in said
     if not said:  # every rank has ended
         running.bell.close()
 
