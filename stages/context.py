@@ -105,6 +105,9 @@ class Context:
     config: Config
     task: Task
     attempt: str
+    stays: bool = False
+    """Whether this process may get another task of its stage afterwards, so that it keeps what it has
+    loaded."""
     lineage: dict[str, str] = field(default_factory=dict)
     """Fingerprints of the inputs read so far, by task key; they become the record's inputs."""
     compute_seconds: float = 0.0

@@ -53,7 +53,8 @@ def execute(arguments: Arguments, started: float) -> None:
         if task.stage is Stage.UPDATE:
             of_state = stack.enter_context(opened_history(run.paths, state_of(task.iteration)))
         wait_for_inputs(run, task, arguments.patience)
-        stack.enter_context(engines_closed())
+        if not arguments.stays:
+            stack.enter_context(engines_closed())
         compute_and_commit(run, arguments, started, history, of_state)
 
 
@@ -63,7 +64,7 @@ def compute_and_commit(
     """Compute and publish. ``history`` and ``state_history`` are the folders of the task and of the state
     behind it, from :func:`opened_history`."""
     config, task = run.config, arguments.task
-    context = Context(run.paths, config, task, arguments.attempt)
+    context = Context(run.paths, config, task, arguments.attempt, arguments.stays)
     names = (task.stage, task.pool) if task.pool else (task.stage,)
     seed = derive_seed(config.seed, task.iteration, *names, task.shard)
     uses_torch = any(needs_torch(key, name) for key, name in engines_of(config, task.stage, task.pool))

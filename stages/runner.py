@@ -33,6 +33,9 @@ class Arguments:
     failure_file: Path | None
     patience: float = 0.0
     """Seconds to wait for inputs that are not committed yet."""
+    stays: bool = False
+    """Whether this process may get another task of its stage afterwards, so that it keeps what it has
+    loaded."""
 
 
 def main(argv: Sequence[str]) -> int:
