@@ -7,7 +7,7 @@ from pathlib import Path
 from pipeline.config.job_kinds import parts_of
 from pipeline.run import journal
 from pipeline.run.best import keep_best
-from pipeline.run.commits import require_record
+from pipeline.run.commits import BadCommit, require_record
 from pipeline.run.directory import Run, RunError
 from pipeline.run.lease import hold
 from pipeline.run.packing import unpack
@@ -135,8 +135,12 @@ def check_can_start_from(run: Run, stage: Stage, iteration: int, updated: int) -
 
 def check_can_go_on(run: Run, version: int) -> None:
     """Raise RunError where the iteration after a committed version cannot be learnt again: its policy was
-    thinned out, or there is no trainer's state from which learning can get to it."""
-    record = require_record(run.paths, policy_maker(version))
+    thinned out or its record is spoilt, or there is no trainer's state from which learning can get to it."""
+    try:
+        record = require_record(run.paths, policy_maker(version))
+    except BadCommit as error:
+        itself = f"go back to it: --from {Stage.UPDATE}@{version}"
+        raise RunError(f"{error}; {itself if version > run.plan.start else way_back(run)}") from None
     check_is_kept(run.paths, record, "policy", "critic", "trainer")
     if not can_go_on(run.plan, run.paths, version):
         there = sorted(versions_with_state(run.paths))

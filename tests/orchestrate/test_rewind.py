@@ -137,6 +137,19 @@ def test_going_back_and_resuming_ends_in_the_same_policy(copied_run, slurm_ppo, 
     assert (again["iteration"], again["reward"]) == (best["iteration"], best["reward"])
 
 
+def test_not_to_what_follows_an_update_whose_record_is_spoilt_but_to_that_update(copied_run, slurm_ppo):
+    before = policy_bytes(copied_run)
+    flip_bit(RunPaths(copied_run).task(policy_maker(1)).record)
+    refused = slurm_ppo("resume", copied_run, "--from", "update@2")
+    assert refused.returncode == 2
+    assert len(refused.stderr.splitlines()) == 1
+    assert "iteration 1 update is corrupt" in refused.stderr
+    assert "--from update@1" in refused.stderr
+    done = slurm_ppo("resume", copied_run, "--from", "update@1")
+    assert done.returncode == 0, done.stderr
+    assert policy_bytes(copied_run) == before
+
+
 def test_rows_that_are_taken_back_are_taken_back_from_wandb_too(copied_run):
     paths = load_run(copied_run).paths
     write_state(paths, Offline({"offline-run-1": (1, 2)}))
