@@ -1,5 +1,6 @@
 """Start of vLLM: the environment that it reads, its arguments, what it compiles and what it refuses."""
 
+import functools
 import importlib.metadata
 import os
 import re
@@ -74,9 +75,15 @@ def cache_key(arguments: Mapping[str, Any]) -> str:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     processor = torch.backends.cpu.get_cpu_capability()
     versions = [torch.__version__, vllm_version(), sys.version]
+    return repr([text, others, device, processor, versions, _environment()])
+
+
+@functools.cache
+def _environment() -> dict[str, str]:
+    """Return the variables that vLLM and torch read, as they were at the first start of the process: vLLM adds
+    some of its own when it is imported."""
     names = [name for name in os.environ if name.startswith(("VLLM_", "TORCH")) and name not in _PLACES]
-    environment = {name: os.environ[name] for name in sorted(names)}
-    return repr([text, others, device, processor, versions, environment])
+    return {name: os.environ[name] for name in sorted(names)}
 
 
 def vllm_version() -> str:

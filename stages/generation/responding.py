@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from pipeline.config.schema import Config
 from pipeline.run.schemas import GREEDY_SAMPLE, ROLLOUT, FinishReason, conform, extra_columns
 from pipeline.run.seeds import derive_seed
+from pipeline.run.tasks import Stage
 from stages.context import Context, NumericalError
 from stages.engines import Wanted, engine, make_generator, reload_generator
 from stages.engines.base import Generator, Request, Sampling
@@ -66,7 +67,9 @@ def generator_of(context: Context, files: PolicyFiles) -> Generator:
     """Return the task's engine with a policy: a new one, or one that the process has kept."""
     config = context.config
     adapter = None if files.adapter is None else str(files.adapter)
-    wanted = Wanted("generator", context.attempt, config, files.weights, config.rollout.engine)
+    threads = (config.evaluate if context.task.stage is Stage.EVALUATE else config.rollout).num_threads
+    settings = (config, threads)
+    wanted = Wanted("generator", context.attempt, settings, files.weights, config.rollout.engine)
     found: Generator = engine(
         wanted,
         make=partial(make_generator, config, str(files.base), adapter),

@@ -138,6 +138,56 @@ def log_probs_of(model, prompt: list[int], tokens: list[int], temperature: float
     return spread.gather(-1, torch.tensor(tokens)[:, None])[:, 0]
 
 
+# what is used again: first, since vLLM's engines cannot be closed while others of the process go on
+
+
+@pytest.fixture(scope="module")
+def others(folder):
+    """Two more policies like the first, whose directories say the same."""
+    found = [tiny.make_policy(folder / f"policy{seed}", seed) for seed in (21, 22)]
+    for path in found:
+        (path / "generation_config.json").write_text(json.dumps(OPINIONS))
+    return found
+
+
+def test_an_engine_that_takes_other_weights_is_as_one_made_of_them(config, folder, others):
+    """Whatever it was used for before: also for conversations and for what was given up half way."""
+    used = make_generator(config, config.model.policy)
+    found = []
+    try:
+        for policy in (*others, folder / "policy"):
+            asked = requests()
+            for _ in used.stream(asked, Sampling(), turns=TwoTurns(asked)):
+                pass
+            next(iter(used.stream(greedily(asked), Sampling())))
+            can_forget = used.reset()
+            assert used.reload(str(policy)) == can_forget
+            if not can_forget:
+                return
+            found.append((policy, used.generate(asked, Sampling(1.3))))
+    finally:
+        used.close()
+    for policy, responses in found:
+        new = make_generator(config, str(policy))
+        assert new.generate(requests(), Sampling(1.3)) == responses
+        new.close()
+
+
+def test_an_engine_that_takes_another_adapter_is_as_one_made_with_it(config, folder, adapter):
+    if "naive" in config.rollout.engine:
+        return
+    other = make_adapter(folder / "policy", folder / "other_adapter", seed=5)
+    used = make_generator(config, config.model.policy, str(adapter))
+    used.generate(requests(), Sampling())
+    assert used.reset()
+    assert used.reload(config.model.policy, str(other))
+    found = used.generate(requests(), Sampling())
+    used.close()
+    new = make_generator(config, config.model.policy, str(other))
+    assert new.generate(requests(), Sampling()) == found
+    new.close()
+
+
 # what is generated
 
 
@@ -385,7 +435,10 @@ def test_scores_are_the_raw_logits_of_transformers(config, folder, name):
     for bad in ([], [5] * (tiny.CONTEXT + 1), [5, 10**6], [-1]):
         with pytest.raises(BadSequence, match="sequence 1 cannot be scored"):
             scorer.score([[5], bad, [6]])
-    assert scorer.score(sequences[:3]) == pytest.approx(expected[:3], abs=1e-4)
+    found = scorer.score(sequences[:3])
+    assert found == pytest.approx(expected[:3], abs=1e-4)
+    assert scorer.reset() == ("naive" not in config.reward.engine)
+    assert scorer.score(sequences[:3]) == found
     scorer.close()
 
 
