@@ -22,7 +22,9 @@ from stages.engines.kept import release_all as release_all
 from stages.logs import log
 from stages.policy_files import PolicyFiles
 
-_folders: weakref.WeakKeyDictionary[Generator, weakref.finalize[..., Generator]] = weakref.WeakKeyDictionary()
+_folders: "weakref.WeakKeyDictionary[Generator, weakref.finalize[..., Generator]]" = (
+    weakref.WeakKeyDictionary()
+)
 """What removes the merged model of each engine that was given one."""
 
 

@@ -80,8 +80,8 @@ def cache_key(arguments: Mapping[str, Any]) -> str:
 
 @functools.cache
 def _environment() -> dict[str, str]:
-    """Return the variables that vLLM and torch read, as they were at the first start of the process: vLLM adds
-    some of its own when it is imported."""
+    """Return the variables that vLLM and torch read, as they were at the first start in this process: vLLM
+    adds some of its own when it is imported."""
     names = [name for name in os.environ if name.startswith(("VLLM_", "TORCH")) and name not in _PLACES]
     return {name: os.environ[name] for name in sorted(names)}
 
