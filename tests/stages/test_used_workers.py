@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.run.commits import require_record
 from pipeline.run.directory import Run, load_run
 from tests.support.processes import make_run, stage
 from tests.support.used import commit_policy, done_by_each, done_by_one, outputs, task_of
@@ -18,6 +19,12 @@ SCORED = [
     "score 3 0 judges",
     "reward 3 0",
 ]
+
+CONVERSATIONS = (
+    "rollout.max_new_tokens=40",
+    f"rollout.stop_token_ids=[{','.join(map(str, range(20, 60)))}]",
+    "rollout.multi_turn.scheduler=tests.support.schedulers:until_third",
+)
 
 
 def prepared(models: Path, folder: Path, *more: str, is_adapter: bool = False) -> Run:
@@ -40,6 +47,14 @@ def prepared(models: Path, folder: Path, *more: str, is_adapter: bool = False) -
 def copy_of(run: Run, folder: Path) -> Path:
     shutil.copytree(run.paths.root, folder)
     return folder
+
+
+def without(root: Path, tasks: list[str], folder: Path) -> Path:
+    """Copy a run, before it had done these tasks."""
+    copied = copy_of(load_run(root), folder)
+    for text in tasks:
+        load_run(copied).paths.task(task_of(text)).record.unlink()
+    return copied
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +116,7 @@ def test_a_policy_that_was_taken_back_and_made_again_is_not_mistaken_for_it(plai
 
 def test_reward_models_and_the_reference_stay_for_all_shards(plain, tmp_path):
     _, fresh = plain
-    used = copy_of(fresh, tmp_path / "used")
-    for text in SCORED:
-        Path(load_run(used).paths.task(task_of(text)).record).unlink()
+    used = without(fresh, SCORED, tmp_path / "used")
     said = done_by_one(used, SCORED)
     assert outputs(used, SCORED) == outputs(fresh, SCORED)
     assert said["loads"][-1] == 2
@@ -119,11 +132,13 @@ def test_fifty_tasks_grow_no_memory(plain, tmp_path):
     assert grown < 4 * 2**20, f"{grown / 2**20:.1f} MiB in forty tasks"
 
 
-def test_adapters_are_put_on_one_after_the_other(models, tmp_path):
-    run = prepared(models, tmp_path, "+update.lora={rank: 4, alpha: 8}", is_adapter=True)
+def test_adapters_are_put_on_one_after_the_other_and_conversations_leave_nothing_behind(models, tmp_path):
+    run = prepared(models, tmp_path, *CONVERSATIONS, "+update.lora={rank: 4, alpha: 8}", is_adapter=True)
     tasks = ["rollout 2 0", "evaluate 2", "rollout 3 0", "evaluate 0", "rollout 1 0", "evaluate 1"]
     fresh, used = copy_of(run, tmp_path / "fresh"), copy_of(run, tmp_path / "used")
     done_by_each(fresh, tasks)
     said = done_by_one(used, tasks)
     assert outputs(used, tasks) == outputs(fresh, tasks)
     assert said["loads"][-1] == 2  # the policy's base, and the reward model
+    record = require_record(load_run(used).paths, task_of("rollout 2 0"))
+    assert record.metrics["turns"] > 1.5 * record.rows
