@@ -28,6 +28,7 @@ from stages.engines.base import (
 )
 from stages.engines.compiled import KeptCache
 from stages.engines.vllm_adapters import Given, adapter_arguments, count_adapted, put_on
+from stages.engines.vllm_reload import pack_shared, shared_weights
 from stages.engines.vllm_setup import Unsupported, check_gpus, common_arguments, is_refusal, start
 from stages.logs import log
 
@@ -153,7 +154,11 @@ class _Engine:
 
     def load(self, directory: str) -> None:
         """Replace the model's weights; what was computed with the old ones is thrown away."""
+        shared = self._engine.apply_model(shared_weights)
         self._engine.collective_rpc("reload_weights", kwargs={"weights_path": directory})
+        if self._engine.apply_model(shared_weights) != shared:
+            raise RuntimeError("vLLM has taken layers apart that share a weight")
+        self._engine.apply_model(pack_shared)
         self._engine.reset_prefix_cache()
 
     def put_on(self, adapter: Path) -> list[int]:

@@ -20,7 +20,14 @@ from stages.context import UserError
 from stages.engines.base import Limits
 from stages.engines.compiled import KeptCache, private_cache
 
-_PLACES = frozenset({"VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "VLLM_DIST_IDENT"})
+_PLACES = frozenset(
+    {
+        "VLLM_CACHE_ROOT",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "VLLM_DIST_IDENT",
+        "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME",
+    }
+)
 """Variables that only say where things are."""
 _FORMATS = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 _CPU_CACHE_GIB = 1.0
