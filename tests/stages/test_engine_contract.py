@@ -172,10 +172,10 @@ def test_an_engine_that_takes_other_weights_is_as_one_made_of_them(config, tmp_p
         new.close()
 
 
-def test_an_engine_that_takes_another_adapter_is_as_one_made_with_it(config, folder, adapter):
+def test_an_engine_that_takes_another_adapter_is_as_one_made_with_it(config, folder, adapter, tmp_path):
     if "naive" in config.rollout.engine:
         return
-    other = make_adapter(folder / "policy", folder / "other_adapter", seed=5)
+    other = make_adapter(folder / "policy", tmp_path / "other", seed=5)
     used = make_generator(config, config.model.policy, str(adapter))
     used.generate(requests(), Sampling())
     assert used.reset()
