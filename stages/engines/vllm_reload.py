@@ -29,6 +29,6 @@ def pack_shared(model: nn.Module) -> None:
         for name in names:
             layer = model.get_submodule(name.rpartition(".")[0])
             method = getattr(layer, "quant_method", None)
-            if type(method).__name__ != _PACKED:
+            if method is None or type(method).__name__ != _PACKED:
                 raise NotImplementedError(f"{name} is shared and of {type(method).__name__}")
             method.process_weights_after_loading(layer)
