@@ -37,8 +37,8 @@ from stages.surroundings import (
     ASK_SECONDS,
     Asking,
     Bell,
-    Outside,
     Output,
+    Outside,
     Package,
     is_network,
     of_environment,
@@ -339,7 +339,7 @@ def pulling(first: Arguments, started: float) -> Pulling:
 
 
 def import_stage(task: Task) -> None:
-    """Import what a task of this kind needs, so that a worker that starts early is ready when its input is."""
+    """Import what a task of this kind needs: who starts early is ready when the input is."""
     importlib.import_module("stages.execution")
     importlib.import_module(f"stages.tasks.{task.stage}")
 

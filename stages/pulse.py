@@ -20,7 +20,7 @@ _SUMS = {
 
 @dataclass
 class Pulse:
-    """What a worker says of itself. The thread that writes it regularly also ends a task that takes too long."""
+    """What a worker says of itself. The thread that writes it also ends a task that takes too long."""
 
     paths: RunPaths
     beat: Beat
@@ -44,7 +44,7 @@ class Pulse:
                 write_beat(self.paths, self.beat)
 
     def set_alarm(self, seconds: float | None, act: Callable[[], None] = lambda: None) -> None:
-        """Have ``act`` called in the thread after so many seconds; None: not at all. Replaces an earlier one."""
+        """Have ``act`` called in the thread after so many seconds, in place of an earlier one; None: never."""
         self._alarm = None if seconds is None else (time.monotonic() + seconds, act)
         self._stirred.set()
 

@@ -100,7 +100,7 @@ def slurm_partitions(node: str) -> frozenset[str] | None:
 
 
 class Asking:
-    """Questions that may take long, asked in a thread, so that nobody who waits for something else is late."""
+    """Questions that may take long, asked in a thread: who waits for something else is not late for it."""
 
     def __init__(self, ask: Callable[[], Queue | None], every: float = ASK_SECONDS) -> None:
         self._ask, self._every, self._asked = ask, every, float("-inf")

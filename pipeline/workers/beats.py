@@ -204,9 +204,14 @@ def process_space() -> str:
 def is_dead_here(beat: Beat) -> bool:
     """Whether a worker ran on this machine and its process is no more. An id that another process has got
     meanwhile is found out by its silence."""
-    here = (
-        beat.host == os.uname().nodename
-        and bool(beat.process_space)
-        and beat.process_space == process_space()
-    )
-    return here and not Path(f"/proc/{beat.pid}").exists()
+    is_here = beat.host == os.uname().nodename and beat.process_space == process_space() != ""
+    return is_here and not _runs(beat.pid)
+
+
+def _runs(pid: int) -> bool:
+    """Whether there is a process of this id that is not a zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
