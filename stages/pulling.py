@@ -1,4 +1,4 @@
-"""Workers on a shared filesystem: ``python -m stages.pulling STAGE --run-dir R ...``, as ``python -m stages``.
+"""Workers on a shared filesystem: ``python -m stages.pulling``, with the arguments of ``python -m stages``.
 
 The task on the command line is the first. After it the worker finds its next ones in the run directory, from
 commits and claims alone, until it pays more to leave (:mod:`pipeline.workers`).
@@ -135,7 +135,7 @@ class Pulling:
             self.outside.committed(arguments.task)
 
     def _startup_of(self, arguments: Arguments) -> float:
-        """Return the seconds of the first task from its start to the first compute: loading, a start's cost."""
+        """Return the seconds of the first task from its start to the first compute: what loading took."""
         with contextlib.suppress(CorruptData, OSError):
             record = read_record(self.run.paths, arguments.task)
             if record is not None and record.attempt == arguments.attempt:

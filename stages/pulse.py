@@ -44,7 +44,7 @@ class Pulse:
                 write_beat(self.paths, self.beat)
 
     def set_alarm(self, seconds: float | None, act: Callable[[], None] = lambda: None) -> None:
-        """Have ``act`` called in the thread after so many seconds, in place of an earlier one; None: never."""
+        """Have ``act`` called in the thread after so many seconds; None: never. Replaces the last one."""
         self._alarm = None if seconds is None else (time.monotonic() + seconds, act)
         self._stirred.set()
 

@@ -167,7 +167,7 @@ class ResourcesConfig:
     """Address that Slurm writes to. Default: scheduler.mail_user."""
     linger: Linger = 0
     """Seconds for which a job waits for the next task of its stage after one, with its model loaded; auto: as
-    long as coming back costs, at most scheduler.linger_max; 0: not at all."""
+    long as coming back costs, at most linger_max; 0: not at all."""
     start_early: bool = False
     """Submit the next job of a stage that has left so early that it has started when its input is there."""
     task_time: TimeLimit | None = None
@@ -190,7 +190,7 @@ class ResourcesConfig:
 
     @property
     def has_workers(self) -> bool:
-        """Whether its jobs go on to other tasks: they stay after one, or start before their input is there."""
+        """Whether its jobs stay after a task, or start before their input is there."""
         return self.linger != 0 or self.start_early
 
 

@@ -98,7 +98,7 @@ class Beat:
     queued_seconds: float | None = None
     """Seconds from the time at which it could have started, as far as the run is concerned, to its start."""
     process_space: str = ""
-    """Where its process id counts: two workers of one name of a host, in containers, may not see each other."""
+    """Where its process id counts: containers of one host may each have ids of their own."""
 
 
 def file_of(paths: RunPaths, worker: str) -> Path:

@@ -14,7 +14,7 @@ from pipeline.run.tasks import Task
 from pipeline.workers.beats import Beat
 
 _RECENT = 8
-"""Iterations, or workers, of which a median is taken: as many as make it steady, as few as follow a change."""
+"""Iterations of which a median is taken: enough for a steady one, few enough to follow a change."""
 _LATE = 0.8
 """Quantile that stands for a long wait."""
 

@@ -60,7 +60,7 @@ def assert_same_bytes(run: Run, expected: Run) -> None:
     for version in range(1, 4):
         for task in (policy_maker(version), state_of(version)):
             found, told = (read_record(each.paths, task) for each in (run, expected))
-            assert found and told and found.fingerprint == told.fingerprint, task
+            assert found.fingerprint == told.fingerprint, task
 
 
 def all_of(run: Run, stage: Stage) -> list[Task]:
@@ -123,7 +123,7 @@ def test_a_claim_that_is_spoilt_is_nobodys(run):
         wait_until(run, worker, Doing.WAITING, ROLLOUTS[0]._replace(iteration=2))
     record = read_record(run.paths, ROLLOUTS[0])
     assert record.attempt.startswith("2-")
-    assert [claim.worker for claim in claims_of(run.paths, ROLLOUTS)[ROLLOUTS[0]]][0] == ""
+    assert claims_of(run.paths, ROLLOUTS)[ROLLOUTS[0]][0].worker == ""
 
 
 def test_signals_a_hint_wakes_and_a_warning_ends_who_waits(run):
