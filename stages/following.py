@@ -4,6 +4,7 @@ The others wait in a call of the store, a socket: never in a collective, which w
 """
 
 import json
+import signal
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -55,6 +56,8 @@ class Following:
 
     def next(self) -> Arguments | None:
         key = f"task/{self._heard}"
+        for number in (signal.SIGTERM, signal.SIGUSR2):  # the first rank is warned too, and says what follows
+            signal.signal(number, signal.SIG_IGN)
         self._store.wait([key], _LONGEST)
         self._heard += 1
         given = out_of_words(self._store.get(key).decode())

@@ -53,6 +53,8 @@ _LOOK_SECONDS, _LOOK_SECONDS_ON_NETWORK = 1.0, 5.0
 _ESTIMATE_AFTER = 0.2
 """Seconds of waiting after which it is worth to ask how long it will take."""
 _SPANS_BYTES = 1 << 18
+_MOST_FAILURES = 2
+"""Failures in a row after which a worker leaves: its node may be at fault, and others are to try."""
 
 
 @dataclass
@@ -75,6 +77,8 @@ class Pulling:
     wait: Wait | None = None
     sizes: list[int] = field(default_factory=list)
     """Bytes of memory after each task."""
+    failures: int = 0
+    """Tasks that have failed in a row."""
     known: Known = field(default_factory=dict)
     beats: dict[str, Beat] = field(default_factory=dict)
     """Last beats of all workers of the run, those that have left too."""
@@ -92,6 +96,7 @@ class Pulling:
         self.worker = choosing.Worker(task.job_kind, task.shard, task, takes_over=self.settings.has_gpus)
         self.crew, self.package = Crew(self.run.paths), Package(self.run)
         self.queue = Asking(self.outside.ask_queue)
+        self.package.has_changed()  # from here on
         self.is_network = is_network(self.run.paths.root)
 
     # --- the source ---
@@ -127,12 +132,17 @@ class Pulling:
             busy_seconds=beat.busy_seconds - startup,
         )
         self.sizes.append(resident_bytes())
-        if self.bell.warned or preemption.warned():
-            self.reason = Reason.WARNED
-        elif staying.has_grown(self.sizes):
-            self.reason = Reason.GREW
+        self.failures = self.failures + 1 if exit_code else 0
+        self.reason = self._reason_after_task()
         if exit_code == 0:
             self.outside.committed(arguments.task)
+
+    def _reason_after_task(self) -> Reason | None:
+        if self.bell.warned or preemption.warned():
+            return Reason.WARNED
+        if self.failures >= _MOST_FAILURES:
+            return Reason.FAILED
+        return Reason.GREW if staying.has_grown(self.sizes) else None
 
     def _startup_of(self, arguments: Arguments) -> float:
         """Return the seconds of the first task from its start to the first compute: what loading took."""
@@ -176,8 +186,7 @@ class Pulling:
         """Claim a task. None if another was first, or there is no time left for it."""
         limit = self._limit(view)
         is_first = task == self.worker.first
-        ends = self.queue.latest(may_ask=not is_first).ends
-        if not is_first and not staying.has_time(view.now, ends, limit, self.settings.signal):
+        if not is_first and not self._has_time(view.now, limit):
             self.reason = Reason.TIME
             return None
         number = self._number(task, is_first)
@@ -203,6 +212,10 @@ class Pulling:
         self.output.turn_to(files.log(claim.number))
         failure = files.failure(claim.number)
         return Arguments(claim.task, self.run.paths.root, claim.attempt, failure, INPUT_SECONDS, stays=True)
+
+    def _has_time(self, now: float, limit: float | None) -> bool:
+        self.queue.ask_again()
+        return staying.has_time(now, self.queue.ends, limit, self.settings.signal)
 
     def _number(self, task: Task, is_first: bool) -> int:
         """Return the number of the next attempt: of the first task the submission's, if nobody has it."""
@@ -289,10 +302,10 @@ class Pulling:
         assert self.wait is not None
         if waited > _ESTIMATE_AFTER:
             self._estimate(task)
-            queue = self.queue.latest()
-            if queue.pending and self._partitions is None:
+            pending = self.queue.pending(time.monotonic() - waited)
+            if pending and self._partitions is None:
                 self._partitions = self.outside.partitions()
-            if staying.is_in_the_way(queue.pending, self._partitions, self.outside.is_peer):
+            if staying.is_in_the_way(pending, self._partitions, self.outside.is_peer):
                 return Reason.NEEDED
             if self.package.has_changed():
                 return Reason.CHANGED

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -62,7 +63,8 @@ class Pulse:
 
     def _end(self) -> None:
         """Say that the worker leaves, where its process ends without having said so."""
-        if self.beat.doing is not Doing.LEAVING:
+        is_own = os.getpid() == self.beat.pid  # not that of a process that was forked from it
+        if is_own and self.beat.doing is not Doing.LEAVING:
             self.say(doing=Doing.LEAVING, reason=Reason.FAILED, until=None)
 
 

@@ -19,7 +19,9 @@ from pipeline.workers.staying import Pending
 from slurm.tasklist import ELIGIBLE, attempt_id
 
 ASK_SECONDS = 30.0
-"""Least seconds between two questions to Slurm, and between two looks at the package."""
+"""Seconds between two questions to Slurm in one wait, and between two looks at the package."""
+LEAST_SECONDS = 5.0
+"""Least seconds between two questions to Slurm, however many waits there are."""
 _PATIENCE = 20.0
 _LOCAL = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "ramfs", "overlay", "bcachefs"}
@@ -102,24 +104,36 @@ def slurm_partitions(node: str) -> frozenset[str] | None:
 class Asking:
     """Questions that may take long, asked in a thread: who waits for something else is not late for it."""
 
-    def __init__(self, ask: Callable[[], Queue | None], every: float = ASK_SECONDS) -> None:
-        self._ask, self._every, self._asked = ask, every, float("-inf")
+    def __init__(self, ask: Callable[[], Queue | None], least: float = LEAST_SECONDS) -> None:
+        self._ask, self._least = ask, least
+        self._asked, self._answered = float("-inf"), float("-inf")
         self._thread: threading.Thread | None = None
         self._queue = Queue()
 
-    def latest(self, may_ask: bool = True) -> Queue:
-        """Return the last answer that is no older than two rounds; have a new one fetched if it is time."""
-        now = time.monotonic()
-        is_idle = self._thread is None or not self._thread.is_alive()
-        if may_ask and is_idle and now - self._asked >= self._every:
-            self._asked = now
-            self._thread = threading.Thread(target=self._fetch, daemon=True)
-            self._thread.start()
-        return self._queue
+    @property
+    def ends(self) -> float | None:
+        """Unix time of the worker's own end, by the last answer."""
+        return self._queue.ends
 
-    def _fetch(self) -> None:
+    def pending(self, since: float) -> tuple[Pending, ...]:
+        """Return the jobs that wait by an answer to a question that was asked after ``since`` (monotonic);
+        have it asked if there is none, and again after half a minute."""
+        self.ask_again(self._least if self._answered < since else ASK_SECONDS)
+        return self._queue.pending if self._answered >= since else ()
+
+    def ask_again(self, after: float = ASK_SECONDS) -> None:
+        """Ask, unless the last question is younger than ``after`` seconds, or not answered yet."""
+        now = time.monotonic()
+        if now - self._asked < after or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._asked = now
+        self._thread = threading.Thread(target=self._fetch, args=(now,), daemon=True)
+        self._thread.start()
+
+    def _fetch(self, asked: float) -> None:
         answer = self._ask()
         self._queue = Queue(ends=self._queue.ends) if answer is None else answer
+        self._answered = asked
 
 
 class Bell:

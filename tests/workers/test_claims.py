@@ -1,6 +1,7 @@
 """Claims and beats on disk: one winner, spoilt files, who lives."""
 
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -25,6 +26,7 @@ from pipeline.workers.beats import (
 )
 from pipeline.workers.claims import Attempt, Claim, attempts_of, claims_of, next_number, take
 from pipeline.workers.claims import file_of as claim_file
+from pipeline.workers.staying import Pending
 from stages.following import Following, Leading, in_words, out_of_words
 from stages.pulse import told
 from stages.runner import Arguments
@@ -195,13 +197,16 @@ def test_other_ranks_do_what_the_first_one_got(paths, tmp_path):
     assert paths.task(TASK).log(1).exists()
 
 
-def test_slurm_is_asked_once_in_a_while_and_its_silence_is_no_answer():
-    answers = iter([Queue(ends=5.0), None])
-    asking = Asking(lambda: next(answers), every=0.0)
-    for _ in range(3):
-        asking.latest()
-        asking._thread.join()
-        if asking.latest(may_ask=False) == Queue(ends=5.0):
-            break
-    assert asking.latest(may_ask=False).ends == 5.0
-    assert Asking(lambda: Queue(ends=1.0)).latest(may_ask=False) == Queue()
+def test_an_answer_of_before_a_wait_says_nothing_and_silence_is_no_answer():
+    waiting = (Pending("other", "gpu", "Resources"),)
+    answers = iter([Queue(waiting, ends=5.0), None])
+    asking = Asking(lambda: next(answers), least=0.0)
+    began = time.monotonic()
+    assert asking.pending(began) == ()
+    asking._thread.join()
+    assert asking.pending(began) == waiting
+    later = time.monotonic()
+    assert asking.pending(later) == ()
+    asking._thread.join()
+    assert asking.pending(later) == ()
+    assert asking.ends == 5.0
