@@ -97,9 +97,9 @@ def claims_of(
     found: dict[Task, list[Claim]] = {}
     for folder, by_stem in groups.items():
         for name in names_of_stage(folder):
-            if (match := _NAME.fullmatch(name)) and (task := by_stem.get(match[1])):
-                claim = _read(folder, name, Claim(task, int(match[2]), "", "", 0.0), known)
-                found.setdefault(task, []).append(claim)
+            if (match := _NAME.fullmatch(name)) and match[1] in by_stem:
+                spoilt = Claim(by_stem[match[1]], int(match[2]), "", "", 0.0)
+                found.setdefault(spoilt.task, []).append(_read(folder, name, spoilt, known))
     return {task: tuple(sorted(claims, key=lambda claim: claim.number)) for task, claims in found.items()}
 
 

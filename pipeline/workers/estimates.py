@@ -52,10 +52,10 @@ def passages(lines: Iterable[Mapping[str, Any]]) -> list[Passage]:
 
 
 def _seconds(stage: Any) -> float | None:
-    times = (stage.get("ready"), stage.get("ended")) if isinstance(stage, dict) else (None, None)
-    if not all(isinstance(time, int | float) for time in times):
+    ready, ended = (stage.get("ready"), stage.get("ended")) if isinstance(stage, dict) else (None, None)
+    if not isinstance(ready, int | float) or not isinstance(ended, int | float):
         return None
-    return max(0.0, float(times[1]) - float(times[0]))
+    return max(0.0, float(ended) - float(ready))
 
 
 def turnaround(seen: Iterable[Passage], job_kind: str) -> float | None:

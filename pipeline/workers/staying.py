@@ -93,7 +93,7 @@ def _wants_place(job: Pending, partitions: Collection[str] | None) -> bool:
     reason = job.reason.strip("()").split(",")[0]
     if _LIMIT.fullmatch(reason):  # which counts for all partitions
         return not _NEVER_FREED.search(reason)
-    is_near = partitions is None or not partitions.isdisjoint(job.partition.split(","))
+    is_near = partitions is None or not set(partitions).isdisjoint(job.partition.split(","))
     return is_near and reason.replace("_", "").lower() in _WAITS_FOR_ROOM
 
 
