@@ -13,6 +13,7 @@ from pipeline.config.types import (
     EnvironmentName,
     Gpus,
     Line,
+    Linger,
     Memory,
     OptionName,
     PoolName,
@@ -164,6 +165,13 @@ class ResourcesConfig:
     """Environment variables, over those of scheduler.environment."""
     mail_user: SbatchWord | None = None
     """Address that Slurm writes to. Default: scheduler.mail_user."""
+    linger: Linger = 0
+    """Seconds for which a job waits for the next task of its stage after one, with its model loaded; auto: as
+    long as coming back costs, at most linger_max; 0: not at all."""
+    start_early: bool = False
+    """Submit the next job of a stage that has left so early that it has started when its input is there."""
+    task_time: TimeLimit | None = None
+    """Time limit of one task of a job that does several. Default: ten times the median of the stage."""
     mail_type: MailTypes | None = None
     """Events that Slurm sends mail about. Default: scheduler.mail_type; for driver jobs, of which there is
     one every few minutes: none."""
@@ -174,6 +182,16 @@ class ResourcesConfig:
     def num_ranks(self) -> int:
         """Processes of one task."""
         return self.nodes * self.ntasks_per_node
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether its jobs ask for GPUs."""
+        return self.gpus_per_node is not None or (self.gres is not None and "gpu" in self.gres)
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether its jobs stay after a task, or start before their input is there."""
+        return self.linger != 0 or self.start_early
 
 
 SLURM_STAGES = ("prepare", "rollout", "reward", "update", "evaluate", "driver")
@@ -227,6 +245,8 @@ class SlurmConfig:
     mail_type: MailTypes = ()
     """Events that Slurm sends mail about, once for each array of every stage, e.g. [FAIL, TIME_LIMIT_80].
     Default: none. Driver jobs are left out, unless driver.mail_type says otherwise."""
+    linger_max: PositiveInt = 600
+    """Most seconds that a job waits where linger is auto: sites may cancel jobs whose GPUs are idle."""
     horizon: PositiveInt = 2
     """Iterations that wait in the queue at once, each behind the one before."""
     dependency: StreamingDependency = StreamingDependency.AFTERCORR

@@ -1,6 +1,6 @@
 """Types of the configuration's values: what is legal for a number, a name, a time."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -37,3 +37,6 @@ DeviceMap = Annotated[
     str, Field(pattern=r"^(auto|balanced(_low_0)?|sequential|(cpu|cuda|xpu|npu|hpu|mlu|musa|mps)(:\d+)?)$")
 ]
 PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
+
+Linger = NonNegativeInt | Literal["auto"]
+"""Seconds for which a process stays after its task, or ``auto``."""
