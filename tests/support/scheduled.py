@@ -10,6 +10,16 @@ from pathlib import Path
 from pipeline.run.environment import BELL, COMMITTED, RELEASED
 
 
+def serve(orders) -> int:
+    """One job after the other, as :func:`stages.worker.serve`."""
+    code = 0
+    while order := orders.next():
+        orders.begin(order)
+        code = main(order.arguments)
+        orders.ended(code)
+    return code
+
+
 def main(arguments: list[str]) -> int:
     """What a job does: ``exit CODE``, ``signal N``, ``sleep SECONDS``, ``environment NAME``, ..."""
     what, *values = arguments
