@@ -125,7 +125,7 @@ class Piped:
 
     def next(self) -> Arguments | None:
         order = self._orders.next()
-        if order is None or is_changed(self._imported):
+        if order is None or warned() or is_changed(self._imported):
             return None
         self._orders.begin(order)
         return replace(parse(order.arguments), stays=order.stays)

@@ -92,6 +92,8 @@ class _Running:
     """Ranks that have accepted the job, of processes that were not made for it."""
     done: set[int] = field(default_factory=set)
     """Ranks that have done their part, and stay."""
+    known_unfinished: int = 0
+    """Number of ranks whose part went on when the job was last looked at."""
     released: int = 0
     """Number of ranks that have given their devices back."""
     failed_rank: int | None = None
@@ -110,6 +112,11 @@ class _Running:
         """Processes whose part of the job goes on."""
         codes = zip(self.team.processes, self.codes(), strict=True)
         return [process for process, code in codes if code is None]
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a rank's part has ended since the job was last looked at."""
+        return len(self.unfinished) < self.known_unfinished
 
     @property
     def is_refused(self) -> bool:
@@ -150,6 +157,7 @@ class LocalExecutor:
         ended = {}
         for key, running in list(self._running.items()):
             codes = running.codes()
+            running.known_unfinished = codes.count(None)
             if running.is_refused:
                 self._start_again(running)
                 continue
@@ -177,19 +185,20 @@ class LocalExecutor:
 
     def _wait_for_news(self, seconds: float) -> bool:
         """Wait for anything to happen. Returns whether it is of interest to the caller."""
-        running = list(self._running.values())
-        parts = sum(len(one.unfinished) for one in running)
-        unreleased = [one for one in running if not one.is_released and not one.team.bell.closed]
-        calls = [call for one in running for call in _calls(one)]
+        running = [(one, one.codes()) for one in self._running.values()]
+        if any(codes.count(None) < one.known_unfinished for one, codes in running):
+            return True  # else who is not waited for any more would be slept through
+        unreleased = [one for one, _ in running if not one.is_released and not one.team.bell.closed]
+        calls = [call for one, codes in running for call in one.team.calls(codes)]
         calls += [one.team.bell for one in unreleased]
         calls += [process.sentinel for team, _ in (*self._idle, *self._leaving) for process in team.living]
         now = time.monotonic()
-        until = min([now + seconds, *(one.deadline for one in running), *self._times_to_leave()])
+        until = min([now + seconds, *(one.deadline for one, _ in running), *self._times_to_leave()])
         ready = wait_for_any(calls, timeout=max(0.0, until - now))
         for one in unreleased:
             one.released += one.team.count_released()
-        is_over = any(one.is_released for one in unreleased) or self._see_off()
-        return is_over or not ready or sum(len(one.unfinished) for one in running) < parts
+        has_left, is_released = self._see_off(), any(one.is_released for one in unreleased)
+        return has_left or is_released or not ready or any(one.has_news for one, _ in running)
 
     def _times_to_leave(self) -> list[float]:
         """Return when processes that are idle or leaving have to be gone."""
@@ -206,6 +215,7 @@ class LocalExecutor:
         self._let_go(range(len(self._idle)))
         stopped = [one for one in self._running.values() if not (spares_released and one.is_released)]
         for running in stopped:
+            running.team.let_go()
             running.team.terminate()
         until = time.monotonic() + _GRACE_SECONDS
         for process in [process for running in stopped for process in running.team.living]:
@@ -213,6 +223,7 @@ class LocalExecutor:
             signal_group(process, signal.SIGKILL)
             process.join()
         self.collect_ended()
+        self._queue.clear()  # a job that its process had not begun was queued again
         self._let_go(range(len(self._idle)))
         self._see_off()
         while self._leaving:
@@ -265,7 +276,8 @@ class LocalExecutor:
             team = fork(job.pool, self._entry, orders)
         else:
             team.give(orders)
-        return _Running(job, team, rendezvous, time.monotonic() + self._limits.time_limit, is_fresh)
+        deadline = time.monotonic() + self._limits.time_limit
+        return _Running(job, team, rendezvous, deadline, is_fresh, known_unfinished=job.ranks)
 
     def _take_idle(self, job: Job) -> Team | None:
         """Return the processes that have been idle shortest, of those that can do the job: the one that has
@@ -320,13 +332,6 @@ class LocalExecutor:
         for team, _ in (*broken, *gone):
             team.kill()
         return bool(gone)
-
-
-def _calls(running: _Running) -> list[object]:
-    """Return what is ready when a rank of a job ends or says something."""
-    ranks = [rank for rank, code in enumerate(running.codes()) if code is None]
-    connections = [running.team.connections[rank] for rank in ranks]
-    return [*connections, *(running.team.processes[rank].sentinel for rank in ranks)]
 
 
 def _note_failure(running: _Running, codes: Sequence[int | None]) -> None:

@@ -51,6 +51,12 @@ class Team:
                 said.append(self.connections[rank].recv())
         return said
 
+    def calls(self, codes: Sequence[int | None]) -> list[Connection | int]:
+        """Return what is ready when a rank ends or says something, of those without an exit code."""
+        ranks = [rank for rank, code in enumerate(codes) if code is None]
+        ends: list[Connection | int] = [self.connections[rank] for rank in ranks]
+        return [*ends, *(self.processes[rank].sentinel for rank in ranks)]
+
     def count_released(self) -> int:
         """Return how many ranks have given their devices back since this was last asked."""
         if self.bell.closed or not select.select([self.bell], [], [], 0)[0]:

@@ -1,7 +1,7 @@
 """``python -m tests.support.light_worker RUN_DIR TOO_EARLY``: one worker that is given every task of a run.
 
-The first TOO_EARLY tasks that it is given are updates whose inputs are not there. It prints a line of JSON for
-each attempt: task, exit code, process, and its memory afterwards.
+The first TOO_EARLY tasks that it is given are updates whose inputs are not there. It prints a line of JSON
+for each attempt: task, exit code, process, and its memory afterwards.
 """
 
 import json
