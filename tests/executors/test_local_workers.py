@@ -25,14 +25,35 @@ from tests.support.waiting import eventually
 ALWAYS = math.inf
 
 
+class Executor(LocalExecutor):
+    """Remembers how all its jobs ended."""
+
+    def __init__(self, *given) -> None:
+        super().__init__(*given)
+        self.ends: dict[str, JobEnd] = {}
+
+    def collect_ended(self):
+        found = super().collect_ended()
+        self.ends |= found
+        return found
+
+    def until_end(self, key: str) -> JobEnd:
+        until = time.monotonic() + 30
+        while key not in self.ends:
+            assert time.monotonic() < until, f"{key} does not end"
+            self.wait(1)
+            self.collect_ended()
+        return self.ends[key]
+
+
 @pytest.fixture
 def start():
     """Make executors whose processes stay, and end them."""
     made = []
 
-    def make(linger: float = ALWAYS, slots: int = 2) -> LocalExecutor:
+    def make(linger: float = ALWAYS, slots: int = 2) -> Executor:
         limits = LocalLimits(slots, {"a": 2, "b": 2}, 60, {"a": linger, "b": linger})
-        made.append(LocalExecutor("tests.support.scheduled:serve", [], limits))
+        made.append(Executor("tests.support.scheduled:serve", [], limits))
         return made[-1]
 
     yield make
@@ -47,20 +68,12 @@ def do(tmp_path):
     """Run jobs to their end, one after the other; return their ends."""
     names = iter(range(100))
 
-    def one(executor: LocalExecutor, *arguments: object, pool: str = "a", ranks: int = 1) -> JobEnd:
+    def one(executor: Executor, *arguments: object, pool: str = "a", ranks: int = 1) -> JobEnd:
         key = f"job-{next(names)}"
         executor.submit([Job(key, pool, tuple(map(str, arguments)), tmp_path / f"{key}.log", ranks=ranks)])
-        return until_end(executor, key)
+        return executor.until_end(key)
 
     return one
-
-
-def until_end(executor: LocalExecutor, key: str) -> JobEnd:
-    until = time.monotonic() + 30
-    while key not in (ended := executor.collect_ended()):
-        assert time.monotonic() < until, f"{key} does not end"
-        executor.wait(1)
-    return ended[key]
 
 
 def pids_in(file: Path) -> list[int]:
@@ -74,7 +87,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def idle_pids(executor: LocalExecutor) -> list[int]:
+def idle_pids(executor: Executor) -> list[int]:
     return [process.pid for team, _ in executor._idle for process in team.processes]
 
 
@@ -127,7 +140,7 @@ def test_a_job_that_a_dying_process_never_began_goes_to_another(start, do, tmp_p
     executor.submit([Job("late", "a", ("exit", "0"), tmp_path / "late.log")])
     executor.wait(0)
     os.kill(pid, signal.SIGKILL)
-    assert until_end(executor, "late") == JobEnd(0)
+    assert executor.until_end("late") == JobEnd(0)
     assert (tmp_path / "late.log").read_text() == "exit 0\n"
 
 
@@ -143,13 +156,13 @@ def test_each_job_of_a_process_has_a_time_limit_and_a_bell_of_its_own(start, do,
     assert running.is_released
     assert running.deadline > time.monotonic() + 50
     do(executor, "touch", file, pool="b")
-    assert until_end(executor, "writes") == JobEnd(0)
+    assert executor.until_end("writes") == JobEnd(0)
     assert pid in idle_pids(executor)
     executor.submit([Job("computes", "a", ("after", str(tmp_path / "go"), "exit", "0"), tmp_path / "c.log")])
     executor.wait(0.1)
     assert not executor._running["computes"].is_released, "it has said nothing itself"
     (tmp_path / "go").touch()
-    assert until_end(executor, "computes") == JobEnd(0)
+    assert executor.until_end("computes") == JobEnd(0)
 
 
 def test_ranks_stay_together_and_a_failure_of_one_ends_all(start, do, tmp_path, monkeypatch):
@@ -178,10 +191,7 @@ def test_the_longest_idle_one_makes_room_for_another_stage_where_memory_is_short
     executor, file = start(slots=3), tmp_path / "pids"
     jobs = [Job(name, "a", ("self", str(file)), tmp_path / f"{name}.log") for name in ("one", "two")]
     executor.submit(jobs)
-    until_end(executor, "one")
-    executor.wait(1)
-    executor.collect_ended()
-    assert eventually(lambda: executor.collect_ended() is not None and len(executor._idle) == 2)
+    assert [executor.until_end(one.key) for one in jobs] == [JobEnd(0)] * 2
     longest, other = idle_pids(executor)
     monkeypatch.setattr(processes, "free_memory", lambda: 0.01 if is_alive(longest) else 0.5)
     assert do(executor, "exit", 0, pool="b") == JobEnd(0)
@@ -279,7 +289,7 @@ def test_free_memory_is_that_of_the_machine_or_of_the_control_group(tmp_path, gr
 
 
 def records(run_dir: Path, stage: str) -> list[dict]:
-    return [json.loads(path.read_text()) for path in sorted(run_dir.glob(f"iterations/*/{stage}/*.json"))]
+    return [json.loads(path.read_text()) for path in sorted(run_dir.glob(f"iterations/*/{stage}/shard-?????.json"))]
 
 
 def words(inputs: Path, run_dir: Path, *more: str) -> list[str]:
