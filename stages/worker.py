@@ -20,6 +20,8 @@ from stages.runner import Arguments, AttemptEnd, parse, run_attempt
 
 _SETTLED = 3
 """Tasks after which a process has all that it keeps: its memory is compared with that."""
+_NOTEWORTHY = 2**26
+"""Bytes of garbage that are worth looking for."""
 _GROWTH = 1.5
 _LEAST_GROWTH = 2**29
 """Bytes by which memory grows, at least, before a process leaves for it."""
@@ -47,13 +49,26 @@ def work(source: Source) -> int:
             if end.failure is not None:
                 drop_kept()
             source.ended(arguments, exit_code)
-            gc.collect()
-            sizes.append(resident_bytes())
+            sizes.append(settled_size(sizes))
             if is_spoilt(end, int(os.environ.get("WORLD_SIZE") or 1)) or warned() or has_grown(sizes):
                 break
     finally:
         drop_kept()
     return exit_code
+
+
+def settled_size(earlier: Sequence[int]) -> int:
+    """Return the memory that this process holds, in bytes, without what is only garbage. Looking for that
+    takes a tenth of a second, so it is done only if there may be much.
+
+    Args:
+        earlier: what was returned after earlier tasks.
+    """
+    size = resident_bytes()
+    if earlier and size < min(earlier) + _NOTEWORTHY:
+        return size
+    gc.collect()
+    return resident_bytes()
 
 
 def is_spoilt(end: AttemptEnd, ranks: int) -> bool:

@@ -289,7 +289,8 @@ def test_free_memory_is_that_of_the_machine_or_of_the_control_group(tmp_path, gr
 
 
 def records(run_dir: Path, stage: str) -> list[dict]:
-    return [json.loads(path.read_text()) for path in sorted(run_dir.glob(f"iterations/*/{stage}/shard-?????.json"))]
+    paths = run_dir.glob(f"iterations/*/{stage}/shard-?????.json")
+    return [json.loads(path.read_text()) for path in sorted(paths)]
 
 
 def words(inputs: Path, run_dir: Path, *more: str) -> list[str]:
