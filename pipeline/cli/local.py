@@ -10,7 +10,7 @@ from pathlib import Path
 from pipeline.cli.summary import announce, say_how_it_ended
 from pipeline.config.issue import ConfigError
 from pipeline.config.reward import RewardModelConfig
-from pipeline.config.scheduler import LocalConfig, LocalStageConfig
+from pipeline.config.scheduler import LocalConfig, LocalStageConfig, LocalUpdateConfig
 from pipeline.config.schema import Config
 from pipeline.executors.local import drive
 from pipeline.executors.machine import has_gpus
@@ -65,7 +65,7 @@ def local_executor(config: Config) -> LocalExecutor:
     os.environ.update(TASK_ENVIRONMENT)
     given = config.scheduler
     assert isinstance(given, LocalConfig)
-    shares = {
+    shares: dict[str, LocalStageConfig | LocalUpdateConfig] = {
         "rollout": given.rollout,
         "reward": given.reward,
         "update": given.update,

@@ -75,7 +75,7 @@ class Orders:
         if order is self._entered:
             return
         _flush()
-        _change_environment(self._entered and self._entered.environment, order.environment)
+        _change_environment(self._entered.environment if self._entered else None, order.environment)
         _redirect_output(order.log)
         self._entered = order
 

@@ -90,7 +90,9 @@ class Team:
             process.join()
         self.remove_leftovers()
         codes = [process.exitcode or 0 for process in self.processes]
-        for end in (*self.processes, *self.connections, self.bell):
+        for process in self.processes:
+            process.close()
+        for end in (*self.connections, self.bell):
             end.close()
         return codes
 
