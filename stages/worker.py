@@ -96,7 +96,9 @@ def resident_bytes() -> int:
 
 def drop_kept() -> None:
     """Drop all that tasks have kept for later ones. Errors of that are logged only."""
-    # Neither is imported for this: it was not, so it keeps nothing.
+    # Neither is imported for this: one that was not keeps nothing.
+    if learners := sys.modules.get("stages.ppo.kept"):
+        learners.release()
     if engines := sys.modules.get("stages.engines"):
         with engines.engines_closed():
             pass
