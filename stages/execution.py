@@ -31,7 +31,7 @@ from stages.bell import ring
 from stages.context import Context, Result, StateWriter
 from stages.engines import engines_closed, needs_torch
 from stages.logs import log
-from stages.numerics import peak_gpu_memory, set_up_torch
+from stages.numerics import forget_peaks, peak_gpu_memory, set_up_chance, set_up_torch
 from stages.runner import Arguments
 
 _POLL_SECONDS = 0.5
@@ -68,6 +68,8 @@ def compute_and_commit(
     names = (task.stage, task.pool) if task.pool else (task.stage,)
     seed = derive_seed(config.seed, task.iteration, *names, task.shard)
     uses_torch = any(needs_torch(key, name) for key, name in engines_of(config, task.stage, task.pool))
+    forget_peaks()
+    set_up_chance(seed)
     if uses_torch:
         set_up_torch(num_threads(config, task.stage), seed)
     result = importlib.import_module(f"stages.tasks.{task.stage}").run(arguments.task, context)
@@ -194,7 +196,7 @@ def num_threads(config: Config, stage: Stage) -> int:
 
 def measured(context: Context, started: float, uses_torch: bool) -> dict[str, float]:
     """Return seconds of model compute and from the task's start to the first of it; and the peak memory of
-    this process, and of its GPU if it uses torch, in GiB."""
+    this process meanwhile, and of its GPU if it uses torch, in GiB."""
     metrics = {"compute_seconds": context.compute_seconds}
     if context.first_compute is not None:
         metrics["startup_seconds"] = context.first_compute - started

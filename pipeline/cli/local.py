@@ -10,10 +10,12 @@ from pathlib import Path
 from pipeline.cli.summary import announce, say_how_it_ended
 from pipeline.config.issue import ConfigError
 from pipeline.config.reward import RewardModelConfig
-from pipeline.config.scheduler import LocalConfig, LocalStageConfig
+from pipeline.config.scheduler import LocalConfig, LocalStageConfig, LocalUpdateConfig
 from pipeline.config.schema import Config
 from pipeline.executors.local import drive
+from pipeline.executors.machine import has_gpus
 from pipeline.executors.processes import LocalExecutor, LocalLimits
+from pipeline.executors.staying import seconds_of
 from pipeline.notify.events import breakdown, tell
 from pipeline.orchestrate.driver import tell_of_pass
 from pipeline.run.directory import Run, resume_command
@@ -47,7 +49,7 @@ def carry_on(run: Run, executor: LocalExecutor, lease: Lease | None = None) -> i
 
 
 def local_executor(config: Config) -> LocalExecutor:
-    """Make an executor of processes of this machine, which run ``python -m stages``'s entry.
+    """Make an executor of processes of this machine, which run :func:`stages.worker.serve`.
 
     Raises:
         ConfigError: the training libraries are not installed.
@@ -63,22 +65,24 @@ def local_executor(config: Config) -> LocalExecutor:
     os.environ.update(TASK_ENVIRONMENT)
     given = config.scheduler
     assert isinstance(given, LocalConfig)
-    pools = {
-        "prepare": 1,
-        "rollout": given.rollout.slots,
-        "reward": given.reward.slots,
-        "update": given.update.slots,
-        "evaluate": given.evaluate.slots,
+    shares: dict[str, LocalStageConfig | LocalUpdateConfig] = {
+        "rollout": given.rollout,
+        "reward": given.reward,
+        "update": given.update,
+        "evaluate": given.evaluate,
     }
     for pool in config.reward.pools:
-        pools[Task(0, Stage.SCORE, pool=pool).job_kind] = given.pools.get(pool, LocalStageConfig()).slots
-    limits = LocalLimits(given.slots, pools, given.time_limit)
+        shares[Task(0, Stage.SCORE, pool=pool).job_kind] = given.pools.get(pool, LocalStageConfig())
+    slots = {"prepare": 1} | {job_kind: share.slots for job_kind, share in shares.items()}
+    on_gpus = has_gpus()
+    linger = {job_kind: seconds_of(share.linger, on_gpus) for job_kind, share in shares.items()}
+    limits = LocalLimits(given.slots, slots, given.time_limit, linger)
     preload = ["stages.preload"]
     if has_models:
         preload += ["stages.preload_models", *model_modules(config)]
     if uses_vllm(config):
         preload.append("stages.preload_vllm")
-    return LocalExecutor("stages.runner:main", preload, limits)
+    return LocalExecutor("stages.worker:serve", preload, limits)
 
 
 def model_modules(config: Config) -> list[str]:

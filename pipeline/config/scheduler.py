@@ -30,6 +30,9 @@ class LocalStageConfig:
 
     slots: PositiveInt = 1
     """Tasks of this stage that may run at once."""
+    linger: Linger = "auto"
+    """Seconds that a process of this stage waits for its next task, with all that it has loaded; 0: each task
+    has a process of its own. auto: as long as there is memory, and 0 on a machine with GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,9 @@ class LocalUpdateConfig:
 
     slots: PositiveInt = 1
     """Tasks of this stage that may run at once."""
+    linger: Linger = "auto"
+    """Seconds that a process of this stage waits for its next task, with all that it has loaded; 0: each task
+    has a process of its own. auto: as long as there is memory, and 0 on a machine with GPUs."""
     ranks: PositiveInt = 1
     """Processes that share the work of one update, each with update.num_threads threads or a GPU of its own.
     Together they take one slot."""

@@ -26,6 +26,9 @@ EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 OptionName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")]
 Memory = Annotated[str, Field(pattern=r"^[1-9][0-9]*[KMGT]?$")]
 Gpus = Annotated[str, Field(pattern=r"^([A-Za-z0-9_.-]+:)?[1-9][0-9]*$"), BeforeValidator(_text_of_number)]
+Linger = NonNegativeInt | Literal["auto"]
+"""Seconds that a process stays after its task to get another; 0: not at all."""
+
 TimeLimit = Annotated[str, Field(pattern=r"^([0-9]+-)?[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]$")]
 PluginName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
 RuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*(:[A-Za-z_][\w.]*)?$")]

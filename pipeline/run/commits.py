@@ -198,11 +198,16 @@ def _archive_of(task: Task) -> Iterator[None]:
 
 @lru_cache(maxsize=64)
 def _look_above(folder: Path) -> None:
-    """Make the network filesystem's client look ``folder`` up again, once in the life of a task's process.
+    """Make the network filesystem's client look ``folder`` up again, once in the life of an attempt.
 
     The folder that it remembers may have been moved away by another machine when the run went back.
     """
     is_there(folder)
+
+
+def forget_folders() -> None:
+    """Look up all folders again from now on, as a process does that begins with another attempt."""
+    _look_above.cache_clear()
 
 
 def require_record(paths: RunPaths, task: Task) -> Record:

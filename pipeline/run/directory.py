@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -274,9 +275,15 @@ def load_run(root: Path) -> Run:
             "Restore it, or start a new run with the new settings."
         )
     try:
-        return Run(paths, from_mapping(from_yaml(text)), identity)
+        return Run(paths, _config_of(text), identity)
     except ConfigError as error:
         raise RunError(f"{paths.config_yaml} is of another version of slurm-ppo: {error}") from None
+
+
+@lru_cache(maxsize=2)
+def _config_of(text: str) -> Config:
+    """Parse a configuration; cached, as a process that does many tasks of a run asks for each."""
+    return from_mapping(from_yaml(text))
 
 
 def identity_text(identity: Identity) -> str:

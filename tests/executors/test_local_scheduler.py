@@ -22,7 +22,7 @@ def start(tmp_path):
     made = []
 
     def make(slots: int = 4, pools: dict[str, int] = POOLS, time_limit: float = 60) -> LocalExecutor:
-        made.append(LocalExecutor("tests.support.scheduled:main", [], LocalLimits(slots, pools, time_limit)))
+        made.append(LocalExecutor("tests.support.scheduled:serve", [], LocalLimits(slots, pools, time_limit)))
         return made[-1]
 
     yield make
@@ -179,7 +179,7 @@ from pathlib import Path
 from pipeline.executors.processes import Job, LocalExecutor, LocalLimits
 if __name__ == "__main__":
     log, ranks, *words = sys.argv[1:]
-    executor = LocalExecutor("tests.support.scheduled:main", [], LocalLimits(1, {"gpu": 1}, 60))
+    executor = LocalExecutor("tests.support.scheduled:serve", [], LocalLimits(1, {"gpu": 1}, 60))
     executor.submit([Job("a", "gpu", tuple(words), Path(log), ranks=int(ranks))])
     executor.wait(0)
     time.sleep(60)
