@@ -4,6 +4,7 @@ The state is written as safetensors (:mod:`stages.ppo.state`), not as DeepSpeed'
 a pickle, which must not be loaded from a shared directory, and is bound to a world size.
 """
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -279,6 +280,18 @@ class Trainer:
             if not all(map(math.isfinite, pair)):
                 raise NumericalError(f"{key} of the {self.name} is not finite; nothing is committed")
         return found
+
+    def free(self) -> None:
+        """Give the memory of weights and moments back, whoever holds on to them, as DeepSpeed does to some.
+        Nothing of it can be used any more."""
+        for part in [part for one in self.held() for part in one.parts.values()]:
+            with contextlib.suppress(RuntimeError):  # memory that is not torch's own stays
+                part.untyped_storage().resize_(0)
+        self._optimizer.state.clear()
+        for parameter in self.model.parameters():
+            parameter.grad = None
+            for tensor in (parameter, getattr(parameter, "ds_tensor", parameter)):
+                tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
 
     def trained(self) -> list[tuple[str, nn.Parameter]]:
         """Return the parameters that are trained, by name, in the same order on every rank."""
