@@ -26,7 +26,7 @@ CASES = {
     "bf16-zero1": ["update.zero_stage=1", "update.precision=bf16"],
     "bf16-zero2": ["update.zero_stage=2", "update.precision=bf16"],
     "bf16-zero3": ["update.zero_stage=3", "update.precision=bf16"],
-    "overflow": ["update.zero_stage=2", "update.precision=fp16", "update.epochs=8"],
+    "overflow": ["update.zero_stage=2", "update.precision=fp16", "update.epochs=4"],
     "stopped": ["algorithm.target_kl=1e-9"],
     "skipped": ["update.zero_stage=1", "update.precision=bf16"],
     "lora": ["update.zero_stage=3", "update.lora.rank=2"],
