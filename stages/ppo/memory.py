@@ -108,7 +108,7 @@ def explain(config: Config, experience: Experience, num_ranks: int, has: float) 
 
 
 @contextlib.contextmanager
-def out_of_memory_explained(config: Config, experience: Experience, is_used: bool) -> Iterator[None]:
+def out_of_memory_explained(config: Config, experience: Experience, is_used: bool = False) -> Iterator[None]:
     """Turn torch's errors of insufficient memory into OutOfMemory, which says what to change.
 
     Args:
