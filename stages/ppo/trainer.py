@@ -26,7 +26,7 @@ from stages.ppo.state.saved_state import File, SavedState, files_of, read_counte
 from stages.ppo.state.slices import MOMENTS, WEIGHT, Slice, held, own
 from stages.ppo.state.sums import sums_of
 from stages.ppo.state.tensor_files import Described
-from stages.ppo.zero import adamw, engine_settings, permit_fp16_on_cpu, share_out
+from stages.ppo.zero import adamw, engine_settings, permit_fp16_on_cpu, share_out, undo_sharing
 from stages.training import removed_on_failure
 
 _LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter")
@@ -83,6 +83,8 @@ class Trainer:
         settings = engine_settings(config, sum(p.numel() for p in model.parameters() if p.requires_grad))
         if config.zero_stage == 3:
             share_out(model, settings, bare)
+        else:
+            undo_sharing()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.engine, *_ = deepspeed.initialize(
             model=model,
