@@ -116,6 +116,8 @@ class Context:
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     state_writer: StateWriter | None = None
     """Writer of what the stage still has to write once its result is committed, set by the stage."""
+    skips_state: bool = False
+    """Whether a trainer that keeps a state writes none this time (:attr:`Record.skips_state`)."""
     hashes: Callable[[int, FileEntry], bool] = lambda index, entry: True
     """Whether this rank hashes a file of a directory that is read, by its place among them: each file is
     hashed by one rank."""

@@ -98,6 +98,7 @@ def record_of(context: Context, result: Result, started: float, seed: int) -> Re
         pid=os.getpid(),
         job_id=os.environ.get("SLURM_JOB_ID", ""),
         promises_state=context.state_writer is not None,
+        skips_state=context.skips_state,
     )
 
 
@@ -140,6 +141,7 @@ def publish_state(
     lineage = {task_key(update.task): update.fingerprint}
     state = replace(update, task=state_of(update.policy_version), outputs=files, inputs=lineage)
     state = replace(state, started=started, ended=time.time(), metrics={}, promises_state=False)
+    state = replace(state, attempt=context.attempt, skips_state=False)
     is_past = is_of_the_past(context.paths, state.task, history)
     if not is_past and not stands(context.paths, update):
         discard(context.paths, state)

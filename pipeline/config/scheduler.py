@@ -1,6 +1,7 @@
 """The configuration of what runs tasks: this machine, or a Slurm cluster."""
 
 import dataclasses
+import math
 import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -22,6 +23,7 @@ from pipeline.config.types import (
     Text,
     TimeLimit,
 )
+from slurm.limits import parse_duration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,11 @@ class LocalConfig:
     def num_update_ranks(self) -> int:
         """Processes that make one update together."""
         return self.update.ranks
+
+    @property
+    def update_seconds(self) -> float:
+        """Seconds that an update may take."""
+        return float(self.time_limit)
 
 
 def _split_at_commas(value: object) -> object:
@@ -277,6 +284,11 @@ class SlurmConfig:
     def num_update_ranks(self) -> int:
         """Processes that make one update together."""
         return self.update.num_ranks
+
+    @property
+    def update_seconds(self) -> float:
+        """Seconds that an update may take."""
+        return parse_duration(self.update.time) or math.inf
 
 
 SchedulerConfig = Annotated[LocalConfig | SlurmConfig, Field(discriminator="kind")]

@@ -39,6 +39,7 @@ _ORPHAN_SECONDS = 3600.0
 """Seconds after which a private file has lost its writer, which needs moments only."""
 _MOST_NAMED = 3
 LOST = "was lost"
+NOT_DUE = "was not due (update.save_every)"
 _READ_SECONDS = 60.0
 _HASH_SECONDS = 900.0
 """Seconds to hash a policy of 140 GB from a slow file server."""
@@ -177,7 +178,8 @@ def look_at_state(run: Run) -> Finding:
             again = f"{resume_command(run)}: it is moved aside, and the next update learns it again"
             return warning(title, str(error), again)
         return ok(title, f"that of iteration {newest} stands")
-    return judge_lost_state(newest, state_before(plan, paths, newest), newest == plan.iterations, fate(run))
+    told = NOT_DUE if update.skips_state else fate(run)
+    return judge_lost_state(newest, state_before(plan, paths, newest), newest == plan.iterations, told)
 
 
 def fate(run: Run) -> str:
@@ -203,7 +205,10 @@ def judge_lost_state(newest: int, before: int | None, is_last: bool, fate: str) 
     if before is None:
         advice = "restore one from a backup, or fork or go back to an iteration that has one"
         return problem("trainer's state", f"{told}, and none that it could be made again from", advice)
-    again = "the next update learns it again" if fate == LOST else "if lost, the next update learns it again"
+    again = {
+        LOST: "the next update learns it again",
+        NOT_DUE: "the trainer has it in memory, or the next update learns it again",
+    }.get(fate, "if lost, the next update learns it again")
     return ok("trainer's state", f"{told}; {again} from iteration {before}")
 
 

@@ -29,7 +29,11 @@ def note_lost_states(
             continue
         why = f"{record.task} committed its policy, and ended before the trainer's state was saved"
         journal.event(run.paths.events, LOST, iteration=state.iteration, attempt=record.attempt, message=why)
-        goes_on = "; the next update learns it again" if state.iteration < run.plan.iterations else ""
+        goes_on = (
+            "; the next update has it in memory, or learns it again"
+            if state.iteration < run.plan.iterations
+            else ""
+        )
         note(f"{why}{goes_on}")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+from pipeline.config.schema import Config
 from pipeline.run.commits import CorruptData, Record, read_record, thinned_folders
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan, policy_maker, state_of
@@ -45,7 +46,26 @@ def _stands(paths: RunPaths, task: Task, parent: str) -> Record | None:
 
 def keeps_state(record: Record) -> bool:
     """Whether the trainer that made an update keeps a state; one of a user's may keep none."""
-    return record.promises_state or record.holds_state
+    return record.promises_state or record.holds_state or record.skips_state
+
+
+def is_due(config: Config, version: int, newest: int, stays: bool, seconds: float) -> bool:
+    """Whether an update is to save its state (update.save_every). Pure.
+
+    Args:
+        newest: version of the newest state before it; 0 where learning began.
+        stays: whether its process may get another update.
+        seconds: duration of the updates since that state, this one included.
+    """
+    every, interval = config.update.keep_every, config.update.updates_per_state(stays)
+    is_kept = version == config.iterations or (every is not None and version % every == 0)
+    return is_kept or version - newest >= interval or seconds >= longest_replay(config)
+
+
+def longest_replay(config: Config) -> float:
+    """Return the seconds of updates after which a state is saved: an update that learns them again has most
+    of its time left."""
+    return config.scheduler.update_seconds / 4
 
 
 def versions_with_state(paths: RunPaths) -> Iterator[int]:

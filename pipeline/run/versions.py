@@ -74,7 +74,7 @@ def _why_absent(run: Run, number: int, updated: int) -> str:
     if number == 0:
         return f"is the model that it began with, {run.config.model.policy}"
     if number in kept_versions(run.paths):
-        return "was lost, or is still being saved (its policy is there)"
+        return "was not due (update.save_every), was lost, or is still being saved (its policy is there)"
     return "was thinned out on purpose (update.keep_last)"
 
 

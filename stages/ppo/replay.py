@@ -6,14 +6,17 @@ cannot be done, learning goes on from the committed weights with the newest mome
 """
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from pipeline.run.commits import BadCommit
+from pipeline.run.commits import BadCommit, read_record
+from pipeline.run.plan import policy_maker
 from pipeline.run.retention import Thinned
+from pipeline.run.states import longest_replay
 from stages import ranks
 from stages.context import Context, Stopwatch, UserError
 from stages.logs import log
@@ -22,6 +25,7 @@ from stages.ppo.experience import Experience, read_experience
 from stages.ppo.learner import update
 from stages.ppo.math.rounding import nearest_that_rounds_to
 from stages.ppo.reference import with_reference
+from stages.ppo.saving import save_state, warnings_noted
 from stages.ppo.state.learned import Learned, Machine, learned_of, state_after
 from stages.ppo.state.slices import WEIGHT
 from stages.ppo.state.sums import largest_difference
@@ -46,23 +50,51 @@ class Settled:
         return self.moved / self.update if self.update else float(self.moved > 0)
 
 
-def relearn(context: Context, learner: Learner, newest: int, version: int) -> None:
+def relearn(context: Context, learner: Learner, newest: int, version: int) -> tuple[int, float]:
     """Bring a learner with the state of iteration ``newest`` to that of ``version``.
 
-    What is read on the way is no input of this update: it is made from policy ``version``.
+    A state is saved on the way when the process is warned of its end, and each time that a quarter of the
+    time limit was spent. What is read on the way is no input of this update, which is made from policy
+    ``version``.
+
+    Returns:
+        The version of the newest state that is committed now, and seconds spent since it.
     """
-    reader = replace(context, lineage={}, stopwatch=Stopwatch())
-    for iteration in range(newest + 1, version + 1):
-        say(f"the trainer's state of iteration {iteration} was lost: the iteration is learned again")
-        if problem := _relearn_one(reader, learner, iteration):
-            if ranks.is_first():
-                log.warning(
-                    f"iteration {iteration} cannot be learned again ({problem}): going on from the weights "
-                    f"of policy {version}, with the optimizer's moments of iteration {iteration - 1}"
-                )
-            settle(learner.policy, committed_weights(context, version))
-            _set_counters(learner, learned_of(reader, version))
-            return
+    reader = replace(context, lineage={}, stopwatch=Stopwatch(), stays=True)
+    begun, limit = time.monotonic(), longest_replay(context.config)
+    with warnings_noted() as is_warned:
+        for iteration in range(newest + 1, version + 1):
+            if not _relearn_or_go_on(reader, learner, iteration, version):
+                return (
+                    newest,
+                    math.inf,
+                )  # so that the state is due: nothing can be learned again from that one
+            is_urgent = is_warned() or time.monotonic() - begun > limit
+            if any(ranks.share(is_urgent)) and save_state(reader, learner, iteration):
+                newest, begun = iteration, time.monotonic()
+    return newest, time.monotonic() - begun
+
+
+def _relearn_or_go_on(reader: Context, learner: Learner, iteration: int, version: int) -> bool:
+    """Learn an iteration again; where that cannot be done, go on from the weights of ``version``. Returns
+    whether it could be done."""
+    say(f"the trainer's state of iteration {iteration} {_fate(reader, iteration)}: it is learned again")
+    problem = _relearn_one(reader, learner, iteration)
+    if problem is None:
+        return True
+    if ranks.is_first():
+        log.warning(
+            f"iteration {iteration} cannot be learned again ({problem}): going on from the weights "
+            f"of policy {version}, with the optimizer's moments of iteration {iteration - 1}"
+        )
+    settle(learner.policy, committed_weights(reader, version))
+    set_counters(learner, learned_of(reader, version))
+    return False
+
+
+def _fate(reader: Context, iteration: int) -> str:
+    record = read_record(reader.paths, policy_maker(iteration))
+    return "was not due" if record is not None and record.skips_state else "was lost"
 
 
 def _relearn_one(reader: Context, learner: Learner, iteration: int) -> str | None:
@@ -82,7 +114,7 @@ def _relearn_one(reader: Context, learner: Learner, iteration: int) -> str | Non
     decisions = learned.decisions
     update(learner, experience, iteration, before.kl_coef, moments, reader.stopwatch, decisions)
     settled = settle(learner.policy, weights, start)
-    _set_counters(learner, learned)
+    set_counters(learner, learned)
     _report(learner, learned, iteration, settled)
     return None
 
@@ -123,7 +155,8 @@ def _squared(tensor: Tensor) -> float:
     return float((tensor.double() ** 2).sum())
 
 
-def _set_counters(learner: Learner, learned: Learned) -> None:
+def set_counters(learner: Learner, learned: Learned) -> None:
+    """Set the counters of policy and critic to those that an update committed."""
     for trainer in learner.trainers:
         if trainer.name in learned.counters:
             trainer.set_counters(learned.counters[trainer.name])

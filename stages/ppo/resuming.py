@@ -3,7 +3,7 @@
 Where the newest state is older than the policy, the iterations between are learned again (:mod:`.replay`).
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -16,10 +16,11 @@ from pipeline.run.plan import policy_maker, state_of
 from stages import ranks
 from stages.context import Context
 from stages.models import load_causal_lm
+from stages.ppo import kept
 from stages.ppo.bare import Bare, bare_model
 from stages.ppo.critics import load_critic
 from stages.ppo.lora import adapt, load_policy
-from stages.ppo.replay import relearn
+from stages.ppo.replay import relearn, set_counters
 from stages.ppo.state.learned import Learned, Machine, TrainerState, learned_of, state_after
 from stages.ppo.state.sums import contradiction
 from stages.ppo.state.writer import CRITIC
@@ -27,13 +28,29 @@ from stages.ppo.trainer import Trainer
 from stages.ppo.training import Learner, say
 
 
-def resume(context: Context, version: int) -> tuple[Learner, TrainerState]:
-    """Load everything that learning goes on with after iteration ``version``."""
+@dataclass(frozen=True)
+class Start:
+    """What learning goes on with."""
+
+    learner: Learner
+    state: TrainerState
+    newest: int
+    """Version of the newest state that is committed."""
+    seconds: float
+    """Duration of the updates since."""
+
+
+def resume(context: Context, version: int) -> Start:
+    """Return everything that learning goes on with after iteration ``version``: from memory, if it is there,
+    else from the newest state and the iterations since."""
+    if found := kept.take(context, version):
+        set_counters(found.learner, learned_of(context, version))
+        return Start(found.learner, state_after(context, version), found.newest, found.seconds)
     reader = replace(context, lineage={})  # what is read to get there again is no input of this update
     newest: int = ranks.share(reader.newest_state(version))[0]  # another's file system may remember less
     learner = load_learner(context if newest == version else reader, newest)
-    relearn(context, learner, newest, version)
-    return learner, state_after(context, version)
+    newest, seconds = relearn(context, learner, newest, version)
+    return Start(learner, state_after(context, version), newest, seconds)
 
 
 def load_learner(context: Context, version: int) -> Learner:

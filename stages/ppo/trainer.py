@@ -4,6 +4,7 @@ The state is written as safetensors (:mod:`stages.ppo.state`), not as DeepSpeed'
 a pickle, which must not be loaded from a shared directory, and is bound to a world size.
 """
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from stages.ppo.state.saved_state import File, SavedState, files_of, read_counte
 from stages.ppo.state.slices import MOMENTS, WEIGHT, Slice, held, own
 from stages.ppo.state.sums import sums_of
 from stages.ppo.state.tensor_files import Described
-from stages.ppo.zero import adamw, engine_settings, permit_fp16_on_cpu, share_out
+from stages.ppo.zero import adamw, engine_settings, permit_fp16_on_cpu, share_out, undo_sharing
 from stages.training import removed_on_failure
 
 _LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter")
@@ -82,6 +83,8 @@ class Trainer:
         settings = engine_settings(config, sum(p.numel() for p in model.parameters() if p.requires_grad))
         if config.zero_stage == 3:
             share_out(model, settings, bare)
+        else:
+            undo_sharing()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.engine, *_ = deepspeed.initialize(
             model=model,
@@ -279,6 +282,18 @@ class Trainer:
             if not all(map(math.isfinite, pair)):
                 raise NumericalError(f"{key} of the {self.name} is not finite; nothing is committed")
         return found
+
+    def free(self) -> None:
+        """Give the memory of weights and moments back, whoever holds on to them, as DeepSpeed does to some.
+        Nothing of it can be used any more."""
+        for part in [part for one in self.held() for part in one.parts.values()]:
+            with contextlib.suppress(RuntimeError):  # memory that is not torch's own stays
+                part.untyped_storage().resize_(0)
+        self._optimizer.state.clear()
+        for parameter in self.model.parameters():
+            parameter.grad = None
+            for tensor in (parameter, getattr(parameter, "ds_tensor", parameter)):
+                tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
 
     def trained(self) -> list[tuple[str, nn.Parameter]]:
         """Return the parameters that are trained, by name, in the same order on every rank."""

@@ -5,15 +5,17 @@ Runs on any number of ranks: all read everything, each trains on its share and w
 
 from pipeline.run.commits import FileEntry, hash_file
 from pipeline.run.durable import fsync_path
+from pipeline.run.states import is_due
 from stages import ranks
 from stages.context import Context, Result
+from stages.ppo import kept
 from stages.ppo.experience import Experience, read_experience
 from stages.ppo.learner import update as learner_update
 from stages.ppo.math.kl import next_kl_coef
 from stages.ppo.memory import out_of_memory_explained
 from stages.ppo.metrics import mean_kl, update_metrics
 from stages.ppo.reference import with_reference
-from stages.ppo.resuming import resume
+from stages.ppo.resuming import Start, resume
 from stages.ppo.state.learned import PART, Learned, Machine, TrainerState
 from stages.ppo.state.saved_state import is_hashed_here
 from stages.ppo.state.writer import LearnerState
@@ -28,7 +30,7 @@ def update(context: Context, iteration: int) -> Result | None:
     # 1. every shard of this iteration, verified
     with context.stopwatch.timing("read"):
         experience = read_experience(context, iteration)
-    with out_of_memory_explained(context.config, experience):
+    with out_of_memory_explained(context.config, experience, is_used=kept.is_there()):
         return learn(iteration, context, experience)
 
 
@@ -40,7 +42,8 @@ def learn(iteration: int, context: Context, experience: Experience) -> Result | 
         experience = with_reference(context, experience, iteration)
     # 3. policy, critic and their optimizers where the previous iteration left them
     with stopwatch.timing("load"):
-        learner, state = resume(context, iteration - 1)
+        start = resume(context, iteration - 1)
+    learner, state = start.learner, start.state
     # 4. the update, and the KL coefficient of the next one
     moments = state.rewards.including(experience.outcome.scores)
     with context.computing():
@@ -56,13 +59,25 @@ def learn(iteration: int, context: Context, experience: Experience) -> Result | 
     # 5. the policy, which others wait for; behind its commit, what learning needs to go on
     with stopwatch.timing("save"):
         outputs = save_policy(context, learner, learned(learner, following, done.steps))
-    context.state_writer = LearnerState(context, learner)
+    leave(context, start, outputs)
     if not ranks.is_first():
         return None
     metrics = update_metrics(config, experience, done) | {"objective/kl_coef": state.kl_coef}
     metrics |= {f"seconds/update/{name}": seconds for name, seconds in stopwatch.seconds.items()}
     metrics["samples"] = float(following.responses)
     return Result(outputs, len(experience), "trainer/1", iteration, metrics)
+
+
+def leave(context: Context, start: Start, outputs: tuple[FileEntry, ...]) -> None:
+    """Leave a writer of the state, if it is due, and a learner for the next update, if the process stays.
+    Every rank takes part."""
+    spent = context.stopwatch.seconds
+    seconds = start.seconds + sum(spent.values()) - spent["load"]
+    version, stays = context.task.iteration, context.stays and kept.can_stay(context.config)
+    context.skips_state = not ranks.share(is_due(context.config, version, start.newest, stays, seconds))[0]
+    if not context.skips_state:
+        context.state_writer = LearnerState(context, start.learner)
+    kept.keep(context, start.learner, outputs, start.newest, seconds)
 
 
 def learned(learner: Learner, state: TrainerState, steps: Steps) -> Learned:

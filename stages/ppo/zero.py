@@ -74,6 +74,14 @@ def share_out(model: nn.Module, settings: dict[str, Any], bare: Bare | None = No
             module._buffers[name] = buffer.to(device())
 
 
+def undo_sharing() -> None:
+    """Give torch its own linear layers back, which :func:`share_out` replaces for as long as the process lives:
+    with a bias they round otherwise."""
+    from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses as Patched
+
+    torch.nn.functional.linear = getattr(Patched, "linear_bk", torch.nn.functional.linear)
+
+
 def permit_fp16_on_cpu() -> None:
     """Permit fp16, which DeepSpeed refuses on CPUs without fp16 instructions; torch computes it, slowly."""
     from deepspeed.accelerator import get_accelerator

@@ -56,7 +56,8 @@ class LearnerState:
         self._critic: ModelFiles | None = learner.critic.model_files() if learner.critic else None
 
     def detach(self) -> None:
-        if device().type == "cpu" or not self._has_room():
+        stays = self._context.stays  # the next update wants all of it where it is
+        if stays or device().type == "cpu" or not self._has_room():
             return
         self._parts = [part.on_host() for part in self._parts]
         if self._critic is not None:
