@@ -13,6 +13,7 @@ from pipeline.config.types import (
     EnvironmentName,
     Gpus,
     Line,
+    Linger,
     Memory,
     OptionName,
     PoolName,
@@ -151,6 +152,13 @@ class ResourcesConfig:
     """Array elements that may run at once (the % of sbatch --array). Default: all."""
     requeue: bool = True
     """Let Slurm start a job again that was preempted or lost its node."""
+    linger: Linger = 0
+    """Seconds that a job waits for its next task before it leaves; 0: it takes only what is ready; auto: as
+    long as coming back costs, at most scheduler.linger_max."""
+    start_early: bool = False
+    """Submit a job ahead of its input, so that it has started up when the input is expected."""
+    task_time: TimeLimit | None = None
+    """Time limit of one task in a job that does several. Default: ten times the stage's median."""
     signal: PositiveInt = 120
     """Seconds before the time limit at which a task is warned, so that it can save what it has."""
     setup: tuple[Text, ...] | None = None
@@ -174,6 +182,11 @@ class ResourcesConfig:
     def num_ranks(self) -> int:
         """Processes of one task."""
         return self.nodes * self.ntasks_per_node
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether a job may go on after its task, or start before its input is there."""
+        return self.linger != 0 or self.start_early
 
 
 SLURM_STAGES = ("prepare", "rollout", "reward", "update", "evaluate", "driver")
@@ -240,6 +253,9 @@ class SlurmConfig:
     """Most minutes between two driver jobs, even if every other one was lost."""
     poll_seconds: PositiveInt = 10
     """Seconds between two queries of Slurm while slurm-ppo run watches."""
+    linger_max: PositiveInt = 600
+    """Most seconds that a job waits for its next task where linger is auto: less than what a site's reaper of
+    idle GPUs allows."""
 
     @property
     def resources(self) -> dict[str, ResourcesConfig]:
@@ -251,6 +267,12 @@ class SlurmConfig:
     def num_update_ranks(self) -> int:
         """Processes that make one update together."""
         return self.update.num_ranks
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether the jobs of some stage may do several tasks or start early: then none waits for another by
+        a dependency."""
+        return any(given.has_workers for given in self.resources.values())
 
 
 SchedulerConfig = Annotated[LocalConfig | SlurmConfig, Field(discriminator="kind")]

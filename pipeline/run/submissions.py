@@ -51,6 +51,10 @@ class State:
     """Ends of elements without a commit, by array index."""
     is_withdrawn: bool = False
     """Cancellation by slurm-ppo, to make room or since the run went back: its end is no failure."""
+    left: tuple[int, ...] = ()
+    """Indices of elements whose worker left without a task of its own, which is no failure."""
+    begin: float | None = None
+    """Unix time before which its pending elements do not start; None: as soon as there is room."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ class Submission:
     max_restarts: int
     releases: tuple[tuple[str, ...], ...] = ()
     """Groups of patterns of state files; see :class:`slurm.tasklist.TaskList`."""
+    stays: bool = False
+    """Whether its elements are workers, which may go on with other tasks of their job kind."""
     state: State = State()
 
     @property
@@ -125,6 +131,17 @@ class Ledger:
                     with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
                         found.append(_read(folder / name))
         return sorted(found, key=lambda s: (s.iteration, s.job_kind, s.number, s.chunk))
+
+    def named(self, names: Iterable[str]) -> list[Submission]:
+        """Return the submissions of jobs with these names (:func:`job_name`), as far as they can be read."""
+        found = []
+        for name in sorted(set(names)):
+            *_, iteration, job_kind, number, chunk = name.rsplit(".", 4)
+            folder = self.paths.submissions(int(iteration))
+            if (file := f"{job_kind}-{number}-{chunk}.json") in names_in(folder):
+                with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+                    found.append(_read(folder / file))
+        return found
 
     def next_number(self, iteration: int, job_kind: str) -> int:
         folder = self.paths.submissions(iteration)

@@ -28,9 +28,13 @@ _DIGITS = 5
 
 
 def stage_submissions(
-    run: Run, invocation: int, number: int, tasks: Sequence[Task], chunk_size: int
+    run: Run, invocation: int, number: int, tasks: Sequence[Task], chunk_size: int, stays: bool = False
 ) -> list[Submission]:
-    """Make an array for tasks of one job kind and iteration; several where arrays are too short."""
+    """Make an array for tasks of one job kind and iteration; several where arrays are too short.
+
+    Args:
+        stays: whether its elements are workers. Then no array waits for one of them.
+    """
     made = []
     for chunk, indices in chunks_of([task.shard for task in tasks], chunk_size).items():
         mine = {index: tasks[0]._replace(shard=index + chunk * chunk_size) for index in indices}
@@ -43,7 +47,8 @@ def stage_submissions(
                 arguments=(*common_arguments(run, tasks[0], ATTEMPT), "--patience", INPUT_SECONDS),
                 elements={str(index): own_arguments(run, task, number) for index, task in mine.items()},
                 max_restarts=_MAX_RESTARTS,
-                releases=released_by(run, tasks[0]),
+                releases=() if stays else released_by(run, tasks[0]),
+                stays=stays,
             )
         )
     return made
@@ -124,11 +129,15 @@ def array_of(
         folder=Path(run.identity.folder or run.paths.root),
         options=sbatch_options(given, escalation, longest),
         parallelism=given.array_parallelism,
-        setup=(*into_log(run, submission), *(given.setup or ())),
+        setup=(*_IGNORE_RINGING[: submission.stays], *into_log(run, submission), *(given.setup or ())),
         environment=given.environment,
         dependency=dependency,
         begin=begin,
     )
+
+
+_IGNORE_RINGING = ("trap '' USR1",)
+"""Whoever commits rings the arrays that wait for it: a signal that would end an element which starts up."""
 
 
 def into_log(run: Run, submission: Submission) -> list[str]:
@@ -147,7 +156,9 @@ def log_folder(run: Run, submission: Submission) -> Path:
     if submission.job_kind == GUARD:  # one every few minutes, so all write to one log
         return run.paths.log_root / GUARD
     folder = f"{submission.iteration:05d}-{submission.job_kind}"
-    return run.paths.log_root / folder / f"attempt-{submission.number}"
+    # A worker's tasks have logs of their own, by the numbers of their claims.
+    name = "worker" if submission.stays else "attempt"
+    return run.paths.log_root / folder / f"{name}-{submission.number}"
 
 
 def output_pattern(run: Run, submission: Submission) -> str:
