@@ -158,6 +158,8 @@ class Staffing:
     orders: tuple[Order, ...] = ()
     hurried: tuple[str, ...] = ()
     """Names of pending elements whose input came before their begin time."""
+    dismissed: tuple[str, ...] = ()
+    """Names of idle workers that make room for one that will do what they leave alone."""
 
 
 @dataclass(frozen=True)
@@ -180,41 +182,70 @@ class Situation:
     """Of the job kinds whose workers start early."""
     begun_with: Collection[Task] = ()
     """Tasks that elements have been submitted for: one that left without its task is not sent early again."""
-    failed: Collection[Task] = ()
-    """Tasks that failed before: a fresh worker says more about them than one that has done others."""
+    left: Collection[Task] = ()
+    """Tasks that failed in such a way that no worker takes them by itself: only an element that was submitted
+    for one does it (:mod:`pipeline.workers.choosing`)."""
 
-    def idle(self, job_kind: str) -> int:
-        """Count the workers, and those to be, that have no task."""
+    def idle(self, job_kind: str) -> list[str]:
+        """Return the names of workers, and those to be, that have no task; those that wait come first."""
         busy = set(self.held.values())
-        crew = (*(worker for worker in self.crew.workers if worker.stays), *self.crew.pending)
-        return sum(one.job_kind == job_kind and one.name not in busy for one in crew)
+        staying = sorted(
+            (worker for worker in self.crew.workers if worker.stays),
+            key=lambda worker: worker.doing is not Doing.WAITING,
+        )
+        return [
+            one.name
+            for one in (*staying, *self.crew.pending)
+            if one.job_kind == job_kind and one.name not in busy
+        ]
 
 
 def staff(seen: Situation) -> Staffing:
     """Decide which workers to submit.
 
     1. Never more than wanted: live workers that stay and pending elements count.
-    2. What is ready and is more than idle workers can take gets an element for each task: tasks that failed
-       first, then the highest shards, as workers begin with their own, lower ones.
-    3. Places that are left are filled early where it is known when the next input comes, once for a task;
+    2. A task that workers leave alone gets an element; where there is no place, an idle worker makes room.
+    3. What else is ready, and more than idle workers can take, gets elements for the highest shards, as
+       workers begin with their own, lower ones.
+    4. Places that are left are filled early where it is known when the next input comes, once for a task;
        in the first iteration, rollouts start up beside prepare.
-    4. A pending element whose input is there does not wait for its begin time.
+    5. A pending element whose input is there does not wait for its begin time.
     """
     orders: list[Order] = []
+    dismissed: list[str] = []
     for job_kind, wanted in seen.wanted.items():
-        free = wanted - seen.crew.count(job_kind)
-        now = _chosen(seen, job_kind, free)
-        orders += (Order(tasks) for tasks in _by_iteration(now))
-        if free > len(now):
-            orders += _early(seen, job_kind, free - len(now), now)
-    return Staffing(tuple(orders), tuple(_hurried(seen)))
+        free = max(0, wanted - seen.crew.count(job_kind))
+        left = _sorted(task for task in seen.ready if task.job_kind == job_kind and task in seen.left)
+        ended = _dismissed(seen, job_kind, len(left) - free)
+        chosen = left[: free + len(ended)]
+        free = max(0, free - len(chosen))
+        chosen += _chosen(seen, job_kind, free, len(ended))
+        orders += (Order(tasks) for tasks in _by_iteration(chosen))
+        orders += _early(seen, job_kind, wanted - seen.crew.count(job_kind) - len(chosen), chosen)
+        dismissed += ended
+    return Staffing(tuple(orders), tuple(_hurried(seen)), tuple(dismissed))
 
 
-def _chosen(seen: Situation, job_kind: str, free: int) -> list[Task]:
-    """Return the ready tasks that get a worker now."""
-    ready = [task for task in seen.ready if task.job_kind == job_kind]
-    most = max(0, min(free, len(ready) - seen.idle(job_kind)))
-    return sorted(ready, key=lambda task: (task not in seen.failed, task.iteration, -task.shard))[:most]
+def _sorted(tasks: Iterable[Task]) -> list[Task]:
+    """Sort tasks: earlier iterations, and in each the highest shards, first."""
+    return sorted(tasks, key=lambda task: (task.iteration, -task.shard))
+
+
+def _dismissed(seen: Situation, job_kind: str, number: int) -> list[str]:
+    """Return so many idle workers; one that waits in the queue is not worth ending."""
+    running = {worker.name for worker in seen.crew.workers if worker.doing is Doing.WAITING}
+    return [name for name in seen.idle(job_kind) if name in running][: max(0, number)]
+
+
+def _chosen(seen: Situation, job_kind: str, free: int, ended: int) -> list[Task]:
+    """Return the ready tasks, but for those that workers leave alone, that get a worker now.
+
+    Args:
+        ended: number of idle workers that are dismissed.
+    """
+    ready = [task for task in seen.ready if task.job_kind == job_kind and task not in seen.left]
+    idle = len(seen.idle(job_kind)) - ended
+    return _sorted(ready)[: max(0, min(free, len(ready) - idle))]
 
 
 def _by_iteration(tasks: Iterable[Task]) -> Iterator[tuple[Task, ...]]:
@@ -224,12 +255,12 @@ def _by_iteration(tasks: Iterable[Task]) -> Iterator[tuple[Task, ...]]:
 
 def _early(seen: Situation, job_kind: str, most: int, now: Collection[Task]) -> list[Order]:
     """Return the order for the next tasks of a job kind, whose inputs are not there yet."""
-    if job_kind not in seen.estimates:
+    if job_kind not in seen.estimates or most <= 0:
         return []
     is_first = job_kind == Stage.ROLLOUT and PREPARE not in seen.committed
     begin = seen.now if is_first else seen.estimates[job_kind].begin
     coming = [task for task in _coming(seen, job_kind) if task not in now]
-    number = min(most, len(coming) - seen.idle(job_kind))
+    number = min(most, len(coming) - len(seen.idle(job_kind)))
     if begin is None or number <= 0:
         return []
     chosen = tuple(task for task in coming[-number:] if task not in seen.begun_with)

@@ -53,8 +53,8 @@ class State:
     """Cancellation by slurm-ppo, to make room or since the run went back: its end is no failure."""
     left: tuple[int, ...] = ()
     """Indices of elements whose worker left without a task of its own, which is no failure."""
-    begin: float | None = None
-    """Unix time before which its pending elements do not start; None: as soon as there is room."""
+    is_hurried: bool = False
+    """Whether its pending elements no longer wait for the time at which it begins."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,8 @@ class Submission:
     """Groups of patterns of state files; see :class:`slurm.tasklist.TaskList`."""
     stays: bool = False
     """Whether its elements are workers, which may go on with other tasks of their job kind."""
+    begins: float | None = None
+    """Unix time before which it does not start; None: as soon as there is room."""
     state: State = State()
 
     @property
@@ -104,12 +106,22 @@ class Submission:
         for index in self.indices if self.is_of_stage else ():
             yield index, self.task(index)
 
+    def log_folder(self, paths: RunPaths) -> Path:
+        """Return the folder of its elements' output: of workers apart from the logs of tasks, which are named
+        by the numbers of claims."""
+        folder = paths.log_root / f"{self.iteration:05d}-{self.job_kind}"
+        return folder / f"{'worker' if self.stays else 'attempt'}-{self.number}"
+
+    def log(self, paths: RunPaths, task: Task) -> Path:
+        """Return the file of the output of the element that begins with a task."""
+        return self.log_folder(paths) / f"{task.file_stem}.log"
+
     def failures(self, paths: RunPaths) -> Iterator[Failure]:
         """Yield the failures of its elements that ended without a commit."""
         for index, ending in self.state.ended.items():
             task = self.task(int(index))
             job = f"{self.state.job}_{index}" if self.state.job else ""
-            log = str(paths.task(task).log(self.number))
+            log = str(self.log(paths, task))
             yield Failure(task, self.number, ending.kind, ending.message, log, ending.node, job)
 
 

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pipeline.orchestrate.reconcile import Observation, is_hopeless, reconcile
+from pipeline.orchestrate.reconcile import Observation, reconcile
 from pipeline.orchestrate.staffing import (
     Crew,
     Estimate,
@@ -104,9 +104,22 @@ def test_workers_that_wait_take_the_low_shards_and_elements_the_high_ones():
     assert decide(workers, ready=ROLLOUTS[:2]).orders == ()
 
 
-def test_a_task_that_failed_gets_a_fresh_worker_first():
+def test_a_task_that_workers_leave_alone_gets_an_element_of_its_own():
     workers = [waiting(f"7_{i}r0", ROLLOUTS[i]) for i in range(3)]
-    assert decide(workers, ready=ROLLOUTS, failed={ROLLOUTS[1]}).orders == (Order((ROLLOUTS[1],)),)
+    assert decide(workers, ready=ROLLOUTS[1:2]).orders == ()
+    assert decide(workers, ready=ROLLOUTS[1:2], left={ROLLOUTS[1]}).orders == (Order((ROLLOUTS[1],)),)
+
+
+def test_where_there_is_no_place_an_idle_worker_makes_room_and_no_busy_one():
+    idle, at_work = waiting("7_0r0", UPDATE), busy("7_1r0", ROLLOUTS[1])
+    claims = [claim(ROLLOUTS[1], "7_1r0")]
+    decided = decide([at_work, idle], claims=claims, ready=ROLLOUTS[:1], wanted=2, left={ROLLOUTS[0]})
+    assert (decided.orders, decided.dismissed) == ((Order((ROLLOUTS[0],)),), ())
+    first = waiting("7_0r0", ROLLOUTS[0])
+    decided = decide([at_work, first], claims=claims, ready=ROLLOUTS[:1], wanted=2, left={ROLLOUTS[0]})
+    assert (decided.orders, decided.dismissed) == ((Order((ROLLOUTS[0],)),), ("7_0r0",))
+    decided = decide([at_work], claims=claims, ready=ROLLOUTS[:1], wanted=1, left={ROLLOUTS[0]})
+    assert (decided.orders, decided.dismissed) == ((), ())
 
 
 def test_a_worker_that_leaves_has_no_place_any_more():
@@ -175,6 +188,8 @@ class Job:
     doing: Doing = Doing.STARTING
     task: Task | None = None
     since: float = 0.0
+    has_begun: bool = False
+    """Whether it has taken its first task, or any."""
 
     @property
     def name(self) -> str:
@@ -214,6 +229,8 @@ class World(RuleBasedStateMachine):
         self.begun_with: set[Task] = set()
         self.given_up = ()
         self.died = 0
+        self.is_patient = False
+        self.kinds = [FailureKind.KILLED, FailureKind.MEMORY, FailureKind.PREEMPTED]
 
     # what a pass sees
 
@@ -245,7 +262,7 @@ class World(RuleBasedStateMachine):
         for failed in failed_claims(self.claims, crew, self.records, self.judged):
             self.judged.add(failed.attempt)
             self.failures.setdefault(failed.task, []).append(
-                Failure(failed.task, failed.number, FailureKind.KILLED, "simulated")
+                Failure(failed.task, failed.number, self.luck.choice(self.kinds), "simulated")
             )
         held = held_tasks(self.claims, crew, committed)
         seen = Observation(tasks, committed, {}, held.keys(), self.failures)
@@ -269,9 +286,13 @@ class World(RuleBasedStateMachine):
                 self.now,
                 dict.fromkeys(self.wanted, guess) if self.early else {},
                 self.begun_with,
-                set(self.failures),
+                {task for task in self.failures if self.is_left(task)},
             )
         )
+        for job in self.jobs:
+            if job.runs and job.name in decided.dismissed:
+                assert job.doing is Doing.WAITING
+                job.doing = Doing.LEAVING
         for order in decided.orders:
             self.submit(order)
         for job in self.jobs:
@@ -292,20 +313,28 @@ class World(RuleBasedStateMachine):
     def holders(self) -> dict[Task, str]:
         return held_tasks(self.claims, self.crew(), self.records)
 
+    def is_left(self, task: Task) -> bool:
+        """Whether workers leave a task alone, as pipeline.workers.choosing decides."""
+        ended = [claim for claim in self.claims if claim.task == task]
+        kinds = {failure.kind for failure in self.failures.get(task, ())}
+        return len(ended) >= MAX_ATTEMPTS or FailureKind.MEMORY in kinds
+
     def choose(self, job: Job) -> Task | None:
         """A task that is ready and that no running worker has claimed: its own first."""
         claimed = {j.task for j in self.jobs if j.runs and j.doing is Doing.BUSY}
-        spent = {task for task, tried in self.failures.items() if is_hopeless(tried, MAX_ATTEMPTS)}
         ready = [
             task
             for task in self.plan.all_tasks()
             if task.job_kind == job.first.job_kind
             and task not in self.records
-            and task not in claimed | spent
+            and task not in claimed
             and all(source in self.records for source in self.plan.inputs(task))
         ]
-        own = [task for task in ready if task.shard == job.first.shard]
-        return next(iter((*own, *ready)), None)
+        if not job.has_begun and job.first in ready:
+            return job.first
+        free = [task for task in ready if not self.is_left(task)]
+        own = [task for task in free if task.shard == job.first.shard]
+        return next(iter((*own, *free)), None)
 
     def work(self, job: Job) -> None:
         """One step of a worker: it begins a task, commits one, or waits."""
@@ -320,10 +349,10 @@ class World(RuleBasedStateMachine):
         elif task := self.choose(job):
             number = 1 + sum(claim.task == task for claim in self.claims)
             self.claims.append(Claim(task, number, f"{number}-{job.name}.{self.now}", job.name, self.now))
-            job.doing, job.task, job.since = Doing.BUSY, task, self.now
+            job.doing, job.task, job.since, job.has_begun = Doing.BUSY, task, self.now, True
         elif job.doing is Doing.STARTING:
             job.doing, job.since = Doing.WAITING, self.now
-        elif not self.stays or self.luck.random() < 0.2:
+        elif not self.stays or (not self.is_patient and self.luck.random() < 0.2):
             job.doing, job.since = Doing.LEAVING, self.now
 
     def commit(self, task: Task) -> None:
@@ -368,7 +397,7 @@ class World(RuleBasedStateMachine):
     def a_worker_is_preempted(self):
         if job := self.pick(running=True):
             job.runs, job.restarts, job.begin = False, job.restarts + 1, None
-            job.doing, job.task = Doing.STARTING, None
+            job.doing, job.task, job.has_begun = Doing.STARTING, None, False
 
     @rule()
     def a_job_is_cancelled(self):
@@ -392,6 +421,7 @@ class World(RuleBasedStateMachine):
         """From any state, without further bad luck, the run ends, and nobody is left for ever."""
         if not hasattr(self, "plan"):
             return
+        self.is_patient = self.luck.random() < 0.5
         for _ in range(300):
             if self.is_over:
                 break

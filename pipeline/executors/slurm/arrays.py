@@ -28,12 +28,19 @@ _DIGITS = 5
 
 
 def stage_submissions(
-    run: Run, invocation: int, number: int, tasks: Sequence[Task], chunk_size: int, stays: bool = False
+    run: Run,
+    invocation: int,
+    number: int,
+    tasks: Sequence[Task],
+    chunk_size: int,
+    stays: bool = False,
+    begins: float | None = None,
 ) -> list[Submission]:
     """Make an array for tasks of one job kind and iteration; several where arrays are too short.
 
     Args:
         stays: whether its elements are workers. Then no array waits for one of them.
+        begins: unix time before which they do not start.
     """
     made = []
     for chunk, indices in chunks_of([task.shard for task in tasks], chunk_size).items():
@@ -49,6 +56,7 @@ def stage_submissions(
                 max_restarts=_MAX_RESTARTS,
                 releases=() if stays else released_by(run, tasks[0]),
                 stays=stays,
+                begins=begins,
             )
         )
     return made
@@ -155,10 +163,7 @@ def into_log(run: Run, submission: Submission) -> list[str]:
 def log_folder(run: Run, submission: Submission) -> Path:
     if submission.job_kind == GUARD:  # one every few minutes, so all write to one log
         return run.paths.log_root / GUARD
-    folder = f"{submission.iteration:05d}-{submission.job_kind}"
-    # A worker's tasks have logs of their own, by the numbers of their claims.
-    name = "worker" if submission.stays else "attempt"
-    return run.paths.log_root / folder / f"{name}-{submission.number}"
+    return submission.log_folder(run.paths)
 
 
 def output_pattern(run: Run, submission: Submission) -> str:

@@ -9,6 +9,7 @@ from pipeline.executors.slurm.exit_reasons import Gone
 from pipeline.executors.slurm.job_table import JobTable, Live
 from pipeline.executors.slurm.queue import is_live, is_pending
 from pipeline.orchestrate.staffing import Crew, Pending, Worker
+from pipeline.run.durable import link_once
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import Submission
 from pipeline.run.tasks import Task, parse_task
@@ -17,7 +18,7 @@ from pipeline.workers.claims import Claim
 from slurm.query import Element
 from slurm.ringing import WorkerName, parse_worker
 from slurm.sealing import unsealed
-from slurm.sharedfiles import names_in, read_shared
+from slurm.sharedfiles import make_folder, names_in, read_shared
 from slurm.states import SlurmState
 
 SILENT_SECONDS = 300.0
@@ -46,6 +47,12 @@ def read_beats(paths: RunPaths, elements: Collection[str]) -> dict[str, Beat]:
     return found
 
 
+def mark_gone(paths: RunPaths, worker: str) -> None:
+    """Say that Slurm no longer has a worker: others need not wait until its beats are too old."""
+    make_folder(paths.slurm / "workers")
+    link_once(paths.slurm / "workers" / f"{worker}.gone", "")
+
+
 @dataclass
 class Roster:
     """Live elements of a table of jobs, as a crew and as what the table says of each."""
@@ -70,7 +77,7 @@ def read_roster(table: JobTable, beats: Beats, claims: Iterable[Claim] = ()) -> 
         if started:
             workers.append(_worker(name, first, beats.get(name)))
         else:
-            pending.append(Pending(name, first, submission.state.begin))
+            pending.append(Pending(name, first, None if submission.state.is_hurried else submission.begins))
     return Roster(Crew(workers, pending), lives)
 
 

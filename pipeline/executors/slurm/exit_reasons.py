@@ -47,6 +47,8 @@ class Gone:
     counts."""
     is_of_used: bool = False
     """Whether its worker had done other tasks before."""
+    log: str = ""
+    """Path of the output of a worker that ended before it took any task; empty: the task's log."""
 
     @staticmethod
     def of(submission: Submission, index: int) -> "Gone":
@@ -71,7 +73,7 @@ def explain(
     for attempt in gone:
         element = evidence.get((attempt.job or "", attempt.index))
         outside = as_seen(paths, attempt, element)
-        said, suspect = explain_failure(paths, outside)
+        said, suspect = (outside, None) if attempt.log else explain_failure(paths, outside)
         failure = verdict_of(outside, said, element.state if element else None)
         if task_key(failure.task) in retracted and (not element or element.state is SlurmState.COMPLETED):
             failure = replace(failure, kind=FailureKind.INPUTS, message="its commit was taken back")
@@ -91,7 +93,7 @@ def evidence_of(gone: Sequence[Gone], seen: Mapping[ElementKey, Element]) -> dic
 
 def as_seen(paths: RunPaths, gone: Gone, element: Element | None) -> Failure:
     """Return an attempt's failure as Slurm shows it, without the attempt's own failure file."""
-    log = str(paths.task(gone.task).log(gone.number))
+    log = gone.log or str(paths.task(gone.task).log(gone.number))
     job = f"{gone.job}_{gone.index}" if gone.job else ""
     kind, message = _verdict(gone, element)
     return Failure(gone.task, gone.number, kind, message, log, element.node if element else "", job)

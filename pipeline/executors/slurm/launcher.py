@@ -116,11 +116,8 @@ class Launcher:
         run.paths.task(first).folder.mkdir(parents=True, exist_ok=True)
         size, invocation = chunk_size_for(self.limits.max_array_size), self.table.seen.control.invocation
         begin = "" if order.begin is None else f"now+{math.ceil(order.begin - now)}"
-        for new in stage_submissions(run, invocation, number, tasks, size, stays=True):
-            submission = self.submitter.submit(new, self._escalation(tasks), "", (), begin)
-            self.table.enter(submission)
-            if order.begin is not None:
-                self.table.note(submission, begin=order.begin)
+        for new in stage_submissions(run, invocation, number, tasks, size, True, order.begin):
+            self.table.enter(self.submitter.submit(new, self._escalation(tasks), "", (), begin))
         return len(tasks)
 
     def _elements_of(self, task: Task, is_committed: IsCommitted) -> tuple[ArrayElement, ...] | None:

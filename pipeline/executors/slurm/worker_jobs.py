@@ -5,7 +5,7 @@ workers where none will do what is ready (:mod:`pipeline.orchestrate.staffing`).
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipeline.config.scheduler import resources_of
 from pipeline.executors.slurm.crew import (
@@ -13,6 +13,7 @@ from pipeline.executors.slurm.crew import (
     Roster,
     gone_claims,
     live_arrays,
+    mark_gone,
     read_beats,
     read_roster,
     silent_workers,
@@ -29,7 +30,7 @@ from pipeline.orchestrate.jobs import CommittedOf, Ended
 from pipeline.orchestrate.reconcile import Launch, Observation
 from pipeline.orchestrate.staffing import Crew, Situation, Staffing, failed_claims, held_tasks, staff
 from pipeline.run.endings import ClaimEnding, note_endings, read_endings
-from pipeline.run.failures import Failure
+from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.submissions import Ending, Submission
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from pipeline.workers.beats import Doing
@@ -38,6 +39,13 @@ from slurm.commands import SlurmError
 from slurm.ringing import parse_worker
 from slurm.submission import cancel, end_gently, start_now
 
+LEFT_TO_PASSES = frozenset(
+    {
+        *(FailureKind.CONFIG, FailureKind.NUMERICS, FailureKind.MEMORY, FailureKind.TIMEOUT),
+        *(FailureKind.INPUTS, FailureKind.DISK),
+    }
+)
+"""Failures after which no worker takes a task by itself: the same would happen again at once."""
 _LOOK_AGAIN_SECONDS = 45.0
 """Seconds after which a silent worker is looked at again: all are silent while the file server is away, and
 each beats soon after it is back."""
@@ -106,6 +114,8 @@ class WorkerJobs(SlurmJobs):
             for claim, ended in zip(failed, found, strict=True)
         }
         note_endings(self.run.paths, endings)
+        for worker in {claim.worker for claim in failed} - {w.name for w in self.roster.crew.workers}:
+            mark_gone(self.run.paths, worker)
         return found
 
     def _ending(self, claim: Claim, failure: Failure) -> ClaimEnding:
@@ -119,7 +129,12 @@ class WorkerJobs(SlurmJobs):
     def _judge_elements(self, committed_of: CommittedOf) -> list[Ended]:
         """Explain elements that ended before they claimed anything: failures of the task they were for."""
         failed, left = split_unclaimed(self.table.find_gone(committed_of), self.claims, self.beats)
-        found = self._explain([Gone.of(submission, index) for submission, index in failed])
+        paths = self.run.paths
+        gone = [
+            replace(Gone.of(submission, index), log=str(submission.log(paths, submission.task(index))))
+            for submission, index in failed
+        ]
+        found = self._explain(gone)
         endings: dict[str, dict[str, Ending]] = {}
         for (submission, index), ended in zip(failed, found, strict=True):
             ending = Ending(ended.failure.kind, ended.failure.message, ended.failure.node)
@@ -156,6 +171,7 @@ class WorkerJobs(SlurmJobs):
         """Submit workers, bring early ones forward, end silent ones, and have driver jobs watch them all."""
         decided = staff(self._situation(seen))
         self._hurry(decided)
+        self._dismiss(decided.dismissed)
         launcher = Launcher(self.submitter, self.limits, self.table, self.failures, self.note)
         self.refusal = launcher.submit_workers(decided.orders, self.table.seen.time)
         self._end_silent()
@@ -175,8 +191,13 @@ class WorkerJobs(SlurmJobs):
             now=self.table.seen.time,
             estimates=read_estimates(self.run, self.submitter.config, self.table.seen.time),
             begun_with={task for s in self.table.submissions if self._is_new(s) for _, task in s.tasks()},
-            failed=self.failures.keys(),
+            left={task for task, failures in self.failures.items() if self._is_left(failures)},
         )
+
+    def _is_left(self, failures: Sequence[Failure]) -> bool:
+        """Whether workers leave a task with these failures alone; here rather one task too many."""
+        most = self.submitter.config.max_attempts
+        return len(failures) >= most or any(failure.kind in LEFT_TO_PASSES for failure in failures)
 
     def _is_new(self, submission: Submission) -> bool:
         return submission.invocation == self.table.seen.control.invocation
@@ -198,7 +219,7 @@ class WorkerJobs(SlurmJobs):
                 start_now(name)
             except SlurmError as error:  # it has started or ended since it was seen
                 self.note(f"{name} could not be told to start now: {error}")
-            self.table.note(live.submission, begin=None)
+            self.table.note(live.submission, is_hurried=True)
 
     def _end_silent(self) -> None:
         """Cancel workers that Slurm shows as running and that have not beaten for minutes."""
@@ -215,7 +236,10 @@ class WorkerJobs(SlurmJobs):
     def withdraw(self) -> int:
         """Cancel every job that waits, and end workers that do nothing; what is computed may be committed."""
         idle = [w.name for w in self.roster.crew.workers if w.doing not in (Doing.BUSY, Doing.LEAVING)]
-        names = [name.element for worker in idle if (name := parse_worker(worker))]
-        if names:
-            end_gently(names)
+        self._dismiss(idle)
         return super().withdraw()
+
+    def _dismiss(self, workers: Sequence[str]) -> None:
+        """Have workers leave, which they do with what they have committed."""
+        if elements := [name.element for worker in workers if (name := parse_worker(worker))]:
+            end_gently(elements)
