@@ -422,7 +422,7 @@ class World(RuleBasedStateMachine):
         if not hasattr(self, "plan"):
             return
         self.is_patient = self.luck.random() < 0.5
-        for _ in range(300):
+        for _ in range(150):
             if self.is_over:
                 break
             self.a_pass()
@@ -438,4 +438,4 @@ class World(RuleBasedStateMachine):
 
 
 TestWorld = World.TestCase
-TestWorld.settings = settings(max_examples=100, stateful_step_count=50)
+TestWorld.settings = settings(max_examples=60, stateful_step_count=30)
