@@ -190,7 +190,7 @@ class Situation:
         """Return the names of workers, and those to be, that have no task; those that wait come first."""
         busy = set(self.held.values())
         staying = sorted(
-            (worker for worker in self.crew.workers if worker.stays),
+            (w for w in self.crew.workers if w.stays and w.doing is not Doing.BUSY),
             key=lambda worker: worker.doing is not Doing.WAITING,
         )
         return [

@@ -1,4 +1,4 @@
-"""Runs with workers, on a toy Slurm: whatever happens to them, the run goes on by itself, and no task is left.
+"""Runs with workers, on a toy Slurm: whatever happens to them, the run goes on, and no task is left.
 
 The driver is the real one, with its files; only Slurm and what workers do are made up. Passes are made when a
 worker has committed or leaves, or when a driver job starts that waits for the end of their arrays.
