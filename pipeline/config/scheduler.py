@@ -152,13 +152,6 @@ class ResourcesConfig:
     """Array elements that may run at once (the % of sbatch --array). Default: all."""
     requeue: bool = True
     """Let Slurm start a job again that was preempted or lost its node."""
-    linger: Linger = 0
-    """Seconds that a job waits for its next task before it leaves; 0: it takes only what is ready; auto: as
-    long as coming back costs, at most scheduler.linger_max."""
-    start_early: bool = False
-    """Submit a job ahead of its input, so that it has started up when the input is expected."""
-    task_time: TimeLimit | None = None
-    """Time limit of one task in a job that does several. Default: ten times the stage's median."""
     signal: PositiveInt = 120
     """Seconds before the time limit at which a task is warned, so that it can save what it has."""
     setup: tuple[Text, ...] | None = None
@@ -172,6 +165,13 @@ class ResourcesConfig:
     """Environment variables, over those of scheduler.environment."""
     mail_user: SbatchWord | None = None
     """Address that Slurm writes to. Default: scheduler.mail_user."""
+    linger: Linger = 0
+    """Seconds for which a job waits for the next task of its stage after one, with its model loaded; auto: as
+    long as coming back costs, at most linger_max; 0: not at all."""
+    start_early: bool = False
+    """Submit the next job of a stage that has left so early that it has started when its input is there."""
+    task_time: TimeLimit | None = None
+    """Time limit of one task of a job that does several. Default: ten times the median of the stage."""
     mail_type: MailTypes | None = None
     """Events that Slurm sends mail about. Default: scheduler.mail_type; for driver jobs, of which there is
     one every few minutes: none."""
@@ -184,8 +184,13 @@ class ResourcesConfig:
         return self.nodes * self.ntasks_per_node
 
     @property
+    def has_gpus(self) -> bool:
+        """Whether its jobs ask for GPUs."""
+        return self.gpus_per_node is not None or (self.gres is not None and "gpu" in self.gres)
+
+    @property
     def has_workers(self) -> bool:
-        """Whether a job may go on after its task, or start before its input is there."""
+        """Whether its jobs stay after a task, or start before their input is there."""
         return self.linger != 0 or self.start_early
 
 
@@ -240,6 +245,8 @@ class SlurmConfig:
     mail_type: MailTypes = ()
     """Events that Slurm sends mail about, once for each array of every stage, e.g. [FAIL, TIME_LIMIT_80].
     Default: none. Driver jobs are left out, unless driver.mail_type says otherwise."""
+    linger_max: PositiveInt = 600
+    """Most seconds that a job waits where linger is auto: sites may cancel jobs whose GPUs are idle."""
     horizon: PositiveInt = 2
     """Iterations that wait in the queue at once, each behind the one before."""
     dependency: StreamingDependency = StreamingDependency.AFTERCORR
@@ -253,9 +260,6 @@ class SlurmConfig:
     """Most minutes between two driver jobs, even if every other one was lost."""
     poll_seconds: PositiveInt = 10
     """Seconds between two queries of Slurm while slurm-ppo run watches."""
-    linger_max: PositiveInt = 600
-    """Most seconds that a job waits for its next task where linger is auto: less than what a site's reaper of
-    idle GPUs allows."""
 
     @property
     def resources(self) -> dict[str, ResourcesConfig]:

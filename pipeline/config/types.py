@@ -27,8 +27,6 @@ OptionName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")]
 Memory = Annotated[str, Field(pattern=r"^[1-9][0-9]*[KMGT]?$")]
 Gpus = Annotated[str, Field(pattern=r"^([A-Za-z0-9_.-]+:)?[1-9][0-9]*$"), BeforeValidator(_text_of_number)]
 TimeLimit = Annotated[str, Field(pattern=r"^([0-9]+-)?[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]$")]
-Linger = NonNegativeInt | Literal["auto"]
-"""Seconds that a worker waits for its next task; auto: as long as coming back costs."""
 PluginName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
 RuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*(:[A-Za-z_][\w.]*)?$")]
 ArgumentName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
@@ -39,3 +37,6 @@ DeviceMap = Annotated[
     str, Field(pattern=r"^(auto|balanced(_low_0)?|sequential|(cpu|cuda|xpu|npu|hpu|mlu|musa|mps)(:\d+)?)$")
 ]
 PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
+
+Linger = NonNegativeInt | Literal["auto"]
+"""Seconds for which a process stays after its task, or ``auto``."""

@@ -167,11 +167,13 @@ class Situation:
     """A run and its workers, as one pass sees them."""
 
     plan: Plan
+    tasks: Sequence[Task]
+    """Tasks of the iteration at hand and of the next, by iteration."""
     crew: Crew
     held: Mapping[Task, str]
     """See :func:`held_tasks`."""
     committed: Collection[Task]
-    """At least those of the iterations at hand and of what they read."""
+    """At least those of these tasks and of what they read."""
     ready: Collection[Task]
     """Tasks that nobody holds, and whose inputs are committed."""
     wanted: Mapping[str, int]
@@ -270,19 +272,9 @@ def _early(seen: Situation, job_kind: str, most: int, now: Collection[Task]) -> 
 def _coming(seen: Situation, job_kind: str) -> list[Task]:
     """Return the tasks of a job kind that are neither done, held nor ready, in the next iteration that has
     any."""
-    updated = _updated(seen)
-    for iteration in range(updated, min(updated + 2, seen.plan.iterations) + 1):
-        tasks = [task for task in seen.plan.tasks(iteration) if task.job_kind == job_kind]
-        open_ones = [t for t in tasks if t not in seen.committed and t not in seen.held]
-        if coming := [task for task in open_ones if task not in seen.ready]:
-            return coming
-    return []
-
-
-def _updated(seen: Situation) -> int:
-    """Return the newest iteration whose update is committed."""
-    done = (task.iteration for task in seen.committed if task.stage is Stage.UPDATE)
-    return max(done, default=seen.plan.start)
+    done = {*seen.committed, *seen.held, *seen.ready}
+    coming = [task for task in seen.tasks if task.job_kind == job_kind and task not in done]
+    return [task for task in coming if task.iteration == coming[0].iteration]
 
 
 def _hurried(seen: Situation) -> Iterator[str]:

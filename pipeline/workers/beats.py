@@ -3,11 +3,26 @@
 It is written when what it says changes, and at least every :data:`BEAT_SECONDS` while the worker lives.
 """
 
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
+
+from pipeline.config.conversion import converted, plain
+from pipeline.run.durable import link_once
+from pipeline.run.paths import RunPaths
+from slurm.sealing import sealed, unsealed
+from slurm.sharedfiles import make_folder, names_in, read_shared
 
 BEAT_SECONDS = 20.0
 """Seconds between two beats of a worker that has nothing new to say."""
+SILENT_SECONDS = 5 * BEAT_SECONDS
+"""Age of the last beat from which on a worker is taken for dead by the others: long enough for clocks that
+differ by some seconds, and for a file server that is away for a minute."""
+_GONE = ".gone"
+_ELEMENT = re.compile(r"(\d+_\d+)r(\d+)")
 
 
 class Doing(StrEnum):
@@ -64,6 +79,8 @@ class Beat:
     """Unix time at which it began to do that."""
     task: str = ""
     """Key of the task that it does, or waits for."""
+    attempt: str = ""
+    """Id of the attempt at the task that it does; empty while it does none."""
     until: float | None = None
     """Unix time at which it leaves if nothing comes; None where it does not wait."""
     beat: float = 0.0
@@ -78,3 +95,123 @@ class Beat:
     """Why it left."""
     iterations: tuple[int, int] = field(default=(0, 0))
     """First and last iteration that it has worked on."""
+    queued_seconds: float | None = None
+    """Seconds from the time at which it could have started, as far as the run is concerned, to its start."""
+    process_space: str = ""
+    """Where its process id counts: containers of one host may each have ids of their own."""
+
+
+def file_of(paths: RunPaths, worker: str) -> Path:
+    """Return the file of a worker's beats."""
+    return _folder(paths) / f"{worker}.json"
+
+
+def _folder(paths: RunPaths) -> Path:
+    return paths.slurm / "workers"
+
+
+def write_beat(paths: RunPaths, beat: Beat) -> None:
+    """Replace a worker's file in one step. Not flushed to the disk: after a power cut no worker lives.
+
+    Only one thread of the worker may be in here at a time.
+    """
+    path = file_of(paths, beat.worker)
+    private = path.with_name(f".{path.name}.{os.getpid()}")
+    if not path.parent.is_dir():
+        make_folder(path.parent)
+    private.write_text(sealed(plain(beat)))
+    private.replace(path)
+
+
+def mark_gone(paths: RunPaths, worker: str) -> None:
+    """Say that a worker is gone, as Slurm knows: others need not wait until its beats are too old."""
+    make_folder(_folder(paths))
+    link_once(_folder(paths) / f"{worker}{_GONE}", "")
+
+
+def read_beats(paths: RunPaths, wanted: Callable[[str], bool] = lambda worker: True) -> dict[str, Beat]:
+    """Read the last beat of every worker whose name is ``wanted``, by name, in the order of names.
+
+    One that is spoilt or just being replaced is left out: its worker is taken for dead until the next beat.
+    """
+    return _read(paths, (name for name in names_in(_folder(paths))), wanted)
+
+
+def _read(paths: RunPaths, names: Iterable[str], wanted: Callable[[str], bool]) -> dict[str, Beat]:
+    workers = (name.removesuffix(".json") for name in names if name.endswith(".json") and name[0] != ".")
+    read = ((worker, _beat(file_of(paths, worker))) for worker in sorted(workers) if wanted(worker))
+    return {worker: beat for worker, beat in read if beat is not None}
+
+
+def _beat(path: Path) -> Beat | None:
+    try:
+        return converted(Beat, unsealed(read_shared(path)))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+
+
+@dataclass
+class Crew:
+    """The workers of a run, as files say. Those that have left are read once."""
+
+    paths: RunPaths
+    left: dict[str, Beat] = field(default_factory=dict)
+
+    def live(self, now: float) -> dict[str, Beat]:
+        """Return the last beats of the workers that live, by name."""
+        names = names_in(_folder(self.paths))
+        beats = _read(self.paths, names, lambda worker: worker not in self.left)
+        self.left |= {name: beat for name, beat in beats.items() if beat.doing is Doing.LEAVING}
+        gone = {name.removesuffix(_GONE) for name in names if name.endswith(_GONE)}
+        return living(beats, gone, now, is_dead_here)
+
+
+def living(
+    beats: Mapping[str, Beat], gone: Collection[str], now: float, is_dead: Callable[[Beat], bool]
+) -> dict[str, Beat]:
+    """Return the beats of those that live: that have not left, were not seen gone, are not older starts of an
+    array element that runs again, and beat. Pure.
+
+    Args:
+        gone: names of workers that Slurm no longer has (:func:`mark_gone`).
+        now: unix time.
+        is_dead: whether a worker's process is known to be no more.
+    """
+    newest: dict[str, int] = {}
+    for name in beats:
+        if found := _ELEMENT.fullmatch(name):
+            newest[found[1]] = max(int(found[2]), newest.get(found[1], 0))
+    return {
+        name: beat for name, beat in beats.items() if _lives(beat, newest, gone, now) and not is_dead(beat)
+    }
+
+
+def _lives(beat: Beat, newest: Mapping[str, int], gone: Collection[str], now: float) -> bool:
+    found = _ELEMENT.fullmatch(beat.worker)
+    is_old_start = found is not None and int(found[2]) < newest[found[1]]
+    is_silent = now - beat.beat > SILENT_SECONDS
+    return beat.doing is not Doing.LEAVING and beat.worker not in gone and not is_old_start and not is_silent
+
+
+def process_space() -> str:
+    """Return what tells apart the spaces in which process ids of one host count; empty if unknown."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def is_dead_here(beat: Beat) -> bool:
+    """Whether a worker ran on this machine and its process is no more. An id that another process has got
+    meanwhile is found out by its silence."""
+    is_here = beat.host == os.uname().nodename and beat.process_space == process_space() != ""
+    return is_here and not _runs(beat.pid)
+
+
+def _runs(pid: int) -> bool:
+    """Whether there is a process of this id that is not a zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.executors.slurm.crew import SILENT_SECONDS, read_beats, silent_workers, worker_of
+from pipeline.executors.slurm.crew import SILENT_SECONDS, beats_of, silent_workers, worker_of
 from pipeline.executors.slurm.queue import read_run_queue
 from pipeline.orchestrate.driver import Outcome
 from pipeline.run.endings import read_endings
@@ -96,7 +96,7 @@ def test_a_worker_that_does_not_beat_is_cancelled_and_one_that_never_did_is_not(
     (worker,) = world.workers.values()
     world.say(worker, worker.beat.doing)
     queue = [element for of_name in read_run_queue(world.run).values() for element in of_name]
-    beats = read_beats(world.run.paths, {worker_of(element).element for element in queue})
+    beats = beats_of(world.run.paths, {worker_of(element).element for element in queue})
     now = beats[worker.name].beat
     element = f"{free[0].job.id}_{free[0].index}"
     assert silent_workers(queue, beats, now + SILENT_SECONDS + 1) == [element]

@@ -48,7 +48,8 @@ def decide(workers=(), pending=(), claims=(), committed=(PREPARE,), ready=(), wa
     held = held_tasks(claims, crew, committed)
     ready = [task for task in ready if task not in held]
     number = wanted if isinstance(wanted, dict) else {"rollout": wanted}
-    return staff(Situation(PLAN, crew, held, committed, ready, number, more.pop("now", 100.0), **more))
+    tasks = [task for task in PLAN.all_tasks() if task.iteration <= 2]
+    return staff(Situation(PLAN, tasks, crew, held, committed, ready, number, more.pop("now", 100.0), **more))
 
 
 # --- who holds what ---
@@ -248,6 +249,11 @@ class World(RuleBasedStateMachine):
         done = sum(task in self.records for task in self.plan.evaluation_tasks())
         return self.plan.window(updated, done)
 
+    def at_hand(self, tasks: tuple[Task, ...]) -> list[Task]:
+        newest = max((task.iteration for task in tasks), default=self.plan.iterations)
+        after = self.plan.tasks(newest + 1) if newest < self.plan.iterations else ()
+        return sorted((*tasks, *after), key=lambda task: task.iteration)
+
     @property
     def is_over(self) -> bool:
         return bool(self.given_up) or not self.window()
@@ -257,7 +263,8 @@ class World(RuleBasedStateMachine):
         if self.given_up:
             return
         tasks, crew = self.window(), self.crew()
-        around = unique(*tasks, *(source for task in tasks for source in self.plan.inputs(task)))
+        read = (source for task in self.at_hand(tasks) for source in self.plan.inputs(task))
+        around = unique(*self.at_hand(tasks), *read)
         committed = {task: self.records[task] for task in around if task in self.records}
         for failed in failed_claims(self.claims, crew, self.records, self.judged):
             self.judged.add(failed.attempt)
@@ -278,6 +285,7 @@ class World(RuleBasedStateMachine):
         decided = staff(
             Situation(
                 self.plan,
+                self.at_hand(tasks),
                 crew,
                 held,
                 committed,

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from pipeline.config.conversion import plain
-from pipeline.executors.slurm.worker_jobs import LEFT_TO_PASSES
 from pipeline.run.failures import FailureKind
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from pipeline.workers.beats import Beat, Doing, Reason
+from pipeline.workers.choosing import LEFT_TO_PASSES
 from pipeline.workers.claims import Claim
 from slurm.sealing import sealed
 from slurm.states import SlurmState

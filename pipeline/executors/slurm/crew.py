@@ -3,22 +3,18 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.config.conversion import converted
 from pipeline.executors.slurm.dependencies import ArrayElement
 from pipeline.executors.slurm.exit_reasons import Gone
 from pipeline.executors.slurm.job_table import JobTable, Live
 from pipeline.executors.slurm.queue import is_live, is_pending
 from pipeline.orchestrate.staffing import Crew, Pending, Worker
-from pipeline.run.durable import link_once
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import Submission
 from pipeline.run.tasks import Task, parse_task
-from pipeline.workers.beats import Beat, Doing, Reason
+from pipeline.workers.beats import Beat, Doing, Reason, read_beats
 from pipeline.workers.claims import Claim
 from slurm.query import Element
 from slurm.ringing import WorkerName, parse_worker
-from slurm.sealing import unsealed
-from slurm.sharedfiles import make_folder, names_in, read_shared
 from slurm.states import SlurmState
 
 SILENT_SECONDS = 300.0
@@ -32,25 +28,14 @@ Beats = Mapping[str, Beat]
 """Newest beats by the workers' names."""
 
 
-def read_beats(paths: RunPaths, elements: Collection[str]) -> dict[str, Beat]:
-    """Read the beats of the workers of some elements like ``4711_3``, of any restart. What is spoilt is left
-    out, as if the worker had not beaten."""
-    folder, found = paths.slurm / "workers", {}
-    for file in names_in(folder) if elements else ():
-        name = parse_worker(file.removesuffix(".json"))
-        if name is None or name.element not in elements:
-            continue
-        try:
-            found[str(name)] = converted(Beat, unsealed(read_shared(folder / file)))
-        except (OSError, ValueError, TypeError, KeyError):
-            continue
-    return found
+def beats_of(paths: RunPaths, elements: Collection[str]) -> dict[str, Beat]:
+    """Read the beats of the workers of some elements like ``4711_3``, of any restart."""
 
+    def is_wanted(worker: str) -> bool:
+        name = parse_worker(worker)
+        return name is not None and name.element in elements
 
-def mark_gone(paths: RunPaths, worker: str) -> None:
-    """Say that Slurm no longer has a worker: others need not wait until its beats are too old."""
-    make_folder(paths.slurm / "workers")
-    link_once(paths.slurm / "workers" / f"{worker}.gone", "")
+    return read_beats(paths, is_wanted) if elements else {}
 
 
 @dataclass

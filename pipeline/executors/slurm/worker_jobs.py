@@ -11,10 +11,9 @@ from pipeline.config.scheduler import resources_of
 from pipeline.executors.slurm.crew import (
     Beats,
     Roster,
+    beats_of,
     gone_claims,
     live_arrays,
-    mark_gone,
-    read_beats,
     read_roster,
     silent_workers,
     split_unclaimed,
@@ -30,22 +29,16 @@ from pipeline.orchestrate.jobs import CommittedOf, Ended
 from pipeline.orchestrate.reconcile import Launch, Observation
 from pipeline.orchestrate.staffing import Crew, Situation, Staffing, failed_claims, held_tasks, staff
 from pipeline.run.endings import ClaimEnding, note_endings, read_endings
-from pipeline.run.failures import Failure, FailureKind
+from pipeline.run.failures import Failure
 from pipeline.run.submissions import Ending, Submission
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
-from pipeline.workers.beats import Doing
+from pipeline.workers.beats import Doing, mark_gone
+from pipeline.workers.choosing import LEFT_TO_PASSES
 from pipeline.workers.claims import Claim, claims_of
 from slurm.commands import SlurmError
 from slurm.ringing import parse_worker
 from slurm.submission import cancel, end_gently, start_now
 
-LEFT_TO_PASSES = frozenset(
-    {
-        *(FailureKind.CONFIG, FailureKind.NUMERICS, FailureKind.MEMORY, FailureKind.TIMEOUT),
-        *(FailureKind.INPUTS, FailureKind.DISK),
-    }
-)
-"""Failures after which no worker takes a task by itself: the same would happen again at once."""
 _LOOK_AGAIN_SECONDS = 45.0
 """Seconds after which a silent worker is looked at again: all are silent while the file server is away, and
 each beats soon after it is back."""
@@ -82,7 +75,7 @@ class WorkerJobs(SlurmJobs):
         self.table = read_table(ledger, seen, iterations, newest, seen.queue.keys())
         # In this order: a worker moves on after it has committed, and beats after it has claimed.
         self.claims = [claim for of_task in claims_of(self.run.paths, at_hand).values() for claim in of_task]
-        self.beats = read_beats(self.run.paths, self._elements_at_hand())
+        self.beats = beats_of(self.run.paths, self._elements_at_hand())
         self.roster = read_roster(self.table, self.beats, self.claims)
         committed = set(committed_of(sorted(at_hand)))
         found = [*self._judge_claims(committed), *self._judge_elements(committed_of)]
@@ -93,8 +86,9 @@ class WorkerJobs(SlurmJobs):
 
     def _tasks_after(self, tasks: Sequence[Task]) -> tuple[Task, ...]:
         """Return the tasks of the iteration after those at hand: workers may be ahead of the passes."""
-        newest = max((task.iteration for task in tasks), default=self.run.plan.iterations)
-        return self.run.plan.tasks(newest + 1) if newest < self.run.plan.iterations else ()
+        plan = self.run.plan
+        newest = max((plan.start, *(task.iteration for task in tasks)))
+        return plan.tasks(newest + 1) if tasks and newest < plan.iterations else ()
 
     def _elements_at_hand(self) -> set[str]:
         """Return the names of elements that are in the queue, ended unexplained or have claimed a task."""
@@ -181,15 +175,17 @@ class WorkerJobs(SlurmJobs):
         self.watchdogs.watch_workers(self.table, sorted(arrays, key=int))
 
     def _situation(self, seen: Observation) -> Situation:
+        tasks, now = (*seen.tasks, *self._tasks_after(seen.tasks)), self.table.seen.time
         return Situation(
             plan=self.run.plan,
+            tasks=sorted(tasks, key=lambda task: task.iteration),
             crew=self.roster.crew,
             held=self.held,
             committed=seen.committed.keys() - seen.corrupt.keys(),
             ready=self.ready,
             wanted=dict(self._wanted()),
-            now=self.table.seen.time,
-            estimates=read_estimates(self.run, self.submitter.config, self.table.seen.time),
+            now=now,
+            estimates=read_estimates(self.run, self.submitter.config, tasks, seen.committed, now),
             begun_with={task for s in self.table.submissions if self._is_new(s) for _, task in s.tasks()},
             left={task for task, failures in self.failures.items() if self._is_left(failures)},
         )
@@ -228,7 +224,7 @@ class WorkerJobs(SlurmJobs):
             return
         time.sleep(_LOOK_AGAIN_SECONDS)
         self.submitter.beat()
-        beats = read_beats(self.run.paths, {worker_of(e).element for e in elements})
+        beats = beats_of(self.run.paths, {worker_of(e).element for e in elements})
         if silent := silent_workers(elements, beats, time.time()):
             self.note(f"workers {', '.join(silent)} have not been heard of for minutes, and are cancelled")
             cancel(silent, only_pending=False)

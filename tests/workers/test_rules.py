@@ -1,0 +1,164 @@
+"""How long a worker stays, and what it expects."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.metrics.spans import Span, SpanEnd, iteration_spans, to_line
+from pipeline.run.plan import Plan, policy_maker
+from pipeline.run.tasks import PREPARE, Stage, Task
+from pipeline.workers import estimates, staying
+from pipeline.workers.beats import Beat, Reason
+from pipeline.workers.estimates import Passage
+from pipeline.workers.staying import Pending, Wait
+
+seconds = st.floats(0, 1e4)
+
+
+@given(seconds, seconds | st.none(), seconds | st.none())
+def test_an_automatic_bound_is_what_coming_back_costs(most, startup, queue):
+    found = staying.bound("auto", most, startup, queue)
+    assert found == min(most, (startup or 0) + (queue or 0))
+    assert staying.bound(7, most, startup, queue) == 7
+
+
+@given(seconds, seconds, seconds | st.none(), seconds)
+def test_who_waits_leaves_at_the_bound_or_at_once_when_the_input_comes_later(began, bound, expected, now):
+    wait = Wait(began, bound, expected)
+    reason = staying.reason_to_leave(wait, now)
+    if now >= began + bound:
+        assert reason is Reason.LONG
+    else:
+        assert (reason is Reason.FAR) == (expected is not None and expected > began + bound)
+
+
+def test_a_worker_goes_when_another_job_could_start_in_its_place():
+    def goes(reason: str, partition: str = "gpu", name: str = "other", here: set[str] | None = None) -> bool:
+        near = {"gpu", "all"} if here is None else here
+        return staying.is_in_the_way([Pending(name, partition, reason)], near, lambda n: n == "peer")
+
+    assert goes("Resources")
+    assert goes("(Priority)")
+    assert goes("Resources", "cpu,all")
+    assert not goes("Resources", "cpu")
+    assert goes("QOSMaxGRESPerUser", "cpu")
+    assert goes("AssocGrpCpuLimit", "cpu")
+    assert staying.is_in_the_way([Pending("any", "cpu", "Resources")], None)
+    for reason in (
+        "Dependency",
+        "BeginTime",
+        "JobArrayTaskLimit",
+        "None",
+        "JobHeldUser",
+        "QOSMaxWallDurationPerJobLimit",
+    ):
+        assert not goes(reason), reason
+    assert not goes("Resources", name="peer")
+
+
+@given(seconds, seconds | st.none(), seconds | st.none(), st.floats(0, 200))
+def test_no_task_is_begun_that_may_not_end_in_time(now, ends, limit, warning):
+    if staying.has_time(now, ends, limit, warning) and ends is not None and limit is not None:
+        assert now + limit + warning <= ends + 1e-6
+
+
+def test_a_task_may_take_ten_times_the_median_unless_told_otherwise():
+    assert staying.task_limit(None, 12.0) == 120
+    assert staying.task_limit(30.0, 12.0) == 30
+    assert staying.task_limit(None, None) is None
+
+
+def test_memory_that_settles_is_no_growth():
+    gib = 2**30
+    assert not staying.has_grown([gib, 4 * gib, 5 * gib, 5 * gib, 6 * gib])
+    assert staying.has_grown([gib, gib, gib, 2 * gib])
+    assert not staying.has_grown([gib // 8, gib // 8, gib // 8, gib // 2])
+
+
+@given(st.floats(0, 1e5), st.floats(0, 1e5), st.booleans())
+def test_looks_become_rarer_up_to_a_bound(a, b, is_network):
+    first, later = staying.pause(min(a, b), is_network), staying.pause(max(a, b), is_network)
+    assert 0.01 <= first <= later <= (5.0 if is_network else 1.0)
+
+
+# --- estimates ---
+
+PLAN = Plan(9, 2, 0)
+
+
+def line(iteration: int, *stages: tuple[str, float, float]) -> dict:
+    spans = [
+        Span(kind, 0, "1-a", SpanEnd.COMMITTED, ready=ready, started=ready, ended=ended)
+        for kind, ready, ended in stages
+    ]
+    return to_line(iteration_spans(iteration, spans))
+
+
+LINES = [
+    line(
+        k,
+        ("rollout", 100.0 * k, 100.0 * k + 40),
+        ("reward", 100.0 * k + 40, 100.0 * k + 50),
+        ("update", 100.0 * k + 50, 100.0 * k + 80),
+    )
+    for k in (1, 2, 3)
+]
+
+
+def test_the_next_input_is_expected_when_the_stages_between_have_taken_their_time():
+    seen = estimates.passages(LINES)
+    times = {PREPARE: 1.0, policy_maker(3): 1000.0}
+    at = times.get
+    rollout, update = Task(4, Stage.ROLLOUT), policy_maker(4)
+    assert estimates.expected_ready(PLAN, rollout, at, seen, 1001) == 1000
+    assert estimates.expected_ready(PLAN, update, at, seen, 1001) == 1050
+    assert estimates.expected_ready(PLAN, rollout._replace(iteration=5), at, seen, 1001) == 1080
+    assert estimates.expected_ready(PLAN, update, at, seen, 1300) == 1300  # overdue: any moment
+
+
+def test_where_nothing_is_known_nothing_is_expected():
+    assert estimates.expected_ready(PLAN, policy_maker(1), {PREPARE: 1.0}.get, [], 2.0) is None
+    broken = [{"iteration": 1, "stages": {"rollout": {"ready": None, "ended": 3}}}, {"stages": 4}, {}]
+    assert estimates.passages(broken) == []
+    assert estimates.startup([], "rollout") is None
+    assert estimates.task_seconds([Beat("a", "rollout", "h", 1, 0.0)], "rollout") is None
+
+
+def test_one_shard_that_is_missing_makes_its_stage_unfinished():
+    seen = estimates.passages(LINES)
+    times = {PREPARE: 1.0, policy_maker(3): 1000.0} | {Task(4, Stage.ROLLOUT, s): 1040.0 for s in (0, 1)}
+    times[Task(4, Stage.REWARD, 0)] = 1042.0
+    assert estimates.expected_ready(PLAN, policy_maker(4), times.get, seen, 1043) == 1050
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=1, max_size=40))
+def test_medians_are_of_the_latest(values):
+    beats = [
+        Beat(
+            f"w{i}",
+            "rollout",
+            "h",
+            1,
+            float(i),
+            startup_seconds=value,
+            queued_seconds=value,
+            busy_seconds=value,
+            tasks=1,
+        )
+        for i, value in enumerate(values)
+    ]
+    last = values[-16:]
+    for found in (estimates.startup(beats, "rollout"), estimates.queue_wait(beats, "rollout")):
+        assert min(last) <= found.median <= max(last)
+        assert found.median <= found.late or len(last) < 3
+    assert estimates.task_seconds(beats, "rollout") == estimates.startup(beats, "rollout").median
+    assert estimates.startup(beats, "reward") is None
+
+
+@given(st.lists(st.floats(0, 50), min_size=1, max_size=20), st.floats(0, 50))
+def test_a_passage_that_takes_longer_is_expected_later(times, more):
+    seen = [Passage(k, "rollout", value) for k, value in enumerate(times)]
+    later = [Passage(p.iteration, p.job_kind, p.seconds + more) for p in seen]
+    task, at = Task(1, Stage.REWARD), {PREPARE: 5.0}.get
+    assert estimates.expected_ready(PLAN, task, at, seen, 6.0) <= estimates.expected_ready(
+        PLAN, task, at, later, 6.0
+    )
