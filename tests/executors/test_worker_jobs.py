@@ -53,6 +53,8 @@ def test_undisturbed_no_job_waits_for_another_and_workers_do_several_tasks(world
         live_to_the_end(world)
         arrays = arrays_of(world)
         assert all(s.stays and not s.state.waits_for and not s.state.ended for s in arrays)
+        scripts = [Ledger(world.run.paths).script(s).read_text() for s in arrays]
+        assert all("trap '' USR1" in script and "--dependency" not in script for script in scripts)
         tasks = len(list(world.run.plan.all_tasks()))
         several += sum(len(s.elements) for s in arrays) < tasks
     assert several > 4
