@@ -4,12 +4,13 @@ missed the signal finds it by looking now and then.
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 _WORKER = re.compile(r"(?P<array>\d+)_(?P<index>\d+)r(?P<restart>\d+)")
 
 
-class WorkerName(NamedTuple):
+@dataclass(frozen=True)
+class WorkerName:
     """Parts of a worker's name, like ``4711_3r0``."""
 
     array: str

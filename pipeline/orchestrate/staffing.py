@@ -87,7 +87,8 @@ def held_tasks(claims: Iterable[Claim], crew: Crew, is_committed: Collection[Tas
     newest = _newest_claims(claims)
     held = {claim.task: name for name, claim in newest.items() if _is_held(workers.get(name), claim)}
     starting = [w for w in crew.workers if w.doing is Doing.STARTING and w.name not in newest]
-    for one in (*starting, *crew.pending):
+    beginning: list[Worker | Pending] = [*starting, *crew.pending]
+    for one in beginning:
         if one.first not in is_committed:
             held.setdefault(one.first, one.name)
     return held
@@ -195,11 +196,8 @@ class Situation:
             (w for w in self.crew.workers if w.stays and w.doing is not Doing.BUSY),
             key=lambda worker: worker.doing is not Doing.WAITING,
         )
-        return [
-            one.name
-            for one in (*staying, *self.crew.pending)
-            if one.job_kind == job_kind and one.name not in busy
-        ]
+        crew: list[Worker | Pending] = [*staying, *self.crew.pending]
+        return [one.name for one in crew if one.job_kind == job_kind and one.name not in busy]
 
 
 def staff(seen: Situation) -> Staffing:

@@ -133,7 +133,8 @@ def split_unclaimed(
     A worker that claimed something is judged by its claims.
     """
     claimed = {name.element for claim in claims if (name := parse_worker(claim.worker))}
-    failed, left = [], []
+    failed: list[tuple[Submission, int]] = []
+    left: list[tuple[Submission, int]] = []
     for submission, index in ended:
         element = f"{submission.state.job}_{index}"
         is_blameless = element in claimed or any(_has_left(beats[b]) for b in beats if _is_of(b, element))

@@ -134,8 +134,8 @@ class WorkerJobs(SlurmJobs):
             ending = Ending(ended.failure.kind, ended.failure.message, ended.failure.node)
             endings.setdefault(submission.name, {})[str(index)] = ending
         for submission in list(self.table.submissions):
-            gone = tuple(index for other, index in left if other.name == submission.name)
-            self._note_ends(submission, endings.get(submission.name, {}), gone)
+            here = tuple(index for other, index in left if other.name == submission.name)
+            self._note_ends(submission, endings.get(submission.name, {}), here)
         return found
 
     def _note_ends(self, submission: Submission, ended: dict[str, Ending], left: tuple[int, ...]) -> None:
