@@ -49,7 +49,7 @@ def arrays_of(world: WorkerWorld) -> list[Submission]:
 
 def test_undisturbed_no_job_waits_for_another_and_workers_do_several_tasks(worlds):
     several = 0
-    for world in worlds(8, Luck()):
+    for world in worlds(5, Luck()):
         live_to_the_end(world)
         arrays = arrays_of(world)
         assert all(s.stays and not s.state.waits_for and not s.state.ended for s in arrays)
@@ -57,7 +57,7 @@ def test_undisturbed_no_job_waits_for_another_and_workers_do_several_tasks(world
         assert all("trap '' USR1" in script and "--dependency" not in script for script in scripts)
         tasks = len(list(world.run.plan.all_tasks()))
         several += sum(len(s.elements) for s in arrays) < tasks
-    assert several > 4
+    assert several > 2
 
 
 MISFORTUNES = {
@@ -70,12 +70,12 @@ MISFORTUNES = {
 
 @pytest.mark.parametrize("name", MISFORTUNES)
 def test_whatever_happens_to_workers_no_guard_is_needed(worlds, name):
-    for world in worlds(8, MISFORTUNES[name]):
+    for world in worlds(4, MISFORTUNES[name]):
         live_to_the_end(world)
 
 
 def test_killed_drivers_are_replaced_by_others_or_a_guard(worlds):
-    for world in worlds(8, Luck(mishaps=4, disturbances=4, kills=4)):
+    for world in worlds(4, Luck(mishaps=4, disturbances=4, kills=4)):
         live_to_the_end(world)
 
 

@@ -446,4 +446,4 @@ class World(RuleBasedStateMachine):
 
 
 TestWorld = World.TestCase
-TestWorld.settings = settings(max_examples=60, stateful_step_count=30)
+TestWorld.settings = settings(max_examples=40, stateful_step_count=30)

@@ -135,7 +135,7 @@ class WorkerWorld(World):
                 self.commit(claim.task, claim.attempt)
             worker.beat = replace(worker.beat, tasks=worker.beat.tasks + 1)
         self.say(worker, Doing.WAITING, claim.task)
-        if not self.is_driving and self.chance.random() < 0.5:
+        if not self.is_driving and self.chance.random() < 0.3:
             self.advance(f"{worker.name} has done {claim.task}, and a pass")
 
     def say_failure(self, claim: Claim, said: FailureKind | None, suspect: Task | None = None) -> None:
