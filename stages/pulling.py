@@ -116,6 +116,7 @@ class Pulling:
             elif choice.task and (given := self._take(view, choice.task)):
                 return given
         self.pulse.say(doing=Doing.LEAVING, reason=self.reason, task="", until=None)
+        self.outside.leaves()
         return None
 
     def ended(self, arguments: Arguments, exit_code: int) -> None:
@@ -258,6 +259,7 @@ class Pulling:
         """Wait until an input of a task has come, or it is time to look at everything again, or to leave."""
         assert choice.task is not None
         self._begin_wait(choice.task)
+        self.outside.waits()
         look_again = time.monotonic() + (_LOOK_SECONDS_ON_NETWORK if self.is_network else _LOOK_SECONDS)
         while self.wait is not None and self.reason is None and time.monotonic() < look_again:
             waited = time.time() - self.wait.began

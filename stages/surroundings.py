@@ -17,6 +17,7 @@ from pipeline.run.submissions import is_job_of, job_kind_of
 from pipeline.run.tasks import Task
 from pipeline.workers.staying import Pending
 from slurm.tasklist import ELIGIBLE, attempt_id
+from stages.afterwards import Afterwards
 
 ASK_SECONDS = 30.0
 """Seconds between two questions to Slurm in one wait, and between two looks at the package."""
@@ -55,6 +56,10 @@ class Outside:
     """Whether the job of a name is of the same stage of the same run."""
     committed: Callable[[Task], None] = lambda task: None
     """Is called after each commit: whoever waits for it may be woken, and the run's books be kept."""
+    waits: Callable[[], None] = lambda: None
+    """Is called each second or so of a wait."""
+    leaves: Callable[[], None] = lambda: None
+    """Is called before its end, when its beat says that it leaves."""
 
 
 def of_environment(run: Run, job_kind: str, environment: Mapping[str, str], now: float) -> Outside:
@@ -64,13 +69,18 @@ def of_environment(run: Run, job_kind: str, environment: Mapping[str, str], now:
     job, index = environment["SLURM_ARRAY_JOB_ID"], environment["SLURM_ARRAY_TASK_ID"]
     restarts = int(environment.get("SLURM_RESTART_COUNT", "0"))
     eligible = 0.0 if restarts else float(environment.get(ELIGIBLE, "0"))
+    name = f"{job}_{index}r{restarts}"
+    afterwards = Afterwards(run, name)
     return Outside(
-        f"{job}_{index}r{restarts}",
+        name,
         lambda number: attempt_id(number, job, index, restarts),
         queued_seconds=max(0.0, now - eligible) if eligible else None,
         ask_queue=lambda: slurm_queue(job, int(index)),
         partitions=lambda: slurm_partitions(environment.get("SLURMD_NODENAME", "")),
         is_peer=lambda name: is_job_of(run.identity.id, name) and job_kind_of(name) == job_kind,
+        committed=afterwards.committed,
+        waits=afterwards.keeper.tend,
+        leaves=afterwards.keeper.leave,
     )
 
 

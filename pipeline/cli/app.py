@@ -122,11 +122,16 @@ def cancel(run_dir: RunDir) -> None:
 
 
 @app.command(hidden=True)
-def advance(run_dir: RunDir) -> None:
+def advance(
+    run_dir: RunDir,
+    asked: Annotated[
+        bool, typer.Option("--asked", help="As a worker's child: only if none is at it.")
+    ] = False,
+) -> None:
     """What driver jobs do: look once, submit what is due, repair what failed."""
-    from pipeline.cli.queue import driver_job
+    from pipeline.cli.queue import asked_pass, driver_job
 
-    raise typer.Exit(driver_job(run_dir))
+    raise typer.Exit((asked_pass if asked else driver_job)(run_dir))
 
 
 @app.command()

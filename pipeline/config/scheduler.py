@@ -290,6 +290,12 @@ class SlurmConfig:
         """Seconds that an update may take."""
         return parse_duration(self.update.time) or math.inf
 
+    @property
+    def has_workers(self) -> bool:
+        """Whether the jobs of some stage may do several tasks or start early: then none waits for another by
+        a dependency."""
+        return any(given.has_workers for given in self.resources.values())
+
 
 SchedulerConfig = Annotated[LocalConfig | SlurmConfig, Field(discriminator="kind")]
 

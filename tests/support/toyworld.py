@@ -291,10 +291,14 @@ class World:
     ) -> None:
         self.slurm.end(element, state, code)
         if said is not None:
-            path = self.run.paths.task(self.task(element)).failure(element.job.work["number"])
-            path.parent.mkdir(parents=True, exist_ok=True)
-            content = {"kind": said, "message": "made up", "suspect": suspect and task_key(suspect)}
-            path.write_text(json.dumps(content))
+            self.write_failure(self.task(element), element.job.work["number"], said, suspect)
+
+    def write_failure(self, task: Task, number: int, said: FailureKind, suspect: Task | None) -> None:
+        """What a failed attempt says of itself."""
+        path = self.run.paths.task(task).failure(number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {"kind": said, "message": "made up", "suspect": suspect and task_key(suspect)}
+        path.write_text(json.dumps(content))
 
     # --- what must hold ---
 

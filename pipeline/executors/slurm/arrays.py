@@ -28,9 +28,20 @@ _DIGITS = 5
 
 
 def stage_submissions(
-    run: Run, invocation: int, number: int, tasks: Sequence[Task], chunk_size: int
+    run: Run,
+    invocation: int,
+    number: int,
+    tasks: Sequence[Task],
+    chunk_size: int,
+    stays: bool = False,
+    begins: float | None = None,
 ) -> list[Submission]:
-    """Make an array for tasks of one job kind and iteration; several where arrays are too short."""
+    """Make an array for tasks of one job kind and iteration; several where arrays are too short.
+
+    Args:
+        stays: whether its elements are workers. Then no array waits for one of them.
+        begins: unix time before which they do not start.
+    """
     made = []
     for chunk, indices in chunks_of([task.shard for task in tasks], chunk_size).items():
         mine = {index: tasks[0]._replace(shard=index + chunk * chunk_size) for index in indices}
@@ -39,11 +50,13 @@ def stage_submissions(
                 run,
                 *(invocation, tasks[0].iteration, tasks[0].job_kind, number, chunk),
                 chunk_size=chunk_size,
-                module="stages",
+                module="stages.pulling" if stays else "stages",
                 arguments=(*common_arguments(run, tasks[0], ATTEMPT), "--patience", INPUT_SECONDS),
                 elements={str(index): own_arguments(run, task, number) for index, task in mine.items()},
                 max_restarts=_MAX_RESTARTS,
-                releases=released_by(run, tasks[0]),
+                releases=() if stays else released_by(run, tasks[0]),
+                stays=stays,
+                begins=begins,
             )
         )
     return made
@@ -124,11 +137,15 @@ def array_of(
         folder=Path(run.identity.folder or run.paths.root),
         options=sbatch_options(given, escalation, longest),
         parallelism=given.array_parallelism,
-        setup=(*into_log(run, submission), *(given.setup or ())),
+        setup=(*_IGNORE_RINGING[: submission.stays], *into_log(run, submission), *(given.setup or ())),
         environment=given.environment,
         dependency=dependency,
         begin=begin,
     )
+
+
+_IGNORE_RINGING = ("trap '' USR1",)
+"""Whoever commits rings the arrays that wait for it: a signal that would end an element which starts up."""
 
 
 def into_log(run: Run, submission: Submission) -> list[str]:
@@ -146,8 +163,7 @@ def into_log(run: Run, submission: Submission) -> list[str]:
 def log_folder(run: Run, submission: Submission) -> Path:
     if submission.job_kind == GUARD:  # one every few minutes, so all write to one log
         return run.paths.log_root / GUARD
-    folder = f"{submission.iteration:05d}-{submission.job_kind}"
-    return run.paths.log_root / folder / f"attempt-{submission.number}"
+    return submission.log_folder(run.paths)
 
 
 def output_pattern(run: Run, submission: Submission) -> str:

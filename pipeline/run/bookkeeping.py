@@ -1,0 +1,150 @@
+"""Passes that workers ask for, in processes of their own: one at a time, for a tenth of a core at most.
+
+Whoever commits or leaves writes a wish, ``<run>/slurm/passes/wanted``. A pass takes the wish away before it
+looks, so that one written while it is at work is for the next. Where another worker's pass is at work, or was
+a moment ago, a wish is left for whoever looks next: a worker that commits, waits or leaves.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pipeline.run.durable import replace_durably
+from pipeline.run.lease import LeaseHeld, hold, holder_of
+from pipeline.run.paths import RunPaths
+from slurm.sealing import sealed, unsealed
+from slurm.sharedfiles import is_there, make_folder, read_newest
+
+_REST = 9.0
+"""Times as long as the last pass took, for which there is no other: passes take a tenth of a core."""
+_LEAVING_SECONDS = 120.0
+"""Seconds that a worker which leaves waits for a pass that has seen it leave."""
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class LastPass:
+    """The last pass that a worker started. Unix times."""
+
+    began: float = 0.0
+    ended: float = 0.0
+
+    def allows_another(self, now: float) -> bool:
+        """Whether it has been over for long enough. Pure. A time that is still to come, of a machine whose
+        clock is ahead, holds nobody up."""
+        return not 0 <= now - self.ended < _REST * (self.ended - self.began)
+
+
+def ask_for_pass(paths: RunPaths) -> None:
+    """Write down that something has happened that a pass should see."""
+    make_folder(_folder(paths))
+    replace_durably(_wish(paths), f"{time.time()}\n")
+
+
+def is_wanted(paths: RunPaths) -> bool:
+    """Whether something has happened that no pass has seen."""
+    return is_there(_wish(paths))
+
+
+def is_due(paths: RunPaths, now: float) -> bool:
+    """Whether to start a pass now: it is wanted, none is at work, and the last is over for a while."""
+    return is_wanted(paths) and holder_of(_folder(paths)) is None and read_last(paths).allows_another(now)
+
+
+def read_last(paths: RunPaths) -> LastPass:
+    try:
+        return LastPass(**unsealed(read_newest(_last(paths))))
+    except (FileNotFoundError, ValueError, TypeError):
+        return LastPass()
+
+
+def take_turn(paths: RunPaths, make_pass: Callable[[], object]) -> bool:
+    """Make a pass that was asked for. Returns whether it was made here: False if another is at work, to which
+    the wish is left.
+
+    A pass that fails leaves the wish for another, and raises what it raised.
+    """
+    try:
+        with hold(_folder(paths)), _on_record(paths):
+            _wish(paths).unlink(missing_ok=True)
+            make_pass()
+    except LeaseHeld:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _on_record(paths: RunPaths) -> Iterator[None]:
+    began = time.time()
+    try:
+        yield
+    except BaseException:
+        ask_for_pass(paths)
+        raise
+    finally:
+        replace_durably(_last(paths), sealed(asdict(LastPass(began, time.time()))))
+
+
+@dataclass
+class Bookkeeper:
+    """The passes that one worker starts. Of several ranks the first has one."""
+
+    paths: RunPaths
+    child: subprocess.Popen[bytes] | None = None
+
+    def ask(self) -> None:
+        """After a commit: ask for a pass, and start one if it is time."""
+        ask_for_pass(self.paths)
+        self.tend()
+
+    def tend(self) -> None:
+        """While waiting, now and then: start a pass that somebody has asked for."""
+        is_idle = self.child is None or self.child.poll() is not None
+        if is_idle and is_due(self.paths, time.time()):
+            self.child = start_pass(self.paths)
+
+    def leave(self, seconds: float = _LEAVING_SECONDS) -> None:
+        """Before the end, when the beat says that the worker leaves: wait until a pass has seen that."""
+        until = time.monotonic() + seconds
+        ask_for_pass(self.paths)
+        while is_wanted(self.paths) and time.monotonic() < until:
+            self._wait(until)
+            if is_wanted(self.paths) and holder_of(_folder(self.paths)) is None:
+                self.child = start_pass(self.paths)
+            time.sleep(_POLL_SECONDS)
+        self._wait(until)
+
+    def _wait(self, until: float) -> None:
+        if self.child is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.child.wait(max(0.0, until - time.monotonic()))
+
+
+def start_pass(paths: RunPaths) -> subprocess.Popen[bytes]:
+    """Start a process that makes a pass: without GPUs, and with a log that all of them share."""
+    log = paths.log_root / "passes" / "passes.log"
+    make_folder(log.parent)
+    command = [sys.executable, *(["-P"] if sys.flags.safe_path else [])]
+    command += ["-m", "pipeline", "advance", str(paths.root), "--asked"]
+    with log.open("ab") as output:
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
+        )
+
+
+def _folder(paths: RunPaths) -> Path:
+    return paths.slurm / "passes"
+
+
+def _wish(paths: RunPaths) -> Path:
+    return _folder(paths) / "wanted"
+
+
+def _last(paths: RunPaths) -> Path:
+    return _folder(paths) / "last"
