@@ -207,7 +207,7 @@ def in_one_process(run: Run) -> list[tuple[float, float]]:
 def policy_digest(run: Run) -> list[str]:
     """Return the hashes of the last policy's files: the same for all variants."""
     outputs = require_record(run.paths, policy_maker(run.plan.iterations)).outputs
-    return sorted(e.hash for e in outputs if (run.paths.root / e.path).is_relative_to(run.paths.policies))
+    return sorted(e.xxh3_128 for e in outputs if (run.paths.root / e.path).is_relative_to(run.paths.policies))
 
 
 # --- others' jobs --------------------------------------------------------------------------------------
@@ -319,8 +319,8 @@ def table(found: Mapping[str, Measured]) -> str:
         base = base or middle
         share = statistics.median(measured.not_compute)
         lines.append(
-            f"{name:<12} {middle:8.2f} s an iteration, {middle / base:6.2f} of {next(iter(found))}; not compute "
-            f"{share:6.1%}, {share * middle:.2f} s ({len(measured.seconds)} iterations)"
+            f"{name:<12} {middle:8.2f} s an iteration, {middle / base:6.2f} of {next(iter(found))}; "
+            f"not compute {share:6.1%}, {share * middle:.2f} s ({len(measured.seconds)} iterations)"
         )
     return "\n".join(lines)
 

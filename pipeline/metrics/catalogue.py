@@ -154,7 +154,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "slurm/worker_idle_share/*",
         _P,
-        "share of the time so far of a stage's workers, those of this iteration, in which they waited for inputs",
+        "share of their time so far that the workers of a stage of this iteration waited for inputs",
     ),
     Metric("slurm/wasted_share", _P, "share of GPU-hours (else CPU-hours) of attempts without a result"),
 )

@@ -1,4 +1,5 @@
-"""GPU and CPU hours of workers: busy, starting up, waiting in our hands, and lost with those that were killed.
+"""GPU and CPU hours of workers: busy, starting up, waiting in our hands, lost with those that were killed.
+
 Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ class WorkerHours:
 
 
 def worker_hours(beats: Iterable[Beat], records: Sequence[Record]) -> dict[str, WorkerHours]:
-    """Match workers with their jobs in accounting, and add up by job kind; those that it lacks are left out."""
+    """Match workers with their jobs in accounting, and add up by job kind; those that it lacks do not count."""
     jobs, found = dict(_by_worker(records)), dict[str, WorkerHours]()
     for beat in beats:
         if (job := jobs.get(beat.worker)) is not None:
@@ -48,7 +49,7 @@ def worker_hours(beats: Iterable[Beat], records: Sequence[Record]) -> dict[str, 
 
 
 def _by_worker(records: Iterable[Record]) -> Iterator[tuple[str, Record]]:
-    """Yield the run of a job of each worker, by its name: one that was requeued has several, in their order."""
+    """Yield the run of a job of each worker, by its name: one that was requeued has several, in order."""
     runs: dict[str, list[Record]] = {}
     for record in records:
         if record.started is not None:
@@ -79,7 +80,7 @@ _WIDTHS = (10, 10, 10, 10, 10)
 
 
 def describe_workers(workers: Mapping[str, WorkerHours]) -> list[str]:
-    """Return the lines of a table: GPU-hours by what they were spent on; without GPUs the share of waiting."""
+    """Return the lines of a table: GPU-hours by what they were spent on; without GPUs, shares of waiting."""
     held = {job_kind: hours for job_kind, hours in workers.items() if hours.held_gpu_hours}
     if not held:
         return [

@@ -52,8 +52,8 @@ def _cells(job_kind: str, count: int, tasks: int, spent: dict[str, Spent]) -> li
 
 
 def in_words(left: Sequence[Beat]) -> str:
-    """Say why workers left, e.g. ``12 × nothing was left to do; 3 × its memory grew``."""
+    """Say why workers left, e.g. ``12: nothing was left to do; 3: its memory grew``."""
     known = {str(reason): words for reason, words in REASONS.items()}
     return "; ".join(
-        f"{count} × {known.get(reason, 'did not say why')}" for reason, count in reasons_of(left).items()
+        f"{count}: {known.get(reason, 'did not say why')}" for reason, count in reasons_of(left).items()
     )
