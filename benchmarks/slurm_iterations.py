@@ -214,7 +214,7 @@ def policy_digest(run: Run) -> list[str]:
 
 
 def fill_queue(cluster: Cluster, count: int) -> None:
-    """Leave ``count`` jobs pending for resources that a job of ours holds: half of the second update node."""
+    """Leave ``count`` jobs pending for a node that one of them holds: the second one of the updates."""
     if not count:
         return
     common = ("--parsable", "-p", "all", "-w", "update1", "-t", "300", "-o", "/dev/null", "--wrap")
