@@ -4,7 +4,6 @@ written it, and no view may fail because of it."""
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
-from enum import StrEnum
 from typing import Any
 
 from pipeline.run.paths import RunPaths
@@ -78,7 +77,7 @@ def _values(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         elif one.name == "doing":
             value = Doing(value)
         elif one.name == "reason":
-            value = _known(Reason, value)
+            value = _reason(value)
         elif one.name == "iterations":
             first, last = value
             value = int(first), int(last)
@@ -87,6 +86,6 @@ def _values(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield one.name, value
 
 
-def _known(words: type[Reason], value: object) -> StrEnum | None:
-    """Return the word; None for one that this version does not know."""
-    return words(value) if value in list(words) else None
+def _reason(value: object) -> Reason | None:
+    """Return why it left; None for a reason that this version does not know."""
+    return next((reason for reason in Reason if reason == value), None)
