@@ -40,7 +40,7 @@ class WorkerHours:
 
 
 def worker_hours(beats: Iterable[Beat], records: Sequence[Record]) -> dict[str, WorkerHours]:
-    """Match workers with their jobs in accounting, and add up by job kind; those that it lacks do not count."""
+    """Match workers with their jobs in accounting, and add up by job kind. What it lacks is left out."""
     jobs, found = dict(_by_worker(records)), dict[str, WorkerHours]()
     for beat in beats:
         if (job := jobs.get(beat.worker)) is not None:
