@@ -12,6 +12,7 @@ from pathlib import Path
 from pipeline.config.job_kinds import DRIVERS
 from pipeline.config.resolve import missing_paths
 from pipeline.doctor.findings import Check, Finding, Group, ok, problem, skipped, warning
+from pipeline.doctor.workers import look_at_workers
 from pipeline.orchestrate.row_writer import differing
 from pipeline.run import journal
 from pipeline.run.commits import CorruptData, check_sizes, require_record
@@ -67,6 +68,7 @@ def health_checks(run: Run) -> list[Check]:
     ]
     if run.config.slurm:
         checks.append(Check(Group.RUN, "jobs", lambda: look_at_jobs(run), _READ_SECONDS, "Slurm"))
+        checks.append(Check(Group.RUN, "workers", lambda: look_at_workers(run), _READ_SECONDS, "Slurm"))
     return checks
 
 

@@ -151,6 +151,11 @@ METRICS: tuple[Metric, ...] = (
         _P,
         "share of a stage's job time in which its resources were held, but no model computed or started up",
     ),
+    Metric(
+        "slurm/worker_idle_share/*",
+        _P,
+        "share of their time so far that the workers of a stage of this iteration waited for inputs",
+    ),
     Metric("slurm/wasted_share", _P, "share of GPU-hours (else CPU-hours) of attempts without a result"),
 )
 

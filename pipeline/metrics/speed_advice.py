@@ -143,6 +143,26 @@ def start_up(evidence: Evidence) -> Findings:
             yield Advice(Severity.WARNING, Rule.START_UP, title, what, remedy, names)
 
 
+_IDLE_SHARE = 0.3
+
+
+def idle_workers(evidence: Evidence) -> Findings:
+    """Detect workers that hold what they were given, and wait for much of the time."""
+    if not evidence.config.slurm:
+        return
+    for job_kind in (*_job_kinds(evidence), Stage.EVALUATE):
+        found = recent(evidence, f"slurm/worker_idle_share/{job_kind}")
+        if found and found.middle > _IDLE_SHARE:
+            key = key_of(job_kind)
+            what = f"{percent(found.middle)} of the time that they hold their resources, in {found.span}"
+            remedy = (
+                f"lower {key}.linger, so that they leave sooner and their successors start early; "
+                "0: at once. Where GPUs stand idle anyway, leave it"
+            )
+            title = f"workers of {job_kind} wait for much of their time"
+            yield Advice(Severity.NOTE, Rule.IDLE_WORKERS, title, what, remedy, (found.name,))
+
+
 def _fewer_starts(config: Config, job_kind: str) -> str:
     more = "raise data.prompts_per_iteration, put models and environment on a fast disk"
     if job_kind == Stage.UPDATE:
@@ -307,6 +327,7 @@ SPEED_RULES: tuple[Callable[[Evidence], Findings], ...] = (
     bottleneck,
     queue_bound,
     start_up,
+    idle_workers,
     wasted,
     slow_node,
     stragglers,

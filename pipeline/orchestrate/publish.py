@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.metrics.attempts import Facts, attempts_of, last_written
-from pipeline.metrics.costs import cost_metrics
+from pipeline.metrics.costs import cost_metrics, idle_shares
 from pipeline.metrics.row import Clock, iteration_row
 from pipeline.metrics.spans import iteration_spans, share_metrics, to_line
 from pipeline.orchestrate.row_writer import RowWriter
@@ -137,7 +137,8 @@ class Publisher:
         spans = iteration_spans(iteration, found, time.time())
         journal.append(self.run.paths.spans, to_line(spans))
         costs = cost_metrics(facts, iteration)
-        return costs | share_metrics(spans.stages) if costs else {}
+        accounted = costs | share_metrics(spans.stages) if costs else {}
+        return accounted | idle_shares(facts.beats, iteration)
 
     def thin(self, frontier: Frontier) -> Iterator[str]:
         """Apply retention: remove policies and trainers' states not to be kept. Yields errors.

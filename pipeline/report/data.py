@@ -18,6 +18,8 @@ from pipeline.run.records import Records
 from pipeline.run.retention import read_best as best_of
 from pipeline.run.submissions import Ledger
 from pipeline.run.tasks import Stage, Task
+from pipeline.workers.beats import Beat
+from pipeline.workers.reading import read_beats
 
 _MOST_ITERATIONS = 20
 _MOST_ATTEMPTS = 6000
@@ -54,6 +56,8 @@ class ReportData:
     advice: Sequence[Advice]
     now: float
     """Unix time at which it was read."""
+    beats: Sequence[Beat] = ()
+    """What the newest workers said last; none of a run whose jobs do not stay."""
 
     @property
     def trained(self) -> Sequence[Row]:
@@ -72,7 +76,8 @@ def read_report(run: Run) -> ReportData:
     spans = read_spans(run, int(rows[-1]["iteration"]) if rows else run.plan.start)
     found = Evidence(rows, run.config, task_times(spans))
     samples = read_some_samples(run, [int(row["iteration"]) for row in rows])
-    return ReportData(run, rows, read_best(run), spans, samples, advise(found), now)
+    beats = read_beats(run.paths) if run.config.slurm else ()
+    return ReportData(run, rows, read_best(run), spans, samples, advise(found), now, beats)
 
 
 def read_rows(run: Run) -> list[Row]:
@@ -138,7 +143,9 @@ def read_live(run: Run, iteration: int) -> list[Span]:
     """Read the attempts at one iteration's tasks from its records, submissions and failures."""
     records = Records(run.paths)
     records.refresh(run.plan.tasks(iteration))
-    facts = Facts(Ledger(run.paths).load([iteration])) if run.config.slurm else Facts()
+    facts = Facts()
+    if run.config.slurm:
+        facts = Facts(Ledger(run.paths).load([iteration]), beats=read_beats(run.paths))
     return attempts_of(run, iteration, records.readable, facts, time.time())
 
 

@@ -24,6 +24,7 @@ from pipeline.report.html import Head, render
 from pipeline.report.settings import plain_text, settings_apart
 from pipeline.report.timeline import timeline_data, windows_of
 from pipeline.report.usage import usage
+from pipeline.report.workers import workers_table
 from pipeline.run.directory import Run
 from pipeline.text import duration, number
 
@@ -80,6 +81,7 @@ def page(data: ReportData) -> str:
         windows=windows_of(data.spans),
         timeline=timeline_data(data),
         usage=used,
+        workers=workers_table(data.beats, data.now),
         filters=filters_of(data.samples),
         samples=samples_data(data.samples),
         iterations=iteration_table(data.rows),

@@ -126,6 +126,17 @@ def match(submissions: Sequence[Submission], queue: Queue) -> dict[Task, Element
     return found
 
 
+def running_workers(queue: Queue) -> frozenset[str]:
+    """Return the names that workers of the jobs that run have (:mod:`pipeline.workers.beats`)."""
+    running = (e for e in queue.live if phase_of(e.state) is Phase.RUNNING)
+    return frozenset(map(worker_name, running))
+
+
+def worker_name(element: Element) -> str:
+    """Return the name of the worker that an element is (:mod:`pipeline.workers.beats`)."""
+    return f"{element.array_id}_{element.index}r{element.restarts or 0}"
+
+
 def drivers_of(submissions: Sequence[Submission], queue: Queue) -> Iterator[DriverJob]:
     """Yield the driver jobs in the queue."""
     by_name = {s.name: s for s in submissions if not s.is_of_stage}

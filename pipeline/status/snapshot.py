@@ -26,6 +26,8 @@ from pipeline.status.local import task_states
 from pipeline.status.text import moment
 from pipeline.status.trainer_state import Missing, Writer, missing_state, promising
 from pipeline.text import printable
+from pipeline.workers.reading import BeatReader
+from pipeline.workers.summary import WorkersOf, workers_of
 from slurm.sharedfiles import persistently
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ class StageStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """State of a run at one moment. ``slurm-ppo status --json`` prints these keys, up to ``state_lost``."""
+    """State of a run at one moment. ``slurm-ppo status --json`` prints these keys, up to ``workers``."""
 
     schema: int = 3
     run: str
@@ -87,6 +89,8 @@ class Status:
     """Failures of drivers that are not overcome yet, in words."""
     state_lost: int | None = None
     """Newest iteration that is done, if its trainer's state was lost."""
+    workers: tuple[WorkersOf, ...] = ()
+    """Workers of a run on Slurm, by job kind; none for a run whose jobs do not stay, or of this machine."""
     missing_state: Missing | None = None
     """Trainer's state of that iteration, if it is promised and not committed."""
     time: float = 0.0
@@ -165,6 +169,7 @@ class StatusReader:
         self._taken_back = 0.0
         self._states_lost: tuple[int, ...] = ()
         self._frontier: Frontier | None = None
+        self._beats = BeatReader(run.paths)
 
     def read(self, queue: "Queue | None" = None, answered: float | None = None) -> Status:
         """Read what is on disk now.
@@ -237,7 +242,14 @@ class StatusReader:
         from pipeline.executors.slurm.queue import Queue, is_pending
         from pipeline.run.control import read_control
         from pipeline.run.submissions import Ledger
-        from pipeline.status.slurm import SlurmStatus, drivers_of, state_of, task_states, writer_of
+        from pipeline.status.slurm import (
+            SlurmStatus,
+            drivers_of,
+            running_workers,
+            state_of,
+            task_states,
+            writer_of,
+        )
 
         run, seen = self.run, queue or Queue()
         live = seen.live
@@ -255,7 +267,9 @@ class StatusReader:
             finish=status.finish if live else None,
         )
         state = state_of(status.state == "complete", read_control(run.paths), queue)
-        status = replace(status, state=state, slurm=jobs, lanes=lanes, finish=jobs.finish)
+        running = running_workers(seen) if queue is not None and queue.unanswered is None else None
+        workers = workers_of(self._beats.read(), status.time, running)
+        status = replace(status, state=state, slurm=jobs, lanes=lanes, finish=jobs.finish, workers=workers)
         asked = status.answered or status.time
         return self._with_state(status, frontier, lambda u: writer_of(u, submissions, queue, asked))
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # a run of this machine needs nothing of Slurm's
     from pipeline.status.lanes import StageProgress
     from pipeline.status.slurm import DriverJob, SlurmStatus
     from pipeline.status.snapshot import Status
+    from pipeline.workers.summary import WorkersOf
 
 _WIDTH = 80
 _ROW = "{:>4} {:<9}{:>8}{:>9}{:>9}{:>8}{:>13}{:>13}{:>6}"
@@ -50,6 +51,7 @@ def describe(status: "Status") -> str:
         lines.append(f"last driver: {status.stopped}")
     if status.slurm:
         lines += describe_slurm(status.slurm, status.state)
+        lines += describe_workers(status.workers)
     elif status.state != "complete":
         stages = ", ".join(f"{s.stage} {s.done}/{s.total}" for s in status.current)
         lines += wrapped(f"at hand: {stages}")
@@ -130,6 +132,33 @@ def describe_slurm(status: "SlurmStatus", state: str) -> list[str]:
         drivers = ", ".join(describe_driver(driver, "after iteration") for driver in status.drivers)
         lines += wrapped(f"driver jobs: {drivers}", subsequent=_INDENT)
     return lines
+
+
+def describe_workers(workers: Sequence["WorkersOf"]) -> list[str]:
+    """Return a line for each job kind that has workers now."""
+    return [
+        line
+        for one in workers
+        if one.live + one.silent
+        for line in wrapped(workers_in_words(one), "", _INDENT)
+    ]
+
+
+def workers_in_words(workers: "WorkersOf") -> str:
+    """Return a phrase like ``rollout 3 workers: 2 busy, 1 waiting for policy 7 (leaves 12:40)``."""
+    count = workers.live + workers.silent
+    waiting = f"{workers.waiting} waiting" + (f" for {workers.waits_for}" if workers.waits_for else "")
+    if workers.until is not None:
+        leaves = time.strftime("%H:%M", time.localtime(workers.until))
+        waiting += f" (leaves {leaves})"
+    told = (
+        (workers.starting, f"{workers.starting} starting"),
+        (workers.busy, f"{workers.busy} busy"),
+        (workers.waiting, waiting),
+        (workers.silent, f"{workers.silent} silent for 5 minutes or more"),
+    )
+    parts = ", ".join(words for number, words in told if number)
+    return f"{workers.job_kind} {count} worker{'s' * (count != 1)}: {parts}"
 
 
 def _queue_lines(status: "SlurmStatus", state: str) -> Iterator[str]:

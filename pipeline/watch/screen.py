@@ -13,7 +13,7 @@ from pipeline.metrics.advice import Severity, worst
 from pipeline.metrics.terminal import Column, Row, sparkline
 from pipeline.status.lanes import Lane, ShardState
 from pipeline.status.snapshot import Status
-from pipeline.status.text import clock, describe_driver, job_details, time_or_dash
+from pipeline.status.text import clock, describe_driver, job_details, time_or_dash, workers_in_words
 from pipeline.status.trainer_state import in_words
 from pipeline.text import MISSING, duration, number, printable, shortened
 from pipeline.watch.event_lines import event_lines
@@ -159,7 +159,15 @@ def _header(look: Status, view: View, width: int) -> Lines:
     trouble = view.trouble or _silence(look)
     warning = [Text(trouble, "yellow")] if trouble else []
     state = [in_words(look.missing_state, look.iterations)] if look.missing_state else []
-    return [first, *map(Text, (_progress(look), *_outlook(look, width), *state)), *warning]
+    said = (_progress(look), *_outlook(look, width), *state, *_workers(look, width))
+    return [first, *map(Text, said), *warning]
+
+
+def _workers(look: Status, width: int) -> list[str]:
+    """Say what workers do, and what those that wait wait for: in a line where there is room."""
+    parts = [workers_in_words(one) for one in look.workers if one.live + one.silent]
+    together = "; ".join(parts)
+    return parts if len(together) > width else [together] * bool(parts)
 
 
 def _progress(look: Status) -> str:

@@ -66,6 +66,7 @@ STATUS_KEYS = [
     "rows_missing",
     "troubles",
     "state_lost",
+    "workers",
 ]
 
 

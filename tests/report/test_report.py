@@ -27,6 +27,8 @@ from pipeline.run import journal
 from pipeline.run.commits import publish
 from pipeline.run.directory import Parent, Run
 from pipeline.run.tasks import Stage, Task
+from pipeline.workers.beats import Doing, Reason
+from tests.support.beats import beat, write_beats
 from tests.support.reportrun import (
     SLURM,
     STAGES,
@@ -236,6 +238,16 @@ def test_shares_of_a_stage_add_up(run):
         if job_kind != DRIVER:
             parts = (stage.startup, stage.compute, stage.idle, stage.retry)
             assert sum(parts) == pytest.approx(stage.run, rel=1e-3)
+
+
+def test_workers_are_shown_with_how_they_spent_their_time_and_why_they_left(run):
+    assert "Why workers" not in page(read_report(run))
+    left = beat("7_0r0", doing=Doing.LEAVING, busy_seconds=60.0, waiting_seconds=30.0, tasks=4)
+    killed, far = beat("7_2r0"), Reason.FAR
+    write_beats(run.paths, replace(left, reason=far), replace(left, worker="7_1r0", reason=far), killed)
+    text = page(read_report(run))
+    assert "Why workers of rollout left: 2: the next input was further away than coming back." in text
+    assert "Dotted" in text
 
 
 def test_a_row_that_is_not_made_of_numbers_is_said_to_be_so(run, slurm_ppo):
