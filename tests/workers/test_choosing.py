@@ -197,7 +197,7 @@ def test_a_crew_brings_every_run_to_its_end_whatever_happens_to_it(data):
     for _ in range(2000):
         if set(world.plan.all_tasks()) <= world.committed:
             return
-        active = [name for name in world.workers if world.step(name, next(luck, ""))] if world.workers else []
+        active = [name for name in [*world.workers] if world.step(name, next(luck, ""))]
         if not active:
             world.pass_by()
     raise AssertionError(f"it goes on for ever: {set(world.plan.all_tasks()) - world.committed}")

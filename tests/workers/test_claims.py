@@ -200,13 +200,13 @@ def test_other_ranks_do_what_the_first_one_got(paths, tmp_path):
 def test_an_answer_of_before_a_wait_says_nothing_and_silence_is_no_answer():
     waiting = (Pending("other", "gpu", "Resources"),)
     answers = iter([Queue(waiting, ends=5.0), None])
-    asking = Asking(lambda: next(answers), least=0.0)
+    asking = Asking(lambda: next(answers), least=1000.0)
     began = time.monotonic()
-    assert asking.pending(began) == ()
+    asking.pending(began)
     asking._thread.join()
     assert asking.pending(began) == waiting
-    later = time.monotonic()
-    assert asking.pending(later) == ()
+    assert asking.pending(time.monotonic()) == ()  # and it is too early to ask again
+    asking.ask_again(after=0.0)
     asking._thread.join()
-    assert asking.pending(later) == ()
+    assert asking.pending(began) == ()
     assert asking.ends == 5.0

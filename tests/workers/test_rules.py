@@ -112,7 +112,7 @@ def test_the_next_input_is_expected_when_the_stages_between_have_taken_their_tim
     assert estimates.expected_ready(PLAN, rollout, at, seen, 1001) == 1000
     assert estimates.expected_ready(PLAN, update, at, seen, 1001) == 1050
     assert estimates.expected_ready(PLAN, rollout._replace(iteration=5), at, seen, 1001) == 1080
-    assert estimates.expected_ready(PLAN, update, at, seen, 1300) == 1300  # overdue: any moment
+    assert estimates.expected_ready(PLAN, update, at, seen, 1300) == 1310  # rollouts are overdue: any moment
 
 
 def test_where_nothing_is_known_nothing_is_expected():
