@@ -40,6 +40,3 @@ DeviceMap = Annotated[
     str, Field(pattern=r"^(auto|balanced(_low_0)?|sequential|(cpu|cuda|xpu|npu|hpu|mlu|musa|mps)(:\d+)?)$")
 ]
 PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
-
-Linger = NonNegativeInt | Literal["auto"]
-"""Seconds for which a process stays after its task, or ``auto``."""
