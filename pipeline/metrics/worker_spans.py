@@ -75,7 +75,7 @@ def ends_of(plan: Plan, iteration: int, record_of: RecordOf) -> dict[tuple[str, 
 def held_since(record: Record, worker: Beat, ends: Sequence[float]) -> float:
     """Return the time from which a worker waited for a task: the end of its last one, or of its start-up."""
     before = [end for end in ends if end <= record.started]
-    return min(record.started, max([worker.started + worker.startup_seconds, *before]))
+    return min(record.started, max(before, default=worker.started + worker.startup_seconds))
 
 
 def span_of(record: Record, worker: Beat, job: accounting.Record | None, lane: str) -> Span:
