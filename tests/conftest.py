@@ -56,9 +56,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A program that a shell starts in the background ignores SIGINT, and so would all that tests start. How
-    long an example takes says nothing on a machine that runs other tests too."""
+    """What a shell starts in the background ignores SIGINT, under nohup SIGHUP, and so would all that tests
+    start. How long an example takes says nothing on a machine that runs other tests too."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     hypothesis.settings.register_profile("busy machine", parent=hypothesis.settings(), deadline=None)
     hypothesis.settings.load_profile("busy machine")
 

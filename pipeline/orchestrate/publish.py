@@ -53,7 +53,14 @@ class Publisher:
             self.tracker.update()
 
     def close(self, is_complete: bool) -> None:
+        """End with the invocation or pass.
+
+        Args:
+            is_complete: whether the run is, and no attempt writes a state any more.
+        """
         try:
+            if is_complete:
+                remove_unfinished(self.run.paths, self.run.plan.iterations)
             if self._book is not None:
                 keep_best(self.run, self.rows)
                 self.close_rows()

@@ -19,7 +19,7 @@ import xxhash
 from pipeline.run.commits import CorruptData, FileEntry, Record
 from pipeline.run.paths import RunPaths
 from pipeline.run.schemas import check_schema
-from pipeline.run.shards import HashingFile, removed_on_error
+from pipeline.run.shards import MAGIC_BYTES, HashingFile, removed_on_error
 from slurm.sharedfiles import persistently
 
 LISTING = "chunks"
@@ -28,9 +28,6 @@ LISTING = "chunks"
 _ROWS = 64
 """Rows of a chunk. Whoever wants a few rows reads so many for each, and the listing of some 60 bytes a chunk:
 for a hundred of a million prompts of 1 kB, 6 MB and 1 MB."""
-
-_MAGIC = 8
-"""Bytes before the stream in an Arrow file."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +107,7 @@ def read_rows(
         buffer = persistently(path, lambda: _read(path, record, entry, [chunks[i] for i in read]))
     except FileNotFoundError:
         raise CorruptData(record.task, f"{entry.path} is gone") from None
-    with pa.ipc.open_stream(buffer.slice(_MAGIC)) as reader:
+    with pa.ipc.open_stream(buffer.slice(MAGIC_BYTES)) as reader:
         table = reader.read_all()
     check_schema(table.schema, schema, entry.path)
     skipped = (ends - rows)[read] - (rows[read].cumsum() - rows[read])  # rows before a chunk not read

@@ -36,7 +36,7 @@ _LARGE, _LARGE_PIECE = 64 << 20, 8 << 20
 """Bytes of a file from which another thread hashes, which takes a while to start, and of what it gets at
 once."""
 
-_MAGIC = 8
+MAGIC_BYTES = 8
 """Bytes before the stream in an Arrow file, which is one but for these and its footer."""
 
 _HUGE_PAGE = 2 << 20
@@ -139,7 +139,7 @@ def read_batches(paths: RunPaths, record: Record, schema: pa.Schema, part: str =
         whole = read_shard(paths, record, schema, part)
         return (pa.Table.from_batches([batch]) for batch in whole.to_batches())
     check_digest(record, entry, size, digest)
-    reader = pa.ipc.open_stream(pa.PythonFile(_Shrinking(memory, _MAGIC), mode="r"))
+    reader = pa.ipc.open_stream(pa.PythonFile(_Shrinking(memory, MAGIC_BYTES), mode="r"))
     check_schema(reader.schema, schema, entry.path)
     return (pa.Table.from_batches([batch]) for batch in reader)
 

@@ -73,6 +73,19 @@ def test_killed_between_policy_and_state_an_update_is_not_repeated_and_the_run_e
     assert len(left) == (0 if is_lost else 2), "what was written in vain is removed"
 
 
+def test_what_the_last_update_wrote_of_a_state_in_vain_is_removed(
+    inputs, complete_run, slurm_ppo, environment, tmp_path
+):
+    run_dir = tmp_path / "run"
+    point = "before-link:iterations/00002/state/shard-00000.json"
+    done = slurm_ppo("run", *arguments(inputs, run_dir), env=hooked(environment, tmp_path, point))
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("killed-*")), "the hook never fired"
+    assert_same_end(run_dir, complete_run)
+    assert lost(run_dir) == [2]
+    assert not [path.name for path in (run_dir / "state").iterdir() if path.name.startswith("00002")]
+
+
 def test_states_that_cannot_be_written_end_nothing_not_even_the_last(
     inputs, slurm_ppo, environment, tmp_path
 ):
