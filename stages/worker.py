@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from pipeline.run.failures import FailureKind
 from stages.imported import Files, imported_files, is_changed
+from stages.kept_trainer import release_kept_trainer, save_kept_trainer
 from stages.logs import set_up_log
 from stages.preemption import warned
 from stages.runner import Arguments, AttemptEnd, parse, run_attempt
@@ -52,6 +53,7 @@ def work(source: Source) -> int:
             sizes.append(settled_size(sizes))
             if is_spoilt(end, int(os.environ.get("WORLD_SIZE") or 1)) or warned() or has_grown(sizes):
                 break
+        save_kept_trainer()
     finally:
         drop_kept()
     return exit_code
@@ -96,9 +98,8 @@ def resident_bytes() -> int:
 
 def drop_kept() -> None:
     """Drop all that tasks have kept for later ones. Errors of that are logged only."""
-    # Neither is imported for this: one that was not keeps nothing.
-    if learners := sys.modules.get("stages.ppo.kept"):
-        learners.release()
+    release_kept_trainer()
+    # Not imported for this: if it was not, nothing is kept.
     if engines := sys.modules.get("stages.engines"):
         with engines.engines_closed():
             pass
