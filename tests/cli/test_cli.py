@@ -28,7 +28,7 @@ SURFACE = {
     "submit": ["OVERRIDES", "--config-dir", "--dry-run"],
     "resume": ["RUN", "--from"],
     "cancel": ["RUN"],
-    "advance": ["RUN"],
+    "advance": ["RUN", "--asked"],
     "status": ["RUN", "--json", "--cost"],
     "watch": ["RUN", "--interval"],
     "logs": ["RUN", "[STAGE[@ITERATION]]", "--failed", "--follow", "--lines"],
