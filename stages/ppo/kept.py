@@ -8,8 +8,6 @@ import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from pipeline.config.algorithm import ReferenceStage
 from pipeline.config.engine_rules import has_reference_in
 from pipeline.config.schema import Config
@@ -17,7 +15,9 @@ from pipeline.run.commits import BadCommit, FileEntry, fingerprint_of, read_reco
 from pipeline.run.plan import policy_maker, state_of
 from stages import ranks
 from stages.context import Context
+from stages.models import device
 from stages.ppo.saving import save_state
+from stages.ppo.state.writer import free_device
 from stages.ppo.training import Learner, say
 
 
@@ -41,6 +41,14 @@ class Kept:
 
 
 _kept: Kept | None = None
+_in_use: Learner | None = None
+"""Learner of an update that is at work, or has failed: DeepSpeed holds on to it."""
+
+
+def use(learner: Learner) -> None:
+    """Note that an update is at work with a learner."""
+    global _in_use
+    _in_use = learner
 
 
 def is_there() -> bool:
@@ -73,7 +81,7 @@ def take(context: Context, version: int) -> Kept | None:
     if found is None:
         return None
     if not is_ours:
-        _drop(found.learner)
+        release()
         return None
     say(f"going on from memory, where the learner of iteration {version} is")
     return replace(found, newest=ranks.share(_newest_state(found))[0])
@@ -114,16 +122,16 @@ def save() -> None:
 
 def release() -> None:
     """Drop what is kept: after a task that failed, or before memory is needed for something else."""
-    global _kept
-    kept, _kept = _kept, None
-    if kept is not None:
-        _drop(kept.learner)
+    global _kept, _in_use
+    learner, _kept, _in_use = _in_use, None, None
+    if learner is not None:
+        _drop(learner)
 
 
 def _drop(learner: Learner) -> None:
-    """Give the memory back."""
+    """Give the memory back: a GPU's whole, the host's but for buffers that DeepSpeed never lets go of."""
     for trainer in learner.trainers:
         trainer.free()
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    if device().type != "cpu":
+        free_device()

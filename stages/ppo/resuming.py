@@ -49,6 +49,7 @@ def resume(context: Context, version: int) -> Start:
     reader = replace(context, lineage={})  # what is read to get there again is no input of this update
     newest: int = ranks.share(reader.newest_state(version))[0]  # another's file system may remember less
     learner = load_learner(context if newest == version else reader, newest)
+    kept.use(learner)
     newest, seconds = relearn(context, learner, newest, version)
     return Start(learner, state_after(context, version), newest, seconds)
 

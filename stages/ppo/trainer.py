@@ -286,14 +286,16 @@ class Trainer:
     def free(self) -> None:
         """Give the memory of weights and moments back, whoever holds on to them, as DeepSpeed does to some.
         Nothing of it can be used any more."""
-        for part in [part for one in self.held() for part in one.parts.values()]:
-            with contextlib.suppress(RuntimeError):  # memory that is not torch's own stays
-                part.untyped_storage().resize_(0)
+        tensors = [part for one in self.held() for part in one.parts.values()]
+        parameters = list(self.model.parameters())
+        weights = [*parameters, *(p.ds_tensor for p in parameters if hasattr(p, "ds_tensor"))]
+        for tensor in (*tensors, *weights):
+            tensor.grad = None
+            with contextlib.suppress(RuntimeError):  # memory that is not torch's own
+                tensor.untyped_storage().resize_(0)
+        for tensor in weights:
+            tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         self._optimizer.state.clear()
-        for parameter in self.model.parameters():
-            parameter.grad = None
-            for tensor in (parameter, getattr(parameter, "ds_tensor", parameter)):
-                tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
 
     def trained(self) -> list[tuple[str, nn.Parameter]]:
         """Return the parameters that are trained, by name, in the same order on every rank."""

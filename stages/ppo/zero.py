@@ -75,8 +75,8 @@ def share_out(model: nn.Module, settings: dict[str, Any], bare: Bare | None = No
 
 
 def undo_sharing() -> None:
-    """Give torch its own linear layers back, which :func:`share_out` replaces while the process lives: with a
-    bias they round otherwise."""
+    """Give torch its own linear layers back, which :func:`share_out` replaces for as long as the process
+    lives: with a bias they round otherwise."""
     from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses as Patched
 
     torch.nn.functional.linear = getattr(Patched, "linear_bk", torch.nn.functional.linear)

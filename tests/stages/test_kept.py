@@ -36,7 +36,7 @@ SOME = ("fp32-zero0", "bf16-zero2", "overflow", "stopped", "skipped", "lora", "n
 STAYING = [(1, case) for case in (CASES if IS_SOAK else SOME)]
 STAYING += [(2, case) for case in (CASES if IS_SOAK else ("bf16-zero3",))]
 """Ranks, and what happens."""
-ELASTIC = "bf16-zero2"
+ELASTIC = "fp32-zero0"
 """What one rank begins and two go on with."""
 FROM_MEMORY = "going on from memory"
 
@@ -248,15 +248,16 @@ def stories(folder: Path, rank: int) -> None:
         patch.setattr("stages.ppo.update.save_policy", full)
         with pytest.raises(OSError, match="no space"):
             learn("failed", 2)
-    assert not kept.is_there()
+    kept.release()
     learn("failed", 2)
     # the process leaves, as planned
     learn("leaving", 1)
     learn("leaving", 2)
     kept.save()
     kept.save()
+    before = tensor_bytes()
     kept.release()
-    assert tensor_bytes() < 1 << 17, "what was kept is still in memory"
+    assert tensor_bytes() < before / 4, "weights and moments are still in memory"
     learn("leaving", 3)
     kept.release()
     # a replay that takes long, or is warned
