@@ -56,11 +56,6 @@ class LoraConfig:
     """Names of the linear layers that get one, or all of them but the output layer."""
 
 
-STAYING_SAVE_EVERY = 5
-"""Updates from one saved state to the next where the trainer stays and nothing else is asked for: a fifth of
-the writing, and after a crash at most five updates without their rollouts, some two iterations."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class UpdateConfig:
     """Training of the policy and the critic."""
@@ -109,11 +104,11 @@ class UpdateConfig:
     other attention then also computes, and masks, what one sequence would see of another."""
     lora: LoraConfig | None = None
     """Train, and commit, low-rank adapters of the policy only. Default: all weights."""
-    save_every: Literal["auto"] | PositiveInt = "auto"
+    save_every: PositiveInt = 1
     """Updates from one saved trainer's state to the next. A trainer that stays in its process has the others
     in memory; any other learns them again. Those of keep_every and of the last iteration are always saved,
-    and one is due as soon as the updates since the last took a quarter of their time limit. auto: 5 where the
-    process may stay, else 1."""
+    and one is due as soon as the updates since the last took a quarter of their time limit. A fork begins
+    with an iteration that has one."""
     keep_last: PositiveInt | None = 3
     """Keep policy, critic and trainer state of the newest this many iterations, at least 2, and thin older
     ones out as keep_every says. The best policy is always kept. null: keep all."""
@@ -126,9 +121,3 @@ class UpdateConfig:
     """Must stay null: DeepSpeed places the model. For rollout and reward see their own device_map."""
     num_threads: PositiveInt = 1
     """CPU threads of the task; part of the result, because float sums depend on it."""
-
-    def updates_per_state(self, stays: bool) -> int:
-        """Return after how many updates a state is saved. ``stays``: whether the trainer stays in memory."""
-        if self.save_every == "auto":
-            return STAYING_SAVE_EVERY if stays else 1
-        return self.save_every

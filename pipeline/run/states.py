@@ -49,15 +49,14 @@ def keeps_state(record: Record) -> bool:
     return record.promises_state or record.holds_state or record.skips_state
 
 
-def is_due(config: Config, version: int, newest: int, stays: bool, seconds: float) -> bool:
+def is_due(config: Config, version: int, newest: int, seconds: float) -> bool:
     """Whether an update is to save its state (update.save_every). Pure.
 
     Args:
         newest: version of the newest state before it; 0 where learning began.
-        stays: whether its process may get another update.
         seconds: duration of the updates since that state, this one included.
     """
-    every, interval = config.update.keep_every, config.update.updates_per_state(stays)
+    every, interval = config.update.keep_every, config.update.save_every
     is_kept = version == config.iterations or (every is not None and version % every == 0)
     return is_kept or version - newest >= interval or seconds >= longest_replay(config)
 

@@ -73,8 +73,8 @@ def leave(context: Context, start: Start, outputs: tuple[FileEntry, ...]) -> Non
     Every rank takes part."""
     spent = context.stopwatch.seconds
     seconds = start.seconds + sum(spent.values()) - spent["load"]
-    version, stays = context.task.iteration, context.stays and kept.can_stay(context.config)
-    context.skips_state = not ranks.share(is_due(context.config, version, start.newest, stays, seconds))[0]
+    is_wanted = is_due(context.config, context.task.iteration, start.newest, seconds)
+    context.skips_state = not ranks.share(is_wanted)[0]
     if not context.skips_state:
         context.state_writer = LearnerState(context, start.learner)
     kept.keep(context, start.learner, outputs, start.newest, seconds)

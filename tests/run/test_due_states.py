@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config.schema import Config
-from pipeline.config.update import STAYING_SAVE_EVERY
 from pipeline.run.states import is_due, longest_replay
 from tests.support.processes import config_of
 
@@ -17,45 +16,36 @@ def base(models) -> Config:
     return config_of(models, models / "run")
 
 
-def asked(models, save_every="auto", **update) -> Config:
+def asked(models, save_every, **update) -> Config:
     config = base(models)
     return replace(config, iterations=40, update=replace(config.update, save_every=save_every, **update))
 
 
 @given(
-    save_every=st.sampled_from(["auto", 1, 2, 3, 7, 1000]),
-    stays=st.booleans(),
+    save_every=st.sampled_from([1, 2, 3, 7, 1000]),
     lost=st.sets(st.integers(1, 40)),
 )
 def test_learning_again_never_takes_more_updates_than_asked_for_but_where_states_were_lost(
-    models, save_every, stays, lost
+    models, save_every, lost
 ):
     config, newest = asked(models, save_every), 0
-    interval = config.update.updates_per_state(stays)
     for version in range(1, config.iterations + 1):
-        due = is_due(config, version, newest, stays, seconds=1.0)
+        due = is_due(config, version, newest, seconds=1.0)
         if due and version not in lost:
             newest = version
-        tries = [v for v in range(newest + 1, version + 1) if v - newest >= interval]
+        tries = [v for v in range(newest + 1, version + 1) if v - newest >= save_every]
         assert set(tries) <= lost, "one that was lost is made up for by the next update"
-    assert is_due(config, config.iterations, newest, stays, seconds=0.0)
-
-
-def test_auto_saves_each_state_of_a_process_that_ends_and_some_of_one_that_stays(models):
-    config = asked(models)
-    assert [v for v in range(1, 8) if is_due(config, v, v - 1, False, 1.0)] == list(range(1, 8))
-    assert not is_due(config, 4, 0, True, 1.0)
-    assert is_due(config, STAYING_SAVE_EVERY, 0, True, 1.0)
+    assert is_due(config, config.iterations, newest, seconds=0.0)
 
 
 def test_states_that_are_to_be_kept_for_long_are_always_saved(models):
     config = asked(models, 1000, keep_last=3, keep_every=10)
-    assert [v for v in range(1, 40) if is_due(config, v, 0, True, 1.0)] == [10, 20, 30]
+    assert [v for v in range(1, 40) if is_due(config, v, 0, 1.0)] == [10, 20, 30]
 
 
 def test_a_quarter_of_the_time_limit_is_the_longest_replay(models):
     config = asked(models, 1000)
     config = replace(config, scheduler=replace(config.scheduler, time_limit=400))
     assert longest_replay(config) == 100
-    assert not is_due(config, 3, 0, True, seconds=99.0)
-    assert is_due(config, 3, 0, True, seconds=101.0)
+    assert not is_due(config, 3, 0, seconds=99.0)
+    assert is_due(config, 3, 0, seconds=101.0)

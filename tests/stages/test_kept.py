@@ -224,14 +224,20 @@ def test_other_ranks_learn_again_what_nobody_saved_but_for_rounding(learned, die
 
 def stories(folder: Path, rank: int) -> None:
     """What the tests below look at, in one process."""
-    from stages.ppo import kept, replay
-
     ranks.start_distributed()
-    lines = {}
+    lines: dict[str, list] = {}
 
     def learn(name: str, iteration: int, attempt: str = "1-aa") -> None:
         said = update(Updates(folder / name, "bf16-zero2", ()), iteration, attempt)
         lines.setdefault(name, []).append(said)
+
+    what_is_kept_and_dropped(folder, learn)
+    replays_that_save(learn)
+    torch.save(lines, folder / "lines.pt")
+
+
+def what_is_kept_and_dropped(folder: Path, learn) -> None:
+    from stages.ppo import kept
 
     # another attempt's update was committed, though with the same policy
     learn("taken back", 1)
@@ -260,7 +266,12 @@ def stories(folder: Path, rank: int) -> None:
     assert tensor_bytes() < before / 4, "weights and moments are still in memory"
     learn("leaving", 3)
     kept.release()
-    # a replay that takes long, or is warned
+
+
+def replays_that_save(learn) -> None:
+    """Of one that takes long, and of one that is warned."""
+    from stages.ppo import kept, replay
+
     for name in ("slow", "warned"):
         for iteration in (1, 2):
             learn(name, iteration)
@@ -272,7 +283,6 @@ def stories(folder: Path, rank: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replay, "settle", warned(patch, replay))
         learn("warned", 3)
-    torch.save(lines, folder / "lines.pt")
 
 
 def full(*_: object) -> None:

@@ -35,7 +35,7 @@ CASES = {
 """Precision and ZeRO stage, or what happens on the way."""
 
 
-def scored_run(models: Path, root: Path, case: str, save_every: int | str, given: Run | None = None) -> Run:
+def scored_run(models: Path, root: Path, case: str, save_every: int, given: Run | None = None) -> Run:
     """A run that wants its first update; its shards are those of another, if one is given."""
     config = config_of(models, root, f"iterations={ITERATIONS}", "update.epsilon=1e-3", *CASES[case])
     run = create_run(replace(config, update=replace(config.update, save_every=save_every)))
