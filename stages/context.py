@@ -66,8 +66,13 @@ class Result:
 class StateWriter(Protocol):
     """Writer of what learning needs to go on, behind the commit of the policy. Every rank has one."""
 
-    def detach(self) -> None:
-        """Copy this rank's part to the host's memory, if it has room for it, and give the devices back."""
+    def detach(self) -> bool:
+        """Copy this rank's part to the host's memory, if it has room for it, and give the devices back.
+
+        Returns:
+            Whether another job may use the devices now; else they are in use until this process ends. The
+            same on every rank.
+        """
 
     def write(self, is_wanted: bool) -> tuple[FileEntry, ...]:
         """Write this rank's part durably, under this attempt's own names.
