@@ -3,6 +3,7 @@
 import gc
 import json
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,23 @@ def test_what_lies_in_the_hosts_memory_already_needs_no_room_there(place, needed
     """The optimizer's part does with update.offload_optimizer, but not what another device has."""
     parts = {kind: torch.empty(3, device=place) for kind in KINDS}
     assert Part("policy", [Slice("a", 0, parts)], MOMENTS).nbytes == needed
+
+
+def test_a_rank_without_room_for_a_copy_gathers_for_the_others_to_the_end():
+    model, asked = llama(), []
+    files = files_for(model)
+
+    class TooLarge:
+        def cpu(self) -> None:
+            raise MemoryError
+
+    def gather(name: str, is_wanted: bool) -> TooLarge:
+        asked.append(name)
+        return TooLarge()
+
+    with pytest.raises(MemoryError):
+        replace(files, gather=gather).on_host()
+    assert sorted(asked) == sorted(name for name, _ in model.named_parameters())
 
 
 def test_tensors_are_freed_beside_proxies_of_what_is_gone():

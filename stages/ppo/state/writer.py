@@ -63,7 +63,12 @@ class LearnerState:
             return True
         if not self._has_room():
             return False
-        self._parts = [part.on_host() for part in self._parts]
+        error: Exception | None = None
+        try:
+            self._parts = [part.on_host() for part in self._parts]
+        except (MemoryError, RuntimeError) as problem:
+            error = problem
+        ranks.agree(error)  # before they gather
         if self._critic is not None:
             self._critic = self._critic.on_host()
         ranks.share(None)  # others may still have gathered from this rank
