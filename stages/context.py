@@ -22,7 +22,6 @@ from pipeline.run.commits import (
     check_digest,
     check_sizes,
     is_unchanged,
-    read_record,
     require_record,
 )
 from pipeline.run.directory import load_run
@@ -32,6 +31,7 @@ from pipeline.run.paths import ADAPTER, RunPaths, TaskPaths
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.retention import check_is_kept
 from pipeline.run.shards import read_batches, read_shard
+from pipeline.run.states import state_record
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from stages.policy_files import PolicyFiles
 from stages.verification import verify_files, verify_once
@@ -66,8 +66,13 @@ class Result:
 class StateWriter(Protocol):
     """Writer of what learning needs to go on, behind the commit of the policy. Every rank has one."""
 
-    def detach(self) -> None:
-        """Copy this rank's part to the host's memory, if it has room for it, and give the devices back."""
+    def detach(self) -> bool:
+        """Copy this rank's part to the host's memory, if it has room for it, and give the devices back.
+
+        Returns:
+            Whether another job may use the devices now; else they are in use until this process ends. The
+            same on every rank.
+        """
 
     def write(self, is_wanted: bool) -> tuple[FileEntry, ...]:
         """Write this rank's part durably, under this attempt's own names.
@@ -241,15 +246,17 @@ class Context:
         return files.base
 
     def newest_state(self, version: int) -> int:
-        """Return the newest version, at most ``version``, that has a trainer's state; 0 needs none.
+        """Return the newest version, at most ``version``, that has a trainer's state which was not thinned
+        out; 0 needs none.
 
         Iterations after it, up to ``version``, have to be learnt again from their shards, which gives the
-        state that was lost. Raises as :meth:`read`; UserError where a fork's first state is gone.
+        state that was lost. Raises as :meth:`read`; CorruptData for a state's record too, so that it is moved
+        aside; UserError where a fork's first state is gone.
         """
         first = self._first_version()
         while version > 0:
-            record = self.read(policy_maker(version))
-            if record.holds_state or read_record(self.paths, state_of(version)) is not None:
+            self.read(policy_maker(version))
+            if state_record(self.paths, version) is not None:
                 break
             if version == first:
                 raise UserError(

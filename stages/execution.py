@@ -124,8 +124,8 @@ def commit_state(context: Context, writer: StateWriter, update: Record | None, h
     """
     started = time.time()
     try:
-        writer.detach()
-        ring(RELEASED)
+        if writer.detach():  # else the devices are free when the process ends, and not before
+            ring(RELEASED)
         files = writer.write(is_wanted=update is not None)
         if update is not None and files:  # else another rank publishes, or another attempt was first
             outcome = publish_state(context, update, files, started, history)

@@ -304,6 +304,22 @@ def _over_ranks(tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
     return reduced.to(tensor.device)
 
 
+def sent_by_first(tensor: Tensor | None, like: Tensor) -> Tensor:
+    """Return the first rank's tensor on every rank, in the host's memory.
+
+    Args:
+        tensor: the first rank's, in the host's memory; the others have none.
+        like: any tensor of its shape and format.
+    """
+    if size() == 1:
+        assert tensor is not None
+        return tensor
+    empty = torch.empty(like.shape, dtype=like.dtype) if tensor is None else tensor
+    sent = empty.to(device()).contiguous()
+    dist.broadcast(sent, 0)
+    return sent.cpu()
+
+
 def first_of(problem: str | None) -> str | None:
     """Return the problem of the first rank that has one, on every rank.
 

@@ -168,7 +168,7 @@ def _loop(driver: Driver, executor: LocalExecutor, lease: Lease) -> Pass:
 
 def _let_states_finish(executor: LocalExecutor, lease: Lease) -> None:
     """Stop what runs, but for jobs that only write what their committed result left to save."""
-    executor.cancel(spares_released=True)
+    executor.cancel(spares_committed=True)
     while executor.is_busy:
         lease.beat()
         executor.wait(HEARTBEAT_SECONDS)

@@ -18,6 +18,7 @@ from pipeline.executors.machine import free_memory
 from pipeline.executors.orders import BEGUN, Order
 from pipeline.executors.staying import LEAST_FREE, Idle, who_leaves
 from pipeline.executors.teams import Team, fork, preload, signal_group, start_server
+from pipeline.run.environment import COMMITTED, RELEASED
 from pipeline.text import exit_in_words
 
 _GRACE_SECONDS = 5.0
@@ -94,6 +95,8 @@ class _Running:
     """Ranks that have done their part, and stay."""
     known_unfinished: int = 0
     """Number of ranks whose part went on when the job was last looked at."""
+    is_committed: bool = False
+    """Whether its result is committed: it goes on to write what is left to save."""
     released: int = 0
     """Number of ranks that have given their devices back."""
     failed_rank: int | None = None
@@ -125,6 +128,13 @@ class _Running:
         return not self.is_fresh and any(
             code is not None and rank not in self.begun for rank, code in enumerate(codes)
         )
+
+    def listen(self) -> bool:
+        """Hear the bell. Returns whether anything was rung since it was heard."""
+        said = self.team.hear_bell()
+        self.is_committed = self.is_committed or COMMITTED in said
+        self.released += said.count(RELEASED)
+        return bool(said)
 
     @property
     def is_released(self) -> bool:
@@ -175,7 +185,7 @@ class LocalExecutor:
 
     def wait(self, seconds: float) -> None:
         """Start the jobs that fit; return when a job or one of its ranks ends, when a job has committed and
-        released its slot, or after ``seconds``."""
+        another fits beside it, or after ``seconds``."""
         # Not before: what the caller submits in answer to an ended job may be more urgent than what waits.
         self._start_what_fits()
         until = time.monotonic() + seconds
@@ -195,25 +205,31 @@ class LocalExecutor:
         now = time.monotonic()
         until = min([now + seconds, *(one.deadline for one, _ in running), *self._times_to_leave()])
         ready = wait_for_any(calls, timeout=max(0.0, until - now))
-        for one in unreleased:
-            one.released += one.team.count_released()
-        has_left, is_released = self._see_off(), any(one.is_released for one in unreleased)
-        return has_left or is_released or not ready or any(one.has_news for one, _ in running)
+        rung = [one for one in unreleased if one.listen()]
+        has_left = self._see_off()
+        return (
+            has_left
+            or (bool(rung) and self._has_slot())
+            or not ready
+            or any(one.has_news for one, _ in running)
+        )
 
     def _times_to_leave(self) -> list[float]:
         """Return when processes that are idle or leaving have to be gone."""
         linger = self._limits.linger
         return [*(since + linger[team.pool] for team, since in self._idle), *(t for _, t in self._leaving)]
 
-    def cancel(self, spares_released: bool = False) -> None:
+    def cancel(self, spares_committed: bool = False) -> None:
         """Stop every running job, drop the queued ones, and end idle processes.
 
         Args:
-            spares_released: let jobs go on that only write files.
+            spares_committed: let jobs go on that only save what their committed result left.
         """
         self._queue.clear()
         self._let_go(range(len(self._idle)))
-        stopped = [one for one in self._running.values() if not (spares_released and one.is_released)]
+        for one in self._running.values():
+            one.listen()
+        stopped = [one for one in self._running.values() if not (spares_committed and one.is_committed)]
         for running in stopped:
             running.team.let_go()
             running.team.terminate()
@@ -242,8 +258,11 @@ class LocalExecutor:
 
     def _fits(self, job: Job) -> bool:
         in_pool = sum(running.job.pool == job.pool for running in self._running.values())
-        in_all = sum(not running.is_released for running in self._running.values())
-        return in_all < self._limits.slots and in_pool < self._limits.pools[job.pool]
+        return self._has_slot() and in_pool < self._limits.pools[job.pool]
+
+    def _has_slot(self) -> bool:
+        """Whether a slot is free."""
+        return sum(not running.is_released for running in self._running.values()) < self._limits.slots
 
     def _has_room(self, job: Job) -> bool:
         """Whether there is a process for the job, or memory for one; if not, an idle process leaves."""
@@ -299,7 +318,7 @@ class LocalExecutor:
         if None in codes and running.failed_rank is None:
             note = f"stopped at the time limit of {self._limits.time_limit:g} s"
         if len(running.done) == running.job.ranks and team.is_whole():
-            team.count_released()  # of this job
+            team.hear_bell()  # what was said of this job
             self._idle.append((team, time.monotonic()))
         else:
             ends = team.kill()

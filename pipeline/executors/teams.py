@@ -12,7 +12,6 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 
 from pipeline.executors.orders import Order, run_entry
-from pipeline.run.environment import RELEASED
 
 _MOST_SAID = 4096
 """Bytes read from a bell at once; the ranks of a job say one or two each."""
@@ -57,14 +56,14 @@ class Team:
         ends: list[Connection | int] = [self.connections[rank] for rank in ranks]
         return [*ends, *(self.processes[rank].sentinel for rank in ranks)]
 
-    def count_released(self) -> int:
-        """Return how many ranks have given their devices back since this was last asked."""
+    def hear_bell(self) -> bytes:
+        """Return what the ranks have rung since this was last asked: COMMITTED, RELEASED."""
         if self.bell.closed or not select.select([self.bell], [], [], 0)[0]:
-            return 0
+            return b""
         said = os.read(self.bell.fileno(), _MOST_SAID)
         if not said:  # every rank has ended
             self.bell.close()
-        return said.count(RELEASED)
+        return said
 
     def let_go(self) -> None:
         """Tell all processes that there is no further order."""

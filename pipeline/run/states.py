@@ -21,12 +21,26 @@ FOLDER = re.compile(r"(\d{5,})\..+")
 """Name of an attempt's folder below ``policy/``, ``state/`` and the like; its group is the version."""
 
 
+def state_record(paths: RunPaths, version: int) -> Record | None:
+    """Return the record that a version's state was committed with, behind its policy or with it; None where
+    there is none, or its files were thinned out.
+
+    Raises:
+        CorruptData: a record cannot be read; names its task.
+    """
+    record = _kept_record(paths, state_of(version), "state")
+    if record is None:
+        record = _kept_record(paths, policy_maker(version), "trainer")
+        return record if record is not None and record.holds_state else None
+    return record
+
+
 def has_state(paths: RunPaths, version: int) -> bool:
-    """Whether a state of the version is committed, behind its policy or with it, and was not thinned out."""
-    if _stands(paths, state_of(version), "state"):
-        return True
-    update = _stands(paths, policy_maker(version), "trainer")
-    return update is not None and update.holds_state
+    """Whether a version has a state, as :func:`state_record`, of which all records can be read."""
+    try:
+        return state_record(paths, version) is not None
+    except CorruptData:
+        return False
 
 
 def has_policy(paths: RunPaths, version: int) -> bool:
@@ -37,10 +51,17 @@ def has_policy(paths: RunPaths, version: int) -> bool:
 def _stands(paths: RunPaths, task: Task, parent: str) -> Record | None:
     """Return the task's record if it can be read and nothing of it below ``parent`` was thinned out."""
     try:
-        record = read_record(paths, task)
-        gone = {folder.split("/")[0] for folder in thinned_folders(paths, task)} if record else set()
+        return _kept_record(paths, task, parent)
     except CorruptData:
         return None
+
+
+def _kept_record(paths: RunPaths, task: Task, parent: str) -> Record | None:
+    """Return the task's record unless something of it below ``parent`` was thinned out."""
+    record = read_record(paths, task)
+    if record is None:
+        return None
+    gone = {folder.split("/")[0] for folder in thinned_folders(paths, task)}
     return None if parent in gone else record
 
 

@@ -1,7 +1,6 @@
 """Engines: made by name, and kept (:mod:`stages.engines.kept`) as long as they serve."""
 
 import importlib
-import shutil
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -85,17 +84,17 @@ def _of_merged(
     config: Config, base: Path, adapter: Path, make: Callable[[Path], Generator | None]
 ) -> Generator | None:
     """Return what ``make`` makes of a merged model; the folder goes with it, or at once if there is none."""
-    from stages.merging import merged_folder
+    from stages.merging import merged_folder, remove_merged
 
     folder, made = merged_folder(config, base, adapter), None
     try:
         made = make(folder)
     finally:
         if made is None:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_merged(folder)
     if made is not None:
         _remove_folder(made)
-        _folders[made] = weakref.finalize(made, shutil.rmtree, folder, ignore_errors=True)
+        _folders[made] = weakref.finalize(made, remove_merged, folder)
     return made
 
 

@@ -66,7 +66,7 @@ def load_learner(context: Context, version: int) -> Learner:
         owner = (
             policy_maker(version) if context.read(policy_maker(version)).holds_state else state_of(version)
         )
-        if problem := ranks.first_of(_load(learner, folder, context.read(owner), context.paths)):
+        if problem := _load(learner, folder, context.read(owner), context.paths):
             raise CorruptData(owner, problem)
         if owner == state_of(version) and (problem := unlike(learner, learned_of(context, version))):
             raise CorruptData(owner, problem)
@@ -117,17 +117,20 @@ def critic_start(context: Context, version: int, state: Path | None) -> Path:
 
 
 def _load(learner: Learner, folder: Path, record: Record, paths: RunPaths) -> str | None:
-    """Load this rank's part of the optimizers' state, verified. Returns what is wrong with it."""
-    entries = {paths.root / entry.path: entry for entry in record.outputs}
+    """Load the optimizers' state, verified. Returns what is wrong with it, on every rank."""
+    return next(filter(None, (_load_one(one, folder, record, paths) for one in learner.trainers)), None)
+
+
+def _load_one(trainer: Trainer, folder: Path, record: Record, paths: RunPaths) -> str | None:
+    entries, problem = {paths.root / entry.path: entry for entry in record.outputs}, None
     try:
-        for trainer in learner.trainers:
-            for path, size, digest in trainer.load_state(folder):
-                check_digest(record, entries[path], size, digest)
+        for path, size, digest in trainer.load_state(folder):
+            check_digest(record, entries[path], size, digest)
     except CorruptData as error:
-        return error.why
+        problem = error.why
     except (OSError, KeyError, ValueError) as error:
-        return f"{folder} cannot be loaded: {error}"
-    return None
+        problem = f"{folder} cannot be loaded: {error}"
+    return ranks.first_of(problem)
 
 
 def unlike(learner: Learner, learned: Learned) -> str | None:

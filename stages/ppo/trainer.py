@@ -303,23 +303,41 @@ class Trainer:
 
     def load_state(self, folder: Path) -> list[File]:
         """Restore what was saved of this trainer at any ZeRO stage and by any number of ranks. Each rank
-        reads its part.
+        reads its part; every one takes part.
 
         Returns:
             The files that this rank read whole, with the hashes that they have: for the caller to compare.
 
         Raises:
-            KeyError, OSError: the folder lacks something of it.
+            KeyError, OSError, ValueError: the folder lacks something of it. Where another rank found that,
+                OSError.
         """
-        saved = SavedState(files_of(folder, self.name))
-        verified = saved.read_into(self.held(), self.kinds)
-        if is_adapted(self.model):
-            for name, parameter in self.trained():
-                whole = torch.empty(_shape(parameter), dtype=torch.float32)
-                saved.read(f"{WEIGHT}/{name}", 0, whole.view(-1))
-                self.set_computed(parameter, whole)
-        self.set_counters(read_counters(folder, self.name))
+        verified: list[File] = []
+        adapters: dict[str, Tensor] = {}
+        error: Exception | None = None
+        try:
+            saved = SavedState(files_of(folder, self.name))
+            verified = saved.read_into(self.held(), self.kinds)
+            adapters = self._adapters_in(saved)
+            counters = read_counters(folder, self.name)
+        except (OSError, KeyError, ValueError) as found:
+            error = found
+        # before ranks do anything together, which one that failed would not
+        if problem := ranks.first_of(None if error is None else f"{type(error).__name__}: {error}"):
+            raise error or OSError(f"another rank failed, {problem}")
+        for name, parameter in self.trained() if adapters else []:
+            self.set_computed(parameter, adapters[name])
+        self.set_counters(counters)
         return verified
+
+    def _adapters_in(self, saved: SavedState) -> dict[str, Tensor]:
+        """Return the whole weights of adapters, which are not in what the model was loaded from."""
+        if not is_adapted(self.model):
+            return {}
+        found = {name: torch.empty(_shape(p), dtype=torch.float32) for name, p in self.trained()}
+        for name, whole in found.items():
+            saved.read(f"{WEIGHT}/{name}", 0, whole.view(-1))
+        return found
 
     def set_computed(self, parameter: Tensor, whole: Tensor) -> None:
         """Set the weight that the model computes with. Every rank takes part."""

@@ -352,13 +352,27 @@ def test_of_several_ranks_all_have_to_release_their_devices(start, tmp_path):
     assert finish(executor)["both"].exit_code == 0
 
 
-def test_what_is_cancelled_may_spare_jobs_that_only_write_files(start, tmp_path):
-    executor, file = start(), tmp_path / "file"
+def test_what_is_cancelled_may_spare_jobs_that_only_save_what_a_commit_left(start, tmp_path):
+    """Also one that copies it from its devices still, and whose bell nobody has heard yet."""
+    executor, file, rung = start(slots=3), tmp_path / "file", tmp_path / "file.rung"
     executor.submit([job(tmp_path, "writes", "release", file)])
     executor.wait(30)
-    executor.submit([job(tmp_path, "computes", "sleep", 60)])
+    executor.submit([job(tmp_path, "copies", "commit", file), job(tmp_path, "computes", "sleep", 60)])
     executor.wait(0.01)
-    executor.cancel(spares_released=True)
-    assert list(executor._running) == ["writes"]
+    assert eventually(rung.exists)
+    executor.cancel(spares_committed=True)
+    assert sorted(executor._running) == ["copies", "writes"]
+    assert not executor._running["copies"].is_released
     file.touch()
-    assert finish(executor)["writes"].exit_code == 0
+    assert {end.exit_code for end in finish(executor).values()} == {0}
+
+
+def test_a_job_that_has_committed_and_uses_its_devices_keeps_its_slot(start, tmp_path):
+    executor, file, rung = start(slots=1), tmp_path / "file", tmp_path / "file.rung"
+    executor.submit([job(tmp_path, "update", "commit", file), job(tmp_path, "rollout", "exit", 0)])
+    executor.wait(0.01)
+    assert eventually(rung.exists)
+    executor.wait(0.01)
+    assert list(executor._running) == ["update"]
+    file.touch()
+    assert {end.exit_code for end in finish(executor).values()} == {0}

@@ -39,10 +39,11 @@ from pipeline.run.retention import (
     thin,
     thinned_folders,
 )
-from pipeline.run.states import can_fork, can_go_on, oldest_needed, remove_unfinished
+from pipeline.run.states import can_fork, can_go_on, oldest_needed, remove_unfinished, state_before
 from pipeline.run.tasks import Stage
 from pipeline.status.snapshot import read_status
 from pipeline.tracking.tracker import NoTracker
+from stages.context import Context
 from tests.support import tiny
 from tests.support.committed import commit, commit_in_two
 
@@ -468,6 +469,34 @@ def test_the_newest_two_states_stay_and_every_policy_after_the_older(tmp_path, l
     assert left(run) == kept
 
 
+def newest_state(run: Run, version: int) -> int:
+    """Version of the state that the next update begins with."""
+    return Context(run.paths, run.config, policy_maker(version + 1), "1-ab").newest_state(version)
+
+
+@pytest.mark.parametrize("is_at_once", [False, True])
+def test_a_best_policy_whose_state_was_thinned_is_learnt_towards_from_the_state_before(tmp_path, is_at_once):
+    run = make_run(tmp_path / "run", 0, keep_last=2, keep_every=5)
+    for version in range(1, 13):
+        commit(run, version) if is_at_once else commit_in_two(run, version)
+    call_best(run, 6)
+    assert list(thin(run, 12)) == []
+    whole = "cpt" if is_at_once else "ps"
+    assert left(run) == {5: whole, 6: "p", 10: whole, 11: whole, 12: whole}
+    if not is_at_once:  # else it is refused, as what an update commits at once is needed whole
+        check_can_go_on(run, 6)
+    assert [newest_state(run, version) for version in (5, 6, 10)] == [5, 5, 10]
+
+
+def test_a_record_of_a_state_that_cannot_be_read_is_named_so_that_it_is_moved_aside(tmp_path):
+    run = commit_up_to(make_run(tmp_path / "run", 0), 3)
+    run.paths.task(state_of(3)).record.write_text("{")
+    assert not can_fork(run.paths, 3)
+    with pytest.raises(CorruptData) as caught:
+        newest_state(run, 3)
+    assert caught.value.task == state_of(3)
+
+
 @given(st.sets(st.integers(1, 12)), st.integers(2, 4), st.sampled_from([None, 3]))
 @settings(max_examples=25)
 def test_whatever_is_lost_the_next_update_can_begin_with_what_stays(lost, keep_last, keep_every):
@@ -478,6 +507,7 @@ def test_whatever_is_lost_the_next_update_can_begin_with_what_stays(lost, keep_l
             list(thin(run, version))
             assert can_go_on(run.plan, run.paths, version)
             assert can_go_on(run.plan, run.paths, version - 1), "nor is the run lost if this update is"
+            assert newest_state(run, version) == state_before(run.plan, run.paths, version)
 
 
 @pytest.mark.parametrize("every", [2, 3, 1000])

@@ -32,6 +32,7 @@ from stages.models import load_causal_lm
 from stages.ppo import trainer as trainer_module
 from stages.ppo.bare import Bare, bare_model
 from stages.ppo.batching import Row, collate
+from stages.ppo.committed import weights_in
 from stages.ppo.forward import response_log_probs, response_values
 from stages.ppo.reference import shared_out
 from stages.ppo.resuming import critic_from, policy_from
@@ -116,6 +117,7 @@ CASES = {
     "critic of a reward model": Case(llama, is_trained=True, is_critic=True, is_of_reward_model=True),
     "nobody knows, with adapters": Case(mixtral, has_adapters=True, is_known=False),
 }
+COMMITTED = ["mixtral", "tied", "nobody knows, with adapters"]
 TRAINED = [name for name, case in CASES.items() if case.is_trained]
 
 
@@ -211,12 +213,33 @@ def reference(models: Path, folder: Path, zero_stage: int) -> dict:
     return {"outputs": response_log_probs(model, batch, 1.0), "held": live.largest}
 
 
+def committed(case: Case, folder: Path) -> dict:
+    """A policy's weights as replays read them: whole and in parts; and whether the model was loaded."""
+    placements = []
+
+    def load(placement: str) -> PreTrainedModel:
+        placements.append(placement)
+        return load_causal_lm(folder, case.precision, False, placement)
+
+    with nothing_known(case):
+        weights = weights_in(folder, load)
+    names = [name for name, _ in load_causal_lm(folder, case.precision, False, "meta").named_parameters()]
+    return {
+        "parts": {name: weights.part(name, 5 * ranks.rank(), 3) for name in names},
+        "none": {name: len(weights.part(name, 0, 0)) for name in names},
+        "whole": {name: weights.whole(name) for name in names},
+        "placements": placements,
+    }
+
+
 def lives(models: Path, folder: Path, rank: int) -> None:
     ranks.start_distributed()
     for zero_stage in (1, 3):  # DeepSpeed changes torch's functions for ZeRO 3
         for name, case in CASES.items():
             seen = life(case, models, folder / name, zero_stage)
             torch.save(seen, folder / name / f"seen-{zero_stage}-{rank}.pt")
+        for name in COMMITTED if zero_stage == 1 else ():
+            torch.save(committed(CASES[name], folder / name / "model"), folder / name / f"read-1-{rank}.pt")
         seen = reference(models, folder / "mixtral", zero_stage)
         torch.save(seen, folder / f"reference-{zero_stage}-{rank}.pt")
 
@@ -277,6 +300,20 @@ def test_no_rank_ever_holds_the_whole_model(loaded, name):
     else:
         assert first["held"] > bound
         assert len(said) == 1
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_weights_of_a_committed_policy_are_read_in_parts_or_sent_by_the_first_rank(loaded, name):
+    model = load_causal_lm(loaded / name / "model", CASES[name].precision, False)
+    weights = dict(model.named_parameters())
+    for rank in range(SIZE):
+        seen = seen_of(loaded / name / "read", 1, rank)
+        assert seen["whole"].keys() == weights.keys()
+        for key, weight in weights.items():
+            assert torch.equal(seen["whole"][key], weight)
+            assert torch.equal(seen["parts"][key], weight.reshape(-1)[5 * rank : 5 * rank + 3])
+        assert set(seen["none"].values()) == {0}
+        assert seen["placements"] == (["meta"] if CASES[name].is_known or rank else ["meta", "cpu"])
 
 
 def test_a_frozen_reference_is_never_whole_either(loaded):

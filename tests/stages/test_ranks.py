@@ -27,6 +27,7 @@ from stages import ranks
 from stages.context import NumericalError, UserError
 from stages.models import load_causal_lm
 from stages.ppo.state import model_files
+from stages.ppo.state.saved_state import SavedState
 from stages.ppo.trainer import Trainer
 from stages.ranks import Meeting, Place, gpu_index
 from tests.support import processes
@@ -180,6 +181,10 @@ def test_any_ranks_hold_exactly_what_one_wrote_and_write_the_same_policy(first_u
         assert same_bytes(copy / "model", root / "copy-1-1" / "model")
 
 
+def fails(*_: object) -> None:
+    raise OSError("no such disk")
+
+
 def read_and_write_state(root: Path, rank: int) -> None:
     ranks.start_distributed()
     model_files._SMALLEST_FILE = model_files._LARGEST_FILE = 10_000
@@ -188,6 +193,11 @@ def read_and_write_state(root: Path, rank: int) -> None:
         model = load_causal_lm(policy, Precision.BF16, trust_remote_code=False)
         config = UpdateConfig(zero_stage=zero_stage, precision=Precision.BF16)
         trainer = Trainer("policy", model, 1e-3, config)
+        with pytest.MonkeyPatch.context() as patch:
+            if ranks.rank() == ranks.size() - 1:
+                patch.setattr(SavedState, "read_into", fails)
+            with pytest.raises(OSError, match="no such disk"):  # on every rank
+                trainer.load_state(state)
         trainer.load_state(state)
         copy = root / f"copy-{ranks.size()}-{zero_stage}"
         save_state(trainer, copy)

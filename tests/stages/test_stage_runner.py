@@ -1,6 +1,8 @@
 """``python -m stages``: exit codes, failure files, and one commit however often a task is tried."""
 
+import contextlib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -10,7 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.run.commits import read_record
 from pipeline.run.directory import Run, load_run
+from pipeline.run.environment import BELL, RELEASED
+from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import Stage, Task
+from stages.context import Context
+from stages.execution import commit_state
 from stages.numerics import set_up_torch
 from tests.support import tiny
 from tests.support.damage import flip_bit
@@ -252,3 +258,28 @@ def make_tensors_like_a_task() -> None:
 def test_tasks_do_not_spend_their_time_on_filling_new_memory():
     """Which torch's deterministic mode does, in one thread: the second one gained 1.5 times at most."""
     assert in_process_of_its_own(make_tensors_like_a_task) == 0
+
+
+@pytest.mark.parametrize("frees", [True, False])
+def test_others_are_called_to_the_devices_only_once_they_are_free(tmp_path, monkeypatch, frees):
+    """Where the host has no room for a copy, the devices are used until the process ends."""
+    reader, ringer = os.pipe()
+    os.set_blocking(reader, False)
+    monkeypatch.setenv(BELL, str(ringer))
+    task = Task(1, Stage.UPDATE)
+    heard = []
+
+    class Writer:
+        def detach(self) -> bool:
+            return frees
+
+        def write(self, is_wanted: bool) -> tuple:
+            with contextlib.suppress(BlockingIOError):
+                heard.append(os.read(reader, 9))
+            return ()
+
+    commit_state(Context(RunPaths(tmp_path), None, task, "1-aa"), Writer(), None, history=-1)
+    os.close(ringer)
+    heard.append(os.read(reader, 9))
+    os.close(reader)
+    assert b"".join(heard) == (RELEASED if frees else b"")

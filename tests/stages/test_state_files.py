@@ -1,6 +1,9 @@
 """Files of a state and of a policy: what safetensors and transformers read, whoever wrote which part."""
 
+import gc
 import json
+import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ from stages.ppo.state.saved_state import SavedState, files_of, write_slices
 from stages.ppo.state.slices import MOMENTS, WEIGHT, Slice, share_of
 from stages.ppo.state.sums import contradiction
 from stages.ppo.state.tensor_files import Described, TensorFile, read_part
+from stages.ppo.state.writer import Part, free_device
 from tests.support import tiny
 
 KINDS = (*MOMENTS, WEIGHT)
@@ -189,3 +193,40 @@ def test_room_is_what_the_tightest_control_group_leaves(tmp_path: Path):
         (folder / "memory.current").write_text(f"{used}\n")
     (tmp_path / "membership").write_text("0::/slurm/job_7\n")
     assert list(_rooms(tmp_path / "membership", tmp_path)) == [70]
+    (job / "memory.stat").write_text("anon 10\nfile 20\ninactive_file 15\nactive_file 5\n")
+    assert list(_rooms(tmp_path / "membership", tmp_path)) == [85], "what files take is given up"
+
+
+@pytest.mark.parametrize(("place", "needed"), [("meta", 24), ("cpu", 0)])
+def test_what_lies_in_the_hosts_memory_already_needs_no_room_there(place, needed):
+    """The optimizer's part does with update.offload_optimizer, but not what another device has."""
+    parts = {kind: torch.empty(3, device=place) for kind in KINDS}
+    assert Part("policy", [Slice("a", 0, parts)], MOMENTS).nbytes == needed
+
+
+def test_a_rank_without_room_for_a_copy_gathers_for_the_others_to_the_end():
+    model, asked = llama(), []
+    files = files_for(model)
+
+    class TooLarge:
+        def cpu(self) -> None:
+            raise MemoryError
+
+    def gather(name: str, is_wanted: bool) -> TooLarge:
+        asked.append(name)
+        return TooLarge()
+
+    with pytest.raises(MemoryError):
+        replace(files, gather=gather).on_host()
+    assert sorted(asked) == sorted(name for name, _ in model.named_parameters())
+
+
+def test_tensors_are_freed_beside_proxies_of_what_is_gone():
+    """Libraries keep weak proxies; one that is dead answers nothing, not even what it is."""
+    model = llama()
+    dead = weakref.proxy(model)
+    del model
+    gc.collect()
+    with pytest.raises(ReferenceError):
+        isinstance(dead, torch.Tensor)
+    free_device()

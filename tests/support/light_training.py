@@ -161,6 +161,7 @@ class LightStateWriter(StateWriter):
 
     def detach(self):
         """There are no devices."""
+        return True
 
     def write(self, is_wanted):
         context, iteration = self.context, self.context.task.iteration

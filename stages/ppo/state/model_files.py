@@ -154,7 +154,7 @@ class ModelFiles:
             try:
                 for file in together[ranks.rank() :][:1]:
                     written.append(self._write_file(file, folder, gathered))
-            except (OSError, RuntimeError) as problem:
+            except (OSError, MemoryError, RuntimeError) as problem:
                 error = error or problem
             for _ in gathered:  # the others wait for this rank's part of theirs
                 pass
@@ -190,11 +190,23 @@ class ModelFiles:
             (folder / INDEX).write_text(json.dumps(content, indent=2) + "\n")
 
     def on_host(self) -> "ModelFiles":
-        """Copy what this rank writes to the host's memory, so that no rank has to gather later."""
+        """Copy what this rank writes to the host's memory, so that no rank has to gather later.
+
+        Raises:
+            MemoryError, RuntimeError: there is no room for it. Every rank raises one of them at the end.
+        """
         held: dict[str, Tensor] = {}
+        error: Exception | None = None
         for together in rounds(self.files, ranks.size()):
-            for weights in in_step(together, self.gather):
-                held |= {name: weight.cpu() for name, weight in weights}
+            gathered = in_step(together, self.gather)
+            try:
+                for weights in gathered:
+                    held |= {name: weight.cpu() for name, weight in weights}
+            except (MemoryError, RuntimeError) as problem:
+                error = error or problem
+            for _ in gathered:  # the others wait for this rank's part of theirs
+                pass
+        ranks.agree(error)
         return replace(self, gather=lambda name, is_wanted: held[name] if is_wanted else None)
 
 

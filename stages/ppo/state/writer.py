@@ -35,10 +35,12 @@ class Part:
 
     @property
     def nbytes(self) -> int:
-        return sum(one.parts[kind].nbytes for one in self.slices for kind in self.kinds)
+        """Bytes that copying it to the host's memory takes there."""
+        parts = [one.parts[kind] for one in self.slices for kind in self.kinds]
+        return sum(part.nbytes for part in parts if part.device.type != "cpu")
 
     def on_host(self) -> "Part":
-        """Copy it to the host's memory."""
+        """Copy it to the host's memory, but for what is there already (update.offload_optimizer)."""
         copies = [
             replace(one, parts={kind: one.parts[kind].cpu() for kind in self.kinds}) for one in self.slices
         ]
@@ -55,15 +57,23 @@ class LearnerState:
         self._counters = {trainer.name: trainer.counters() for trainer in learner.trainers}
         self._critic: ModelFiles | None = learner.critic.model_files() if learner.critic else None
 
-    def detach(self) -> None:
-        stays = self._context.stays  # the next update wants all of it where it is
-        if stays or device().type == "cpu" or not self._has_room():
-            return
-        self._parts = [part.on_host() for part in self._parts]
+    def detach(self) -> bool:
+        stays = self._context.stays  # the next update wants all of it where it is, and others fit beside it
+        if stays or device().type == "cpu":
+            return True
+        if not self._has_room():
+            return False
+        error: Exception | None = None
+        try:
+            self._parts = [part.on_host() for part in self._parts]
+        except (MemoryError, RuntimeError) as problem:
+            error = problem
+        ranks.agree(error)  # before they gather
         if self._critic is not None:
             self._critic = self._critic.on_host()
         ranks.share(None)  # others may still have gathered from this rank
         free_device()
+        return True
 
     def _has_room(self) -> bool:
         """Whether every rank has room for a copy of its part, in a host that it shares with others."""
@@ -117,7 +127,8 @@ class LearnerState:
 def free_device() -> None:
     """Give the memory of all tensors on the GPU back. Nothing on it can be used any more."""
     for found in gc.get_objects():
-        if isinstance(found, torch.Tensor) and found.is_cuda:
+        # by its type, as isinstance asks the object, and a proxy of what is gone raises ReferenceError
+        if issubclass(type(found), torch.Tensor) and found.is_cuda:
             with contextlib.suppress(RuntimeError):  # memory that is not torch's own stays
                 found.untyped_storage().resize_(0)
     gc.collect()
