@@ -228,7 +228,14 @@ class Pulling:
 
     def _limit(self, view: View) -> float | None:
         text = self.settings.task_time
-        return staying.task_limit(None if text is None else parse_duration(text), view.median_seconds)
+        known = estimates.startup(self.beats.values(), self.worker.job_kind) if self._is_fresh else None
+        given = None if text is None else parse_duration(text)
+        return staying.task_limit(given, view.median_seconds, known.median if known else None)
+
+    @property
+    def _is_fresh(self) -> bool:
+        """Whether the next task begins with loading."""
+        return self.pulse.beat.tasks == 0 or self.failures > 0
 
     def _set_alarm(self, limit: float | None, task: Task) -> None:
         """End the task when it has taken too long; one that can save is warned before."""
@@ -314,7 +321,7 @@ class Pulling:
         return staying.reason_to_leave(self.wait, time.time())
 
     def _estimate(self, task: Task) -> None:
-        """Estimate, now and then, when the input of a task will come."""
+        """Estimate, now and then, when the input of a task will come at the earliest."""
         assert self.wait is not None
         now = time.monotonic()
         if self._estimated and self._estimated[0] == task and now - self._estimated[1] < ASK_SECONDS:
@@ -322,7 +329,9 @@ class Pulling:
         self._estimated = task, now
         with contextlib.suppress(OSError):
             seen = estimates.passages(journal.read_tail(self.run.paths.spans, _SPANS_BYTES))
-            when = estimates.expected_ready(self.run.plan, task, self._committed_at, seen, time.time())
+            when = estimates.expected_ready(
+                self.run.plan, task, self._committed_at, seen, time.time(), at_best=True
+            )
             self.wait = replace(self.wait, expected=when)
 
     def _committed_at(self, task: Task) -> float | None:
