@@ -18,7 +18,7 @@ from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
 from pipeline.run import journal
 from pipeline.run.attempts import AttemptId
 from pipeline.run.commits import CorruptData, read_record
-from pipeline.run.control import SpoiltControl, read_control
+from pipeline.run.control import Control, SpoiltControl, read_control
 from pipeline.run.directory import Run, load_run
 from pipeline.run.durable import is_there, link_once, opened_folder, private_file
 from pipeline.run.failures import FailureKind
@@ -116,7 +116,8 @@ class Pulling:
             elif choice.task and (given := self._take(view, choice.task)):
                 return given
         self.pulse.say(doing=Doing.LEAVING, reason=self.reason, task="", until=None)
-        self.outside.leaves()
+        if not self._is_cancelled():
+            self.outside.leaves()
         return None
 
     def ended(self, arguments: Arguments, exit_code: int) -> None:
@@ -171,11 +172,21 @@ class Pulling:
         seconds = estimates.task_seconds(self.beats.values(), self.worker.job_kind)
         return View(run.plan, frontier, committed, attempts, self.max_attempts, now, seconds)
 
+    def _is_cancelled(self) -> bool:
+        """Whether people cancelled the run: nothing follows then, and Slurm soon kills who has not ended."""
+        control = self._control()
+        return control is not None and control.cancelled
+
+    def _control(self) -> Control | None:
+        try:
+            return read_control(self.run.paths)
+        except SpoiltControl:  # for people to mend; a pass will say so
+            return None
+
     def _look_at_control(self) -> float:
         """Leave if people, or a pass that gave up, ended the run. Returns when this invocation began."""
-        try:
-            control = read_control(self.run.paths)
-        except SpoiltControl:  # for people to mend; a pass will say so
+        control = self._control()
+        if control is None:
             return 0.0
         if control.cancelled or control.has_failed:
             self.reason = Reason.TURNED
@@ -184,7 +195,10 @@ class Pulling:
     # --- taking ---
 
     def _take(self, view: View, task: Task) -> Arguments | None:
-        """Claim a task. None if another was first, or there is no time left for it."""
+        """Claim a task. None if another was first, or has done it, or there is no time
+        left for it."""
+        if recorded(self.run.paths, [task]):  # its worker committed it after the records were looked at
+            return None
         limit = self._limit(view)
         is_first = task == self.worker.first
         if not is_first and not self._has_time(view.now, limit):
