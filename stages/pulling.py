@@ -18,7 +18,7 @@ from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
 from pipeline.run import journal
 from pipeline.run.attempts import AttemptId
 from pipeline.run.commits import CorruptData, read_record
-from pipeline.run.control import SpoiltControl, read_control
+from pipeline.run.control import Control, SpoiltControl, read_control
 from pipeline.run.directory import Run, load_run
 from pipeline.run.durable import is_there, link_once, opened_folder, private_file
 from pipeline.run.failures import FailureKind
@@ -116,7 +116,8 @@ class Pulling:
             elif choice.task and (given := self._take(view, choice.task)):
                 return given
         self.pulse.say(doing=Doing.LEAVING, reason=self.reason, task="", until=None)
-        self.outside.leaves()
+        if not self._is_cancelled():
+            self.outside.leaves()
         return None
 
     def ended(self, arguments: Arguments, exit_code: int) -> None:
@@ -171,11 +172,21 @@ class Pulling:
         seconds = estimates.task_seconds(self.beats.values(), self.worker.job_kind)
         return View(run.plan, frontier, committed, attempts, self.max_attempts, now, seconds)
 
+    def _is_cancelled(self) -> bool:
+        """Whether people cancelled the run: nothing follows then, and Slurm soon kills who has not ended."""
+        control = self._control()
+        return control is not None and control.cancelled
+
+    def _control(self) -> Control | None:
+        try:
+            return read_control(self.run.paths)
+        except SpoiltControl:  # for people to mend; a pass will say so
+            return None
+
     def _look_at_control(self) -> float:
         """Leave if people, or a pass that gave up, ended the run. Returns when this invocation began."""
-        try:
-            control = read_control(self.run.paths)
-        except SpoiltControl:  # for people to mend; a pass will say so
+        control = self._control()
+        if control is None:
             return 0.0
         if control.cancelled or control.has_failed:
             self.reason = Reason.TURNED
@@ -184,7 +195,10 @@ class Pulling:
     # --- taking ---
 
     def _take(self, view: View, task: Task) -> Arguments | None:
-        """Claim a task. None if another was first, or there is no time left for it."""
+        """Claim a task. None if another was first, or has done it, or there is no time
+        left for it."""
+        if recorded(self.run.paths, [task]):  # its worker committed it after the records were looked at
+            return None
         limit = self._limit(view)
         is_first = task == self.worker.first
         if not is_first and not self._has_time(view.now, limit):
@@ -228,7 +242,14 @@ class Pulling:
 
     def _limit(self, view: View) -> float | None:
         text = self.settings.task_time
-        return staying.task_limit(None if text is None else parse_duration(text), view.median_seconds)
+        known = estimates.startup(self.beats.values(), self.worker.job_kind) if self._is_fresh else None
+        given = None if text is None else parse_duration(text)
+        return staying.task_limit(given, view.median_seconds, known.median if known else None)
+
+    @property
+    def _is_fresh(self) -> bool:
+        """Whether the next task begins with loading."""
+        return self.pulse.beat.tasks == 0 or self.failures > 0
 
     def _set_alarm(self, limit: float | None, task: Task) -> None:
         """End the task when it has taken too long; one that can save is warned before."""
@@ -314,7 +335,7 @@ class Pulling:
         return staying.reason_to_leave(self.wait, time.time())
 
     def _estimate(self, task: Task) -> None:
-        """Estimate, now and then, when the input of a task will come."""
+        """Estimate, now and then, when the input of a task will come at the earliest."""
         assert self.wait is not None
         now = time.monotonic()
         if self._estimated and self._estimated[0] == task and now - self._estimated[1] < ASK_SECONDS:
@@ -322,7 +343,9 @@ class Pulling:
         self._estimated = task, now
         with contextlib.suppress(OSError):
             seen = estimates.passages(journal.read_tail(self.run.paths.spans, _SPANS_BYTES))
-            when = estimates.expected_ready(self.run.plan, task, self._committed_at, seen, time.time())
+            when = estimates.expected_ready(
+                self.run.plan, task, self._committed_at, seen, time.time(), at_best=True
+            )
             self.wait = replace(self.wait, expected=when)
 
     def _committed_at(self, task: Task) -> float | None:

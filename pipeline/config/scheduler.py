@@ -184,7 +184,8 @@ class ResourcesConfig:
     start_early: bool = False
     """Submit the next job of a stage that has left so early that it has started when its input is there."""
     task_time: TimeLimit | None = None
-    """Time limit of one task of a job that does several. Default: ten times the median of the stage."""
+    """Time limit of one task of a job that does several. Default: ten times the median of the stage,
+    and a minute at least."""
     mail_type: MailTypes | None = None
     """Events that Slurm sends mail about. Default: scheduler.mail_type; for driver jobs, of which there is
     one every few minutes: none."""

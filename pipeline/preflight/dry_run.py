@@ -1,14 +1,17 @@
 """Dry run: the batch scripts that ``submit`` would submit next. Runs nothing.
 
-Dependencies name jobs by placeholders such as JOB-1-rollout.
+Dependencies name jobs by placeholders such as JOB-1-rollout. Where jobs are workers, each array is shown
+that the iteration at hand gets, when its inputs are there or early; whoever lives by then goes on instead.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from pipeline.config.job_kinds import GUARD
+from pipeline.config.job_kinds import DRIVER, GUARD
 from pipeline.executors.slurm.arrays import array_of, driver_submission, in_order, stage_submissions
+from pipeline.executors.slurm.crew import wanted_workers
 from pipeline.executors.slurm.dependencies import (
     ArrayElement,
+    Watch,
     dependency_of,
     elements_of,
     watch_expression,
@@ -36,20 +39,23 @@ def scripts(run: Run) -> str:
 
 def _rendered(run: Run, ledger: Ledger) -> Iterator[tuple[Submission, str]]:
     config = slurm_settings(run)
-    tasks, committed = _outstanding(run, config.horizon)
+    tasks, committed = _outstanding(run, 1 if config.has_workers else config.horizon)
     carriers: dict[Task, ArrayElement] = {}
+    wanted = wanted_workers(run.plan, config) if config.has_workers else {}
     for group in in_order([Launch(task, "") for task in tasks]):
         number = ledger.next_number(group[0].iteration, group[0].job_kind)
-        for submission in stage_submissions(run, 1, number, group, _CHUNK_SIZE):
+        if config.has_workers:
+            group = group[-wanted[group[0].job_kind] :]
+        for submission in stage_submissions(run, 1, number, group, _CHUNK_SIZE, stays=config.has_workers):
             waits = [
                 (task, index, elements_of(run.plan, task, committed.__contains__, carriers) or ())
                 for index, task in submission.tasks()
             ]
-            dependency, _ = dependency_of(waits, config.dependency)
+            dependency = "" if config.has_workers else dependency_of(waits, config.dependency)[0]
             yield submission, render(array_of(run, config, submission, Escalation(), None, dependency))
             job = f"JOB-{submission.iteration}-{submission.job_kind}"
             carriers |= {task: ArrayElement(job, index) for index, task in submission.tasks()}
-    for watch in watches((task, carrier.array) for task, carrier in carriers.items()):
+    for watch in _watches(carriers, config.has_workers):
         expression = watch_expression(watch.last, watch.earlier)
         number = ledger.next_number(watch.iteration, watch.job_kind)
         driver = driver_submission(run, 1, watch.iteration, watch.job_kind, number)
@@ -58,6 +64,13 @@ def _rendered(run: Run, ledger: Ledger) -> Iterator[tuple[Submission, str]]:
         guard = driver_submission(run, 1, 0, GUARD, ledger.next_number(0, GUARD) + waiting)
         begin = f"now+{60 * config.check_minutes * (waiting + 1)}"
         yield guard, render(array_of(run, config, guard, Escalation(), None, begin=begin))
+
+
+def _watches(carriers: Mapping[Task, ArrayElement], has_workers: bool) -> Iterable[Watch]:
+    """Return what driver jobs wait for; with workers, one for the end of any array."""
+    if not has_workers:
+        return watches((task, carrier.array) for task, carrier in carriers.items())
+    return [Watch(0, DRIVER, tuple(dict.fromkeys(carrier.array for carrier in carriers.values())), ())]
 
 
 def _outstanding(run: Run, horizon: int) -> tuple[list[Task], set[Task]]:

@@ -33,6 +33,8 @@ class LastPass:
 
     began: float = 0.0
     ended: float = 0.0
+    number: int = 0
+    """Number of passes up to this one that have not failed."""
 
     def allows_another(self, now: float) -> bool:
         """Whether it has been over for long enough. Pure. A time that is still to come, of a machine whose
@@ -80,14 +82,15 @@ def take_turn(paths: RunPaths, make_pass: Callable[[], object]) -> bool:
 
 @contextlib.contextmanager
 def _on_record(paths: RunPaths) -> Iterator[None]:
-    began = time.time()
+    began, number = time.time(), read_last(paths).number
     try:
         yield
+        number += 1
     except BaseException:
         ask_for_pass(paths)
         raise
     finally:
-        replace_durably(_last(paths), sealed(asdict(LastPass(began, time.time()))))
+        replace_durably(_last(paths), sealed(asdict(LastPass(began, time.time(), number))))
 
 
 @dataclass
@@ -109,12 +112,18 @@ class Bookkeeper:
             self.child = start_pass(self.paths)
 
     def leave(self, seconds: float = _LEAVING_SECONDS) -> None:
-        """Before the end, when the beat says that the worker leaves: wait until a pass has seen that."""
+        """Before the end, when the beat says that the worker leaves: wait until a pass has seen that.
+
+        A wish that is there later may be another worker's: so passes are counted. One that is at work now may
+        have looked before.
+        """
         until = time.monotonic() + seconds
+        is_at_work = holder_of(_folder(self.paths)) is not None
+        enough = read_last(self.paths).number + (2 if is_at_work else 1)
         ask_for_pass(self.paths)
-        while is_wanted(self.paths) and time.monotonic() < until:
+        while read_last(self.paths).number < enough and time.monotonic() < until:
             self._wait(until)
-            if is_wanted(self.paths) and holder_of(_folder(self.paths)) is None:
+            if holder_of(_folder(self.paths)) is None and read_last(self.paths).number < enough:
                 self.child = start_pass(self.paths)
             time.sleep(_POLL_SECONDS)
         self._wait(until)

@@ -21,6 +21,8 @@ BEAT_SECONDS = 20.0
 SILENT_SECONDS = 5 * BEAT_SECONDS
 """Age of the last beat from which on a worker is taken for dead by the others: long enough for clocks that
 differ by some seconds, and for a file server that is away for a minute."""
+KEPT = 1000
+"""Number of workers whose last words are kept: looking for the live ones lists the files of all."""
 _GONE = ".gone"
 _ELEMENT = re.compile(r"(\d+_\d+)r(\d+)")
 
@@ -127,6 +129,21 @@ def mark_gone(paths: RunPaths, worker: str) -> None:
     """Say that a worker is gone, as Slurm knows: others need not wait until its beats are too old."""
     make_folder(_folder(paths))
     link_once(_folder(paths) / f"{worker}{_GONE}", "")
+
+
+def forget_old(paths: RunPaths, lives: Callable[[str], bool]) -> None:
+    """Remove what all but the newest :data:`KEPT` workers have said; not of one that ``lives``."""
+    workers = {name.partition(".")[0] for name in names_in(_folder(paths)) if name[0] != "."}
+    for worker in sorted(workers, key=_age)[:-KEPT]:
+        if not lives(worker):
+            file_of(paths, worker).unlink(missing_ok=True)
+            (_folder(paths) / f"{worker}{_GONE}").unlink(missing_ok=True)
+
+
+def _age(worker: str) -> tuple[int, str]:
+    """Return a sort key: the number of the array job, then the name."""
+    number = worker.partition("_")[0]
+    return (int(number) if number.isdecimal() else 0), worker
 
 
 def read_beats(paths: RunPaths, wanted: Callable[[str], bool] = lambda worker: True) -> dict[str, Beat]:

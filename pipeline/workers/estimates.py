@@ -27,6 +27,8 @@ class Passage:
     job_kind: str
     seconds: float
     """From the first of its inputs being there to the last of its results."""
+    at_work: float
+    """From the first start of one of its tasks to the last of its results."""
 
 
 @dataclass(frozen=True)
@@ -46,26 +48,43 @@ def passages(lines: Iterable[Mapping[str, Any]]) -> list[Passage]:
         stages, iteration = line.get("stages"), line.get("iteration")
         if isinstance(stages, dict) and isinstance(iteration, int):
             for job_kind, stage in stages.items():
-                if (seconds := _seconds(stage)) is not None:
-                    found[iteration, job_kind] = Passage(iteration, job_kind, seconds)
+                if (seconds := _seconds(stage, "ready")) is not None:
+                    at_work = _seconds(stage, "started")
+                    found[iteration, job_kind] = Passage(
+                        iteration, job_kind, seconds, seconds if at_work is None else min(at_work, seconds)
+                    )
     return list(found.values())
 
 
-def _seconds(stage: Any) -> float | None:
-    ready, ended = (stage.get("ready"), stage.get("ended")) if isinstance(stage, dict) else (None, None)
-    if not isinstance(ready, int | float) or not isinstance(ended, int | float):
+def _seconds(stage: Any, since: str) -> float | None:
+    begun, ended = (stage.get(since), stage.get("ended")) if isinstance(stage, dict) else (None, None)
+    if not isinstance(begun, int | float) or not isinstance(ended, int | float):
         return None
-    return max(0.0, float(ended) - float(ready))
+    return max(0.0, float(ended) - float(begun))
 
 
-def turnaround(seen: Iterable[Passage], job_kind: str) -> float | None:
-    """Return the median of the last passages through a stage, in seconds."""
+def turnaround(seen: Iterable[Passage], job_kind: str, at_best: bool = False) -> float | None:
+    """Return the median of the last passages through a stage, in seconds.
+
+    Args:
+        at_best: return the shortest instead, without what its tasks waited for jobs to start. What somebody
+            would not wait for even so is far away. Past waits do not count for that: who leaves for
+            them makes others wait, who then leave for that.
+    """
     mine = sorted((p for p in seen if p.job_kind == job_kind), key=lambda passage: passage.iteration)
-    return statistics.median(p.seconds for p in mine[-_RECENT:]) if mine else None
+    if not mine:
+        return None
+    newest = mine[-_RECENT:]
+    return min(p.at_work for p in newest) if at_best else statistics.median(p.seconds for p in newest)
 
 
 def expected_ready(
-    plan: Plan, task: Task, committed_at: Callable[[Task], float | None], seen: Sequence[Passage], now: float
+    plan: Plan,
+    task: Task,
+    committed_at: Callable[[Task], float | None],
+    seen: Sequence[Passage],
+    now: float,
+    at_best: bool = False,
 ) -> float | None:
     """Return when the inputs of a task are expected to be there (unix time), or were; None if unknown.
 
@@ -74,6 +93,7 @@ def expected_ready(
 
     Args:
         committed_at: returns when a task was committed, None if it is not.
+        at_best: expect each stage to be as quick as :func:`turnaround` says of the best.
     """
     known: dict[tuple[int, str], float | None] = {}
 
@@ -90,7 +110,7 @@ def expected_ready(
         return known[key]
 
     def expected(task: Task) -> float | None:
-        seconds, begun = turnaround(seen, task.job_kind), ready(task)
+        seconds, begun = turnaround(seen, task.job_kind, at_best), ready(task)
         return None if seconds is None or begun is None else max(now, begun + seconds)
 
     return ready(task)

@@ -18,6 +18,8 @@ _GROWTH, _GROWTH_BYTES = 1.5, 2**29
 _SETTLED = 3
 """Tasks after which a worker's memory is taken for what it needs."""
 _TASK_FACTOR = 10
+_LEAST_LIMIT = 60.0
+"""Seconds that every task gets: what holds up a short one has nothing to do with its length."""
 _WAITS_FOR_ROOM = frozenset(
     {"resources", "priority", "associationjoblimit", "associationresourcelimit", "qosjoblimit"}
     | {"qosresourcelimit", "assocmaxjobslimit", "accountingpolicy", "licenses"}
@@ -97,10 +99,16 @@ def _wants_place(job: Pending, partitions: Collection[str] | None) -> bool:
     return is_near and reason.replace("_", "").lower() in _WAITS_FOR_ROOM
 
 
-def task_limit(task_time: float | None, median: float | None) -> float | None:
-    """Return the seconds that a task may take inside a worker: as set, else ten times the median; None: as
-    long as the worker may run."""
-    return task_time if task_time is not None else None if median is None else _TASK_FACTOR * median
+def task_limit(task_time: float | None, median: float | None, startup: float | None = None) -> float | None:
+    """Return the seconds that a task may take inside a worker: as set, else ten times the median, and a
+    minute at least; None: as long as the worker may run.
+
+    Args:
+        startup: seconds that loading takes, where the task begins with that: ten times that more.
+    """
+    if task_time is not None or median is None:
+        return task_time
+    return max(_LEAST_LIMIT, _TASK_FACTOR * median) + _TASK_FACTOR * (startup or 0.0)
 
 
 def has_time(now: float, ends: float | None, limit: float | None, warning: float = 0.0) -> bool:

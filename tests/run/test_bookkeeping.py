@@ -97,3 +97,17 @@ def test_a_worker_starts_one_pass_at_a_time_and_waits_for_one_that_sees_it_leave
     assert len(started) == 2
     assert all(child.waited for child in started)
     assert not is_wanted(paths)
+
+
+def test_a_worker_that_leaves_does_not_wait_for_what_others_wish_later(paths, started, monkeypatch):
+    start = bookkeeping.start_pass
+
+    def start_among_others(paths):
+        child = start(paths)
+        ask_for_pass(paths)
+        return child
+
+    monkeypatch.setattr(bookkeeping, "start_pass", start_among_others)
+    Bookkeeper(paths).leave()
+    assert len(started) == 1
+    assert is_wanted(paths)

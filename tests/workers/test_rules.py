@@ -63,6 +63,8 @@ def test_no_task_is_begun_that_may_not_end_in_time(now, ends, limit, warning):
 
 def test_a_task_may_take_ten_times_the_median_unless_told_otherwise():
     assert staying.task_limit(None, 12.0) == 120
+    assert staying.task_limit(None, 0.1) == 60
+    assert staying.task_limit(None, 12.0, startup=40.0) == 520
     assert staying.task_limit(30.0, 12.0) == 30
     assert staying.task_limit(None, None) is None
 
@@ -115,6 +117,13 @@ def test_the_next_input_is_expected_when_the_stages_between_have_taken_their_tim
     assert estimates.expected_ready(PLAN, update, at, seen, 1300) == 1310  # rollouts are overdue: any moment
 
 
+def test_who_leaves_for_a_far_input_does_not_count_how_long_others_waited_for_jobs():
+    seen = [Passage(k, kind, 100.0, 3.0 + k) for k in (1, 2) for kind in ("rollout", "reward", "update")]
+    task, times = Task(5, Stage.ROLLOUT), {PREPARE: 1.0, policy_maker(3): 1000.0}
+    assert estimates.expected_ready(PLAN, task, times.get, seen, 1000) == 1300
+    assert estimates.expected_ready(PLAN, task, times.get, seen, 1000, at_best=True) == 1012
+
+
 def test_where_nothing_is_known_nothing_is_expected():
     assert estimates.expected_ready(PLAN, policy_maker(1), {PREPARE: 1.0}.get, [], 2.0) is None
     broken = [{"iteration": 1, "stages": {"rollout": {"ready": None, "ended": 3}}}, {"stages": 4}, {}]
@@ -156,8 +165,8 @@ def test_medians_are_of_the_latest(values):
 
 @given(st.lists(st.floats(0, 50), min_size=1, max_size=20), st.floats(0, 50))
 def test_a_passage_that_takes_longer_is_expected_later(times, more):
-    seen = [Passage(k, "rollout", value) for k, value in enumerate(times)]
-    later = [Passage(p.iteration, p.job_kind, p.seconds + more) for p in seen]
+    seen = [Passage(k, "rollout", value, value / 2) for k, value in enumerate(times)]
+    later = [Passage(p.iteration, p.job_kind, p.seconds + more, p.at_work + more) for p in seen]
     task, at = Task(1, Stage.REWARD), {PREPARE: 5.0}.get
     assert estimates.expected_ready(PLAN, task, at, seen, 6.0) <= estimates.expected_ready(
         PLAN, task, at, later, 6.0

@@ -3,14 +3,16 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pipeline.config.scheduler import SlurmConfig, resources_of
 from pipeline.executors.slurm.dependencies import ArrayElement
 from pipeline.executors.slurm.exit_reasons import Gone
 from pipeline.executors.slurm.job_table import JobTable, Live
 from pipeline.executors.slurm.queue import is_live, is_pending
 from pipeline.orchestrate.staffing import Crew, Pending, Worker
 from pipeline.run.paths import RunPaths
+from pipeline.run.plan import Plan
 from pipeline.run.submissions import Submission
-from pipeline.run.tasks import Task, parse_task
+from pipeline.run.tasks import PREPARE, Stage, Task, parse_task
 from pipeline.workers.beats import Beat, Doing, Reason, read_beats
 from pipeline.workers.claims import Claim
 from slurm.query import Element
@@ -26,6 +28,16 @@ BLAMELESS = frozenset(
 
 Beats = Mapping[str, Beat]
 """Newest beats by the workers' names."""
+
+
+def wanted_workers(plan: Plan, config: SlurmConfig) -> dict[str, int]:
+    """Return the number of workers that a run is to have, by job kind. Pure."""
+    wanted = {}
+    for job_kind in (PREPARE.job_kind, *plan.job_kinds, Stage.EVALUATE):
+        is_sharded = any(t.job_kind == job_kind and t.stage.is_sharded for t in plan.tasks(plan.iterations))
+        most = resources_of(config, job_kind).array_parallelism or plan.num_shards
+        wanted[str(job_kind)] = min(plan.num_shards, most) if is_sharded else 1
+    return wanted
 
 
 def beats_of(paths: RunPaths, elements: Collection[str]) -> dict[str, Beat]:

@@ -4,10 +4,9 @@ workers where none will do what is ready (:mod:`pipeline.orchestrate.staffing`).
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pipeline.config.scheduler import resources_of
 from pipeline.executors.slurm.crew import (
     Beats,
     Roster,
@@ -17,6 +16,7 @@ from pipeline.executors.slurm.crew import (
     read_roster,
     silent_workers,
     split_unclaimed,
+    wanted_workers,
     worker_of,
 )
 from pipeline.executors.slurm.exit_reasons import Gone, explain
@@ -31,8 +31,8 @@ from pipeline.orchestrate.staffing import Crew, Situation, Staffing, failed_clai
 from pipeline.run.endings import ClaimEnding, note_endings, read_endings
 from pipeline.run.failures import Failure
 from pipeline.run.submissions import Ending, Submission
-from pipeline.run.tasks import PREPARE, Stage, Task, task_key
-from pipeline.workers.beats import Doing, mark_gone
+from pipeline.run.tasks import Task, task_key
+from pipeline.workers.beats import Doing, forget_old, mark_gone
 from pipeline.workers.choosing import LEFT_TO_PASSES
 from pipeline.workers.claims import Claim, claims_of
 from slurm.commands import SlurmError
@@ -169,6 +169,8 @@ class WorkerJobs(SlurmJobs):
         launcher = Launcher(self.submitter, self.limits, self.table, self.failures, self.note)
         self.refusal = launcher.submit_workers(decided.orders, self.table.seen.time)
         self._end_silent()
+        here = self._elements_at_hand()
+        forget_old(self.run.paths, lambda worker: worker.rpartition("r")[0] in here)
         elements = [element for of_name in self.table.seen.queue.values() for element in of_name]
         submitted = {live.carrier.array for live in self.table.live.values() if live.carrier.array}
         arrays = {*live_arrays(elements, self.table.submissions), *submitted}
@@ -183,7 +185,7 @@ class WorkerJobs(SlurmJobs):
             held=self.held,
             committed=seen.committed.keys() - seen.corrupt.keys(),
             ready=self.ready,
-            wanted=dict(self._wanted()),
+            wanted=wanted_workers(self.run.plan, self.submitter.config),
             now=now,
             estimates=read_estimates(self.run, self.submitter.config, tasks, seen.committed, now),
             begun_with={task for s in self.table.submissions if self._is_new(s) for _, task in s.tasks()},
@@ -197,16 +199,6 @@ class WorkerJobs(SlurmJobs):
 
     def _is_new(self, submission: Submission) -> bool:
         return submission.invocation == self.table.seen.control.invocation
-
-    def _wanted(self) -> Iterator[tuple[str, int]]:
-        """Yield the number of workers of each job kind."""
-        plan = self.run.plan
-        for job_kind in (PREPARE.job_kind, *plan.job_kinds, Stage.EVALUATE):
-            is_sharded = any(
-                t.job_kind == job_kind and t.stage.is_sharded for t in plan.tasks(plan.iterations)
-            )
-            most = resources_of(self.submitter.config, job_kind).array_parallelism or plan.num_shards
-            yield str(job_kind), min(plan.num_shards, most) if is_sharded else 1
 
     def _hurry(self, decided: Staffing) -> None:
         for name in decided.hurried:
