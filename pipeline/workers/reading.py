@@ -2,10 +2,10 @@
 written it, and no view may fail because of it."""
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Any
 
+from pipeline.config.conversion import converted
 from pipeline.run.paths import RunPaths
 from pipeline.workers.beats import Beat, Doing, Reason
 from slurm.sharedfiles import names_in, read_newest
@@ -53,39 +53,14 @@ def _age(name: str) -> tuple[int, str]:
 
 
 def parse(found: Any) -> Beat | None:
-    """Make a beat of parsed JSON; None where it has no name, kind or time. Keys that are not known are left
-    out, and so is what is none of the known words. Pure."""
+    """Make a beat of parsed JSON; None where it is none. Keys and reasons that are not known are left out.
+    Pure."""
     if not isinstance(found, dict):
         return None
+    known = {one.name: found[one.name] for one in fields(Beat) if one.name in found}
+    if known.get("reason") not in list(Reason):
+        known["reason"] = None
     try:
-        return Beat(**dict(_values(found)))
-    except (TypeError, ValueError, KeyError):
+        return converted(Beat, known)
+    except (TypeError, ValueError):
         return None
-
-
-def _values(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a beat's fields. Raises KeyError, TypeError or ValueError where one is unusable."""
-    for one in fields(Beat):
-        is_needed = one.default is MISSING and one.default_factory is MISSING
-        if one.name not in found and not is_needed:
-            continue
-        value = found[one.name]
-        if one.name in ("worker", "job_kind", "host", "task"):
-            value = str(value)
-        elif one.name in ("pid", "tasks"):
-            value = int(value)
-        elif one.name == "doing":
-            value = Doing(value)
-        elif one.name == "reason":
-            value = _reason(value)
-        elif one.name == "iterations":
-            first, last = value
-            value = int(first), int(last)
-        elif value is not None or one.name != "until":
-            value = float(value)
-        yield one.name, value
-
-
-def _reason(value: object) -> Reason | None:
-    """Return why it left; None for a reason that this version does not know."""
-    return next((reason for reason in Reason if reason == value), None)
