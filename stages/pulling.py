@@ -197,7 +197,9 @@ class Pulling:
     def _take(self, view: View, task: Task) -> Arguments | None:
         """Claim a task. None if another was first, or has done it, or there is no time
         left for it."""
-        if recorded(self.run.paths, [task]):  # its worker committed it after the records were looked at
+        if task in recorded(
+            self.run.paths, [task]
+        ):  # its worker committed it after the records were looked at
             return None
         limit = self._limit(view)
         is_first = task == self.worker.first

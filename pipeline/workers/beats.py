@@ -3,6 +3,7 @@
 It is written when what it says changes, and at least every :data:`BEAT_SECONDS` while the worker lives.
 """
 
+import errno
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -14,7 +15,7 @@ from pipeline.config.conversion import converted, plain
 from pipeline.run.durable import link_once
 from pipeline.run.paths import RunPaths
 from slurm.sealing import sealed, unsealed
-from slurm.sharedfiles import make_folder, names_in, read_shared
+from slurm.sharedfiles import PASSING, make_folder, names_in, persistently
 
 BEAT_SECONDS = 20.0
 """Seconds between two beats of a worker that has nothing new to say."""
@@ -24,6 +25,10 @@ differ by some seconds, and for a file server that is away for a minute."""
 KEPT = 1000
 """Number of workers whose last words are kept: looking for the live ones lists the files of all."""
 _GONE = ".gone"
+_PASSING = PASSING | {errno.ENOENT}
+_WAITS = (0.02, 0.05, 0.1, 0.2)
+"""Seconds before each further try to read a file that is replaced often, on a network filesystem. Of a worker
+that was killed meanwhile it may stay unreadable, and nobody should wait long for that."""
 _ELEMENT = re.compile(r"(\d+_\d+)r(\d+)")
 
 
@@ -162,22 +167,27 @@ def _read(paths: RunPaths, names: Iterable[str], wanted: Callable[[str], bool]) 
 
 def _beat(path: Path) -> Beat | None:
     try:
-        return converted(Beat, unsealed(read_shared(path)))
-    except (FileNotFoundError, ValueError, TypeError):
+        return converted(Beat, unsealed(persistently(path, path.read_bytes, _PASSING, _WAITS)))
+    except (OSError, ValueError, TypeError):
         return None
 
 
 @dataclass
 class Crew:
-    """The workers of a run, as files say. Those that have left are read once."""
+    """The workers of a run, as files say. Those that have left are read once; of those that cannot be read
+    now, what they last said counts."""
 
     paths: RunPaths
     left: dict[str, Beat] = field(default_factory=dict)
+    known: dict[str, Beat] = field(default_factory=dict)
 
     def live(self, now: float) -> dict[str, Beat]:
         """Return the last beats of the workers that live, by name."""
         names = names_in(_folder(self.paths))
         beats = _read(self.paths, names, lambda worker: worker not in self.left)
+        listed = {name.removesuffix(".json") for name in names}
+        unread = {name: beat for name, beat in self.known.items() if name in listed}
+        beats = self.known = {**unread, **beats}
         self.left |= {name: beat for name, beat in beats.items() if beat.doing is Doing.LEAVING}
         gone = {name.removesuffix(_GONE) for name in names if name.endswith(_GONE)}
         return living(beats, gone, now, is_dead_here)

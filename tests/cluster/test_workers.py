@@ -153,7 +153,7 @@ def test_going_back_and_cancelling_end_the_workers(cluster, make_run, local_run,
     worker_who(run, "reward", Doing.WAITING, is_used)
 
     resumed = run.begin("resume", root, "--from", "reward@2")
-    run.wait_for(lambda: list(root.glob("superseded/*")), "the way back")
+    run.wait_for(lambda: not run.has_committed(2, "update"), "the way back")
     run.wait_for(lambda: run.has_committed(2, "update"), "the second policy, again")
     started = set(read_beats(RunPaths(root))) - before
     assert started, "those of before have ended"
