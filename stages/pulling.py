@@ -28,8 +28,8 @@ from pipeline.workers import choosing, estimates, staying
 from pipeline.workers.beats import Beat, Crew, Doing, Reason, process_space
 from pipeline.workers.choosing import Choice, Step, View
 from pipeline.workers.claims import Claim, Known, attempts_of, claims_of, next_number, take
+from pipeline.workers.outside import Outside, of_environment
 from pipeline.workers.staying import Wait
-from slurm.limits import parse_duration
 from stages import preemption
 from stages.pulse import Pulse
 from stages.runner import Arguments, parse
@@ -38,10 +38,8 @@ from stages.surroundings import (
     Asking,
     Bell,
     Output,
-    Outside,
     Package,
     is_network,
-    of_environment,
     resident_bytes,
 )
 from stages.worker import Source, work
@@ -243,10 +241,10 @@ class Pulling:
         return next_number(self.run.paths, task, claims)
 
     def _limit(self, view: View) -> float | None:
-        text = self.settings.task_time
         known = estimates.startup(self.beats.values(), self.worker.job_kind) if self._is_fresh else None
-        given = None if text is None else parse_duration(text)
-        return staying.task_limit(given, view.median_seconds, known.median if known else None)
+        return staying.task_limit(
+            self.settings.task_seconds, view.median_seconds, known.median if known else None
+        )
 
     @property
     def _is_fresh(self) -> bool:

@@ -193,6 +193,11 @@ class ResourcesConfig:
     """Any other sbatch option, without its dashes: {comment: ppo, exclusive: true}."""
 
     @property
+    def task_seconds(self) -> float | None:
+        """Time limit of one task; None where none is set."""
+        return None if self.task_time is None else parse_duration(self.task_time)
+
+    @property
     def num_ranks(self) -> int:
         """Processes of one task."""
         return self.nodes * self.ntasks_per_node

@@ -1,10 +1,12 @@
 """The frozen reference's log-probabilities, computed by the update when the reward stage has not."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pipeline.config.algorithm import ReferenceStage
@@ -25,9 +27,17 @@ def with_reference(context: Context, experience: Experience, iteration: int) -> 
 
     The model is freed before this returns, so that it is never in memory beside what is trained.
     """
-    config = context.config
-    if not has_reference_in(config, ReferenceStage.UPDATE):
+    if not has_reference_in(context.config, ReferenceStage.UPDATE):
         return experience
+    with reference_model(context) as model:
+        found = reference_log_probs(context, model, experience, iteration)
+    return replace(experience, reference_log_probs=found)
+
+
+@contextlib.contextmanager
+def reference_model(context: Context) -> Iterator[nn.Module]:
+    """Yield the reference, and free it afterwards. Every rank takes part."""
+    config = context.config
     directory = context.source(config.model.reference or config.model.policy)
     update, trust = config.update, config.model.trust_remote_code
 
@@ -35,14 +45,18 @@ def with_reference(context: Context, experience: Experience, iteration: int) -> 
         return load_causal_lm(directory, update.precision, trust, placement, update.attention)
 
     model = load(None) if update.zero_stage < 3 else shared_out(bare_model(load, directory), update)
+    yield model
+    forget(model)
+
+
+def reference_log_probs(context: Context, model: nn.Module, experience: Experience, iteration: int) -> Tensor:
+    """Return the reference's log-probabilities of an iteration's responses, [N, T]. Every rank takes part."""
     # Over the policy's own micro-batches, unless groups are left out later: the same weights then give a
     # KL of exactly 0.
-    batches = split_epoch(config, experience, iteration, epoch=0)
-    temperature = config.rollout.temperature
+    batches = split_epoch(context.config, experience, iteration, epoch=0)
+    temperature = context.config.rollout.temperature
     with context.computing():
-        found = per_token(experience, batches, lambda batch: response_log_probs(model, batch, temperature))
-    forget(model)
-    return replace(experience, reference_log_probs=found)
+        return per_token(experience, batches, lambda batch: response_log_probs(model, batch, temperature))
 
 
 def shared_out(bare: Bare, config: UpdateConfig) -> nn.Module:

@@ -7,12 +7,14 @@ cannot be done, learning goes on from the committed weights with the newest mome
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from pipeline.config.algorithm import ReferenceStage
+from pipeline.config.engine_rules import has_reference_in
 from pipeline.run.commits import BadCommit, read_record
 from pipeline.run.plan import policy_maker
 from pipeline.run.retention import Thinned
@@ -24,7 +26,7 @@ from stages.ppo.committed import CommittedWeights, committed_weights
 from stages.ppo.experience import Experience, read_experience
 from stages.ppo.learner import update
 from stages.ppo.math.rounding import nearest_that_rounds_to
-from stages.ppo.reference import with_reference
+from stages.ppo.reference import reference_log_probs, reference_model
 from stages.ppo.saving import save_state, warnings_noted
 from stages.ppo.state.learned import Learned, Machine, learned_of, state_after
 from stages.ppo.state.slices import WEIGHT
@@ -50,12 +52,37 @@ class Settled:
         return self.moved / self.update if self.update else float(self.moved > 0)
 
 
-def relearn(context: Context, learner: Learner, newest: int, version: int) -> tuple[int, float]:
+def references_of(context: Context, newest: int, version: int) -> dict[int, Tensor]:
+    """Return the reference's log-probabilities, [N, T], of the iterations after ``newest`` up to ``version``,
+    by iteration, if updates compute them; as far as the iterations can be learned again.
+
+    To be called before there are models to train, beside which the reference is never in memory. Every rank
+    takes part.
+    """
+    found: dict[int, Tensor] = {}
+    if newest == version or not has_reference_in(context.config, ReferenceStage.UPDATE):
+        return found
+    reader = replace(context, lineage={}, stopwatch=Stopwatch())
+    with reference_model(reader) as model:
+        for iteration in range(newest + 1, version + 1):
+            experience, problem = _experience(reader, iteration)
+            if ranks.first_of(problem) or experience is None:
+                break
+            found[iteration] = reference_log_probs(reader, model, experience, iteration)
+    return found
+
+
+def relearn(
+    context: Context, learner: Learner, newest: int, version: int, references: Mapping[int, Tensor]
+) -> tuple[int, float]:
     """Bring a learner with the state of iteration ``newest`` to that of ``version``.
 
     A state is saved on the way when the process is warned of its end, and each time that a quarter of the
     time limit was spent. What is read on the way is no input of this update, which is made from policy
     ``version``.
+
+    Args:
+        references: the reference's log-probabilities, from :func:`references_of`.
 
     Returns:
         The version of the newest state that is committed now, and seconds spent since it.
@@ -64,7 +91,7 @@ def relearn(context: Context, learner: Learner, newest: int, version: int) -> tu
     begun, limit = time.monotonic(), longest_replay(context.config)
     with warnings_noted() as is_warned:
         for iteration in range(newest + 1, version + 1):
-            if not _relearn_or_go_on(reader, learner, iteration, version):
+            if not _relearn_or_go_on(reader, learner, iteration, version, references.get(iteration)):
                 return (
                     newest,
                     math.inf,
@@ -75,11 +102,13 @@ def relearn(context: Context, learner: Learner, newest: int, version: int) -> tu
     return newest, time.monotonic() - begun
 
 
-def _relearn_or_go_on(reader: Context, learner: Learner, iteration: int, version: int) -> bool:
+def _relearn_or_go_on(
+    reader: Context, learner: Learner, iteration: int, version: int, reference: Tensor | None
+) -> bool:
     """Learn an iteration again; where that cannot be done, go on from the weights of ``version``. Returns
     whether it could be done."""
     say(f"the trainer's state of iteration {iteration} {_fate(reader, iteration)}: it is learned again")
-    problem = _relearn_one(reader, learner, iteration)
+    problem = _relearn_one(reader, learner, iteration, reference)
     if problem is None:
         return True
     if ranks.is_first():
@@ -97,11 +126,13 @@ def _fate(reader: Context, iteration: int) -> str:
     return "was not due" if record is not None and record.skips_state else "was lost"
 
 
-def _relearn_one(reader: Context, learner: Learner, iteration: int) -> str | None:
+def _relearn_one(reader: Context, learner: Learner, iteration: int, reference: Tensor | None) -> str | None:
     """Learn one iteration again. Returns why it cannot be done, on every rank."""
     experience, problem = _experience(reader, iteration)
     if problem := ranks.first_of(problem):
         return problem
+    if reference is None and has_reference_in(reader.config, ReferenceStage.UPDATE):
+        return "its shards could not be read when the reference was there"
     try:
         weights = committed_weights(reader, iteration)
     except (BadCommit, Thinned) as error:  # which all ranks raise together
@@ -110,7 +141,8 @@ def _relearn_one(reader: Context, learner: Learner, iteration: int) -> str | Non
     learned, before = learned_of(reader, iteration), state_after(reader, iteration - 1)
     start = [one.parts[WEIGHT].to("cpu", copy=True) for one in learner.policy.held()]
     moments = before.rewards.including(experience.outcome.scores)
-    experience = with_reference(reader, experience, iteration)
+    if reference is not None:
+        experience = replace(experience, reference_log_probs=reference)
     decisions = learned.decisions
     update(learner, experience, iteration, before.kl_coef, moments, reader.stopwatch, decisions)
     settled = settle(learner.policy, weights, start)

@@ -20,7 +20,7 @@ from stages.ppo import kept
 from stages.ppo.bare import Bare, bare_model
 from stages.ppo.critics import load_critic
 from stages.ppo.lora import adapt, load_policy
-from stages.ppo.replay import relearn, set_counters
+from stages.ppo.replay import references_of, relearn, set_counters
 from stages.ppo.state.learned import Learned, Machine, TrainerState, learned_of, state_after
 from stages.ppo.state.sums import contradiction
 from stages.ppo.state.writer import CRITIC
@@ -48,9 +48,10 @@ def resume(context: Context, version: int) -> Start:
         return Start(found.learner, state_after(context, version), found.newest, found.seconds)
     reader = replace(context, lineage={})  # what is read to get there again is no input of this update
     newest: int = ranks.share(reader.newest_state(version))[0]  # another's file system may remember less
+    references = references_of(context, newest, version)  # first, as it is not to be beside the models
     learner = load_learner(context if newest == version else reader, newest)
     kept.use(learner)
-    newest, seconds = relearn(context, learner, newest, version)
+    newest, seconds = relearn(context, learner, newest, version, references)
     return Start(learner, state_after(context, version), newest, seconds)
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ CASES = {
     "stopped": ["algorithm.target_kl=1e-9"],
     "skipped": ["update.zero_stage=1", "update.precision=bf16"],
     "lora": ["update.zero_stage=3", "update.lora.rank=2"],
+    "reference": ["algorithm.kl.reference_in=update", "update.zero_stage=3"],
     "no-shards": ["update.zero_stage=1"],
 }
 """Precision and ZeRO stage, or what happens in the iteration whose state is lost.
@@ -39,7 +41,8 @@ def update(
     """What the ranks do; returns what they say. The last one may find that its disk is full; all may keep a
     copy of their part, as on GPUs."""
     from stages.execution import execute
-    from stages.ppo import trainer, training
+    from stages.models import load_causal_lm
+    from stages.ppo import reference, resuming, trainer, training
     from stages.ppo.state import writer
     from stages.ppo.zero import engine_settings
     from stages.runner import Arguments
@@ -57,6 +60,9 @@ def update(
     with said() as lines, pytest.MonkeyPatch.context() as patch:
         if loses_state and ranks.rank() == ranks.size() - 1:
             patch.setattr(writer, "write_slices", fails)
+        if case == "reference":
+            patch.setattr(resuming, "load_models", noted(resuming.load_models, "what is trained", lines))
+            patch.setattr(reference, "load_causal_lm", noted(load_causal_lm, "the reference", lines))
         if detaches:
             patch.setattr(writer, "device", lambda: torch.device("cuda"))
         if case == "overflow":
@@ -66,6 +72,16 @@ def update(
         execute(Arguments(Task(iteration, Stage.UPDATE), run.paths.root, "1-aa", None), time.time())
     ranks.share(None)
     return lines
+
+
+def noted(load: Callable, what: str, lines: list[str]) -> Callable:
+    """Loads, and notes it."""
+
+    def load_and_note(*given: object) -> object:
+        lines.append(f"loaded {what}")
+        return load(*given)
+
+    return load_and_note
 
 
 def lose_and_learn_again(folder: Path, rank: int) -> None:
@@ -135,6 +151,16 @@ def test_after_a_lost_state_the_same_is_learned_to_the_last_bit(learned, case, s
     assert "state of iteration 1 was lost" in "".join(second)
     assert any("its weights differ from the committed ones by 0.0e+00" in line for line in second)
     assert not any(line.startswith(("ERROR", "WARNING: iteration")) for line in second)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_reference_of_all_iterations_is_gone_before_what_is_trained_is_there(learned, size):
+    whole, lost = (lines_of(learned[size], "reference")[name] for name in ("whole", "lost"))
+    loaded = [[line for line in lines if line.startswith("loaded")] for lines in (whole[1], lost[1])]
+    assert loaded == [
+        ["loaded the reference", "loaded what is trained"],
+        ["loaded the reference", "loaded the reference", "loaded what is trained"],
+    ]
 
 
 @pytest.mark.parametrize("size", SIZES)

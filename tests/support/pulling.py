@@ -15,10 +15,10 @@ from pipeline.run.directory import Run, load_run
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import Task, task_key
 from pipeline.workers.beats import Beat, Doing, process_space, read_beats
+from pipeline.workers.outside import Outside
 from stages.pulling import Pulling
 from stages.pulse import Pulse
 from stages.runner import Arguments, main
-from stages.surroundings import Outside
 from tests.support import ROOT
 from tests.support.killing import wait_for
 from tests.support.processes import fork_server

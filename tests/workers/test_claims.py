@@ -26,11 +26,12 @@ from pipeline.workers.beats import (
 )
 from pipeline.workers.claims import Attempt, Claim, attempts_of, claims_of, next_number, take
 from pipeline.workers.claims import file_of as claim_file
+from pipeline.workers.outside import Queue
 from pipeline.workers.staying import Pending
 from stages.following import Following, Leading, in_words, out_of_words
 from stages.pulse import told
 from stages.runner import Arguments
-from stages.surroundings import Asking, Queue
+from stages.surroundings import Asking
 
 TASK = Task(3, Stage.ROLLOUT, 2)
 
