@@ -12,6 +12,9 @@ from pipeline.run.tasks import Task, parse_task
 from pipeline.workers.beats import Crew, Doing
 from slurm.ringing import arrays_to_ring, ring
 
+_SHORT_WAIT = 2.0
+"""Seconds of waiting up to which a worker looks so often that it sees a commit sooner than a ring comes."""
+
 
 @dataclass
 class Afterwards:
@@ -28,10 +31,7 @@ class Afterwards:
 
     def committed(self, task: Task) -> None:
         """Ring those who wait for this commit, and ask for a pass."""
-        live = self.crew.live(time.time())
-        waiting = {
-            b.worker: b.task for b in live.values() if b.doing is Doing.WAITING and b.worker != self.name
-        }
+        waiting = self._waiting(time.time())
         kinds = {(t.iteration, t.job_kind) for t in map(parse_task, filter(None, set(waiting.values())))}
         readers = readers_of(self.run.plan, task, kinds)
         inputs = {source for reader in readers for source in self.run.plan.inputs(reader)}
@@ -41,6 +41,12 @@ class Afterwards:
         if said := ring(arrays_to_ring(waiting, woken)):
             print(f"those who wait were not rung: {said}", flush=True)
         self.keeper.ask()
+
+    def _waiting(self, now: float) -> dict[str, str]:
+        """Return the tasks that others have waited for, for a while, by the worker's name."""
+        live = self.crew.live(now).values()
+        others = (beat for beat in live if beat.doing is Doing.WAITING and beat.worker != self.name)
+        return {beat.worker: beat.task for beat in others if now - beat.since > _SHORT_WAIT}
 
 
 def readers_of(plan: Plan, task: Task, kinds: Collection[tuple[int, str]]) -> list[Task]:

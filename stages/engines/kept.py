@@ -110,9 +110,11 @@ def release(role: str) -> None:
     if isinstance(kept.engine, Generator | Scorer):
         kept.engine.close()
     del kept
+    torch = sys.modules.get("torch")
+    if torch is None:  # what engines hold without it is not worth the time to look for all garbage
+        return
     gc.collect()
-    torch = sys.modules.get("torch")  # engines that do not use it leave nothing in its cache
-    if torch and torch.cuda.is_initialized():  # another process may be about to look how much is free
+    if torch.cuda.is_initialized():  # another process may be about to look how much is free
         torch.cuda.empty_cache()
 
 
