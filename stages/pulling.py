@@ -193,11 +193,9 @@ class Pulling:
     # --- taking ---
 
     def _take(self, view: View, task: Task) -> Arguments | None:
-        """Claim a task. None if another was first, or has done it, or there is no time
-        left for it."""
-        if task in recorded(
-            self.run.paths, [task]
-        ):  # its worker committed it after the records were looked at
+        """Claim a task. None if another was first, or has done it since the records were looked at, or there
+        is no time left for it."""
+        if task in recorded(self.run.paths, [task]):
             return None
         limit = self._limit(view)
         is_first = task == self.worker.first

@@ -76,16 +76,16 @@ def test_two_workers_of_a_stage_share_four_shards_to_the_same_bytes(run, expecte
         records = [read_record(run.paths, task) for task in tasks]
         assert {record.pid for record in records} <= {worker.pid for worker in workers[2 * number :][:2]}
         claims = claims_of(run.paths, tasks)
-        assert {task: claims[task][-1].attempt for task in tasks} == {r.task: r.attempt for r in records}
-        for task in tasks:  # each task's output is in the log of its own attempt
-            number_of = claims[task][-1].number
-            assert f"{task}: committed" in run.paths.task(task).log(number_of).read_text()
+        for record in records:  # each task's output is in the log of its own attempt
+            (number_of,) = (c.number for c in claims[record.task] if c.attempt == record.attempt)
+            assert f"{record.task}: committed" in run.paths.task(record.task).log(number_of).read_text()
     for worker in workers:
         beat = beat_of(run.paths, worker)
         assert (beat.doing, beat.reason) == (Doing.LEAVING, Reason.DONE)
         lived = beat.startup_seconds + beat.busy_seconds + beat.waiting_seconds
         assert lived == pytest.approx(beat.since - beat.started, abs=0.01)
-    assert sum(beat_of(run.paths, worker).tasks for worker in workers[:2]) == 12
+    # One that claims a task as another commits it finds it done.
+    assert sum(beat_of(run.paths, worker).tasks for worker in workers[:2]) >= 12
 
 
 def test_whoever_is_killed_at_work_or_while_waiting_others_go_on(run, expected):
