@@ -99,6 +99,8 @@ class _Running:
     """Rank that failed first; the others cannot go on without it."""
     clean: set[int] = field(default_factory=set)
     """Ranks that have ended and whose left-over processes were killed."""
+    known_unfinished: int = 0
+    """Number of ranks that ran when the job was last looked at."""
 
     @property
     def unfinished(self) -> list[ForkServerProcess]:
@@ -131,6 +133,7 @@ class LocalExecutor:
         ended = {}
         for key, running in list(self._running.items()):
             unfinished = running.unfinished
+            running.known_unfinished = len(unfinished)
             _note_failure(running)
             _remove_leftovers(running)
             if not unfinished or time.monotonic() >= running.deadline:
@@ -155,9 +158,12 @@ class LocalExecutor:
 
     def _wait_for_news(self, seconds: float) -> bool:
         """Wait for anything to happen. Returns whether it is of interest to the caller."""
+        unfinished = [(one, one.unfinished) for one in self._running.values()]
+        if any(len(processes) < one.known_unfinished for one, processes in unfinished):
+            return True  # who has ended is not waited for any more, and would be slept through
         running = [one for one in self._running.values() if not one.is_released]
         bells = {one.bell: one for one in running if not one.bell.closed}
-        sentinels = [process.sentinel for one in self._running.values() for process in one.unfinished]
+        sentinels = [process.sentinel for _, processes in unfinished for process in processes]
         now = time.monotonic()
         until = min([now + seconds, *(one.deadline for one in self._running.values())])
         ready = wait_for_any([*sentinels, *bells], timeout=max(0.0, until - now))
@@ -212,7 +218,8 @@ class LocalExecutor:
                 arguments = (self._entry, job.arguments, str(rank_log(job.log, rank)), environment, ringer)
                 processes.append(self._context.Process(target=run_entry, args=arguments, daemon=False))
                 processes[-1].start()
-        return _Running(job, processes, rendezvous, time.monotonic() + self._limits.time_limit, bell)
+        until = time.monotonic() + self._limits.time_limit
+        return _Running(job, processes, rendezvous, until, bell, known_unfinished=job.ranks)
 
     def _end(self, running: _Running) -> JobEnd:
         note = ""

@@ -173,6 +173,17 @@ def test_waiting_returns_when_a_job_ends_and_not_before(start, tmp_path):
     assert set(executor.collect_ended()) == {"a"}
 
 
+def test_a_job_that_ended_just_before_the_driver_waits_is_not_slept_through(start, tmp_path):
+    executor = start()
+    executor.submit([job(tmp_path, "a", "exit", 0)])
+    executor.wait(0)
+    assert eventually(lambda: not executor._running["a"].unfinished)
+    before = time.monotonic()
+    executor.wait(30)
+    assert time.monotonic() - before < 20
+    assert set(executor.collect_ended()) == {"a"}
+
+
 SCHEDULE = """
 import sys, time
 from pathlib import Path
