@@ -25,9 +25,10 @@ from pipeline.run.failures import FailureKind
 from pipeline.run.records import find_frontier, recorded
 from pipeline.run.tasks import Task, task_key
 from pipeline.workers import choosing, estimates, staying
-from pipeline.workers.beats import Beat, Crew, Doing, Reason, process_space
+from pipeline.workers.beats import Beat, Doing, Reason, process_space
 from pipeline.workers.choosing import Choice, Step, View
 from pipeline.workers.claims import Claim, Known, attempts_of, claims_of, next_number, take
+from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside, of_environment
 from pipeline.workers.staying import Wait
 from stages import preemption
@@ -78,8 +79,6 @@ class Pulling:
     failures: int = 0
     """Tasks that have failed in a row."""
     known: Known = field(default_factory=dict)
-    beats: dict[str, Beat] = field(default_factory=dict)
-    """Last beats of all workers of the run, those that have left too."""
     crew: Crew = field(init=False)
     queue: Asking = field(init=False)
     package: Package = field(init=False)
@@ -165,9 +164,8 @@ class Pulling:
         claims = claims_of(paths, choosing.claimed(run.plan, undone), self.known)
         now = time.time()
         live = self.crew.live(now)
-        self.beats = {**self.crew.left, **live}
         attempts = {task: attempts_of(paths, claims[task], live, since) for task in claims}
-        seconds = estimates.task_seconds(self.beats.values(), self.worker.job_kind)
+        seconds = estimates.task_seconds(self.crew.beats.values(), self.worker.job_kind)
         return View(run.plan, frontier, committed, attempts, self.max_attempts, now, seconds)
 
     def _is_cancelled(self) -> bool:
@@ -239,7 +237,7 @@ class Pulling:
         return next_number(self.run.paths, task, claims)
 
     def _limit(self, view: View) -> float | None:
-        known = estimates.startup(self.beats.values(), self.worker.job_kind) if self._is_fresh else None
+        known = estimates.startup(self.crew.beats.values(), self.worker.job_kind) if self._is_fresh else None
         return staying.task_limit(
             self.settings.task_seconds, view.median_seconds, known.median if known else None
         )
@@ -295,7 +293,7 @@ class Pulling:
 
     def _bound(self) -> float:
         """Return the seconds that it waits at most; before its first task it was submitted to wait."""
-        beats, job_kind = list(self.beats.values()), self.worker.job_kind
+        beats, job_kind = list(self.crew.beats.values()), self.worker.job_kind
         startup, queue = estimates.startup(beats, job_kind), estimates.queue_wait(beats, job_kind)
         own = self.pulse.beat
         bound = staying.bound(

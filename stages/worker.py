@@ -13,19 +13,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.run.failures import FailureKind
+from pipeline.workers.staying import has_grown
 from stages.imported import Files, imported_files, is_changed
 from stages.kept_trainer import release_kept_trainer, save_kept_trainer
 from stages.logs import set_up_log
 from stages.preemption import warned
 from stages.runner import Arguments, AttemptEnd, parse, run_attempt
 
-_SETTLED = 3
-"""Tasks after which a process has all that it keeps: its memory is compared with that."""
 _NOTEWORTHY = 2**26
 """Bytes of garbage that are worth looking for."""
-_GROWTH = 1.5
-_LEAST_GROWTH = 2**29
-"""Bytes by which memory grows, at least, before a process leaves for it."""
 
 
 class Source(Protocol):
@@ -77,17 +73,6 @@ def is_spoilt(end: AttemptEnd, ranks: int) -> bool:
     """Whether a process is of no further use after an attempt: memory that ran out may still be held by what
     failed, and ranks of which one failed may wait for each other."""
     return end.failure is not None and (end.failure is FailureKind.MEMORY or ranks > 1)
-
-
-def has_grown(sizes: Sequence[int]) -> bool:
-    """Whether memory has grown so much since a process had settled that it should make place for another.
-
-    Args:
-        sizes: bytes after each of its tasks.
-    """
-    if len(sizes) <= _SETTLED:
-        return False
-    return sizes[-1] > max(_GROWTH * sizes[_SETTLED - 1], sizes[_SETTLED - 1] + _LEAST_GROWTH)
 
 
 def resident_bytes() -> int:

@@ -14,8 +14,9 @@ from pipeline.run.attempts import new_attempt
 from pipeline.run.directory import Run, load_run
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import Task, task_key
-from pipeline.workers.beats import Beat, Doing, process_space, read_beats
+from pipeline.workers.beats import Beat, Doing, process_space
 from pipeline.workers.outside import Outside
+from pipeline.workers.reading import read_beats
 from stages.pulling import Pulling
 from stages.pulse import Pulse
 from stages.runner import Arguments, main

@@ -11,22 +11,12 @@ from pipeline.run.failures import FailureKind
 from pipeline.run.paths import RunPaths
 from pipeline.run.superseded import move_aside
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
-from pipeline.workers.beats import (
-    SILENT_SECONDS,
-    Beat,
-    Crew,
-    Doing,
-    file_of,
-    is_dead_here,
-    living,
-    mark_gone,
-    process_space,
-    read_beats,
-    write_beat,
-)
+from pipeline.workers.beats import Beat, Doing, file_of, process_space, write_beat
 from pipeline.workers.claims import Attempt, Claim, attempts_of, claims_of, next_number, take
 from pipeline.workers.claims import file_of as claim_file
+from pipeline.workers.living import SILENT_SECONDS, Crew, is_dead_here, living, mark_gone
 from pipeline.workers.outside import Queue
+from pipeline.workers.reading import read_beats
 from pipeline.workers.staying import Pending
 from stages.following import Following, Leading, in_words, out_of_words
 from stages.pulse import told
@@ -145,7 +135,7 @@ def test_a_worker_that_slurm_no_longer_has_is_marked(paths):
     assert set(crew.live(100.0)) == {"1_1r0"}
     write_beat(paths, beat("1_1r0", doing=Doing.LEAVING))
     assert crew.live(100.0) == {}
-    assert set(crew.left) == {"1_1r0"}
+    assert crew.beats["1_1r0"].doing is Doing.LEAVING
 
 
 def test_a_process_of_this_machine_that_is_no_more_is_dead_at_once():
