@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.run.failures import FailureKind
+from pipeline.workers.beats import Reason
 from pipeline.workers.staying import has_grown
 from stages.imported import Files, imported_files, is_changed
 from stages.kept_trainer import release_kept_trainer, save_kept_trainer
@@ -33,6 +34,12 @@ class Source(Protocol):
     def ended(self, arguments: Arguments, exit_code: int) -> None:
         """Note the end of an attempt."""
 
+    def leave(self, reason: Reason) -> None:
+        """Have :meth:`next` give nothing more: the process has to make place."""
+
+    def left(self) -> None:
+        """Take note that the worker has left, and has saved what it kept."""
+
 
 def work(source: Source) -> int:
     """Do what the source gives until it gives nothing. Returns the exit code of the process: the last
@@ -47,12 +54,26 @@ def work(source: Source) -> int:
                 drop_kept()
             source.ended(arguments, exit_code)
             sizes.append(settled_size(sizes))
-            if is_spoilt(end, int(os.environ.get("WORLD_SIZE") or 1)) or warned() or has_grown(sizes):
-                break
+            if reason := why_leave(end, sizes):
+                source.leave(reason)
         save_kept_trainer()
+        source.left()
     finally:
         drop_kept()
     return exit_code
+
+
+def why_leave(end: AttemptEnd, sizes: Sequence[int]) -> Reason | None:
+    """Return why a process is to leave after an attempt; None: it may do another.
+
+    Args:
+        sizes: bytes that it held after each of its attempts.
+    """
+    if is_spoilt(end, int(os.environ.get("WORLD_SIZE") or 1)):
+        return Reason.FAILED
+    if warned():
+        return Reason.WARNED
+    return Reason.GREW if has_grown(sizes) else None
 
 
 def settled_size(earlier: Sequence[int]) -> int:
@@ -125,9 +146,10 @@ class Piped:
         self._orders = orders
         self._inherited = frozenset(sys.modules)
         self._imported: Files = {}
+        self._leaves = False
 
     def next(self) -> Arguments | None:
-        order = self._orders.next()
+        order = None if self._leaves else self._orders.next()
         if order is None or warned() or is_changed(self._imported):
             return None
         self._orders.begin(order)
@@ -137,6 +159,12 @@ class Piped:
         self._orders.ended(exit_code)
         if arguments.stays:
             self._imported = {**imported_files(but=self._inherited), **self._imported}
+
+    def leave(self, reason: Reason) -> None:
+        self._leaves = True
+
+    def left(self) -> None:
+        """The scheduler sees the process end."""
 
 
 def serve(orders: Orders) -> int:

@@ -23,7 +23,7 @@ that was killed meanwhile it may stay unreadable, and nobody should wait long fo
 
 @dataclass
 class BeatReader:
-    """Reader of a run's beats. Those of workers that have left are read once; where a beat cannot be read now,
+    """Reader of a run's beats. Those of workers that have left are read once; where one cannot be read now,
     the one that was read last counts."""
 
     paths: RunPaths
