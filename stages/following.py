@@ -79,7 +79,7 @@ class Following:
         self._store.wait([key], _LONGEST)
         self._heard += 1
         given = out_of_words(self._store.get(key).decode())
-        if given is not None:
+        if given is not None and not given.loads:
             files = RunPaths(given.run_dir).task(given.task)
             self._output.turn_to(files.log(AttemptId.parse(given.attempt).number))
         return given
@@ -128,7 +128,8 @@ def in_words(given: Arguments | None) -> str:
         return "null"
     words = {"task": task_key(given.task), "run_dir": str(given.run_dir), "attempt": given.attempt}
     failure = str(given.failure_file) if given.failure_file else None
-    return json.dumps({**words, "failure_file": failure, "patience": given.patience, "stays": given.stays})
+    ways = {"stays": given.stays, "loads": given.loads}
+    return json.dumps({**words, "failure_file": failure, "patience": given.patience, **ways})
 
 
 def out_of_words(text: str) -> Arguments | None:
@@ -138,4 +139,5 @@ def out_of_words(text: str) -> Arguments | None:
         return None
     failure = Path(given["failure_file"]) if given["failure_file"] else None
     task, run_dir = parse_task(given["task"]), Path(given["run_dir"])
-    return Arguments(task, run_dir, given["attempt"], failure, given["patience"], given["stays"])
+    ways = given["stays"], given["loads"]
+    return Arguments(task, run_dir, given["attempt"], failure, given["patience"], *ways)

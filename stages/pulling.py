@@ -58,6 +58,8 @@ class Pulling:
     """Why it leaves; None: it stays."""
     failures: int = 0
     """Tasks that have failed in a row."""
+    has_loaded: bool = False
+    """Whether it has loaded what its tasks need."""
     known: Known = field(default_factory=dict)
     crew: Crew = field(init=False)
     _claim: Claim | None = None
@@ -87,14 +89,24 @@ class Pulling:
                 self.leave(Reason.WARNED)
             elif choice.step is Step.DONE:
                 self.leave(Reason.DONE)
+            elif not self.has_loaded and choice.task:
+                return self._load(choice.task)
             elif choice.step is Step.WAIT:
                 self.reason = self.waiting.go_on(choice, is_first=self.worker.first is not None)
             elif choice.task and (given := self._take(view, choice.task)):
                 return given
         return None
 
+    def _load(self, task: Task) -> Arguments:
+        """Have what a task needs loaded, once, before the worker takes any: what it takes is computed at
+        once then, and others see that it starts up, and does not compute."""
+        self.has_loaded = True
+        return replace(self.first, task=task, failure_file=None, stays=True, loads=True)
+
     def ended(self, arguments: Arguments, exit_code: int) -> None:
         """Note the end of an attempt: whoever reads the claim sees by the beat that nobody is at it."""
+        if arguments.loads:
+            return
         self.pulse.set_alarm(None)
         self.output.turn_back()
         own = self._own_record(arguments) if exit_code == 0 else None

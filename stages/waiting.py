@@ -1,10 +1,11 @@
 """A worker's waits for its next input: how long each may take, when to look, and why to leave."""
 
 import contextlib
+import math
 import time
 from dataclasses import dataclass, field, replace
 
-from pipeline.config.scheduler import ResourcesConfig
+from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
 from pipeline.run import journal
 from pipeline.run.commits import CorruptData, read_record
 from pipeline.run.directory import Run
@@ -64,7 +65,8 @@ class Waiting:
             is_first: whether the worker has done nothing yet.
         """
         assert choice.task is not None
-        wait = self._begin(choice.task, is_first)
+        wait = self._begin(is_first)
+        self._say(choice.task, wait)
         self.outside.waits()
         look_again = time.monotonic() + (_LOOK_SECONDS_ON_NETWORK if self.is_network else _LOOK_SECONDS)
         reason = None
@@ -84,13 +86,18 @@ class Waiting:
         self.queue.ask_again()
         return staying.has_time(now, self.queue.ends, limit, self.settings.signal)
 
-    def _begin(self, task: Task, is_first: bool) -> Wait:
-        key = task_key(task)
+    def _begin(self, is_first: bool) -> Wait:
         if self.wait is None:
-            self.wait = Wait(time.time(), self._bound(is_first))
-        if (self.pulse.beat.doing, self.pulse.beat.task) != (Doing.WAITING, key):
-            self.pulse.say(doing=Doing.WAITING, task=key, attempt="", until=self.wait.until)
+            most = self.linger_max if self.settings.linger == "auto" else math.inf
+            bound = self._bound(is_first)
+            self.wait = Wait(time.time(), bound, max(most, bound), looked=time.time())
+        self.wait = staying.excused(self.wait, self.crew.alive.values(), self.job_kind, time.time())
         return self.wait
+
+    def _say(self, task: Task, wait: Wait) -> None:
+        beat, key = self.pulse.beat, task_key(task)
+        if (beat.doing, beat.task, beat.until) != (Doing.WAITING, key, wait.until):
+            self.pulse.say(doing=Doing.WAITING, task=key, attempt="", until=wait.until)
 
     def _bound(self, is_first: bool) -> float:
         """Return the seconds that it waits at most; before its first task it was submitted to wait."""
@@ -141,9 +148,16 @@ class Waiting:
         with contextlib.suppress(OSError):
             seen = estimates.passages(journal.read_tail(self.run.paths.spans, _SPANS_BYTES))
             when = estimates.expected_ready(
-                self.run.plan, task, self._committed_at, seen, time.time(), at_best=True
+                self.run.plan, task, self._committed_at, seen, time.time(), self._staying()
             )
             self.wait = replace(self.wait, expected=when)
+
+    def _staying(self) -> frozenset[str]:
+        """Return the job kinds of which workers may stay."""
+        scheduler, kinds = self.run.config.scheduler, map(str, self.run.plan.job_kinds)
+        if not isinstance(scheduler, SlurmConfig):
+            return frozenset(kinds)
+        return frozenset(kind for kind in kinds if resources_of(scheduler, kind).linger != 0)
 
     def _committed_at(self, task: Task) -> float | None:
         with contextlib.suppress(CorruptData, OSError):

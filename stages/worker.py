@@ -53,7 +53,8 @@ def work(source: Source) -> int:
             if end.failure is not None:
                 drop_kept()
             source.ended(arguments, exit_code)
-            sizes.append(settled_size(sizes))
+            if not arguments.loads:
+                sizes.append(settled_size(sizes))
             if reason := why_leave(end, sizes):
                 source.leave(reason)
         save_kept_trainer()
