@@ -92,7 +92,18 @@ def plain_run() -> Run:
     return replace(imagined_run(), config=config)
 
 
-RUNS = {"plain": plain_run(), "everything": imagined_run(f"/runs/{NASTY}", EVERYTHING)}
+# Jobs that stay: rollouts and updates in an image, where Slurm's commands may be missing.
+WORKERS = {
+    "rollout": {"linger": "auto", "start_early": True, "container": STAGE["container"]},
+    "reward": {"linger": 60},
+    "update": {"linger": 60, "nodes": 2, "container": STAGE["container"], "setup": ["module load apptainer"]},
+    "driver": {"setup": ["module load slurm # ours"], "environment": {"NASTY": NASTY}},
+}
+RUNS = {
+    "plain": plain_run(),
+    "everything": imagined_run(f"/runs/{NASTY}", EVERYTHING),
+    "workers": imagined_run(f"/runs/{NASTY}", WORKERS),
+}
 
 
 def rendered(run: Run) -> dict[str, str]:
