@@ -42,7 +42,7 @@ def attending(
         f"( unset {REQUESTS}",
         *setup,
         *exports,
-        f"mkdir -p {shlex.quote(str(log.parent))}",
+        f"mkdir -p {shlex.quote(str(log.parent))} || :",
         f"attend {shlex.quote(str(log))} {shlex.join(command)}",
         'rm -rf "$requests"',
         # Opened for both, so that neither this nor a read waits for somebody to open the other end.

@@ -13,6 +13,7 @@ from pipeline.run.tasks import Stage, Task
 from slurm.requests import REQUESTS, find_requests, request_pass, request_ring
 from slurm.submission import render
 from tests.support import ROOT
+from tests.support.killing import wait_for
 from tests.support.scripted import imagined_run
 
 NOTES = """#!/bin/sh
@@ -67,38 +68,40 @@ def script_of(bench: Path, container: str | None = "env IN_IMAGE=1") -> str:
     return render(array_of(run, run.config.scheduler, submission, Escalation(), None))
 
 
-def run_script(bench: Path, text: str, task: str) -> subprocess.CompletedProcess[str]:
-    """Returns when the script and all that it has started have ended."""
+def run_script(bench: Path, text: str, task: str) -> tuple[int, str]:
+    """The exit code, and what was printed until the last process that the script had started was gone."""
     (bench / "script.sh").write_text(text)
     (bench / "found" / "task.py").write_text(task)
     environment = {
         **{"PATH": f"{bench}:{os.environ['PATH']}", "HOME": "/nowhere", "PYTHONPATH": str(ROOT)},
         **{"FOUND": str(bench / "found"), "REAL": sys.executable, "TMPDIR": str(bench / "temporary")},
     }
-    command = ["bash", bench / "script.sh"]
-    where = {"cwd": bench / "empty", "env": environment}
-    return subprocess.run(command, **where, capture_output=True, text=True, timeout=100)
+    with (bench / "output").open("w") as output:
+        command = ["bash", bench / "script.sh"]
+        where = {"cwd": bench / "empty", "env": environment, "stdin": subprocess.DEVNULL}
+        code = subprocess.run(command, **where, stdout=output, stderr=output, timeout=100).returncode
+    wait_for(lambda: not any(bench.glob("temporary/*")), "the end of the loop")
+    return code, (bench / "output").read_text()
 
 
 def test_a_ring_and_a_pass_are_carried_out_and_whatever_else_is_refused(bench):
-    done = run_script(bench, script_of(bench), ASKS)
-    assert done.returncode == 7, done.stdout + done.stderr
+    code, said = run_script(bench, script_of(bench), ASKS)
+    assert code == 7, said
     assert (bench / "found/scancel").read_text() == "--batch --signal=USR1 9 10\n"
     (call,) = (bench / "found/pass").read_text().splitlines()
     assert call == f"driver |-P -m pipeline advance {bench}/a $(touch came) 'b' --asked"
-    assert done.stdout.count("refused a request that is none") >= 7
-    assert list((bench / "empty").iterdir()) == list((bench / "temporary").iterdir()) == []
+    assert said.count("refused a request that is none") >= 7
+    assert list((bench / "empty").iterdir()) == []
 
 
 def test_a_task_that_asks_for_nothing_ends_with_its_own_code_and_nothing_is_left(bench):
-    done = run_script(bench, "set -eu\n" + script_of(bench), "raise SystemExit(3)")
-    assert (done.returncode, done.stdout) == (3, ""), done.stderr
-    assert list((bench / "temporary").iterdir()) == []
+    assert run_script(bench, "set -eu\n" + script_of(bench), "raise SystemExit(3)") == (3, "")
 
 
 def test_where_there_is_no_temporary_folder_the_task_runs_all_the_same(bench):
     (bench / "temporary").rmdir()
-    assert run_script(bench, script_of(bench), "raise SystemExit(3)").returncode == 3
+    code, said = run_script(bench, script_of(bench), "raise SystemExit(3)")
+    assert (code, "mktemp" in said) == (3, True)
 
 
 def test_only_workers_that_may_lack_slurms_commands_ask(bench):
