@@ -28,7 +28,7 @@ from pipeline.workers import choosing, estimates, staying
 from pipeline.workers.beats import Beat, Crew, Doing, Reason, process_space
 from pipeline.workers.choosing import Choice, Step, View
 from pipeline.workers.claims import Claim, Known, attempts_of, claims_of, next_number, take
-from pipeline.workers.outside import Outside, of_environment
+from pipeline.workers.outside import Outside, of_environment, started_at
 from pipeline.workers.staying import Wait
 from stages import preemption
 from stages.pulse import Pulse
@@ -282,14 +282,18 @@ class Pulling:
         look_again = time.monotonic() + (_LOOK_SECONDS_ON_NETWORK if self.is_network else _LOOK_SECONDS)
         while self.wait is not None and self.reason is None and time.monotonic() < look_again:
             waited = time.time() - self.wait.began
-            if self.bell.wait(staying.pause(waited, self.is_network)) or self._has_come(choice):
+            if self.bell.wait(staying.pause(waited, self.is_network)):
+                self.queue.rung()
+                break
+            if self._has_come(choice):
                 break
             self.reason = self._why_leave(choice.task, waited)
 
     def _begin_wait(self, task: Task) -> None:
         key = task_key(task)
         if self.wait is None:
-            self.wait = Wait(time.time(), self._bound())
+            bound = self._bound()
+            self.wait = Wait(time.time(), bound, allowance=self._allowance(bound))
         if (self.pulse.beat.doing, self.pulse.beat.task) != (Doing.WAITING, key):
             self.pulse.say(doing=Doing.WAITING, task=key, attempt="", until=self.wait.until)
 
@@ -307,6 +311,12 @@ class Pulling:
         if self.worker.first is None:
             return bound
         return max(bound, self.linger_max if self.settings.start_early else INPUT_SECONDS)
+
+    def _allowance(self, bound: float) -> float:
+        beats = list(self.beats.values())
+        others = [kind for kind in self.run.plan.job_kinds if kind != self.worker.job_kind]
+        costs = [estimates.coming_back(beats, kind) for kind in others]
+        return staying.allowance(self.settings.linger, self.linger_max, bound, costs)
 
     def _has_come(self, choice: Choice) -> bool:
         """Whether a task that it waits for is ready. On a network filesystem a file is made and removed in
@@ -382,7 +392,7 @@ def import_stage(task: Task) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Work; return the exit code."""
-    started = time.time()
+    started = started_at(os.environ, time.time())
     first = parse(argv)
     source = source_of_rank(first, started)
     import_stage(first.task)

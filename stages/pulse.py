@@ -16,6 +16,7 @@ _SUMS = {
     Doing.STARTING: "startup_seconds",
     Doing.BUSY: "busy_seconds",
     Doing.WAITING: "waiting_seconds",
+    Doing.LEAVING: "waiting_seconds",  # for a pass that sees it leave
 }
 
 
@@ -62,10 +63,10 @@ class Pulse:
                 self.say()
 
     def _end(self) -> None:
-        """Say that the worker leaves, where its process ends without having said so."""
-        is_own = os.getpid() == self.beat.pid  # not that of a process that was forked from it
-        if is_own and self.beat.doing is not Doing.LEAVING:
-            self.say(doing=Doing.LEAVING, reason=Reason.FAILED, until=None)
+        """Say how long leaving took, and that the worker leaves where it has not said so."""
+        if os.getpid() == self.beat.pid:  # not that of a process that was forked from it
+            has_said = self.beat.doing is Doing.LEAVING
+            self.say(doing=Doing.LEAVING, reason=self.beat.reason if has_said else Reason.FAILED, until=None)
 
 
 def told(beat: Beat, now: float, doing: Doing | None) -> Beat:

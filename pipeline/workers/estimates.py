@@ -5,7 +5,7 @@ about results; a wrong estimate costs time.
 """
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,19 +63,25 @@ def _seconds(stage: Any, since: str) -> float | None:
     return max(0.0, float(ended) - float(begun))
 
 
-def turnaround(seen: Iterable[Passage], job_kind: str, at_best: bool = False) -> float | None:
+def turnaround(
+    seen: Iterable[Passage], job_kind: str, at_best: bool = False, is_early: bool = False
+) -> float | None:
     """Return the median of the last passages through a stage, in seconds.
 
     Args:
         at_best: return the shortest instead, without what its tasks waited for jobs to start. What somebody
             would not wait for even so is far away. Past waits do not count for that: who leaves for
             them makes others wait, who then leave for that.
+        is_early: whether its jobs start early, so that tasks do not wait for them. Those that once did say
+            nothing of the next: who comes later for them makes others wait, and is late again.
     """
     mine = sorted((p for p in seen if p.job_kind == job_kind), key=lambda passage: passage.iteration)
     if not mine:
         return None
     newest = mine[-_RECENT:]
-    return min(p.at_work for p in newest) if at_best else statistics.median(p.seconds for p in newest)
+    if at_best:
+        return min(passage.at_work for passage in newest)
+    return statistics.median(passage.at_work if is_early else passage.seconds for passage in newest)
 
 
 def expected_ready(
@@ -85,6 +91,7 @@ def expected_ready(
     seen: Sequence[Passage],
     now: float,
     at_best: bool = False,
+    early: Collection[str] = (),
 ) -> float | None:
     """Return when the inputs of a task are expected to be there (unix time), or were; None if unknown.
 
@@ -94,6 +101,7 @@ def expected_ready(
     Args:
         committed_at: returns when a task was committed, None if it is not.
         at_best: expect each stage to be as quick as :func:`turnaround` says of the best.
+        early: job kinds whose jobs start early.
     """
     known: dict[tuple[int, str], float | None] = {}
 
@@ -110,7 +118,7 @@ def expected_ready(
         return known[key]
 
     def expected(task: Task) -> float | None:
-        seconds, begun = turnaround(seen, task.job_kind, at_best), ready(task)
+        seconds, begun = turnaround(seen, task.job_kind, at_best, task.job_kind in early), ready(task)
         return None if seconds is None or begun is None else max(now, begun + seconds)
 
     return ready(task)
@@ -134,6 +142,12 @@ def startup(beats: Iterable[Beat], job_kind: str) -> Spread | None:
 def queue_wait(beats: Iterable[Beat], job_kind: str) -> Spread | None:
     """Return how long workers of a kind wait in the queue."""
     return _spread(beat.queued_seconds for beat in _newest(beats, job_kind))
+
+
+def coming_back(beats: Sequence[Beat], job_kind: str) -> float | None:
+    """Return how long it takes until a worker of a kind is there that is not: in the queue, and to start."""
+    known = startup(beats, job_kind), queue_wait(beats, job_kind)
+    return None if known == (None, None) else sum(spread.median for spread in known if spread is not None)
 
 
 def task_seconds(beats: Iterable[Beat], job_kind: str) -> float | None:

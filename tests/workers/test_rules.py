@@ -14,6 +14,18 @@ from pipeline.workers.staying import Pending, Wait
 seconds = st.floats(0, 1e4)
 
 
+@given(seconds, seconds, st.lists(seconds | st.none(), max_size=4))
+def test_others_are_waited_for_that_come_back_too_but_not_for_ever(most, own, others):
+    bound = staying.bound("auto", most, own, 0.0)
+    more = staying.allowance("auto", most, bound, others)
+    assert 0 <= more <= 2 * bound
+    assert bound + more <= most + 1e-6
+    assert staying.allowance(60, most, bound, others) == 0
+    assert (
+        staying.allowance("auto", 1e9, own, [None]) == own == staying.allowance("auto", 1e9, own, [own + 1])
+    )
+
+
 @given(seconds, seconds | st.none(), seconds | st.none())
 def test_an_automatic_bound_is_what_coming_back_costs(most, startup, queue):
     found = staying.bound("auto", most, startup, queue)
@@ -21,11 +33,13 @@ def test_an_automatic_bound_is_what_coming_back_costs(most, startup, queue):
     assert staying.bound(7, most, startup, queue) == 7
 
 
-@given(seconds, seconds, seconds | st.none(), seconds)
-def test_who_waits_leaves_at_the_bound_or_at_once_when_the_input_comes_later(began, bound, expected, now):
-    wait = Wait(began, bound, expected)
+@given(seconds, seconds, seconds | st.none(), seconds, seconds)
+def test_who_waits_leaves_at_the_bound_or_at_once_when_the_input_comes_later(
+    began, bound, expected, now, allowance
+):
+    wait = Wait(began, bound, expected, allowance)
     reason = staying.reason_to_leave(wait, now)
-    if now >= began + bound:
+    if now >= began + bound + allowance:
         assert reason is Reason.LONG
     else:
         assert (reason is Reason.FAR) == (expected is not None and expected > began + bound)
@@ -53,6 +67,13 @@ def test_a_worker_goes_when_another_job_could_start_in_its_place():
     ):
         assert not goes(reason), reason
     assert not goes("Resources", name="peer")
+
+
+@given(seconds, seconds)
+def test_slurm_is_asked_ever_more_rarely_but_each_half_minute(a, b):
+    first, second = sorted((a, b))
+    assert 0 < staying.ask_after(first) <= staying.ask_after(second) <= staying.ASK_SECONDS
+    assert staying.ask_after(first) >= min(first, staying.ASK_SECONDS)
 
 
 @given(seconds, seconds | st.none(), seconds | st.none(), st.floats(0, 200))
