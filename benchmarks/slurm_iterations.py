@@ -271,7 +271,7 @@ def gap_line(name: str, run: Run, held: float) -> str:
     """Say how long iterations took, and what was held for them, of what was needed."""
     ends = [require_record(run.paths, policy_maker(k)).ended for k in range(1, run.plan.iterations + 1)]
     each = [after - before for before, after in pairwise(ends)]
-    spent = [spent_by(beat) for beat in read_beats(run.paths)]
+    spent = [spent_by(beat) for beat in read_beats(run.paths).values()]
     needed = sum(one.busy + one.startup for one in spent)
     waited = sum(one.waiting for one in spent)
     return (

@@ -5,7 +5,8 @@ Pure."""
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from pipeline.workers.beats import KEPT, Beat
+from pipeline.workers.beats import Beat
+from pipeline.workers.living import KEPT
 from pipeline.workers.summary import spent_by
 from slurm.accounting import Record
 
@@ -57,18 +58,14 @@ def worker_hours(
     for beat in newest:
         if (job := jobs.pop(beat.worker, None)) is not None:
             add(beat.job_kind, _hours(beat, job))
-    first = min((_array(beat.worker) for beat in newest), default=0) if len(newest) >= KEPT else 0
+    first = (
+        min((seniority(beat.worker) for beat in newest), default=(0, "")) if len(newest) >= KEPT else (0, "")
+    )
     for worker, job in jobs.items():
         job_kind = (job_kinds or {}).get(job.name)
-        if job_kind is not None and _array(worker) >= first:  # what older ones have said is forgotten
+        if job_kind is not None and seniority(worker) >= first:  # what older ones have said is forgotten
             add(job_kind, _silent(job))
     return found
-
-
-def _array(worker: str) -> int:
-    """Return the number of a worker's array; 0 if it is of none."""
-    number = worker.partition("_")[0]
-    return int(number) if number.isdecimal() else 0
 
 
 def _by_worker(records: Iterable[Record]) -> Iterator[tuple[str, Record]]:

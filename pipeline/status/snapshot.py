@@ -268,7 +268,7 @@ class StatusReader:
         )
         state = state_of(status.state == "complete", read_control(run.paths), queue)
         running = running_workers(seen) if queue is not None and queue.unanswered is None else None
-        workers = workers_of(self._beats.read(), status.time, running)
+        workers = workers_of(self._beats.read().values(), status.time, running)
         status = replace(status, state=state, slurm=jobs, lanes=lanes, finish=jobs.finish, workers=workers)
         asked = status.answered or status.time
         return self._with_state(status, frontier, lambda u: writer_of(u, submissions, queue, asked))

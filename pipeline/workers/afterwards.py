@@ -9,7 +9,8 @@ from pipeline.run.directory import Run
 from pipeline.run.plan import Plan
 from pipeline.run.records import recorded
 from pipeline.run.tasks import Task, parse_task
-from pipeline.workers.beats import Crew, Doing
+from pipeline.workers.beats import Doing
+from pipeline.workers.living import Crew
 from slurm.ringing import arrays_to_ring, ring
 
 _SHORT_WAIT = 2.0

@@ -17,7 +17,8 @@ from benchmarks.noop import write_noops
 from pipeline.config.compose import compose
 from pipeline.config.resolve import resolve
 from pipeline.run.paths import RunPaths
-from pipeline.workers.beats import Beat, Doing, read_beats
+from pipeline.workers.beats import Beat, Doing
+from pipeline.workers.reading import read_beats
 from slurm.devcluster import Cluster
 from slurm.sharedfiles import is_there, read_newest, read_shared
 from tests.support import ROOT, light, tiny

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.run.paths import RunPaths
-from pipeline.workers.beats import Doing, Reason, read_beats
+from pipeline.workers.beats import Doing, Reason
+from pipeline.workers.reading import read_beats
 from tests.cluster.scenario import STAGES, SlurmRun, policy_of, staying
 
 MADE_ROOM = {Reason.NEEDED, Reason.DONE, Reason.WARNED}

@@ -5,7 +5,8 @@ import os
 import signal
 
 from pipeline.run.paths import RunPaths
-from pipeline.workers.beats import Doing, read_beats
+from pipeline.workers.beats import Doing
+from pipeline.workers.reading import read_beats
 from pipeline.workers.summary import spent_by
 from slurm.devcluster import Cluster
 from tests.cluster.scenario import is_used, staying, take, worker_who

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.run.paths import RunPaths
-from pipeline.workers.beats import Beat, Doing, Reason, read_beats
+from pipeline.workers.beats import Beat, Doing, Reason
+from pipeline.workers.reading import read_beats
 from tests.cluster.scenario import (
     CPU_ONLY,
     STAGES,

@@ -11,7 +11,7 @@ from pipeline.config.conversion import plain
 from pipeline.run.failures import FailureKind
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from pipeline.workers.beats import Beat, Doing, Reason
-from pipeline.workers.choosing import LEFT_TO_PASSES
+from pipeline.workers.choosing import is_left_to_passes
 from pipeline.workers.claims import Claim
 from slurm.sealing import sealed
 from slurm.states import SlurmState
@@ -181,9 +181,8 @@ class WorkerWorld(World):
 
     def is_left(self, task: Task) -> bool:
         """As pipeline.workers.choosing decides, which does not know invocations."""
-        failed = [claim.attempt for claim in self.claims.get(task, ())]
-        most = self.run.config.scheduler.max_attempts
-        return len(failed) >= most or any(self.kinds.get(attempt) in LEFT_TO_PASSES for attempt in failed)
+        failed = [self.kinds.get(claim.attempt) for claim in self.claims.get(task, ())]
+        return is_left_to_passes(failed, self.run.config.scheduler.max_attempts)
 
     def is_done(self, worker: Worker) -> bool:
         """Whether no task of its kind is left in the run."""

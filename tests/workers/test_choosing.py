@@ -97,7 +97,7 @@ def test_evaluations_one_after_the_other():
 def test_what_a_pass_has_given_is_free_and_else_the_budget_counts(kinds, most):
     attempts = [attempt(PREPARE, number, failure=kind) for number, kind in enumerate(kinds, 1)]
     is_left = len(kinds) >= most or bool(LEFT_TO_PASSES.intersection(kinds))
-    assert is_left_to_passes(attempts, most) == is_left
+    assert is_left_to_passes(kinds, most) == is_left
     assert is_free(attempts, most) == (not is_left)
     assert is_free(attempts, most, is_given=True)
     running = [*attempts, attempt(PREPARE, 9, is_running=True)]

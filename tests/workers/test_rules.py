@@ -90,6 +90,12 @@ def test_a_task_may_take_ten_times_the_median_unless_told_otherwise():
     assert staying.task_limit(None, None) is None
 
 
+@given(st.lists(st.integers(1, 100 * 2**30), max_size=6))
+def test_a_worker_leaves_only_when_it_has_grown_by_half_and_by_half_a_gibibyte(sizes):
+    expected = len(sizes) > 3 and sizes[-1] > 1.5 * sizes[2] and sizes[-1] > sizes[2] + 2**29
+    assert staying.has_grown(sizes) is expected
+
+
 def test_memory_that_settles_is_no_growth():
     gib = 2**30
     assert not staying.has_grown([gib, 4 * gib, 5 * gib, 5 * gib, 6 * gib])

@@ -13,8 +13,9 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan
 from pipeline.run.submissions import Submission
 from pipeline.run.tasks import PREPARE, Stage, Task, parse_task
-from pipeline.workers.beats import Beat, Doing, Reason, read_beats
+from pipeline.workers.beats import Beat, Doing, Reason
 from pipeline.workers.claims import Claim
+from pipeline.workers.reading import read_beats
 from slurm.query import Element
 from slurm.ringing import WorkerName, parse_worker
 from slurm.states import SlurmState

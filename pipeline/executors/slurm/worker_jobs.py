@@ -33,9 +33,10 @@ from pipeline.run.endings import ClaimEnding, note_endings, read_endings
 from pipeline.run.failures import Failure
 from pipeline.run.submissions import Ending, Submission
 from pipeline.run.tasks import Task, task_key
-from pipeline.workers.beats import Doing, forget_old, mark_gone
-from pipeline.workers.choosing import LEFT_TO_PASSES
+from pipeline.workers.beats import Doing
+from pipeline.workers.choosing import is_left_to_passes
 from pipeline.workers.claims import Claim, claims_of
+from pipeline.workers.living import forget_old, mark_gone
 from slurm.commands import SlurmError
 from slurm.ringing import parse_worker, ring
 from slurm.submission import cancel, end_gently, start_now
@@ -208,8 +209,7 @@ class WorkerJobs(SlurmJobs):
 
     def _is_left(self, failures: Sequence[Failure]) -> bool:
         """Whether workers leave a task with these failures alone; here rather one task too many."""
-        most = self.submitter.config.max_attempts
-        return len(failures) >= most or any(failure.kind in LEFT_TO_PASSES for failure in failures)
+        return is_left_to_passes([f.kind for f in failures], self.submitter.config.max_attempts)
 
     def _is_new(self, submission: Submission) -> bool:
         return submission.invocation == self.table.seen.control.invocation
