@@ -16,9 +16,9 @@ from pipeline.workers.beats import Doing, Reason
 from pipeline.workers.choosing import Choice
 from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside
-from pipeline.workers.staying import Wait
+from pipeline.workers.staying import ASK_SECONDS, Wait
 from stages.pulse import Pulse
-from stages.surroundings import ASK_SECONDS, Asking, Bell, Package, is_network
+from stages.surroundings import Asking, Bell, Package, is_network
 
 INPUT_SECONDS = 30.0
 """Seconds that a task waits for inputs that are not there: caches of network filesystems may be as old."""

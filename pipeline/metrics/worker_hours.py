@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 from pipeline.workers.beats import Beat
 from pipeline.workers.living import KEPT
+from pipeline.workers.reading import seniority
 from pipeline.workers.summary import spent_by
 from slurm.accounting import Record
 
@@ -58,9 +59,8 @@ def worker_hours(
     for beat in newest:
         if (job := jobs.pop(beat.worker, None)) is not None:
             add(beat.job_kind, _hours(beat, job))
-    first = (
-        min((seniority(beat.worker) for beat in newest), default=(0, "")) if len(newest) >= KEPT else (0, "")
-    )
+    oldest = min((seniority(beat.worker) for beat in newest), default=(0, ""))
+    first = oldest if len(newest) >= KEPT else (0, "")
     for worker, job in jobs.items():
         job_kind = (job_kinds or {}).get(job.name)
         if job_kind is not None and seniority(worker) >= first:  # what older ones have said is forgotten
