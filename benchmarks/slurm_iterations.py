@@ -38,7 +38,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from pipeline.config.scheduler import LocalStageConfig, ResourcesConfig  # noqa: E402
-from pipeline.run.commits import Record, require_record  # noqa: E402
+from pipeline.run.commits import Record, read_record, require_record  # noqa: E402
 from pipeline.run.directory import Run, load_run  # noqa: E402
 from pipeline.run.plan import policy_maker  # noqa: E402
 from pipeline.workers.reading import read_beats  # noqa: E402
@@ -151,7 +151,18 @@ def carry_out(words: Sequence[str], root: Path, cluster: Cluster | None) -> Run:
         if time.monotonic() > until:
             raise TimeoutError(f"{root} has {num_rows(root)} rows after {_LIMIT:g} s")
         time.sleep(1)
+        LAGS.append(lag_of_rows(run))
     return run
+
+
+LAGS: list[float] = []
+"""Seconds by which rows lagged, as of each second of the runs on Slurm."""
+
+
+def lag_of_rows(run: Run) -> float:
+    """Return the age of the oldest policy whose iteration has no row."""
+    record = read_record(run.paths, policy_maker(num_rows(run.paths.root) + 1))
+    return 0.0 if record is None else max(0.0, time.time() - record.ended)
 
 
 def num_rows(root: Path) -> int:
@@ -335,6 +346,8 @@ def compare(given: argparse.Namespace, scratch: Path) -> None:
         if cluster:
             cluster.stop()
     print(table(found))
+    if LAGS:
+        print(f"rows lagged by {statistics.median(LAGS):.1f} s (median), {max(LAGS):.1f} s (at most)")
     if len(set(map(tuple, digests.values()))) > 1:
         print("the variants' last policies differ")
 

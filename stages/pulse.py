@@ -5,7 +5,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,10 +40,18 @@ class Pulse:
     def say(self, **changes: Any) -> None:
         """Write a beat with these fields changed. A disk that takes none does not stop the worker."""
         with self._lock:
-            now = time.time()
-            self.beat = replace(told(self.beat, now, changes.get("doing")), **changes, beat=now)
+            self._change(changes)
             with contextlib.suppress(OSError):
                 write_beat(self.paths, self.beat)
+
+    def note(self, **changes: Any) -> None:
+        """Change these fields of what is said next: to replace a file takes a disk milliseconds."""
+        with self._lock:
+            self._change(changes)
+
+    def _change(self, changes: Mapping[str, Any]) -> None:
+        now = time.time()
+        self.beat = replace(told(self.beat, now, changes.get("doing")), **changes, beat=now)
 
     def set_alarm(self, seconds: float | None, act: Callable[[], None] = lambda: None) -> None:
         """Have ``act`` called in the thread after so many seconds; None: never. Replaces the last one."""

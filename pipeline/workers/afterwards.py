@@ -16,6 +16,8 @@ from slurm.ringing import arrays_to_ring, ring
 _SHORT_WAIT = 2.0
 """Seconds of waiting up to which a worker looks so often that it sees a commit sooner than a ring comes."""
 
+_CALM_SECONDS = 1.0
+
 
 @dataclass
 class Afterwards:
@@ -26,13 +28,23 @@ class Afterwards:
     """The worker's own."""
     keeper: Bookkeeper = field(init=False)
     crew: Crew = field(init=False)
+    calm_until: float = 0.0
+    """Time (monotonic) until which nobody is looked for who might wait."""
 
     def __post_init__(self) -> None:
         self.keeper, self.crew = Bookkeeper(self.run.paths), Crew(self.run.paths)
 
     def committed(self, task: Task) -> None:
         """Ring those who wait for this commit, and ask for a pass."""
-        waiting = self._waiting(time.time())
+        if time.monotonic() > self.calm_until:
+            self._ring(task)
+        self.keeper.ask()
+
+    def _ring(self, task: Task) -> None:
+        """Ring those who wait for a commit. Where nobody does, nobody will have for long in a moment."""
+        if not (waiting := self._waiting(time.time())):
+            self.calm_until = time.monotonic() + _CALM_SECONDS
+            return
         kinds = {(t.iteration, t.job_kind) for t in map(parse_task, filter(None, set(waiting.values())))}
         readers = readers_of(self.run.plan, task, kinds)
         inputs = {source for reader in readers for source in self.run.plan.inputs(reader)}
@@ -41,7 +53,6 @@ class Afterwards:
         woken = {key for key in waiting.values() if key and _kind_of(key) in ready}
         if said := ring(arrays_to_ring(waiting, woken)):
             print(f"those who wait were not rung: {said}", flush=True)
-        self.keeper.ask()
 
     def _waiting(self, now: float) -> dict[str, str]:
         """Return the tasks that others have waited for, for a while, by the worker's name."""
