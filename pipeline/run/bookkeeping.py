@@ -1,8 +1,9 @@
 """Passes that workers ask for, in processes of their own: one at a time, for a tenth of a core at most.
 
-Whoever commits or leaves writes a wish, ``<run>/slurm/passes/wanted``. A pass takes the wish away before it
-looks, so that one written while it is at work is for the next. Where another worker's pass is at work, or was
-a moment ago, a wish is left for whoever looks next: a worker that commits, waits or leaves.
+Whoever commits or leaves, or waits and knows of no pass for long, writes a wish, a file in the run's
+``slurm/passes/``. A pass takes the wish away before it looks, so that one written while it is at work is for
+the next. Where another worker's pass is at work, or was a moment ago, a wish is left for whoever looks next:
+a worker that commits, waits or leaves.
 """
 
 import contextlib
@@ -70,14 +71,17 @@ def read_last(paths: RunPaths) -> LastPass:
 
 def take_turn(paths: RunPaths, make_pass: Callable[[], object]) -> bool:
     """Make a pass that was asked for. Returns whether it was made here: False if another is at work, to which
-    the wish is left.
+    the wish is left, or has taken it away meanwhile.
 
     A pass that fails leaves the wish for another, and raises what it raised.
     """
     try:
-        with hold(_folder(paths)), _on_record(paths):
-            _wish(paths).unlink(missing_ok=True)
-            make_pass()
+        with hold(_folder(paths)):
+            if not is_wanted(paths):
+                return False
+            with _on_record(paths):
+                _wish(paths).unlink(missing_ok=True)
+                make_pass()
     except LeaseHeld:
         return False
     return True

@@ -5,15 +5,18 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.scheduler import ResourcesConfig
+from pipeline.run import bookkeeping
 from pipeline.run.attempts import new_attempt
+from pipeline.run.bookkeeping import take_turn
 from pipeline.run.directory import Run, load_run
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import Task, task_key
+from pipeline.workers.afterwards import Afterwards
 from pipeline.workers.beats import Beat, Doing, process_space
 from pipeline.workers.outside import Outside
 from pipeline.workers.reading import read_beats
@@ -30,7 +33,8 @@ from tests.support.processes import fork_server
 def start_worker(run: Run, first: Task, **environment: str) -> Any:
     """Begin a worker in a fork; returns the process. Its output between tasks goes to ``worker-PID.log``.
 
-    With GROWING in its environment it finds after each task that it holds twice as much memory.
+    With GROWING in its environment it finds after each task that it holds twice as much memory; with TENDS it
+    looks after passes.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     given = (str(run.paths.root), first, {**os.environ, **environment})
@@ -48,11 +52,20 @@ def _work(root: str, first: Task, environment: Mapping[str, str]) -> None:
     set_up_log()
     if "GROWING" in environment:
         worker.settled_size = lambda earlier: 2 ** (30 + len(earlier))
-    sys.exit(
-        worker.work(
-            source_of(load_run(Path(root)), first, linger=json.loads(environment.get("LINGER", "60")))
-        )
-    )
+    run, linger = load_run(Path(root)), json.loads(environment.get("LINGER", "60"))
+    source = source_of(run, first, linger, **({"waits": _tends(run)} if "TENDS" in environment else {}))
+    sys.exit(worker.work(source))
+
+
+def _tends(run: Run) -> Callable[[], None]:
+    """What a worker does for others while it waits; a pass leaves a line in ``passes.txt``."""
+
+    def make_pass() -> None:
+        with (run.paths.root / "passes.txt").open("a") as lines:
+            lines.write(f"{os.getpid()}\n")
+
+    bookkeeping.start_pass = lambda paths: take_turn(paths, make_pass) and None
+    return Afterwards(run, "4711_0r0", began=0.0).waits
 
 
 def source_of(run: Run, first: Task, linger: float = 60, **outside: Any) -> Pulling:

@@ -180,7 +180,8 @@ class World:
         ready = [t for t in self.plan.all_tasks() if t not in self.committed]
         for task in [t for t in ready if set(self.plan.inputs(t)) <= self.committed]:
             mine = [n for n, w in self.workers.items() if w.job_kind == task.job_kind]
-            is_left = is_left_to_passes(seen.attempts.get(task, ()), seen.max_attempts)
+            ended = [a.failure for a in seen.attempts.get(task, ()) if not a.is_running]
+            is_left = is_left_to_passes(ended, seen.max_attempts)
             if not any(self.at[n] == task for n in mine) and (not mine or is_left):
                 self.hire(task)
 

@@ -9,6 +9,7 @@ from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.workers import estimates, staying
 from pipeline.workers.beats import Beat, Reason
 from pipeline.workers.estimates import Passage
+from pipeline.workers.overdue import is_overdue, seconds_of_iterations
 from pipeline.workers.staying import Pending, Wait
 
 seconds = st.floats(0, 1e4)
@@ -107,6 +108,18 @@ def test_memory_that_settles_is_no_growth():
 def test_looks_become_rarer_up_to_a_bound(a, b, is_network):
     first, later = staying.pause(min(a, b), is_network), staying.pause(max(a, b), is_network)
     assert 0.01 <= first <= later <= (5.0 if is_network else 1.0)
+
+
+@given(seconds, st.floats(-1e5, 1e5), st.none() | st.floats(0, 1e4))
+def test_a_pass_is_overdue_after_a_minute_and_three_iterations(newest, age, iteration):
+    found = is_overdue(newest, newest + age, iteration)
+    assert found == (abs((newest + age) - newest) > max(60.0, 3 * (iteration or 0.0)))
+
+
+def test_an_iteration_takes_what_the_last_ones_took():
+    rows = [{"iteration": k, "seconds/iteration": s} for k, s in enumerate([900.0] + 8 * [5] + [7.0])]
+    assert seconds_of_iterations(rows) == 5
+    assert seconds_of_iterations([{"iteration": 1}, {"seconds/iteration": "?"}]) is None
 
 
 # --- estimates ---
