@@ -234,10 +234,14 @@ def fill_queue(cluster: Cluster, count: int) -> None:
     """Leave ``count`` jobs pending for a node that one of them holds: the second one of the updates."""
     if not count:
         return
-    common = ("--parsable", "-p", "all", "-w", "update1", "-t", "300", "-o", "/dev/null", "--wrap")
-    cluster.call("sbatch", "-J", "foreign", "--exclusive", *common, "sleep 86400")
-    for _ in range(count):
-        cluster.call("sbatch", "-J", "foreign", "--exclusive", *common, "true")
+    common = ("--parsable", "-p", "all", "-w", "update1", "-t", "300", "-o", "/dev/null", "-D", "/")
+    if os.geteuid() == 0:  # who alone may submit for others: a worker makes room for its own user's jobs
+        common = (*common, "--uid=nobody")
+    for seconds in (86400, *(0 for _ in range(count))):
+        words = ("-J", "foreign", "--exclusive", *common, "--wrap", f"sleep {seconds}")
+        done = cluster.call("sbatch", *words)
+        if done.returncode:
+            raise RuntimeError(f"sbatch failed: {done.stderr}")
 
 
 # --- gaps ----------------------------------------------------------------------------------------------
