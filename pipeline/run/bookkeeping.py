@@ -47,7 +47,10 @@ class LastPass:
 
 
 def ask_for_pass(paths: RunPaths) -> None:
-    """Write down that something has happened that a pass should see."""
+    """Write down that something has happened that a pass should see. A wish that is there already does: it is
+    taken away before anything is looked at."""
+    if is_wanted(paths):
+        return
     make_folder(_folder(paths))
     replace_durably(_wish(paths), f"{time.time()}\n")
 
