@@ -34,7 +34,8 @@ def look_ahead(run: Run) -> Outlook:
     """Read the iterations at hand, on Slurm also its queue; all others follow from the frontier."""
     plan, slurm, is_there = run.plan, run.config.slurm, is_run(run.paths.root)
     frontier = find_frontier(plan, run.paths) if is_there else Frontier(-1, 0)
-    tasks = plan.window(frontier.updated, frontier.evaluated, slurm.horizon if slurm else 0)
+    lookahead = slurm.lookahead if slurm else 0
+    tasks = plan.window(frontier.updated, frontier.evaluated, lookahead)
     records = Records(run.paths)
     if is_there:
         records.refresh([*tasks, *(source for task in tasks for source in plan.inputs(task))])
@@ -49,7 +50,7 @@ def look_ahead(run: Run) -> Outlook:
         live = {task for task, element in elements.items() if is_live(element)}
         unanswered = queue.unanswered
     seen = Observation(tasks, records.known, records.corrupt, live, {})
-    actions = reconcile(plan, seen, run.config.scheduler.max_attempts, in_advance=slurm is not None)
+    actions = reconcile(plan, seen, run.config.scheduler.max_attempts, in_advance=lookahead > 0)
     return Outlook(plan, frontier, seen, actions, unanswered)
 
 

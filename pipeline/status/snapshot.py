@@ -182,8 +182,8 @@ class StatusReader:
         holder, frontier = holder_of(run.paths.locks), find_frontier(plan, run.paths)
         self._refresh()
         rows, events = self._rows.rows, self._events.rows
-        horizon = run.config.slurm.horizon if run.config.slurm else 1
-        tasks = plan.window(frontier.updated, frontier.evaluated, horizon)
+        lookahead = run.config.slurm.lookahead if run.config.slurm else 0
+        tasks = plan.window(frontier.updated, frontier.evaluated, max(1, lookahead))
         current = plan.tasks(min(frontier.updated + 1, plan.iterations))
         self._read_records(frontier, [*tasks, *current, *(i for task in tasks for i in plan.inputs(task))])
         newest = newest_row(rows, plan.start)

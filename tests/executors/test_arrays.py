@@ -36,7 +36,7 @@ from pipeline.run.tasks import PREPARE, Stage, Task
 from slurm.query import expand
 from slurm.submission import Array, Refused, array_expression, literal, render
 from slurm.tasklist import Assignment, TaskList, attempt_id
-from tests.support import ROOT
+from tests.support import COLD, ROOT
 from tests.support.scripted import ID, imagined_run
 
 GOLDEN = ROOT / "tests/golden/scripts"
@@ -72,7 +72,7 @@ EVERYTHING = dict.fromkeys(("prepare", "rollout", "reward", "evaluate", "driver"
 }
 
 
-def plain_run() -> Run:
+def plain_run(*more: str) -> Run:
     """``scheduler=slurm`` and what a user types."""
     config = compose(
         [
@@ -87,12 +87,17 @@ def plain_run() -> Run:
                 "scheduler.horizon=1",
             ),
             "scheduler.python=/env/bin/python",
+            *more,
         ]
     )
     return replace(imagined_run(), config=config)
 
 
-RUNS = {"plain": plain_run(), "everything": imagined_run(f"/runs/{NASTY}", EVERYTHING)}
+RUNS = {
+    "plain": plain_run(),
+    "cold": plain_run(*COLD),
+    "everything": imagined_run(f"/runs/{NASTY}", EVERYTHING),
+}
 
 
 def rendered(run: Run) -> dict[str, str]:
@@ -114,7 +119,8 @@ def test_the_scripts_are_what_they_were(kind):
             (folder / name).write_text(text)
     assert found == {path.name: path.read_text() for path in folder.iterdir()}
     stages = {name.split("-")[1] for name in found}
-    assert stages == {"prepare", "rollout", "reward", "update", "evaluate", "driver", "evaldriver", "guard"}
+    cold = set() if RUNS[kind].config.scheduler.has_workers else {"evaldriver"}
+    assert stages == {"prepare", "rollout", "reward", "update", "evaluate", "driver", "guard"} | cold
 
 
 # --- the shell ---
