@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pipeline.config.job_kinds import GUARD
 from pipeline.executors.slurm.queue import Queue, is_live
 from pipeline.run.attempts import AttemptId
 from pipeline.run.commits import Record
@@ -24,9 +25,11 @@ class DriverJob:
 
     job: str
     iteration: int
-    """Iteration that it follows; 0 if it starts at a set time, whatever happens."""
+    """Iteration that it follows; 0 if it follows none."""
     is_running: bool
     reason: str | None
+    is_timed: bool = True
+    """Whether, if it follows no iteration, it starts at a set time, whatever happens; else when jobs end."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,8 @@ def drivers_of(submissions: Sequence[Submission], queue: Queue) -> Iterator[Driv
         if submission := by_name.get(element.name):
             is_running = phase_of(element.state) is Phase.RUNNING
             reason = None if is_running else reason_in_words(element.reason)
-            yield DriverJob(element.array_id, submission.iteration, is_running, reason)
+            is_timed = submission.job_kind == GUARD
+            yield DriverJob(element.array_id, submission.iteration, is_running, reason, is_timed)
 
 
 def writer_of(update: Record, submissions: Sequence[Submission], queue: Queue, asked: float | None) -> Writer:

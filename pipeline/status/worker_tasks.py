@@ -1,11 +1,11 @@
 """Where the tasks of a run with workers stand: jobs take tasks as they come, and say in beats which. Pure."""
 
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipeline.executors.slurm.queue import Queue, is_live
-from pipeline.run.attempts import AttemptId
 from pipeline.run.commits import Record
 from pipeline.run.endings import ClaimEnding
 from pipeline.run.plan import Plan
@@ -64,8 +64,17 @@ def _at_work(queue: Queue, beats: Iterable[Beat]) -> Iterator[tuple[Task, tuple[
 
 def _beginning(submissions: Sequence[Submission], queue: Queue, beats: Iterable[Beat]) -> dict[Task, Element]:
     moved_on = {beat.worker for beat in beats if beat.doing is not Doing.STARTING}
-    live = [e for e in queue.elements if is_live(e) and worker_name(e) not in moved_on]
-    return match(submissions, Queue(live))
+    begins = {s.name: s.begins for s in submissions if s.begins and not s.state.is_hurried}
+    live = (e for e in queue.elements if is_live(e) and worker_name(e) not in moved_on)
+    return match(submissions, Queue([_with_reason(element, begins.get(element.name)) for element in live]))
+
+
+def _with_reason(element: Element, begins: float | None) -> Element:
+    """Say of one that was submitted early why it waits: Slurm's word for that means other waits too."""
+    if begins is None or element.reason.strip("()") != "BeginTime":
+        return element
+    moment = time.strftime("%H:%M:%S", time.localtime(begins))
+    return replace(element, reason=f"starts at {moment}, shortly before its input is expected")
 
 
 def task_states(
@@ -95,14 +104,13 @@ def _state(
     started, waited = record.started if record else begun, None
     if ready is not None and (started or is_waiting):
         waited = max(0.0, (started or now) - max(ready, crew.begun))
-    attempt = record.attempt if record else beat.attempt if beat else ""
     return TaskState(
         task=task,
         record=record,
         is_running=is_running,
         is_waiting=is_waiting,
         has_failed=failures > 0 and not (record or element),
-        attempts=AttemptId.parse(attempt).number if attempt else failures + bool(element),
+        attempts=failures + bool(record or element),
         started=started,
         waited=waited,
         element=element,

@@ -147,7 +147,7 @@ def test_driver_jobs_are_told_apart_from_stages():
     driver = submission("driver", job="46", elements={"0": ()})
     queue = Queue([element(0, SlurmState.PENDING, "46", name=driver.name, reason="Dependency")])
     assert list(drivers_of([driver, submission()], queue)) == [
-        DriverJob("46", 2, False, "waiting for the jobs it depends on")
+        DriverJob("46", 2, False, "waiting for the jobs it depends on", is_timed=False)
     ]
 
 
