@@ -24,7 +24,7 @@ from pipeline.run.engine_use import engines_of
 from pipeline.run.environment import COMMITTED, RELEASED
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import state_of
-from pipeline.run.records import recorded
+from pipeline.run.records import find_frontier, recorded
 from pipeline.run.seeds import derive_seed
 from pipeline.run.tasks import Stage, Task, task_key
 from stages.bell import ring
@@ -58,6 +58,32 @@ def execute(arguments: Arguments, started: float) -> None:
         compute_and_commit(run, arguments, started, history, of_state)
 
 
+def load(arguments: Arguments) -> None:
+    """Load what a task will compute with into what the process keeps, as far as that is known before the
+    task's inputs are there. Stages whose tasks load little have nothing for it."""
+    run, task = load_run(arguments.run_dir), arguments.task
+    make_importable(run.identity.folder)
+    stage = importlib.import_module(f"stages.tasks.{task.stage}")
+    newest = min(find_frontier(run.plan, run.paths).updated, task.iteration - 1)
+    if newest >= 0 and hasattr(stage, "load"):
+        set_up(run.config, task)
+        stage.load(Context(run.paths, run.config, task, arguments.attempt, stays=True), newest)
+
+
+def set_up(config: Config, task: Task) -> int:
+    """Set up all that a task's result depends on beside its inputs. Returns its seed."""
+    names = (task.stage, task.pool) if task.pool else (task.stage,)
+    seed = derive_seed(config.seed, task.iteration, *names, task.shard)
+    set_up_chance(seed)
+    if uses_torch(config, task):
+        set_up_torch(num_threads(config, task.stage), seed)
+    return seed
+
+
+def uses_torch(config: Config, task: Task) -> bool:
+    return any(needs_torch(key, name) for key, name in engines_of(config, task.stage, task.pool))
+
+
 def compute_and_commit(
     run: Run, arguments: Arguments, started: float, history: int, state_history: int
 ) -> None:
@@ -65,17 +91,12 @@ def compute_and_commit(
     behind it, from :func:`opened_history`."""
     config, task = run.config, arguments.task
     context = Context(run.paths, config, task, arguments.attempt, arguments.stays)
-    names = (task.stage, task.pool) if task.pool else (task.stage,)
-    seed = derive_seed(config.seed, task.iteration, *names, task.shard)
-    uses_torch = any(needs_torch(key, name) for key, name in engines_of(config, task.stage, task.pool))
     forget_peaks()
-    set_up_chance(seed)
-    if uses_torch:
-        set_up_torch(num_threads(config, task.stage), seed)
+    seed = set_up(config, task)
     result = importlib.import_module(f"stages.tasks.{task.stage}").run(arguments.task, context)
     record = None
     if result is not None:  # else another rank has it, and publishes
-        metrics = {**result.metrics, **measured(context, started, uses_torch)}
+        metrics = {**result.metrics, **measured(context, started, uses_torch(config, task))}
         record = replace(record_of(context, result, started, seed), metrics=metrics)
         record = commit(context, record, history)
     if context.state_writer is not None:
@@ -196,11 +217,11 @@ def num_threads(config: Config, stage: Stage) -> int:
     return {Stage.UPDATE: config.update.num_threads, **generating}.get(stage, config.reward.num_threads)
 
 
-def measured(context: Context, started: float, uses_torch: bool) -> dict[str, float]:
+def measured(context: Context, started: float, has_torch: bool) -> dict[str, float]:
     """Return seconds of model compute and from the task's start to the first of it; and the peak memory of
     this process meanwhile, and of its GPU if it uses torch, in GiB."""
     metrics = {"compute_seconds": context.compute_seconds}
     if context.first_compute is not None:
         metrics["startup_seconds"] = context.first_compute - started
     metrics["peak_memory_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return metrics | (peak_gpu_memory() if uses_torch else {})
+    return metrics | (peak_gpu_memory() if has_torch else {})

@@ -15,42 +15,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
-from pipeline.run import journal
 from pipeline.run.attempts import AttemptId
-from pipeline.run.commits import CorruptData, read_record
+from pipeline.run.commits import CorruptData, Record, read_record
 from pipeline.run.control import Control, SpoiltControl, read_control
 from pipeline.run.directory import Run, load_run
-from pipeline.run.durable import is_there, link_once, opened_folder, private_file
+from pipeline.run.durable import link_once
 from pipeline.run.failures import FailureKind
 from pipeline.run.records import find_frontier, recorded
 from pipeline.run.tasks import Task, task_key
 from pipeline.workers import choosing, estimates, staying
-from pipeline.workers.beats import Beat, Crew, Doing, Reason, process_space
-from pipeline.workers.choosing import Choice, Step, View
+from pipeline.workers.beats import Beat, Doing, Reason, process_space
+from pipeline.workers.choosing import Step, View
 from pipeline.workers.claims import Claim, Known, attempts_of, claims_of, next_number, take
+from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside, of_environment
-from pipeline.workers.staying import Wait
-from stages import preemption
 from stages.pulse import Pulse
 from stages.runner import Arguments, parse
-from stages.surroundings import (
-    ASK_SECONDS,
-    Asking,
-    Bell,
-    Output,
-    Package,
-    is_network,
-    resident_bytes,
-)
+from stages.surroundings import Bell, Output
+from stages.waiting import INPUT_SECONDS, Waiting
 from stages.worker import Source, work
 
-INPUT_SECONDS = 30.0
-"""Seconds that a task waits for inputs that are not there: caches of network filesystems may be as old."""
-_LOOK_SECONDS, _LOOK_SECONDS_ON_NETWORK = 1.0, 5.0
-"""Seconds after which one who waits looks at everything again, and not only at what it waits for."""
-_ESTIMATE_AFTER = 0.2
-"""Seconds of waiting after which it is worth to ask how long it will take."""
-_SPANS_BYTES = 1 << 18
 _MOST_FAILURES = 2
 """Failures in a row after which a worker leaves: its node may be at fault, and others are to try."""
 
@@ -68,34 +52,30 @@ class Pulling:
     linger_max: float = 600.0
     max_attempts: int = 3
     worker: choosing.Worker = field(init=False)
-    bell: Bell = field(default_factory=Bell)
+    waiting: Waiting = field(init=False)
     output: Output = field(default_factory=Output)
     reason: Reason | None = None
     """Why it leaves; None: it stays."""
-    wait: Wait | None = None
-    sizes: list[int] = field(default_factory=list)
-    """Bytes of memory after each task."""
     failures: int = 0
     """Tasks that have failed in a row."""
+    has_loaded: bool = False
+    """Whether it has loaded what its tasks need."""
     known: Known = field(default_factory=dict)
-    beats: dict[str, Beat] = field(default_factory=dict)
-    """Last beats of all workers of the run, those that have left too."""
     crew: Crew = field(init=False)
-    queue: Asking = field(init=False)
-    package: Package = field(init=False)
-    is_network: bool = field(init=False)
-    _estimated: tuple[Task, float] | None = None
-    """Task whose input was last estimated, and when (monotonic)."""
-    _partitions: frozenset[str] | None = None
     _claim: Claim | None = None
 
     def __post_init__(self) -> None:
         task = self.first.task
         self.worker = choosing.Worker(task.job_kind, task.shard, task, takes_over=self.settings.has_gpus)
-        self.crew, self.package = Crew(self.run.paths), Package(self.run)
-        self.queue = Asking(self.outside.ask_queue)
-        self.package.has_changed()  # from here on
-        self.is_network = is_network(self.run.paths.root)
+        self.crew = Crew(self.run.paths)
+        self.waiting = Waiting(
+            *(self.run, task.job_kind, self.settings, self.linger_max),
+            *(self.outside, self.pulse, self.crew),
+        )
+
+    @property
+    def bell(self) -> Bell:
+        return self.waiting.bell
 
     # --- the source ---
 
@@ -106,51 +86,62 @@ class Pulling:
             view = self.look()
             choice = choosing.choose(view, self.worker)
             if self.reason or self.bell.warned:
-                self.reason = self.reason or Reason.WARNED
+                self.leave(Reason.WARNED)
             elif choice.step is Step.DONE:
-                self.reason = Reason.DONE
+                self.leave(Reason.DONE)
+            elif not self.has_loaded and choice.task:
+                return self._load(choice.task)
             elif choice.step is Step.WAIT:
-                self._wait(choice)
+                self.reason = self.waiting.go_on(choice, is_first=self.worker.first is not None)
             elif choice.task and (given := self._take(view, choice.task)):
                 return given
-        self.pulse.say(doing=Doing.LEAVING, reason=self.reason, task="", until=None)
-        if not self._is_cancelled():
-            self.outside.leaves()
         return None
+
+    def _load(self, task: Task) -> Arguments:
+        """Have what a task needs loaded, once, before the worker takes any: what it takes is computed at
+        once then, and others see that it starts up, and does not compute."""
+        self.has_loaded = True
+        return replace(self.first, task=task, failure_file=None, stays=True, loads=True)
 
     def ended(self, arguments: Arguments, exit_code: int) -> None:
         """Note the end of an attempt: whoever reads the claim sees by the beat that nobody is at it."""
+        if arguments.loads:
+            return
         self.pulse.set_alarm(None)
         self.output.turn_back()
-        startup = self._startup_of(arguments) if exit_code == 0 and not self.pulse.beat.tasks else 0.0
+        own = self._own_record(arguments) if exit_code == 0 else None
+        startup = own.metrics.get("startup_seconds", 0.0) if own and not self.pulse.beat.tasks else 0.0
         self.pulse.say(doing=Doing.WAITING, task="", attempt="")
         beat = self.pulse.beat
         startup = min(startup, beat.busy_seconds)
         self.pulse.say(
-            tasks=beat.tasks + (exit_code == 0),
+            tasks=beat.tasks + (own is not None),
             startup_seconds=beat.startup_seconds + startup,
             busy_seconds=beat.busy_seconds - startup,
         )
-        self.sizes.append(resident_bytes())
         self.failures = self.failures + 1 if exit_code else 0
-        self.reason = self._reason_after_task()
+        if self.failures >= _MOST_FAILURES:
+            self.leave(Reason.FAILED)
         if exit_code == 0:
             self.outside.committed(arguments.task)
 
-    def _reason_after_task(self) -> Reason | None:
-        if self.bell.warned or preemption.warned():
-            return Reason.WARNED
-        if self.failures >= _MOST_FAILURES:
-            return Reason.FAILED
-        return Reason.GREW if staying.has_grown(self.sizes) else None
+    def leave(self, reason: Reason) -> None:
+        """Have :meth:`next` give nothing more. The first reason counts."""
+        self.reason = self.reason or reason
 
-    def _startup_of(self, arguments: Arguments) -> float:
-        """Return the seconds of the first task from its start to the first compute: what loading took."""
+    def left(self) -> None:
+        """Say that the worker has left, and why; and wait for a pass that sees it."""
+        self.pulse.say(doing=Doing.LEAVING, reason=self.reason, task="", until=None)
+        if not self._is_cancelled():
+            self.outside.leaves()
+
+    def _own_record(self, arguments: Arguments) -> Record | None:
+        """Return the record of a task if this attempt committed it. One may also find it done, or lose a race
+        for it."""
         with contextlib.suppress(CorruptData, OSError):
             record = read_record(self.run.paths, arguments.task)
-            if record is not None and record.attempt == arguments.attempt:
-                return record.metrics.get("startup_seconds", 0.0)
-        return 0.0
+            return record if record is not None and record.attempt == arguments.attempt else None
+        return None
 
     # --- looking ---
 
@@ -165,9 +156,8 @@ class Pulling:
         claims = claims_of(paths, choosing.claimed(run.plan, undone), self.known)
         now = time.time()
         live = self.crew.live(now)
-        self.beats = {**self.crew.left, **live}
         attempts = {task: attempts_of(paths, claims[task], live, since) for task in claims}
-        seconds = estimates.task_seconds(self.beats.values(), self.worker.job_kind)
+        seconds = estimates.task_seconds(self.crew.beats.values(), self.worker.job_kind)
         return View(run.plan, frontier, committed, attempts, self.max_attempts, now, seconds)
 
     def _is_cancelled(self) -> bool:
@@ -187,7 +177,7 @@ class Pulling:
         if control is None:
             return 0.0
         if control.cancelled or control.has_failed:
-            self.reason = Reason.TURNED
+            self.leave(Reason.TURNED)
         return control.begun
 
     # --- taking ---
@@ -199,8 +189,8 @@ class Pulling:
             return None
         limit = self._limit(view)
         is_first = task == self.worker.first
-        if not is_first and not self._has_time(view.now, limit):
-            self.reason = Reason.TIME
+        if not is_first and not self.waiting.has_time(view.now, limit):
+            self.leave(Reason.TIME)
             return None
         number = self._number(task, is_first)
         claim = Claim(task, number, self.outside.new_attempt(number), self.outside.name, view.now)
@@ -216,7 +206,8 @@ class Pulling:
             self.pulse.say(doing=Doing.WAITING, task="", attempt="")
             return None
         self.worker = replace(self.worker, first=None)
-        self.wait, self._claim = None, claim
+        self.waiting.end()
+        self._claim = claim
         self._set_alarm(limit, task)
         return self._begin(claim)
 
@@ -226,10 +217,6 @@ class Pulling:
         failure = files.failure(claim.number)
         return Arguments(claim.task, self.run.paths.root, claim.attempt, failure, INPUT_SECONDS, stays=True)
 
-    def _has_time(self, now: float, limit: float | None) -> bool:
-        self.queue.ask_again()
-        return staying.has_time(now, self.queue.ends, limit, self.settings.signal)
-
     def _number(self, task: Task, is_first: bool) -> int:
         """Return the number of the next attempt: of the first task the submission's, if nobody has it."""
         claims = claims_of(self.run.paths, [task], self.known).get(task, ())
@@ -238,8 +225,11 @@ class Pulling:
             return given
         return next_number(self.run.paths, task, claims)
 
+    # --- the limit of a task ---
+
     def _limit(self, view: View) -> float | None:
-        known = estimates.startup(self.beats.values(), self.worker.job_kind) if self._is_fresh else None
+        beats = self.crew.beats.values()
+        known = estimates.startup(beats, self.worker.job_kind) if self._is_fresh else None
         return staying.task_limit(
             self.settings.task_seconds, view.median_seconds, known.median if known else None
         )
@@ -271,86 +261,6 @@ class Pulling:
                 link_once(path, json.dumps(told) + "\n")
         self.pulse.say(doing=Doing.LEAVING, reason=Reason.FAILED)
         os._exit(5)
-
-    # --- waiting ---
-
-    def _wait(self, choice: Choice) -> None:
-        """Wait until an input of a task has come, or it is time to look at everything again, or to leave."""
-        assert choice.task is not None
-        self._begin_wait(choice.task)
-        self.outside.waits()
-        look_again = time.monotonic() + (_LOOK_SECONDS_ON_NETWORK if self.is_network else _LOOK_SECONDS)
-        while self.wait is not None and self.reason is None and time.monotonic() < look_again:
-            waited = time.time() - self.wait.began
-            if self.bell.wait(staying.pause(waited, self.is_network)) or self._has_come(choice):
-                break
-            self.reason = self._why_leave(choice.task, waited)
-
-    def _begin_wait(self, task: Task) -> None:
-        key = task_key(task)
-        if self.wait is None:
-            self.wait = Wait(time.time(), self._bound())
-        if (self.pulse.beat.doing, self.pulse.beat.task) != (Doing.WAITING, key):
-            self.pulse.say(doing=Doing.WAITING, task=key, attempt="", until=self.wait.until)
-
-    def _bound(self) -> float:
-        """Return the seconds that it waits at most; before its first task it was submitted to wait."""
-        beats, job_kind = list(self.beats.values()), self.worker.job_kind
-        startup, queue = estimates.startup(beats, job_kind), estimates.queue_wait(beats, job_kind)
-        own = self.pulse.beat
-        bound = staying.bound(
-            self.settings.linger,
-            self.linger_max,
-            startup.median if startup else own.startup_seconds,
-            queue.median if queue else own.queued_seconds,
-        )
-        if self.worker.first is None:
-            return bound
-        return max(bound, self.linger_max if self.settings.start_early else INPUT_SECONDS)
-
-    def _has_come(self, choice: Choice) -> bool:
-        """Whether a task that it waits for is ready. On a network filesystem a file is made and removed in
-        each folder first: then the client asks the server what else is in there."""
-        awaited = choice.all_awaited
-        for folder in {self.run.paths.task(task).folder for task in awaited} if self.is_network else ():
-            with contextlib.suppress(OSError):
-                if is_there(folder):
-                    with opened_folder(folder) as opened, private_file(opened, "look"):
-                        pass
-        return choice.is_due(set(recorded(self.run.paths, awaited)))
-
-    def _why_leave(self, task: Task, waited: float) -> Reason | None:
-        assert self.wait is not None
-        if waited > _ESTIMATE_AFTER:
-            self._estimate(task)
-            pending = self.queue.pending(time.monotonic() - waited)
-            if pending and self._partitions is None:
-                self._partitions = self.outside.partitions()
-            if staying.is_in_the_way(pending, self._partitions, self.outside.is_peer):
-                return Reason.NEEDED
-            if self.package.has_changed():
-                return Reason.CHANGED
-        return staying.reason_to_leave(self.wait, time.time())
-
-    def _estimate(self, task: Task) -> None:
-        """Estimate, now and then, when the input of a task will come at the earliest."""
-        assert self.wait is not None
-        now = time.monotonic()
-        if self._estimated and self._estimated[0] == task and now - self._estimated[1] < ASK_SECONDS:
-            return
-        self._estimated = task, now
-        with contextlib.suppress(OSError):
-            seen = estimates.passages(journal.read_tail(self.run.paths.spans, _SPANS_BYTES))
-            when = estimates.expected_ready(
-                self.run.plan, task, self._committed_at, seen, time.time(), at_best=True
-            )
-            self.wait = replace(self.wait, expected=when)
-
-    def _committed_at(self, task: Task) -> float | None:
-        with contextlib.suppress(CorruptData, OSError):
-            record = read_record(self.run.paths, task)
-            return None if record is None else record.ended
-        return None
 
 
 def pulling(first: Arguments, started: float) -> Pulling:

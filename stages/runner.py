@@ -37,6 +37,8 @@ class Arguments:
     stays: bool = False
     """Whether this process may get another task of its stage afterwards, so that it keeps what it has
     loaded."""
+    loads: bool = False
+    """Whether to load only what the task will compute with: a worker does that before it takes a task."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ def run_attempt(arguments: Arguments) -> AttemptEnd:
     listen(can_save=arguments.task.stage.generates)  # before anything that takes time
     os.environ.update(TASK_ENVIRONMENT)  # no hub and no telemetry: compute nodes have no network
     forget_folders()
+    if arguments.loads:
+        return load_ahead(arguments)
     if arguments.failure_file and os.environ.get("RANK", "0") == "0":
         arguments.failure_file.unlink(missing_ok=True)  # of an earlier start of this same attempt
     try:
@@ -75,6 +79,18 @@ def run_attempt(arguments: Arguments) -> AttemptEnd:
 
         kind = report(error, arguments, started)
         return AttemptEnd(exit_code(kind), kind)
+
+
+def load_ahead(arguments: Arguments) -> AttemptEnd:
+    """Load what a task will compute with. A failure is only logged: the task will meet it, and report it."""
+    try:
+        from stages.execution import load
+
+        load(arguments)
+        return AttemptEnd(0)
+    except Exception:
+        log.exception(f"{arguments.task}: loading ahead failed; the task will load again:")
+        return AttemptEnd(0, FailureKind.ERROR)
 
 
 def is_committed(arguments: Arguments) -> bool:

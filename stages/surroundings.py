@@ -168,8 +168,3 @@ def _modified(path: str) -> float:
         return os.stat(path).st_mtime  # noqa: PTH116  a name is at hand, for each of some hundred files
     except OSError:
         return 0.0
-
-
-def resident_bytes() -> int:
-    """Return the memory of this process that is resident."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -13,19 +13,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.run.failures import FailureKind
+from pipeline.workers.beats import Reason
+from pipeline.workers.staying import has_grown
 from stages.imported import Files, imported_files, is_changed
 from stages.kept_trainer import release_kept_trainer, save_kept_trainer
 from stages.logs import set_up_log
 from stages.preemption import warned
 from stages.runner import Arguments, AttemptEnd, parse, run_attempt
 
-_SETTLED = 3
-"""Tasks after which a process has all that it keeps: its memory is compared with that."""
 _NOTEWORTHY = 2**26
 """Bytes of garbage that are worth looking for."""
-_GROWTH = 1.5
-_LEAST_GROWTH = 2**29
-"""Bytes by which memory grows, at least, before a process leaves for it."""
 
 
 class Source(Protocol):
@@ -36,6 +33,12 @@ class Source(Protocol):
 
     def ended(self, arguments: Arguments, exit_code: int) -> None:
         """Note the end of an attempt."""
+
+    def leave(self, reason: Reason) -> None:
+        """Have :meth:`next` give nothing more: the process has to make place."""
+
+    def left(self) -> None:
+        """Take note that the worker has left, and has saved what it kept."""
 
 
 def work(source: Source) -> int:
@@ -50,13 +53,28 @@ def work(source: Source) -> int:
             if end.failure is not None:
                 drop_kept()
             source.ended(arguments, exit_code)
-            sizes.append(settled_size(sizes))
-            if is_spoilt(end, int(os.environ.get("WORLD_SIZE") or 1)) or warned() or has_grown(sizes):
-                break
+            if not arguments.loads:
+                sizes.append(settled_size(sizes))
+            if reason := why_leave(end, sizes):
+                source.leave(reason)
         save_kept_trainer()
+        source.left()
     finally:
         drop_kept()
     return exit_code
+
+
+def why_leave(end: AttemptEnd, sizes: Sequence[int]) -> Reason | None:
+    """Return why a process is to leave after an attempt; None: it may do another.
+
+    Args:
+        sizes: bytes that it held after each of its attempts.
+    """
+    if is_spoilt(end, int(os.environ.get("WORLD_SIZE") or 1)):
+        return Reason.FAILED
+    if warned():
+        return Reason.WARNED
+    return Reason.GREW if has_grown(sizes) else None
 
 
 def settled_size(earlier: Sequence[int]) -> int:
@@ -77,17 +95,6 @@ def is_spoilt(end: AttemptEnd, ranks: int) -> bool:
     """Whether a process is of no further use after an attempt: memory that ran out may still be held by what
     failed, and ranks of which one failed may wait for each other."""
     return end.failure is not None and (end.failure is FailureKind.MEMORY or ranks > 1)
-
-
-def has_grown(sizes: Sequence[int]) -> bool:
-    """Whether memory has grown so much since a process had settled that it should make place for another.
-
-    Args:
-        sizes: bytes after each of its tasks.
-    """
-    if len(sizes) <= _SETTLED:
-        return False
-    return sizes[-1] > max(_GROWTH * sizes[_SETTLED - 1], sizes[_SETTLED - 1] + _LEAST_GROWTH)
 
 
 def resident_bytes() -> int:
@@ -140,9 +147,10 @@ class Piped:
         self._orders = orders
         self._inherited = frozenset(sys.modules)
         self._imported: Files = {}
+        self._leaves = False
 
     def next(self) -> Arguments | None:
-        order = self._orders.next()
+        order = None if self._leaves else self._orders.next()
         if order is None or warned() or is_changed(self._imported):
             return None
         self._orders.begin(order)
@@ -152,6 +160,12 @@ class Piped:
         self._orders.ended(exit_code)
         if arguments.stays:
             self._imported = {**imported_files(but=self._inherited), **self._imported}
+
+    def leave(self, reason: Reason) -> None:
+        self._leaves = True
+
+    def left(self) -> None:
+        """The scheduler sees the process end."""
 
 
 def serve(orders: Orders) -> int:

@@ -88,6 +88,7 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         ),
         (_RUN.slurm / "workers" / "4711_3r0.gone", "says that its job has ended, as Slurm knows"),
         (_TASK.record.with_name("shard-00003.claim-1.json"), "says which worker has taken the task"),
+        (_PREPARE.record.with_name("prompts.claim-1.json"), "the same of the task that prepares"),
         (_RUN.slurm / "passes" / "wanted", "asks for a pass"),
         (_RUN.slurm / "passes" / "last", "when the last pass was made that a worker has started"),
         (_RUN.slurm / "passes" / "000004.json", "the lease of who makes it"),

@@ -22,7 +22,7 @@ _MOST_NAMED = 3
 
 def look_at_workers(run: Run) -> list[Finding]:
     """Compare the beats of a run's workers with Slurm's queue."""
-    beats = read_beats(run.paths)
+    beats = list(read_beats(run.paths).values())
     if not beats:
         return [skipped("workers", "none has begun: jobs do one task each, or none has run")]
     try:

@@ -15,7 +15,7 @@ from pipeline.run.submissions import Ledger, Submission
 from pipeline.run.tasks import WORK_STAGES
 from pipeline.text import duration, shortened
 from pipeline.workers.beats import Beat
-from pipeline.workers.reading import BeatReader
+from pipeline.workers.reading import BeatReader, read_beats
 from pipeline.workers.summary import spent_by_job_kind, worked_on
 from slurm.accounting import Record, Usage, read_records, summarize
 from slurm.commands import SlurmError
@@ -79,7 +79,7 @@ def read_costs(run: Run, iterations: Iterable[int], timeout: float = 60.0) -> Co
     submissions = Ledger(run.paths).load(iterations)
     records = read_records({s.state.job for s in submissions if s.state.job}, timeout)
     return replace(
-        costs_of(submissions, records), workers=worker_hours(BeatReader(run.paths).read(), records)
+        costs_of(submissions, records), workers=worker_hours(read_beats(run.paths).values(), records)
     )
 
 
@@ -133,7 +133,7 @@ class Accountant:
         """Return jobs of the iteration, driver jobs of the one before, and guards."""
         submissions = Ledger(self.run.paths).load({0, max(0, iteration - 1), iteration})
         ours = [s for s in submissions if s.iteration == iteration or not s.is_of_stage]
-        facts = Facts(ours, beats=self._beats.read())
+        facts = Facts(ours, beats=list(self._beats.read().values()))
         if self.is_away:
             return facts
         try:

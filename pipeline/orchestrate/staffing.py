@@ -109,18 +109,23 @@ def _is_held(worker: Worker | None, claim: Claim) -> bool:
 
 
 def failed_claims(
-    claims: Sequence[Claim], crew: Crew, committed: Collection[Task], judged: Collection[str]
+    claims: Sequence[Claim],
+    crew: Crew,
+    committed: Collection[Task],
+    judged: Collection[str],
+    broken: Collection[str] = (),
 ) -> list[Claim]:
     """Return claims that came to nothing: not committed, and their worker is gone or does something else.
 
     Args:
         judged: ids of the attempts whose end is known already.
+        broken: ids of attempts that failed at tasks which are committed now, by other attempts. Any other
+            attempt at such a task was only too late.
     """
     workers, newest = {worker.name: worker for worker in crew.workers}, _newest_claims(claims)
-    at_work = {c.attempt for name, c in newest.items() if _is_held(workers.get(name), c)}
-    return [
-        c for c in claims if c.task not in committed and c.attempt not in at_work and c.attempt not in judged
-    ]
+    left_out = {c.attempt for name, c in newest.items() if _is_held(workers.get(name), c)}.union(judged)
+    missing = (c for c in claims if c.task not in committed or c.attempt in broken)
+    return [c for c in missing if c.attempt not in left_out]
 
 
 @dataclass(frozen=True)

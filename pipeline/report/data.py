@@ -76,7 +76,7 @@ def read_report(run: Run) -> ReportData:
     spans = read_spans(run, int(rows[-1]["iteration"]) if rows else run.plan.start)
     found = Evidence(rows, run.config, task_times(spans))
     samples = read_some_samples(run, [int(row["iteration"]) for row in rows])
-    beats = read_beats(run.paths) if run.config.slurm else ()
+    beats = list(read_beats(run.paths).values()) if run.config.slurm else []
     return ReportData(run, rows, read_best(run), spans, samples, advise(found), now, beats)
 
 
@@ -145,7 +145,7 @@ def read_live(run: Run, iteration: int) -> list[Span]:
     records.refresh(run.plan.tasks(iteration))
     facts = Facts()
     if run.config.slurm:
-        facts = Facts(Ledger(run.paths).load([iteration]), beats=read_beats(run.paths))
+        facts = Facts(Ledger(run.paths).load([iteration]), beats=list(read_beats(run.paths).values()))
     return attempts_of(run, iteration, records.readable, facts, time.time())
 
 

@@ -1,8 +1,9 @@
 """Passes that workers ask for, in processes of their own: one at a time, for a tenth of a core at most.
 
-Whoever commits or leaves writes a wish, ``<run>/slurm/passes/wanted``. A pass takes the wish away before it
-looks, so that one written while it is at work is for the next. Where another worker's pass is at work, or was
-a moment ago, a wish is left for whoever looks next: a worker that commits, waits or leaves.
+Whoever commits or leaves, or waits and knows of no pass for long, writes a wish, a file in the run's
+``slurm/passes/``. A pass takes the wish away before it looks, so that one written while it is at work is for
+the next. Where another worker's pass is at work, or was a moment ago, a wish is left for whoever looks next:
+a worker that commits, waits or leaves.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ from pathlib import Path
 from pipeline.run.durable import replace_durably
 from pipeline.run.lease import LeaseHeld, hold, holder_of
 from pipeline.run.paths import RunPaths
+from slurm.requests import find_requests, request_pass
 from slurm.sealing import sealed, unsealed
 from slurm.sharedfiles import is_there, make_folder, read_newest
 
@@ -25,6 +27,8 @@ _REST = 9.0
 _LEAVING_SECONDS = 120.0
 """Seconds that a worker which leaves waits for a pass that has seen it leave."""
 _POLL_SECONDS = 0.1
+_ASK_AGAIN_SECONDS = 0.5
+"""Seconds after which the batch script is asked once more: it makes a pass, and needs a while to start it."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +71,17 @@ def read_last(paths: RunPaths) -> LastPass:
 
 def take_turn(paths: RunPaths, make_pass: Callable[[], object]) -> bool:
     """Make a pass that was asked for. Returns whether it was made here: False if another is at work, to which
-    the wish is left.
+    the wish is left, or has taken it away meanwhile.
 
     A pass that fails leaves the wish for another, and raises what it raised.
     """
     try:
-        with hold(_folder(paths)), _on_record(paths):
-            _wish(paths).unlink(missing_ok=True)
-            make_pass()
+        with hold(_folder(paths)):
+            if not is_wanted(paths):
+                return False
+            with _on_record(paths):
+                _wish(paths).unlink(missing_ok=True)
+                make_pass()
     except LeaseHeld:
         return False
     return True
@@ -125,7 +132,7 @@ class Bookkeeper:
             self._wait(until)
             if holder_of(_folder(self.paths)) is None and read_last(self.paths).number < enough:
                 self.child = start_pass(self.paths)
-            time.sleep(_POLL_SECONDS)
+            time.sleep(_POLL_SECONDS if self.child else _ASK_AGAIN_SECONDS)
         self._wait(until)
 
     def _wait(self, until: float) -> None:
@@ -134,9 +141,14 @@ class Bookkeeper:
                 self.child.wait(max(0.0, until - time.monotonic()))
 
 
-def start_pass(paths: RunPaths) -> subprocess.Popen[bytes]:
-    """Start a process that makes a pass: without GPUs, and with a log that all of them share."""
-    log = paths.log_root / "passes" / "passes.log"
+def start_pass(paths: RunPaths) -> subprocess.Popen[bytes] | None:
+    """Start a process that makes a pass: without GPUs, and with a log that all of them share. None: the batch
+    script was asked for one, outside of the container."""
+    if (fifo := find_requests()) is not None:
+        if said := request_pass(fifo):
+            print(f"no pass was asked for: {said}", flush=True)
+        return None
+    log = passes_log(paths)
     make_folder(log.parent)
     command = [sys.executable, *(["-P"] if sys.flags.safe_path else [])]
     command += ["-m", "pipeline", "advance", str(paths.root), "--asked"]
@@ -145,6 +157,11 @@ def start_pass(paths: RunPaths) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
         )
+
+
+def passes_log(paths: RunPaths) -> Path:
+    """Return the log that all passes share which workers have asked for."""
+    return paths.log_root / "passes" / "passes.log"
 
 
 def _folder(paths: RunPaths) -> Path:

@@ -31,6 +31,8 @@ class ClaimEnding:
     message: str
     node: str = ""
     job: str = ""
+    is_redone: bool = False
+    """Whether the task was done by another attempt before a pass saw this end: then it counts for nothing."""
 
     def failure(self, paths: RunPaths) -> Failure:
         task = parse_task(self.task)

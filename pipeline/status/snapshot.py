@@ -247,7 +247,7 @@ class StatusReader:
         from pipeline.status.slurm import SlurmStatus, drivers_of, running_workers, state_of
 
         run, seen, control = self.run, queue or Queue(), read_control(self.run.paths)
-        live, beats = seen.live, self._beats.read()
+        live, beats = seen.live, tuple(self._beats.read().values())
         submissions = Ledger(run.paths).load(
             {task.iteration for task in tasks} | {0, max(0, frontier.updated)}
         )

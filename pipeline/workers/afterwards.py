@@ -1,19 +1,30 @@
-"""After a worker on Slurm has committed: whoever waits for that is rung, and a pass is asked for."""
+"""What a worker on Slurm does for others: it rings those who wait for what it has committed, and asks for
+passes, after a commit and where there was none for long.
+"""
 
+import contextlib
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from pipeline.run.bookkeeping import Bookkeeper
+from pipeline.run import journal
+from pipeline.run.bookkeeping import Bookkeeper, ask_for_pass, read_last
 from pipeline.run.directory import Run
 from pipeline.run.plan import Plan
 from pipeline.run.records import recorded
 from pipeline.run.tasks import Task, parse_task
-from pipeline.workers.beats import Crew, Doing
+from pipeline.workers.beats import Doing
+from pipeline.workers.living import Crew
+from pipeline.workers.overdue import is_overdue, seconds_of_iterations
+from slurm.requests import find_requests, request_end
 from slurm.ringing import arrays_to_ring, ring
 
 _SHORT_WAIT = 2.0
 """Seconds of waiting up to which a worker looks so often that it sees a commit sooner than a ring comes."""
+_LOOK_SECONDS = 10.0
+"""Seconds between two looks at how old the newest pass is."""
+_ROWS_BYTES = 1 << 16
+"""Bytes read from the end of metrics.jsonl, which hold its last rows."""
 
 
 @dataclass
@@ -23,11 +34,31 @@ class Afterwards:
     run: Run
     name: str
     """The worker's own."""
+    began: float = field(default_factory=time.time)
+    """Unix time from which on it looks after passes: not before it has waited for one."""
     keeper: Bookkeeper = field(init=False)
     crew: Crew = field(init=False)
 
     def __post_init__(self) -> None:
         self.keeper, self.crew = Bookkeeper(self.run.paths), Crew(self.run.paths)
+        self._looks = 0.0
+
+    def waits(self) -> None:
+        """Now and then in a wait: ask for a pass if the newest is too old; start one that is asked for."""
+        now, paths = time.time(), self.run.paths
+        if not 0 <= now - self._looks < _LOOK_SECONDS:
+            self._looks = now
+            with contextlib.suppress(OSError):
+                taken = seconds_of_iterations(journal.read_tail(paths.metrics, _ROWS_BYTES))
+                if is_overdue(max(read_last(paths).ended, self.began), now, taken):
+                    ask_for_pass(paths)
+        self.keeper.tend()
+
+    def leaves(self) -> None:
+        """Before the end: wait for a pass that sees that the worker leaves."""
+        self.keeper.leave()
+        if (fifo := find_requests()) is not None:
+            request_end(fifo)
 
     def committed(self, task: Task) -> None:
         """Ring those who wait for this commit, and ask for a pass."""

@@ -151,13 +151,16 @@ def is_free(attempts: Sequence[Attempt], max_attempts: int, is_given: bool = Fal
     """
     if any(attempt.is_running for attempt in attempts):
         return False
-    return is_given or not is_left_to_passes(attempts, max_attempts)
+    return is_given or not is_left_to_passes([attempt.failure for attempt in attempts], max_attempts)
 
 
-def is_left_to_passes(attempts: Sequence[Attempt], max_attempts: int) -> bool:
-    """Whether no worker takes a task by itself any more: a pass must submit an element for it, or give up."""
-    ended = [attempt for attempt in attempts if not attempt.is_running]
-    return len(ended) >= max_attempts or any(attempt.failure in LEFT_TO_PASSES for attempt in ended)
+def is_left_to_passes(failures: Sequence[FailureKind | None], max_attempts: int) -> bool:
+    """Whether no worker takes a task by itself any more: a pass must submit an element for it, or give up.
+
+    Args:
+        failures: kinds of its failed attempts; None for one that did not say why.
+    """
+    return len(failures) >= max_attempts or any(kind in LEFT_TO_PASSES for kind in failures)
 
 
 def is_slow(view: View, task: Task) -> bool:

@@ -9,7 +9,8 @@ moves those of its task, and they are removed with what losing attempts left whe
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,16 +92,28 @@ def claims_of(
         known: claims read before, which are not read again; this function adds to it.
     """
     known = {} if known is None else known
+    found: dict[Task, list[Claim]] = {}
+    for path, task, number in _files_of(paths, tasks):
+        claim = _read(path.parent, path.name, Claim(task, number, "", "", 0.0), known)
+        found.setdefault(task, []).append(claim)
+    return {task: tuple(sorted(claims, key=lambda claim: claim.number)) for task, claims in found.items()}
+
+
+def tried_again(paths: RunPaths, tasks: Iterable[Task]) -> list[Task]:
+    """Return the tasks that have more than one claim; no file is read."""
+    counts = Counter(task for _, task, _ in _files_of(paths, tasks))
+    return [task for task, count in counts.items() if count > 1]
+
+
+def _files_of(paths: RunPaths, tasks: Iterable[Task]) -> Iterator[tuple[Path, Task, int]]:
+    """Yield the files of all claims of some tasks, each with its task and number."""
     groups: dict[Path, dict[str, Task]] = {}
     for task in tasks:
         groups.setdefault(paths.task(task).folder, {})[task.file_stem] = task
-    found: dict[Task, list[Claim]] = {}
     for folder, by_stem in groups.items():
         for name in names_of_stage(folder):
             if (match := _NAME.fullmatch(name)) and match[1] in by_stem:
-                spoilt = Claim(by_stem[match[1]], int(match[2]), "", "", 0.0)
-                found.setdefault(spoilt.task, []).append(_read(folder, name, spoilt, known))
-    return {task: tuple(sorted(claims, key=lambda claim: claim.number)) for task, claims in found.items()}
+                yield folder / name, by_stem[match[1]], int(match[2])
 
 
 def _read(folder: Path, name: str, spoilt: Claim, known: Known) -> Claim:

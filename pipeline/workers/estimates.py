@@ -4,8 +4,9 @@ From what earlier iterations and workers took: medians, and None where nothing i
 about results; a wrong estimate costs time.
 """
 
+import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from pipeline.workers.beats import Beat
 
 _RECENT = 8
 """Iterations of which a median is taken: enough for a steady one, few enough to follow a change."""
+_COMMITTED = "committed"
+"""What spans say of an attempt that won; stages, which read them by this module, import no metrics."""
 _LATE = 0.8
 """Quantile that stands for a long wait."""
 
@@ -29,6 +32,8 @@ class Passage:
     """From the first of its inputs being there to the last of its results."""
     at_work: float
     """From the first start of one of its tasks to the last of its results."""
+    warm: float
+    """Of that, while any of its tasks was past loading: what it takes where processes stay."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +52,38 @@ def passages(lines: Iterable[Mapping[str, Any]]) -> list[Passage]:
     for line in lines:
         stages, iteration = line.get("stages"), line.get("iteration")
         if isinstance(stages, dict) and isinstance(iteration, int):
+            warm = _warm_seconds(line.get("attempts"))
             for job_kind, stage in stages.items():
                 if (seconds := _seconds(stage, "ready")) is not None:
-                    at_work = _seconds(stage, "started")
-                    found[iteration, job_kind] = Passage(
-                        iteration, job_kind, seconds, seconds if at_work is None else min(at_work, seconds)
-                    )
+                    started = _seconds(stage, "started")
+                    at_work = seconds if started is None else min(started, seconds)
+                    least = min(at_work, warm.get(job_kind, at_work))
+                    found[iteration, job_kind] = Passage(iteration, job_kind, seconds, at_work, least)
     return list(found.values())
+
+
+def _warm_seconds(attempts: Any) -> dict[str, float]:
+    """Return, by job kind, for how long any committed attempt was past loading; nothing for what has no such
+    columns."""
+    if not isinstance(attempts, dict):
+        return {}
+    spans: dict[str, list[tuple[float, float]]] = {}
+    columns = [attempts.get(name) for name in ("job_kind", "end", "computing", "ended")]
+    if not all(isinstance(column, list) for column in columns):
+        return {}
+    for job_kind, end, computing, ended in zip(*(column or () for column in columns), strict=False):
+        if end == _COMMITTED and isinstance(computing, int | float) and isinstance(ended, int | float):
+            spans.setdefault(str(job_kind), []).append((float(computing), float(ended)))
+    return {job_kind: _covered(found) for job_kind, found in spans.items()}
+
+
+def _covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """Return the length of the union of intervals."""
+    total, reached = 0.0, -math.inf
+    for begin, end in sorted(intervals):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
 
 
 def _seconds(stage: Any, since: str) -> float | None:
@@ -63,19 +93,24 @@ def _seconds(stage: Any, since: str) -> float | None:
     return max(0.0, float(ended) - float(begun))
 
 
-def turnaround(seen: Iterable[Passage], job_kind: str, at_best: bool = False) -> float | None:
+def turnaround(
+    seen: Iterable[Passage], job_kind: str, staying: Collection[str] | None = None
+) -> float | None:
     """Return the median of the last passages through a stage, in seconds.
 
     Args:
-        at_best: return the shortest instead, without what its tasks waited for jobs to start. What somebody
-            would not wait for even so is far away. Past waits do not count for that: who leaves for
-            them makes others wait, who then leave for that.
+        staying: job kinds of which processes stay if that pays. Return the shortest passage instead, without
+            what its tasks waited for jobs to start, and without their loading if processes of its kind stay.
+            What somebody would not wait for even so is far away. Past waits and loading do not count
+            for that: who leaves for them makes others wait, who then leave for that.
     """
     mine = sorted((p for p in seen if p.job_kind == job_kind), key=lambda passage: passage.iteration)
     if not mine:
         return None
     newest = mine[-_RECENT:]
-    return min(p.at_work for p in newest) if at_best else statistics.median(p.seconds for p in newest)
+    if staying is None:
+        return statistics.median(p.seconds for p in newest)
+    return min(p.warm if job_kind in staying else p.at_work for p in newest)
 
 
 def expected_ready(
@@ -84,7 +119,7 @@ def expected_ready(
     committed_at: Callable[[Task], float | None],
     seen: Sequence[Passage],
     now: float,
-    at_best: bool = False,
+    staying: Collection[str] | None = None,
 ) -> float | None:
     """Return when the inputs of a task are expected to be there (unix time), or were; None if unknown.
 
@@ -93,7 +128,8 @@ def expected_ready(
 
     Args:
         committed_at: returns when a task was committed, None if it is not.
-        at_best: expect each stage to be as quick as :func:`turnaround` says of the best.
+        staying: job kinds of which processes stay: expect each stage to be as quick as :func:`turnaround`
+            says of the best.
     """
     known: dict[tuple[int, str], float | None] = {}
 
@@ -110,7 +146,7 @@ def expected_ready(
         return known[key]
 
     def expected(task: Task) -> float | None:
-        seconds, begun = turnaround(seen, task.job_kind, at_best), ready(task)
+        seconds, begun = turnaround(seen, task.job_kind, staying), ready(task)
         return None if seconds is None or begun is None else max(now, begun + seconds)
 
     return ready(task)

@@ -68,8 +68,8 @@ def of_environment(run: Run, job_kind: str, environment: Mapping[str, str], now:
         partitions=lambda: slurm_partitions(environment.get("SLURMD_NODENAME", "")),
         is_peer=lambda name: is_job_of(run.identity.id, name) and job_kind_of(name) == job_kind,
         committed=afterwards.committed,
-        waits=afterwards.keeper.tend,
-        leaves=afterwards.keeper.leave,
+        waits=afterwards.waits,
+        leaves=afterwards.leaves,
     )
 
 

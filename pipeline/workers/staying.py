@@ -4,12 +4,14 @@ Ski rental: who waits as long as coming back would cost, and then leaves, never 
 would have paid had it known when its next input comes.
 """
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.config.types import Linger
-from pipeline.workers.beats import Reason
+from pipeline.run.tasks import Stage
+from pipeline.workers.beats import Beat, Doing, Reason
 
 FIRST_POLL = 0.01
 _SHARE = 0.02
@@ -47,12 +49,20 @@ class Wait:
     began: float
     bound: float
     """Seconds that it may take, from :func:`bound`."""
+    most: float = math.inf
+    """Seconds that it may take whatever others do."""
     expected: float | None = None
     """When the input is expected; None if unknown."""
+    excused: float = 0.0
+    """Seconds in which those before it were starting up: not held against it, as who leaves for that makes
+    others wait in turn, for its own start-up."""
+
+    looked: float = 0.0
+    """When the others were last looked at."""
 
     @property
     def until(self) -> float:
-        return self.began + self.bound
+        return self.began + min(self.most, self.bound + self.excused)
 
 
 def bound(linger: Linger, most: float, startup: float | None, queue: float | None) -> float:
@@ -65,6 +75,20 @@ def bound(linger: Linger, most: float, startup: float | None, queue: float | Non
         queue: seconds that a job waits in the queue; None if unknown.
     """
     return min(most, (startup or 0.0) + (queue or 0.0)) if linger == "auto" else float(linger)
+
+
+def excused(wait: Wait, others: Iterable[Beat], job_kind: str, now: float) -> Wait:
+    """Return a wait after a look at the run's workers: the time since the last look is not held against it if
+    one of another stage was starting up.
+
+    Args:
+        others: beats of the workers that live.
+        job_kind: that of the worker that waits.
+    """
+    kinds = {beat.job_kind for beat in others if beat.doing is Doing.STARTING}
+    is_excused = bool(kinds - {job_kind, Stage.EVALUATE})
+    seconds = max(0.0, now - wait.looked) if is_excused else 0.0
+    return replace(wait, looked=now, excused=wait.excused + seconds)
 
 
 def reason_to_leave(wait: Wait, now: float) -> Reason | None:

@@ -345,3 +345,7 @@ class Trainer(ABC):
         Returns:
             The result to commit. None on all ranks but one, if the task has several: see :func:`takes_ranks`.
         """
+
+    def load(self, context: "Context", version: int) -> None:  # noqa: B027  # trainers need not have it
+        """Load what :meth:`update` will go on with, before its shards are there: what made policy
+        ``version``. For a process that waits; does nothing unless a trainer can."""

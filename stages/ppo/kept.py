@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pipeline.config.algorithm import ReferenceStage
 from pipeline.config.engine_rules import has_reference_in
 from pipeline.config.schema import Config
-from pipeline.run.commits import BadCommit, FileEntry, fingerprint_of, read_record
+from pipeline.run.commits import BadCommit, FileEntry, fingerprint_of, read_record, require_record
 from pipeline.run.plan import policy_maker, state_of
 from stages import ranks
 from stages.context import Context
@@ -23,10 +23,10 @@ from stages.ppo.training import Learner, say
 
 @dataclass(frozen=True)
 class Kept:
-    """A learner, as it was when its policy was written."""
+    """A learner, as it was when its policy was written, or loaded as it was then."""
 
     context: Context
-    """That of the attempt."""
+    """That of the attempt that has written the policy."""
     learner: Learner
     newest: int
     """Version of the newest state that was committed before this update."""
@@ -70,6 +70,14 @@ def keep(
     if context.stays and can_stay(context.config):
         fingerprint = fingerprint_of(outputs, context.attempt)
         _kept = Kept(replace(context, state_writer=None), learner, newest, seconds, fingerprint)
+
+
+def adopt(context: Context, learner: Learner, version: int) -> None:
+    """Keep a learner that was loaded as the update that made ``version`` left it."""
+    global _kept
+    record = require_record(context.paths, policy_maker(version))
+    made = replace(context, task=record.task, attempt=record.attempt)
+    _kept = Kept(made, learner, version, 0.0, record.fingerprint)
 
 
 def take(context: Context, version: int) -> Kept | None:

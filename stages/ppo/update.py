@@ -3,7 +3,7 @@
 Runs on any number of ranks: all read everything, each trains on its share and writes its part.
 """
 
-from pipeline.run.commits import FileEntry, hash_file
+from pipeline.run.commits import BadCommit, FileEntry, hash_file
 from pipeline.run.durable import fsync_path
 from pipeline.run.states import is_due
 from stages import ranks
@@ -25,13 +25,36 @@ from stages.training import committed_entries, save_tokenizer
 
 def update(context: Context, iteration: int) -> Result | None:
     """Train on an iteration. Returns None on every rank but the first, which has the result of all."""
-    ranks.start_distributed()
-    context.hashes, context.agree = is_hashed_here, ranks.first_of
+    set_up_ranks(context)
     # 1. every shard of this iteration, verified
     with context.stopwatch.timing("read"):
         experience = read_experience(context, iteration)
     with out_of_memory_explained(context.config, experience, is_used=kept.is_there()):
         return learn(iteration, context, experience)
+
+
+def load(context: Context, version: int) -> None:
+    """Load what the update after policy ``version`` goes on with, and keep it, unless it is still to come.
+    Every rank takes part."""
+    set_up_ranks(context)
+    is_next = version == context.task.iteration - 1 and kept.can_stay(context.config)
+    if all(ranks.share(is_next and has_state(context, version))):
+        start = resume(context, version)
+        kept.adopt(context, start.learner, version)
+
+
+def has_state(context: Context, version: int) -> bool:
+    """Whether the trainer's state of a version is committed; version 0 needs none."""
+    try:
+        return context.newest_state(version) == version
+    except BadCommit:  # for the update to say
+        return False
+
+
+def set_up_ranks(context: Context) -> None:
+    """Have the ranks meet, and share the work of verifying what they read."""
+    ranks.start_distributed()
+    context.hashes, context.agree = is_hashed_here, ranks.first_of
 
 
 def learn(iteration: int, context: Context, experience: Experience) -> Result | None:

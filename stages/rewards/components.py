@@ -60,6 +60,15 @@ def component_scores(
     return scores, metrics
 
 
+def load_component(context: Context, components: Mapping[str, Component]) -> str | None:
+    """Load the first of these that is a reward model. Returns its engine; None: none is."""
+    for component in components.values():
+        if isinstance(component, RewardModelConfig):
+            RewardModel(context, component)
+            return component.engine or context.config.reward.engine
+    return None
+
+
 def check_finite(name: str, scores: list[float], rows: pa.Table) -> None:
     """Raise NumericalError naming the first row whose score is not a number."""
     for index, score in enumerate(scores):

@@ -28,6 +28,19 @@ class Reference:
         return True
 
 
+def load_reference(context: Context) -> Reference:
+    """Return the reference: loaded now, or kept by the process."""
+    config = context.config
+    directory = context.source(config.model.reference or config.model.policy)
+    reward, trust = config.reward, config.model.trust_remote_code
+    wanted = Wanted("reference", context.attempt, config, (context.fingerprint_of(str(directory)),))
+    found: Reference = engine(
+        wanted,
+        lambda: Reference(load_causal_lm(directory, config.reward_precision, trust, reward.device_map)),
+    )
+    return found
+
+
 @torch.inference_mode()
 def reference_log_probs(context: Context, rows: pa.Table) -> pa.ListArray:
     """Compute the log-probability of each response token under the frozen reference, sampling temperature
@@ -35,14 +48,7 @@ def reference_log_probs(context: Context, rows: pa.Table) -> pa.ListArray:
 
     Null for greedy responses, which are never trained on.
     """
-    config = context.config
-    directory = context.source(config.model.reference or config.model.policy)
-    reward, trust = config.reward, config.model.trust_remote_code
-    wanted = Wanted("reference", context.attempt, config, (context.fingerprint_of(str(directory)),))
-    kept: Reference = engine(
-        wanted,
-        lambda: Reference(load_causal_lm(directory, config.reward_precision, trust, reward.device_map)),
-    )
+    config, kept = context.config, load_reference(context)
     prompts, responses = (columns.lists(rows[name]) for name in ("prompt_tokens", "response_tokens"))
     sequences = [Row(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
     sampled = np.array(is_sampled(rows), dtype=bool)
@@ -51,7 +57,7 @@ def reference_log_probs(context: Context, rows: pa.Table) -> pa.ListArray:
     # A prompt that the engine refused has no response, and may be one that this model cannot take either.
     written = np.flatnonzero(np.diff(offsets)).tolist()
     with context.computing():
-        for batch in micro_batches(sequences, written, reward.tokens_per_batch):
+        for batch in micro_batches(sequences, written, config.reward.tokens_per_batch):
             log_probs = response_log_probs(kept.model, batch.to(device()), config.rollout.temperature)
             for index, line in zip(batch.rows.tolist(), log_probs.cpu().numpy(), strict=True):
                 found[offsets[index] : offsets[index + 1]] = line[: len(responses[index])]

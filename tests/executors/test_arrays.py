@@ -93,10 +93,19 @@ def plain_run(*more: str) -> Run:
     return replace(imagined_run(), config=config)
 
 
+# Jobs that stay: rollouts and updates in an image, where Slurm's commands may be missing.
+WORKERS = {
+    "workers": True,
+    "rollout": {"container": STAGE["container"]},
+    "reward": {"linger": 60, "start_early": False},
+    "update": {"linger": 60, "nodes": 2, "container": STAGE["container"], "setup": ["module load apptainer"]},
+    "driver": {"setup": ["module load slurm # ours"], "environment": {"NASTY": NASTY}},
+}
 RUNS = {
     "plain": plain_run(),
     "cold": plain_run(*COLD),
     "everything": imagined_run(f"/runs/{NASTY}", EVERYTHING),
+    "workers": imagined_run(f"/runs/{NASTY}", WORKERS),
 }
 
 
@@ -119,8 +128,8 @@ def test_the_scripts_are_what_they_were(kind):
             (folder / name).write_text(text)
     assert found == {path.name: path.read_text() for path in folder.iterdir()}
     stages = {name.split("-")[1] for name in found}
-    cold = set() if RUNS[kind].config.scheduler.has_workers else {"evaldriver"}
-    assert stages == {"prepare", "rollout", "reward", "update", "evaluate", "driver", "guard"} | cold
+    evaluations = set() if RUNS[kind].config.scheduler.has_workers else {"evaldriver"}
+    assert stages == {"prepare", "rollout", "reward", "update", "evaluate", "driver", "guard"} | evaluations
 
 
 # --- the shell ---

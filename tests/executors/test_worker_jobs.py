@@ -9,13 +9,24 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.executors.slurm.crew import SILENT_SECONDS, beats_of, silent_workers, worker_of
+from pipeline.executors.slurm.crew import (
+    SILENT_SECONDS,
+    beats_of,
+    broken_attempts,
+    silent_workers,
+    worker_of,
+)
 from pipeline.executors.slurm.queue import read_run_queue
 from pipeline.orchestrate.driver import Outcome
+from pipeline.run import journal
 from pipeline.run.endings import read_endings
 from pipeline.run.failures import FailureKind
 from pipeline.run.submissions import Ledger, Submission
+from pipeline.run.tasks import Stage, Task, task_key
+from pipeline.workers.beats import Doing
+from pipeline.workers.claims import Claim
 from slurm.states import SlurmState
+from tests.support.beats import beat
 from tests.support.toyworkers import WorkerWorld, make_worker_world
 from tests.support.toyworld import Luck
 
@@ -25,6 +36,7 @@ def live_to_the_end(world: WorkerWorld) -> WorkerWorld:
         world.submit()
         world.live_on()
         world.check_is_complete()
+        world.check_failures_are_told()
     except Exception as error:
         error.add_note(world.told())
         raise
@@ -58,6 +70,38 @@ def test_undisturbed_no_job_waits_for_another_and_workers_do_several_tasks(world
         tasks = len(list(world.run.plan.all_tasks()))
         several += sum(len(s.elements) for s in arrays) < tasks
     assert several > 2
+
+
+def test_a_killed_attempt_whose_task_was_redone_is_told_and_one_that_was_too_late_is_not():
+    task = Task(1, Stage.ROLLOUT, 0)
+    claims = [Claim(task, n, f"{n}-4711_{n}r0", f"4711_{n}r0", 10.0 + n) for n in (1, 2, 3, 4)]
+    beats = {
+        "4711_1r0": beat("4711_1r0", task="1/rollout/0", attempt="1-4711_1r0"),
+        "4711_2r0": beat("4711_2r0", doing=Doing.WAITING),
+        "4711_3r0": beat("4711_3r0", doing=Doing.LEAVING),
+    }
+    won = {task: "4-4711_4r0"}
+    killed, _, said_why, _ = (claim.attempt for claim in claims)
+    assert broken_attempts(claims, beats, won, lambda claim: claim.number == 3) == {killed, said_why}
+    assert broken_attempts(claims, beats, {}, lambda claim: True) == set(), "that is for others to judge"
+
+
+def test_a_killed_attempt_at_a_task_that_is_done_counts_for_nothing(worlds):
+    (world,) = worlds(1, Luck())
+    world.submit()
+    while not any(worker.claim for worker in world.workers.values()):
+        world.happen()
+    element, worker = next((e, w) for e, w in world.workers.items() if w.claim)
+    killed = worker.claim
+    world.slurm.end(element, SlurmState.FAILED, 137)
+    world.commit(killed.task, "2-99_0r0")
+    world.claims[killed.task].append(Claim(killed.task, 2, "2-99_0r0", "99_0r0", world.now()))
+    world.live_on()
+    world.check_is_complete()
+    ending = read_endings(world.run.paths, [killed.task.iteration])[killed.attempt]
+    assert (ending.kind, ending.is_redone) == (FailureKind.KILLED, True)
+    events = [e for e in journal.read(world.run.paths.events) if e["event"] == "failed"]
+    assert [e["task"] for e in events] == [task_key(killed.task)]
 
 
 MISFORTUNES = {

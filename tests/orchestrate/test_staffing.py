@@ -68,6 +68,16 @@ def test_a_claim_of_a_worker_that_is_gone_or_went_on_holds_nothing_and_has_faile
     assert failed_claims(claims, crew, {PREPARE, ROLLOUTS[0]}, {claims[1].attempt}) == []
 
 
+def test_of_attempts_at_a_task_that_is_done_those_failed_that_broke_and_are_over():
+    crew = Crew((busy("7_0r0", ROLLOUTS[0]),))
+    claims = [claim(ROLLOUTS[0], "7_0r0"), claim(ROLLOUTS[0], "7_1r0", 2), claim(ROLLOUTS[0], "7_2r0", 3)]
+    broken = {claims[0].attempt, claims[1].attempt}
+    assert failed_claims(claims, crew, {ROLLOUTS[0]}, set(), broken) == [claims[1]], (
+        "the first is still at it"
+    )
+    assert failed_claims(claims, crew, {ROLLOUTS[0]}, {claims[1].attempt}, broken) == []
+
+
 def test_a_task_that_failed_and_was_taken_again_by_the_same_worker_is_held_and_failed_once():
     crew = Crew((busy("7_0r0", ROLLOUTS[0], since=30.0),))
     claims = [claim(ROLLOUTS[0], "7_0r0"), claim(ROLLOUTS[0], "7_0r0", 2, 30.0)]

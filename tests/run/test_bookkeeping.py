@@ -70,6 +70,11 @@ def test_one_pass_at_a_time_and_the_second_leaves_its_wish(paths):
     assert is_wanted(paths)
 
 
+def test_a_pass_whose_wish_another_has_taken_is_not_made(paths):
+    assert not take_turn(paths, lambda: pytest.fail("nobody asks"))
+    assert read_last(paths).number == 0
+
+
 def test_a_pass_that_fails_leaves_the_wish(paths):
     ask_for_pass(paths)
     with pytest.raises(FileNotFoundError):

@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipeline.run.commits import read_record
 from pipeline.run.directory import load_run
@@ -17,10 +15,8 @@ from pipeline.run.plan import state_of
 from pipeline.run.tasks import PREPARE
 from stages.imported import imported_files, is_changed
 from stages.runner import AttemptEnd
-from stages.worker import has_grown, is_spoilt
+from stages.worker import is_spoilt
 from tests.support import ROOT, processes
-
-GIB = 2**30
 
 
 def done_by_one_worker(run_dir: Path, too_early: int = 0) -> list[dict]:
@@ -72,12 +68,6 @@ def test_two_hundred_iterations_in_one_worker_take_no_more_memory(inputs, tmp_pa
 )
 def test_after_which_failures_a_process_is_not_used_again(failure, ranks, spoilt):
     assert is_spoilt(AttemptEnd(int(failure is not None), failure), ranks) is spoilt
-
-
-@given(st.lists(st.integers(1, 100 * GIB), max_size=6))
-def test_a_process_leaves_only_when_it_has_grown_by_half_and_by_half_a_gibibyte(sizes):
-    expected = len(sizes) > 3 and sizes[-1] > 1.5 * sizes[2] and sizes[-1] > sizes[2] + GIB / 2
-    assert has_grown(sizes) is expected
 
 
 def test_code_of_the_user_that_has_changed_is_seen(tmp_path, monkeypatch):

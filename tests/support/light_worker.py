@@ -34,6 +34,12 @@ class Scripted:
         said = {"task": task_key(arguments.task), "code": exit_code, "pid": os.getpid()}
         print(json.dumps(said | {"bytes": resident_bytes()}), flush=True)
 
+    def leave(self, reason):
+        self._tasks = iter(())
+
+    def left(self):
+        pass
+
 
 def every_task(run: Run, too_early: int) -> Iterator[Task]:
     yield from [Task(1, Stage.UPDATE)] * too_early

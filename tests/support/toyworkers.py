@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from pipeline.config.conversion import plain
+from pipeline.run.endings import read_endings
 from pipeline.run.failures import FailureKind
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from pipeline.workers.beats import Beat, Doing, Reason
-from pipeline.workers.choosing import LEFT_TO_PASSES
+from pipeline.workers.choosing import is_left_to_passes
 from pipeline.workers.claims import Claim
 from slurm.sealing import sealed
 from slurm.states import SlurmState
@@ -49,7 +50,8 @@ class WorkerWorld(World):
         self.disturb()
         self.slurm.look()
         for element in [e for e in self.workers if e.state is not SlurmState.RUNNING]:
-            del self.workers[element]
+            if claim := self.workers.pop(element).claim:
+                self.kinds.setdefault(claim.attempt, None)
         running = list(self.workers)
         free = [e for e in self.slurm.elements(SlurmState.PENDING) if e.is_free and not self.is_guard(e)]
         if self.is_driving:
@@ -78,12 +80,10 @@ class WorkerWorld(World):
         self.clock += 1.0
         return self.clock + 4_000_000_000.0
 
-    def say(
-        self, worker: Worker, doing: Doing, task: Task | None = None, reason: Reason | None = None
-    ) -> None:
-        now = self.now()
-        key = task_key(task) if task else ""
-        worker.beat = replace(worker.beat, doing=doing, since=now, beat=now, task=key, reason=reason)
+    def say(self, worker: Worker, doing: Doing, task: Task | None = None, **more: object) -> None:
+        now, key = self.now(), task_key(task) if task else ""
+        given = {"reason": None, "attempt": "", **more}
+        worker.beat = replace(worker.beat, doing=doing, since=now, beat=now, task=key, **given)
         path = self.run.paths.slurm / "workers" / f"{worker.name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(sealed(plain(worker.beat)))
@@ -106,7 +106,7 @@ class WorkerWorld(World):
             task, len(of_task) + 1, f"{len(of_task) + 1}-{worker.name}.{self.clock}", worker.name, 0.0
         )
         claim = replace(claim, time=self.now())
-        self.say(worker, Doing.BUSY, task)
+        self.say(worker, Doing.BUSY, task, attempt=claim.attempt)
         of_task.append(claim)
         worker.claim, worker.has_begun = claim, True
         self.story.append(f"{worker.name} takes {task} ({claim.number})")
@@ -178,19 +178,28 @@ class WorkerWorld(World):
 
     def is_left(self, task: Task) -> bool:
         """As pipeline.workers.choosing decides, which does not know invocations."""
-        failed = [claim.attempt for claim in self.claims.get(task, ())]
-        most = self.run.config.scheduler.max_attempts
-        return len(failed) >= most or any(self.kinds.get(attempt) in LEFT_TO_PASSES for attempt in failed)
+        failed = [self.kinds.get(claim.attempt) for claim in self.claims.get(task, ())]
+        return is_left_to_passes(failed, self.run.config.scheduler.max_attempts)
 
     def is_done(self, worker: Worker) -> bool:
         """Whether no task of its kind is left in the run."""
         mine = (t for t in self.run.plan.all_tasks() if t.job_kind == worker.first.job_kind)
         return all(map(self.exists, mine))
 
+    def tried_again(self, paths: object, tasks: Iterable[Task]) -> list[Task]:
+        return [task for task in tasks if len(self.claims.get(task, ())) > 1]
+
     def claims_of(self, paths: object, tasks: Iterable[Task]) -> Mapping[Task, tuple[Claim, ...]]:
         return {task: tuple(self.claims[task]) for task in tasks if task in self.claims}
 
     # --- what must hold ---
+
+    def check_failures_are_told(self) -> None:
+        """Every attempt that failed was told of, whoever did its task meanwhile; and none that committed."""
+        endings = read_endings(self.run.paths, range(self.run.plan.iterations + 1))
+        assert set(self.kinds) <= endings.keys(), self.told()
+        records = filter(None, map(self.record, self.run.plan.all_tasks()))
+        assert endings.keys().isdisjoint(record.attempt for record in records), self.told()
 
     def check_once_at_a_time(self) -> None:
         """Never more workers than wanted, but for those that have said that they leave."""
@@ -212,4 +221,5 @@ def make_worker_world(
     slurm = world.slurm
     slurm.before, slurm.after, slurm.on_signal = world.command_comes, world.command_went, world.get_signal
     monkeypatch.setattr("pipeline.executors.slurm.worker_jobs.claims_of", world.claims_of)
+    monkeypatch.setattr("pipeline.executors.slurm.worker_jobs.tried_again", world.tried_again)
     return world

@@ -97,7 +97,7 @@ def test_evaluations_one_after_the_other():
 def test_what_a_pass_has_given_is_free_and_else_the_budget_counts(kinds, most):
     attempts = [attempt(PREPARE, number, failure=kind) for number, kind in enumerate(kinds, 1)]
     is_left = len(kinds) >= most or bool(LEFT_TO_PASSES.intersection(kinds))
-    assert is_left_to_passes(attempts, most) == is_left
+    assert is_left_to_passes(kinds, most) == is_left
     assert is_free(attempts, most) == (not is_left)
     assert is_free(attempts, most, is_given=True)
     running = [*attempts, attempt(PREPARE, 9, is_running=True)]
@@ -180,7 +180,8 @@ class World:
         ready = [t for t in self.plan.all_tasks() if t not in self.committed]
         for task in [t for t in ready if set(self.plan.inputs(t)) <= self.committed]:
             mine = [n for n, w in self.workers.items() if w.job_kind == task.job_kind]
-            is_left = is_left_to_passes(seen.attempts.get(task, ()), seen.max_attempts)
+            ended = [a.failure for a in seen.attempts.get(task, ()) if not a.is_running]
+            is_left = is_left_to_passes(ended, seen.max_attempts)
             if not any(self.at[n] == task for n in mine) and (not mine or is_left):
                 self.hire(task)
 

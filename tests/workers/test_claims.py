@@ -11,22 +11,12 @@ from pipeline.run.failures import FailureKind
 from pipeline.run.paths import RunPaths
 from pipeline.run.superseded import move_aside
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
-from pipeline.workers.beats import (
-    SILENT_SECONDS,
-    Beat,
-    Crew,
-    Doing,
-    file_of,
-    is_dead_here,
-    living,
-    mark_gone,
-    process_space,
-    read_beats,
-    write_beat,
-)
+from pipeline.workers.beats import Beat, Doing, Reason, file_of, process_space, write_beat
 from pipeline.workers.claims import Attempt, Claim, attempts_of, claims_of, next_number, take
 from pipeline.workers.claims import file_of as claim_file
+from pipeline.workers.living import SILENT_SECONDS, Crew, is_dead_here, living, mark_gone
 from pipeline.workers.outside import Queue
+from pipeline.workers.reading import read_beats
 from pipeline.workers.staying import Pending
 from stages.following import Following, Leading, in_words, out_of_words
 from stages.pulse import told
@@ -145,7 +135,7 @@ def test_a_worker_that_slurm_no_longer_has_is_marked(paths):
     assert set(crew.live(100.0)) == {"1_1r0"}
     write_beat(paths, beat("1_1r0", doing=Doing.LEAVING))
     assert crew.live(100.0) == {}
-    assert set(crew.left) == {"1_1r0"}
+    assert crew.beats["1_1r0"].doing is Doing.LEAVING
 
 
 def test_a_process_of_this_machine_that_is_no_more_is_dead_at_once():
@@ -173,22 +163,41 @@ class Pages(dict):
     def set(self, key, value):
         self[key] = value.encode()
 
+    def add(self, key, amount):
+        self[key] = self.get(key, 0) + amount
+        return self[key]
+
     def wait(self, keys, timeout):
         assert set(keys) <= set(self)
 
 
-def test_other_ranks_do_what_the_first_one_got(paths, tmp_path):
-    given = [Arguments(TASK, tmp_path, "1-4711_2r0", tmp_path / "failure", 30.0, stays=True), None]
+class Source:
+    """Gives what it was told, until it is to leave."""
 
-    class Source:
-        def next(self):
-            return given[leading._told]
+    def __init__(self, *given):
+        self.given, self.reason, self.has_left = iter(given), None, False
 
-        def ended(self, arguments, exit_code):
-            pass
+    def next(self):
+        return None if self.reason else next(self.given)
 
-    store = Pages()
-    leading = Leading(Source(), store)
+    def ended(self, arguments, exit_code):
+        pass
+
+    def leave(self, reason):
+        self.reason = reason
+
+    def left(self):
+        self.has_left = True
+
+
+@pytest.fixture
+def attempt(tmp_path) -> Arguments:
+    return Arguments(TASK, tmp_path, "1-4711_2r0", tmp_path / "failure", 30.0, stays=True)
+
+
+def test_other_ranks_do_what_the_first_one_got(paths, attempt):
+    given, store = [attempt, None], Pages()
+    leading = Leading(Source(*given), store)
     assert [leading.next(), leading.next()] == given
     following = Following(store)
     heard = following.next()
@@ -196,6 +205,27 @@ def test_other_ranks_do_what_the_first_one_got(paths, tmp_path):
     assert [heard, following.next()] == given
     assert all(out_of_words(in_words(one)) == one for one in given)
     assert paths.task(TASK).log(1).exists()
+
+
+@pytest.mark.parametrize("reason", [Reason.GREW, Reason.WARNED])
+def test_a_rank_that_has_to_make_place_has_all_leave_after_the_task(attempt, reason):
+    source, store = Source(attempt, attempt), Pages()
+    leading, following = Leading(source, store), Following(store)
+    assert leading.next() == following.next() == attempt
+    following.ended(attempt, 0)
+    following.leave(reason)
+    assert leading.next() is following.next() is None
+    assert source.reason is reason
+    following.left()
+    assert not source.has_left
+    leading.left()
+    assert source.has_left
+
+
+def test_a_rank_that_failed_waits_for_nobody(attempt):
+    following = Following(Pages())
+    following.leave(Reason.FAILED)
+    assert following.next() is None
 
 
 def test_an_answer_of_before_a_wait_says_nothing_and_silence_is_no_answer():

@@ -2,15 +2,17 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.orchestrate.rewind import Point, go_back
+from pipeline.run.bookkeeping import LastPass, ask_for_pass, is_wanted, read_last, take_turn
 from pipeline.run.commits import read_record
 from pipeline.run.control import begin_invocation, read_control, write_control
 from pipeline.run.directory import Run, load_run
@@ -18,7 +20,9 @@ from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.workers.beats import Doing, Reason
 from pipeline.workers.claims import claims_of, file_of
+from slurm.sealing import sealed
 from tests.support import processes, tiny
+from tests.support.killing import wait_for
 from tests.support.pulling import beat_of, join, start_worker, wait_until
 
 SHAPE = ("iterations=3", "rollout.num_shards=4")
@@ -84,8 +88,8 @@ def test_two_workers_of_a_stage_share_four_shards_to_the_same_bytes(run, expecte
         assert (beat.doing, beat.reason) == (Doing.LEAVING, Reason.DONE)
         lived = beat.startup_seconds + beat.busy_seconds + beat.waiting_seconds
         assert lived == pytest.approx(beat.since - beat.started, abs=0.01)
-    # One that claims a task as another commits it finds it done.
-    assert sum(beat_of(run.paths, worker).tasks for worker in workers[:2]) >= 12
+    # One that claims a task as another commits it finds it done, which is not its work.
+    assert sum(beat_of(run.paths, worker).tasks for worker in workers[:2]) == 12
 
 
 def test_whoever_is_killed_at_work_or_while_waiting_others_go_on(run, expected):
@@ -134,6 +138,52 @@ def test_signals_a_hint_wakes_and_a_warning_ends_who_waits(run):
         assert join(worker) == [0]
         beat = beat_of(run.paths, worker)
         assert (beat.doing, beat.reason, beat.tasks) == (Doing.LEAVING, Reason.WARNED, 0)
+
+
+def test_who_was_overtaken_has_not_done_the_task(run):
+    with crew(run, ROLLOUTS[0], LIGHT_SECONDS="5 0 100") as (worker,):
+        wait_until(run, worker, Doing.BUSY, ROLLOUTS[0])
+        os.kill(worker.pid, signal.SIGSTOP)
+        assert processes.stage(run, "rollout", 1, 0).code == 0
+        os.kill(worker.pid, signal.SIGCONT)
+        wait_until(run, worker, Doing.BUSY, ROLLOUTS[1])
+        assert beat_of(run.paths, worker).tasks == 0
+
+
+def test_who_leaves_for_its_memory_or_a_warning_says_so(run):
+    with crew(run, ROLLOUTS[0], GROWING="1") as (worker,):
+        assert join(worker) == [0]
+        beat = beat_of(run.paths, worker)
+        assert (beat.doing, beat.reason, beat.tasks) == (Doing.LEAVING, Reason.GREW, 4)
+    next_one = ROLLOUTS[0]._replace(iteration=2)
+    with crew(run, UPDATE) as (update,), crew(run, *REWARDS) as _:
+        wait_until(run, update, Doing.WAITING, UPDATE._replace(iteration=2))
+        with crew(run, next_one, LIGHT_SECONDS="100") as (worker,):
+            wait_until(run, worker, Doing.BUSY, next_one)
+            log = run.paths.task(next_one).log(1)
+            wait_for(log.exists, "the task's beginning")
+            os.kill(worker.pid, signal.SIGUSR2)
+            assert join(worker) == [5]
+            beat = beat_of(run.paths, worker)
+            assert (beat.doing, beat.reason, beat.tasks) == (Doing.LEAVING, Reason.WARNED, 0)
+
+
+def test_of_many_who_wait_one_makes_the_pass_that_nobody_has_asked_for(run):
+    ask_for_pass(run.paths)
+    take_turn(run.paths, lambda: None)
+    last = run.paths.slurm / "passes/last"
+    hour_old = LastPass(began=time.time() - 3601, ended=time.time() - 3600, number=1)
+    last.write_text(sealed(asdict(hour_old)))
+    made = run.paths.root / "passes.txt"
+    with crew(run, UPDATE, *REWARDS, TENDS="1") as workers:
+        wait_for(made.exists, "a pass")
+        for worker, task in zip(workers, (UPDATE, *REWARDS), strict=True):
+            wait_until(run, worker, Doing.WAITING, task)
+        os.kill(workers[0].pid, signal.SIGTERM)
+        assert join(workers[0]) == [0]
+    assert len(made.read_text().splitlines()) == 1
+    assert read_last(run.paths).number == 2
+    assert not is_wanted(run.paths)
 
 
 def test_a_run_that_is_cancelled_ends_who_waits(run):

@@ -1,5 +1,7 @@
 """How long a worker stays, and what it expects."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -7,8 +9,9 @@ from pipeline.metrics.spans import Span, SpanEnd, iteration_spans, to_line
 from pipeline.run.plan import Plan, policy_maker
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.workers import estimates, staying
-from pipeline.workers.beats import Beat, Reason
+from pipeline.workers.beats import Beat, Doing, Reason
 from pipeline.workers.estimates import Passage
+from pipeline.workers.overdue import is_overdue, seconds_of_iterations
 from pipeline.workers.staying import Pending, Wait
 
 seconds = st.floats(0, 1e4)
@@ -23,7 +26,7 @@ def test_an_automatic_bound_is_what_coming_back_costs(most, startup, queue):
 
 @given(seconds, seconds, seconds | st.none(), seconds)
 def test_who_waits_leaves_at_the_bound_or_at_once_when_the_input_comes_later(began, bound, expected, now):
-    wait = Wait(began, bound, expected)
+    wait = Wait(began, bound, expected=expected)
     reason = staying.reason_to_leave(wait, now)
     if now >= began + bound:
         assert reason is Reason.LONG
@@ -69,6 +72,12 @@ def test_a_task_may_take_ten_times_the_median_unless_told_otherwise():
     assert staying.task_limit(None, None) is None
 
 
+@given(st.lists(st.integers(1, 100 * 2**30), max_size=6))
+def test_a_worker_leaves_only_when_it_has_grown_by_half_and_by_half_a_gibibyte(sizes):
+    expected = len(sizes) > 3 and sizes[-1] > 1.5 * sizes[2] and sizes[-1] > sizes[2] + 2**29
+    assert staying.has_grown(sizes) is expected
+
+
 def test_memory_that_settles_is_no_growth():
     gib = 2**30
     assert not staying.has_grown([gib, 4 * gib, 5 * gib, 5 * gib, 6 * gib])
@@ -80,6 +89,18 @@ def test_memory_that_settles_is_no_growth():
 def test_looks_become_rarer_up_to_a_bound(a, b, is_network):
     first, later = staying.pause(min(a, b), is_network), staying.pause(max(a, b), is_network)
     assert 0.01 <= first <= later <= (5.0 if is_network else 1.0)
+
+
+@given(seconds, st.floats(-1e5, 1e5), st.none() | st.floats(0, 1e4))
+def test_a_pass_is_overdue_after_a_minute_and_three_iterations(newest, age, iteration):
+    found = is_overdue(newest, newest + age, iteration)
+    assert found == (abs((newest + age) - newest) > max(60.0, 3 * (iteration or 0.0)))
+
+
+def test_an_iteration_takes_what_the_last_ones_took():
+    rows = [{"iteration": k, "seconds/iteration": s} for k, s in enumerate([900.0] + 8 * [5] + [7.0])]
+    assert seconds_of_iterations(rows) == 5
+    assert seconds_of_iterations([{"iteration": 1}, {"seconds/iteration": "?"}]) is None
 
 
 # --- estimates ---
@@ -118,10 +139,41 @@ def test_the_next_input_is_expected_when_the_stages_between_have_taken_their_tim
 
 
 def test_who_leaves_for_a_far_input_does_not_count_how_long_others_waited_for_jobs():
-    seen = [Passage(k, kind, 100.0, 3.0 + k) for k in (1, 2) for kind in ("rollout", "reward", "update")]
+    kinds = ("rollout", "reward", "update")
+    seen = [Passage(k, kind, 100.0, 3.0 + k, 1.0 + k) for k in (1, 2) for kind in kinds]
     task, times = Task(5, Stage.ROLLOUT), {PREPARE: 1.0, policy_maker(3): 1000.0}
     assert estimates.expected_ready(PLAN, task, times.get, seen, 1000) == 1300
-    assert estimates.expected_ready(PLAN, task, times.get, seen, 1000, at_best=True) == 1012
+    assert estimates.expected_ready(PLAN, task, times.get, seen, 1000, staying=()) == 1012
+    # nor how long they loaded, where they stay
+    assert estimates.expected_ready(PLAN, task, times.get, seen, 1000, staying=kinds) == 1006
+    assert estimates.expected_ready(PLAN, task, times.get, seen, 1000, staying=["update"]) == 1010
+
+
+def test_of_a_passage_where_processes_stay_loading_is_no_part():
+    spans = [
+        Span("reward", i, "1-a", SpanEnd.COMMITTED, ready=10.0, started=12.0, computing=begin, ended=end)
+        for i, (begin, end) in enumerate([(22.0, 25.0), (24.0, 26.0), (40.0, 43.0)])
+    ]
+    failed = Span("reward", 0, "2-a", SpanEnd.FAILED, ready=10.0, started=12.0, computing=13.0, ended=20.0)
+    [passage] = estimates.passages([to_line(iteration_spans(1, [*spans, failed]))])
+    assert (passage.seconds, passage.at_work, passage.warm) == (33.0, 31.0, 7.0)
+
+
+def test_what_others_need_to_start_up_is_not_held_against_a_wait():
+    wait = Wait(100.0, 15.0, most=60.0, looked=100.0)
+    starting, own, busy = (
+        Beat("1_0r0", "reward", "h", 1, 90.0),
+        Beat("2_0r0", "rollout", "h", 2, 90.0),
+        Beat("3_0r0", "update", "h", 3, 90.0, doing=Doing.BUSY),
+    )
+    later = staying.excused(wait, [starting, busy], "rollout", 112.0)
+    assert later.until == 127.0
+    later = staying.excused(later, [own, busy], "rollout", 120.0)
+    assert later.until == 127.0
+    later = staying.excused(later, [starting], "rollout", 200.0)
+    assert later.until == 160.0
+    assert staying.reason_to_leave(later, 159.0) is None
+    assert staying.reason_to_leave(later, 160.0) is Reason.LONG
 
 
 def test_where_nothing_is_known_nothing_is_expected():
@@ -165,8 +217,8 @@ def test_medians_are_of_the_latest(values):
 
 @given(st.lists(st.floats(0, 50), min_size=1, max_size=20), st.floats(0, 50))
 def test_a_passage_that_takes_longer_is_expected_later(times, more):
-    seen = [Passage(k, "rollout", value, value / 2) for k, value in enumerate(times)]
-    later = [Passage(p.iteration, p.job_kind, p.seconds + more, p.at_work + more) for p in seen]
+    seen = [Passage(k, "rollout", value, value / 2, value / 4) for k, value in enumerate(times)]
+    later = [replace(p, seconds=p.seconds + more, at_work=p.at_work + more) for p in seen]
     task, at = Task(1, Stage.REWARD), {PREPARE: 5.0}.get
     assert estimates.expected_ready(PLAN, task, at, seen, 6.0) <= estimates.expected_ready(
         PLAN, task, at, later, 6.0

@@ -1,6 +1,6 @@
 """The workers of a run at one moment: what Slurm shows of their jobs, and what their beats say."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.config.scheduler import SlurmConfig, resources_of
@@ -13,8 +13,9 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan
 from pipeline.run.submissions import Submission
 from pipeline.run.tasks import PREPARE, Stage, Task, parse_task
-from pipeline.workers.beats import Beat, Doing, Reason, read_beats
+from pipeline.workers.beats import Beat, Doing, Reason
 from pipeline.workers.claims import Claim
+from pipeline.workers.reading import read_beats
 from slurm.query import Element
 from slurm.ringing import WorkerName, parse_worker
 from slurm.states import SlurmState
@@ -122,6 +123,27 @@ def silent_workers(queue: Iterable[Element], beats: Beats, now: float) -> list[s
         if element.state is SlurmState.RUNNING and beat and now - beat.beat > SILENT_SECONDS:
             found.append(worker_of(element).element)
     return found
+
+
+def broken_attempts(
+    claims: Iterable[Claim],
+    beats: Beats,
+    winners: Mapping[Task, str],
+    has_said_why: Callable[[Claim], bool],
+) -> set[str]:
+    """Return the ids of attempts at committed tasks that failed all the same: they said why, or their worker
+    said to its end that it is at them. Whoever was just too late goes on, and says something else. Pure.
+
+    Args:
+        winners: ids of the attempts that committed, by their tasks.
+        has_said_why: whether an attempt left a failure file.
+    """
+    beaten = [c for c in claims if c.attempt and c.task in winners and c.attempt != winners[c.task]]
+    return {c.attempt for c in beaten if _is_last_word(beats.get(c.worker), c) or has_said_why(c)}
+
+
+def _is_last_word(beat: Beat | None, claim: Claim) -> bool:
+    return beat is not None and beat.attempt == claim.attempt
 
 
 def gone_claims(claims: Sequence[Claim], beats: Beats) -> list[Gone]:

@@ -9,8 +9,9 @@ from pipeline.run.commits import Record
 from pipeline.run.directory import Run
 from pipeline.run.records import Committed
 from pipeline.run.tasks import PREPARE, Stage, Task
-from pipeline.workers.beats import Beat, read_beats
+from pipeline.workers.beats import Beat
 from pipeline.workers.estimates import expected_ready, passages, queue_wait, startup
+from pipeline.workers.reading import read_beats
 
 _SPANS_BYTES = 1 << 18
 

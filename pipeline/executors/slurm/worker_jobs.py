@@ -3,14 +3,18 @@ early, and find their next task from records alone. A pass is bookkeeping: it co
 workers where none will do what is ready (:mod:`pipeline.orchestrate.staffing`).
 """
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from pipeline.executors.slurm.crew import (
     Beats,
     Roster,
     beats_of,
+    broken_attempts,
     gone_claims,
     live_arrays,
     read_roster,
@@ -28,13 +32,17 @@ from pipeline.executors.slurm.queue import is_live
 from pipeline.orchestrate.jobs import CommittedOf, Ended
 from pipeline.orchestrate.reconcile import Launch, Observation
 from pipeline.orchestrate.staffing import Crew, Situation, Staffing, failed_claims, held_tasks, staff
+from pipeline.run import journal
+from pipeline.run.commits import CorruptData, read_record
 from pipeline.run.endings import ClaimEnding, note_endings, read_endings
 from pipeline.run.failures import Failure
+from pipeline.run.records import newest_row
 from pipeline.run.submissions import Ending, Submission
 from pipeline.run.tasks import Task, task_key
-from pipeline.workers.beats import Doing, forget_old, mark_gone
-from pipeline.workers.choosing import LEFT_TO_PASSES
-from pipeline.workers.claims import Claim, claims_of
+from pipeline.workers.beats import Doing
+from pipeline.workers.choosing import is_left_to_passes
+from pipeline.workers.claims import Claim, claims_of, said, tried_again
+from pipeline.workers.living import forget_old, mark_gone
 from slurm.commands import SlurmError
 from slurm.ringing import parse_worker
 from slurm.submission import cancel, end_gently, start_now
@@ -42,6 +50,10 @@ from slurm.submission import cancel, end_gently, start_now
 _LOOK_AGAIN_SECONDS = 45.0
 """Seconds after which a silent worker is looked at again: all are silent while the file server is away, and
 each beats soon after it is back."""
+_ROW_BYTES = 1 << 16
+"""Bytes read from the end of metrics.jsonl, which hold more than its last row."""
+_MOST_UNWRITTEN = 100
+"""Finished iterations without a row that are looked at: more there are only where rows cannot be written."""
 
 
 @dataclass
@@ -74,15 +86,28 @@ class WorkerJobs(SlurmJobs):
         iterations = {task.iteration for task in at_hand} | {0}
         self.table = read_table(ledger, seen, iterations, newest, seen.queue.keys())
         # In this order: a worker moves on after it has committed, and beats after it has claimed.
-        self.claims = [claim for of_task in claims_of(self.run.paths, at_hand).values() for claim in of_task]
+        looked_at = at_hand.union(tried_again(self.run.paths, self._unwritten(newest)))
+        self.claims = list(chain.from_iterable(claims_of(self.run.paths, looked_at).values()))
         self.beats = beats_of(self.run.paths, self._elements_at_hand())
         self.roster = read_roster(self.table, self.beats, self.claims)
-        committed = set(committed_of(sorted(at_hand)))
+        committed = set(committed_of(sorted(looked_at)))
         found = [*self._judge_claims(committed), *self._judge_elements(committed_of)]
         self.held = held_tasks(self.claims, self.roster.crew, committed)
         self.table.live = {task: self.roster.lives[name] for task, name in self.held.items()}
         self.failures = self._all_failures(iterations)
         return found
+
+    def _unwritten(self, newest: Task | None) -> list[Task]:
+        """Return the tasks of the last finished iterations that have no row yet, and those before the first
+        iteration. What was tried at them and failed is listed before their rows are written, with which the
+        claims go."""
+        plan, last = self.run.plan, newest.iteration if newest else 0
+        try:
+            first = newest_row(journal.read_tail(self.run.paths.metrics, _ROW_BYTES), plan.start) + 1
+        except OSError:  # rows that cannot be read never stop what trains
+            return []
+        finished = range(max(first, last - _MOST_UNWRITTEN), last + 1)
+        return [task for iteration in (plan.start, *finished) for task in plan.tasks(iteration)]
 
     def _tasks_after(self, tasks: Sequence[Task]) -> tuple[Task, ...]:
         """Return the tasks of the iteration after those at hand: workers may be ahead of the passes."""
@@ -100,11 +125,12 @@ class WorkerJobs(SlurmJobs):
     def _judge_claims(self, committed: set[Task]) -> list[Ended]:
         """Explain claims that came to nothing, each once."""
         judged = read_endings(self.run.paths, {claim.task.iteration for claim in self.claims})
-        failed = failed_claims(self.claims, self.roster.crew, committed, judged)
+        broken = self._broken(committed, judged)
+        failed = failed_claims(self.claims, self.roster.crew, committed, judged, broken)
         failed = [claim for claim in failed if parse_worker(claim.worker)]
         found = self._explain(gone_claims(failed, self.beats))
         endings = {
-            claim.attempt: self._ending(claim, ended.failure)
+            claim.attempt: self._ending(claim, ended.failure, claim.task in committed)
             for claim, ended in zip(failed, found, strict=True)
         }
         note_endings(self.run.paths, endings)
@@ -112,12 +138,26 @@ class WorkerJobs(SlurmJobs):
             mark_gone(self.run.paths, worker)
         return found
 
-    def _ending(self, claim: Claim, failure: Failure) -> ClaimEnding:
+    def _broken(self, committed: set[Task], judged: Collection[str]) -> set[str]:
+        """Return the attempts that failed at tasks which others have done since the last pass."""
+        claimed = Counter(claim.task for claim in self.claims)
+        winners = {}
+        for task in (task for task, count in claimed.items() if count > 1 and task in committed):
+            with contextlib.suppress(CorruptData):
+                if record := read_record(self.run.paths, task):
+                    winners[task] = record.attempt
+        unjudged = (claim for claim in self.claims if claim.attempt not in judged)
+        return broken_attempts(
+            unjudged, self.beats, winners, lambda claim: said(self.run.paths, claim) is not None
+        )
+
+    def _ending(self, claim: Claim, failure: Failure, is_redone: bool) -> ClaimEnding:
         control = self.table.seen.control
         invocation = control.invocation - (claim.time < control.begun)
         key = task_key(claim.task)
         return ClaimEnding(
-            key, claim.number, invocation, failure.kind, failure.message, failure.node, failure.job
+            *(key, claim.number, invocation, failure.kind, failure.message, failure.node, failure.job),
+            is_redone=is_redone,
         )
 
     def _judge_elements(self, committed_of: CommittedOf) -> list[Ended]:
@@ -149,10 +189,11 @@ class WorkerJobs(SlurmJobs):
         return explain(self.run.paths, gone, shown, dict(seen.control.retracted)) if gone else []
 
     def _all_failures(self, iterations: set[int]) -> dict[Task, list[Failure]]:
-        """Collect the failures of this invocation: of elements, claims, and commits that were taken back."""
+        """Collect the failures of this invocation that count: of elements, of claims whose task was left
+        undone, and commits that were taken back."""
         found, invocation = self.table.failures(), self.table.seen.control.invocation
         for ending in read_endings(self.run.paths, iterations).values():
-            if ending.invocation == invocation:
+            if ending.invocation == invocation and not ending.is_redone:
                 failure = ending.failure(self.run.paths)
                 found.setdefault(failure.task, []).append(failure)
         return found
@@ -194,8 +235,7 @@ class WorkerJobs(SlurmJobs):
 
     def _is_left(self, failures: Sequence[Failure]) -> bool:
         """Whether workers leave a task with these failures alone; here rather one task too many."""
-        most = self.submitter.config.max_attempts
-        return len(failures) >= most or any(failure.kind in LEFT_TO_PASSES for failure in failures)
+        return is_left_to_passes([f.kind for f in failures], self.submitter.config.max_attempts)
 
     def _is_new(self, submission: Submission) -> bool:
         return submission.invocation == self.table.seen.control.invocation
