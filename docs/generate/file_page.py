@@ -81,6 +81,23 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         (_RUN.submissions(7) / "rollout-1-0.json", "a submission: its task list"),
         (_RUN.submissions(7) / "rollout-1-0.sh", "its batch script"),
         (_RUN.submissions(7) / "rollout-1-0.state.json", "what became of it: job id, failures"),
+        (_RUN.submissions(7) / "endings.json", "how attempts ended that workers took and did not commit"),
+        (
+            _RUN.slurm / "workers" / "4711_3r0.json",
+            "what a [worker](../explanation/workers.md) says of itself",
+        ),
+        (_RUN.slurm / "workers" / "4711_3r0.gone", "says that its job has ended, as Slurm knows"),
+        (_TASK.record.with_name("shard-00003.claim-1.json"), "says which worker has taken the task"),
+        (_PREPARE.record.with_name("prompts.claim-1.json"), "the same of the task that prepares"),
+        (_RUN.slurm / "passes" / "wanted", "asks for a pass"),
+        (_RUN.slurm / "passes" / "last", "when the last pass was made that a worker has started"),
+        (_RUN.slurm / "passes" / "000004.json", "the lease of who makes it"),
+        (_RUN.log_root / "passes" / "passes.log", "what such passes printed"),
+        (
+            _RUN.log_root / "00007-rollout" / "worker-1" / "shard-00003.log",
+            "what a worker printed between tasks",
+        ),
+        (_RUN.log_root / "00000-prepare" / "worker-1" / "prompts.log", "the same of the one that prepares"),
         (
             _RUN.log_root / "00007-driver" / "attempt-1" / "driver.log",
             "what a driver job printed, each line with time and level",

@@ -178,11 +178,12 @@ class ResourcesConfig:
     """Environment variables, over those of scheduler.environment."""
     mail_user: SbatchWord | None = None
     """Address that Slurm writes to. Default: scheduler.mail_user."""
-    linger: Linger = 0
+    linger: Linger = "auto"
     """Seconds for which a job waits for the next task of its stage after one, with its model loaded; auto: as
-    long as coming back costs, at most linger_max; 0: not at all."""
-    start_early: bool = False
-    """Submit the next job of a stage that has left so early that it has started when its input is there."""
+    long as coming back costs, at most linger_max; 0: not at all. Not for prepare and driver."""
+    start_early: bool = True
+    """Submit the next job of a stage that has left so early that it has started when its input is there. Not
+    for prepare and driver."""
     task_time: TimeLimit | None = None
     """Time limit of one task of a job that does several. Default: ten times the median of the stage,
     and a minute at least."""
@@ -215,6 +216,8 @@ class ResourcesConfig:
 
 SLURM_STAGES = ("prepare", "rollout", "reward", "update", "evaluate", "driver")
 """Stages whose jobs have resources of their own, and the driver."""
+_ONE_TASK = ("prepare", "driver")
+"""Jobs that have one task: there is nothing to stay or to start early for."""
 
 
 class StreamingDependency(StrEnum):
@@ -228,7 +231,7 @@ class StreamingDependency(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmConfig:
-    """Tasks as elements of Slurm array jobs, submitted ahead of time."""
+    """Tasks as elements of Slurm array jobs, which go on with the next task, or start before it is there."""
 
     kind: Literal["slurm"] = "slurm"
     """Array jobs of a Slurm cluster."""
@@ -264,12 +267,16 @@ class SlurmConfig:
     mail_type: MailTypes = ()
     """Events that Slurm sends mail about, once for each array of every stage, e.g. [FAIL, TIME_LIMIT_80].
     Default: none. Driver jobs are left out, unless driver.mail_type says otherwise."""
+    workers: bool = True
+    """Jobs may do several tasks, and start early, as linger and start_early of each stage say. Off: each task
+    has a job of its own, submitted ahead of time with dependencies, whatever they say."""
     linger_max: PositiveInt = 600
     """Most seconds that a job waits where linger is auto: sites may cancel jobs whose GPUs are idle."""
     horizon: PositiveInt = 2
-    """Iterations that wait in the queue at once, each behind the one before."""
+    """Iterations that wait in the queue at once, each behind the one before. No effect with workers."""
     dependency: StreamingDependency = StreamingDependency.AFTERCORR
-    """aftercorr: a shard is scored as soon as it is generated; afterok: when all are."""
+    """aftercorr: a shard is scored as soon as it is generated; afterok: when all are. No effect with workers,
+    which score each shard as soon as it is generated."""
     max_attempts: PositiveInt = 3
     """Tries per task and per call of submit, run or resume, before the run stops as failed. Preemption,
     lost nodes and missing inputs are not counted, up to five times as many."""
@@ -300,7 +307,13 @@ class SlurmConfig:
     def has_workers(self) -> bool:
         """Whether the jobs of some stage may do several tasks or start early: then none waits for another by
         a dependency."""
-        return any(given.has_workers for given in self.resources.values())
+        may_stay = (given for key, given in self.resources.items() if key not in _ONE_TASK)
+        return self.workers and any(given.has_workers for given in may_stay)
+
+    @property
+    def lookahead(self) -> int:
+        """Iterations that are launched before their inputs are there; 0 with workers."""
+        return 0 if self.has_workers else self.horizon
 
 
 SchedulerConfig = Annotated[LocalConfig | SlurmConfig, Field(discriminator="kind")]
@@ -313,7 +326,8 @@ def key_of(job_kind: str) -> str:
 
 def resources_of(config: SlurmConfig, job_kind: str) -> ResourcesConfig:
     """Return a job kind's resources (a stage, score-POOL, driver), the scheduler's settings filled in."""
-    given = config.resources[key_of(job_kind).removeprefix("scheduler.")]
+    key = key_of(job_kind).removeprefix("scheduler.")
+    given, may_stay = config.resources[key], config.workers and key not in _ONE_TASK
     # Driver jobs call sbatch, which images for training do not have; and mail about each would be too much.
     container, mail_type = (None, ()) if job_kind == DRIVER else (config.container, config.mail_type)
     return dataclasses.replace(
@@ -326,4 +340,6 @@ def resources_of(config: SlurmConfig, job_kind: str) -> ResourcesConfig:
         environment={**config.environment, **given.environment},
         mail_user=given.mail_user or config.mail_user,
         mail_type=mail_type if given.mail_type is None else given.mail_type,
+        linger=given.linger if may_stay else 0,
+        start_early=given.start_early and may_stay,
     )

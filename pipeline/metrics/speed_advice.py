@@ -100,9 +100,11 @@ def queue_bound(evidence: Evidence) -> Findings:
         key, others = key_of(Stage.ROLLOUT), " and of the other stages"
     else:
         return
+    given = evidence.config.slurm
+    longer = f"raise scheduler.linger_max={given.linger_max}, so that jobs stay longer"
     remedy = (
         f"name several partitions in {key}.partition{others}, ask for less time ({key}.time) so that jobs "
-        "fit into gaps, or raise scheduler.horizon"
+        f"fit into gaps, or {longer if given.has_workers else 'raise scheduler.horizon'}"
     )
     yield Advice(Severity.WARNING, Rule.QUEUE_BOUND, title, what, remedy, names)
 

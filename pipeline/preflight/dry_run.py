@@ -28,18 +28,22 @@ from slurm.submission import render
 
 _CHUNK_SIZE = 1000
 """Elements of an array with Slurm's default MaxArraySize; a real submission asks the cluster."""
+_OF_WORKERS = """\
+Jobs go on with the next task of their stage (scheduler.workers), and no array waits for another: each is
+submitted when its input is there, or early, so that it has started by then."""
 
 
 def scripts(run: Run) -> str:
     """Return every script of the next submission, each under its file's name. Raises RunError."""
     ledger = Ledger(run.paths)
     parts = [f"### {ledger.script(s)}\n{text}" for s, text in _rendered(run, ledger)]
-    return "\n".join([*parts, "This was a dry run: nothing was submitted."])
+    told = [_OF_WORKERS] if slurm_settings(run).has_workers else []
+    return "\n".join([*parts, "This was a dry run: nothing was submitted.", *told])
 
 
 def _rendered(run: Run, ledger: Ledger) -> Iterator[tuple[Submission, str]]:
     config = slurm_settings(run)
-    tasks, committed = _outstanding(run, 1 if config.has_workers else config.horizon)
+    tasks, committed = _outstanding(run, max(1, config.lookahead))
     carriers: dict[Task, ArrayElement] = {}
     wanted = wanted_workers(run.plan, config) if config.has_workers else {}
     for group in in_order([Launch(task, "") for task in tasks]):

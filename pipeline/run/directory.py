@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from pipeline.config.compose import from_mapping, to_yaml
 from pipeline.config.conversion import converted, from_yaml, in_words
+from pipeline.config.former import as_it_was_meant
 from pipeline.config.issue import ConfigError
 from pipeline.config.scheduler import SlurmConfig
 from pipeline.config.schema import Config
@@ -283,7 +284,7 @@ def load_run(root: Path) -> Run:
 @lru_cache(maxsize=2)
 def _config_of(text: str) -> Config:
     """Parse a configuration; cached, as a process that does many tasks of a run asks for each."""
-    return from_mapping(from_yaml(text))
+    return from_mapping(as_it_was_meant(from_yaml(text)))
 
 
 def identity_text(identity: Identity) -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from pipeline.config.scheduler import SlurmConfig
 from pipeline.orchestrate.reconcile import Actions, Launch, Observation, reconcile
 from pipeline.run.directory import Run, is_run
 from pipeline.run.plan import Plan
@@ -34,23 +35,32 @@ def look_ahead(run: Run) -> Outlook:
     """Read the iterations at hand, on Slurm also its queue; all others follow from the frontier."""
     plan, slurm, is_there = run.plan, run.config.slurm, is_run(run.paths.root)
     frontier = find_frontier(plan, run.paths) if is_there else Frontier(-1, 0)
-    tasks = plan.window(frontier.updated, frontier.evaluated, slurm.horizon if slurm else 0)
+    lookahead = slurm.lookahead if slurm else 0
+    tasks = plan.window(frontier.updated, frontier.evaluated, lookahead)
     records = Records(run.paths)
     if is_there:
         records.refresh([*tasks, *(source for task in tasks for source in plan.inputs(task))])
     live, unanswered = set[Task](), None
     if is_there and slurm:
-        from pipeline.executors.slurm.queue import is_live, look_at_queue
-        from pipeline.run.submissions import Ledger
-        from pipeline.status.slurm import match
-
-        queue = look_at_queue(run)
-        elements = match(Ledger(run.paths).load({task.iteration for task in tasks}), queue)
-        live = {task for task, element in elements.items() if is_live(element)}
-        unanswered = queue.unanswered
+        live, unanswered = _live_tasks(run, slurm, {task.iteration for task in tasks})
     seen = Observation(tasks, records.known, records.corrupt, live, {})
-    actions = reconcile(plan, seen, run.config.scheduler.max_attempts, in_advance=slurm is not None)
+    actions = reconcile(plan, seen, run.config.scheduler.max_attempts, in_advance=lookahead > 0)
     return Outlook(plan, frontier, seen, actions, unanswered)
+
+
+def _live_tasks(run: Run, slurm: SlurmConfig, iterations: set[int]) -> tuple[set[Task], str | None]:
+    """Return the tasks of some iterations that somebody does or will do, and Slurm's error, if any."""
+    from pipeline.executors.slurm.queue import is_live, look_at_queue
+    from pipeline.run.submissions import Ledger
+    from pipeline.status.slurm import match
+    from pipeline.status.worker_tasks import Crew
+    from pipeline.workers.reading import read_beats
+
+    queue, submissions = look_at_queue(run), Ledger(run.paths).load(iterations)
+    if slurm.has_workers:
+        return Crew(submissions, queue, tuple(read_beats(run.paths).values())).live, queue.unanswered
+    elements = match(submissions, queue)
+    return {task for task, element in elements.items() if is_live(element)}, queue.unanswered
 
 
 def describe_plan(run: Run) -> Iterator[str]:

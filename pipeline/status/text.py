@@ -217,8 +217,9 @@ def _some(names: Sequence[str]) -> str:
 
 
 def describe_driver(driver: "DriverJob", after: str) -> str:
-    """Describe a driver job: at work, ``after`` which iteration, or by the clock."""
-    waits = f"{after} {driver.iteration}" if driver.iteration else "by the clock"
+    """Describe a driver job: at work, ``after`` which iteration or any job, or by the clock."""
+    without = "by the clock" if driver.is_timed else "when jobs end"
+    waits = f"{after} {driver.iteration}" if driver.iteration else without
     return f"{driver.job} {'at work' if driver.is_running else waits}"
 
 

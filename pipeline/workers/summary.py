@@ -130,10 +130,9 @@ def awaited_by(task: str) -> str:
         found = parse_task(task)
     except ValueError:
         return ""
-    if found.stage is Stage.ROLLOUT:
-        return f"policy {found.iteration - 1}"
-    if found.stage is Stage.EVALUATE:
-        return f"policy {found.iteration}"
+    if found.stage in (Stage.ROLLOUT, Stage.EVALUATE):
+        policy = found.iteration - (found.stage is Stage.ROLLOUT)
+        return f"policy {policy}" if policy else "the prompts"
     if found.stage.scores:
         return f"responses of iteration {found.iteration}"
     if found.stage is Stage.UPDATE:

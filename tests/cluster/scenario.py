@@ -21,7 +21,7 @@ from pipeline.workers.beats import Beat, Doing
 from pipeline.workers.reading import read_beats
 from slurm.devcluster import Cluster
 from slurm.sharedfiles import is_there, read_newest, read_shared
-from tests.support import ROOT, light, tiny
+from tests.support import COLD, ROOT, light, tiny
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 STAGES = ("rollout", "reward", "update")
@@ -229,14 +229,17 @@ def read_lines(path: Path) -> list[dict]:
 
 @dataclass(frozen=True)
 class Runs:
-    """Makes runs that are not submitted yet."""
+    """Makes runs that are not submitted yet. Their tasks have a job each, unless ``has_workers``."""
 
     inputs: Path
     environment: dict[str, str]
     slurm_ppo: Cli
 
-    def __call__(self, cluster: Cluster, root: Path, *more: str, folder: Path = ROOT) -> SlurmRun:
-        words = tiny.overrides(self.inputs, root, "scheduler=devcluster", *more)
+    def __call__(
+        self, cluster: Cluster, root: Path, *more: str, folder: Path = ROOT, has_workers: bool = False
+    ) -> SlurmRun:
+        cold = () if has_workers else COLD
+        words = tiny.overrides(self.inputs, root, "scheduler=devcluster", *cold, *more)
         return SlurmRun(
             cluster, root, words, self.environment | cluster.environment(), self.slurm_ppo, folder
         )

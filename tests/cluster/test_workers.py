@@ -48,7 +48,7 @@ def poisoned(cluster, make_run, tmp_path_factory) -> SlurmRun:
     (folder / "my_picky_rules.py").write_text(PICKY)
     rule = "+reward.components.mine={kind: rule, function: 'my_picky_rules:score', trial: false}"
     words = ["iterations=2", "scheduler.max_attempts=2", rule, *STAYING]
-    run = make_run(cluster, room_on(cluster, folder) / "run", *words, folder=folder)
+    run = make_run(cluster, room_on(cluster, folder) / "run", *words, folder=folder, has_workers=True)
     run.submit()
     return run
 
@@ -88,9 +88,9 @@ def elements(run: SlurmRun) -> int:
 
 
 def test_workers_make_the_policy_of_one_machine_with_a_few_jobs(cluster, make_run, local_run, tmp_path):
-    """As a user has them, who sets nothing but that they stay."""
+    """As a user has them, who sets nothing."""
     root = room_on(cluster, tmp_path) / "run"
-    run = make_run(cluster, root, "iterations=5", *staying("auto"), *CPU_ONLY)
+    run = make_run(cluster, root, "iterations=5", *CPU_ONLY, has_workers=True)
     run.submit()
     run.wait_until_complete()
     assert_same_policy(run, local_run)
@@ -104,7 +104,8 @@ def test_workers_are_killed_cancelled_requeued_and_the_controller_restarts(
     cluster, make_run, local_run, tmp_path
 ):
     root = room_on(cluster, tmp_path) / "run"
-    run = make_run(cluster, root, f"iterations={ITERATIONS}", *STAYING, *take("0.3", "rollout"))
+    words = [f"iterations={ITERATIONS}", *STAYING, *take("0.3", "rollout")]
+    run = make_run(cluster, root, *words, has_workers=True)
     run.submit()
 
     computing = worker_who(run, "rollout", Doing.BUSY, is_used)
@@ -142,7 +143,7 @@ def newest(run: SlurmRun) -> int:
 
 def test_going_back_and_cancelling_end_the_workers(cluster, make_run, local_run, tmp_path):
     root = room_on(cluster, tmp_path) / "run"
-    run = make_run(cluster, root, "iterations=4", *STAYING, *take("0.2", "rollout"))
+    run = make_run(cluster, root, "iterations=4", *STAYING, *take("0.2", "rollout"), has_workers=True)
     run.submit()
     run.wait_for(lambda: run.has_committed(2, "update"), "two iterations")
     before = set(read_beats(RunPaths(root)))

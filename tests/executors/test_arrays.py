@@ -36,7 +36,7 @@ from pipeline.run.tasks import PREPARE, Stage, Task
 from slurm.query import expand
 from slurm.submission import Array, Refused, array_expression, literal, render
 from slurm.tasklist import Assignment, TaskList, attempt_id
-from tests.support import ROOT
+from tests.support import COLD, ROOT
 from tests.support.scripted import ID, imagined_run
 
 GOLDEN = ROOT / "tests/golden/scripts"
@@ -72,7 +72,7 @@ EVERYTHING = dict.fromkeys(("prepare", "rollout", "reward", "evaluate", "driver"
 }
 
 
-def plain_run() -> Run:
+def plain_run(*more: str) -> Run:
     """``scheduler=slurm`` and what a user types."""
     config = compose(
         [
@@ -87,6 +87,7 @@ def plain_run() -> Run:
                 "scheduler.horizon=1",
             ),
             "scheduler.python=/env/bin/python",
+            *more,
         ]
     )
     return replace(imagined_run(), config=config)
@@ -94,13 +95,15 @@ def plain_run() -> Run:
 
 # Jobs that stay: rollouts and updates in an image, where Slurm's commands may be missing.
 WORKERS = {
-    "rollout": {"linger": "auto", "start_early": True, "container": STAGE["container"]},
-    "reward": {"linger": 60},
+    "workers": True,
+    "rollout": {"container": STAGE["container"]},
+    "reward": {"linger": 60, "start_early": False},
     "update": {"linger": 60, "nodes": 2, "container": STAGE["container"], "setup": ["module load apptainer"]},
     "driver": {"setup": ["module load slurm # ours"], "environment": {"NASTY": NASTY}},
 }
 RUNS = {
     "plain": plain_run(),
+    "cold": plain_run(*COLD),
     "everything": imagined_run(f"/runs/{NASTY}", EVERYTHING),
     "workers": imagined_run(f"/runs/{NASTY}", WORKERS),
 }
@@ -125,7 +128,7 @@ def test_the_scripts_are_what_they_were(kind):
             (folder / name).write_text(text)
     assert found == {path.name: path.read_text() for path in folder.iterdir()}
     stages = {name.split("-")[1] for name in found}
-    evaluations = set() if kind == "workers" else {"evaldriver"}
+    evaluations = set() if RUNS[kind].config.scheduler.has_workers else {"evaldriver"}
     assert stages == {"prepare", "rollout", "reward", "update", "evaluate", "driver", "guard"} | evaluations
 
 

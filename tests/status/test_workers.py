@@ -93,6 +93,8 @@ def test_a_line_says_who_works_who_waits_for_what_and_until_when():
     [
         ("8/rollout/2", "policy 7"),
         ("8/evaluate/0", "policy 8"),
+        ("1/rollout/2", "the prompts"),
+        ("0/evaluate/0", "the prompts"),
         ("8/score-big/1", "responses of iteration 8"),
         ("8/reward/1", "responses of iteration 8"),
         ("8/update/0", "scores of iteration 8"),

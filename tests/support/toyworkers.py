@@ -19,9 +19,6 @@ from slurm.states import SlurmState
 from tests.support.toyslurm import Element
 from tests.support.toyworld import MISHAPS, Luck, World, is_driver, make_world, task_of
 
-STAYING = {stage: {"linger": "auto", "start_early": True} for stage in ("rollout", "reward", "update")}
-"""Settings with which a run has workers."""
-
 
 @dataclass
 class Worker:
@@ -219,7 +216,7 @@ def make_worker_world(
     root, monkeypatch: pytest.MonkeyPatch, seed: int, luck: Luck, **more: object
 ) -> WorkerWorld:
     """A run with workers that nobody has submitted."""
-    plain_world = make_world(root, monkeypatch, seed, luck, **STAYING, **more)
+    plain_world = make_world(root, monkeypatch, seed, luck, workers=True, **more)
     world = WorkerWorld(plain_world.run, plain_world.slurm, plain_world.chance, luck)
     slurm = world.slurm
     slurm.before, slurm.after, slurm.on_signal = world.command_comes, world.command_went, world.get_signal

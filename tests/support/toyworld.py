@@ -352,9 +352,10 @@ class Lease:
 def make_world(
     root: Path, monkeypatch: pytest.MonkeyPatch, seed: int, luck: Luck, **scheduler: object
 ) -> World:
-    """A run of a few iterations that nobody has submitted."""
+    """A run of a few iterations that nobody has submitted. By default its tasks have a job each."""
     chance = random.Random(seed)
-    given = {"kind": "slurm", "python": "/py", "max_attempts": 40, "horizon": chance.randint(1, 3)}
+    given = {"kind": "slurm", "workers": False, "python": "/py", "max_attempts": 40}
+    given["horizon"] = chance.randint(1, 3)
     given["dependency"] = chance.choice(["aftercorr", "afterok"])
     slurm = ToySlurm(has_accounting=chance.random() < 0.7, refuses_unknown=chance.random() < 0.5)
     slurm.max_array_size = chance.choice([1001, 1001, 2])

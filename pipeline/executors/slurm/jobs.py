@@ -55,7 +55,7 @@ class SlurmJobs:
 
     @property
     def lookahead(self) -> int:
-        return self.submitter.config.horizon
+        return self.submitter.config.lookahead
 
     @property
     def live(self) -> Collection[Task]:

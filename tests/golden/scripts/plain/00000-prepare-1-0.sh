@@ -13,10 +13,10 @@
 #SBATCH --job-name=r1.0123456789ab.0.prepare.1.0
 #SBATCH --array=0
 #SBATCH --chdir=/home/u
-#SBATCH --output=/runs/r1/logs/00000-prepare/attempt-1/prompts.log
+#SBATCH --output=/runs/r1/logs/00000-prepare/worker-1/prompts.log
 
 # Setup and environment, from the configuration.
-
+trap '' USR1
 
 # For submitit.JobEnvironment, in code of yours.
 export SUBMITIT_EXECUTOR=slurm
