@@ -159,7 +159,8 @@ class Bookkeeper:
         self._wait(until)
 
     def _start(self) -> None:
-        replace_durably(_folder(self.paths) / _STARTED, f"{time.time()}\n")
+        with contextlib.suppress(OSError):  # then others may start one too
+            replace_durably(_folder(self.paths) / _STARTED, f"{time.time()}\n")
         self.child = start_pass(self.paths)
 
     def _wait(self, until: float) -> None:
