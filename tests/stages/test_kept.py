@@ -38,15 +38,20 @@ SOME = ("fp32-zero0", "bf16-zero2", "overflow", "stopped", "skipped", "lora", "n
 STAYING = [(1, case) for case in (CASES if IS_SOAK else SOME)]
 STAYING += [(2, case) for case in (CASES if IS_SOAK else ("bf16-zero3",))]
 """Ranks, and what happens."""
-ELASTIC = [
-    (1, "fp32-zero0", 2),
-    (1, "bf16-zero2", 2),
-    (1, "overflow", 2),
-    (2, "bf16-zero1", 1),
-    (2, "overflow", 1),
-    (2, "bf16-zero3", 1),
-]
+ELASTIC = (
+    [(n, case, m) for n in (1, 2, 3) for case in CASES for m in (1, 2, 3) if n != m]
+    if IS_SOAK
+    else [
+        (1, "fp32-zero0", 2),
+        (1, "bf16-zero2", 2),
+        (1, "overflow", 2),
+        (2, "bf16-zero1", 1),
+        (2, "overflow", 1),
+        (2, "bf16-zero3", 1),
+    ]
+)
 """Ranks that learn three iterations and save no state, what happens, and ranks that learn them again."""
+SIZES = sorted({size for before, _, after in ELASTIC for size in (before, after)})
 FORKED = "fp32-zero0"
 FROM_MEMORY = "going on from memory"
 
@@ -60,12 +65,16 @@ class Death:
     save_every: int
     iteration: int
     kill: Kill
+    successor: Kill | None = None
+    """How its successor is killed, which learns again from the first iteration on."""
 
     def __str__(self) -> str:
         where = f"{self.size}-{self.case}-every-{self.save_every}-in-{self.iteration}"
-        return f"{where}-{folder_name(self.kill)}"
+        kills = [self.kill] + ([self.successor] if self.successor else [])
+        return "-then-".join([f"{where}-{folder_name(kills[0])}", *map(folder_name, kills[1:])])
 
 
+REPLAYING = ("a step followed", "settled", "saved on the way")
 EARLY = ("a step taken", "policy not written", "policy committed")
 """Points that every update comes to; to the others come those that save a state."""
 
@@ -79,13 +88,19 @@ def all_deaths() -> list[Death]:
         points = [*EARLY, *(POINTS if is_due else ())]
         known = [Kill(point) for point in EARLY[:2]] + [k for k in kills(size) if k.point in points]
         found += [Death(size, next(cases), save_every, iteration, kill) for kill in known]
+    dying = Kill("a step taken")
+    for size, successor in itertools.product((1, 2), REPLAYING):
+        found += [
+            Death(size, next(cases), 1000, 3, dying, Kill(successor, alone=a))
+            for a in sorted({False, size > 1})
+        ]
     return found
 
 
 def some_deaths() -> list[Death]:
     return [
         Death(1, "fp32-zero0", 3, 3, Kill("no counters")),
-        Death(1, "overflow", 1000, 3, Kill("a step taken")),
+        Death(1, "overflow", 1000, 3, Kill("a step taken"), Kill("settled")),
         Death(1, "skipped", 1, 2, Kill("half a file")),
         Death(2, "bf16-zero3", 1000, 3, Kill("policy committed", alone=True)),
     ]
@@ -133,7 +148,7 @@ def learned(scored, tmp_path_factory) -> Learned:
         one: copied(scored[one[1], 1000], folder / "-".join(["unsaved", *map(str, one)])) for one in ELASTIC
     }
     found = Learned(copies("loaded", 1), copies("kept", 1000), unsaved)
-    for size in (1, 2):
+    for size in SIZES:
         wanted = [Updates(r, case, ALL, stays=False) for (n, case), r in found.loaded.items() if n == size]
         wanted += [Updates(root, case, ALL) for (n, case), root in found.kept.items() if n == size]
         wanted += [Updates(root, case, (1, 2, 3)) for (n, case, _), root in unsaved.items() if n == size]
@@ -199,12 +214,22 @@ def died(scored, learned, forks, tmp_path_factory) -> dict[Death, Path]:
         codes = by_ranks(death.size, root / "meeting", update_all, first, death.kill)
         assert (root / f"died-{death.iteration}").exists(), f"never came to it: {death}, {codes}"
         assert any(codes), codes
-    for size in (1, 2):
+        if death.successor is not None:
+            kill_successor(death, root)
+    for size in SIZES:
         wanted = [Updates(root, d.case, to_do(root)) for d, root in found.items() if d.size == size]
         wanted += [Updates(root, case, (4,)) for (_, case, n), root in learned.unsaved.items() if n == size]
         wanted += [Updates(root, FORKED, (3,)) for root in forks.values() if size == 1]
         assert by_ranks(size, folder / "meeting", update_all, wanted, None) == [0] * size
     return found
+
+
+def kill_successor(death: Death, root: Path) -> None:
+    """Kill a process as it learns again what one that died has not saved, each state on its way."""
+    (root / f"died-{death.iteration}").unlink()
+    again = [Updates(root, death.case, (death.iteration,), is_slow=True)]
+    codes = by_ranks(death.size, root / "meeting", update_all, again, death.successor)
+    assert (root / f"died-{death.iteration}").exists(), f"never came to it: {death}, {codes}"
 
 
 def to_do(root: Path) -> Sequence[int]:
