@@ -33,6 +33,7 @@ def learn_first_state(context: Context, first: int) -> Relearned | None:
     say(f"the fork's parent saved no trainer's state of iteration {first}: it is learned by its settings")
     parent = load_run(context.paths.origin)
     reader = replace(context, paths=parent.paths, config=parent.config, lineage={}, stopwatch=Stopwatch())
+    kept.release()
     learner, relearned = loaded(reader, first)
     if relearned.newest < first:
         save_state(reader, learner, first)

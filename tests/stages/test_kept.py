@@ -91,8 +91,8 @@ def all_deaths() -> list[Death]:
     dying = Kill("a step taken")
     for size, successor in itertools.product((1, 2), REPLAYING):
         found += [
-            Death(size, next(cases), 1000, 3, dying, Kill(successor, alone=a))
-            for a in sorted({False, size > 1})
+            Death(size, next(cases), 1000, 3, dying, Kill(successor, alone=alone))
+            for alone in (False, True)[:size]
         ]
     return found
 
