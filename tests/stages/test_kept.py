@@ -131,6 +131,8 @@ class Learned:
     """Each update loaded everything."""
     kept: dict[tuple[int, str], Path]
     """Each went on from memory, in a process that came from another run with other settings."""
+    ahead: dict[tuple[int, str], Path]
+    """Each was loaded before its turn, of one case for each number of ranks."""
     unsaved: dict[tuple[int, str, int], Path]
     """Three of four iterations, without any state, of each of :data:`ELASTIC`."""
 
@@ -147,9 +149,16 @@ def learned(scored, tmp_path_factory) -> Learned:
     unsaved = {
         one: copied(scored[one[1], 1000], folder / "-".join(["unsaved", *map(str, one)])) for one in ELASTIC
     }
-    found = Learned(copies("loaded", 1), copies("kept", 1000), unsaved)
+    first = [next(one for one in STAYING if one[0] == size) for size in SIZES]
+    ahead = {(n, case): copied(scored[case, 1], folder / f"{n}-{case}-ahead") for n, case in first}
+    found = Learned(copies("loaded", 1), copies("kept", 1000), ahead, unsaved)
     for size in SIZES:
         wanted = [Updates(r, case, ALL, stays=False) for (n, case), r in found.loaded.items() if n == size]
+        wanted += [
+            Updates(root, case, ALL, stays=False, loads_ahead=True)
+            for (n, case), root in found.ahead.items()
+            if n == size
+        ]
         wanted += [Updates(root, case, ALL) for (n, case), root in found.kept.items() if n == size]
         wanted += [Updates(root, case, (1, 2, 3)) for (n, case, _), root in unsaved.items() if n == size]
         assert by_ranks(size, folder / "meeting", update_all, wanted, None) == [0] * size
@@ -164,6 +173,13 @@ def loaded(learned) -> dict[tuple[int, str], Path]:
 @pytest.fixture(scope="module")
 def kept(learned) -> dict[tuple[int, str], Path]:
     return learned.kept
+
+
+def test_a_learner_that_was_loaded_before_its_shards_came_learns_the_same(learned, loaded):
+    for one, root in learned.ahead.items():
+        assert_same_learned(root, loaded[one], ALL)
+        for iteration in ALL:
+            assert any(FROM_MEMORY in line for line in lines_of(root, iteration))
 
 
 @pytest.mark.parametrize(("size", "case"), STAYING)
