@@ -6,6 +6,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from slurm.requests import find_requests, request_ring
+
 _WORKER = re.compile(r"(?P<array>\d+)_(?P<index>\d+)r(?P<restart>\d+)")
 
 
@@ -43,7 +45,8 @@ def arrays_to_ring(waiting: Mapping[str, str], readers: Collection[str]) -> tupl
 
 
 def ring(arrays: Iterable[str]) -> str:
-    """Wake the workers of some arrays, by one call of scancel. Returns what went wrong; empty if nothing did.
+    """Wake the workers of some arrays, by one call of scancel, here or outside of the container. Returns what
+    went wrong; empty if nothing did.
 
     An element that still starts up ignores the signal, and one that waits in the queue does not get it.
     """
@@ -51,6 +54,8 @@ def ring(arrays: Iterable[str]) -> str:
     from slurm.submission import signal_batch
 
     jobs = list(arrays)
+    if (fifo := find_requests()) is not None:
+        return request_ring(fifo, jobs)
     try:
         if jobs:
             signal_batch("USR1", jobs)

@@ -16,6 +16,7 @@ from pipeline.run.tasks import Task, parse_task
 from pipeline.workers.beats import Doing
 from pipeline.workers.living import Crew
 from pipeline.workers.overdue import is_overdue, seconds_of_iterations
+from slurm.requests import find_requests, request_end
 from slurm.ringing import arrays_to_ring, ring
 
 _SHORT_WAIT = 2.0
@@ -56,6 +57,12 @@ class Afterwards:
                 if is_overdue(max(read_last(paths).ended, self.began), now, taken):
                     ask_for_pass(paths)
         self.keeper.tend()
+
+    def leaves(self) -> None:
+        """Before the end: wait for a pass that sees that the worker leaves."""
+        self.keeper.leave()
+        if (fifo := find_requests()) is not None:
+            request_end(fifo)
 
     def committed(self, task: Task) -> None:
         """Ring those who wait for this commit, and ask for a pass."""

@@ -79,7 +79,7 @@ def of_environment(run: Run, job_kind: str, environment: Mapping[str, str], star
         is_peer=lambda name: is_job_of(run.identity.id, name) and job_kind_of(name) == job_kind,
         committed=afterwards.committed,
         waits=afterwards.waits,
-        leaves=afterwards.keeper.leave,
+        leaves=afterwards.leaves,
     )
 
 

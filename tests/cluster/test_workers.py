@@ -131,7 +131,9 @@ def test_workers_are_killed_cancelled_requeued_and_the_controller_restarts(
     run.cluster.start_controller()
     run.wait_until_complete()
     assert_same_policy(run, local_run)
-    assert set(failed(run)) <= {(computing.task, "killed")}, run.story()
+    # Told of, though another did it at once. Who was found waiting may have begun something meanwhile.
+    assert (computing.task, "killed") in failed(run), run.story()
+    assert {kind for _, kind in failed(run)} <= {"killed", "preempted"}, run.story()
 
 
 def newest(run: SlurmRun) -> int:

@@ -92,7 +92,18 @@ def plain_run() -> Run:
     return replace(imagined_run(), config=config)
 
 
-RUNS = {"plain": plain_run(), "everything": imagined_run(f"/runs/{NASTY}", EVERYTHING)}
+# Jobs that stay: rollouts and updates in an image, where Slurm's commands may be missing.
+WORKERS = {
+    "rollout": {"linger": "auto", "start_early": True, "container": STAGE["container"]},
+    "reward": {"linger": 60},
+    "update": {"linger": 60, "nodes": 2, "container": STAGE["container"], "setup": ["module load apptainer"]},
+    "driver": {"setup": ["module load slurm # ours"], "environment": {"NASTY": NASTY}},
+}
+RUNS = {
+    "plain": plain_run(),
+    "everything": imagined_run(f"/runs/{NASTY}", EVERYTHING),
+    "workers": imagined_run(f"/runs/{NASTY}", WORKERS),
+}
 
 
 def rendered(run: Run) -> dict[str, str]:
@@ -114,7 +125,8 @@ def test_the_scripts_are_what_they_were(kind):
             (folder / name).write_text(text)
     assert found == {path.name: path.read_text() for path in folder.iterdir()}
     stages = {name.split("-")[1] for name in found}
-    assert stages == {"prepare", "rollout", "reward", "update", "evaluate", "driver", "evaldriver", "guard"}
+    evaluations = set() if kind == "workers" else {"evaldriver"}
+    assert stages == {"prepare", "rollout", "reward", "update", "evaluate", "driver", "guard"} | evaluations
 
 
 # --- the shell ---

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.job_kinds import DRIVER, GUARD
-from pipeline.config.scheduler import SlurmConfig, resources_of
-from pipeline.executors.slurm.resources import Escalation, command_words, sbatch_options
+from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
+from pipeline.executors.slurm.resources import Escalation, command_words, python_words, sbatch_options
 from pipeline.orchestrate.reconcile import Launch
+from pipeline.run.bookkeeping import passes_log
 from pipeline.run.directory import Run
 from pipeline.run.invocation import common_arguments, own_arguments
 from pipeline.run.submissions import Ledger, Submission, chunks_of, job_name
 from pipeline.run.tasks import Stage, Task
+from slurm.requests import attending
 from slurm.submission import Array, literal
 from slurm.tasklist import ATTEMPT, STARTED
 
@@ -137,7 +139,12 @@ def array_of(
         folder=Path(run.identity.folder or run.paths.root),
         options=sbatch_options(given, escalation, longest),
         parallelism=given.array_parallelism,
-        setup=(*(_OF_WORKERS if submission.stays else ()), *into_log(run, submission), *(given.setup or ())),
+        setup=(
+            *(_OF_WORKERS if submission.stays else ()),
+            *into_log(run, submission),
+            *(given.setup or ()),
+            *(attending_to(run, config, given) if submission.stays else ()),
+        ),
         environment=given.environment,
         dependency=dependency,
         begin=begin,
@@ -147,6 +154,16 @@ def array_of(
 _OF_WORKERS = ("trap '' USR1", f"export {STARTED}=$(date +%s)")
 """Shell lines of workers, before anything else. Whoever commits rings the arrays that wait for it: a signal
 that would end an element which starts up. And what is set up is part of what a start takes."""
+
+
+def attending_to(run: Run, config: SlurmConfig, given: ResourcesConfig) -> list[str]:
+    """Return shell lines that make passes and ring for workers which cannot do so: in a container, or with
+    another Python than driver jobs have, which may be an image's."""
+    driver = resources_of(config, DRIVER)
+    if not given.container and given.python == driver.python:
+        return []
+    command = python_words(driver, "pipeline", "advance", str(run.paths.root), "--asked")
+    return attending(passes_log(run.paths), command, driver.setup or (), driver.environment)
 
 
 def into_log(run: Run, submission: Submission) -> list[str]:

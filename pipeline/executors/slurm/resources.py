@@ -82,10 +82,7 @@ def sbatch_options(
 
 def command_words(given: ResourcesConfig, tasks: str) -> list[str]:
     """Return the command of every element: under srun when the task has several ranks."""
-    assert given.python is not None
-    container = shlex.split(given.container) if given.container else []
-    # -P: a slurm.py of the user's in the working directory must not be imported in place of ours.
-    words = [*container, given.python, "-P", "-m", "slurm.element", tasks]
+    words = python_words(given, "slurm.element", tasks)
     if given.num_ranks == 1:
         return words
     # Explicit counts: srun's defaults changed between versions. A failed rank must end the others. But ranks
@@ -93,6 +90,14 @@ def command_words(given: ResourcesConfig, tasks: str) -> list[str]:
     ranks = [f"--nodes={given.nodes}", f"--ntasks-per-node={given.ntasks_per_node}"]
     ranks += [f"--cpus-per-task={given.cpus_per_task}"]
     return ["srun", "--kill-on-bad-exit=1", "--wait=0", *ranks, *words, "--rank"]
+
+
+def python_words(given: ResourcesConfig, *module: str) -> list[str]:
+    """Return the command that runs a module, with its arguments, where a job's processes run."""
+    assert given.python is not None
+    container = shlex.split(given.container) if given.container else []
+    # -P: a slurm.py of the user's in the working directory must not be imported in place of ours.
+    return [*container, given.python, "-P", "-m", *module]
 
 
 def memory(given: ResourcesConfig, factor: float) -> str | None:

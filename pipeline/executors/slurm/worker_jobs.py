@@ -99,14 +99,16 @@ class WorkerJobs(SlurmJobs):
         return found
 
     def _unwritten(self, newest: Task | None) -> list[Task]:
-        """Return the tasks of the last finished iterations that have no row yet. What was tried at them and
-        failed is listed before their rows are written, with which the claims go."""
+        """Return the tasks of the last finished iterations that have no row yet, and those before the first
+        iteration. What was tried at them and failed is listed before their rows are written, with which the
+        claims go."""
         plan, last = self.run.plan, newest.iteration if newest else 0
         try:
             first = newest_row(journal.read_tail(self.run.paths.metrics, _ROW_BYTES), plan.start) + 1
         except OSError:  # rows that cannot be read never stop what trains
             return []
-        return [task for i in range(max(first, last - _MOST_UNWRITTEN), last + 1) for task in plan.tasks(i)]
+        finished = range(max(first, last - _MOST_UNWRITTEN), last + 1)
+        return [task for iteration in (plan.start, *finished) for task in plan.tasks(iteration)]
 
     def _tasks_after(self, tasks: Sequence[Task]) -> tuple[Task, ...]:
         """Return the tasks of the iteration after those at hand: workers may be ahead of the passes."""
