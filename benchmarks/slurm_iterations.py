@@ -258,6 +258,7 @@ def gap_words(linger: object) -> list[str]:
             f"scheduler.{stage}.environment={{{light.SECONDS}: '{seconds}'}}",
             f"scheduler.{stage}.linger={linger}",
             f"scheduler.{stage}.start_early=true",
+            f"scheduler.{stage}.time='2:00:00'",
         ]
     return words if linger == "auto" else [*words, "scheduler.linger_max=86400"]
 

@@ -47,7 +47,7 @@ class Asking:
         elif self._answered < since:
             self.ask_again(self._least)
         else:
-            self.ask_again(ask_after(time.monotonic() - max(since, self._rung)))
+            self.ask_again(ask_after(self._asked - max(since, self._rung)))
         return self._queue.pending if self._answered >= since else ()
 
     def rung(self) -> None:

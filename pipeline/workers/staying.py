@@ -116,12 +116,12 @@ def is_in_the_way(
 
 
 def ask_after(waited: float) -> float:
-    """Return the seconds between two questions to Slurm whether a job waits for this place.
+    """Return the seconds from one question to Slurm whether a job waits for this place to the next.
 
     Jobs are submitted soon after something has happened, which is when a wait begins.
 
     Args:
-        waited: seconds since the wait began, or since somebody has rung.
+        waited: seconds from the wait's begin, or from when somebody rang, to the question.
     """
     return min(ASK_SECONDS, max(_SOON, waited))
 

@@ -4,6 +4,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -241,6 +242,19 @@ def test_an_answer_of_before_a_wait_says_nothing_and_silence_is_no_answer():
     asking._thread.join()
     assert asking.pending(began) == ()
     assert asking.ends == 5.0
+
+
+def test_in_a_wait_slurm_is_asked_again_after_as_long_as_it_was_waited_for(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    asked: list[float] = []
+    asking = Asking(lambda: asked.append(now[0] - 1000.0))
+    for _ in range(700):
+        now[0] += 0.2
+        asking.pending(1000.0)
+        asking._thread.join()
+    between = [after - before for before, after in pairwise([0.0, *asked])]
+    assert [round(seconds) for seconds in between] == [0, 5, 5, 10, 21, 30, 30, 30]
 
 
 def test_who_is_rung_asks_again_though_the_last_answer_is_young():

@@ -222,11 +222,11 @@ class WorkerJobs(SlurmJobs):
         self.watchdogs.watch_workers(self.table, sorted(arrays, key=int))
 
     def _ring_for(self, orders: Sequence[Order]) -> None:
-        """Wake workers that wait, and that have nothing to do with what was submitted: they ask Slurm whether
-        it waits for their place."""
+        """Ring the workers that have nothing to do with what was submitted. One that waits asks Slurm then
+        whether it waits for its place, and one that is at work once it waits."""
         kinds = {order.tasks[0].job_kind for order in orders}
-        waiting = [w for w in self.roster.crew.workers if w.doing is Doing.WAITING and kinds - {w.job_kind}]
-        arrays = {name.array for worker in waiting if (name := parse_worker(worker.name))}
+        others = [w for w in self.roster.crew.workers if w.stays and kinds - {w.job_kind}]
+        arrays = {name.array for worker in others if (name := parse_worker(worker.name))}
         if said := ring(sorted(arrays, key=int)):
             self.note(f"workers that wait were not rung: {said}")
 
