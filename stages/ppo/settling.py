@@ -30,8 +30,9 @@ class Settled:
 
         Of the fp32 weights of then only their roundings are known. Two that are apart by d round to different
         numbers with probability d / (step of the format), and then by that step, so that the mean difference
-        of the roundings is d, and their sum over many weights is that of the differences. (What has to be
-        moved says less: of 1,000 weights that are apart by a thousandth of a step, one.)
+        of the roundings is d, and their sum over many weights is that of the differences: where weights are
+        spread evenly between numbers of the format, unlike in a run's first iterations. (What has to be moved
+        says less: of 1,000 weights that are apart by a thousandth of a step, one.)
         """
         return self.apart / self.update if self.update else float(self.apart > 0)
 
