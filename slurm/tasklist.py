@@ -10,6 +10,8 @@ BELL = "SLURM_PPO_BELL"
 """Variable that names the file descriptor to which a running task may write the bytes below."""
 ELIGIBLE = "SLURM_PPO_ELIGIBLE"
 """Variable that tells a worker since when it could have started (unix time)."""
+STARTED = "SLURM_PPO_STARTED"
+"""Variable that tells a worker when its job started, before anything that its script sets up (unix time)."""
 COMMITTED, RELEASED = b"c", b"r"
 """What a task says: its result is committed; its devices are free, and only files are still written."""
 

@@ -21,20 +21,22 @@ from pipeline.run.control import Control, SpoiltControl, read_control
 from pipeline.run.directory import Run, load_run
 from pipeline.run.durable import link_once
 from pipeline.run.failures import FailureKind
-from pipeline.run.records import find_frontier, recorded
+from pipeline.run.records import FrontierFinder, recorded
 from pipeline.run.tasks import Task, task_key
 from pipeline.workers import choosing, estimates, staying
 from pipeline.workers.beats import Beat, Doing, Reason, process_space
 from pipeline.workers.choosing import Step, View
 from pipeline.workers.claims import Claim, Known, attempts_of, claims_of, next_number, take
 from pipeline.workers.living import Crew
-from pipeline.workers.outside import Outside, of_environment
+from pipeline.workers.outside import Outside, of_environment, started_at
 from stages.pulse import Pulse
 from stages.runner import Arguments, parse
 from stages.surroundings import Bell, Output
 from stages.waiting import INPUT_SECONDS, Waiting
 from stages.worker import Source, work
 
+_BEATS_SECONDS = 1.0
+"""Seconds after which beats are read again where no claim is to be judged by them."""
 _MOST_FAILURES = 2
 """Failures in a row after which a worker leaves: its node may be at fault, and others are to try."""
 
@@ -62,12 +64,18 @@ class Pulling:
     """Whether it has loaded what its tasks need."""
     known: Known = field(default_factory=dict)
     crew: Crew = field(init=False)
+    frontier: FrontierFinder = field(init=False)
+    _live: dict[str, Beat] = field(default_factory=dict)
+    """Newest beats of the workers that live, as of the last look at them."""
+    _looked: float = 0.0
+    """Unix time of that look."""
     _claim: Claim | None = None
 
     def __post_init__(self) -> None:
         task = self.first.task
         self.worker = choosing.Worker(task.job_kind, task.shard, task, takes_over=self.settings.has_gpus)
         self.crew = Crew(self.run.paths)
+        self.frontier = FrontierFinder(self.run.plan, self.run.paths)
         self.waiting = Waiting(
             *(self.run, task.job_kind, self.settings, self.linger_max),
             *(self.outside, self.pulse, self.crew),
@@ -104,21 +112,24 @@ class Pulling:
         return replace(self.first, task=task, failure_file=None, stays=True, loads=True)
 
     def ended(self, arguments: Arguments, exit_code: int) -> None:
-        """Note the end of an attempt: whoever reads the claim sees by the beat that nobody is at it."""
+        """Note the end of an attempt. Of one that failed whoever reads the claim sees by the beat that nobody
+        is at it; after a commit the next word, that it waits or what it does, is soon enough."""
         if arguments.loads:
             return
         self.pulse.set_alarm(None)
         self.output.turn_back()
         own = self._own_record(arguments) if exit_code == 0 else None
         startup = own.metrics.get("startup_seconds", 0.0) if own and not self.pulse.beat.tasks else 0.0
-        self.pulse.say(doing=Doing.WAITING, task="", attempt="")
+        self.pulse.note(doing=Doing.WAITING, task="", attempt="")
         beat = self.pulse.beat
         startup = min(startup, beat.busy_seconds)
-        self.pulse.say(
+        self.pulse.note(
             tasks=beat.tasks + (own is not None),
             startup_seconds=beat.startup_seconds + startup,
             busy_seconds=beat.busy_seconds - startup,
         )
+        if exit_code:
+            self.pulse.say()
         self.failures = self.failures + 1 if exit_code else 0
         if self.failures >= _MOST_FAILURES:
             self.leave(Reason.FAILED)
@@ -148,14 +159,16 @@ class Pulling:
     def look(self) -> View:
         """Look at the run directory: how far the run is, what is committed, who works on what."""
         run, paths = self.run, self.run.paths
-        frontier = find_frontier(run.plan, paths)
+        frontier = self.frontier.find()
         tasks = choosing.candidates(run.plan, frontier, self.worker)
         committed = frozenset(recorded(paths, choosing.relevant(run.plan, tasks)))
         since = self._look_at_control()
         undone = [task for task in tasks if task not in committed]
         claims = claims_of(paths, choosing.claimed(run.plan, undone), self.known)
         now = time.time()
-        live = self.crew.live(now)
+        if claims or now - self._looked > _BEATS_SECONDS:
+            self._live, self._looked = self.crew.live(now), now
+        live = self._live
         attempts = {task: attempts_of(paths, claims[task], live, since) for task in claims}
         seconds = estimates.task_seconds(self.crew.beats.values(), self.worker.job_kind)
         return View(run.plan, frontier, committed, attempts, self.max_attempts, now, seconds)
@@ -292,7 +305,7 @@ def import_stage(task: Task) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Work; return the exit code."""
-    started = time.time()
+    started = started_at(os.environ, time.time())
     first = parse(argv)
     source = source_of_rank(first, started)
     import_stage(first.task)

@@ -5,7 +5,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ _SUMS = {
     Doing.STARTING: "startup_seconds",
     Doing.BUSY: "busy_seconds",
     Doing.WAITING: "waiting_seconds",
+    Doing.LEAVING: "waiting_seconds",  # for a pass that sees it leave
 }
 
 
@@ -39,10 +40,18 @@ class Pulse:
     def say(self, **changes: Any) -> None:
         """Write a beat with these fields changed. A disk that takes none does not stop the worker."""
         with self._lock:
-            now = time.time()
-            self.beat = replace(told(self.beat, now, changes.get("doing")), **changes, beat=now)
+            self._change(changes)
             with contextlib.suppress(OSError):
                 write_beat(self.paths, self.beat)
+
+    def note(self, **changes: Any) -> None:
+        """Change these fields of what is said next: to replace a file takes a disk milliseconds."""
+        with self._lock:
+            self._change(changes)
+
+    def _change(self, changes: Mapping[str, Any]) -> None:
+        now = time.time()
+        self.beat = replace(told(self.beat, now, changes.get("doing")), **changes, beat=now)
 
     def set_alarm(self, seconds: float | None, act: Callable[[], None] = lambda: None) -> None:
         """Have ``act`` called in the thread after so many seconds; None: never. Replaces the last one."""
@@ -62,10 +71,10 @@ class Pulse:
                 self.say()
 
     def _end(self) -> None:
-        """Say that the worker leaves, where its process ends without having said so."""
-        is_own = os.getpid() == self.beat.pid  # not that of a process that was forked from it
-        if is_own and self.beat.doing is not Doing.LEAVING:
-            self.say(doing=Doing.LEAVING, reason=Reason.FAILED, until=None)
+        """Say how long leaving took, and that the worker leaves where it has not said so."""
+        if os.getpid() == self.beat.pid:  # not that of a process that was forked from it
+            has_said = self.beat.doing is Doing.LEAVING
+            self.say(doing=Doing.LEAVING, reason=self.beat.reason if has_said else Reason.FAILED, until=None)
 
 
 def told(beat: Beat, now: float, doing: Doing | None) -> Beat:

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from pipeline.run.directory import Run
 from pipeline.workers.outside import Queue
-from pipeline.workers.staying import Pending
+from pipeline.workers.staying import ASK_SECONDS, Pending, ask_after
 
-ASK_SECONDS = 30.0
-"""Seconds between two questions to Slurm in one wait, and between two looks at the package."""
 LEAST_SECONDS = 5.0
 """Least seconds between two questions to Slurm, however many waits there are."""
+_RUNG_SECONDS = 1.0
+"""Least seconds between two questions of who is rung."""
 _LOCAL = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "ramfs", "overlay", "bcachefs"}
 )
@@ -32,6 +32,7 @@ class Asking:
         self._asked, self._answered = float("-inf"), float("-inf")
         self._thread: threading.Thread | None = None
         self._queue = Queue()
+        self._rung = float("-inf")
 
     @property
     def ends(self) -> float | None:
@@ -40,9 +41,18 @@ class Asking:
 
     def pending(self, since: float) -> tuple[Pending, ...]:
         """Return the jobs that wait by an answer to a question that was asked after ``since`` (monotonic);
-        have it asked if there is none, and again after half a minute."""
-        self.ask_again(self._least if self._answered < since else ASK_SECONDS)
+        have it asked if there is none, at once where somebody has rung, and then ever more rarely."""
+        if self._answered < self._rung:
+            self.ask_again(min(self._least, _RUNG_SECONDS))
+        elif self._answered < since:
+            self.ask_again(self._least)
+        else:
+            self.ask_again(ask_after(time.monotonic() - max(since, self._rung)))
         return self._queue.pending if self._answered >= since else ()
+
+    def rung(self) -> None:
+        """Note that somebody has rung: for an input perhaps, or for a job that waits for this place."""
+        self._rung = time.monotonic()
 
     def ask_again(self, after: float = ASK_SECONDS) -> None:
         """Ask, unless the last question is younger than ``after`` seconds, or not answered yet."""

@@ -1,7 +1,6 @@
 """A worker's waits for its next input: how long each may take, when to look, and why to leave."""
 
 import contextlib
-import math
 import time
 from dataclasses import dataclass, field, replace
 
@@ -17,9 +16,9 @@ from pipeline.workers.beats import Doing, Reason
 from pipeline.workers.choosing import Choice
 from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside
-from pipeline.workers.staying import Wait
+from pipeline.workers.staying import ASK_SECONDS, Wait
 from stages.pulse import Pulse
-from stages.surroundings import ASK_SECONDS, Asking, Bell, Package, is_network
+from stages.surroundings import Asking, Bell, Package, is_network
 
 INPUT_SECONDS = 30.0
 """Seconds that a task waits for inputs that are not there: caches of network filesystems may be as old."""
@@ -65,14 +64,16 @@ class Waiting:
             is_first: whether the worker has done nothing yet.
         """
         assert choice.task is not None
-        wait = self._begin(is_first)
-        self._say(choice.task, wait)
+        wait = self._begin(choice.task, is_first)
         self.outside.waits()
         look_again = time.monotonic() + (_LOOK_SECONDS_ON_NETWORK if self.is_network else _LOOK_SECONDS)
         reason = None
         while reason is None and time.monotonic() < look_again:
             waited = time.time() - wait.began
-            if self.bell.wait(staying.pause(waited, self.is_network)) or self._has_come(choice):
+            if self.bell.wait(staying.pause(waited, self.is_network)):
+                self.queue.rung()
+                break
+            if self._has_come(choice):
                 break
             reason = self._why_leave(choice.task, waited)
         return reason
@@ -86,18 +87,14 @@ class Waiting:
         self.queue.ask_again()
         return staying.has_time(now, self.queue.ends, limit, self.settings.signal)
 
-    def _begin(self, is_first: bool) -> Wait:
+    def _begin(self, task: Task, is_first: bool) -> Wait:
+        key = task_key(task)
         if self.wait is None:
-            most = self.linger_max if self.settings.linger == "auto" else math.inf
             bound = self._bound(is_first)
-            self.wait = Wait(time.time(), bound, max(most, bound), looked=time.time())
-        self.wait = staying.excused(self.wait, self.crew.alive.values(), self.job_kind, time.time())
+            self.wait = Wait(time.time(), bound, allowance=self._allowance(bound))
+        if (self.pulse.beat.doing, self.pulse.beat.task) != (Doing.WAITING, key):
+            self.pulse.say(doing=Doing.WAITING, task=key, attempt="", until=self.wait.until)
         return self.wait
-
-    def _say(self, task: Task, wait: Wait) -> None:
-        beat, key = self.pulse.beat, task_key(task)
-        if (beat.doing, beat.task, beat.until) != (Doing.WAITING, key, wait.until):
-            self.pulse.say(doing=Doing.WAITING, task=key, attempt="", until=wait.until)
 
     def _bound(self, is_first: bool) -> float:
         """Return the seconds that it waits at most; before its first task it was submitted to wait."""
@@ -113,6 +110,12 @@ class Waiting:
         if not is_first:
             return bound
         return max(bound, self.linger_max if self.settings.start_early else INPUT_SECONDS)
+
+    def _allowance(self, bound: float) -> float:
+        beats = list(self.crew.beats.values())
+        others = [kind for kind in self.run.plan.job_kinds if kind != self.job_kind]
+        costs = [estimates.coming_back(beats, kind) for kind in others]
+        return staying.allowance(self.settings.linger, self.linger_max, bound, costs)
 
     def _has_come(self, choice: Choice) -> bool:
         """Whether a task that it waits for is ready. On a network filesystem a file is made and removed in

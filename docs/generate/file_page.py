@@ -35,6 +35,7 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         (_RUN.wandb_online, "what W&B's server was sent"),
         (_RUN.wandb / "ANY", "W&B's own files"),
         (_RUN.compiled / "ANY", "what vLLM compiled"),
+        (_RUN.origin / "ANY", "of a fork: its parent's files from which its first update learns a state"),
         (_RUN.superseded / "ANY", "what going back has moved aside; nothing needs it"),
     ],
     "Prompts": [

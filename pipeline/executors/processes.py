@@ -14,10 +14,10 @@ from multiprocessing.connection import wait as wait_for_any
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from pipeline.executors.machine import free_memory
 from pipeline.executors.orders import BEGUN, Order
 from pipeline.executors.staying import LEAST_FREE, Idle, who_leaves
 from pipeline.executors.teams import Team, fork, preload, signal_group, start_server
+from pipeline.memory import free_share
 from pipeline.run.environment import COMMITTED, RELEASED
 from pipeline.text import exit_in_words
 
@@ -267,7 +267,7 @@ class LocalExecutor:
     def _has_room(self, job: Job) -> bool:
         """Whether there is a process for the job, or memory for one; if not, an idle process leaves."""
         is_ready = any(team.pool == job.pool for team, _ in self._idle)
-        if is_ready or not (self._idle or self._leaving) or (free := free_memory()) >= LEAST_FREE:
+        if is_ready or not (self._idle or self._leaving) or (free := free_share()) >= LEAST_FREE:
             return True
         if not self._leaving:  # else its memory is about to be free
             now = time.monotonic()

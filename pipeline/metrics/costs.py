@@ -78,9 +78,9 @@ def read_costs(run: Run, iterations: Iterable[int], timeout: float = 60.0) -> Co
     """
     submissions = Ledger(run.paths).load(iterations)
     records = read_records({s.state.job for s in submissions if s.state.job}, timeout)
-    return replace(
-        costs_of(submissions, records), workers=worker_hours(read_beats(run.paths).values(), records)
-    )
+    staying = {s.name: s.job_kind for s in submissions if s.stays}
+    hours = worker_hours(read_beats(run.paths).values(), records, staying)
+    return replace(costs_of(submissions, records), workers=hours)
 
 
 def costs_of(submissions: Sequence[Submission], records: Iterable[Record]) -> Costs:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from pipeline.workers.beats import Beat
+from pipeline.workers.living import KEPT
+from pipeline.workers.reading import seniority
 from pipeline.workers.summary import spent_by
 from slurm.accounting import Record
 
@@ -39,12 +41,30 @@ class WorkerHours:
         return self.waiting_cpu_hours / self.held_cpu_hours if self.held_cpu_hours else 0.0
 
 
-def worker_hours(beats: Iterable[Beat], records: Sequence[Record]) -> dict[str, WorkerHours]:
-    """Match workers with their jobs in accounting, and add up by job kind. What it lacks is left out."""
+def worker_hours(
+    beats: Iterable[Beat], records: Sequence[Record], job_kinds: Mapping[str, str] | None = None
+) -> dict[str, WorkerHours]:
+    """Match workers with their jobs in accounting, and add up by job kind. What it lacks is left out.
+
+    Args:
+        job_kinds: job kinds of workers by the names of their jobs. Those that have never said anything are
+            counted as lost: they were killed before they could.
+    """
     jobs, found = dict(_by_worker(records)), dict[str, WorkerHours]()
-    for beat in beats:
-        if (job := jobs.get(beat.worker)) is not None:
-            found[beat.job_kind] = found.get(beat.job_kind, WorkerHours()).plus(_hours(beat, job))
+
+    def add(job_kind: str, hours: WorkerHours) -> None:
+        found[job_kind] = found.get(job_kind, WorkerHours()).plus(hours)
+
+    newest = list(beats)
+    for beat in newest:
+        if (job := jobs.pop(beat.worker, None)) is not None:
+            add(beat.job_kind, _hours(beat, job))
+    oldest = min((seniority(beat.worker) for beat in newest), default=(0, ""))
+    first = oldest if len(newest) >= KEPT else (0, "")
+    for worker, job in jobs.items():
+        job_kind = (job_kinds or {}).get(job.name)
+        if job_kind is not None and seniority(worker) >= first:  # what older ones have said is forgotten
+            add(job_kind, _silent(job))
     return found
 
 
@@ -57,6 +77,13 @@ def _by_worker(records: Iterable[Record]) -> Iterator[tuple[str, Record]]:
     for job, of_job in runs.items():
         for restart, record in enumerate(sorted(of_job, key=lambda r: r.submitted or 0.0)):
             yield f"{job}r{restart}", record
+
+
+def _silent(job: Record) -> WorkerHours:
+    """Return the hours of a worker that has never said anything."""
+    gpu_hours = job.gpus * job.elapsed / _SECONDS_PER_HOUR
+    cpu_hours = job.cpus * job.elapsed / _SECONDS_PER_HOUR
+    return WorkerHours(held_gpu_hours=gpu_hours, lost_gpu_hours=gpu_hours, held_cpu_hours=cpu_hours)
 
 
 def _hours(beat: Beat, job: Record) -> WorkerHours:

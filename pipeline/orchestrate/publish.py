@@ -8,6 +8,7 @@ from pipeline.metrics.attempts import Facts, attempts_of, last_written
 from pipeline.metrics.costs import cost_metrics, idle_shares
 from pipeline.metrics.row import Clock, iteration_row
 from pipeline.metrics.spans import iteration_spans, share_metrics, to_line
+from pipeline.orchestrate.lost_states import note_replay
 from pipeline.orchestrate.row_writer import RowWriter
 from pipeline.run import journal
 from pipeline.run.best import keep_best, link_folder
@@ -111,6 +112,7 @@ class Publisher:
             row = self._row(records, iteration, lost) | self._note_spans(records, iteration)
             if lost:
                 note(self._note_lost(records, iteration, lost))
+            note_replay(self.run, records.readable(policy_maker(iteration)), note)
             row = self._book.add(row)
             self.tracker.update()
             keep_best(self.run, self.rows)

@@ -6,7 +6,7 @@ their input is expected.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from pipeline.run.plan import Plan
@@ -75,6 +75,10 @@ class Crew:
         """Count those that may do a task of a job kind."""
         staying = sum(worker.job_kind == job_kind and worker.stays for worker in self.workers)
         return staying + sum(element.job_kind == job_kind for element in self.pending)
+
+    def without(self, names: Collection[str]) -> "Crew":
+        """Return the crew without some pending elements."""
+        return replace(self, pending=[element for element in self.pending if element.name not in names])
 
 
 def held_tasks(claims: Iterable[Claim], crew: Crew, is_committed: Collection[Task]) -> dict[Task, str]:
@@ -166,6 +170,8 @@ class Staffing:
     """Names of pending elements whose input came before their begin time."""
     dismissed: tuple[str, ...] = ()
     """Names of idle workers that make room for one that will do what they leave alone."""
+    withdrawn: tuple[str, ...] = ()
+    """Names of pending elements that have nothing to do, where another stage waits for such a place."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +199,8 @@ class Situation:
     left: Collection[Task] = ()
     """Tasks that failed in such a way that no worker takes them by itself: only an element that was submitted
     for one does it (:mod:`pipeline.workers.choosing`)."""
+    places: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """Partitions by job kind: kinds that have one in common may need the same place."""
 
     def idle(self, job_kind: str) -> list[str]:
         """Return the names of workers, and those to be, that have no task; those that wait come first."""
@@ -215,7 +223,11 @@ def staff(seen: Situation) -> Staffing:
     4. Places that are left are filled early where it is known when the next input comes, once for a task;
        in the first iteration, rollouts start up beside prepare.
     5. A pending element whose input is there does not wait for its begin time.
+    6. A pending element that has nothing to do would only start up before those of other stages that have:
+       it is withdrawn where they may need the same place.
     """
+    withdrawn = _withdrawn(seen)
+    seen = replace(seen, crew=seen.crew.without(withdrawn))
     orders: list[Order] = []
     dismissed: list[str] = []
     for job_kind, wanted in seen.wanted.items():
@@ -228,7 +240,7 @@ def staff(seen: Situation) -> Staffing:
         orders += (Order(tasks) for tasks in _by_iteration(chosen))
         orders += _early(seen, job_kind, wanted - seen.crew.count(job_kind) - len(chosen), chosen)
         dismissed += ended
-    return Staffing(tuple(orders), tuple(_hurried(seen)), tuple(dismissed))
+    return Staffing(tuple(orders), tuple(_hurried(seen)), tuple(dismissed), withdrawn)
 
 
 def _sorted(tasks: Iterable[Task]) -> list[Task]:
@@ -285,3 +297,22 @@ def _hurried(seen: Situation) -> Iterator[str]:
         is_early = element.begin is not None and element.begin > seen.now
         if is_early and all(source in seen.committed for source in seen.plan.inputs(element.first)):
             yield element.name
+
+
+def _withdrawn(seen: Situation) -> tuple[str, ...]:
+    """Return the pending elements that have no task any more, where others wait for such a place."""
+    ready = {task.job_kind for task in seen.ready}
+    due = (e for e in seen.crew.pending if _has_task(seen, e) and (e.begin or 0.0) <= seen.now)
+    wanting = ready.union(element.job_kind for element in due)
+    spare = (e for e in seen.crew.pending if not _has_task(seen, e) and e.job_kind not in ready)
+    return tuple(element.name for element in spare if _is_in_the_way(seen, element.job_kind, wanting))
+
+
+def _has_task(seen: Situation, element: Pending) -> bool:
+    return element.first in seen.tasks and element.first not in seen.committed
+
+
+def _is_in_the_way(seen: Situation, job_kind: str, wanting: Collection[str]) -> bool:
+    """Whether a place of a job kind could be one of another kind's."""
+    mine = set(seen.places.get(job_kind, ()))
+    return any(kind != job_kind and not mine.isdisjoint(seen.places.get(kind, ())) for kind in wanting)

@@ -26,6 +26,10 @@ _REST = 9.0
 """Times as long as the last pass took, for which there is no other: passes take a tenth of a core."""
 _LEAVING_SECONDS = 120.0
 """Seconds that a worker which leaves waits for a pass that has seen it leave."""
+_STARTING_SECONDS = 10.0
+"""Seconds that a process may take until it makes its pass, before another is started. Else all who wait would
+start one, of which one is needed."""
+_STARTED = "started"
 _POLL_SECONDS = 0.1
 _ASK_AGAIN_SECONDS = 0.5
 """Seconds after which the batch script is asked once more: it makes a pass, and needs a while to start it."""
@@ -47,7 +51,10 @@ class LastPass:
 
 
 def ask_for_pass(paths: RunPaths) -> None:
-    """Write down that something has happened that a pass should see."""
+    """Write down that something has happened that a pass should see. A wish that is there already does: it is
+    taken away before anything is looked at."""
+    if is_wanted(paths):
+        return
     make_folder(_folder(paths))
     replace_durably(_wish(paths), f"{time.time()}\n")
 
@@ -58,8 +65,27 @@ def is_wanted(paths: RunPaths) -> bool:
 
 
 def is_due(paths: RunPaths, now: float) -> bool:
-    """Whether to start a pass now: it is wanted, none is at work, and the last is over for a while."""
-    return is_wanted(paths) and holder_of(_folder(paths)) is None and read_last(paths).allows_another(now)
+    """Whether to start a pass now: it is wanted, none is at work or about to be, and the last is over for a
+    while."""
+    if not is_wanted(paths) or holder_of(_folder(paths)) is not None:
+        return False
+    last = read_last(paths)
+    return last.allows_another(now) and not is_starting(last, _newest_start(paths), now)
+
+
+def is_starting(last: LastPass, started: float, now: float) -> bool:
+    """Whether somebody has just started a process for a pass, which has not begun yet. Pure.
+
+    Args:
+        started: unix time of the newest start.
+    """
+    return last.began < started and 0 <= now - started < _STARTING_SECONDS
+
+
+def _newest_start(paths: RunPaths) -> float:
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return float(read_newest(_folder(paths) / _STARTED))
+    return 0.0
 
 
 def read_last(paths: RunPaths) -> LastPass:
@@ -116,7 +142,7 @@ class Bookkeeper:
         """While waiting, now and then: start a pass that somebody has asked for."""
         is_idle = self.child is None or self.child.poll() is not None
         if is_idle and is_due(self.paths, time.time()):
-            self.child = start_pass(self.paths)
+            self._start()
 
     def leave(self, seconds: float = _LEAVING_SECONDS) -> None:
         """Before the end, when the beat says that the worker leaves: wait until a pass has seen that.
@@ -131,9 +157,14 @@ class Bookkeeper:
         while read_last(self.paths).number < enough and time.monotonic() < until:
             self._wait(until)
             if holder_of(_folder(self.paths)) is None and read_last(self.paths).number < enough:
-                self.child = start_pass(self.paths)
+                self._start()
             time.sleep(_POLL_SECONDS if self.child else _ASK_AGAIN_SECONDS)
         self._wait(until)
+
+    def _start(self) -> None:
+        with contextlib.suppress(OSError):  # then others may start one too
+            replace_durably(_folder(self.paths) / _STARTED, f"{time.time()}\n")
+        self.child = start_pass(self.paths)
 
     def _wait(self, until: float) -> None:
         if self.child is not None:

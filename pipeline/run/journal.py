@@ -39,6 +39,12 @@ def read_tail(path: Path, num_bytes: int = 1 << 18) -> list[dict[str, Any]]:
     return _parse(read_end(path, num_bytes))
 
 
+def read_last(path: Path, num_bytes: int = 1 << 16) -> list[dict[str, Any]]:
+    """Return the last whole line alone, if there is one among the last bytes."""
+    lines = read_end(path, num_bytes).splitlines()
+    return next((found for line in reversed(lines) if (found := _parse(line))), [])
+
+
 def read_end(path: Path, num_bytes: int) -> bytes:
     """Return the last bytes of a file that others append to; none where there is no file."""
 

@@ -54,6 +54,8 @@ class RunPaths:
     critics = _Below("critic")
     trainers = _Below("trainer")
     """Critics and trainer states of runs and trainers that commit them with the policy."""
+    origin = _Below("origin")
+    """Run directory with what a fork needs of its parent to learn the state that it begins with."""
     slurm = _Below("slurm")
     control = _Below("slurm", "control.json")
     iterations = _Below("iterations")

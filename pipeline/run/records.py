@@ -1,5 +1,6 @@
 """Commit records on disk, read for the current iterations, and how far a run has come."""
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from slurm.sharedfiles import is_there, names_in
 
 _TAIL_BYTES = 1 << 16
 """Bytes read from the end of metrics.jsonl, which hold more than its last row."""
+_SEARCH_SECONDS = 1.0
+"""Seconds for which what was committed a moment ago is taken to be followed by its next iterations alone."""
 
 
 class Committed(Protocol):
@@ -177,6 +180,40 @@ def find_frontier(plan: Plan, paths: RunPaths) -> Frontier:
     return Frontier(updated, evaluated)
 
 
+@dataclass
+class FrontierFinder:
+    """Finds how far a run has come, again and again: for a moment from where it was, else by a search."""
+
+    plan: Plan
+    paths: RunPaths
+    known: Frontier | None = None
+    searched: float = float("-inf")
+    """When it was last searched for (monotonic)."""
+
+    def find(self) -> Frontier:
+        now = time.monotonic()
+        if self.known is None or now - self.searched > _SEARCH_SECONDS:
+            self.known, self.searched = None, now
+        nearby = None if self.known is None else next_frontier(self.plan, self.paths, self.known)
+        self.known = nearby or find_frontier(self.plan, self.paths)
+        return self.known
+
+
+def next_frontier(plan: Plan, paths: RunPaths, known: Frontier) -> Frontier | None:
+    """Return how far a run has come that was at ``known`` a moment ago, if that is an iteration further at
+    most; None: search for it."""
+    updated, evaluated = known.updated, known.evaluated
+    if updated < plan.start or (
+        updated > plan.start and not is_committed(paths, Task(updated, Stage.UPDATE))
+    ):
+        return None
+    following = range(updated + 1, min(updated + 2, plan.iterations) + 1)
+    updated += _count_committed(paths, Stage.UPDATE, following)
+    evaluated += _count_committed(paths, Stage.EVALUATE, plan.evaluations()[evaluated : evaluated + 2])
+    is_near = updated < known.updated + 2 and evaluated < known.evaluated + 2
+    return Frontier(updated, evaluated) if is_near else None
+
+
 def _before_gap(plan: Plan, paths: RunPaths, updated: int) -> int:
     """Return the newest iteration before one with neither update nor row; ``updated`` if there is none such.
 
@@ -184,7 +221,7 @@ def _before_gap(plan: Plan, paths: RunPaths, updated: int) -> int:
     a row the update was there, and only its record was lost since.
     """
     try:
-        rows = journal.read_tail(paths.metrics, _TAIL_BYTES)
+        rows = journal.read_last(paths.metrics, _TAIL_BYTES)
     except OSError:  # rows that cannot be read never stop what trains
         return updated
     for iteration in range(newest_row(rows, plan.start) + 1, updated):

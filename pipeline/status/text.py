@@ -10,6 +10,7 @@ from pipeline.metrics.advice import worst
 from pipeline.metrics.terminal import Row
 from pipeline.run.retention import in_words
 from pipeline.run.tasks import parse_task
+from pipeline.status.trainer_state import doubtful_replay
 from pipeline.status.trainer_state import in_words as in_words_of_state
 from pipeline.text import MISSING, duration, number, printable, shortened
 
@@ -61,6 +62,8 @@ def describe(status: "Status") -> str:
         lines += wrapped(f"every update is committed; rows not written yet: {status.rows_missing}")
     if status.missing_state:
         lines += wrapped(in_words_of_state(status.missing_state, status.iterations))
+    if replay := doubtful_replay(status.events):
+        lines += wrapped(printable(replay))
     for trouble in status.troubles:
         lines += wrapped(trouble)
     lines += _last_lines(status)

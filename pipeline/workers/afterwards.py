@@ -26,6 +26,8 @@ _LOOK_SECONDS = 10.0
 _ROWS_BYTES = 1 << 16
 """Bytes read from the end of metrics.jsonl, which hold its last rows."""
 
+_CALM_SECONDS = 1.0
+
 
 @dataclass
 class Afterwards:
@@ -38,6 +40,8 @@ class Afterwards:
     """Unix time from which on it looks after passes: not before it has waited for one."""
     keeper: Bookkeeper = field(init=False)
     crew: Crew = field(init=False)
+    calm_until: float = 0.0
+    """Time (monotonic) until which nobody is looked for who might wait."""
 
     def __post_init__(self) -> None:
         self.keeper, self.crew = Bookkeeper(self.run.paths), Crew(self.run.paths)
@@ -62,7 +66,15 @@ class Afterwards:
 
     def committed(self, task: Task) -> None:
         """Ring those who wait for this commit, and ask for a pass."""
-        waiting = self._waiting(time.time())
+        if time.monotonic() > self.calm_until:
+            self._ring(task)
+        self.keeper.ask()
+
+    def _ring(self, task: Task) -> None:
+        """Ring those who wait for a commit. Where nobody does, nobody will have for long in a moment."""
+        if not (waiting := self._waiting(time.time())):
+            self.calm_until = time.monotonic() + _CALM_SECONDS
+            return
         kinds = {(t.iteration, t.job_kind) for t in map(parse_task, filter(None, set(waiting.values())))}
         readers = readers_of(self.run.plan, task, kinds)
         inputs = {source for reader in readers for source in self.run.plan.inputs(reader)}
@@ -71,7 +83,6 @@ class Afterwards:
         woken = {key for key in waiting.values() if key and _kind_of(key) in ready}
         if said := ring(arrays_to_ring(waiting, woken)):
             print(f"those who wait were not rung: {said}", flush=True)
-        self.keeper.ask()
 
     def _waiting(self, now: float) -> dict[str, str]:
         """Return the tasks that others have waited for, for a while, by the worker's name."""

@@ -94,7 +94,7 @@ def _seconds(stage: Any, since: str) -> float | None:
 
 
 def turnaround(
-    seen: Iterable[Passage], job_kind: str, staying: Collection[str] | None = None
+    seen: Iterable[Passage], job_kind: str, staying: Collection[str] | None = None, is_early: bool = False
 ) -> float | None:
     """Return the median of the last passages through a stage, in seconds.
 
@@ -103,13 +103,15 @@ def turnaround(
             what its tasks waited for jobs to start, and without their loading if processes of its kind stay.
             What somebody would not wait for even so is far away. Past waits and loading do not count
             for that: who leaves for them makes others wait, who then leave for that.
+        is_early: whether its jobs start early, so that tasks do not wait for them. Those that once did say
+            nothing of the next: who comes later for them makes others wait, and is late again.
     """
     mine = sorted((p for p in seen if p.job_kind == job_kind), key=lambda passage: passage.iteration)
     if not mine:
         return None
     newest = mine[-_RECENT:]
     if staying is None:
-        return statistics.median(p.seconds for p in newest)
+        return statistics.median(p.at_work if is_early else p.seconds for p in newest)
     return min(p.warm if job_kind in staying else p.at_work for p in newest)
 
 
@@ -120,6 +122,7 @@ def expected_ready(
     seen: Sequence[Passage],
     now: float,
     staying: Collection[str] | None = None,
+    early: Collection[str] = (),
 ) -> float | None:
     """Return when the inputs of a task are expected to be there (unix time), or were; None if unknown.
 
@@ -130,6 +133,7 @@ def expected_ready(
         committed_at: returns when a task was committed, None if it is not.
         staying: job kinds of which processes stay: expect each stage to be as quick as :func:`turnaround`
             says of the best.
+        early: job kinds whose jobs start early.
     """
     known: dict[tuple[int, str], float | None] = {}
 
@@ -146,7 +150,7 @@ def expected_ready(
         return known[key]
 
     def expected(task: Task) -> float | None:
-        seconds, begun = turnaround(seen, task.job_kind, staying), ready(task)
+        seconds, begun = turnaround(seen, task.job_kind, staying, task.job_kind in early), ready(task)
         return None if seconds is None or begun is None else max(now, begun + seconds)
 
     return ready(task)
@@ -170,6 +174,12 @@ def startup(beats: Iterable[Beat], job_kind: str) -> Spread | None:
 def queue_wait(beats: Iterable[Beat], job_kind: str) -> Spread | None:
     """Return how long workers of a kind wait in the queue."""
     return _spread(beat.queued_seconds for beat in _newest(beats, job_kind))
+
+
+def coming_back(beats: Sequence[Beat], job_kind: str) -> float | None:
+    """Return how long it takes until a worker of a kind is there that is not: in the queue, and to start."""
+    known = startup(beats, job_kind), queue_wait(beats, job_kind)
+    return None if known == (None, None) else sum(spread.median for spread in known if spread is not None)
 
 
 def task_seconds(beats: Iterable[Beat], job_kind: str) -> float | None:

@@ -26,8 +26,6 @@ class Crew:
 
     paths: RunPaths
     reader: BeatReader = field(init=False)
-    alive: dict[str, Beat] = field(default_factory=dict)
-    """Newest beats of the workers that lived at the last look, by name."""
 
     def __post_init__(self) -> None:
         self.reader = BeatReader(self.paths)
@@ -40,8 +38,7 @@ class Crew:
     def live(self, now: float) -> dict[str, Beat]:
         """Look, and return the newest beats of the workers that live, by name."""
         beats = self.reader.read()
-        self.alive = living(beats, self.reader.gone, now, is_dead_here)
-        return self.alive
+        return living(beats, self.reader.gone, now, is_dead_here)
 
 
 def mark_gone(paths: RunPaths, worker: str) -> None:

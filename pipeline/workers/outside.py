@@ -12,7 +12,7 @@ from pipeline.run.submissions import is_job_of, job_kind_of
 from pipeline.run.tasks import Task
 from pipeline.workers.afterwards import Afterwards
 from pipeline.workers.staying import Pending
-from slurm.tasklist import ELIGIBLE, attempt_id
+from slurm.tasklist import ELIGIBLE, STARTED, attempt_id
 
 _PATIENCE = 20.0
 """Seconds that an answer of Slurm may take."""
@@ -51,8 +51,18 @@ class Outside:
     """Is called before its end, when its beat says that it leaves."""
 
 
-def of_environment(run: Run, job_kind: str, environment: Mapping[str, str], now: float) -> Outside:
-    """Return the surroundings of an array element, or where there is no Slurm those of a process."""
+def started_at(environment: Mapping[str, str], now: float) -> float:
+    """Return when this process's job started (unix time): if its script says so, before what that sets up."""
+    said = environment.get(STARTED, "")
+    return min(now, float(said)) if said.isdecimal() else now
+
+
+def of_environment(run: Run, job_kind: str, environment: Mapping[str, str], started: float) -> Outside:
+    """Return the surroundings of an array element, or where there is no Slurm those of a process.
+
+    Args:
+        started: unix time at which the job started.
+    """
     if "SLURM_ARRAY_JOB_ID" not in environment:
         return Outside(f"{os.uname().nodename}-{os.getpid()}", new_attempt)
     job, index = environment["SLURM_ARRAY_JOB_ID"], environment["SLURM_ARRAY_TASK_ID"]
@@ -63,7 +73,7 @@ def of_environment(run: Run, job_kind: str, environment: Mapping[str, str], now:
     return Outside(
         name,
         lambda number: attempt_id(number, job, index, restarts),
-        queued_seconds=max(0.0, now - eligible) if eligible else None,
+        queued_seconds=max(0.0, started - eligible) if eligible else None,
         ask_queue=lambda: slurm_queue(job, int(index)),
         partitions=lambda: slurm_partitions(environment.get("SLURMD_NODENAME", "")),
         is_peer=lambda name: is_job_of(run.identity.id, name) and job_kind_of(name) == job_kind,

@@ -4,15 +4,17 @@ Ski rental: who waits as long as coming back would cost, and then leaves, never 
 would have paid had it known when its next input comes.
 """
 
-import math
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pipeline.config.types import Linger
-from pipeline.run.tasks import Stage
-from pipeline.workers.beats import Beat, Doing, Reason
+from pipeline.workers.beats import Reason
 
+ASK_SECONDS = 30.0
+"""Most seconds between two questions to Slurm in one wait, and between two looks at the package."""
+_SOON = 5.0
+_MOST_ALLOWED = 2.0
 FIRST_POLL = 0.01
 _SHARE = 0.02
 _LONGEST_POLL, _LONGEST_POLL_ON_NETWORK = 1.0, 5.0
@@ -49,20 +51,14 @@ class Wait:
     began: float
     bound: float
     """Seconds that it may take, from :func:`bound`."""
-    most: float = math.inf
-    """Seconds that it may take whatever others do."""
     expected: float | None = None
     """When the input is expected; None if unknown."""
-    excused: float = 0.0
-    """Seconds in which those before it were starting up: not held against it, as who leaves for that makes
-    others wait in turn, for its own start-up."""
-
-    looked: float = 0.0
-    """When the others were last looked at."""
+    allowance: float = 0.0
+    """Seconds that it may take beyond the bound, from :func:`allowance`."""
 
     @property
     def until(self) -> float:
-        return self.began + min(self.most, self.bound + self.excused)
+        return self.began + self.bound + self.allowance
 
 
 def bound(linger: Linger, most: float, startup: float | None, queue: float | None) -> float:
@@ -77,25 +73,29 @@ def bound(linger: Linger, most: float, startup: float | None, queue: float | Non
     return min(most, (startup or 0.0) + (queue or 0.0)) if linger == "auto" else float(linger)
 
 
-def excused(wait: Wait, others: Iterable[Beat], job_kind: str, now: float) -> Wait:
-    """Return a wait after a look at the run's workers: the time since the last look is not held against it if
-    one of another stage was starting up.
+def allowance(linger: Linger, most: float, bound: float, others: Iterable[float | None]) -> float:
+    """Return the seconds beyond its bound that a worker waits while others come back, who stay then too.
+
+    Where every stage has left, the input of each is as far as the start-ups of all others: did nobody wait
+    for them, everybody would leave in every iteration, however little there is to do in between.
 
     Args:
-        others: beats of the workers that live.
-        job_kind: that of the worker that waits.
+        linger, most: as for :func:`bound`.
+        bound: what :func:`bound` returned.
+        others: seconds that coming back takes workers of each other job kind; None if unknown. Not more than
+            its own counts.
     """
-    kinds = {beat.job_kind for beat in others if beat.doing is Doing.STARTING}
-    is_excused = bool(kinds - {job_kind, Stage.EVALUATE})
-    seconds = max(0.0, now - wait.looked) if is_excused else 0.0
-    return replace(wait, looked=now, excused=wait.excused + seconds)
+    if linger != "auto":
+        return 0.0
+    total = sum(bound if cost is None else min(bound, cost) for cost in others)
+    return max(0.0, min(total, _MOST_ALLOWED * bound, most - bound))
 
 
 def reason_to_leave(wait: Wait, now: float) -> Reason | None:
     """Return why a worker that waits leaves now, by time alone; None: it stays."""
     if now >= wait.until:
         return Reason.LONG
-    if wait.expected is not None and wait.expected > wait.until:
+    if wait.expected is not None and wait.expected > wait.began + wait.bound:
         return Reason.FAR
     return None
 
@@ -113,6 +113,17 @@ def is_in_the_way(
             as well.
     """
     return any(_wants_place(job, partitions) for job in pending if not is_peer(job.name))
+
+
+def ask_after(waited: float) -> float:
+    """Return the seconds between two questions to Slurm whether a job waits for this place.
+
+    Jobs are submitted soon after something has happened, which is when a wait begins.
+
+    Args:
+        waited: seconds since the wait began, or since somebody has rung.
+    """
+    return min(ASK_SECONDS, max(_SOON, waited))
 
 
 def _wants_place(job: Pending, partitions: Collection[str] | None) -> bool:

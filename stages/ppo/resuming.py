@@ -20,7 +20,8 @@ from stages.ppo import kept
 from stages.ppo.bare import Bare, bare_model
 from stages.ppo.critics import load_critic
 from stages.ppo.lora import adapt, load_policy
-from stages.ppo.replay import references_of, relearn, set_counters
+from stages.ppo.replay import Relearned, references_of, relearn
+from stages.ppo.settling import set_counters
 from stages.ppo.state.learned import Learned, Machine, TrainerState, learned_of, state_after
 from stages.ppo.state.sums import contradiction
 from stages.ppo.state.writer import CRITIC
@@ -34,10 +35,8 @@ class Start:
 
     learner: Learner
     state: TrainerState
-    newest: int
-    """Version of the newest state that is committed."""
-    seconds: float
-    """Duration of the updates since."""
+    relearned: Relearned
+    """What was learned again on the way, and the newest state that is committed."""
 
 
 def resume(context: Context, version: int) -> Start:
@@ -45,14 +44,20 @@ def resume(context: Context, version: int) -> Start:
     else from the newest state and the iterations since."""
     if found := kept.take(context, version):
         set_counters(found.learner, learned_of(context, version))
-        return Start(found.learner, state_after(context, version), found.newest, found.seconds)
+        relearned = Relearned(found.newest, found.seconds)
+        return Start(found.learner, state_after(context, version), relearned)
+    learner, relearned = loaded(context, version)
+    return Start(learner, state_after(context, version), relearned)
+
+
+def loaded(context: Context, version: int) -> tuple[Learner, Relearned]:
+    """Return the learner as iteration ``version`` left it, from the newest state and the iterations since."""
     reader = replace(context, lineage={})  # what is read to get there again is no input of this update
     newest: int = ranks.share(reader.newest_state(version))[0]  # another's file system may remember less
     references = references_of(context, newest, version)  # first, as it is not to be beside the models
     learner = load_learner(context if newest == version else reader, newest)
     kept.use(learner)
-    newest, seconds = relearn(context, learner, newest, version, references)
-    return Start(learner, state_after(context, version), newest, seconds)
+    return learner, relearn(context, learner, newest, version, references)
 
 
 def load_learner(context: Context, version: int) -> Learner:

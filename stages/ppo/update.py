@@ -14,6 +14,7 @@ from stages.ppo.learner import update as learner_update
 from stages.ppo.math.kl import next_kl_coef
 from stages.ppo.memory import out_of_memory_explained
 from stages.ppo.metrics import mean_kl, update_metrics
+from stages.ppo.origin import learn_first_state
 from stages.ppo.reference import with_reference
 from stages.ppo.resuming import Start, resume
 from stages.ppo.state.learned import PART, Learned, Machine, TrainerState
@@ -65,6 +66,7 @@ def learn(iteration: int, context: Context, experience: Experience) -> Result | 
         experience = with_reference(context, experience, iteration)
     # 3. policy, critic and their optimizers where the previous iteration left them
     with stopwatch.timing("load"):
+        before = learn_first_state(context, iteration - 1)
         start = resume(context, iteration - 1)
     learner, state = start.learner, start.state
     # 4. the update, and the KL coefficient of the next one
@@ -87,7 +89,7 @@ def learn(iteration: int, context: Context, experience: Experience) -> Result | 
         return None
     metrics = update_metrics(config, experience, done) | {"objective/kl_coef": state.kl_coef}
     metrics |= {f"seconds/update/{name}": seconds for name, seconds in stopwatch.seconds.items()}
-    metrics["samples"] = float(following.responses)
+    metrics |= (before or start.relearned).metrics | {"samples": float(following.responses)}
     return Result(outputs, len(experience), "trainer/1", iteration, metrics)
 
 
@@ -95,12 +97,12 @@ def leave(context: Context, start: Start, outputs: tuple[FileEntry, ...]) -> Non
     """Leave a writer of the state, if it is due, and a learner for the next update, if the process stays.
     Every rank takes part."""
     spent = context.stopwatch.seconds
-    seconds = start.seconds + sum(spent.values()) - spent["load"]
-    is_wanted = is_due(context.config, context.task.iteration, start.newest, seconds)
+    newest, seconds = start.relearned.newest, start.relearned.seconds + sum(spent.values()) - spent["load"]
+    is_wanted = is_due(context.config, context.task.iteration, newest, seconds)
     context.skips_state = not ranks.share(is_wanted)[0]
     if not context.skips_state:
         context.state_writer = LearnerState(context, start.learner)
-    kept.keep(context, start.learner, outputs, start.newest, seconds)
+    kept.keep(context, start.learner, outputs, newest, seconds)
 
 
 def learned(learner: Learner, state: TrainerState, steps: Steps) -> Learned:

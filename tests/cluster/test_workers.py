@@ -13,15 +13,23 @@ import pytest
 from pipeline.run.paths import RunPaths
 from pipeline.workers.beats import Beat, Doing, Reason
 from pipeline.workers.reading import read_beats
-from tests.cluster.scenario import CPU_ONLY, SlurmRun, policy_of, room_on, take
+from tests.cluster.scenario import (
+    CPU_ONLY,
+    STAGES,
+    SlurmRun,
+    is_used,
+    policy_of,
+    room_on,
+    staying,
+    take,
+    worker_who,
+)
 from tests.support import tiny
 
-STAGES = ("rollout", "reward", "update")
 ITERATIONS = 20
 
 
-STAYING = [*(f"scheduler.{stage}.linger=300" for stage in STAGES), *CPU_ONLY]
-"""Words of a run whose workers are there to be disturbed."""
+STAYING = [*staying(300), *CPU_ONLY]
 
 
 @pytest.fixture(scope="module")
@@ -59,21 +67,6 @@ def assert_same_policy(run: SlurmRun, local_run: Path) -> None:
 
 def failed(run: SlurmRun) -> list[tuple[str, str]]:
     return [(event["task"], event["kind"]) for event in run.events("failed")]
-
-
-def worker_who(run: SlurmRun, job_kind: str, doing: Doing, is_right: Callable[[Beat], bool]) -> Beat:
-    """Wait for a worker that does something."""
-
-    def find() -> Beat | None:
-        found = read_beats(RunPaths(run.root)).values()
-        fitting = (b for b in found if (b.job_kind, b.doing) == (job_kind, doing) and is_right(b))
-        return next((b for b in fitting if Path(f"/proc/{b.pid}").exists()), None)
-
-    return run.wait_for(find, f"a {job_kind} worker that is {doing}")
-
-
-def is_used(beat: Beat) -> bool:
-    return beat.tasks > 0
 
 
 def wait_for_commit_by(run: SlurmRun, job_kind: str, is_right: Callable[[str], bool]) -> None:

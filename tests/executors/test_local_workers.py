@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.executors import processes
-from pipeline.executors.machine import free_memory
 from pipeline.executors.processes import Job, JobEnd, LocalExecutor, LocalLimits
 from pipeline.executors.staying import LEAST_FREE, Idle, seconds_of, who_leaves
 from tests.support import ROOT, tiny
@@ -193,7 +192,7 @@ def test_the_longest_idle_one_makes_room_for_another_stage_where_memory_is_short
     executor.submit(jobs)
     assert [executor.until_end(one.key) for one in jobs] == [JobEnd(0)] * 2
     longest, other = idle_pids(executor)
-    monkeypatch.setattr(processes, "free_memory", lambda: 0.01 if is_alive(longest) else 0.5)
+    monkeypatch.setattr(processes, "free_share", lambda: 0.01 if is_alive(longest) else 0.5)
     assert do(executor, "exit", 0, pool="b") == JobEnd(0)
     assert not is_alive(longest)
     assert is_alive(other)
@@ -258,31 +257,6 @@ def test_who_leaves(idle, linger, now, starting, free):
 def test_linger_in_seconds():
     assert [seconds_of(given, False) for given in ("auto", 0, 30)] == [ALWAYS, 0, 30]
     assert [seconds_of(given, True) for given in ("auto", 0, 30)] == [0, 0, 30]
-
-
-@pytest.mark.parametrize(
-    ("group", "files", "share"),
-    [
-        ("0::/", {}, 0.5),
-        ("0::/job/step", {"job/memory.max": 1000, "job/memory.current": 900}, 0.1),
-        ("0::/job", {"job/memory.max": "max", "job/memory.current": 900}, 0.5),
-        (
-            "4:cpu,memory:/x",
-            {"memory/x/memory.limit_in_bytes": 1000, "memory/x/memory.usage_in_bytes": 800}
-            | {"memory/x/memory.stat": "cache 700\ntotal_inactive_file 100"},
-            0.3,
-        ),
-    ],
-)
-def test_free_memory_is_that_of_the_machine_or_of_the_control_group(tmp_path, group, files, share):
-    (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 500 kB\n")
-    (tmp_path / "cgroup").write_text(f"{group}\n")
-    for name, text in files.items():
-        path = tmp_path / "groups" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(str(text))
-    found = free_memory(tmp_path / "meminfo", tmp_path / "cgroup", tmp_path / "groups")
-    assert found == pytest.approx(share)
 
 
 # --- whole runs ---

@@ -49,6 +49,14 @@ def test_a_worker_that_was_requeued_is_matched_with_that_run_of_its_job():
     assert worker_hours([beat("99_0r0")], runs) == {}
 
 
+def test_a_worker_that_was_killed_before_its_first_word_is_lost():
+    kinds = {job().name: "rollout"}
+    found = worker_hours([LEFT], [job(), job("7_1"), job("6_0")], kinds)["rollout"]
+    assert (found.held_gpu_hours, found.lost_gpu_hours) == (6.0, pytest.approx(4.0))
+    assert found.held_cpu_hours == 12.0
+    assert worker_hours([LEFT], [job(), job("7_1")], {"another": "rollout"})["rollout"].lost_gpu_hours == 0
+
+
 def test_the_table_of_costs_has_a_line_for_each_stage_that_stayed():
     lines = describe_workers(worker_hours([LEFT], [job()]))
     assert lines[1].split() == ["workers", "GPU", "hours", "busy", "start-up", "waiting", "lost"]

@@ -174,6 +174,39 @@ def test_an_element_whose_input_came_early_does_not_wait_for_its_begin_time():
     assert decide(pending=pending, committed=[*UNTIL_ROLLOUTS, UPDATE]).hurried == ("8_0",)
 
 
+REWARDS = [Task(1, Stage.REWARD, shard) for shard in range(4)]
+ONE_PLACE = dict.fromkeys(("rollout", "reward", "update"), ("gpu",))
+TWO_EACH = {"rollout": 2, "reward": 2, "update": 1}
+
+
+def test_an_element_that_has_nothing_to_do_starts_before_nobody_who_has():
+    done = [*UNTIL_ROLLOUTS, *REWARDS[:1]]
+    late = [Pending("7_1", ROLLOUTS[1]), Pending("8_1", REWARDS[1])]
+    decided = decide(pending=late, committed=done, places=ONE_PLACE, wanted=TWO_EACH)
+    assert decided.withdrawn == ("7_1",)
+    apart = {"rollout": ("big",), "reward": ("small",)}
+    assert decide(pending=late, committed=done, places=apart, wanted=TWO_EACH).withdrawn == ()
+    assert decide(pending=late[:1], committed=done, places=ONE_PLACE, wanted=TWO_EACH).withdrawn == ()
+
+
+def test_an_element_is_not_withdrawn_while_it_may_have_something_to_do():
+    early = Pending("7_1", NEXT_ROLLOUTS[1])
+    decided = decide(
+        pending=[early], committed=UNTIL_ROLLOUTS, ready=REWARDS, places=ONE_PLACE, wanted=TWO_EACH
+    )
+    assert decided.withdrawn == ()
+    spare, others = Pending("7_1", ROLLOUTS[1]), [ROLLOUTS[2], *REWARDS[:2]]
+    decided = decide(
+        pending=[spare], committed=[PREPARE, *ROLLOUTS[:2]], ready=others, places=ONE_PLACE, wanted=TWO_EACH
+    )
+    assert decided.withdrawn == ()
+
+
+def test_an_element_of_an_iteration_that_is_over_has_nothing_to_do():
+    old = Pending("7_1", Task(0, Stage.ROLLOUT, 1))
+    assert decide(pending=[old], ready=[UPDATE], places=ONE_PLACE, wanted=TWO_EACH).withdrawn == ("7_1",)
+
+
 # --- a simulated run ---
 
 MAX_ATTEMPTS = 3
@@ -222,15 +255,17 @@ class World(RuleBasedStateMachine):
         pools=st.sampled_from([(), ("big",)]),
         early=st.booleans(),
         stays=st.booleans(),
+        places=st.sampled_from([(), ("gpu",)]),
         luck=st.randoms(),
     )
-    def begin(self, iterations, shards, most, every, pools, early, stays, luck):
+    def begin(self, iterations, shards, most, every, pools, early, stays, places, luck):
         self.plan = Plan(iterations, shards, every, pools=pools)
         kinds = ("prepare", *self.plan.job_kinds, "evaluate")
         self.wanted = {
             k: min(shards, most) if k not in ("prepare", "update", "evaluate") else 1 for k in kinds
         }
         self.early, self.stays, self.luck = early, stays, luck
+        self.places = places
         self.now, self.arrays = 0.0, 0
         self.records: dict[Task, Committed] = {}
         self.jobs: list[Job] = []
@@ -305,12 +340,14 @@ class World(RuleBasedStateMachine):
                 dict.fromkeys(self.wanted, guess) if self.early else {},
                 self.begun_with,
                 {task for task in self.failures if self.is_left(task)},
+                dict.fromkeys(self.wanted, self.places),
             )
         )
         for job in self.jobs:
             if job.runs and job.name in decided.dismissed:
                 assert job.doing is Doing.WAITING
                 job.doing = Doing.LEAVING
+        self.jobs = [j for j in self.jobs if j.runs or f"{j.array}_{j.index}" not in decided.withdrawn]
         for order in decided.orders:
             self.submit(order)
         for job in self.jobs:

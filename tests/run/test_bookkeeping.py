@@ -1,6 +1,8 @@
 """Passes that workers ask for: each wish is seen by a pass that began after it, and few passes see many."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.run import bookkeeping
 from pipeline.run.bookkeeping import (
@@ -8,6 +10,7 @@ from pipeline.run.bookkeeping import (
     LastPass,
     ask_for_pass,
     is_due,
+    is_starting,
     is_wanted,
     read_last,
     take_turn,
@@ -90,6 +93,22 @@ def test_passes_take_a_tenth_of_a_core_at_most(paths):
     ask_for_pass(paths)
     take_turn(paths, lambda: None)
     assert read_last(paths).ended >= read_last(paths).began > 0
+
+
+def test_of_many_who_wait_one_starts_a_process(paths, monkeypatch):
+    begun = []
+    monkeypatch.setattr(bookkeeping, "start_pass", lambda paths: begun.append(Child()) or begun[-1])
+    ask_for_pass(paths)
+    for _ in range(3):
+        Bookkeeper(paths).tend()
+    assert len(begun) == 1
+
+
+@given(st.floats(0, 1e6), st.floats(-100, 100), st.floats(-100, 100))
+def test_a_process_has_ten_seconds_to_begin_its_pass(started, began, age):
+    last = LastPass(began=started + began, ended=started + began + 1)
+    now = started + age
+    assert is_starting(last, started, now) == (last.began < started and 0 <= now - started < 10)
 
 
 def test_a_worker_starts_one_pass_at_a_time_and_waits_for_one_that_sees_it_leave(paths, started):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config.schema import Config
-from pipeline.run.states import is_due, longest_replay
+from pipeline.run.states import is_due, longest_replay, too_rare
 from tests.support.processes import config_of
 
 
@@ -49,3 +49,21 @@ def test_a_quarter_of_the_time_limit_is_the_longest_replay(models):
     assert longest_replay(config) == 100
     assert not is_due(config, 3, 0, seconds=99.0)
     assert is_due(config, 3, 0, seconds=101.0)
+
+
+@given(every=st.integers(1, 12), seconds=st.integers(1, 500))
+def test_states_are_too_rare_where_learning_again_takes_more_than_half_of_the_time_limit(
+    models, every, seconds
+):
+    config = asked(models, every)
+    config = replace(config, scheduler=replace(config.scheduler, time_limit=400))
+    until_due = next(v for v in range(1, config.iterations) if is_due(config, v, 0, float(v * seconds)))
+    problem = too_rare(config, float(seconds))
+    assert (problem is not None) is (every > 1 and until_due * seconds > 200)
+    assert problem is None or f"learning {until_due} again takes {until_due * seconds} s, more" in problem
+
+
+def test_nothing_is_too_rare_without_a_time_limit_or_for_updates_that_take_no_time(models):
+    config = asked(models, 1000)
+    assert too_rare(config, 0.0) is None
+    assert too_rare(replace(config, scheduler=replace(config.scheduler, time_limit=10**9)), 3600.0) is None

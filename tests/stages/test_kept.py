@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.run.commits import read_record
+from pipeline.orchestrate.fork import find_parent, fork, fork_config
+from pipeline.run import replays
+from pipeline.run.commits import read_record, verify_outputs
 from pipeline.run.directory import load_run
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.states import can_fork, can_go_on
@@ -36,8 +38,21 @@ SOME = ("fp32-zero0", "bf16-zero2", "overflow", "stopped", "skipped", "lora", "n
 STAYING = [(1, case) for case in (CASES if IS_SOAK else SOME)]
 STAYING += [(2, case) for case in (CASES if IS_SOAK else ("bf16-zero3",))]
 """Ranks, and what happens."""
-ELASTIC = "fp32-zero0"
-"""What one rank begins and two go on with."""
+ELASTIC = (
+    [(n, case, m) for n in (1, 2, 3) for case in CASES for m in (1, 2, 3) if n != m]
+    if IS_SOAK
+    else [
+        (1, "fp32-zero0", 2),
+        (1, "bf16-zero2", 2),
+        (1, "overflow", 2),
+        (2, "bf16-zero1", 1),
+        (2, "overflow", 1),
+        (2, "bf16-zero3", 1),
+    ]
+)
+"""Ranks that learn three iterations and save no state, what happens, and ranks that learn them again."""
+SIZES = sorted({size for before, _, after in ELASTIC for size in (before, after)})
+FORKED = "fp32-zero0"
 FROM_MEMORY = "going on from memory"
 
 
@@ -50,12 +65,16 @@ class Death:
     save_every: int
     iteration: int
     kill: Kill
+    successor: Kill | None = None
+    """How its successor is killed, which learns again from the first iteration on."""
 
     def __str__(self) -> str:
         where = f"{self.size}-{self.case}-every-{self.save_every}-in-{self.iteration}"
-        return f"{where}-{folder_name(self.kill)}"
+        kills = [self.kill] + ([self.successor] if self.successor else [])
+        return "-then-".join([f"{where}-{folder_name(kills[0])}", *map(folder_name, kills[1:])])
 
 
+REPLAYING = ("a step followed", "settled", "saved on the way")
 EARLY = ("a step taken", "policy not written", "policy committed")
 """Points that every update comes to; to the others come those that save a state."""
 
@@ -69,13 +88,19 @@ def all_deaths() -> list[Death]:
         points = [*EARLY, *(POINTS if is_due else ())]
         known = [Kill(point) for point in EARLY[:2]] + [k for k in kills(size) if k.point in points]
         found += [Death(size, next(cases), save_every, iteration, kill) for kill in known]
+    dying = Kill("a step taken")
+    for size, successor in itertools.product((1, 2), REPLAYING):
+        found += [
+            Death(size, next(cases), 1000, 3, dying, Kill(successor, alone=alone))
+            for alone in (False, True)[:size]
+        ]
     return found
 
 
 def some_deaths() -> list[Death]:
     return [
         Death(1, "fp32-zero0", 3, 3, Kill("no counters")),
-        Death(1, "overflow", 1000, 3, Kill("a step taken")),
+        Death(1, "overflow", 1000, 3, Kill("a step taken"), Kill("settled")),
         Death(1, "skipped", 1, 2, Kill("half a file")),
         Death(2, "bf16-zero3", 1000, 3, Kill("policy committed", alone=True)),
     ]
@@ -89,7 +114,8 @@ def scored(models, tmp_path_factory) -> dict[tuple[str, int], Path]:
     """Runs that want their first update, by case and update.save_every."""
     folder = tmp_path_factory.mktemp("scored")
     found, given = {}, None
-    known = itertools.product({case for _, case in STAYING}, (1, 3, 1000))
+    cases = {case for _, case in STAYING} | {case for _, case, _ in ELASTIC}
+    known = itertools.product(cases, (1, 3, 1000))
     for case, save_every in sorted(known):
         run = scored_run(models, folder / f"{case}-{save_every}", case, save_every, given)
         given = given or run
@@ -105,8 +131,10 @@ class Learned:
     """Each update loaded everything."""
     kept: dict[tuple[int, str], Path]
     """Each went on from memory, in a process that came from another run with other settings."""
-    unsaved: Path
-    """Three of four iterations of :data:`ELASTIC`, by one rank, without any state."""
+    ahead: dict[tuple[int, str], Path]
+    """Each was loaded before its turn, of one case for each number of ranks."""
+    unsaved: dict[tuple[int, str, int], Path]
+    """Three of four iterations, without any state, of each of :data:`ELASTIC`."""
 
 
 @pytest.fixture(scope="module")
@@ -118,13 +146,21 @@ def learned(scored, tmp_path_factory) -> Learned:
             (n, case): copied(scored[case, save_every], folder / f"{n}-{case}-{name}") for n, case in STAYING
         }
 
-    found = Learned(
-        copies("loaded", 1), copies("kept", 1000), copied(scored[ELASTIC, 1000], folder / "unsaved")
-    )
-    for size in (1, 2):
+    unsaved = {
+        one: copied(scored[one[1], 1000], folder / "-".join(["unsaved", *map(str, one)])) for one in ELASTIC
+    }
+    first = [next(one for one in STAYING if one[0] == size) for size in SIZES]
+    ahead = {(n, case): copied(scored[case, 1], folder / f"{n}-{case}-ahead") for n, case in first}
+    found = Learned(copies("loaded", 1), copies("kept", 1000), ahead, unsaved)
+    for size in SIZES:
         wanted = [Updates(r, case, ALL, stays=False) for (n, case), r in found.loaded.items() if n == size]
+        wanted += [
+            Updates(root, case, ALL, stays=False, loads_ahead=True)
+            for (n, case), root in found.ahead.items()
+            if n == size
+        ]
         wanted += [Updates(root, case, ALL) for (n, case), root in found.kept.items() if n == size]
-        wanted += [Updates(found.unsaved, ELASTIC, (1, 2, 3))] if size == 1 else []
+        wanted += [Updates(root, case, (1, 2, 3)) for (n, case, _), root in unsaved.items() if n == size]
         assert by_ranks(size, folder / "meeting", update_all, wanted, None) == [0] * size
     return found
 
@@ -137,6 +173,13 @@ def loaded(learned) -> dict[tuple[int, str], Path]:
 @pytest.fixture(scope="module")
 def kept(learned) -> dict[tuple[int, str], Path]:
     return learned.kept
+
+
+def test_a_learner_that_was_loaded_before_its_shards_came_learns_the_same(learned, loaded):
+    for one, root in learned.ahead.items():
+        assert_same_learned(root, loaded[one], ALL)
+        for iteration in ALL:
+            assert any(FROM_MEMORY in line for line in lines_of(root, iteration))
 
 
 @pytest.mark.parametrize(("size", "case"), STAYING)
@@ -162,9 +205,23 @@ def test_an_update_that_saves_no_state_says_so_and_is_no_end_of_the_run(kept):
 
 
 @pytest.fixture(scope="module")
-def died(scored, learned, tmp_path_factory) -> dict[Death, Path]:
-    """Runs whose first process died; another one, which stays too, has brought them to their end. So have two
-    ranks the one that nobody saved."""
+def forks(learned, tmp_path_factory) -> dict[str, Path]:
+    """Forks of iteration 2, at another learning rate: its state is saved in one parent, in the other not."""
+    folder, found = tmp_path_factory.mktemp("forks"), {}
+    for name, parents in (("saved", learned.loaded), ("unsaved", learned.kept)):
+        root = parents[1, FORKED]
+        parent = find_parent(f"{root}@2")
+        run = fork(parent, fork_config(parent, folder / name, ["update.learning_rate=2e-3"], None))
+        for part in ("data", "iterations/00003/rollout", "iterations/00003/reward"):
+            shutil.copytree(root / part, run.paths.root / part, dirs_exist_ok=True)
+        found[name] = run.paths.root
+    return found
+
+
+@pytest.fixture(scope="module")
+def died(scored, learned, forks, tmp_path_factory) -> dict[Death, Path]:
+    """Runs whose first process died; another one, which stays too, has brought them to their end. Other ranks
+    went on with those that nobody saved, and forks begin."""
     folder = tmp_path_factory.mktemp("died")
     found = {}
     for death in DEATHS:
@@ -173,11 +230,22 @@ def died(scored, learned, tmp_path_factory) -> dict[Death, Path]:
         codes = by_ranks(death.size, root / "meeting", update_all, first, death.kill)
         assert (root / f"died-{death.iteration}").exists(), f"never came to it: {death}, {codes}"
         assert any(codes), codes
-    for size in (1, 2):
+        if death.successor is not None:
+            kill_successor(death, root)
+    for size in SIZES:
         wanted = [Updates(root, d.case, to_do(root)) for d, root in found.items() if d.size == size]
-        wanted += [Updates(learned.unsaved, ELASTIC, (4,))] if size == 2 else []
+        wanted += [Updates(root, case, (4,)) for (_, case, n), root in learned.unsaved.items() if n == size]
+        wanted += [Updates(root, FORKED, (3,)) for root in forks.values() if size == 1]
         assert by_ranks(size, folder / "meeting", update_all, wanted, None) == [0] * size
     return found
+
+
+def kill_successor(death: Death, root: Path) -> None:
+    """Kill a process as it learns again what one that died has not saved, each state on its way."""
+    (root / f"died-{death.iteration}").unlink()
+    again = [Updates(root, death.case, (death.iteration,), is_slow=True)]
+    codes = by_ranks(death.size, root / "meeting", update_all, again, death.successor)
+    assert (root / f"died-{death.iteration}").exists(), f"never came to it: {death}, {codes}"
 
 
 def to_do(root: Path) -> Sequence[int]:
@@ -207,19 +275,44 @@ def said_of(root: Path, iteration: int) -> list[str]:
     return lines_of(root, iteration) if (root / f"said-{iteration}-0.json").exists() else [FROM_MEMORY]
 
 
-def test_other_ranks_learn_again_what_nobody_saved_but_for_rounding(learned, died):
+@pytest.mark.parametrize("elastic", ELASTIC, ids=str)
+def test_other_ranks_learn_again_what_nobody_saved_but_for_rounding(elastic, learned, died):
     """From the first iteration on: the policies are the committed ones, and so is the first ratio."""
-    root = learned.unsaved
+    root, (before, _, now) = learned.unsaved[elastic], elastic
     lines = "\n".join(lines_of(root, 4))
     apart = re.findall(r"differ from the committed ones by ([-+.e\d]+) of", lines)
     assert len(apart) == 3
-    assert max(map(float, apart)) < 0.01
-    assert "ERROR" not in lines
-    assert "ranks 2 instead of 1" in lines
-    run, other = load_run(root), load_run(learned.loaded[1, ELASTIC])
+    record = read_record(load_run(root).paths, policy_maker(4))
+    assert record.metrics[replays.REPLAYED] == 3
+    assert record.metrics[replays.DIFFERENCE] == pytest.approx(max(map(float, apart)), rel=0.1)
+    assert record.metrics[replays.DIFFERENCE] < replays.WORTH_A_WARNING
+    assert record.metrics["policy/ratio_error_first"] == 0
+    assert not any(word in lines for word in ("ERROR", "WARNING", "not finite now"))
+    assert f"ranks {now} instead of {before}" in lines
+
+
+def test_what_other_ranks_go_on_to_learn_is_the_same_but_for_rounding(learned, died):
+    run, other = load_run(learned.unsaved[ELASTIC[0]]), load_run(learned.loaded[ELASTIC[0][:2]])
     ours, theirs = (read_record(one.paths, policy_maker(4)) for one in (run, other))
-    assert ours.metrics["policy/ratio_error_first"] == 0
     assert_close(run, ours, other, theirs, tolerance=1e-2)
+
+
+def test_a_fork_of_an_iteration_without_a_state_learns_it_as_the_parent_would_have(forks, died, loaded):
+    roots = forks["unsaved"], forks["saved"], loaded[1, FORKED]
+    ours, theirs, parent = (load_run(root).paths for root in roots)
+    for task in (policy_maker(3), state_of(2)):
+        found, wanted = read_record(ours, task), read_record(theirs, task)
+        assert found.fingerprint == wanted.fingerprint, task
+        verify_outputs(ours, found)
+    assert read_record(ours, state_of(2)).fingerprint == read_record(parent, state_of(2)).fingerprint
+    assert read_record(ours, policy_maker(3)).fingerprint != read_record(parent, policy_maker(3)).fingerprint
+    assert not ours.origin.exists()
+    assert not theirs.origin.exists()
+    lines = "".join(lines_of(ours.root, 3))
+    assert "the fork's parent saved no trainer's state of iteration 2" in lines
+    assert lines.count("differ from the committed ones by 0.0e+00") == 2
+    assert "learned again" not in "".join(lines_of(theirs.root, 3))
+    assert read_record(ours, policy_maker(3)).metrics[replays.REPLAYED] == 2
 
 
 def stories(folder: Path, rank: int) -> None:

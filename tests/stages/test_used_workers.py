@@ -85,6 +85,19 @@ def test_rollouts_and_evaluations_take_turns(plain, tmp_path):
     assert said["loads"][-1] == generating + 1
 
 
+def test_what_was_loaded_ahead_is_what_the_task_computes_with(plain, tmp_path):
+    """Also where it is an older policy, as the next one is still to come."""
+    run, fresh = plain
+    used = copy_of(run, tmp_path / "used")
+    tasks = ["rollout 3 0", "score 3 0 judges", "reward 3 0"]
+    steps = ["loads rollout 1 0", tasks[0], "loads score 3 0 judges", tasks[1], "loads reward 3 0", tasks[2]]
+    said = done_by_one(used, steps)
+    assert outputs(used, tasks) == outputs(fresh, tasks)
+    before, after = said["loads"][::2], said["loads"][1::2]
+    assert before == after  # each task found all that it needs
+    assert before[0] == 1
+
+
 def test_a_failed_task_and_earlier_policies_leave_nothing_behind(plain, tmp_path):
     run, fresh = plain
     used = copy_of(run, tmp_path / "used")

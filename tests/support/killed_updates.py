@@ -301,4 +301,7 @@ ARMED: dict[str, Callable[[pytest.MonkeyPatch, Callable[[], None]], None]] = {
     "state linked": _at_link("state", is_done=True),
     "policy not written": _before("stages.ppo.update.save_policy"),
     "a step taken": _after("stages.ppo.training.take_step"),
+    "a step followed": _after("stages.ppo.following._carry_out"),
+    "settled": _after("stages.ppo.replay.settle"),
+    "saved on the way": _after("stages.ppo.replay.save_state"),
 }

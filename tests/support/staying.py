@@ -76,15 +76,24 @@ class Updates:
     iterations: Sequence[int]
     stays: bool = True
     """Whether the process may get another one, so that it keeps its learner."""
+    loads_ahead: bool = False
+    """Whether the process has loaded what each needs before."""
+    is_slow: bool = False
+    """Whether a replay takes so long that it saves each state on its way."""
 
 
 def update(updates: Updates, iteration: int, name: str = "1-aa") -> list[str]:
     """One update by all ranks. Returns what this one says."""
-    from stages.execution import execute
+    from stages.execution import execute, load
+    from stages.ppo import replay
     from stages.runner import Arguments
 
     task = Task(iteration, Stage.UPDATE)
-    with said() as lines, happening(updates.case, iteration):
+    with said() as lines, happening(updates.case, iteration) as patch:
+        if updates.is_slow:
+            patch.setattr(replay, "longest_replay", lambda config: 0.0)
+        if updates.loads_ahead:
+            load(Arguments(task, updates.root, name, None, stays=True, loads=True))
         execute(Arguments(task, updates.root, name, None, stays=updates.stays), time.time())
     ranks.share(None)
     return lines

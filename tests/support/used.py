@@ -54,8 +54,9 @@ def task_of(text: str) -> Task:
 def work(root: str, steps: list[str], said: str, environment: dict[str, str] | None = None) -> None:
     """Do tasks in this process, which stays; write what happened into the file ``said``.
 
-    A step is a task, ``breaks TASK`` for one that fails when it has computed, ``only TASK`` for one whose
-    result goes, or ``policy VERSION SEED ATTEMPT`` for another policy in place of the one that is there.
+    A step is a task, ``loads TASK`` for loading ahead what one needs, ``breaks TASK`` for one that fails
+    when it has computed, ``only TASK`` for one whose result goes, or ``policy VERSION SEED ATTEMPT`` for
+    another policy in place of the one that is there.
     """
     os.environ.update(environment or {})
     from stages.engines import release_all
@@ -83,6 +84,11 @@ def _do(root: Path, step: str) -> None:
             _execute(root, task_of(rest), breaks=True)
         except ArithmeticError:
             release_all()
+    elif word == "loads":
+        from stages.execution import load
+        from stages.runner import Arguments
+
+        load(Arguments(task_of(rest), root, "1-ahead", None, stays=True, loads=True))
     elif word == "only":
         _execute(root, task_of(rest))
         load_run(root).paths.task(task_of(rest)).record.unlink()

@@ -241,3 +241,18 @@ def test_an_answer_of_before_a_wait_says_nothing_and_silence_is_no_answer():
     asking._thread.join()
     assert asking.pending(began) == ()
     assert asking.ends == 5.0
+
+
+def test_who_is_rung_asks_again_though_the_last_answer_is_young():
+    asked: list[Queue] = []
+    asking = Asking(lambda: asked.append(Queue()) or asked[-1], least=0.0)
+    began = time.monotonic()
+
+    def look() -> int:
+        asking.pending(began)
+        asking._thread.join()
+        return len(asked)
+
+    assert [look(), look()] == [1, 1]
+    asking.rung()
+    assert [look(), look()] == [2, 2]

@@ -9,12 +9,24 @@ from pipeline.metrics.spans import Span, SpanEnd, iteration_spans, to_line
 from pipeline.run.plan import Plan, policy_maker
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.workers import estimates, staying
-from pipeline.workers.beats import Beat, Doing, Reason
+from pipeline.workers.beats import Beat, Reason
 from pipeline.workers.estimates import Passage
 from pipeline.workers.overdue import is_overdue, seconds_of_iterations
 from pipeline.workers.staying import Pending, Wait
 
 seconds = st.floats(0, 1e4)
+
+
+@given(seconds, seconds, st.lists(seconds | st.none(), max_size=4))
+def test_others_are_waited_for_that_come_back_too_but_not_for_ever(most, own, others):
+    bound = staying.bound("auto", most, own, 0.0)
+    more = staying.allowance("auto", most, bound, others)
+    assert 0 <= more <= 2 * bound
+    assert bound + more <= most + 1e-6
+    assert staying.allowance(60, most, bound, others) == 0
+    assert (
+        staying.allowance("auto", 1e9, own, [None]) == own == staying.allowance("auto", 1e9, own, [own + 1])
+    )
 
 
 @given(seconds, seconds | st.none(), seconds | st.none())
@@ -24,11 +36,13 @@ def test_an_automatic_bound_is_what_coming_back_costs(most, startup, queue):
     assert staying.bound(7, most, startup, queue) == 7
 
 
-@given(seconds, seconds, seconds | st.none(), seconds)
-def test_who_waits_leaves_at_the_bound_or_at_once_when_the_input_comes_later(began, bound, expected, now):
-    wait = Wait(began, bound, expected=expected)
+@given(seconds, seconds, seconds | st.none(), seconds, seconds)
+def test_who_waits_leaves_at_the_bound_or_at_once_when_the_input_comes_later(
+    began, bound, expected, now, allowance
+):
+    wait = Wait(began, bound, expected, allowance)
     reason = staying.reason_to_leave(wait, now)
-    if now >= began + bound:
+    if now >= began + bound + allowance:
         assert reason is Reason.LONG
     else:
         assert (reason is Reason.FAR) == (expected is not None and expected > began + bound)
@@ -56,6 +70,13 @@ def test_a_worker_goes_when_another_job_could_start_in_its_place():
     ):
         assert not goes(reason), reason
     assert not goes("Resources", name="peer")
+
+
+@given(seconds, seconds)
+def test_slurm_is_asked_ever_more_rarely_but_each_half_minute(a, b):
+    first, second = sorted((a, b))
+    assert 0 < staying.ask_after(first) <= staying.ask_after(second) <= staying.ASK_SECONDS
+    assert staying.ask_after(first) >= min(first, staying.ASK_SECONDS)
 
 
 @given(seconds, seconds | st.none(), seconds | st.none(), st.floats(0, 200))
@@ -157,23 +178,6 @@ def test_of_a_passage_where_processes_stay_loading_is_no_part():
     failed = Span("reward", 0, "2-a", SpanEnd.FAILED, ready=10.0, started=12.0, computing=13.0, ended=20.0)
     [passage] = estimates.passages([to_line(iteration_spans(1, [*spans, failed]))])
     assert (passage.seconds, passage.at_work, passage.warm) == (33.0, 31.0, 7.0)
-
-
-def test_what_others_need_to_start_up_is_not_held_against_a_wait():
-    wait = Wait(100.0, 15.0, most=60.0, looked=100.0)
-    starting, own, busy = (
-        Beat("1_0r0", "reward", "h", 1, 90.0),
-        Beat("2_0r0", "rollout", "h", 2, 90.0),
-        Beat("3_0r0", "update", "h", 3, 90.0, doing=Doing.BUSY),
-    )
-    later = staying.excused(wait, [starting, busy], "rollout", 112.0)
-    assert later.until == 127.0
-    later = staying.excused(later, [own, busy], "rollout", 120.0)
-    assert later.until == 127.0
-    later = staying.excused(later, [starting], "rollout", 200.0)
-    assert later.until == 160.0
-    assert staying.reason_to_leave(later, 159.0) is None
-    assert staying.reason_to_leave(later, 160.0) is Reason.LONG
 
 
 def test_where_nothing_is_known_nothing_is_expected():

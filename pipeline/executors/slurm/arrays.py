@@ -18,7 +18,7 @@ from pipeline.run.submissions import Ledger, Submission, chunks_of, job_name
 from pipeline.run.tasks import Stage, Task
 from slurm.requests import attending
 from slurm.submission import Array, literal
-from slurm.tasklist import ATTEMPT
+from slurm.tasklist import ATTEMPT, STARTED
 
 _MAX_RESTARTS = 20
 """Number of times that Slurm may restart a job before it counts as failed."""
@@ -140,7 +140,7 @@ def array_of(
         options=sbatch_options(given, escalation, longest),
         parallelism=given.array_parallelism,
         setup=(
-            *_IGNORE_RINGING[: submission.stays],
+            *(_OF_WORKERS if submission.stays else ()),
             *into_log(run, submission),
             *(given.setup or ()),
             *(attending_to(run, config, given) if submission.stays else ()),
@@ -151,8 +151,9 @@ def array_of(
     )
 
 
-_IGNORE_RINGING = ("trap '' USR1",)
-"""Whoever commits rings the arrays that wait for it: a signal that would end an element which starts up."""
+_OF_WORKERS = ("trap '' USR1", f"export {STARTED}=$(date +%s)")
+"""Shell lines of workers, before anything else. Whoever commits rings the arrays that wait for it: a signal
+that would end an element which starts up. And what is set up is part of what a start takes."""
 
 
 def attending_to(run: Run, config: SlurmConfig, given: ResourcesConfig) -> list[str]:

@@ -51,6 +51,11 @@ def beats_of(paths: RunPaths, elements: Collection[str]) -> dict[str, Beat]:
     return read_beats(paths, is_wanted) if elements else {}
 
 
+def partitions_of(config: SlurmConfig, job_kind: str) -> tuple[str, ...]:
+    """Return the partitions that jobs of a kind may run in; of the default one the name is empty."""
+    return resources_of(config, job_kind).partition or ("",)
+
+
 @dataclass
 class Roster:
     """Live elements of a table of jobs, as a crew and as what the table says of each."""

@@ -30,7 +30,7 @@ def read_estimates(
     if not early:
         return {}
     beats = list(read_beats(run.paths).values())
-    expected = _expectations(run, tasks, committed, now)
+    expected = _expectations(run, tasks, committed, now, early)
     return {kind: _estimate(beats, kind, expected(kind)) for kind in early}
 
 
@@ -40,7 +40,7 @@ def _estimate(beats: list[Beat], job_kind: str, next_input: float | None) -> Est
 
 
 def _expectations(
-    run: Run, tasks: Sequence[Task], committed: Mapping[Task, Committed], now: float
+    run: Run, tasks: Sequence[Task], committed: Mapping[Task, Committed], now: float, early: Sequence[str]
 ) -> Callable[[str], float | None]:
     """Return a function: when the inputs of the next task of a job kind are expected to be committed."""
     seen = passages(journal.read_tail(run.paths.spans, _SPANS_BYTES)) if run.paths.spans.exists() else []
@@ -54,6 +54,6 @@ def _expectations(
             t for t in tasks if t.job_kind == job_kind and not committed.keys() >= {t, *run.plan.inputs(t)}
         )
         task = next(missing, None)
-        return None if task is None else expected_ready(run.plan, task, committed_at, seen, now)
+        return None if task is None else expected_ready(run.plan, task, committed_at, seen, now, early=early)
 
     return expected

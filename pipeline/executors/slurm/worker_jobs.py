@@ -17,6 +17,7 @@ from pipeline.executors.slurm.crew import (
     broken_attempts,
     gone_claims,
     live_arrays,
+    partitions_of,
     read_roster,
     silent_workers,
     split_unclaimed,
@@ -31,7 +32,7 @@ from pipeline.executors.slurm.launcher import Launcher
 from pipeline.executors.slurm.queue import is_live
 from pipeline.orchestrate.jobs import CommittedOf, Ended
 from pipeline.orchestrate.reconcile import Launch, Observation
-from pipeline.orchestrate.staffing import Crew, Situation, Staffing, failed_claims, held_tasks, staff
+from pipeline.orchestrate.staffing import Crew, Order, Situation, Staffing, failed_claims, held_tasks, staff
 from pipeline.run import journal
 from pipeline.run.commits import CorruptData, read_record
 from pipeline.run.endings import ClaimEnding, note_endings, read_endings
@@ -44,7 +45,7 @@ from pipeline.workers.choosing import is_left_to_passes
 from pipeline.workers.claims import Claim, claims_of, said, tried_again
 from pipeline.workers.living import forget_old, mark_gone
 from slurm.commands import SlurmError
-from slurm.ringing import parse_worker
+from slurm.ringing import parse_worker, ring
 from slurm.submission import cancel, end_gently, start_now
 
 _LOOK_AGAIN_SECONDS = 45.0
@@ -207,8 +208,11 @@ class WorkerJobs(SlurmJobs):
         decided = staff(self._situation(seen))
         self._hurry(decided)
         self._dismiss(decided.dismissed)
+        if decided.withdrawn:
+            cancel(decided.withdrawn, only_pending=True)
         launcher = Launcher(self.submitter, self.limits, self.table, self.failures, self.note)
         self.refusal = launcher.submit_workers(decided.orders, self.table.seen.time)
+        self._ring_for(decided.orders)
         self._end_silent()
         here = self._elements_at_hand()
         forget_old(self.run.paths, lambda worker: worker.rpartition("r")[0] in here)
@@ -216,6 +220,15 @@ class WorkerJobs(SlurmJobs):
         submitted = {live.carrier.array for live in self.table.live.values() if live.carrier.array}
         arrays = {*live_arrays(elements, self.table.submissions), *submitted}
         self.watchdogs.watch_workers(self.table, sorted(arrays, key=int))
+
+    def _ring_for(self, orders: Sequence[Order]) -> None:
+        """Wake workers that wait, and that have nothing to do with what was submitted: they ask Slurm whether
+        it waits for their place."""
+        kinds = {order.tasks[0].job_kind for order in orders}
+        waiting = [w for w in self.roster.crew.workers if w.doing is Doing.WAITING and kinds - {w.job_kind}]
+        arrays = {name.array for worker in waiting if (name := parse_worker(worker.name))}
+        if said := ring(sorted(arrays, key=int)):
+            self.note(f"workers that wait were not rung: {said}")
 
     def _situation(self, seen: Observation) -> Situation:
         tasks, now = (*seen.tasks, *self._tasks_after(seen.tasks)), self.table.seen.time
@@ -226,7 +239,8 @@ class WorkerJobs(SlurmJobs):
             held=self.held,
             committed=seen.committed.keys() - seen.corrupt.keys(),
             ready=self.ready,
-            wanted=wanted_workers(self.run.plan, self.submitter.config),
+            wanted=(wanted := wanted_workers(self.run.plan, self.submitter.config)),
+            places={kind: partitions_of(self.submitter.config, kind) for kind in wanted},
             now=now,
             estimates=read_estimates(self.run, self.submitter.config, tasks, seen.committed, now),
             begun_with={task for s in self.table.submissions if self._is_new(s) for _, task in s.tasks()},

@@ -16,6 +16,7 @@
 
 # Setup and environment, from the configuration.
 trap '' USR1
+export SLURM_PPO_STARTED=$(date +%s)
 
 # For submitit.JobEnvironment, in code of yours.
 export SUBMITIT_EXECUTOR=slurm

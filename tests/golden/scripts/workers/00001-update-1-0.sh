@@ -16,6 +16,7 @@
 
 # Setup and environment, from the configuration.
 trap '' USR1
+export SLURM_PPO_STARTED=$(date +%s)
 module load apptainer
 # The task runs in a container, where Slurm's commands may be missing. This loop, outside of it, reads lines from a
 # FIFO until the task has ended: "pass" makes a pass, "ring 4711 4712" wakes the workers of these arrays.
