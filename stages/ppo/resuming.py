@@ -43,11 +43,18 @@ def resume(context: Context, version: int) -> Start:
     """Return everything that learning goes on with after iteration ``version``: from memory, if it is there,
     else from the newest state and the iterations since."""
     if found := kept.take(context, version):
-        set_counters(found.learner, learned_of(context, version))
+        if has_numbers(context, version):  # else it was loaded ahead, as it is
+            set_counters(found.learner, learned_of(context, version))
         relearned = Relearned(found.newest, found.seconds)
         return Start(found.learner, state_after(context, version), relearned)
     learner, relearned = loaded(context, version)
     return Start(learner, state_after(context, version), relearned)
+
+
+def has_numbers(context: Context, version: int) -> bool:
+    """Whether an update has committed small numbers with a version: not with 0, nor in the form that runs of
+    format 1 have."""
+    return version > 0 and context.trainer_directory(version) is None
 
 
 def loaded(context: Context, version: int) -> tuple[Learner, Relearned]:
