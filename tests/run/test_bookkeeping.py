@@ -69,6 +69,7 @@ def test_one_pass_at_a_time_and_the_second_leaves_its_wish(paths):
         assert not is_due(paths, 0.0)
         assert not take_turn(paths, lambda: pytest.fail("two at once"))
 
+    ask_for_pass(paths)
     assert take_turn(paths, look)
     assert is_wanted(paths)
 
