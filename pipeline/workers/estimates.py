@@ -177,9 +177,12 @@ def queue_wait(beats: Iterable[Beat], job_kind: str) -> Spread | None:
 
 
 def coming_back(beats: Sequence[Beat], job_kind: str) -> float | None:
-    """Return how long it takes until a worker of a kind is there that is not: in the queue, and to start."""
-    known = startup(beats, job_kind), queue_wait(beats, job_kind)
-    return None if known == (None, None) else sum(spread.median for spread in known if spread is not None)
+    """Return how long it takes until a worker of a kind is there that is not: in the queue, and to start.
+    None if none has started up yet."""
+    loading, queue = startup(beats, job_kind), queue_wait(beats, job_kind)
+    if loading is None:
+        return None
+    return loading.median + (queue.median if queue else 0.0)
 
 
 def task_seconds(beats: Iterable[Beat], job_kind: str) -> float | None:

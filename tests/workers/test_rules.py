@@ -188,6 +188,12 @@ def test_where_nothing_is_known_nothing_is_expected():
     assert estimates.task_seconds([Beat("a", "rollout", "h", 1, 0.0)], "rollout") is None
 
 
+def test_coming_back_is_unknown_until_one_has_started_up():
+    starting = Beat("1_0r0", "reward", "h", 1, 0.0, queued_seconds=2.0)
+    assert estimates.coming_back([starting], "reward") is None
+    assert estimates.coming_back([starting, replace(starting, startup_seconds=9.0)], "reward") == 11.0
+
+
 def test_one_shard_that_is_missing_makes_its_stage_unfinished():
     seen = estimates.passages(LINES)
     times = {PREPARE: 1.0, policy_maker(3): 1000.0} | {Task(4, Stage.ROLLOUT, s): 1040.0 for s in (0, 1)}
