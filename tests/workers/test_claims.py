@@ -1,7 +1,9 @@
 """Claims and beats on disk: one winner, spoilt files, who lives."""
 
 import os
+import signal
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -189,6 +191,15 @@ class Source:
 
     def left(self):
         self.has_left = True
+
+
+@pytest.fixture(autouse=True)
+def _same_signals() -> Iterator[None]:
+    """Who follows ignores warnings, and so would every process that is started later."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
