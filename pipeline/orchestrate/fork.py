@@ -16,13 +16,12 @@ from pipeline.config.resolve import resolve
 from pipeline.config.reward import RewardModelConfig
 from pipeline.config.schema import Config
 from pipeline.run.adoption import adopt
-from pipeline.run.commits import CorruptData, Record, is_unchanged, read_record, require_record
+from pipeline.run.commits import CorruptData, Record, is_unchanged, require_record
 from pipeline.run.copies import new_folder
 from pipeline.run.directory import Parent, Run, RunError, load_run, write_run
 from pipeline.run.origin import take_along
 from pipeline.run.paths import RunPaths
-from pipeline.run.plan import state_of
-from pipeline.run.states import keeps_state, too_rare
+from pipeline.run.states import keeps_state, state_record, too_rare
 from pipeline.run.tasks import PREPARE
 from pipeline.run.versions import Version, find_version_with_state
 
@@ -155,10 +154,10 @@ def records_to_adopt(parent: Version) -> tuple[Record, ...]:
     Raises:
         RunError: the state's record cannot be read.
     """
-    if parent.record.holds_state:
-        return (parent.record,)
     try:
-        state = read_record(parent.run.paths, state_of(parent.number))
+        state = state_record(parent.run.paths, parent.number)
     except CorruptData as error:
         raise RunError(f"{parent.run.paths.root}: {error}; choose another iteration") from None
-    return (parent.record, state) if state else (parent.record,)
+    if state is None or state.task == parent.record.task:
+        return (parent.record,)
+    return (parent.record, state)

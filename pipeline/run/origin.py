@@ -48,9 +48,8 @@ def take_along(parent: Run, version: int, target: RunPaths) -> None:
     ):
         copy.write_bytes(read_shared(source))
     try:
-        publish(
-            target, require_record(parent.paths, PREPARE)
-        )  # says which files of the user's models are right
+        prepared = require_record(parent.paths, PREPARE)  # says which files of the user's models are right
+        publish(target, prepared)
         for task in _tasks(before, version):
             if (record := read_record(parent.paths, task)) is not None:
                 _link_all(parent.paths, record, target)
