@@ -49,6 +49,7 @@ def test_workers_account_for_all_that_they_held_and_a_killed_one_for_what_it_sai
             assert abs(elapsed - said) <= tolerance(elapsed), (beat, elapsed, run.story())
 
     costs = json.loads(shown.stdout)["cost"]["workers"]
+    assert costs.pop("prepare")["held_gpu_hours"] == 0
     for job_kind, hours in costs.items():
         parts = [hours[f"{part}_gpu_hours"] for part in ("busy", "startup", "waiting", "lost")]
         mine = [held[name.partition("r")[0]] for name, beat in beats.items() if beat.job_kind == job_kind]
