@@ -91,6 +91,7 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         (_TASK.record.with_name("shard-00003.claim-1.json"), "says which worker has taken the task"),
         (_PREPARE.record.with_name("prompts.claim-1.json"), "the same of the task that prepares"),
         (_RUN.slurm / "passes" / "wanted", "asks for a pass"),
+        (_RUN.slurm / "passes" / "started", "when a worker last started a process for a pass"),
         (_RUN.slurm / "passes" / "last", "when the last pass was made that a worker has started"),
         (_RUN.slurm / "passes" / "000004.json", "the lease of who makes it"),
         (_RUN.log_root / "passes" / "passes.log", "what such passes printed"),

@@ -5,7 +5,7 @@ Runs on any number of ranks: all read everything, each trains on its share and w
 
 from pipeline.run.commits import BadCommit, FileEntry, hash_file
 from pipeline.run.durable import fsync_path
-from pipeline.run.states import is_due
+from pipeline.run.states import is_due, state_record
 from stages import ranks
 from stages.context import Context, Result
 from stages.ppo import kept
@@ -47,7 +47,7 @@ def load(context: Context, version: int) -> None:
 def has_state(context: Context, version: int) -> bool:
     """Whether the trainer's state of a version is committed; version 0 needs none."""
     try:
-        return context.newest_state(version) == version
+        return version == 0 or state_record(context.paths, version) is not None
     except BadCommit:  # for the update to say
         return False
 

@@ -335,7 +335,7 @@ MISTAKES = [
     ),
     (
         [POOL, "scheduler.pools.big=2"],
-        "scheduler.pools.big: holds several keys; set one of them: slots (got 2)",
+        "scheduler.pools.big: holds several keys; set one of them: linger, slots (got 2)",
     ),
     (
         [POOL, "scheduler.pools=2"],
@@ -347,7 +347,7 @@ MISTAKES = [
     ),
     (
         [POOL, "scheduler.pools.big.partition=rm"],
-        "scheduler.pools.big.partition: unknown key 'partition'; legal: slots",
+        "scheduler.pools.big.partition: unknown key 'partition'; legal: linger, slots",
     ),
     (
         ["scheduler=slurm", POOL, "scheduler.pools.big.gpus_per_node=0"],
