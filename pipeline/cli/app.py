@@ -12,7 +12,8 @@ import typer
 
 from pipeline.cli import dashboard as dashboard_cli
 from pipeline.cli import devcluster as devcluster_cli
-from pipeline.cli.arguments import config_of, existing_run, load, planned_run
+from pipeline.cli import many
+from pipeline.cli.arguments import config_of, existing_run, is_sweep, load, planned_run
 from slurm.errors import ServiceError, UserError
 
 if TYPE_CHECKING:
@@ -115,7 +116,15 @@ def resume(
 
 @app.command()
 def cancel(run_dir: RunDir) -> None:
-    """Cancel the run's jobs on Slurm, and only these. Nothing that was committed is lost."""
+    """Cancel the run's jobs on Slurm, and only these; of a sweep those of all its runs.
+
+    Nothing that was committed is lost.
+    """
+    if is_sweep(run_dir):
+        from pipeline.cli.sweep import cancel_sweep
+
+        typer.echo(cancel_sweep(run_dir.absolute()))
+        return
     from pipeline.cli.queue import cancel_run
 
     typer.echo(cancel_run(load(run_dir)))
@@ -342,6 +351,9 @@ def fork(
     from pipeline.cli.run import fork_run
 
     typer.echo(fork_run(source, new_run, overrides or [], config_dir))
+
+
+many.add_to(app)
 
 
 def exit_of(state: str) -> typer.Exit:

@@ -17,7 +17,7 @@ from pipeline.config.notify import NotifyConfig
 from pipeline.config.reward import RewardConfig
 from pipeline.config.rollout import RolloutConfig
 from pipeline.config.scheduler import LocalConfig, SchedulerConfig, SlurmConfig
-from pipeline.config.types import Fraction, Name, NonNegativeInt, PluginName, PositiveInt, Text
+from pipeline.config.types import Fraction, Line, Name, NonNegativeInt, PluginName, PositiveInt, Text
 from pipeline.config.update import Precision, UpdateConfig
 
 
@@ -125,7 +125,15 @@ class WandbConfig:
     entity: str | None = None
     """W&B user or team. Default: WANDB_ENTITY, else the key's own."""
     tags: tuple[str, ...] = ()
-    """W&B tags."""
+    """W&B tags. Runs of a sweep also have one for each setting that it varies, such as ``seed=0``."""
+    name: Line | None = None
+    """Display name. Default: the run's name; of a sweep's run with its settings."""
+    group: Line | None = None
+    """Group of runs. Default: none; of a sweep's run the sweep's name."""
+    job_type: Line | None = None
+    """Job type, a second level of grouping. Default: none; of a sweep's run its settings without the seed."""
+    notes: str | None = None
+    """Notes about the run, shown beside it; may hold Markdown."""
     samples_every: NonNegativeInt = 10
     """Show responses of the first iteration, every this many, and the last one as a table. 0: never."""
 

@@ -209,8 +209,13 @@ def job_name(run_name: str, run_id: str, iteration: int, job_kind: str, number: 
 
 
 def is_job_of(run_id: str, name: str) -> bool:
+    return bool(run_id) and run_id_of(name) == run_id
+
+
+def run_id_of(name: str) -> str:
+    """Return the run's id in a job's name (:func:`job_name`); empty where it is no such name."""
     parts = name.rsplit(".", 5)
-    return len(parts) == 6 and parts[1] == run_id
+    return parts[1] if len(parts) == 6 and parts[2].isdecimal() else ""
 
 
 def job_kind_of(name: str) -> str:
