@@ -19,6 +19,7 @@ from typing import Any
 from pipeline.run import journal
 from pipeline.run.lease import holder_of
 from pipeline.run.paths import RunPaths
+from pipeline.run.sizes import bytes_below
 from slurm.errors import UserError
 from slurm.sealing import unsealed
 
@@ -244,16 +245,3 @@ def _gpu_hours(paths: RunPaths, row: Mapping[str, Any]) -> float | None:
 def _bytes_of(paths: RunPaths) -> int:
     """Sum the files in the heavy folders; what goes away meanwhile counts nothing."""
     return sum(bytes_below(paths.root / parent) for parent in _HEAVY)
-
-
-def bytes_below(folder: Path) -> int:
-    """Sum the sizes of all files below a folder, links not followed; 0 where there is none."""
-    total = 0
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
-        for entry in entries:
-            with contextlib.suppress(FileNotFoundError):
-                if entry.is_dir(follow_symlinks=False):
-                    total += bytes_below(Path(entry.path))
-                else:
-                    total += entry.stat(follow_symlinks=False).st_size
-    return total
