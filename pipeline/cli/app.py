@@ -296,7 +296,9 @@ def notify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
 
 @app.command()
 def report(
-    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
+    run_dirs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run directories, or one of a sweep.")
+    ],
     out: Annotated[
         Path | None,
         typer.Option(help="Where to write it. Default: report.html in RUN; of several report-compare.html."),
@@ -304,10 +306,13 @@ def report(
 ) -> None:
     """Write a page about a run, one HTML file that needs no network, and print its path.
 
-    Of several runs: one page that compares them.
+    Of several runs: one page that compares them. Of a sweep: mean and spread over seeds.
     """
-    from pipeline.report import write_comparison, write_report
+    from pipeline.report import write_comparison, write_report, write_sweep_report
 
+    if len(run_dirs) == 1 and is_sweep(run_dirs[0]):
+        typer.echo(write_sweep_report(run_dirs[0].absolute(), out))
+        return
     runs = [load(run_dir) for run_dir in run_dirs]
     typer.echo(write_report(runs[0], out) if len(runs) == 1 else write_comparison(runs, out))
 
