@@ -5,21 +5,22 @@ import os
 from pathlib import Path
 
 
-def bytes_below(path: Path) -> int:
+def bytes_below(path: Path | str) -> int:
     """Return the bytes of a file, or of all files below a folder. Links are not followed, and what goes away
     meanwhile counts nothing."""
+    total = 0
     with contextlib.suppress(FileNotFoundError):
         try:
             with os.scandir(path) as entries:
-                return sum(map(_bytes_of, entries))
+                for entry in entries:
+                    total += bytes_below(entry.path) if entry.is_dir(follow_symlinks=False) else _size(entry)
         except NotADirectoryError:
-            return path.lstat().st_size
-    return 0
+            return os.lstat(path).st_size
+    return total
 
 
-def _bytes_of(entry: "os.DirEntry[str]") -> int:
-    with contextlib.suppress(FileNotFoundError):
-        if entry.is_dir(follow_symlinks=False):
-            return bytes_below(Path(entry.path))
+def _size(entry: "os.DirEntry[str]") -> int:
+    try:
         return entry.stat(follow_symlinks=False).st_size
-    return 0
+    except FileNotFoundError:
+        return 0

@@ -25,10 +25,12 @@ from slurm.sealing import unsealed
 
 SPOILT, NOT_BEGUN = "spoilt", "not begun"
 _SWEEP = "sweep.json"
-_THREADS = 8
+_THREADS = 4
 """Runs that are read at once: on a network filesystem reading is mostly waiting."""
-_ROW_BYTES, _EVENT_BYTES = 1 << 14, 1 << 13
-"""Bytes read from the ends of metrics.jsonl and events.jsonl: more than a line has."""
+_END_BYTES, _EVENT_BYTES = 1 << 16, 1 << 13
+"""Bytes read from the ends of metrics.jsonl, of some twenty rows, and of events.jsonl."""
+_LAST_LINES = 8
+"""Lines at the end of metrics.jsonl among which the last whole row is looked for."""
 _HEAVY = ("policy", "state", "trainer", "critic")
 """Folders whose files are counted: nearly all bytes of a run are there."""
 _ITERATIONS = re.compile(rb"^iterations: (\d+)$", re.MULTILINE)
@@ -53,7 +55,8 @@ class Entry:
     best: float | None = None
     """Highest reward on held-out prompts so far."""
     gpu_hours: float | None = None
-    """Hours of all rows, as Slurm accounts for them; None where accounting does not."""
+    """Hours of all rows, as Slurm accounts for them; of more than some twenty rows estimated from the newest.
+    None where nobody accounts for them."""
     age: float | None = None
     """Seconds since the run was made."""
     idle: float | None = None
@@ -155,8 +158,10 @@ def _read(place: Place, now: float) -> tuple[Entry, str | None]:
 def _read_run(paths: RunPaths, sweep: str | None, now: float) -> tuple[Entry, str | None]:
     identity = json.loads(paths.run_json.read_bytes())
     total, is_on_slurm = _plan_of(paths.config_yaml.read_bytes())
-    row = last_row(paths.metrics)
-    done = int(row["iteration"]) if row else int((identity.get("parent") or {}).get("iteration", 0))
+    end = read_end(paths.metrics, _END_BYTES)
+    row = last_row(end)
+    start = int((identity.get("parent") or {}).get("iteration", 0))
+    done = int(row["iteration"]) if row else start
     state = _state_of(paths, done >= total, is_on_slurm)
     written = paths.metrics.stat().st_mtime if row else float(identity["created"])
     entry = Entry(
@@ -167,7 +172,7 @@ def _read_run(paths: RunPaths, sweep: str | None, now: float) -> tuple[Entry, st
         iterations=total,
         reward=_number(row.get("reward/mean")),
         best=_best_of(paths),
-        gpu_hours=_gpu_hours(paths, row),
+        gpu_hours=_gpu_hours(end, row, done - start),
         age=now - float(identity["created"]),
         idle=now - written,
         bytes=_bytes_of(paths),
@@ -210,19 +215,35 @@ def _requested(paths: RunPaths) -> str | None:
     return "failed" if control.get("has_failed") else None
 
 
-def last_row(path: Path) -> Mapping[str, Any]:
-    """Return the last whole row of metrics.jsonl; empty without one.
+def read_end(path: Path, num_bytes: int) -> bytes:
+    """Return the last bytes of a file; none where there is no file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - num_bytes))
+            return file.read()
+    except FileNotFoundError:
+        return b""
+
+
+def last_row(end: bytes) -> Mapping[str, Any]:
+    """Return the last whole row in the end of metrics.jsonl; empty without one.
 
     Raises:
-        ValueError: its lines are none.
+        ValueError: its lines are no rows.
     """
-    end = journal.read_end(path, _ROW_BYTES) if path.exists() else b""
-    rows = [row for row in journal.parse(end) if "iteration" in row]
-    if end and not rows:  # one that is longer
-        rows = [row for row in journal.read(path) if "iteration" in row]
-    if end and not rows:
-        raise ValueError(f"{path.name} holds no row")
-    return rows[-1] if rows else {}
+    row = next(_rows(end), None)
+    if row is None and end:
+        raise ValueError("metrics.jsonl ends in no row")
+    return row or {}
+
+
+def _rows(text: bytes) -> Iterator[dict[str, Any]]:
+    """Yield rows, newest first. A line that was cut by a crash is none."""
+    for line in reversed(text.rsplit(b"\n", _LAST_LINES)):
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+            if isinstance(row, dict) and isinstance(row.get("iteration"), int):
+                yield row
 
 
 def _number(value: object) -> float | None:
@@ -235,11 +256,14 @@ def _best_of(paths: RunPaths) -> float | None:
     return None
 
 
-def _gpu_hours(paths: RunPaths, row: Mapping[str, Any]) -> float | None:
-    """Sum the hours of all rows. Where the last row has none, nobody accounts for them."""
+def _gpu_hours(end: bytes, row: Mapping[str, Any], iterations: int) -> float | None:
+    """Sum the hours of the rows in the end of metrics.jsonl; where that is not all of it, for all iterations
+    at their pace. Where the last row has none, nobody accounts for them."""
     if not any(name.startswith("slurm/gpu_hours/") for name in row):
         return None
-    return sum(map(float, _HOURS.findall(paths.metrics.read_bytes())))
+    begin = end.find(b"\n") + 1 if len(end) >= _END_BYTES else 0
+    hours = sum(map(float, _HOURS.findall(end, begin)))  # parsing would take ten times as long
+    return hours * max(1.0, iterations / max(1, end.count(b"\n", begin)))
 
 
 def _bytes_of(paths: RunPaths) -> int:
