@@ -41,6 +41,9 @@ SURFACE = {
     "sync": ["RUN", "--anew", "--timeout"],
     "export": ["RUN[@ITERATION]", "DIR", "--adapter"],
     "fork": ["RUN[@ITERATION]", "NEW_RUN", "OVERRIDES", "--config-dir"],
+    "sweep": ["OVERRIDES", "--config-dir", "--seeds", "--at-once", "--point", "--drop", "--dry-run"],
+    "ls": ["DIR", "--json"],
+    "clean": ["RUN|DIR", "--yes", "--only"],
     "devcluster": [],
     "dashboard": [],
 }

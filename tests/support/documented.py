@@ -71,7 +71,7 @@ SMALL = {
 }
 """Settings of every run that a page starts, unless it says otherwise."""
 
-COMPOSING = frozenset({"run", "submit", "validate", "plan", "config"})
+COMPOSING = frozenset({"run", "submit", "validate", "plan", "config", "sweep"})
 SMALLER = "DOCS_SMALLER"
 """Variable with more of them, as JSON."""
 
