@@ -101,7 +101,9 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
         if override.is_delete():
             raise ConfigError(f"{text!r}: keys cannot be deleted; give {key} another value instead")
         if override.is_sweep_override():
-            raise ConfigError(f"{text!r}: one value per key; slurm-ppo sweep takes several; else quote the comma")
+            raise ConfigError(
+                f"{text!r}: one value per key; slurm-ppo sweep takes several; else quote the comma"
+            )
         if key not in groups:
             _check_key(key, groups)
         elif override.value() not in groups[key]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def bytes_below(path: Path | str) -> int:
-    """Return the bytes of a file, or of all files below a folder. Links are not followed, and what goes away
+    """Return the bytes of a file, or of all files below a folder. Links count nothing, and what goes away
     meanwhile counts nothing."""
     total = 0
     with contextlib.suppress(FileNotFoundError):
@@ -21,6 +21,6 @@ def bytes_below(path: Path | str) -> int:
 
 def _size(entry: "os.DirEntry[str]") -> int:
     try:
-        return entry.stat(follow_symlinks=False).st_size
+        return 0 if entry.is_symlink() else entry.stat().st_size
     except FileNotFoundError:
         return 0

@@ -69,9 +69,7 @@ class Sweep:
         for point in self.points:
             if point.name == name:
                 return point
-        raise SweepError(
-            f"the sweep {self.name} has no point {name!r}; it has: {', '.join(self.names)}"[:280]
-        )
+        raise SweepError(f"the sweep {self.name} has no run {name!r}; it has: {', '.join(self.names)}"[:280])
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ def ask(inputs, root):
     """What a command with more words makes of the sweep in ``root``."""
 
     def asked(*more: str, before: Sweep | None = None, seeds: int | None = None) -> Sweep:
-        words = [w for w in tiny.overrides(inputs, root, "name=lr", *more) if not w.startswith("tracking")]
+        words = [w for w in tiny.overrides(inputs, root, "name=lr", *more) if w != "tracking=none"]
         own = {word.partition("=")[0] for word in more}
         words = [w for w in words if w in more or w.partition("=")[0] not in own]
         grid = parse_grid(words, known_groups(None), seeds, before.keys if before else ())
