@@ -64,11 +64,11 @@ class Asked:
 
 def list_points(asked: Asked) -> str:
     """Return what a command would start, without starting or writing anything."""
-    if root := asked.existing():
-        sweep: Sweep | None = read_sweep(root)
+    root = asked.existing()
+    if root is not None:
+        sweep = read_sweep(root)
     else:
-        root, sweep = _read_words(asked)[:2]
-    assert sweep is not None
+        root, sweep, _ = _read_words(asked)
     lines = [["run", *sweep.keys]]
     lines += [[p.name, *(p.settings.get(key, "-") for key in sweep.keys)] for p in sweep.points]
     runs = "1 run" if len(sweep.points) == 1 else f"{len(sweep.points)} runs"
@@ -93,15 +93,23 @@ def carry_out(asked: Asked, point: str | None = None) -> int:
         point: carry out this run of a sweep that is there, in this process.
     """
     if point is not None:
-        root = _folder(asked, "--point")
+        of_sweep = _folder(asked, "--point")
         end_with_parent()
-        return _carry_out_point(root, read_sweep(root).point(point))
-    root = asked.existing()
-    if root is not None:
-        sweep = read_sweep(root)
-        with _turn(root, _config_of_all(root, sweep)) as lease:
-            return _drive(root, sweep, asked, lease)
-    root, sweep, drafts = _read_words(asked)
+        return _carry_out_point(of_sweep, read_sweep(of_sweep).point(point))
+    existing = asked.existing()
+    return _begin(asked) if existing is None else _go_on(existing, asked)
+
+
+def _go_on(root: Path, asked: Asked) -> int:
+    """Continue a sweep as it is."""
+    sweep = read_sweep(root)
+    with _turn(root, _config_of_all(root, sweep)) as lease:
+        return _drive(root, read_sweep(root), asked, lease)
+
+
+def _begin(asked: Asked) -> int:
+    """Make a sweep, or extend the one that is there, and carry it out."""
+    root, _, drafts = _read_words(asked)
     _check_inputs(root, drafts)
     with _turn(root, drafts[0].config) as lease:
         sweep = _read_words(asked, drafts)[1]  # another command may have extended it since
