@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.config.compose import compose
+from pipeline.config.resolve import resolve
 from pipeline.config.schema import WandbMode
 from pipeline.metrics.catalogue import METRICS
 from pipeline.run import journal
-from pipeline.run.directory import Run, git_commit, load_run
+from pipeline.run.directory import Run, create_run, git_commit, load_run
 from pipeline.tracking import state as mirrorstate
 from pipeline.tracking import tracker as tracking
 from pipeline.tracking.mirror import Once, mirror
@@ -51,6 +53,21 @@ def test_rows_arrive_once_over_several_drivers(run):
         append(run, *iterations)
         assert follow(run) == []
     assert logged(run) == [1, 2, 3, 4]
+
+
+def test_a_run_of_a_sweep_has_its_names_on_wandb(inputs, run, tmp_path):
+    """Chosen ones stand for those that a sweep fills in."""
+    names = ["name='lr: seed=0'", "group=lr", "job_type='learning_rate=1e-6'", "notes='first try'"]
+    words = [f"tracking.wandb.{name}" for name in [*names, "tags=['seed=0']"]]
+    swept = create_run(
+        resolve(compose([*tiny.overrides(inputs, tmp_path / "swept"), "tracking=wandb", *words]))
+    )
+    append(swept, 1)
+    assert follow(swept) == []
+    ((found,),) = [[r["run"] for r in records if r["type"] == "run"][-1:] for records in segments(swept)]
+    assert (found["display_name"], found["run_group"]) == ("lr: seed=0", "lr")
+    assert (found["job_type"], found["notes"]) == ("learning_rate=1e-6", "first try")
+    assert found["tags"] == ["seed=0"]
 
 
 def test_a_driver_that_had_nothing_to_say_leaves_nothing(run):
