@@ -18,7 +18,7 @@ from pipeline.run.lease import Lease, hold, holder_of
 from pipeline.run.paths import RunPaths
 from pipeline.status.listing import Entry
 from pipeline.status.listing_text import describe, table
-from pipeline.sweep.grid import Grid, SweepError, parse_grid
+from pipeline.sweep.grid import SweepError, parse_grid, read_words
 from pipeline.sweep.manifest import (
     Point,
     Sweep,
@@ -139,7 +139,7 @@ def _read_words(asked: Asked, drafts: list[Draft] | None = None) -> tuple[Path, 
 
 def _root_of(asked: Asked, groups: dict[str, list[str]]) -> Path:
     """Return the sweep's folder: run_dir, as it is with the first value of every key."""
-    grid: Grid = parse_grid(asked.words, groups, asked.num_seeds or 1)
+    grid = read_words(asked.words, groups, asked.num_seeds)
     words = next(grid.points())[1]
     return Path(compose([*grid.fixed, *words], asked.config_dir).run_dir).expanduser().absolute()
 

@@ -61,6 +61,19 @@ def parse_grid(
     num_seeds: int | None = None,
     swept: Collection[str] = (),
 ) -> Grid:
+    """Read the words of a command, and check that there is something to sweep.
+
+    Args, Raises: see :func:`read_words`; also SweepError where there is nothing to sweep, or too much.
+    """
+    return _checked(read_words(words, groups, num_seeds, swept))
+
+
+def read_words(
+    words: Sequence[str],
+    groups: Mapping[str, Sequence[str]],
+    num_seeds: int | None = None,
+    swept: Collection[str] = (),
+) -> Grid:
     """Read the words of a command. Values are those of ``KEY=A,B``, and of Hydra's ``choice``, ``range`` and
     ``glob`` (of a group's options).
 
@@ -70,7 +83,7 @@ def parse_grid(
         swept: keys that are axes even with one value, as those of the sweep that is there.
 
     Raises:
-        SweepError: no values can be read from a word, or there is nothing to sweep.
+        SweepError: no values can be read from a word, or two words say different ones.
     """
     axes: dict[str, Axis] = {}
     fixed: dict[str, str] = {}
@@ -87,7 +100,7 @@ def parse_grid(
         _add_seeds(axes, fixed, num_seeds)
     elif SEED in swept and SEED not in axes:
         axes[SEED] = Axis(SEED, "", ("0",))
-    return _checked(Grid(tuple(fixed), tuple(axes.values())))
+    return Grid(tuple(fixed), tuple(axes.values()))
 
 
 def _parsed(word: str) -> "Override":
