@@ -143,7 +143,7 @@ class Runner:
         os.close(child.pidfd)
         self._children.remove(child)
         how = "done" if code == 0 else child.error or exit_in_words(code)
-        self._say(child, how)
+        self._say(child, "failed" if child.error else how)
         return End(child.point, code, how, child.log)
 
     def _stop(self) -> list[End]:

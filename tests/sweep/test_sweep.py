@@ -79,7 +79,7 @@ def test_a_run_that_fails_does_not_stop_the_others_and_is_said(inputs, slurm_ppo
     done = slurm_ppo("sweep", *given, "iterations=1", files)
     assert done.returncode == 1, done.stderr
     assert "3 runs: 2 complete, 1 not begun" in done.stdout
-    assert "prompts_few.jsonl failed: data.prompts: " in done.stdout
+    assert "prompts_few.jsonl failed: data.prompts=" in done.stdout
     assert f"log: {root / 'logs' / 'prompts_few.jsonl.log'}" in done.stdout
     few.write_text(good)
     again = slurm_ppo("sweep", root)
