@@ -286,6 +286,37 @@ def notify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
 
 
 @app.command()
+def samples(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN[@ITERATION]", help="Run directory and iteration. Default: the newest with rewards."
+        ),
+    ],
+    best: Annotated[int, typer.Option("--best", min=0, help="So many of the highest rewards.")] = 0,
+    worst: Annotated[int, typer.Option("--worst", min=0, help="So many of the lowest.")] = 0,
+    at_random: Annotated[int, typer.Option("--random", min=0, help="So many others, by chance.")] = 0,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt", metavar="ID|TEXT", help="Only responses to one prompt: its id, or part of its text."
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", metavar="N", help="Of the random ones. Default: by run and iteration."),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Long texts whole.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line, with stable keys.")] = False,
+) -> None:
+    """Show responses of an iteration, with rewards and KL. Default: two best, two worst, two others."""
+    from pipeline.api.responses import Selection
+    from pipeline.cli.samples import show_samples
+
+    show_samples(source, Selection(best, worst, at_random, prompt, seed), full, as_json)
+
+
+@app.command()
 def report(
     run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
     out: Annotated[
