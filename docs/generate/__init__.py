@@ -1,8 +1,13 @@
-"""The pages of docs/reference, made from the code that they describe: ``python -m docs.generate``."""
+"""What is made from the code and committed: the pages of docs/reference, and what the Tab key offers.
+
+``python -m docs.generate`` writes it.
+"""
 
 from pathlib import Path
 
 from docs.generate.command_page import command_page
+from docs.generate.completion_words import PATH as COMPLETION_WORDS
+from docs.generate.completion_words import completion_words
 from docs.generate.config_page import config_page
 from docs.generate.file_page import file_page
 from docs.generate.metric_page import metric_page
@@ -20,10 +25,11 @@ PAGES = {
 
 
 def make_pages() -> dict[Path, str]:
-    """Text of every generated page, by its path."""
-    return {FOLDER / name: make() for name, make in PAGES.items()}
+    """Text of every generated file, by its path."""
+    pages = {FOLDER / name: make() for name, make in PAGES.items()}
+    return pages | {COMPLETION_WORDS: completion_words()}
 
 
 def stale_pages() -> list[Path]:
-    """Pages on disk that are not what the code says now."""
+    """Files on disk that are not what the code says now."""
     return [path for path, text in make_pages().items() if not path.is_file() or path.read_text() != text]

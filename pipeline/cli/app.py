@@ -13,6 +13,7 @@ import typer
 from pipeline.cli import dashboard as dashboard_cli
 from pipeline.cli import devcluster as devcluster_cli
 from pipeline.cli.arguments import config_of, existing_run, load, planned_run
+from pipeline.cli.completion import commands as completion_cli
 from slurm.errors import ServiceError, UserError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="PPO post-training of language models as batch jobs. "
@@ -31,6 +32,7 @@ app = typer.Typer(
 
 app.add_typer(devcluster_cli.app, name="devcluster")
 app.add_typer(dashboard_cli.app, name="dashboard")
+app.add_typer(completion_cli.app, name="completion")
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INCOMPLETE, EXIT_INTERRUPTED = 1, 2, 3, 130
 
