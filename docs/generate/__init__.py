@@ -11,6 +11,7 @@ from docs.generate.completion_words import completion_words
 from docs.generate.config_page import config_page
 from docs.generate.file_page import file_page
 from docs.generate.metric_page import metric_page
+from docs.generate.python_page import python_page
 from docs.generate.shard_page import shard_page
 
 FOLDER = Path(__file__).parent.parent / "reference"
@@ -21,6 +22,7 @@ PAGES = {
     "metrics.md": metric_page,
     "files.md": file_page,
     "shards.md": shard_page,
+    "python.md": python_page,
 }
 
 

@@ -57,8 +57,11 @@ class Sample:
     iteration: int
     prompt_id: str
     sample_index: int
+    """0 to n - 1 among the responses to a prompt."""
     prompt: str
+    """Text that the policy was given, chat template included."""
     response: str
+    """All of the response, of several turns too."""
     reward: float
     """Total, before KL."""
     components: Mapping[str, float] = field(default_factory=dict)
@@ -69,6 +72,7 @@ class Sample:
     length: int = 0
     """Response tokens, those between the policy's turns included."""
     finish_reason: str = ""
+    """stop, length or refused; see :class:`pipeline.run.schemas.FinishReason`."""
     num_turns: int = 1
     """Turns of the policy."""
     turns: tuple[Turn, ...] = ()

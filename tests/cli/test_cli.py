@@ -37,12 +37,23 @@ SURFACE = {
     "validate": ["OVERRIDES", "--config-dir", "--probe"],
     "doctor": ["RUN|OVERRIDES", "--config-dir", "--probe", "--json"],
     "notify": ["OVERRIDES", "--config-dir"],
+    "samples": [
+        "RUN[@ITERATION]",
+        "--best",
+        "--worst",
+        "--random",
+        "--prompt",
+        "--seed",
+        "--full",
+        "--json",
+    ],
     "report": ["RUN...", "--out"],
     "sync": ["RUN", "--anew", "--timeout"],
     "export": ["RUN[@ITERATION]", "DIR", "--adapter"],
     "fork": ["RUN[@ITERATION]", "NEW_RUN", "OVERRIDES", "--config-dir"],
     "devcluster": [],
     "dashboard": [],
+    "completion": [],
 }
 
 STATUS_KEYS = [
@@ -111,6 +122,14 @@ def test_commands_arguments_and_options_are_an_interface():
 def test_the_commands_of_a_cluster_of_ones_own():
     group = typer.main.get_command(app).commands["devcluster"]
     assert sorted(group.commands) == ["down", "env", "status", "up"]
+
+
+def test_the_commands_of_the_tab_key():
+    group = typer.main.get_command(app).commands["completion"]
+    assert {name: [p.metavar for p in command.params] for name, command in group.commands.items()} == {
+        "install": ["[SHELL]"],
+        "show": ["[SHELL]"],
+    }
 
 
 def test_the_commands_of_dashboards():
@@ -638,6 +657,7 @@ finally:
         ("plan OVERRIDES", {"hydra", "omegaconf"}),
         ("validate OVERRIDES", {"hydra", "omegaconf", "pyarrow", "numpy"}),
         ("validate OVERRIDES model.tokenizer=null", {"hydra", "omegaconf", "pyarrow", "numpy"}),
+        ("samples RUN", {"pyarrow", "numpy"}),
         ("report RUN", {"plotly", "pyarrow", "numpy"}),
         ("resume RUN", {"plotly", "plotext", "pyarrow", "numpy"}),
     ],

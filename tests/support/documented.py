@@ -37,6 +37,7 @@ ELSEWHERE = {
     "make test": ".ci/run",
     "make docs": "tests/end_to_end/test_docs.py",
     "make quickstart_vllm": "tests/end_to_end/test_quickstart.py",
+    "slurm-ppo completion install": "tests/cli/test_completion.py",
     "slurm-ppo sync RUN": "tests/tracking/test_sync.py",
     "srun slurm-ppo export runs/lora exported/merged": "tests/end_to_end/test_lora_run.py",
     "slurm-ppo export runs/lora exported/adapter --adapter": "tests/end_to_end/test_lora_run.py",

@@ -1,4 +1,4 @@
-"""``slurm-ppo complete SHELL ...``: what a shell's script calls at each press of Tab.
+"""``slurm-ppo complete FORM ...``: what a shell's script calls at each press of Tab.
 
 It must be quick, and never disturb the line that is being typed: whatever goes wrong, nothing is offered.
 """
@@ -33,17 +33,17 @@ def read_table() -> Table:
     return table
 
 
-def answer(shell: str, given: list[str], table: Table) -> list[str]:
+def answer(form: str, given: list[str], table: Table) -> list[str]:
     """Return what fits, as the shell takes it.
 
     Args:
-        shell: bash, zsh or fish.
+        form: bash, zsh, or plain for words that the shell itself quotes.
         given: from bash the command's name, COMP_WORDBREAKS and the line up to the cursor; from the others
             the words after the command up to the cursor, unquoted.
     """
-    if shell != "bash":
+    if form != "bash":
         found = offers(given[:-1], given[-1], table)
-        return found if shell == "fish" else [escaped(word) for word in found]
+        return found if form == "plain" else [escaped(word) for word in found]
     name, breaks, line = given
     words, quote_at = split_line(line)
     start = words.index(name) + 1 if name in words else 1

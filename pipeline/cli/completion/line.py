@@ -36,12 +36,16 @@ def _add(words: list[str], letter: str, quote: str) -> str:
     return quote
 
 
+_KEPT = "@$"
+"""Breaks with which bash begins the word that it replaces; behind any other it begins after the sign."""
+
+
 def remainder(word: str, typed: str, breaks: str, quote_at: int | None) -> str:
     """Return the part of an offered word that bash puts in place of what it takes for the typed one.
 
-    bash begins a new word behind each of its COMP_WORDBREAKS, such as = and @, and behind an open quote.
+    bash begins a new word at each of its COMP_WORDBREAKS, such as = and @, and behind an open quote.
     """
     if quote_at is not None:
         return word[quote_at:]
     last = max((typed.rfind(sign) for sign in breaks if not sign.isspace()), default=-1)
-    return word[last + 1 :]
+    return word[last:] if last >= 0 and typed[last] in _KEPT else word[last + 1 :]

@@ -2,6 +2,6 @@
 function __slurm_ppo
     set -l before (commandline -opc)
     set -l current (commandline -ct)
-    $before[1] complete fish $before[2..-1] "$current" 2>/dev/null
+    $before[1] complete plain $before[2..-1] "$current" 2>/dev/null
 end
 complete -c slurm-ppo -f -k -a '(__slurm_ppo)'
