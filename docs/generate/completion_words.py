@@ -36,7 +36,7 @@ def completion_words() -> str:
     root = _node("", typer.main.get_command(app))
     table = {
         **root,
-        "keys": dict(sorted(_keys("", Config))),
+        "keys": _values_by_key(),
         "groups": known_groups(None),
         "stages": list(map(str, WORK_STAGES)),
         "logs": [*map(str, WORK_STAGES), DRIVER],
@@ -76,6 +76,16 @@ def _kind(command: str, metavar: str) -> str:
 
 def _kind_of_option(word: str, metavar: str | None) -> str:
     return OF_OPTIONS.get(word, "") if metavar is None else _kind("", metavar)
+
+
+def _values_by_key() -> dict[str, list[str] | str]:
+    """The values of every key; of one that several kinds of a section have, those of all."""
+    found: dict[str, list[str] | str] = {}
+    for key, values in sorted(_keys("", Config), key=lambda pair: pair[0]):
+        before = found.get(key, [])
+        is_path = FILES in (before, values)
+        found[key] = FILES if is_path else list(dict.fromkeys([*before, *values]))
+    return found
 
 
 def _keys(path: str, owner: type) -> Iterator[tuple[str, list[str] | str]]:

@@ -12,9 +12,9 @@ from docs.generate.docstrings import attribute_docs, member_docs
 from docs.generate.markdown import code, page, prose, table
 
 ABOUT = """\
-Names that notebooks and scripts may import from `pipeline`. They stay; attributes that are added later come behind
-those that there are. `import pipeline` itself imports nothing, and none of this imports torch. Nothing is written.
-Times are unix times in seconds. [Look at a run in Python](../howto/python.md) has an example."""
+Names that notebooks and scripts may import from `pipeline`. They stay; attributes that are added later come
+behind those that there are. `import pipeline` itself imports nothing, and none of this imports torch. Nothing
+is written. Times are unix times in seconds. [Look at a run in Python](../howto/python.md) has an example."""
 
 _FIRST = ("open_run", "OpenedRun")
 _SECTIONS = ("Args:", "Returns:", "Raises:")

@@ -154,9 +154,9 @@ def test_what_a_terminal_would_obey_is_spelled_out():
 
 def test_the_turns_of_a_conversation_are_told_apart():
     turns = (Turn("assistant", "<calc>1+1</calc>"), Turn("tool", "2"), Turn("assistant", "It is 2.\nYes."))
-    lines = shown(turns=turns, num_turns=2, response="not shown")
-    assert lines[3:] == [
-        "sample: reward 0.500, 0 tokens, 2 turns, , prompt p, sample 0",
+    lines = shown(80, turns=turns, num_turns=2, response="not shown", finish_reason="stop")
+    assert lines[2:] == [
+        "sample: reward 0.500, 0 tokens, 2 turns, stop, prompt p, sample 0",
         "  prompt:",
         "    Why?",
         "  assistant:",
