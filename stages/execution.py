@@ -175,7 +175,8 @@ def stands(paths: RunPaths, record: Record) -> bool:
 def check_is_planned(run: Run, task: Task) -> None:
     """Raise RunError when the run has no such task."""
     plan = run.plan
-    if not 0 <= task.iteration <= plan.iterations or task not in plan.tasks(task.iteration):
+    planned = (*plan.tasks(task.iteration), *plan.benchmark_of(task.iteration))
+    if not 0 <= task.iteration <= plan.iterations or task not in planned:
         raise RunError(
             f"{run.paths.root} has no {task}: it has iterations {plan.start + 1} to {plan.iterations} of "
             f"shards 0 to {plan.num_shards - 1}, and evaluates iterations {list(plan.evaluations())}; pools: "

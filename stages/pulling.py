@@ -371,7 +371,7 @@ def pulling(first: Arguments, started: float) -> Pulling:
         settings, most = resources_of(scheduler, job_kind), float(scheduler.linger_max)
     else:
         settings, most = ResourcesConfig(linger="auto"), 600.0
-    return Pulling(run, first, outside, settings, pulse, most, scheduler.max_attempts)
+    return Pulling(run, first, outside, settings, pulse, most, run.config.attempts_of(job_kind))
 
 
 def import_stage(task: Task) -> None:

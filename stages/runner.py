@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
 def run_attempt(arguments: Arguments) -> AttemptEnd:
     """Run one attempt at a task, in a process that may have run others of its job kind. The log is set up."""
     started = time.time()
-    listen(can_save=arguments.task.stage.generates)  # before anything that takes time
+    listen(can_save=arguments.task.stage.heeds_warnings)  # before anything that takes time
     os.environ.update(TASK_ENVIRONMENT)  # no hub and no telemetry: compute nodes have no network
     forget_folders()
     if arguments.failure_file and os.environ.get("RANK", "0") == "0":

@@ -70,13 +70,14 @@ def local_executor(config: Config) -> LocalExecutor:
         "reward": given.reward,
         "update": given.update,
         "evaluate": given.evaluate,
+        Stage.BENCHMARK: given.benchmark,
     }
     for pool in config.reward.pools:
         shares[Task(0, Stage.SCORE, pool=pool).job_kind] = given.pools.get(pool, LocalStageConfig())
     slots = {"prepare": 1} | {job_kind: share.slots for job_kind, share in shares.items()}
     on_gpus = has_gpus()
     linger = {job_kind: seconds_of(share.linger, on_gpus) for job_kind, share in shares.items()}
-    limits = LocalLimits(given.slots, slots, given.time_limit, linger)
+    limits = LocalLimits(given.slots, slots, given.time_limit, linger, beside=frozenset({Stage.BENCHMARK}))
     preload = ["stages.preload"]
     if has_models:
         preload += ["stages.preload_models", *model_modules(config)]

@@ -13,6 +13,7 @@ from pipeline.config.algorithm import (
     ShapingConfig,
 )
 from pipeline.config.engine_rules import engine_problems
+from pipeline.config.evaluate_rules import evaluation_problems
 from pipeline.config.issue import ConfigIssue
 from pipeline.config.notify_rules import notify_problems
 from pipeline.config.reward_rules import component_problems
@@ -37,7 +38,7 @@ def contradictions(config: Config) -> Iterator[ConfigIssue]:
         _slurm_problems,
         _pool_problems,
         notify_problems,
-        _evaluation_problems,
+        evaluation_problems,
     ):
         yield from problems(config)
 
@@ -229,8 +230,3 @@ def _pool_problems(config: Config) -> Iterator[ConfigIssue]:
         if pool not in config.reward.pools:
             why = f"no component is scored there; give reward.components.NAME.pool={pool}, or leave it out"
             yield ConfigIssue("scheduler.pools", pool, why)
-
-
-def _evaluation_problems(config: Config) -> Iterator[ConfigIssue]:
-    if config.evaluate.every and not config.data.heldout:
-        yield ConfigIssue.at(config, "evaluate.every", "needs data.heldout=FILE; or set it to 0")

@@ -67,6 +67,8 @@ class LocalConfig:
     """Slots and ranks of the update stage."""
     evaluate: LocalStageConfig = LocalStageConfig()
     """Slots of the evaluate stage."""
+    benchmark: LocalStageConfig = LocalStageConfig(linger=0)
+    """Slots of evaluate.command, beside scheduler.slots: a program that hangs keeps no other task waiting."""
     pools: dict[PoolName, LocalStageConfig] = field(default_factory=dict)
     """Slots of the pools that reward components name. Default: one slot for each pool."""
     max_attempts: PositiveInt = 3
@@ -213,7 +215,7 @@ class ResourcesConfig:
         return self.linger != 0 or self.start_early
 
 
-SLURM_STAGES = ("prepare", "rollout", "reward", "update", "evaluate", "driver")
+SLURM_STAGES = ("prepare", "rollout", "reward", "update", "evaluate", "benchmark", "driver")
 """Stages whose jobs have resources of their own, and the driver."""
 
 
@@ -242,6 +244,8 @@ class SlurmConfig:
     """Update jobs."""
     evaluate: ResourcesConfig = ResourcesConfig()
     """Evaluate jobs."""
+    benchmark: ResourcesConfig = ResourcesConfig()
+    """Jobs of evaluate.command."""
     driver: ResourcesConfig = ResourcesConfig(time="0:15:00")
     """The small jobs that submit what comes next and repair what failed; they need no GPU."""
     pools: dict[PoolName, ResourcesConfig] = field(default_factory=dict)

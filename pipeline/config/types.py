@@ -19,6 +19,8 @@ Fraction = Annotated[float, Field(ge=0, le=1, strict=True)]
 OpenFraction = Annotated[float, Field(gt=0, le=1, strict=True)]
 DecayRate = Annotated[float, Field(ge=0, lt=1, strict=True)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
+MetricName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./@:+-]{0,99}$")]
+"""Name of a number of a row, such as ``evaluate/reward``."""
 Text = Annotated[str, Field(min_length=1)]
 SbatchWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:=@/+-]{1,200}$")]
 Line = Annotated[str, Field(pattern=r"^[^\n\r]*$")]

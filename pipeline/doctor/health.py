@@ -217,7 +217,7 @@ def judge_lost_state(newest: int, before: int | None, is_last: bool, fate: str) 
 def tasks_around(run: Run, frontier: Frontier) -> tuple[Task, ...]:
     """Return the tasks at hand, what they read, and those of the last iteration that is done."""
     plan = run.plan
-    window = plan.window(frontier.updated, frontier.evaluated)
+    window = frontier.window(plan)
     last = plan.tasks(max(frontier.updated, plan.start)) if frontier.updated > plan.start else ()
     return unique(PREPARE, *last, *window, *(source for task in window for source in plan.inputs(task)))
 

@@ -161,7 +161,7 @@ def _loop(driver: Driver, executor: LocalExecutor, lease: Lease) -> Pass:
         elif driver.lacks_rows_only:
             since = since or time.monotonic()
             driver.wait_for_rows(since)
-        elif done.outcome is None and not actions.retract:
+        elif done.outcome is None and not actions.needs_another_pass:
             assert driver.jobs.live, f"nothing runs and nothing is left to do at {driver.frontier}"
             executor.wait(HEARTBEAT_SECONDS)
 

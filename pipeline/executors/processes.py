@@ -79,6 +79,8 @@ class LocalLimits:
     linger: Mapping[str, float] = field(default_factory=dict)
     """Seconds that an idle process stays for the next job of its pool, by the pool's name; the others leave
     after each job. An idle process takes no slot."""
+    beside: frozenset[str] = frozenset()
+    """Pools whose jobs take none of ``slots``."""
 
 
 @dataclass
@@ -258,11 +260,14 @@ class LocalExecutor:
 
     def _fits(self, job: Job) -> bool:
         in_pool = sum(running.job.pool == job.pool for running in self._running.values())
-        return self._has_slot() and in_pool < self._limits.pools[job.pool]
+        has_slot = job.pool in self._limits.beside or self._has_slot()
+        return has_slot and in_pool < self._limits.pools[job.pool]
 
     def _has_slot(self) -> bool:
         """Whether a slot is free."""
-        return sum(not running.is_released for running in self._running.values()) < self._limits.slots
+        beside = self._limits.beside
+        taken = (not one.is_released and one.job.pool not in beside for one in self._running.values())
+        return sum(taken) < self._limits.slots
 
     def _has_room(self, job: Job) -> bool:
         """Whether there is a process for the job, or memory for one; if not, an idle process leaves."""

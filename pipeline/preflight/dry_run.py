@@ -78,7 +78,7 @@ def _outstanding(run: Run, horizon: int) -> tuple[list[Task], set[Task]]:
     if not is_run(run.paths.root):
         return list(run.plan.window(-1, 0, horizon)), set()
     frontier = find_frontier(run.plan, run.paths)
-    window = run.plan.window(frontier.updated, frontier.evaluated, horizon)
+    window = frontier.window(run.plan, horizon)
     records = Records(run.paths)
     records.refresh([*window, *(source for task in window for source in run.plan.inputs(task))])
     return [task for task in window if task not in records.known], set(records.known)

@@ -108,7 +108,7 @@ def probe_of(config: Config, aim: Aim) -> Probe:
 def paths_of(config: Config) -> Iterator[str]:
     """Yield the paths of models and data that compute nodes must see."""
     given = (config.model.policy, config.model.reference, config.model.critic)
-    yield from filter(None, (*given, config.data.prompts, config.data.heldout))
+    yield from filter(None, (*given, config.data.prompts, *config.data.heldout_sets.values()))
     for component in config.reward.components.values():
         if isinstance(component, RewardModelConfig):
             yield component.path

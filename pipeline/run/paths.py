@@ -35,6 +35,8 @@ class RunPaths:
     metrics = _Below("metrics.jsonl")
     rows = _Below("rows")
     """Folder of metrics.jsonl's rows, each published once; see :mod:`pipeline.orchestrate.row_writer`."""
+    evaluations = _Below("evaluations.jsonl")
+    """Journal of what evaluate.command said of policies."""
     spans = _Below("spans.jsonl")
     """Journal of when and where every attempt waited and ran."""
     report = _Below("report.html")

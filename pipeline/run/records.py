@@ -147,10 +147,17 @@ class Frontier:
     """Newest iteration whose update is committed; -1 before prepare is."""
     evaluated: int
     """Number of the plan's evaluations that are committed."""
+    benchmarked: int = 0
+    """Number of the plan's benchmarks that are committed, those without numbers too."""
 
     def is_committed(self, plan: Plan) -> bool:
         """Whether everything is committed."""
-        return self.updated >= plan.iterations and self.evaluated == len(plan.evaluations())
+        is_evaluated = self.evaluated == len(plan.evaluations())
+        return self.updated >= plan.iterations and is_evaluated and self.benchmarked == len(plan.benchmarks())
+
+    def window(self, plan: Plan, lookahead: int = 0) -> tuple[Task, ...]:
+        """Return the tasks that matter now (:meth:`Plan.window`)."""
+        return plan.window(self.updated, self.evaluated, lookahead, self.benchmarked)
 
     def is_complete(self, plan: Plan, newest_row: int) -> bool:
         """Whether everything is committed, and every iteration up to the last has its row."""
@@ -174,7 +181,7 @@ def find_frontier(plan: Plan, paths: RunPaths) -> Frontier:
         lagging = evaluations[evaluated]
         if plan.start < lagging <= updated and not is_committed(paths, Task(lagging, Stage.UPDATE)):
             updated = lagging - 1
-    return Frontier(updated, evaluated)
+    return Frontier(updated, evaluated, _count_committed(paths, Stage.BENCHMARK, plan.benchmarks()))
 
 
 def _before_gap(plan: Plan, paths: RunPaths, updated: int) -> int:
@@ -213,6 +220,6 @@ def newest_commit_on_disk(run: Run) -> float:
     """Return the unix time of the newest commit of the current window, read from disk, 0 for none."""
     frontier = find_frontier(run.plan, run.paths)
     records = Records(run.paths)
-    tasks = run.plan.window(frontier.updated, frontier.evaluated)
+    tasks = frontier.window(run.plan)
     records.refresh([*tasks, policy_maker(max(frontier.updated, 0))])
     return newest_commit(records)

@@ -76,7 +76,7 @@ def parse_choice(text: str | None, plan: Plan) -> Choice:
         return Choice()
     job_kind, at, number = text.partition("@")
     scores = (Stage.SCORE,) if plan.pools else ()
-    legal = (Stage.PREPARE, *plan.job_kinds, *scores, Stage.EVALUATE, *_DRIVERS)
+    legal = (Stage.PREPARE, *plan.job_kinds, *scores, Stage.EVALUATE, Stage.BENCHMARK, *_DRIVERS)
     if job_kind not in legal:
         raise RunError(f"{text}: no such stage; legal: {', '.join(legal)}, each with @ITERATION or not")
     if at and not (number.isdigit() and int(number) <= plan.iterations):

@@ -34,7 +34,7 @@ def look_ahead(run: Run) -> Outlook:
     """Read the iterations at hand, on Slurm also its queue; all others follow from the frontier."""
     plan, slurm, is_there = run.plan, run.config.slurm, is_run(run.paths.root)
     frontier = find_frontier(plan, run.paths) if is_there else Frontier(-1, 0)
-    tasks = plan.window(frontier.updated, frontier.evaluated, slurm.horizon if slurm else 0)
+    tasks = frontier.window(plan, slurm.horizon if slurm else 0)
     records = Records(run.paths)
     if is_there:
         records.refresh([*tasks, *(source for task in tasks for source in plan.inputs(task))])
@@ -79,8 +79,9 @@ def _whole_run(found: Outlook) -> Iterator[str]:
     width, behind = plan.iterations - plan.start, max(0, frontier.updated - plan.start)
     each = {job_kind: 1 if job_kind == Stage.UPDATE else plan.num_shards for job_kind in plan.job_kinds}
     total = Counter({"prepare": 1, **{job_kind: width * count for job_kind, count in each.items()}})
-    total.update(task.job_kind for task in plan.evaluation_tasks())
-    done = Counter({"prepare": int(frontier.updated >= 0), "evaluate": frontier.evaluated})
+    total.update(task.job_kind for task in (*plan.evaluation_tasks(), *plan.benchmark_tasks()))
+    done = Counter({"prepare": int(frontier.updated >= 0), Stage.EVALUATE.value: frontier.evaluated})
+    done[Stage.BENCHMARK] = frontier.benchmarked
     done.update({job_kind: behind * count for job_kind, count in each.items()})
     retracted = {item.task for item in found.actions.retract}
     done.update(t.job_kind for t in seen.tasks if t in seen.committed and t not in retracted)
@@ -139,7 +140,7 @@ def every_task(run: Run) -> Iterator[str]:
     plan, is_there = run.plan, is_run(run.paths.root)
     has_any = False
     for iteration in dict.fromkeys((0, *range(plan.start, plan.iterations + 1))):
-        tasks = plan.tasks(iteration)
+        tasks = (*plan.tasks(iteration), *plan.benchmark_of(iteration))
         for task, reason in _outstanding(run, tasks) if is_there else ((t, "not committed") for t in tasks):
             has_any = True
             yield f"{task}: {reason}"

@@ -183,7 +183,7 @@ class StatusReader:
         self._refresh()
         rows, events = self._rows.rows, self._events.rows
         horizon = run.config.slurm.horizon if run.config.slurm else 1
-        tasks = plan.window(frontier.updated, frontier.evaluated, horizon)
+        tasks = frontier.window(plan, horizon)
         current = plan.tasks(min(frontier.updated + 1, plan.iterations))
         self._read_records(frontier, [*tasks, *current, *(i for task in tasks for i in plan.inputs(task))])
         newest = newest_row(rows, plan.start)

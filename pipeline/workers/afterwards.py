@@ -53,7 +53,12 @@ def readers_of(plan: Plan, task: Task, kinds: Collection[tuple[int, str]]) -> li
     """Return the tasks that read a task's result, of the kinds (iteration, job kind) that are waited for: a
     worker takes whichever of them is ready. Pure."""
     iterations = sorted({iteration for iteration, _ in kinds})
-    waited_for = (t for i in iterations for t in plan.tasks(i) if (t.iteration, t.job_kind) in kinds)
+    waited_for = (
+        t
+        for i in iterations
+        for t in (*plan.tasks(i), *plan.benchmark_of(i))
+        if (t.iteration, t.job_kind) in kinds
+    )
     return [reader for reader in waited_for if task in plan.inputs(reader)]
 
 

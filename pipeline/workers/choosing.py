@@ -93,6 +93,8 @@ def candidates(plan: Plan, frontier: Frontier, worker: Worker) -> tuple[Task, ..
         return (PREPARE,)
     if stage is Stage.EVALUATE:
         return plan.evaluation_tasks()[frontier.evaluated : frontier.evaluated + 2]
+    if stage is Stage.BENCHMARK:
+        return plan.benchmark_tasks()[frontier.benchmarked : frontier.benchmarked + 2]
     at_hand = max(frontier.updated, plan.start) + 1
     shards = range(plan.num_shards if stage.is_sharded else 1)
     turned = sorted(shards, key=lambda shard: (shard - worker.shard) % len(shards))

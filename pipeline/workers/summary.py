@@ -132,7 +132,7 @@ def awaited_by(task: str) -> str:
         return ""
     if found.stage is Stage.ROLLOUT:
         return f"policy {found.iteration - 1}"
-    if found.stage is Stage.EVALUATE:
+    if found.stage in (Stage.EVALUATE, Stage.BENCHMARK):
         return f"policy {found.iteration}"
     if found.stage.scores:
         return f"responses of iteration {found.iteration}"

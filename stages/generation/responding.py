@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pipeline.config.schema import Config
 from pipeline.run.schemas import GREEDY_SAMPLE, ROLLOUT, FinishReason, conform, extra_columns
 from pipeline.run.seeds import derive_seed
-from pipeline.run.tasks import Stage
+from pipeline.run.tasks import Stage, Task
 from stages.context import Context, NumericalError
 from stages.engines import Wanted, engine, make_generator, reload_generator
 from stages.engines.base import Generator, Request, Sampling
@@ -81,17 +81,25 @@ def generator_of(context: Context, files: PolicyFiles) -> Generator:
 def requests_of(context: Context, prompts: pa.Table, samples: Sequence[int]) -> list[Request]:
     """Return one request per row of ``prompts``, which has each prompt once per sample. Seeds derive from
     prompt and sample."""
-    config, task = context.config, context.task
+    config = context.config
     columns = prompts["prompt_id"].to_pylist(), prompts["prompt_tokens"].to_pylist()
     return [
         Request(
             tokens,
             room(config, tokens),
-            derive_seed(config.seed, task.iteration, str(task.stage), prompt_id, sample),
+            seed_of(config, context.task, prompt_id, sample),
             greedy=sample == GREEDY_SAMPLE,
         )
         for prompt_id, tokens, sample in zip(*columns, cycle(samples), strict=False)
     ]
+
+
+def seed_of(config: Config, task: Task, prompt_id: str, sample: int) -> int:
+    """Return the seed of one response. Samples of an evaluation have the same for every policy."""
+    if task.stage is Stage.EVALUATE and sample != GREEDY_SAMPLE:
+        given = config.seed if config.evaluate.seed is None else config.evaluate.seed
+        return derive_seed(given, "samples of evaluate", prompt_id, sample)
+    return derive_seed(config.seed, task.iteration, str(task.stage), prompt_id, sample)
 
 
 def finish(

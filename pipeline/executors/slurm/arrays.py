@@ -66,16 +66,17 @@ def released_by(run: Run, task: Task) -> tuple[tuple[str, ...], ...]:
     """Return patterns of the state files of arrays that may start as soon as ``task`` is committed, in groups
     of which the first that is in the queue counts.
 
-    Rollouts and the evaluation need only the policy, and an update's job goes on to write the trainer's
-    state. Where no rollout was submitted in advance, the iteration's driver job may submit some.
+    Rollouts, the evaluation and the benchmark need only the policy, and an update's job goes on to write the
+    trainer's state. Where no rollout was submitted in advance, the iteration's driver job may submit some.
     """
     if task.stage is not Stage.UPDATE:
         return ()
     ours, following = (run.paths.submissions(task.iteration + further) for further in (0, 1))
     rollouts = (_state_files(following, Stage.ROLLOUT), _state_files(ours, DRIVER))
     groups = [rollouts] if task.iteration < run.plan.iterations else []
-    evaluations = [(_state_files(ours, Stage.EVALUATE),)] if run.plan.evaluates(task.iteration) else []
-    return (*groups, *evaluations)
+    plan, iteration = run.plan, task.iteration
+    is_due = {Stage.EVALUATE: plan.evaluates(iteration), Stage.BENCHMARK: bool(plan.benchmark_of(iteration))}
+    return (*groups, *((_state_files(ours, stage),) for stage, is_wanted in is_due.items() if is_wanted))
 
 
 def _state_files(folder: Path, job_kind: str) -> str:

@@ -33,7 +33,8 @@ Beats = Mapping[str, Beat]
 def wanted_workers(plan: Plan, config: SlurmConfig) -> dict[str, int]:
     """Return the number of workers that a run is to have, by job kind. Pure."""
     wanted = {}
-    for job_kind in (PREPARE.job_kind, *plan.job_kinds, Stage.EVALUATE):
+    benchmarks = (Stage.BENCHMARK,) if plan.benchmark_every else ()
+    for job_kind in (PREPARE.job_kind, *plan.job_kinds, Stage.EVALUATE, *benchmarks):
         is_sharded = any(t.job_kind == job_kind and t.stage.is_sharded for t in plan.tasks(plan.iterations))
         most = resources_of(config, job_kind).array_parallelism or plan.num_shards
         wanted[str(job_kind)] = min(plan.num_shards, most) if is_sharded else 1

@@ -24,7 +24,7 @@ def read_estimates(
         tasks: of the iteration at hand and of the next, by iteration.
         committed: records of these and of what they read.
     """
-    kinds = map(str, (PREPARE.job_kind, *run.plan.job_kinds, Stage.EVALUATE))
+    kinds = map(str, (PREPARE.job_kind, *run.plan.job_kinds, Stage.EVALUATE, Stage.BENCHMARK))
     early = [kind for kind in kinds if resources_of(config, kind).start_early]
     if not early:
         return {}

@@ -105,7 +105,7 @@ def leased_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
     books = Publisher(run, NoTracker(), Accountant(run, watcher.note).facts_of)
     driver = Driver(run, jobs, watcher, books)
     jobs.needs_watchdogs = not driver.is_complete
-    while (actions := driver.one_pass()).retract or jobs.table.is_unsure:
+    while (actions := driver.one_pass()).needs_another_pass or jobs.table.is_unsure:
         if actions.give_up:
             jobs.withdraw()
         time.sleep(_AGAIN_SECONDS)

@@ -194,7 +194,7 @@ class WorkerJobs(SlurmJobs):
 
     def _is_left(self, failures: Sequence[Failure]) -> bool:
         """Whether workers leave a task with these failures alone; here rather one task too many."""
-        most = self.submitter.config.max_attempts
+        most = self.run.config.attempts_of(failures[0].task.job_kind) if failures else 1
         return len(failures) >= most or any(failure.kind in LEFT_TO_PASSES for failure in failures)
 
     def _is_new(self, submission: Submission) -> bool:
