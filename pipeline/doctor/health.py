@@ -15,6 +15,8 @@ from pipeline.doctor.findings import Check, Finding, Group, ok, problem, skipped
 from pipeline.doctor.workers import look_at_workers
 from pipeline.orchestrate.row_writer import differing
 from pipeline.run import journal
+from pipeline.run.benchmarks import in_words as measured_in_words
+from pipeline.run.benchmarks import read_measured
 from pipeline.run.commits import CorruptData, check_sizes, require_record
 from pipeline.run.control import read_control
 from pipeline.run.directory import Run, resume_command, version
@@ -27,7 +29,7 @@ from pipeline.run.states import has_state, keeps_state, state_before
 from pipeline.run.submissions import is_job_of, job_kind_of
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.status.snapshot import how_it_stopped, is_complete, read_status, troubles_in_words
-from pipeline.text import size
+from pipeline.text import printable, size
 from pipeline.tracking.state import offline_lease, read_offline, segment_folders
 from slurm.commands import SlurmError, SlurmMissing
 from slurm.query import Element, read_queue
@@ -58,6 +60,7 @@ def health_checks(run: Run) -> list[Check]:
         "commits at hand": look_at_commits,
         "last policy": look_at_last_policy,
         "trainer's state": look_at_state,
+        "benchmarks": look_at_benchmarks,
         "left-overs": look_at_leftovers,
         "W&B segments": look_at_segments,
     }
@@ -99,6 +102,21 @@ def look_at_troubles(run: Run) -> list[Finding]:
     again = f"mend that; the next driver tries again, or: {resume_command(run)}"
     fine = ok("troubles", "every driver did what it had to do")
     return [problem("troubles", words, again) for words in found] or [fine]
+
+
+def look_at_benchmarks(run: Run) -> Finding:
+    """Look for policies that evaluate.command has given no numbers of."""
+    total = len(run.plan.benchmarks())
+    if not total:
+        return skipped("benchmarks", "evaluate.command is not set")
+    measured = read_measured(run.paths)
+    told = printable(measured_in_words(measured, len(measured), total))
+    missing = [one.policy_version for one in measured if one.missing]
+    if not missing:
+        return ok("benchmarks", told)
+    log = f"slurm-ppo logs {shlex.quote(str(run.paths.root))} {Stage.BENCHMARK}@{missing[-1]}"
+    advice = f"its log: {log}; to measure again from one on: {resume_command(run)}"
+    return warning("benchmarks", told, f"{advice} --from {Stage.BENCHMARK}@{missing[0]}")
 
 
 def look_at_driver(run: Run) -> Finding:

@@ -19,7 +19,7 @@ from pipeline.run.states import can_go_on, versions_with_state
 from pipeline.run.submissions import Ledger
 from pipeline.run.superseded import fresh_folder, move_folder, move_history, with_states
 from pipeline.run.tasks import WORK_STAGES, Stage, Task, task_key
-from pipeline.tracking.state import rewind
+from pipeline.tracking.state import rewind, rewind_measured
 from slurm.sharedfiles import is_there
 
 _STAGES = WORK_STAGES[1:]
@@ -88,8 +88,8 @@ def take_back(run: Run, point: Point) -> Path | None:
     if point.stage in (Stage.SCORE, Stage.REWARD, Stage.UPDATE):  # some of its shards stay
         unpack(run.paths, iteration)
     folder = fresh_folder(run.paths.superseded, f"from-{point}-{iteration}")
-    if point.stage is not Stage.EVALUATE:
-        trim_measured(run.paths, iteration, folder)
+    if point.stage is not Stage.EVALUATE and trim_measured(run.paths, iteration, folder):
+        rewind_measured(run.paths)
     if point.stage is not Stage.BENCHMARK:  # else no row holds what is taken back
         trim_rows(run, iteration, folder)  # first: interrupted here, the driver writes the rows again
     move_history(folder, run.paths, tasks)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pipeline.config.evaluate import HELDOUT_REWARD
 from pipeline.config.job_kinds import DRIVER
 from pipeline.metrics.advice import Advice, Evidence, TaskTime, advise
 from pipeline.metrics.attempts import Facts, attempts_of
@@ -12,6 +13,7 @@ from pipeline.metrics.samples import Choice, Sample, choose, read_samples, sampl
 from pipeline.metrics.spans import IterationSpans, Span, SpanEnd, iteration_spans, read_lines
 from pipeline.metrics.terminal import Row
 from pipeline.run import journal
+from pipeline.run.benchmarks import read_measured, with_measured
 from pipeline.run.commits import CorruptData, read_record
 from pipeline.run.directory import Run, RunError
 from pipeline.run.records import Records
@@ -36,10 +38,12 @@ _TEXT_BUDGET = 2_000_000
 
 @dataclass(frozen=True)
 class Best:
-    """The policy with the highest reward on held-out prompts."""
+    """The policy with the best value of evaluate.best."""
 
     iteration: int
     reward: float
+    metric: str = HELDOUT_REWARD
+    """Metric that ``reward`` is a value of."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,8 @@ def read_report(run: Run) -> ReportData:
 def read_rows(run: Run) -> list[Row]:
     """Read ``metrics.jsonl``, ascending, the last line of an iteration being the one that counts.
 
-    If the policy that the run begins with was evaluated, a row with that evaluation alone comes first.
+    If the policy that the run begins with was evaluated, a row with that evaluation alone comes first. The
+    numbers of evaluate.command are added to the rows of the policies that they are of.
 
     Raises:
         RunError: a row is not made of numbers.
@@ -99,7 +104,7 @@ def read_rows(run: Run) -> list[Row]:
     found = journal.read(run.paths.metrics)
     check_rows(run, found)
     rows |= {row["iteration"]: row for row in found}
-    return [rows[iteration] for iteration in sorted(rows)]
+    return with_measured(rows.values(), read_measured(run.paths))
 
 
 def check_rows(run: Run, rows: Sequence[Mapping[str, object]]) -> None:
@@ -116,7 +121,9 @@ def check_rows(run: Run, rows: Sequence[Mapping[str, object]]) -> None:
 
 def read_best(run: Run) -> Best | None:
     best = best_of(run.paths)
-    return Best(int(best["iteration"]), float(best["reward"])) if best else None
+    if not best:
+        return None
+    return Best(int(best["iteration"]), float(best["reward"]), str(best.get("metric", HELDOUT_REWARD)))
 
 
 # --- spans -----------------------------------------------------------------------------------------------

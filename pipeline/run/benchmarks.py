@@ -114,13 +114,16 @@ def _of_line(line: Mapping[str, Any]) -> Measured | None:
     return Measured(version, {str(name): float(value) for name, value in numbers.items()}, missing)
 
 
-def trim_measured(paths: RunPaths, version: int, folder: Path) -> None:
-    """Remove the lines of ``version`` and later ones, when the run goes back; a copy goes into ``folder``."""
+def trim_measured(paths: RunPaths, version: int, folder: Path) -> bool:
+    """Remove the lines of ``version`` and later ones, when the run goes back; a copy goes into ``folder``.
+    Returns whether any of them had numbers."""
     lines = journal.read(paths.evaluations) if is_there(paths.evaluations) else []
-    kept = [line for line in lines if (one := _of_line(line)) and one.policy_version < version]
+    found = [(line, one) for line in lines if (one := _of_line(line)) is not None]
+    kept = [line for line, one in found if one.policy_version < version]
     if len(kept) < len(lines):
         journal.rewrite(folder / paths.evaluations.name, lines)
         journal.rewrite(paths.evaluations, kept)
+    return any(one.numbers for _, one in found if one.policy_version >= version)
 
 
 def with_measured(rows: Iterable[journal.Row], measured: Iterable[Measured]) -> list[journal.Row]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.metrics.advice import Advice, Evidence, advise
 from pipeline.orchestrate.lost_states import LOST
 from pipeline.run import journal
+from pipeline.run.benchmarks import in_words, read_measured
 from pipeline.run.commits import Record
 from pipeline.run.directory import Run, RunError
 from pipeline.run.journal import ROWS_BYTES
@@ -65,6 +66,14 @@ class Status:
     iterations: int
     evaluations_done: int
     evaluations: int
+    benchmarks_done: int = 0
+    """Policies that evaluate.command has measured, or that were left out."""
+    benchmarks: int = 0
+    """Policies that it is to measure."""
+    benchmarks_missing: tuple[int, ...] = ()
+    """Versions of policies that were left out, whose numbers are missing."""
+    benchmarks_told: str = ""
+    """The same in words, with the reason of the last one that is missing."""
     current: tuple[StageStatus, ...] = ()
     """Stages of the first iteration that is not done."""
     driver: str | None = None
@@ -194,6 +203,7 @@ class StatusReader:
             iterations=plan.iterations,
             evaluations_done=frontier.evaluated,
             evaluations=len(plan.evaluations()),
+            **self._benchmarks(frontier),
             current=tuple(self._progress(current)),
             driver=holder,
             stopped=None if holder else how_it_stopped(events),
@@ -213,6 +223,19 @@ class StatusReader:
         if run.config.slurm:
             return self._on_slurm(status, frontier, tasks, queue)
         return self._on_this_machine(status, frontier, tasks)
+
+    def _benchmarks(self, frontier: Frontier) -> dict[str, Any]:
+        """Return what a status says of the numbers of evaluate.command."""
+        total, done = len(self.run.plan.benchmarks()), frontier.benchmarked
+        if not total:
+            return {}
+        measured = read_measured(self.run.paths)
+        return {
+            "benchmarks_done": done,
+            "benchmarks": total,
+            "benchmarks_missing": tuple(one.policy_version for one in measured if one.missing),
+            "benchmarks_told": printable(in_words(measured, done, total)),
+        }
 
     def _refresh(self) -> None:
         if self._events.refresh():

@@ -57,6 +57,8 @@ def describe(status: "Status") -> str:
         lines += wrapped(f"at hand: {stages}")
     if status.kept:
         lines.append(f"kept: iteration {in_words(status.kept)}, and the best policy")
+    if status.benchmarks_told:
+        lines += wrapped(status.benchmarks_told)
     if status.rows_missing and status.iterations_done == status.iterations:
         lines += wrapped(f"every update is committed; rows not written yet: {status.rows_missing}")
     if status.missing_state:

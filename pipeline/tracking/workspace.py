@@ -11,9 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.config.evaluate import COMMAND_PREFIX
 from pipeline.metrics.catalogue import METRICS, SAMPLE_TABLE, Metric, Section
 from pipeline.metrics.charts import CHARTS, Chart
 from pipeline.run.tasks import WORK_STAGES, Stage
+from pipeline.tracking.client import MEASURED_STEP
 
 NAME = "slurm-ppo"
 """Initial name of the workspace; people may rename it."""
@@ -135,7 +137,8 @@ def _line_plot(panel: Panel) -> Any:
 
     curves = {"metric_regex": panel.regex} if panel.regex else {"y": list(panel.names)}
     range_y = (0.0 if panel.from_zero else None, None)
-    return LinePlot(title=panel.title, x=X_AXIS, range_y=range_y, **curves)
+    x = MEASURED_STEP if panel.names[0].startswith(COMMAND_PREFIX) else X_AXIS
+    return LinePlot(title=panel.title, x=x, range_y=range_y, **curves)
 
 
 def _id(section: str, panel: Mapping[str, Any]) -> str:

@@ -22,18 +22,26 @@ def run(task: Task, context: Context) -> Result:
         raise UserError(f"data.heldout={config.data.heldout} has no usable row")
     count = config.evaluate.samples_per_prompt
     samples = [GREEDY_SAMPLE] if count is None else list(range(count))
+    prompts, sets = without_sets(prompts, len(samples))
     rows = respond(context, prompts, task.iteration, sampling_of(config), samples)
     scores, _ = component_scores(context, rows)
     scored = reward_table(config, rows, scores, reference=None)
     kept = ["reward", *(component_column(name) for name in scores)]
-    table = pa.table(
-        {name: rows[name] for name in rows.column_names} | {name: scored[name] for name in kept}
-    ).replace_schema_metadata(rows.schema.metadata)
+    columns = {name: rows[name] for name in rows.column_names} | {name: scored[name] for name in kept}
+    columns |= {HELDOUT_SET: pa.array(sets, pa.string())} if sets else {}
+    table = pa.table(columns).replace_schema_metadata(rows.schema.metadata)
     output = write_shard(context.paths, context.files.data(context.attempt), table)
-    sets = rows[HELDOUT_SET].to_pylist() if isinstance(config.data.heldout, dict) else ()
     numbers = evaluation_numbers({name: scored[name].to_pylist() for name in kept}, sets, sampled_of(config))
     metrics = response_metrics(rows) | numbers
     return Result((output,), rows.num_rows, version_of(ROLLOUT), task.iteration, metrics)
+
+
+def without_sets(prompts: pa.Table, num_samples: int) -> tuple[pa.Table, list[str]]:
+    """Split off the name of each response's set, which rules are not given; none where there is one set."""
+    if HELDOUT_SET not in prompts.column_names:
+        return prompts, []
+    names = prompts[HELDOUT_SET].to_pylist()
+    return prompts.drop_columns([HELDOUT_SET]), [name for name in names for _ in range(num_samples)]
 
 
 def sampling_of(config: Config) -> Sampling:

@@ -164,7 +164,11 @@ def hash_user_files(config: Config) -> dict[str, str]:
     tokenizers = [c.tokenizer for c in components if isinstance(c, RemoteConfig)]
     norms = [c.normalization for c in components if isinstance(c, RewardModelConfig) and c.normalization]
     given = [config.model.policy, config.model.reference, config.model.critic, *models, *tokenizers]
-    given += [config.data.prompts, *config.data.heldout_sets.values(), *(norm.reference_samples for norm in norms)]
+    given += [
+        config.data.prompts,
+        *config.data.heldout_sets.values(),
+        *(norm.reference_samples for norm in norms),
+    ]
     files: set[Path] = set()
     for path in (Path(text) for text in given if text):
         files.update([path] if path.is_file() else (p for p in path.rglob("*") if p.is_file()))
