@@ -64,7 +64,7 @@ STAGE = {
     "mail_type": "FAIL,TIME_LIMIT_80",
     "options": {"exclusive": True, "nice": 3, "overcommit": False, "comment": "a # b"},
 }
-EVERYTHING = dict.fromkeys(("prepare", "rollout", "reward", "evaluate", "driver"), STAGE) | {
+EVERYTHING = dict.fromkeys(("prepare", "rollout", "reward", "evaluate", "benchmark", "driver"), STAGE) | {
     "rollout": STAGE | {"array_parallelism": 2},
     "update": STAGE | {"gres": None, "gpus_per_node": "h100:4", "nodes": 2, "ntasks_per_node": 4},
     "dependency": "afterok",
@@ -79,6 +79,7 @@ def plain_run() -> Run:
             *("name=r1", "run_dir=/runs/r1", "model.policy=/policy", "data.prompts=/prompts"),
             *("data.prompts_per_iteration=8", "rollout.num_shards=4", "iterations=4"),
             *("data.heldout=/heldout", "evaluate.every=2"),
+            "evaluate.command=[measure,'{policy}','{output}']",
             *("reward=rule", "reward.components.rule.function=a:b"),
             *(
                 "scheduler=slurm",
@@ -114,7 +115,8 @@ def test_the_scripts_are_what_they_were(kind):
             (folder / name).write_text(text)
     assert found == {path.name: path.read_text() for path in folder.iterdir()}
     stages = {name.split("-")[1] for name in found}
-    assert stages == {"prepare", "rollout", "reward", "update", "evaluate", "driver", "evaldriver", "guard"}
+    drivers = {"driver", "evaldriver", "guard"}
+    assert stages == {"prepare", "rollout", "reward", "update", "evaluate", "benchmark", *drivers}
 
 
 # --- the shell ---

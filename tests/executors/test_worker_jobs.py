@@ -12,6 +12,7 @@ import pytest
 from pipeline.executors.slurm.crew import SILENT_SECONDS, beats_of, silent_workers, worker_of
 from pipeline.executors.slurm.queue import read_run_queue
 from pipeline.orchestrate.driver import Outcome
+from pipeline.run.benchmarks import read_measured
 from pipeline.run.endings import read_endings
 from pipeline.run.failures import FailureKind
 from pipeline.run.submissions import Ledger, Submission
@@ -58,6 +59,16 @@ def test_undisturbed_no_job_waits_for_another_and_workers_do_several_tasks(world
         tasks = len(list(world.run.plan.all_tasks()))
         several += sum(len(s.elements) for s in arrays) < tasks
     assert several > 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_workers_measure_policies_and_leave_out_those_of_which_a_program_gives_no_numbers(worlds, fails):
+    for world in worlds(3, Luck(), measured_every=1):
+        world.fails_benchmarks = fails
+        live_to_the_end(world)
+        found = read_measured(world.run.paths)
+        assert [one.policy_version for one in found] == list(world.run.plan.benchmarks())
+        assert all(one.missing for one in found) is fails
 
 
 MISFORTUNES = {

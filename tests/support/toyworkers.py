@@ -128,7 +128,7 @@ class WorkerWorld(World):
         worker.claim = None
         if missing:
             self.say_failure(claim, FailureKind.INPUTS, missing[0])
-        elif claim.task == self.poison:
+        elif claim.task == self.poison or (self.fails_benchmarks and claim.task.stage is Stage.BENCHMARK):
             self.say_failure(claim, FailureKind.ERROR)
         else:
             if self.record(claim.task) is None:
@@ -182,7 +182,7 @@ class WorkerWorld(World):
     def is_left(self, task: Task) -> bool:
         """As pipeline.workers.choosing decides, which does not know invocations."""
         failed = [claim.attempt for claim in self.claims.get(task, ())]
-        most = self.run.config.scheduler.max_attempts
+        most = self.run.config.attempts_of(task.job_kind)
         return len(failed) >= most or any(self.kinds.get(attempt) in LEFT_TO_PASSES for attempt in failed)
 
     def is_done(self, worker: Worker) -> bool:
@@ -200,7 +200,7 @@ class WorkerWorld(World):
         alive = [e for e in self.slurm.elements() if not e.has_ended and not is_driver(e)]
         here = [e for e in alive if e.is_pending or e in self.workers]
         for job_kind, count in Counter(task_of(self.run, e).job_kind for e in here).items():
-            is_one = job_kind in (Stage.UPDATE, Stage.EVALUATE, PREPARE.job_kind)
+            is_one = job_kind in (Stage.UPDATE, Stage.EVALUATE, Stage.BENCHMARK, PREPARE.job_kind)
             assert count <= (1 if is_one else self.run.plan.num_shards), self.told()
         doing = [worker.claim.task for worker in self.workers.values() if worker.claim]
         assert len(doing) == len(set(doing)), self.told()
