@@ -13,6 +13,7 @@ _RUN = RunPaths(Path("RUN"))
 _TASK = _RUN.task(Task(7, Stage.ROLLOUT, 3))
 _PREPARE = _RUN.task(PREPARE)
 _EVALUATE = _RUN.task(Task(7, Stage.EVALUATE))
+_BENCHMARK = _RUN.task(Task(7, Stage.BENCHMARK))
 _UPDATE = _RUN.task(Task(7, Stage.UPDATE))
 _STATE = _RUN.task(Task(7, Stage.STATE))
 
@@ -24,6 +25,7 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         (_RUN.rows / "00007.json", "a row as it was published, once, before its line of metrics.jsonl"),
         (_RUN.spans, "when and where every attempt waited and ran, a line per iteration"),
         (_RUN.events, "every launch, failure and repair, with the reason"),
+        (_RUN.evaluations, "what evaluate.command said of policies, or why it is missing, a line for each"),
         (_RUN.best, "the best evaluated policy, and its reward"),
         (_RUN.report, "the report"),
         (_RUN.locks / "000004.json", "the driver's lease: the highest number holds"),
@@ -49,6 +51,8 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
     "A task": [
         (_TASK.record, "commit record: names the attempt that won, its files and their hashes"),
         (_TASK.data("ATTEMPT"), "its data: see [Shards](shards.md); one file per attempt, never overwritten"),
+        (_BENCHMARK.data("ATTEMPT", suffix="json"), "numbers of a benchmark, or why it is missing"),
+        (_BENCHMARK.data("ATTEMPT", "written", "json"), "what its program writes, until that is read"),
         (_TASK.partial_record("ATTEMPT"), "what an unfinished attempt saved"),
         (_TASK.partial("ATTEMPT", "SAVE"), "its data; nobody must believe it"),
         (_UPDATE.thinned, "which folders of this commit were removed to save space"),

@@ -144,7 +144,8 @@ def _fields_of(node: Any) -> dict[str, Any]:
 
 def _alternatives(node: Any) -> tuple[Any, ...]:
     """Return the types of a union; none for anything else."""
-    return typing.get_args(node) if isinstance(node, types.UnionType) else ()
+    is_union = typing.get_origin(node) in (types.UnionType, typing.Union)
+    return typing.get_args(node) if is_union else ()
 
 
 def _is_mapping(node: Any) -> bool:

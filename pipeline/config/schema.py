@@ -19,7 +19,15 @@ from pipeline.config.notify import NotifyConfig
 from pipeline.config.reward import RewardConfig
 from pipeline.config.rollout import RolloutConfig
 from pipeline.config.scheduler import LocalConfig, SchedulerConfig, SlurmConfig
-from pipeline.config.types import Fraction, Name, NonNegativeInt, PluginName, PositiveInt, Text
+from pipeline.config.types import (
+    Fraction,
+    Name,
+    NonNegativeInt,
+    Paths,
+    PluginName,
+    PositiveInt,
+    Text,
+)
 from pipeline.config.update import Precision, UpdateConfig
 
 
@@ -78,7 +86,7 @@ class DataConfig:
 
     prompts: Text
     """JSONL, Parquet or Arrow file, or a Hugging Face dataset directory written by save_to_disk."""
-    heldout: Text | dict[Name, Text] | None = None
+    heldout: Paths | None = None
     """Prompts for the evaluate stage, same formats: one path, or a name and a path for each of several sets
     (data.heldout.NAME=FILE). Default: none, and nothing is evaluated."""
     prompt_column: str = "prompt"

@@ -1,5 +1,6 @@
 """Types of the configuration's values: what is legal for a number, a name, a time."""
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
@@ -10,6 +11,20 @@ def _text_of_number(value: object) -> object:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def _one_or_several(value: object) -> object:
+    """Return one path, or paths by name, as they were given. Raises ValueError for anything else."""
+    named = value if isinstance(value, dict) else {}
+    for name, path in named.items():
+        if not re.fullmatch(_NAME, str(name)):
+            raise ValueError(f"{name!r} is no name of a set: write letters, digits, '_', '.' and '-'")
+        if not isinstance(path, str) or not path:
+            raise ValueError(f"{name} is {path!r} instead of a file")
+    if not (named or isinstance(value, str) or value is None):
+        raise ValueError("write FILE, or data.heldout.NAME=FILE for each of several sets")
+    return value
+
+
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
@@ -18,10 +33,12 @@ FiniteFloat = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 Fraction = Annotated[float, Field(ge=0, le=1, strict=True)]
 OpenFraction = Annotated[float, Field(gt=0, le=1, strict=True)]
 DecayRate = Annotated[float, Field(ge=0, lt=1, strict=True)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
+Name = Annotated[str, Field(pattern=_NAME)]
 MetricName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./@:+-]{0,99}$")]
 """Name of a number of a row, such as ``evaluate/reward``."""
 Text = Annotated[str, Field(min_length=1)]
+Paths = Annotated[Text | dict[str, str], BeforeValidator(_one_or_several)]
+"""One path, or several by name."""
 SbatchWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:=@/+-]{1,200}$")]
 Line = Annotated[str, Field(pattern=r"^[^\n\r]*$")]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]

@@ -131,26 +131,13 @@ MISTAKES = [
     ("algorithm.shaping.overlong_penalty=0.5", ["overlong_penalty=0.5", "algorithm.shaping.overlong_buffer"]),
     ("evaluate.pass_at=[2]", ["evaluate.pass_at=(2,)", "evaluate.samples_per_prompt=N"]),
     ("evaluate.command_every=2", ["evaluate.command_every=2", "give evaluate.command=[...]"]),
-    ("evaluate.command=[echo]", ["says not how often", "evaluate.command_every=N"]),
-    ("evaluate={command: [echo, a], command_every: 1}", ["evaluate.command=echo a", "lacks {policy}"]),
-    (
-        "evaluate={command: 'echo {policy} {out_put} {output}', command_every: 1}",
-        ["unknown {out_put}", "legal: {policy}, {output}, {iteration}, {seed}", "did you mean {output}"],
-    ),
     ("evaluate.command='echo \\'{policy}'", ["evaluate.command", "No closing quotation"]),
-    (
-        "evaluate={command: [no-such-program, '{policy}', '{output}'], command_every: 1}",
-        ["evaluate.command=no-such-program", "no such program"],
-    ),
-    (
-        "evaluate={command: [echo, '{policy}', '{output}'], command_every: 1, command_seconds: 14400}",
-        ["evaluate.command_seconds=14400", "scheduler.time_limit"],
-    ),
     ("evaluate.best=eval/acc", ["evaluate.best=eval/acc", "evaluate.command"]),
     ("evaluate.best=reward/mean", ["evaluate.best=reward/mean", "evaluate/NAME/reward", "eval/NAME"]),
     ("data.heldout={reward: INPUTS/heldout.jsonl}", ["data.heldout=reward", "name of a metric"]),
     ("data.heldout.easy=absent.jsonl", ["data.heldout.easy", "absent.jsonl", "no such file"]),
-    ("data.heldout=[a]", ["data.heldout", "['a']"]),
+    ("data.heldout=[a]", ["data.heldout", "['a']", "data.heldout.NAME=FILE"]),
+    ("data.heldout.easy=null", ["data.heldout", "easy is None"]),
     ("update.attention=flash_attention_2", ["update.attention=flash_attention_2", "precision", "bf16"]),
     ("algorithm.shaping.overlong_buffer=13", ["overlong_buffer=13", "rollout.max_new_tokens=12"]),
     (
@@ -158,6 +145,36 @@ MISTAKES = [
         ["algorithm.correction.low=3.0", "below algorithm.correction.high=2.0"],
     ),
 ]
+
+COMMAND_MISTAKES = [
+    # evaluate.command with a list of words or a text, other overrides, what the message must hold
+    ("[echo,a,'{output}']", [], ["evaluate.command=echo a {output}", "lacks {policy}"]),
+    (
+        "'echo {policy} {out_put} {output}'",
+        [],
+        ["unknown {out_put}", "legal: {policy}, {output}, {iteration}, {seed}", "did you mean {output}"],
+    ),
+    ("[no-such-program,'{policy}','{output}']", [], ["evaluate.command=no-such-program", "no such program"]),
+    (
+        "[echo,'{policy}','{output}']",
+        ["evaluate.command_seconds=14400"],
+        ["evaluate.command_seconds=14400", "scheduler.time_limit"],
+    ),
+    (
+        "[echo,'{policy}','{output}']",
+        ["evaluate.every=1"],
+        ["evaluate.every=1", "needs data.heldout=FILE", "set it to 0"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("command", "more", "parts"), COMMAND_MISTAKES)
+def test_a_mistake_of_a_command_is_said_in_a_line(inputs, tmp_path, command, more, parts):
+    words = (f"evaluate.command={command}", "evaluate.command_every=1", *more)
+    (line,) = refusal(inputs, tmp_path, *words)
+    for part in parts:
+        assert part in line
+
 
 SLURM_MISTAKES = [
     # of scheduler=slurm: override, what the message must hold
