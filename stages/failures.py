@@ -33,7 +33,8 @@ def report(error: Exception, arguments: Arguments, started: float) -> FailureKin
     """Explain the failure in the log and, for the driver and the report's timeline, in the failure file;
     return its kind."""
     kind, suspect = classify(error)
-    is_explained = kind not in (FailureKind.ERROR, FailureKind.NUMERICS, FailureKind.MEMORY)
+    says_all = kind not in (FailureKind.ERROR, FailureKind.NUMERICS, FailureKind.MEMORY)
+    is_explained = getattr(error, "is_explained", says_all)
     message = str(error) if is_explained else f"{type(error).__name__}: {error}"
     level, outcome = (WARNING, "paused") if kind is FailureKind.PAUSED else (ERROR, "failed")
     with contextlib.suppress(OSError):  # a full disk takes no report either; the exit code says it

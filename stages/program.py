@@ -30,6 +30,9 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 class ProgramFailed(Exception):
     """A program gave no numbers; says why. It may be tried again."""
 
+    is_explained = True
+    """Whether the message says all: where it was raised is of no interest."""
+
 
 def run_program(
     words: Sequence[str], folder: Path, seconds: float, should_stop: Callable[[], bool] = lambda: False

@@ -57,6 +57,13 @@ class Observation:
     failures: Mapping[Task, Sequence[Failure]]
     """Attempts that ended without a commit, oldest first."""
 
+    def is_done(self, task: Task) -> bool:
+        """Whether a task is committed and verifies. Of an expendable one nothing is read, so that it need not
+        verify."""
+        if task in self.corrupt:
+            return task.stage.is_expendable
+        return task in self.committed
+
 
 FREE_KINDS = frozenset(
     {FailureKind.INPUTS, FailureKind.LOST, FailureKind.PREEMPTED, FailureKind.PAUSED, FailureKind.DISK}
@@ -98,7 +105,7 @@ def reconcile(
     left_out: list[Failure] = []
 
     def is_there(task: Task) -> bool:
-        return task in seen.committed and task not in retracted
+        return seen.is_done(task) and task not in retracted
 
     for task in seen.tasks:
         inputs = plan.inputs(task)
@@ -131,8 +138,8 @@ def _why_left_out(
     task: Task, inputs: Sequence[Task], seen: Observation, retracted: Collection[Task]
 ) -> Failure | None:
     """Return why an expendable task can never begin: an input is gone or spoilt, and is not made again."""
-    known = {*seen.committed, *seen.tasks, *seen.live, *retracted}
-    gone = next((source for source in inputs if source not in known), None)
+    known = {*seen.tasks, *seen.live, *retracted}
+    gone = next((source for source in inputs if not (source in known or seen.is_done(source))), None)
     if gone is None:
         return None
     why = seen.corrupt.get(gone, f"{gone} has no commit record any more")

@@ -71,7 +71,7 @@ def test_undisturbed_a_run_needs_one_array_for_each_stage_and_one_driver_for_eac
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_program_that_measures_policies_or_fails_each_time_keeps_no_run_from_its_end(worlds, fails):
-    for world in worlds(6, Luck(mishaps=4 * fails), measured_every=1):
+    for world in worlds(2, Luck(mishaps=4 * fails), measured_every=1):
         world.fails_benchmarks = fails
         live_to_the_end(world)
         plan = world.run.plan

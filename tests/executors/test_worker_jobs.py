@@ -63,7 +63,7 @@ def test_undisturbed_no_job_waits_for_another_and_workers_do_several_tasks(world
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_workers_measure_policies_and_leave_out_those_of_which_a_program_gives_no_numbers(worlds, fails):
-    for world in worlds(3, Luck(), measured_every=1):
+    for world in worlds(2, Luck(), measured_every=1):
         world.fails_benchmarks = fails
         live_to_the_end(world)
         found = read_measured(world.run.paths)

@@ -199,5 +199,5 @@ def watch_expression(last: Sequence[str], earlier: Sequence[str]) -> str:
 
 
 def committed_in(seen: Observation) -> IsCommitted:
-    """Return a predicate: whether one pass saw a task as committed and not corrupt."""
-    return lambda task: task in seen.committed and task not in seen.corrupt
+    """Return a predicate: whether one pass saw a task as committed, and not corrupt where it is read."""
+    return seen.is_done
