@@ -36,7 +36,7 @@ _COLUMNS = ("summary:iteration", "summary:reward/mean", "summary:evaluate/reward
 _MOST_PINNED = 20
 """Most runs that W&B keeps in view (pinned) at once."""
 _JOB_KINDS = f"({'|'.join(s for s in WORK_STAGES if s is not Stage.SCORE)}|{Stage.SCORE}-[^/]+)"
-_STANDS_FOR = {"seconds/*": _JOB_KINDS}
+_STANDS_FOR = {"seconds/*": _JOB_KINDS, "eval/*": ".+"}
 """Pattern for ``*`` where other metrics would match, too; elsewhere it is anything without a slash."""
 
 
@@ -63,9 +63,7 @@ class Panel:
 
 
 def _pattern(name: str) -> str:
-    before, star, after = name.partition("*")
-    middle = _STANDS_FOR.get(name, "[^/]+") if star else ""
-    return re.escape(before) + middle + re.escape(after)
+    return _STANDS_FOR.get(name, "[^/]+").join(map(re.escape, name.split("*")))
 
 
 def panels(charts: Sequence[Chart] = CHARTS, metrics: Sequence[Metric] = METRICS) -> list[Panel]:

@@ -86,7 +86,7 @@ def test_the_numbers_are_in_status_doctor_report_and_logs(measured_run, slurm_pp
     assert "3/3 policies measured by evaluate.command" in status.stdout
     told = json.loads(slurm_ppo("status", run_dir, "--json").stdout)
     assert (told["benchmarks_done"], told["benchmarks"], told["benchmarks_missing"]) == (3, 3, [])
-    assert "eval/tasks/n" in (run_dir / "report.html").read_text()
+    assert "Numbers of evaluate.command" in (run_dir / "report.html").read_text()
     assert "measure.py" in slurm_ppo("logs", run_dir, "benchmark@2").stdout
     assert "nothing to do" in slurm_ppo("plan", run_dir).stdout
 

@@ -268,6 +268,7 @@ class World:
             made,
             metrics={**made.metrics, "responses": 1.0, "response_tokens": 1.0},
             attempt=attempt,
+            rows=1,
             outputs=(hash_file(self.run.paths, paths.data(attempt)),),
             inputs=read,
             promises_state=task.stage is Stage.UPDATE,
