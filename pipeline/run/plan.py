@@ -7,6 +7,9 @@ from functools import lru_cache
 from pipeline.config.schema import Config
 from pipeline.run.tasks import PREPARE, Stage, Task
 
+_BENCHMARKS_AT_ONCE = 2
+"""Benchmarks in a window: the one at hand, and the one behind it."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -133,7 +136,9 @@ class Plan:
         tasks = [PREPARE] if updated < 0 else []
         for iteration in range(done + 1, max(newest, min(done + 1, self.iterations)) + 1):
             tasks += [t for t in self.tasks(iteration) if t.stage is not Stage.EVALUATE]
-        outstanding = (*self.evaluation_tasks()[evaluated:], *self.benchmark_tasks()[benchmarked:])
+        # Benchmarks may lag far behind, and their queue must not fill that of training.
+        measured = self.benchmark_tasks()[benchmarked : benchmarked + _BENCHMARKS_AT_ONCE]
+        outstanding = (*self.evaluation_tasks()[evaluated:], *measured)
         return (*tasks, *(t for t in outstanding if t.iteration <= newest))
 
 

@@ -85,15 +85,20 @@ def _state_files(folder: Path, job_kind: str) -> str:
 
 def in_order(launches: Sequence[Launch]) -> list[list[Task]]:
     """Group tasks by job kind and iteration; groups that others wait for come first."""
-    groups: dict[tuple[tuple[int, int], str], list[Task]] = {}
+    groups: dict[tuple[Position, str], list[Task]] = {}
     for launch in launches:
         groups.setdefault((position(launch.task), launch.task.pool), []).append(launch.task)
     return [sorted(groups[key]) for key in sorted(groups)]
 
 
-def position(task: Task) -> tuple[int, int]:
-    """Return a key that orders tasks by iteration and stage. A task never waits for one with a larger key."""
-    return task.iteration, task.stage.position
+Position = tuple[bool, int, int]
+"""Place of a task among those of a run."""
+
+
+def position(task: Task) -> Position:
+    """Return a key that orders tasks by iteration and stage, benchmarks after all others. A task never waits
+    for one with a larger key."""
+    return task.stage.is_expendable, task.iteration, task.stage.position
 
 
 def driver_submission(run: Run, invocation: int, iteration: int, job_kind: str, number: int) -> Submission:
