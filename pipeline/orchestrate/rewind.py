@@ -169,7 +169,7 @@ def superseded(plan: Plan, point: Point, at_hand: int) -> list[Task]:
     for iteration in range(at_hand, point.iteration - 1, -1):
         stages = _STAGES if iteration > point.iteration else _STAGES[_STAGES.index(point.stage) :]
         if point.stage in _OF_POLICIES:
-            stages = (point.stage,)
+            stages = tuple(stage for stage in _STAGES if stage is point.stage)
         of_iteration = (*plan.tasks(iteration), *plan.benchmark_of(iteration))
         tasks += with_states(task for task in reversed(of_iteration) if task.stage in stages)
     others = {pool for pool in plan.pools if point.pool not in ("", pool)}

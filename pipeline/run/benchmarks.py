@@ -126,10 +126,12 @@ def trim_measured(paths: RunPaths, version: int, folder: Path) -> bool:
     return any(one.numbers for _, one in found if one.policy_version >= version)
 
 
-def with_measured(rows: Iterable[journal.Row], measured: Iterable[Measured]) -> list[journal.Row]:
+def with_measured(
+    rows: Iterable[Mapping[str, float]], measured: Iterable[Measured]
+) -> list[Mapping[str, float]]:
     """Return rows with the numbers of their policies, ascending. A policy that has numbers and no row, such
     as the first, gets one with them alone."""
-    by_iteration = {int(row["iteration"]): dict(row) for row in rows}
+    by_iteration: dict[int, dict[str, float]] = {int(row["iteration"]): dict(row) for row in rows}
     for one in measured:
         if one.numbers:
             by_iteration.setdefault(one.policy_version, {"iteration": one.policy_version}).update(one.numbers)
