@@ -53,7 +53,8 @@ class StageStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """State of a run at one moment. ``slurm-ppo status --json`` prints these keys, up to ``workers``."""
+    """State of a run at one moment. ``slurm-ppo status --json`` prints these keys, up to
+    ``benchmarks_told``."""
 
     schema: int = 3
     run: str
@@ -66,14 +67,6 @@ class Status:
     iterations: int
     evaluations_done: int
     evaluations: int
-    benchmarks_done: int = 0
-    """Policies that evaluate.command has measured, or that were left out."""
-    benchmarks: int = 0
-    """Policies that it is to measure."""
-    benchmarks_missing: tuple[int, ...] = ()
-    """Versions of policies that were left out, whose numbers are missing."""
-    benchmarks_told: str = ""
-    """The same in words, with the reason of the last one that is missing."""
     current: tuple[StageStatus, ...] = ()
     """Stages of the first iteration that is not done."""
     driver: str | None = None
@@ -100,6 +93,14 @@ class Status:
     """Newest iteration that is done, if its trainer's state was lost."""
     workers: tuple[WorkersOf, ...] = ()
     """Workers of a run on Slurm, by job kind; none for a run whose jobs do not stay, or of this machine."""
+    benchmarks_done: int = 0
+    """Policies that evaluate.command has measured, or that were left out."""
+    benchmarks: int = 0
+    """Policies that it is to measure."""
+    benchmarks_missing: tuple[int, ...] = ()
+    """Versions of policies that were left out, whose numbers are missing."""
+    benchmarks_told: str = ""
+    """The same in words, with the reason of the last one that is missing."""
     missing_state: Missing | None = None
     """Trainer's state of that iteration, if it is promised and not committed."""
     time: float = 0.0

@@ -67,6 +67,10 @@ STATUS_KEYS = [
     "troubles",
     "state_lost",
     "workers",
+    "benchmarks_done",
+    "benchmarks",
+    "benchmarks_missing",
+    "benchmarks_told",
 ]
 
 
