@@ -25,7 +25,7 @@ def plain(value: object) -> dict[str, Any]:
 
 
 def from_yaml(text: str) -> Any:
-    """Parse YAML with libyaml, ten times as fast as in Python, where PyYAML comes with it."""
+    """Parse YAML by a safe loader: libyaml's where PyYAML has it, ten times as fast as Python's."""
     return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 

@@ -119,7 +119,7 @@ class Reading:
                 self.arrived.set()
 
     def _read(self) -> Seen:
-        """Look once; what the file system refuses for now is reported, and tried again."""
+        """Look once; what the file system refuses is reported, and tried again."""
         try:
             look = self._reader.read(self._queue, self._answered)
         except OSError as error:

@@ -172,7 +172,7 @@ def _started(stage: str, arguments: dict[str, Any]) -> Any:
             raise Unsupported(f"{stage}.engine=vllm: {text}; take engine=transformers for it") from error
         if isinstance(error, RuntimeError):
             raise
-        if "Free memory on device" in text:  # another process's, and perhaps only for now
+        if "Free memory on device" in text:  # another process has it, which may end
             raise RuntimeError(
                 f"{stage}.engine=vllm: another process uses the GPU ({text}); on one machine give "
                 f"scheduler.slots=1, or a smaller {stage}.vllm.gpu_memory_utilization"
