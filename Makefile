@@ -52,6 +52,7 @@ soak: $(VENV)/dev programs
 programs: $(VENV)/dev
 	@sh tests/install_browser.sh
 	@sh tests/install_slurm.sh
+	@sh tests/install_shells.sh
 
 check: $(VENV)/dev
 	@$(BIN)/ruff format --check .

@@ -77,6 +77,7 @@ def words(inputs: Path, root: Path, name: str, given: argparse.Namespace) -> lis
         inputs,
         root,
         "scheduler=devcluster",
+        "scheduler.workers=false",
         f"iterations={given.iterations}",
         f"scheduler.horizon={given.horizon}",
         f"update.engine=tests.support.light:{TRAINERS[name]}",

@@ -88,7 +88,13 @@ def make_run(root: Path, iterations: int, shards: int) -> Run:
         "data": {"prompts": "/prompts", "prompts_per_iteration": shards},
         "rollout": {"num_shards": shards},
         "reward": {"components": {"r": {"kind": "rule", "function": "a:b"}}},
-        "scheduler": {"kind": "slurm", "python": "/py", "horizon": 1, "max_submitted": 10**6},
+        "scheduler": {
+            "kind": "slurm",
+            "python": "/py",
+            "workers": False,
+            "horizon": 1,
+            "max_submitted": 10**6,
+        },
     }
     return create_run(from_mapping(config))
 

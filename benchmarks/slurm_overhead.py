@@ -85,6 +85,7 @@ def one_round(cluster: Cluster, inputs: Path, folder: Path, given: argparse.Name
         inputs,
         folder / "run",
         "scheduler=slurm",
+        "scheduler.workers=false",
         f"iterations={given.iterations}",
         f"rollout.num_shards={given.shards}",
         f"data.prompts_per_iteration={given.shards}",

@@ -6,6 +6,8 @@ import sys
 
 INTERRUPTED = 130
 _AGAIN_SECONDS = 0.05
+COMPLETE = "complete"
+"""Hidden command by which a shell asks what the Tab key offers; see :mod:`pipeline.cli.completion`."""
 _heard: list[int] = []
 """Signals of Ctrl-C so far."""
 
@@ -25,7 +27,12 @@ def main() -> None:
 
 
 def carry_out() -> None:
-    """Import the command line, and carry it out."""
+    """Import the command line, and carry it out; at a press of Tab nothing but what answers that."""
+    if sys.argv[1:2] == [COMPLETE]:
+        from pipeline.cli.completion.answer import main as answer
+
+        answer(sys.argv[2:])
+        return
     from pipeline.cli.app import main as command_line
 
     try:

@@ -3,6 +3,7 @@
 import math
 import re
 import reprlib
+import unicodedata
 from collections.abc import Sequence
 
 
@@ -34,6 +35,26 @@ def printable(text: str) -> str:
     """Return foreign text on one line, without what a terminal would obey: cursor, colours, clipboard."""
     plain = _ESCAPES.sub("", text).expandtabs()
     return "".join(c if c.isprintable() else " " for c in plain).rstrip()
+
+
+_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
+"""Unicode categories that show nothing, or change how what follows is shown."""
+_KEPT = frozenset("\n\t\u200c\u200d")
+"""Characters of those categories to keep: line ends, tabs, and the joiners that scripts and emoji need."""
+
+
+def visible(text: str) -> str:
+    """Spell out control and direction characters, so that a text cannot look like another, and no terminal
+    obeys it."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_spelled(letter) for letter in text)
+
+
+def _spelled(letter: str) -> str:
+    if letter in _KEPT or unicodedata.category(letter) not in _INVISIBLE:
+        return letter
+    return f"⟨U+{ord(letter):04X}⟩"
 
 
 def number(value: float | None, digits: int | None = None) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slurm.sealing import unsealed
 from slurm.sharedfiles import read_shared
-from slurm.tasklist import Assignment, TaskList, attempt_id
+from slurm.tasklist import ELIGIBLE, Assignment, TaskList, attempt_id
 
 _MOST_RETURNS = 100
 """Number of times that a job is requeued because its task list cannot be read. Slurm holds it for two minutes
@@ -33,6 +33,9 @@ def main(argv: list[str]) -> None:
         _note(f"restart {restarts} of job {job}_{index}")
     if restarts > tasks.max_restarts:
         sys.exit(f"started {restarts} times without coming to an end; not started again")
+    if tasks.stays:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a hint that comes before anybody waits ends nothing
+        environment[ELIGIBLE] = str(tasks.eligible)
     attempts = []
     for position, assignment in enumerate(tasks.elements[index]):
         attempt = attempt_id(tasks.number, job, index, restarts, position)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shlex
 import shutil
 import tempfile
 import time
@@ -13,7 +14,7 @@ from typing import Any
 from slurm import probe_task
 from slurm.commands import SlurmError
 from slurm.query import Element, NoAccounting, read_ended, read_queue
-from slurm.sharedfiles import is_there, read_shared, size_of
+from slurm.sharedfiles import is_there, read_newest, read_shared, size_of
 from slurm.states import Phase, exit_in_words, phase_of, reason_in_words
 from slurm.submission import Array, Option, Refused, cancel, literal, render, submit
 
@@ -36,15 +37,17 @@ class Probe:
     """Name of its files, short and unique."""
     options: Mapping[str, Option]
     command: Sequence[str]
-    """Words before the script's path: the interpreter, in its container."""
+    """Words of the interpreter, in its container, which reads its program from standard input."""
     modules: Sequence[str] = ()
     """Modules to import; with a ? before the name only to look for."""
     paths: Sequence[str] = ()
-    """Paths that must exist."""
+    """Paths that must be there and readable."""
     programs: Sequence[str] = ()
     """Commands that must succeed."""
     setup: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    enters_image: bool = False
+    """Whether the command goes into a container: then paths are looked for outside of it too."""
     measures_delay: bool = False
     """Whether to exchange files with the job, and measure how long each side takes to see the other's."""
 
@@ -73,6 +76,14 @@ class ProbeResult:
     unreachable: Mapping[str, str]
     gpus: int | None
     """Number of visible GPUs; None where the node does not say."""
+    version: str = ""
+    """Version of slurm-ppo that is installed for its interpreter; empty where none is."""
+    driver_error: str = ""
+    """Reason why the library of NVIDIA's driver cannot be loaded, on a node that has the driver."""
+    place_error: str = ""
+    """Reason why it cannot write beside the run directory."""
+    missing_outside: Sequence[str] | None = None
+    """Paths that its node lacks outside of the container; None where nobody looked."""
     delay: Mapping[str, float | None] | None = None
     """Times that the node measured, where it was asked to."""
     exchange: Exchange | None = None
@@ -86,6 +97,8 @@ class ProbeTimeout:
     is_late: bool
     """Whether its job did not start or end in time, so that nothing is known. Otherwise it was refused, or
     ended without an answer."""
+    has_spoken: bool = False
+    """Whether it ran, and wrote to its log."""
 
 
 Answer = ProbeResult | ProbeTimeout
@@ -149,9 +162,26 @@ class _Sent:
         """Whether there is an answer, which is read once it has come."""
         if self.answer is None:
             with contextlib.suppress(FileNotFoundError):
-                content: dict[str, Any] = json.loads(read_shared(self.file("answer")))
-                self.answer = self._with_exchange(ProbeResult(**content))
+                content: dict[str, Any] = json.loads(self._answer_text())
+                outside = self._missing_outside()
+                self.answer = self._with_exchange(ProbeResult(**content, missing_outside=outside))
         return self.answer is not None
+
+    def _answer_text(self) -> bytes:
+        """Return its answer, from its file or its log. Raises FileNotFoundError where there is none yet."""
+        with contextlib.suppress(FileNotFoundError):
+            return read_shared(self.file("answer"))
+        mark = probe_task.ANSWER.encode()
+        whole = read_newest(self.file("log")).splitlines(keepends=True)
+        for line in (line for line in whole if line.startswith(mark) and line.endswith(b"\n")):
+            return line.removeprefix(mark)
+        raise FileNotFoundError(self.file("answer"))
+
+    def _missing_outside(self) -> list[str] | None:
+        with contextlib.suppress(FileNotFoundError):
+            numbers = read_shared(self.file("outside")).split()
+            return [self.probe.paths[int(number)] for number in numbers]
+        return None
 
     def _with_exchange(self, result: ProbeResult) -> ProbeResult:
         measured = result.delay
@@ -177,7 +207,7 @@ class _Sent:
         self.ended = now if self.ended is None else self.ended
         has_spoken = is_there(self.file("log")) and size_of(self.file("log")) > 0
         if now - self.ended > (_SHORT_GRACE_SECONDS if has_spoken else _GRACE_SECONDS):
-            self.answer = ProbeTimeout(self._how_it_ended(element), is_late=False)
+            self.answer = ProbeTimeout(self._how_it_ended(element), is_late=False, has_spoken=has_spoken)
 
     def _how_it_ended(self, element: Element | None) -> str:
         with contextlib.suppress(NoAccounting, SlurmError):
@@ -199,16 +229,14 @@ def _send(probe: Probe, place: Path, folder: Path) -> _Sent:
     sent = _Sent(probe, place)
     request = {"modules": probe.modules, "paths": probe.paths, "programs": probe.programs}
     exchange = {"exchange": str(place / probe.name)} if probe.measures_delay else {}
-    sent.file("request").write_text(json.dumps(request | exchange))
-    files = [place / "probe.py", sent.file("request"), sent.file("answer")]
     array = Array(
         name=f"{place.name}.{probe.name}",
         indices=[0],
-        command=[*probe.command, *map(str, files)],
+        command=[*probe.command, "-", json.dumps(request | exchange), str(sent.file("answer"))],
         output=literal(sent.file("log")),
         folder=folder,
         options={"nodes": 1, **probe.options, "time": _TIME_LIMIT},
-        setup=probe.setup,
+        setup=[*probe.setup, *_looking_outside(sent), f"exec <{shlex.quote(str(place / 'probe.py'))}"],
         environment=probe.environment,
     )
     script = sent.file("sh")
@@ -218,6 +246,15 @@ def _send(probe: Probe, place: Path, folder: Path) -> _Sent:
     except Refused as error:
         sent.answer = ProbeTimeout(str(error).replace(f"{script}", "it"), is_late=False)
     return sent
+
+
+def _looking_outside(sent: _Sent) -> list[str]:
+    """Return shell lines that write the numbers of missing paths to a file, before a container is entered."""
+    if not sent.probe.enters_image:
+        return []
+    looks = [f"[ -r {shlex.quote(path)} ] || echo {i}" for i, path in enumerate(sent.probe.paths)]
+    file = shlex.quote(str(sent.file("outside")))
+    return ["{ :", *looks, f"}} >{file} 2>/dev/null || :"]
 
 
 def _wait(sent: Sequence[_Sent], place: Path, until: float, note: Callable[[str], None]) -> None:

@@ -1,8 +1,11 @@
 """Program of a probe's job on a compute node: it checks what was requested and writes an answer file.
 
-A copy of this file is run by the job's own interpreter, so it needs nothing but Python's standard library.
+The job's own interpreter reads a copy of this file from its standard input, so that it runs in an image that
+shows no folder of the cluster, and needs nothing but Python's standard library. Where the answer cannot be
+written, it is printed: the job's log is written outside of the image.
 """
 
+import ctypes
 import importlib
 import importlib.util
 import json
@@ -13,31 +16,45 @@ import sys
 import time
 from pathlib import Path
 
+ANSWER = "slurm-ppo-probe-answer "
+"""Beginning of the printed line that holds an answer."""
 _ASK_SECONDS = 20
 _REPLY_SECONDS = 60
+_NVIDIA = "/proc/driver/nvidia"
 
 
-def main(request_path: str, answer_path: str) -> None:
-    """Answer a request. The file appears in one step, so that nobody reads half of it."""
-    request = json.loads(Path(request_path).read_text())
-    answer: dict[str, object] = {
-        "node": os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
-        "python": ".".join(map(str, sys.version_info[:3])),
-        "missing_modules": {name: why for name in request["modules"] if (why := import_error(name))},
-        "missing_paths": [path for path in request["paths"] if not Path(path).exists()],
-        "unreachable": {name: why for name in request["programs"] if (why := program_error(name))},
-        "gpus": visible_gpus(),
-    }
-    if "exchange" in request:
-        answer["delay"] = exchange(Path(request["exchange"]))
-    private = Path(answer_path + ".tmp")
+def main(request: str, answer_path: str) -> None:
+    """Answer a request, which is JSON. The file appears in one step, so that nobody reads half of it."""
+    wanted, private = json.loads(request), Path(answer_path + ".tmp")
+    answer = findings(wanted)
+    try:
+        private.write_text("")
+    except OSError as error:
+        answer["place_error"] = error.strerror
+        print(ANSWER + json.dumps(answer), flush=True)
+        return
+    if "exchange" in wanted:
+        answer["delay"] = exchange(Path(wanted["exchange"]))
     private.write_text(json.dumps(answer))
     private.replace(answer_path)
 
 
+def findings(request: "dict[str, list[str]]") -> "dict[str, object]":
+    """Look for everything that was requested."""
+    return {
+        "node": os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "missing_modules": {name: why for name in request["modules"] if (why := import_error(name))},
+        "missing_paths": [path for path in request["paths"] if not os.access(path, os.R_OK)],
+        "unreachable": {name: why for name in request["programs"] if (why := program_error(name))},
+        "gpus": visible_gpus(),
+        "version": installed_version(),
+        "driver_error": driver_error(),
+    }
+
+
 def import_error(name: str) -> str:
     """Return why a module cannot be imported; those marked with ?, slow to import, are only looked for."""
-    sys.path[0] = str(Path.cwd())  # as for "python -m", which is how tasks are run
     try:
         if name.startswith("?"):
             return "" if importlib.util.find_spec(name[1:]) else "not installed"
@@ -83,6 +100,27 @@ def visible_gpus() -> "int | None":
             listed = [word for word in os.environ[name].split(",") if word and word != "NoDevFiles"]
             return len(listed)
     return None
+
+
+def installed_version() -> str:
+    """Return the version of slurm-ppo that is installed for this interpreter; empty if none is."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("slurm-ppo")
+    except PackageNotFoundError:
+        return ""
+
+
+def driver_error() -> str:
+    """Return why the library of NVIDIA's driver cannot be loaded, on a node that has the driver."""
+    if not Path(_NVIDIA).exists():
+        return ""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 if __name__ == "__main__":

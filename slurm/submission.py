@@ -153,6 +153,7 @@ def is_full(words: str) -> bool:
 
 
 _OVER = re.compile(r"Invalid job id|already (completed|completing|finished)", re.IGNORECASE)
+_NOT_RUNNING = re.compile(rf"{_OVER.pattern}|pending|not running|no longer|Invalid job", re.IGNORECASE)
 _TRIES = 3
 _LOOKS = 5
 _LOOK_SECONDS = 2.0
@@ -218,6 +219,31 @@ def cancel(jobs: Sequence[str], only_pending: bool) -> None:
         run_command(["scancel", *(["--state=PENDING"] if only_pending else []), *jobs])
     except SlurmError as error:
         if not _OVER.search(error.stderr):
+            raise
+
+
+def start_now(elements: str) -> None:
+    """Let pending elements like ``12_[3-7]`` start before their begin time. Raises SlurmError."""
+    run_command(["scontrol", "update", f"jobid={elements}", "starttime=now"])
+
+
+def end_gently(jobs: Sequence[str]) -> None:
+    """Ask running jobs, or elements like ``12_3``, to end by themselves: SIGTERM to their batch scripts."""
+    signal_batch("TERM", jobs)
+
+
+def signal_batch(name: str, jobs: Sequence[str]) -> None:
+    """Send a signal to the batch scripts of running jobs, by one call of scancel.
+
+    Without ``--batch`` it would go to the steps of a job alone. Jobs that do not run cannot be sent a signal,
+    which scancel reports for each of them, after it has sent it to the others.
+    """
+    try:
+        run_command(["scancel", "--batch", f"--signal={name}", *jobs])
+    except SlurmTimeout:
+        raise
+    except SlurmError as error:
+        if not _NOT_RUNNING.search(error.stderr):
             raise
 
 

@@ -8,6 +8,10 @@ ATTEMPT = "{attempt}"
 """Word among the arguments that stands for the attempt's id."""
 BELL = "SLURM_PPO_BELL"
 """Variable that names the file descriptor to which a running task may write the bytes below."""
+ELIGIBLE = "SLURM_PPO_ELIGIBLE"
+"""Variable that tells a worker since when it could have started (unix time)."""
+STARTED = "SLURM_PPO_STARTED"
+"""Variable that tells a worker when its job started, before anything that its script sets up (unix time)."""
 COMMITTED, RELEASED = b"c", b"r"
 """What a task says: its result is committed; its devices are free, and only files are still written."""
 
@@ -44,6 +48,10 @@ class TaskList:
     """Groups of patterns of files, each of which says of an array, in a sealed JSON object, its id (``job``)
     and the ids of the arrays that its dependency names (``waits_for``). When its task rings COMMITTED, those
     are released that wait for this array: of each group those of the first pattern that has any."""
+    stays: bool = False
+    """Whether an element is a worker: its task is the first of several."""
+    eligible: float = 0.0
+    """Unix time from which it could have started: its submission, or its begin time if that is later."""
 
     @staticmethod
     def of(content: Mapping[str, Any]) -> "TaskList":
@@ -59,6 +67,8 @@ class TaskList:
             number=content["number"],
             max_restarts=content["max_restarts"],
             releases=tuple(tuple(patterns) for patterns in content.get("releases", ())),
+            stays=bool(content.get("stays", False)),
+            eligible=max(float(content.get("created", 0.0)), float(content.get("begins") or 0.0)),
         )
 
     def words(self, assignment: Assignment, attempt: str) -> list[str]:

@@ -110,6 +110,9 @@ class Context:
     config: Config
     task: Task
     attempt: str
+    stays: bool = False
+    """Whether this process may get another task of its stage afterwards, so that it keeps what it has
+    loaded."""
     lineage: dict[str, str] = field(default_factory=dict)
     """Fingerprints of the inputs read so far, by task key; they become the record's inputs."""
     compute_seconds: float = 0.0
@@ -118,6 +121,8 @@ class Context:
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     state_writer: StateWriter | None = None
     """Writer of what the stage still has to write once its result is committed, set by the stage."""
+    skips_state: bool = False
+    """Whether a trainer that keeps a state writes none this time (:attr:`Record.skips_state`)."""
     hashes: Callable[[int, FileEntry], bool] = lambda index, entry: True
     """Whether this rank hashes a file of a directory that is read, by its place among them: each file is
     hashed by one rank."""
@@ -201,15 +206,29 @@ class Context:
                 )
         return Path(directory)
 
+    def fingerprint_of(self, directory: str) -> str:
+        """Return a fingerprint of a model directory of the user's, from the hashes that prepare recorded."""
+        if self.task.stage is Stage.PREPARE:
+            return f"{directory} {self.attempt}"
+        files = ((Path(key.removeprefix("file:")), state) for key, state in self.read(PREPARE).inputs.items())
+        lines = [
+            f"{path.relative_to(directory)} {state.partition(':')[0]}"
+            for path, state in files
+            if path.is_relative_to(directory)
+        ]
+        return xxh3_128_hexdigest("\n".join(sorted(lines)).encode())
+
     def policy_files(self, version: int) -> PolicyFiles:
         """Return where a policy is, every file of it verified: a model, or an adapter and the model that it
         is for. Version 0 is the user's model."""
-        folder = self._directory(version, self.paths.policies)
+        given, folder = self.config.model.policy, self._directory(version, self.paths.policies)
         if folder is None:
-            return PolicyFiles(self.source(self.config.model.policy))
-        if self.read(policy_maker(version)).is_adapter:
-            return PolicyFiles(self.source(self.config.model.policy), folder / ADAPTER)
-        return PolicyFiles(folder)
+            return PolicyFiles(self.source(given), weights=(self.fingerprint_of(given), ""))
+        record = self.read(policy_maker(version))
+        if record.is_adapter:
+            both = (self.fingerprint_of(given), record.fingerprint)
+            return PolicyFiles(self.source(given), folder / ADAPTER, both)
+        return PolicyFiles(folder, weights=(record.fingerprint, ""))
 
     def policy_directory(self, version: int) -> Path:
         """Return the model directory of a policy as :meth:`policy_files` does, for trainers that train whole

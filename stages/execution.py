@@ -24,14 +24,14 @@ from pipeline.run.engine_use import engines_of
 from pipeline.run.environment import COMMITTED, RELEASED
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import state_of
-from pipeline.run.records import recorded
+from pipeline.run.records import find_frontier, recorded
 from pipeline.run.seeds import derive_seed
 from pipeline.run.tasks import Stage, Task, task_key
 from stages.bell import ring
 from stages.context import Context, Result, StateWriter
 from stages.engines import engines_closed, needs_torch
 from stages.logs import log
-from stages.numerics import peak_gpu_memory, set_up_torch
+from stages.numerics import forget_peaks, peak_gpu_memory, set_up_chance, set_up_torch
 from stages.runner import Arguments
 
 _POLL_SECONDS = 0.5
@@ -53,8 +53,35 @@ def execute(arguments: Arguments, started: float) -> None:
         if task.stage is Stage.UPDATE:
             of_state = stack.enter_context(opened_history(run.paths, state_of(task.iteration)))
         wait_for_inputs(run, task, arguments.patience)
-        stack.enter_context(engines_closed())
+        if not arguments.stays:
+            stack.enter_context(engines_closed())
         compute_and_commit(run, arguments, started, history, of_state)
+
+
+def load(arguments: Arguments) -> None:
+    """Load what a task will compute with into what the process keeps, as far as that is known before the
+    task's inputs are there. Stages whose tasks load little have nothing for it."""
+    run, task = load_run(arguments.run_dir), arguments.task
+    make_importable(run.identity.folder)
+    stage = importlib.import_module(f"stages.tasks.{task.stage}")
+    newest = min(find_frontier(run.plan, run.paths).updated, task.iteration - 1)
+    if newest >= 0 and hasattr(stage, "load"):
+        set_up(run.config, task)
+        stage.load(Context(run.paths, run.config, task, arguments.attempt, stays=True), newest)
+
+
+def set_up(config: Config, task: Task) -> int:
+    """Set up all that a task's result depends on beside its inputs. Returns its seed."""
+    names = (task.stage, task.pool) if task.pool else (task.stage,)
+    seed = derive_seed(config.seed, task.iteration, *names, task.shard)
+    set_up_chance(seed)
+    if uses_torch(config, task):
+        set_up_torch(num_threads(config, task.stage), seed)
+    return seed
+
+
+def uses_torch(config: Config, task: Task) -> bool:
+    return any(needs_torch(key, name) for key, name in engines_of(config, task.stage, task.pool))
 
 
 def compute_and_commit(
@@ -63,16 +90,13 @@ def compute_and_commit(
     """Compute and publish. ``history`` and ``state_history`` are the folders of the task and of the state
     behind it, from :func:`opened_history`."""
     config, task = run.config, arguments.task
-    context = Context(run.paths, config, task, arguments.attempt)
-    names = (task.stage, task.pool) if task.pool else (task.stage,)
-    seed = derive_seed(config.seed, task.iteration, *names, task.shard)
-    uses_torch = any(needs_torch(key, name) for key, name in engines_of(config, task.stage, task.pool))
-    if uses_torch:
-        set_up_torch(num_threads(config, task.stage), seed)
+    context = Context(run.paths, config, task, arguments.attempt, arguments.stays)
+    forget_peaks()
+    seed = set_up(config, task)
     result = importlib.import_module(f"stages.tasks.{task.stage}").run(arguments.task, context)
     record = None
     if result is not None:  # else another rank has it, and publishes
-        metrics = {**result.metrics, **measured(context, started, uses_torch)}
+        metrics = {**result.metrics, **measured(context, started, uses_torch(config, task))}
         record = replace(record_of(context, result, started, seed), metrics=metrics)
         record = commit(context, record, history)
     if context.state_writer is not None:
@@ -95,6 +119,7 @@ def record_of(context: Context, result: Result, started: float, seed: int) -> Re
         pid=os.getpid(),
         job_id=os.environ.get("SLURM_JOB_ID", ""),
         promises_state=context.state_writer is not None,
+        skips_state=context.skips_state,
     )
 
 
@@ -137,6 +162,7 @@ def publish_state(
     lineage = {task_key(update.task): update.fingerprint}
     state = replace(update, task=state_of(update.policy_version), outputs=files, inputs=lineage)
     state = replace(state, started=started, ended=time.time(), metrics={}, promises_state=False)
+    state = replace(state, attempt=context.attempt, skips_state=False)
     is_past = is_of_the_past(context.paths, state.task, history)
     if not is_past and not stands(context.paths, update):
         discard(context.paths, state)
@@ -170,7 +196,8 @@ def stands(paths: RunPaths, record: Record) -> bool:
 def check_is_planned(run: Run, task: Task) -> None:
     """Raise RunError when the run has no such task."""
     plan = run.plan
-    if not 0 <= task.iteration <= plan.iterations or task not in plan.tasks(task.iteration):
+    planned = (*plan.tasks(task.iteration), *plan.benchmark_of(task.iteration))
+    if not 0 <= task.iteration <= plan.iterations or task not in planned:
         raise RunError(
             f"{run.paths.root} has no {task}: it has iterations {plan.start + 1} to {plan.iterations} of "
             f"shards 0 to {plan.num_shards - 1}, and evaluates iterations {list(plan.evaluations())}; pools: "
@@ -191,11 +218,11 @@ def num_threads(config: Config, stage: Stage) -> int:
     return {Stage.UPDATE: config.update.num_threads, **generating}.get(stage, config.reward.num_threads)
 
 
-def measured(context: Context, started: float, uses_torch: bool) -> dict[str, float]:
+def measured(context: Context, started: float, has_torch: bool) -> dict[str, float]:
     """Return seconds of model compute and from the task's start to the first of it; and the peak memory of
-    this process, and of its GPU if it uses torch, in GiB."""
+    this process meanwhile, and of its GPU if it uses torch, in GiB."""
     metrics = {"compute_seconds": context.compute_seconds}
     if context.first_compute is not None:
         metrics["startup_seconds"] = context.first_compute - started
     metrics["peak_memory_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return metrics | (peak_gpu_memory() if uses_torch else {})
+    return metrics | (peak_gpu_memory() if has_torch else {})

@@ -29,11 +29,12 @@ _OF_DISKS = PASSING | {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 """Error numbers of a disk that may take files again later."""
 
 
-def report(error: Exception, arguments: Arguments, started: float) -> int:
+def report(error: Exception, arguments: Arguments, started: float) -> FailureKind:
     """Explain the failure in the log and, for the driver and the report's timeline, in the failure file;
-    return the exit code."""
+    return its kind."""
     kind, suspect = classify(error)
-    is_explained = kind not in (FailureKind.ERROR, FailureKind.NUMERICS, FailureKind.MEMORY)
+    says_all = kind not in (FailureKind.ERROR, FailureKind.NUMERICS, FailureKind.MEMORY)
+    is_explained = getattr(error, "is_explained", says_all)
     message = str(error) if is_explained else f"{type(error).__name__}: {error}"
     level, outcome = (WARNING, "paused") if kind is FailureKind.PAUSED else (ERROR, "failed")
     with contextlib.suppress(OSError):  # a full disk takes no report either; the exit code says it
@@ -46,6 +47,11 @@ def report(error: Exception, arguments: Arguments, started: float) -> int:
             said |= {"ended": time.time(), "host": socket.gethostname()}
             arguments.failure_file.parent.mkdir(parents=True, exist_ok=True)
             link_once(arguments.failure_file, json.dumps(said) + "\n")  # of several ranks the first knows why
+    return kind
+
+
+def exit_code(kind: FailureKind) -> int:
+    """Return the exit code of an attempt that failed."""
     return EXIT_CODES.get(kind, 1)
 
 

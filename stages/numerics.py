@@ -3,6 +3,9 @@
 import contextlib
 import importlib
 import os
+import random
+import sys
+from pathlib import Path
 
 
 def choose_accelerator() -> None:
@@ -48,6 +51,24 @@ def set_up_torch(num_threads: int, seed: int) -> None:
     # thread does so, whatever num_threads is, in a quarter of its time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     check_gpus_are_seen(os.environ)
+
+
+def set_up_chance(seed: int) -> None:
+    """Seed Python's and numpy's generators, so that a user's engine or rule that draws from them gives the
+    same bytes, whatever was drawn in this process before."""
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed % 2**32)
+
+
+def forget_peaks() -> None:
+    """Let the peaks of memory be those from now on, of this task. Where the system cannot do so, that of the
+    host's memory is the process's."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    torch = sys.modules.get("torch")
+    if torch and torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
 
 
 def peak_gpu_memory() -> dict[str, float]:

@@ -16,3 +16,5 @@ class PolicyFiles:
     """Model directory of the policy itself; with an adapter, of the model that it is for."""
     adapter: Path | None = None
     """Directory of peft's files."""
+    weights: tuple[str, str] = ("", "")
+    """Fingerprints of both, equal only for equal bytes wherever they are; empty where there is no adapter."""

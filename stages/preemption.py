@@ -32,14 +32,15 @@ def listen(can_save: bool) -> None:
     """Handle SIGUSR2 and SIGTERM: a task that can save notes them, and :func:`warned` reports it.
 
     Any other task goes on at SIGUSR2, since what it has done would be lost, and ends at SIGTERM. The handlers
-    stay until the process ends: a warning that comes after the task's end must not kill it.
+    stay until the process ends: a warning that comes after the task's end must not kill it. One that was
+    noted holds for every later task of the process.
     """
     signal.signal(signal.SIGUSR2, _note if can_save else signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _note if can_save else signal.SIG_DFL)
 
 
 def warned() -> bool:
-    """Whether a warning has come since :func:`listen`."""
+    """Whether a warning has come to this process since it first listened."""
     return _noted
 
 

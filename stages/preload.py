@@ -14,6 +14,7 @@ from pipeline.run.tasks import WORK_STAGES
 MODULES = (
     "stages.execution",
     "stages.failures",
+    "stages.worker",
     *(f"stages.tasks.{stage}" for stage in WORK_STAGES),
     # a forked process imports the driver's main module
     "pipeline.cli.app",

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.run.commits import read_record
+from pipeline.run.commits import forget_folders, read_record
 from pipeline.run.durable import is_there
 from pipeline.run.environment import TASK_ENVIRONMENT
+from pipeline.run.failures import FailureKind
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import WORK_STAGES, Stage, Task
 from stages.logs import log, set_up_log
@@ -33,29 +34,63 @@ class Arguments:
     failure_file: Path | None
     patience: float = 0.0
     """Seconds to wait for inputs that are not committed yet."""
+    stays: bool = False
+    """Whether this process may get another task of its stage afterwards, so that it keeps what it has
+    loaded."""
+    loads: bool = False
+    """Whether to load only what the task will compute with: a worker does that before it takes a task."""
+
+
+@dataclass(frozen=True)
+class AttemptEnd:
+    """How an attempt ended."""
+
+    exit_code: int
+    failure: FailureKind | None = None
+    """Kind of the failure, if it failed."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one attempt at a task; return the exit code."""
-    arguments = parse(argv)
-    started = time.time()
+    """Run one attempt at a task in a process of its own; return the exit code."""
     set_up_log()
-    listen(can_save=arguments.task.stage.generates)  # before anything that takes time
+    return run_attempt(parse(argv)).exit_code
+
+
+def run_attempt(arguments: Arguments) -> AttemptEnd:
+    """Run one attempt at a task, in a process that may have run others of its job kind. The log is set up."""
+    started = time.time()
+    listen(can_save=arguments.task.stage.heeds_warnings)  # before anything that takes time
     os.environ.update(TASK_ENVIRONMENT)  # no hub and no telemetry: compute nodes have no network
+    forget_folders()
+    if arguments.loads:
+        return load_ahead(arguments)
     if arguments.failure_file and os.environ.get("RANK", "0") == "0":
         arguments.failure_file.unlink(missing_ok=True)  # of an earlier start of this same attempt
     try:
         if is_committed(arguments):
             log.info(f"{arguments.task} is committed already; nothing to do")
-            return 0
+            return AttemptEnd(0)
         from stages.execution import execute  # what follows takes a while to import
 
         execute(arguments, started)
-        return 0
-    except Exception as error:  # the process ends here: whatever happened is reported, none is swallowed
-        from stages.failures import report
+        return AttemptEnd(0)
+    except Exception as error:  # the attempt ends here: whatever happened is reported, none is swallowed
+        from stages.failures import exit_code, report
 
-        return report(error, arguments, started)
+        kind = report(error, arguments, started)
+        return AttemptEnd(exit_code(kind), kind)
+
+
+def load_ahead(arguments: Arguments) -> AttemptEnd:
+    """Load what a task will compute with. A failure is only logged: the task will meet it, and report it."""
+    try:
+        from stages.execution import load
+
+        load(arguments)
+        return AttemptEnd(0)
+    except Exception:
+        log.exception(f"{arguments.task}: loading ahead failed; the task will load again:")
+        return AttemptEnd(0, FailureKind.ERROR)
 
 
 def is_committed(arguments: Arguments) -> bool:

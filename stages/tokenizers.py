@@ -8,9 +8,25 @@ from typing import TYPE_CHECKING
 
 from pipeline.config.schema import ModelConfig
 from pipeline.plugins.load import load_plugin
+from stages.engines.kept import kept_value
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from stages.context import Context
+
+
+def tokenizer_of(context: "Context", directory: str) -> "PreTrainedTokenizerBase":
+    """Return the tokenizer of a model of the user's as :func:`load_tokenizer` does, once in a process for the
+    same files; one that a function of the user's makes is made for each task, as it may remember things."""
+    model = context.config.model
+    if model.tokenizer:
+        return load_tokenizer(directory, model)
+    key = (context.fingerprint_of(directory), model)
+    found: PreTrainedTokenizerBase = kept_value(
+        f"tokenizer {directory}", key, lambda: load_tokenizer(directory, model)
+    )
+    return found
 
 
 def load_tokenizer(directory: str | Path, model: ModelConfig) -> "PreTrainedTokenizerBase":

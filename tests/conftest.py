@@ -40,10 +40,11 @@ forward health invariance modeltrial learner local_ranks lora partial ppo_advant
 ppo_mismatch ppo_shaping prepare quickstart ranks reference remax replay remote remote_vllm report_browser
 rewards rules run shaping_and_kl stage_runner state_files trainer wheel dashboard fork kill pools repair sync
 tracking watch ahead light rows rewind doctor notify agreement old_runs adapters lora_run states
-killed_updates
+killed_updates used_workers pulling kept benchmarks
 """
 LEFT_OUT = frozenset(_LEFT_OUT.split())
 """Files that ``--fast`` leaves out: they need torch, a browser, an installation, W&B or many runs."""
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 # Else each of the thousands of processes that tests start would compile every module of ours again.
@@ -98,6 +99,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         raise pytest.UsageError(
             "a test that --fast runs has imported torch; see LEFT_OUT in tests/conftest.py"
         )
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """What a test does about signals ends with it: what tests start later would ignore them too."""
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

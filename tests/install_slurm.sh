@@ -1,12 +1,12 @@
 #!/bin/sh
-# The cluster tests bring up a real Slurm, with a network filesystem. Install both where we may; else those
-# tests say that they skip.
-packages="slurmctld slurmd slurm-client munge slurmdbd mariadb-server glusterfs-client"
+# The cluster tests bring up a real Slurm, with a network filesystem and a container program. Install all of it where
+# we may; else those tests say that they skip.
+packages="slurmctld slurmd slurm-client munge slurmdbd mariadb-server glusterfs-client charliecloud-runtime"
 PATH="$PATH:/usr/sbin:/sbin"
 policy=/usr/sbin/policy-rc.d
 
 complete() {
-    for program in slurmctld slurmd sbatch munged slurmdbd mariadbd mariadb-install-db glusterfs glusterfsd; do
+    for program in slurmctld slurmd sbatch munged slurmdbd mariadbd mariadb-install-db glusterfs glusterfsd ch-run; do
         command -v "$program" >/dev/null || return 1
     done
 }
@@ -25,7 +25,7 @@ allow_services() {
 
 complete && exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    echo "installing Slurm and GlusterFS for the cluster tests"
+    echo "installing Slurm, GlusterFS and Charliecloud for the cluster tests"
     trap allow_services EXIT
     trap 'exit 1' INT TERM
     forbid_services
@@ -34,4 +34,4 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $packages >/dev/null
     complete && exit 0
 fi
-echo "no Slurm or no GlusterFS: cluster tests will be skipped; to run them: sudo apt install --no-install-recommends $packages"
+echo "no Slurm, no GlusterFS or no Charliecloud: cluster tests will be skipped; to run them: sudo apt install --no-install-recommends $packages"

@@ -1,4 +1,4 @@
-"""Write the pages of docs/reference that have changed."""
+"""Write what is made from the code and has changed: pages of docs/reference, and what the Tab key offers."""
 
 from docs.generate import FOLDER, make_pages, stale_pages
 

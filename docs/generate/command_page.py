@@ -36,7 +36,7 @@ def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _command(name: str, command: Any) -> str:
-    parameters = [p for p in command.params if p.name not in ("install_completion", "show_completion")]
+    parameters = command.params
     rows = [(code(_shown(p)), _default(p), prose(p.help)) for p in parameters]
     return "\n\n".join(
         [

@@ -85,16 +85,16 @@ def _walk(path: str, owner: type) -> Iterator[tuple[str, type]]:
     yield path, owner
     for name, hint in typing.get_type_hints(owner, include_extras=True).items():
         inner = f"{path}.{name}" if path else name
-        for nested, in_mapping in _dataclasses_in(hint):
+        for nested, in_mapping in dataclasses_of(hint):
             yield from _walk(f"{inner}.{PLACEHOLDERS.get(name, 'NAME')}" if in_mapping else inner, nested)
 
 
-def _dataclasses_in(hint: Any, in_mapping: bool = False) -> Iterator[tuple[type, bool]]:
+def dataclasses_of(hint: Any, in_mapping: bool = False) -> Iterator[tuple[type, bool]]:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         yield hint, in_mapping
     for argument in get_args(hint):
         if not isinstance(argument, FieldInfo):
-            yield from _dataclasses_in(argument, in_mapping or get_origin(hint) is dict)
+            yield from dataclasses_of(argument, in_mapping or get_origin(hint) is dict)
 
 
 def _title(owner: type, paths: list[str]) -> str:
@@ -109,7 +109,8 @@ def _title(owner: type, paths: list[str]) -> str:
 
 
 def _kind_of(owner: type) -> str:
-    return "local" if owner.__name__.startswith("Local") else "slurm"
+    kinds = {"Local": "local", "Step": "allocation"}
+    return next((kind for word, kind in kinds.items() if owner.__name__.startswith(word)), "slurm")
 
 
 def _section(title: str, owner: type, headings: dict[type, str]) -> str:

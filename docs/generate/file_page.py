@@ -13,6 +13,7 @@ _RUN = RunPaths(Path("RUN"))
 _TASK = _RUN.task(Task(7, Stage.ROLLOUT, 3))
 _PREPARE = _RUN.task(PREPARE)
 _EVALUATE = _RUN.task(Task(7, Stage.EVALUATE))
+_BENCHMARK = _RUN.task(Task(7, Stage.BENCHMARK))
 _UPDATE = _RUN.task(Task(7, Stage.UPDATE))
 _STATE = _RUN.task(Task(7, Stage.STATE))
 
@@ -24,6 +25,7 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         (_RUN.rows / "00007.json", "a row as it was published, once, before its line of metrics.jsonl"),
         (_RUN.spans, "when and where every attempt waited and ran, a line per iteration"),
         (_RUN.events, "every launch, failure and repair, with the reason"),
+        (_RUN.evaluations, "what evaluate.command said of policies, or why it is missing, a line for each"),
         (_RUN.best, "the best evaluated policy, and its reward"),
         (_RUN.report, "the report"),
         (_RUN.locks / "000004.json", "the driver's lease: the highest number holds"),
@@ -35,6 +37,7 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         (_RUN.wandb_online, "what W&B's server was sent"),
         (_RUN.wandb / "ANY", "W&B's own files"),
         (_RUN.compiled / "ANY", "what vLLM compiled"),
+        (_RUN.origin / "ANY", "of a fork: its parent's files from which its first update learns a state"),
         (_RUN.superseded / "ANY", "what going back has moved aside; nothing needs it"),
     ],
     "Prompts": [
@@ -49,6 +52,8 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
     "A task": [
         (_TASK.record, "commit record: names the attempt that won, its files and their hashes"),
         (_TASK.data("ATTEMPT"), "its data: see [Shards](shards.md); one file per attempt, never overwritten"),
+        (_BENCHMARK.data("ATTEMPT", suffix="json"), "numbers of a benchmark, or why it is missing"),
+        (_BENCHMARK.data("ATTEMPT", "written", "json"), "what its program writes, until that is read"),
         (_TASK.partial_record("ATTEMPT"), "what an unfinished attempt saved"),
         (_TASK.partial("ATTEMPT", "SAVE"), "its data; nobody must believe it"),
         (_UPDATE.thinned, "which folders of this commit were removed to save space"),
@@ -81,6 +86,24 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         (_RUN.submissions(7) / "rollout-1-0.json", "a submission: its task list"),
         (_RUN.submissions(7) / "rollout-1-0.sh", "its batch script"),
         (_RUN.submissions(7) / "rollout-1-0.state.json", "what became of it: job id, failures"),
+        (_RUN.submissions(7) / "endings.json", "how attempts ended that workers took and did not commit"),
+        (
+            _RUN.slurm / "workers" / "4711_3r0.json",
+            "what a [worker](../explanation/workers.md) says of itself",
+        ),
+        (_RUN.slurm / "workers" / "4711_3r0.gone", "says that its job has ended, as Slurm knows"),
+        (_TASK.record.with_name("shard-00003.claim-1.json"), "says which worker has taken the task"),
+        (_PREPARE.record.with_name("prompts.claim-1.json"), "the same of the task that prepares"),
+        (_RUN.slurm / "passes" / "wanted", "asks for a pass"),
+        (_RUN.slurm / "passes" / "started", "when a worker last started a process for a pass"),
+        (_RUN.slurm / "passes" / "last", "when the last pass was made that a worker has started"),
+        (_RUN.slurm / "passes" / "000004.json", "the lease of who makes it"),
+        (_RUN.log_root / "passes" / "passes.log", "what such passes printed"),
+        (
+            _RUN.log_root / "00007-rollout" / "worker-1" / "shard-00003.log",
+            "what a worker printed between tasks",
+        ),
+        (_RUN.log_root / "00000-prepare" / "worker-1" / "prompts.log", "the same of the one that prepares"),
         (
             _RUN.log_root / "00007-driver" / "attempt-1" / "driver.log",
             "what a driver job printed, each line with time and level",

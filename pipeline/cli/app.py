@@ -12,7 +12,9 @@ import typer
 
 from pipeline.cli import dashboard as dashboard_cli
 from pipeline.cli import devcluster as devcluster_cli
-from pipeline.cli.arguments import config_of, existing_run, load, planned_run
+from pipeline.cli import many
+from pipeline.cli.arguments import config_of, existing_run, is_sweep, load, planned_run
+from pipeline.cli.completion import commands as completion_cli
 from slurm.errors import ServiceError, UserError
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="PPO post-training of language models as batch jobs. "
@@ -31,6 +33,7 @@ app = typer.Typer(
 
 app.add_typer(devcluster_cli.app, name="devcluster")
 app.add_typer(dashboard_cli.app, name="dashboard")
+app.add_typer(completion_cli.app, name="completion")
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INCOMPLETE, EXIT_INTERRUPTED = 1, 2, 3, 130
 
@@ -115,18 +118,31 @@ def resume(
 
 @app.command()
 def cancel(run_dir: RunDir) -> None:
-    """Cancel the run's jobs on Slurm, and only these. Nothing that was committed is lost."""
+    """Cancel the run's jobs on Slurm, and only these; of a sweep those of all its runs.
+
+    Nothing that was committed is lost.
+    """
+    if is_sweep(run_dir):
+        from pipeline.cli.sweep import cancel_sweep
+
+        typer.echo(cancel_sweep(run_dir.absolute()))
+        return
     from pipeline.cli.queue import cancel_run
 
     typer.echo(cancel_run(load(run_dir)))
 
 
 @app.command(hidden=True)
-def advance(run_dir: RunDir) -> None:
+def advance(
+    run_dir: RunDir,
+    asked: Annotated[
+        bool, typer.Option("--asked", help="As a worker's child: whenever workers ask for it.")
+    ] = False,
+) -> None:
     """What driver jobs do: look once, submit what is due, repair what failed."""
-    from pipeline.cli.queue import driver_job
+    from pipeline.cli.queue import asked_passes, driver_job
 
-    raise typer.Exit(driver_job(run_dir))
+    raise typer.Exit((asked_passes if asked else driver_job)(run_dir))
 
 
 @app.command()
@@ -281,8 +297,41 @@ def notify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
 
 
 @app.command()
+def samples(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN[@ITERATION]", help="Run directory and iteration. Default: the newest with rewards."
+        ),
+    ],
+    best: Annotated[int, typer.Option("--best", min=0, help="So many of the highest rewards.")] = 0,
+    worst: Annotated[int, typer.Option("--worst", min=0, help="So many of the lowest.")] = 0,
+    at_random: Annotated[int, typer.Option("--random", min=0, help="So many others, by chance.")] = 0,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt", metavar="ID|TEXT", help="Only responses to one prompt: its id, or part of its text."
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", metavar="N", help="Of the random ones. Default: by run and iteration."),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Long texts whole.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line, with stable keys.")] = False,
+) -> None:
+    """Show responses of an iteration, with rewards and KL. Default: two best, two worst, two others."""
+    from pipeline.api.responses import Selection
+    from pipeline.cli.samples import show_samples
+
+    show_samples(source, Selection(best, worst, at_random, prompt, seed), full, as_json)
+
+
+@app.command()
 def report(
-    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
+    run_dirs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run directories, or one of a sweep.")
+    ],
     out: Annotated[
         Path | None,
         typer.Option(help="Where to write it. Default: report.html in RUN; of several report-compare.html."),
@@ -290,10 +339,13 @@ def report(
 ) -> None:
     """Write a page about a run, one HTML file that needs no network, and print its path.
 
-    Of several runs: one page that compares them.
+    Of several runs: one page that compares them. Of a sweep: mean and spread over seeds.
     """
-    from pipeline.report import write_comparison, write_report
+    from pipeline.report import write_comparison, write_report, write_sweep_report
 
+    if len(run_dirs) == 1 and is_sweep(run_dirs[0]):
+        typer.echo(write_sweep_report(run_dirs[0].absolute(), out))
+        return
     runs = [load(run_dir) for run_dir in run_dirs]
     typer.echo(write_report(runs[0], out) if len(runs) == 1 else write_comparison(runs, out))
 
@@ -337,6 +389,9 @@ def fork(
     from pipeline.cli.run import fork_run
 
     typer.echo(fork_run(source, new_run, overrides or [], config_dir))
+
+
+many.add_to(app)
 
 
 def exit_of(state: str) -> typer.Exit:

@@ -35,9 +35,21 @@ def existing_run(overrides: list[str] | None) -> "Run | None":
 
 
 def load(root: Path) -> "Run":
-    from pipeline.run.directory import load_run
+    from pipeline.run.directory import RunError, load_run
 
+    if is_sweep(root):
+        raise RunError(
+            f"{root} is a sweep, and one run is wanted; its runs: slurm-ppo ls {root}; to continue them all: "
+            f"slurm-ppo sweep {root}"
+        )
     return load_run(root)
+
+
+def is_sweep(root: Path) -> bool:
+    """Whether a directory holds a sweep, and no run."""
+    from pipeline.sweep.manifest import is_sweep as holds_manifest
+
+    return holds_manifest(root)
 
 
 def config_of(overrides: list[str] | None, config_dir: Path | None) -> "Config":

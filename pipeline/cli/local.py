@@ -8,33 +8,35 @@ import time
 from pathlib import Path
 
 from pipeline.cli.summary import announce, say_how_it_ended
+from pipeline.config.allocation import AllocationConfig
 from pipeline.config.issue import ConfigError
 from pipeline.config.reward import RewardModelConfig
-from pipeline.config.scheduler import LocalConfig, LocalStageConfig
 from pipeline.config.schema import Config
+from pipeline.executors.allocation import allocation_executor
 from pipeline.executors.local import drive
-from pipeline.executors.processes import LocalExecutor, LocalLimits
+from pipeline.executors.local_limits import local_limits
+from pipeline.executors.processes import LocalExecutor
 from pipeline.notify.events import breakdown, tell
 from pipeline.orchestrate.driver import tell_of_pass
 from pipeline.run.directory import Run, resume_command
 from pipeline.run.engine_use import uses_torch, uses_vllm
 from pipeline.run.environment import TASK_ENVIRONMENT
 from pipeline.run.lease import Lease, LeaseHeld, LeaseLost
-from pipeline.run.tasks import Stage, Task
 from pipeline.status.progress import watcher_for
 
 
-def carry_on(run: Run, executor: LocalExecutor, lease: Lease | None = None) -> int:
+def carry_on(run: Run, executor: LocalExecutor, lease: Lease | None = None, patience: float = 0.0) -> int:
     """Drive the run on this machine until it ends. Returns the exit code.
 
     Args:
         lease: held since the run was made; None: it is taken now.
+        patience: seconds to wait for another driver that may be about to end.
     """
     announce(run)
     watcher = watcher_for(sys.stderr, run.plan)
     begun = time.time()
     try:
-        done = drive(run, executor, watcher, lease)
+        done = drive(run, executor, watcher, lease, patience)
         tell_of_pass(run, done, begun, watcher.note)
     except (LeaseHeld, LeaseLost):
         raise  # another driver goes on
@@ -47,11 +49,14 @@ def carry_on(run: Run, executor: LocalExecutor, lease: Lease | None = None) -> i
 
 
 def local_executor(config: Config) -> LocalExecutor:
-    """Make an executor of processes of this machine, which run ``python -m stages``'s entry.
+    """Make an executor of processes of this machine, which run :func:`stages.worker.serve`, or of job steps.
 
     Raises:
-        ConfigError: the training libraries are not installed.
+        ConfigError: the training libraries are not installed, a task needs more GPUs than there are, or more
+            than the allocation has.
     """
+    if isinstance(config.scheduler, AllocationConfig):
+        return allocation_executor(config)
     has_models = uses_torch(config)
     needed = [*["torch", "transformers", "deepspeed"] * has_models, *["vllm"] * uses_vllm(config)]
     missing = [name for name in needed if not importlib.util.find_spec(name)]
@@ -60,25 +65,14 @@ def local_executor(config: Config) -> LocalExecutor:
             f"scheduler.kind=local runs tasks on this machine, which lacks {', '.join(missing)}; "
             "install them with: pip install 'slurm-ppo[train]'"
         )
+    limits = local_limits(config)
     os.environ.update(TASK_ENVIRONMENT)
-    given = config.scheduler
-    assert isinstance(given, LocalConfig)
-    pools = {
-        "prepare": 1,
-        "rollout": given.rollout.slots,
-        "reward": given.reward.slots,
-        "update": given.update.slots,
-        "evaluate": given.evaluate.slots,
-    }
-    for pool in config.reward.pools:
-        pools[Task(0, Stage.SCORE, pool=pool).job_kind] = given.pools.get(pool, LocalStageConfig()).slots
-    limits = LocalLimits(given.slots, pools, given.time_limit)
     preload = ["stages.preload"]
     if has_models:
         preload += ["stages.preload_models", *model_modules(config)]
     if uses_vllm(config):
         preload.append("stages.preload_vllm")
-    return LocalExecutor("stages.runner:main", preload, limits)
+    return LocalExecutor("stages.worker:serve", preload, limits)
 
 
 def model_modules(config: Config) -> list[str]:

@@ -15,6 +15,7 @@ from pipeline.executors.slurm.passes import LEASE_PATIENCE, follow, make_pass
 from pipeline.executors.slurm.queue import cancel_all, wait_until_gone
 from pipeline.orchestrate.driver import Outcome, Pass
 from pipeline.run import journal
+from pipeline.run.bookkeeping import take_turns
 from pipeline.run.control import begin_invocation, read_control, write_control
 from pipeline.run.directory import Run, RunError, load_run, resume_command, slurm_settings
 from pipeline.run.lease import LeaseHeld, LeaseLost, hold
@@ -109,6 +110,27 @@ def driver_job(root: Path) -> int:
     watcher.note(f"the run is {done.outcome}" if done.outcome else "done; the run goes on")
     if done.outcome is None and not done.is_watched:
         _wait_once_more(job, "the queue is full, so this job waits in it once more", watcher)
+    return 0
+
+
+def asked_passes(root: Path) -> int:
+    """Make the passes that workers ask for, until standard input says otherwise, unless another process does.
+    Returns the exit code.
+
+    Whose pass fails is not requeued: that would be the worker. The wish is left, and there are watchdogs.
+    """
+
+    def make() -> None:
+        run = load_run(root)  # settings may have changed since the last
+        make_pass(run, Lines(run.plan, sys.stderr, is_timed=True))
+
+    try:
+        take_turns(load_run(root).paths, make, sys.stdin.fileno())
+    except LeaseLost:
+        return 0  # another driver is at it
+    except Exception:  # printed, and the wish is left: the worker must not end by this
+        traceback.print_exc()
+        return 1
     return 0
 
 

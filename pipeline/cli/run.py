@@ -8,6 +8,7 @@ from pathlib import Path
 from pipeline.cli.local import carry_on, local_executor
 from pipeline.cli.queue import cancel_run, clear_queue, follow_run, submit_run
 from pipeline.config.issue import ConfigError
+from pipeline.config.scheduler import LocalConfig
 from pipeline.config.schema import Config
 from pipeline.executors.slurm.passes import LEASE_PATIENCE
 from pipeline.orchestrate.publish import note_mended
@@ -29,7 +30,10 @@ def start(config: Config, watch: bool) -> int:
     """Make a run and carry it out, or submit it. Returns the exit code."""
     executor = None if config.slurm else local_executor(config)
     if executor and not watch:
-        raise ConfigError("scheduler=local has no queue to submit to; type slurm-ppo run, or scheduler=slurm")
+        kind = config.scheduler.kind
+        raise ConfigError(
+            f"scheduler={kind} has no queue to submit to; type slurm-ppo run, or scheduler=slurm"
+        )
     # slow to import, and resume does without
     from pipeline.preflight.cluster import check_cluster
     from pipeline.preflight.inputs import validate_inputs
@@ -55,7 +59,8 @@ def resume_run(run: Run, watch: bool, back_to: str | None = None) -> int:
     if told := version_warning(run):
         print(told, file=sys.stderr)
     executor = None if run.config.slurm else local_executor(run.config)
-    patience = 0.0 if executor else LEASE_PATIENCE
+    # A driver on another node may have been killed with its job: its lease runs out.
+    patience = 0.0 if isinstance(run.config.scheduler, LocalConfig) else LEASE_PATIENCE
     if back_to is not None:
         point = parse_point(back_to)
         if executor is None:
@@ -65,7 +70,7 @@ def resume_run(run: Run, watch: bool, back_to: str | None = None) -> int:
     mend_chain(run, patience)
     mend_rows(run, patience)
     if executor is not None:
-        return carry_on(run, executor)
+        return carry_on(run, executor, patience=patience)
     return follow_run(run) if watch else submit_run(run)
 
 

@@ -6,10 +6,12 @@ import sys
 
 from pipeline.orchestrate.driver import Outcome, Pass
 from pipeline.run import journal
+from pipeline.run.benchmarks import in_words, read_measured
 from pipeline.run.directory import Run, resume_command
 from pipeline.run.failures import FailureKind
 from pipeline.run.records import find_frontier
 from pipeline.status.failure import failure_block
+from pipeline.text import printable
 
 
 def announce(run: Run) -> None:
@@ -66,11 +68,21 @@ def summary(run: Run) -> str:
             reward_curve(rows, width, height=15),
             "",
             *(in_a_line(advice) for advice in advise(Evidence(rows, run.config))),
+            *missing_numbers(run),
             f"run directory: {run.paths.root}",
             f"policy:        {run.paths.policies / f'{run.plan.iterations:05d}'}{_what_policies_are(run)}",
             f"report:        {report}",
         )
     )
+
+
+def missing_numbers(run: Run) -> list[str]:
+    """Return a line where evaluate.command gave no numbers of some policies: the run is complete without."""
+    measured = read_measured(run.paths)
+    if not any(one.missing for one in measured):
+        return []
+    told = in_words(measured, len(measured), len(run.plan.benchmarks()))
+    return [printable(f"complete without some numbers: {told}")]
 
 
 def _what_policies_are(run: Run) -> str:

@@ -101,7 +101,9 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
         if override.is_delete():
             raise ConfigError(f"{text!r}: keys cannot be deleted; give {key} another value instead")
         if override.is_sweep_override():
-            raise ConfigError(f"{text!r}: one value per key; start one run per value, or quote a comma")
+            raise ConfigError(
+                f"{text!r}: one value per key; slurm-ppo sweep takes several; else quote the comma"
+            )
         if key not in groups:
             _check_key(key, groups)
         elif override.value() not in groups[key]:
@@ -144,7 +146,8 @@ def _fields_of(node: Any) -> dict[str, Any]:
 
 def _alternatives(node: Any) -> tuple[Any, ...]:
     """Return the types of a union; none for anything else."""
-    return typing.get_args(node) if isinstance(node, types.UnionType) else ()
+    is_union = typing.get_origin(node) in (types.UnionType, typing.Union)
+    return typing.get_args(node) if is_union else ()
 
 
 def _is_mapping(node: Any) -> bool:
@@ -309,6 +312,7 @@ def _describe(problem: Any) -> str:
     if sort == "too_short" and key == "reward.components":
         return f"{key}: must be given; choose {_options('reward')}"
     wrong = f"write a list, such as {key}=[a,b]" if sort in ("tuple_type", "list_type") else problem["msg"]
+    wrong = wrong.removeprefix("Value error, ")
     return f"{key}: {wrong} {got}"
 
 

@@ -4,6 +4,10 @@ DRIVER = "driver"
 """Kind of ordinary driver jobs, in names where other jobs have their stage."""
 
 
+BENCHMARK = "benchmark"
+"""Job kind of evaluate.command: that of the stage."""
+
+
 EVALUATION_DRIVER = "evaldriver"
 
 

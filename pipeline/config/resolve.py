@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.evaluate_rules import missing_program
 from pipeline.config.issue import ConfigError, ConfigIssue
 from pipeline.config.model_dir import position_limit, text_settings
 from pipeline.config.model_rules import model_problems
@@ -14,7 +15,7 @@ from pipeline.config.rules import contradictions
 from pipeline.config.schema import Config
 
 _PATHS = (
-    *("run_dir", "model.policy", "model.reference", "model.critic", "data.prompts", "data.heldout"),
+    *("run_dir", "model.policy", "model.reference", "model.critic", "data.prompts"),
     "notify.webhook_file",
 )
 """Keys whose values are paths; null ones stay null."""
@@ -50,11 +51,12 @@ def missing_paths(config: Config) -> Iterator[ConfigIssue]:
         if path and not Path(path).exists():
             yield ConfigIssue(key, path, "no such file or directory")
     yield from missing_means(config.notify)
+    yield from missing_program(config)
 
 
 def _data_paths(config: Config) -> Iterator[tuple[str, str | None]]:
     yield "data.prompts", config.data.prompts
-    yield "data.heldout", config.data.heldout
+    yield from config.data.heldout_keys.items()
     for name, component in config.reward.components.items():
         key = f"reward.components.{name}"
         if isinstance(component, RewardModelConfig) and component.normalization:
@@ -101,8 +103,21 @@ def _absolute(config: Config) -> Config:
     if command and "/" in command[0]:  # a program without a slash is looked for on PATH
         command = (_full(command[0]), *command[1:])
         config = replace(config, notify=replace(config.notify, command=command))
-    absolute: Config = _with_absolute(config, _PATHS)
+    measure = config.evaluate.command
+    if measure and "/" in measure[0]:
+        measure = (_full(measure[0]), *measure[1:])
+        config = replace(config, evaluate=replace(config.evaluate, command=measure))
+    absolute: Config = _with_absolute(_with_heldout(config), _PATHS)
     return absolute
+
+
+def _with_heldout(config: Config) -> Config:
+    """Make the paths of held-out prompts absolute."""
+    given = config.data.heldout
+    if given is None:
+        return config
+    full = {name: _full(path) for name, path in given.items()} if isinstance(given, dict) else _full(given)
+    return replace(config, data=replace(config.data, heldout=full))
 
 
 def _with_absolute(owner: Any, keys: Sequence[str]) -> Any:

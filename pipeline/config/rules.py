@@ -12,7 +12,9 @@ from pipeline.config.algorithm import (
     ReferenceStage,
     ShapingConfig,
 )
+from pipeline.config.allocation import AllocationConfig, StepConfig
 from pipeline.config.engine_rules import engine_problems
+from pipeline.config.evaluate_rules import evaluation_problems
 from pipeline.config.issue import ConfigIssue
 from pipeline.config.notify_rules import notify_problems
 from pipeline.config.reward_rules import component_problems
@@ -35,9 +37,10 @@ def contradictions(config: Config) -> Iterator[ConfigIssue]:
         _shaping_problems,
         _keeping_problems,
         _slurm_problems,
+        _step_problems,
         _pool_problems,
         notify_problems,
-        _evaluation_problems,
+        evaluation_problems,
     ):
         yield from problems(config)
 
@@ -203,10 +206,7 @@ def _resource_problems(stage: str, given: ResourcesConfig) -> Iterator[ConfigIss
     if given.gres and given.gpus_per_node:
         why = f"give it or {key}gpus_per_node={given.gpus_per_node}, not both"
         yield ConfigIssue.at(given, "gres", why, key)
-    for name in ("nodes", "ntasks_per_node") if stage != "update" else ():
-        if getattr(given, name) > 1:
-            why = "only the update runs on several; legal: 1. Use rollout.num_shards for more at once"
-            yield ConfigIssue.at(given, name, why, key)
+    yield from _several_problems(stage, given)
     seconds = parse_duration(given.time)
     if seconds is not None and given.signal >= seconds:
         why = f"the warning would come before the start: {key}time={given.time} is {seconds:g} s; give less"
@@ -215,6 +215,30 @@ def _resource_problems(stage: str, given: ResourcesConfig) -> Iterator[ConfigIss
         yield ConfigIssue.at(given, "max_mem", f"is less than {key}mem={given.mem}", key)
     if given.array_parallelism and stage not in ("rollout", "reward") and not stage.startswith("pools."):
         yield ConfigIssue.at(given, "array_parallelism", "its arrays have one element; leave it out", key)
+
+
+def _several_problems(stage: str, given: ResourcesConfig | StepConfig) -> Iterator[ConfigIssue]:
+    """Yield several nodes or ranks of a task that can only have one."""
+    for name in ("nodes", "ntasks_per_node") if stage != "update" else ():
+        if getattr(given, name) > 1:
+            why = "only the update runs on several; legal: 1. Use rollout.num_shards for more at once"
+            yield ConfigIssue.at(given, name, why, f"scheduler.{stage}.")
+
+
+_OUR_STEP = frozenset(
+    {"jobid", "job-name", "exact", "overlap", "nodelist", "chdir", "nodes", "ntasks", "output", "error"}
+)
+"""srun options that slurm-ppo sets itself, or that would give what a task holds to others."""
+
+
+def _step_problems(config: Config) -> Iterator[ConfigIssue]:
+    if not isinstance(config.scheduler, AllocationConfig):
+        return
+    for stage, step in config.scheduler.resources.items():
+        yield from _several_problems(stage, step)
+        for option in sorted(_OUR_STEP & step.options.keys()):
+            why = "is set by slurm-ppo itself; leave it out"
+            yield ConfigIssue(f"scheduler.{stage}.options.{option}", step.options[option], why)
 
 
 def _pool_problems(config: Config) -> Iterator[ConfigIssue]:
@@ -229,8 +253,3 @@ def _pool_problems(config: Config) -> Iterator[ConfigIssue]:
         if pool not in config.reward.pools:
             why = f"no component is scored there; give reward.components.NAME.pool={pool}, or leave it out"
             yield ConfigIssue("scheduler.pools", pool, why)
-
-
-def _evaluation_problems(config: Config) -> Iterator[ConfigIssue]:
-    if config.evaluate.every and not config.data.heldout:
-        yield ConfigIssue.at(config, "evaluate.every", "needs data.heldout=FILE; or set it to 0")

@@ -1,6 +1,7 @@
-"""The configuration of what runs tasks: this machine, or a Slurm cluster."""
+"""The configuration of what runs tasks: this machine, a Slurm cluster, or one allocation of it."""
 
 import dataclasses
+import math
 import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -8,35 +9,59 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from pipeline.config.allocation import AllocationConfig
 from pipeline.config.job_kinds import DRIVER, parts_of
 from pipeline.config.types import (
+    Count,
     EnvironmentName,
     Gpus,
     Line,
+    Linger,
+    LocalGpus,
     Memory,
     OptionName,
     PoolName,
     PositiveInt,
     SbatchWord,
+    Slots,
     Text,
     TimeLimit,
 )
+from slurm.limits import parse_duration
+
+
+def _split_at_commas(value: object) -> object:
+    return value.split(",") if isinstance(value, str) else value
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalStageConfig:
     """This machine's share for one stage."""
 
-    slots: PositiveInt = 1
-    """Tasks of this stage that may run at once."""
+    slots: Slots = "auto"
+    """Tasks of this stage that may run at once. auto: on a machine with GPUs as many as find theirs free;
+    without, two of rollout and reward, and one of every other stage."""
+    gpus: Count = "auto"
+    """GPUs of each task, which no other task sees. auto: one if it computes with a model, or as many as its
+    engine splits the model over (vLLM's sizes; all of them with a device_map)."""
+    linger: Linger = "auto"
+    """Seconds that a process of this stage waits for its next task, with all that it has loaded, and its
+    GPUs; 0: each task has a process of its own. auto: as long as there is memory; 0 where the slots of all
+    stages together need more GPUs than there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalUpdateConfig:
     """This machine's share for the update."""
 
-    slots: PositiveInt = 1
-    """Tasks of this stage that may run at once."""
+    slots: Slots = "auto"
+    """Tasks of this stage that may run at once. auto: one."""
+    gpus: Count = "auto"
+    """GPUs of one update, of which every rank sees all. auto: one for each rank."""
+    linger: Linger = "auto"
+    """Seconds that a process of this stage waits for its next task, with all that it has loaded, and its
+    GPUs; 0: each task has a process of its own. auto: as long as there is memory; 0 where the slots of all
+    stages together need more GPUs than there are."""
     ranks: PositiveInt = 1
     """Processes that share the work of one update, each with update.num_threads threads or a GPU of its own.
     Together they take one slot."""
@@ -44,22 +69,30 @@ class LocalUpdateConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalConfig:
-    """Tasks as processes of this machine: how many at once, and how often one is tried."""
+    """Tasks as processes of this machine: how many at once, on which GPUs, and how often one is tried."""
 
     kind: Literal["local"] = "local"
     """Processes on this machine."""
-    slots: PositiveInt = 2
-    """Tasks of all stages that may run at once."""
-    rollout: LocalStageConfig = LocalStageConfig(slots=2)
-    """Slots of the rollout stage."""
-    reward: LocalStageConfig = LocalStageConfig(slots=2)
-    """Slots of the reward stage."""
+    gpus: LocalGpus = "auto"
+    """GPUs that tasks are given, each task its own. auto: those that CUDA_VISIBLE_DEVICES names where it is
+    set, else all of this machine. A number: the first so many of them. A list: these, as nvidia-smi or
+    CUDA_VISIBLE_DEVICES name them; they are not looked for, so tests may name some that do not exist.
+    shared: every task sees all, and none is given any."""
+    slots: Slots = "auto"
+    """Tasks of all stages that may run at once. auto: two, and one more for each GPU."""
+    rollout: LocalStageConfig = LocalStageConfig()
+    """Slots and GPUs of the rollout stage."""
+    reward: LocalStageConfig = LocalStageConfig()
+    """Slots and GPUs of the reward stage."""
     update: LocalUpdateConfig = LocalUpdateConfig()
-    """Slots and ranks of the update stage."""
+    """Slots, GPUs and ranks of the update stage."""
     evaluate: LocalStageConfig = LocalStageConfig()
-    """Slots of the evaluate stage."""
+    """Slots and GPUs of the evaluate stage."""
+    benchmark: LocalStageConfig = LocalStageConfig(linger=0)
+    """Slots and GPUs of evaluate.command, beside scheduler.slots: a program that hangs keeps no other task
+    waiting, unless that needs its GPU."""
     pools: dict[PoolName, LocalStageConfig] = field(default_factory=dict)
-    """Slots of the pools that reward components name. Default: one slot for each pool."""
+    """Slots and GPUs of the pools that reward components name."""
     max_attempts: PositiveInt = 3
     """Tries per task and per call of run or resume, before the run stops as failed."""
     time_limit: PositiveInt = 14400
@@ -70,9 +103,10 @@ class LocalConfig:
         """Processes that make one update together."""
         return self.update.ranks
 
-
-def _split_at_commas(value: object) -> object:
-    return value.split(",") if isinstance(value, str) else value
+    @property
+    def update_seconds(self) -> float:
+        """Seconds that an update may take."""
+        return float(self.time_limit)
 
 
 Names = Annotated[tuple[SbatchWord, ...], BeforeValidator(_split_at_commas)]
@@ -157,13 +191,22 @@ class ResourcesConfig:
     """Shell lines before the task: modules, conda. Default: scheduler.setup."""
     container: Text | None = None
     """Words put before the task's command, e.g. "apptainer exec --nv /images/ppo.sif". Default:
-    scheduler.container. For pyxis use options.container-image."""
+    scheduler.container. For pyxis: "srun --container-image=..."."""
     python: Text | None = None
     """Python interpreter of the task. Default: scheduler.python."""
     environment: dict[EnvironmentName, Line] = field(default_factory=dict)
     """Environment variables, over those of scheduler.environment."""
     mail_user: SbatchWord | None = None
     """Address that Slurm writes to. Default: scheduler.mail_user."""
+    linger: Linger = "auto"
+    """Seconds for which a job waits for the next task of its stage after one, with its model loaded; auto: as
+    long as coming back costs, at most linger_max; 0: not at all. Not for prepare and driver."""
+    start_early: bool = True
+    """Submit the next job of a stage that has left so early that it has started when its input is there. Not
+    for prepare and driver."""
+    task_time: TimeLimit | None = None
+    """Time limit of one task of a job that does several. Default: ten times the median of the stage,
+    and a minute at least."""
     mail_type: MailTypes | None = None
     """Events that Slurm sends mail about. Default: scheduler.mail_type; for driver jobs, of which there is
     one every few minutes: none."""
@@ -171,13 +214,30 @@ class ResourcesConfig:
     """Any other sbatch option, without its dashes: {comment: ppo, exclusive: true}."""
 
     @property
+    def task_seconds(self) -> float | None:
+        """Time limit of one task; None where none is set."""
+        return None if self.task_time is None else parse_duration(self.task_time)
+
+    @property
     def num_ranks(self) -> int:
         """Processes of one task."""
         return self.nodes * self.ntasks_per_node
 
+    @property
+    def has_gpus(self) -> bool:
+        """Whether its jobs ask for GPUs."""
+        return self.gpus_per_node is not None or (self.gres is not None and "gpu" in self.gres)
 
-SLURM_STAGES = ("prepare", "rollout", "reward", "update", "evaluate", "driver")
+    @property
+    def has_workers(self) -> bool:
+        """Whether its jobs stay after a task, or start before their input is there."""
+        return self.linger != 0 or self.start_early
+
+
+SLURM_STAGES = ("prepare", "rollout", "reward", "update", "evaluate", "benchmark", "driver")
 """Stages whose jobs have resources of their own, and the driver."""
+_ONE_TASK = ("prepare", "driver")
+"""Jobs that have one task: there is nothing to stay or to start early for."""
 
 
 class StreamingDependency(StrEnum):
@@ -191,7 +251,7 @@ class StreamingDependency(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmConfig:
-    """Tasks as elements of Slurm array jobs, submitted ahead of time."""
+    """Tasks as elements of Slurm array jobs, which go on with the next task, or start before it is there."""
 
     kind: Literal["slurm"] = "slurm"
     """Array jobs of a Slurm cluster."""
@@ -205,6 +265,8 @@ class SlurmConfig:
     """Update jobs."""
     evaluate: ResourcesConfig = ResourcesConfig()
     """Evaluate jobs."""
+    benchmark: ResourcesConfig = ResourcesConfig(linger=0, start_early=False)
+    """Jobs of evaluate.command, which has nothing to gain from a job that stays."""
     driver: ResourcesConfig = ResourcesConfig(time="0:15:00")
     """The small jobs that submit what comes next and repair what failed; they need no GPU."""
     pools: dict[PoolName, ResourcesConfig] = field(default_factory=dict)
@@ -227,10 +289,16 @@ class SlurmConfig:
     mail_type: MailTypes = ()
     """Events that Slurm sends mail about, once for each array of every stage, e.g. [FAIL, TIME_LIMIT_80].
     Default: none. Driver jobs are left out, unless driver.mail_type says otherwise."""
+    workers: bool = True
+    """Jobs may do several tasks, and start early, as linger and start_early of each stage say. Off: each task
+    has a job of its own, submitted ahead of time with dependencies, whatever they say."""
+    linger_max: PositiveInt = 600
+    """Most seconds that a job waits where linger is auto: sites may cancel jobs whose GPUs are idle."""
     horizon: PositiveInt = 2
-    """Iterations that wait in the queue at once, each behind the one before."""
+    """Iterations that wait in the queue at once, each behind the one before. No effect with workers."""
     dependency: StreamingDependency = StreamingDependency.AFTERCORR
-    """aftercorr: a shard is scored as soon as it is generated; afterok: when all are."""
+    """aftercorr: a shard is scored as soon as it is generated; afterok: when all are. No effect with workers,
+    which score each shard as soon as it is generated."""
     max_attempts: PositiveInt = 3
     """Tries per task and per call of submit, run or resume, before the run stops as failed. Preemption,
     lost nodes and missing inputs are not counted, up to five times as many."""
@@ -252,8 +320,25 @@ class SlurmConfig:
         """Processes that make one update together."""
         return self.update.num_ranks
 
+    @property
+    def update_seconds(self) -> float:
+        """Seconds that an update may take."""
+        return parse_duration(self.update.time) or math.inf
 
-SchedulerConfig = Annotated[LocalConfig | SlurmConfig, Field(discriminator="kind")]
+    @property
+    def has_workers(self) -> bool:
+        """Whether the jobs of some stage may do several tasks or start early: then none waits for another by
+        a dependency."""
+        may_stay = (given for key, given in self.resources.items() if key not in _ONE_TASK)
+        return self.workers and any(given.has_workers for given in may_stay)
+
+    @property
+    def lookahead(self) -> int:
+        """Iterations that are launched before their inputs are there; 0 with workers."""
+        return 0 if self.has_workers else self.horizon
+
+
+SchedulerConfig = Annotated[LocalConfig | SlurmConfig | AllocationConfig, Field(discriminator="kind")]
 
 
 def key_of(job_kind: str) -> str:
@@ -263,7 +348,8 @@ def key_of(job_kind: str) -> str:
 
 def resources_of(config: SlurmConfig, job_kind: str) -> ResourcesConfig:
     """Return a job kind's resources (a stage, score-POOL, driver), the scheduler's settings filled in."""
-    given = config.resources[key_of(job_kind).removeprefix("scheduler.")]
+    key = key_of(job_kind).removeprefix("scheduler.")
+    given, may_stay = config.resources[key], config.workers and key not in _ONE_TASK
     # Driver jobs call sbatch, which images for training do not have; and mail about each would be too much.
     container, mail_type = (None, ()) if job_kind == DRIVER else (config.container, config.mail_type)
     return dataclasses.replace(
@@ -276,4 +362,6 @@ def resources_of(config: SlurmConfig, job_kind: str) -> ResourcesConfig:
         environment={**config.environment, **given.environment},
         mail_user=given.mail_user or config.mail_user,
         mail_type=mail_type if given.mail_type is None else given.mail_type,
+        linger=given.linger if may_stay else 0,
+        start_early=given.start_early and may_stay,
     )

@@ -13,11 +13,22 @@ from pydantic import ConfigDict, with_config
 
 from pipeline.config.algorithm import AlgorithmConfig
 from pipeline.config.engines import Engine
+from pipeline.config.evaluate import EvaluateConfig
+from pipeline.config.job_kinds import BENCHMARK
 from pipeline.config.notify import NotifyConfig
 from pipeline.config.reward import RewardConfig
 from pipeline.config.rollout import RolloutConfig
 from pipeline.config.scheduler import LocalConfig, SchedulerConfig, SlurmConfig
-from pipeline.config.types import Fraction, Name, NonNegativeInt, PluginName, PositiveInt, Text
+from pipeline.config.types import (
+    Fraction,
+    Line,
+    Name,
+    NonNegativeInt,
+    Paths,
+    PluginName,
+    PositiveInt,
+    Text,
+)
 from pipeline.config.update import Precision, UpdateConfig
 
 
@@ -76,8 +87,9 @@ class DataConfig:
 
     prompts: Text
     """JSONL, Parquet or Arrow file, or a Hugging Face dataset directory written by save_to_disk."""
-    heldout: Text | None = None
-    """Prompts for the evaluate stage, same formats. Default: none, and nothing is evaluated."""
+    heldout: Paths | None = None
+    """Prompts for the evaluate stage, same formats: one path, or a name and a path for each of several sets
+    (data.heldout.NAME=FILE). Default: none, and nothing is evaluated."""
     prompt_column: str = "prompt"
     """Column with the prompt: a string, or a list of chat messages {role, content}."""
     id_column: Text | None = None
@@ -101,17 +113,20 @@ class DataConfig:
     shuffle: bool = True
     """Deal prompts in a new order each epoch, derived from the run's seed. Off: the file's order."""
 
+    @property
+    def heldout_sets(self) -> dict[str, str]:
+        """Paths of the held-out prompts by the set's name; the name of one path is empty."""
+        if isinstance(self.heldout, dict):
+            return self.heldout
+        return {"": self.heldout} if self.heldout else {}
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
-    """Greedy generation on held-out prompts, scored like a rollout; the best policy is kept track of."""
-
-    every: NonNegativeInt = 0
-    """Evaluate policy 0, every this many iterations, and the last one. 0: never."""
-    num_prompts: PositiveInt | None = None
-    """Use the first this many held-out prompts. Default: all."""
-    num_threads: PositiveInt = 1
-    """CPU threads of the task."""
+    @property
+    def heldout_keys(self) -> dict[str, str]:
+        """Paths of the held-out prompts by their keys, e.g. ``data.heldout.NAME``."""
+        return {
+            f"data.heldout.{name}" if name else "data.heldout": path
+            for name, path in self.heldout_sets.items()
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +140,15 @@ class WandbConfig:
     entity: str | None = None
     """W&B user or team. Default: WANDB_ENTITY, else the key's own."""
     tags: tuple[str, ...] = ()
-    """W&B tags."""
+    """W&B tags. Runs of a sweep also have one for each setting that it varies, such as ``seed=0``."""
+    name: Line | None = None
+    """Display name. Default: the run's name; of a sweep's run with its settings."""
+    group: Line | None = None
+    """Group of runs. Default: none; of a sweep's run the sweep's name."""
+    job_type: Line | None = None
+    """Job type, a second level of grouping. Default: none; of a sweep's run its settings without the seed."""
+    notes: str | None = None
+    """Notes about the run, shown beside it; may hold Markdown."""
     samples_every: NonNegativeInt = 10
     """Show responses of the first iteration, every this many, and the last one as a table. 0: never."""
 
@@ -164,10 +187,10 @@ class Config:
     """Training."""
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     """PPO."""
-    evaluate: EvaluateConfig = EvaluateConfig()
-    """Evaluation on held-out prompts."""
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    """Evaluation on held-out prompts, and by a program."""
     scheduler: SchedulerConfig = field(default_factory=LocalConfig)
-    """Scheduler of the tasks: this machine, or a Slurm cluster."""
+    """Scheduler of the tasks: this machine, a Slurm cluster, or one allocation of it."""
     tracking: TrackingConfig = TrackingConfig()
     """Mirrors of the metrics."""
     notify: NotifyConfig = field(default_factory=NotifyConfig)
@@ -175,8 +198,14 @@ class Config:
 
     @property
     def slurm(self) -> SlurmConfig | None:
-        """Settings of the cluster; None for a run of this machine."""
+        """Settings of the cluster; None for a run that one process drives: on this machine, or in an
+        allocation."""
         return self.scheduler if isinstance(self.scheduler, SlurmConfig) else None
+
+    def attempts_of(self, job_kind: str) -> int:
+        """Return how often a task of a job kind is tried, in one call of submit, run or resume."""
+        is_command = job_kind == BENCHMARK
+        return self.evaluate.command_attempts if is_command else self.scheduler.max_attempts
 
     @property
     def responses_per_iteration(self) -> int:

@@ -1,6 +1,8 @@
 """Types of the configuration's values: what is legal for a number, a name, a time."""
 
-from typing import Annotated
+import re
+from collections.abc import Callable
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -10,6 +12,46 @@ def _text_of_number(value: object) -> object:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def _number_or_auto(least: int) -> Callable[[object], object]:
+    """Make a validator of numbers from ``least`` on, which raises ValueError for anything else but auto."""
+
+    def check(value: object) -> object:
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if value == "auto" or (is_number and value >= least):  # type: ignore[operator]
+            return value
+        raise ValueError(f"write a number from {least} on, or auto")
+
+    return check
+
+
+_GPU = re.compile(r"[0-9]{1,4}|(GPU|MIG)-[A-Za-z0-9/-]{1,99}")
+
+
+def _gpus_or_names(value: object) -> object:
+    """Return names as a tuple of texts, numbers as they are. Raises ValueError for anything else."""
+    if value in ("auto", "shared") or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    given = value.split(",") if isinstance(value, str) else value
+    names = tuple(map(str, given)) if isinstance(given, list | tuple) else ()
+    if not names or not all(map(_GPU.fullmatch, names)):
+        raise ValueError("write auto, shared, a number of GPUs, or names such as [0,1] or [GPU-8f3a...]")
+    return names
+
+
+def _one_or_several(value: object) -> object:
+    """Return one path, or paths by name, as they were given. Raises ValueError for anything else."""
+    named = value if isinstance(value, dict) else {}
+    for name, path in named.items():
+        if not re.fullmatch(_NAME, str(name)):
+            raise ValueError(f"{name!r} is no name of a set: write letters, digits, '_', '.' and '-'")
+        if not isinstance(path, str) or not path:
+            raise ValueError(f"{name} is {path!r} instead of a file")
+    if not (named or isinstance(value, str) or value is None):
+        raise ValueError("write FILE, or data.heldout.NAME=FILE for each of several sets")
+    return value
+
+
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
@@ -18,14 +60,29 @@ FiniteFloat = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 Fraction = Annotated[float, Field(ge=0, le=1, strict=True)]
 OpenFraction = Annotated[float, Field(gt=0, le=1, strict=True)]
 DecayRate = Annotated[float, Field(ge=0, lt=1, strict=True)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
+Name = Annotated[str, Field(pattern=_NAME)]
+MetricName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./@:+-]{0,99}$")]
+"""Name of a number of a row, such as ``evaluate/reward``."""
 Text = Annotated[str, Field(min_length=1)]
+Paths = Annotated[Text | dict[str, str], BeforeValidator(_one_or_several)]
+"""One path, or several by name."""
 SbatchWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:=@/+-]{1,200}$")]
 Line = Annotated[str, Field(pattern=r"^[^\n\r]*$")]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 OptionName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")]
 Memory = Annotated[str, Field(pattern=r"^[1-9][0-9]*[KMGT]?$")]
 Gpus = Annotated[str, Field(pattern=r"^([A-Za-z0-9_.-]+:)?[1-9][0-9]*$"), BeforeValidator(_text_of_number)]
+Linger = NonNegativeInt | Literal["auto"]
+"""Seconds that a process stays after its task to get another; 0: not at all."""
+Count = Annotated[NonNegativeInt | Literal["auto"], BeforeValidator(_number_or_auto(0))]
+"""A number, or what follows from other settings."""
+Slots = Annotated[PositiveInt | Literal["auto"], BeforeValidator(_number_or_auto(1))]
+"""Tasks at once, or what follows from the GPUs."""
+LocalGpus = Annotated[
+    Literal["auto", "shared"] | NonNegativeInt | tuple[str, ...], BeforeValidator(_gpus_or_names)
+]
+"""GPUs of this machine: a number of them, or names as CUDA_VISIBLE_DEVICES has them."""
+
 TimeLimit = Annotated[str, Field(pattern=r"^([0-9]+-)?[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]$")]
 PluginName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
 RuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*(:[A-Za-z_][\w.]*)?$")]

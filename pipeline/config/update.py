@@ -104,6 +104,11 @@ class UpdateConfig:
     other attention then also computes, and masks, what one sequence would see of another."""
     lora: LoraConfig | None = None
     """Train, and commit, low-rank adapters of the policy only. Default: all weights."""
+    save_every: PositiveInt = 1
+    """Updates from one saved trainer's state to the next. A trainer that stays in its process has the others
+    in memory; any other learns them again. Those of keep_every and of the last iteration are always saved,
+    and one is due as soon as the updates since the last took a quarter of their time limit. A fork of
+    another iteration begins by learning its state again."""
     keep_last: PositiveInt | None = 3
     """Keep policy, critic and trainer state of the newest this many iterations, at least 2, and thin older
     ones out as keep_every says. The best policy is always kept. null: keep all."""

@@ -92,8 +92,8 @@ class Judged:
 def prompt_files(config: Config) -> Iterator[tuple[str, str]]:
     """Yield keys and paths of the prompt files to read: held-out prompts only if something is evaluated."""
     yield "data.prompts", config.data.prompts
-    if config.data.heldout and config.evaluate.every:
-        yield "data.heldout", config.data.heldout
+    if config.evaluate.every:
+        yield from config.data.heldout_keys.items()
 
 
 def read_file(config: Config, path: str, is_sample: bool = False) -> Prompts:

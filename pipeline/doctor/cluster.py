@@ -224,11 +224,14 @@ def judge_node(name: str, problems: Sequence[ConfigIssue], answer: Answer) -> It
         if answer.is_late:
             yield warning(title, f"its job had to wait too long ({answer.why})", advice)
         else:
-            yield problem(title, answer.why, "see what the job said, and mend scheduler.setup or the paths")
+            why = "; ".join(each.why for each in problems) or answer.why
+            yield problem(
+                title, why, "see what the job said, and mend scheduler.setup, the image or the paths"
+            )
         return
     told = f"{answer.node}, Python {answer.python}, {answer.gpus or 0} GPUs"
     if problems:
-        advice = "install there what is missing, or use a shared filesystem"
+        advice = "install there what is missing, bind it into the image, or use a shared filesystem"
         yield problem(title, f"{told}: {'; '.join(each.why for each in problems)}", advice)
     else:
         yield ok(title, f"{told}; what the stage needs is there")

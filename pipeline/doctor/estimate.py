@@ -7,6 +7,7 @@ from pipeline.run.commits import Record
 from pipeline.run.directory import Run
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.records import Records, find_frontier
+from pipeline.run.states import versions_with_state
 from pipeline.run.tasks import Stage
 
 _FILES_OF_PACKED = 8
@@ -59,13 +60,14 @@ def measure(run: Run, iteration: int) -> tuple[Footprint, Footprint] | None:
     """Measure state and shards of an iteration that is done, by its commit records."""
     records = Records(run.paths)
     tasks = run.plan.tasks(iteration)
-    records.refresh([*tasks, state_of(iteration)])
+    newest_state = state_of(next(versions_with_state(run.paths), iteration))
+    records.refresh([*tasks, newest_state])
     found = [record for task in tasks if (record := records.readable(task))]
     update = next((record for record in found if record.task == policy_maker(iteration)), None)
     if update is None:
         return None
     others = sum(footprint(record).num_bytes for record in found if record.task.stage is not Stage.UPDATE)
-    state = records.readable(state_of(iteration))
+    state = records.readable(newest_state)
     whole = footprint(update).plus(footprint(state)) if state else footprint(update)
     return whole, Footprint(others, FILES_OF_TASK * len(tasks))
 

@@ -12,8 +12,11 @@ from pathlib import Path
 from pipeline.config.job_kinds import DRIVERS
 from pipeline.config.resolve import missing_paths
 from pipeline.doctor.findings import Check, Finding, Group, ok, problem, skipped, warning
+from pipeline.doctor.workers import look_at_workers
 from pipeline.orchestrate.row_writer import differing
 from pipeline.run import journal
+from pipeline.run.benchmarks import in_words as measured_in_words
+from pipeline.run.benchmarks import read_measured
 from pipeline.run.commits import CorruptData, check_sizes, require_record
 from pipeline.run.control import read_control
 from pipeline.run.directory import Run, resume_command, version
@@ -26,7 +29,7 @@ from pipeline.run.states import has_state, keeps_state, state_before
 from pipeline.run.submissions import is_job_of, job_kind_of
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.status.snapshot import how_it_stopped, is_complete, read_status, troubles_in_words
-from pipeline.text import size
+from pipeline.text import printable, size
 from pipeline.tracking.state import offline_lease, read_offline, segment_folders
 from slurm.commands import SlurmError, SlurmMissing
 from slurm.query import Element, read_queue
@@ -39,6 +42,7 @@ _ORPHAN_SECONDS = 3600.0
 """Seconds after which a private file has lost its writer, which needs moments only."""
 _MOST_NAMED = 3
 LOST = "was lost"
+NOT_DUE = "was not due (update.save_every)"
 _READ_SECONDS = 60.0
 _HASH_SECONDS = 900.0
 """Seconds to hash a policy of 140 GB from a slow file server."""
@@ -56,6 +60,7 @@ def health_checks(run: Run) -> list[Check]:
         "commits at hand": look_at_commits,
         "last policy": look_at_last_policy,
         "trainer's state": look_at_state,
+        "benchmarks": look_at_benchmarks,
         "left-overs": look_at_leftovers,
         "W&B segments": look_at_segments,
     }
@@ -66,6 +71,7 @@ def health_checks(run: Run) -> list[Check]:
     ]
     if run.config.slurm:
         checks.append(Check(Group.RUN, "jobs", lambda: look_at_jobs(run), _READ_SECONDS, "Slurm"))
+        checks.append(Check(Group.RUN, "workers", lambda: look_at_workers(run), _READ_SECONDS, "Slurm"))
     return checks
 
 
@@ -96,6 +102,21 @@ def look_at_troubles(run: Run) -> list[Finding]:
     again = f"mend that; the next driver tries again, or: {resume_command(run)}"
     fine = ok("troubles", "every driver did what it had to do")
     return [problem("troubles", words, again) for words in found] or [fine]
+
+
+def look_at_benchmarks(run: Run) -> Finding:
+    """Look for policies that evaluate.command has given no numbers of."""
+    total = len(run.plan.benchmarks())
+    if not total:
+        return skipped("benchmarks", "evaluate.command is not set")
+    measured = read_measured(run.paths)
+    told = printable(measured_in_words(measured, len(measured), total))
+    missing = [one.policy_version for one in measured if one.missing]
+    if not missing:
+        return ok("benchmarks", told)
+    log = f"slurm-ppo logs {shlex.quote(str(run.paths.root))} {Stage.BENCHMARK}@{missing[-1]}"
+    advice = f"its log: {log}; to measure again from one on: {resume_command(run)}"
+    return warning("benchmarks", told, f"{advice} --from {Stage.BENCHMARK}@{missing[0]}")
 
 
 def look_at_driver(run: Run) -> Finding:
@@ -177,7 +198,8 @@ def look_at_state(run: Run) -> Finding:
             again = f"{resume_command(run)}: it is moved aside, and the next update learns it again"
             return warning(title, str(error), again)
         return ok(title, f"that of iteration {newest} stands")
-    return judge_lost_state(newest, state_before(plan, paths, newest), newest == plan.iterations, fate(run))
+    told = NOT_DUE if update.skips_state else fate(run)
+    return judge_lost_state(newest, state_before(plan, paths, newest), newest == plan.iterations, told)
 
 
 def fate(run: Run) -> str:
@@ -203,14 +225,17 @@ def judge_lost_state(newest: int, before: int | None, is_last: bool, fate: str) 
     if before is None:
         advice = "restore one from a backup, or fork or go back to an iteration that has one"
         return problem("trainer's state", f"{told}, and none that it could be made again from", advice)
-    again = "the next update learns it again" if fate == LOST else "if lost, the next update learns it again"
+    again = {
+        LOST: "the next update learns it again",
+        NOT_DUE: "the trainer has it in memory, or the next update learns it again",
+    }.get(fate, "if lost, the next update learns it again")
     return ok("trainer's state", f"{told}; {again} from iteration {before}")
 
 
 def tasks_around(run: Run, frontier: Frontier) -> tuple[Task, ...]:
     """Return the tasks at hand, what they read, and those of the last iteration that is done."""
     plan = run.plan
-    window = plan.window(frontier.updated, frontier.evaluated)
+    window = frontier.window(plan)
     last = plan.tasks(max(frontier.updated, plan.start)) if frontier.updated > plan.start else ()
     return unique(PREPARE, *last, *window, *(source for task in window for source in plan.inputs(task)))
 

@@ -1,12 +1,16 @@
 """A run on one machine: its attempts as processes, and the loop that drives them."""
 
 import contextlib
+import signal
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
+from pipeline.config.allocation import AllocationConfig
 from pipeline.config.schema import Config
-from pipeline.executors.processes import Job, JobEnd, LocalExecutor, rank_log, was_killed
+from pipeline.executors.allocation import step_arguments
+from pipeline.executors.processes import LocalExecutor
+from pipeline.executors.running import Job, JobEnd, rank_log, was_killed
 from pipeline.orchestrate.driver import Driver, Outcome, Pass, Watcher, tell_of_pass
 from pipeline.orchestrate.jobs import CommittedOf, Ended
 from pipeline.orchestrate.publish import Publisher
@@ -82,7 +86,8 @@ class LocalJobs:
         key = f"{task_key(task)}#{attempt}"
         self._attempts[key] = task, number
         event = journal.event_row("launched", task=task_key(task), attempt=attempt, reason=item.reason)
-        arguments = stage_arguments(self.run, task, number, attempt)
+        is_step = isinstance(self.run.config.scheduler, AllocationConfig)
+        arguments = (step_arguments if is_step else stage_arguments)(self.run, task, number, attempt)
         log = paths.task(task).log(number)
         ranks = ranks_of(self.run.config, task)
         return Job(key, task.job_kind, arguments, log, priority=URGENCY[task.stage], ranks=ranks), event
@@ -92,7 +97,9 @@ class LocalJobs:
 
 
 def ranks_of(config: Config, task: Task) -> int:
-    """Return the number of processes that do a task together on this machine."""
+    """Return the number of processes of this machine that do a task together: of a job step, one is here."""
+    if isinstance(config.scheduler, AllocationConfig):
+        return 1
     return config.scheduler.num_update_ranks if task.stage is Stage.UPDATE else 1
 
 
@@ -111,16 +118,21 @@ def _of_ranks(
 _LONG_PASS_SECONDS, _REST_FACTOR = 0.1, 4
 
 
-def drive(run: Run, executor: LocalExecutor, watcher: Watcher, held: Lease | None = None) -> Pass:
+def drive(
+    run: Run, executor: LocalExecutor, watcher: Watcher, held: Lease | None = None, patience: float = 0.0
+) -> Pass:
     """Make passes on this machine until the run is complete, cannot go on, or is interrupted.
 
     Args:
         held: the lease, if the caller has it.
+        patience: seconds to wait for a driver that holds it.
 
     Raises:
         LeaseHeld: another driver is at work on the run.
     """
-    with contextlib.nullcontext(held) if held else hold(run.paths.locks) as lease, interruptible():
+    leased = contextlib.nullcontext(held) if held else hold(run.paths.locks, patience)
+    # SIGUSR2: what sbatch --signal=B:USR2@SECONDS sends before the time limit
+    with leased as lease, interruptible(signal.SIGUSR2):
         journal.event(run.paths.events, "driver_started", host=lease.holder.host, pid=lease.holder.pid)
         run = upgrade(run)
         books = Publisher(run, open_tracker(run, watcher.note))
@@ -161,13 +173,13 @@ def _loop(driver: Driver, executor: LocalExecutor, lease: Lease) -> Pass:
         elif driver.lacks_rows_only:
             since = since or time.monotonic()
             driver.wait_for_rows(since)
-        elif done.outcome is None and not actions.retract:
+        elif done.outcome is None and not actions.needs_another_pass:
             assert driver.jobs.live, f"nothing runs and nothing is left to do at {driver.frontier}"
             executor.wait(HEARTBEAT_SECONDS)
 
 
 def _let_states_finish(executor: LocalExecutor, lease: Lease) -> None:
-    """Stop what runs, but for jobs that have committed and only save what follows needs."""
+    """Stop what runs, but for jobs that only write what their committed result left to save."""
     executor.cancel(spares_committed=True)
     while executor.is_busy:
         lease.beat()

@@ -60,6 +60,7 @@ class Rule(StrEnum):
     BOTTLENECK = "bottleneck"
     QUEUE_BOUND = "queue-bound"
     START_UP = "start-up"
+    IDLE_WORKERS = "idle-workers"
     WASTED = "wasted"
     SLOW_NODE = "slow-node"
     STRAGGLERS = "stragglers"

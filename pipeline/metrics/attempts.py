@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.config.job_kinds import DRIVER
 from pipeline.config.scheduler import resources_of
 from pipeline.metrics.spans import Span, SpanEnd
+from pipeline.metrics.worker_spans import Staying, job_id, worker_spans
 from pipeline.run import journal
 from pipeline.run.attempts import AttemptId
 from pipeline.run.commits import Record
@@ -18,6 +19,7 @@ from pipeline.run.directory import Run
 from pipeline.run.plan import policy_maker
 from pipeline.run.submissions import Submission
 from pipeline.run.tasks import Task, parse_task
+from pipeline.workers.beats import Beat
 from slurm import accounting
 from slurm.sharedfiles import read_shared
 from slurm.states import Phase, SlurmState, phase_of
@@ -38,6 +40,8 @@ class Facts:
     submissions: Sequence[Submission] = ()
     jobs: Sequence[accounting.Record] = ()
     """Empty where accounting does not answer."""
+    beats: Sequence[Beat] = ()
+    """What workers say of themselves."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,11 @@ def attempts_of(run: Run, iteration: int, record_of: RecordOf, facts: Facts, sin
     by_name = {s.name: s for s in facts.submissions}
     failed = read_failures(run, iteration, _begin(run, iteration, record_of, facts))
     gathering = _Gathering(run, iteration, record_of, by_name, failed)
-    spans = [*_from_accounting(gathering, facts.jobs, since)]
+    staying = Staying.of(facts.beats, facts.jobs)
+    spans = [*_from_workers(gathering, staying)]
+    workers = {job_id(beat) for beats in staying.beats.values() for beat in beats}
+    jobs = [job for job in facts.jobs if job.job_id not in workers]
+    spans += _from_accounting(gathering, jobs, since)
     spans += [*_from_records(gathering), *_from_failures(gathering), *_open(gathering)]
     return _in_turn(spans)
 
@@ -127,6 +135,15 @@ def ready_time(run: Run, task: Task, record_of: RecordOf) -> float | None:
     records = [record_of(source) for source in run.plan.inputs(task)]
     ended = [record.ended for record in records if record is not None]
     return max(ended, default=None) if len(ended) == len(records) else None
+
+
+def _from_workers(gathering: _Gathering, staying: Staying) -> Iterator[Span]:
+    """Yield spans of commits by workers."""
+    run, record_of = gathering.run, gathering.record_of
+    found = worker_spans(run.plan, gathering.iteration, record_of, staying, lambda kind: lane_of(run, kind))
+    for task, span in found:
+        gathering.seen.add((task, span.number))
+        yield span
 
 
 # --- accounting ------------------------------------------------------------------------------------------

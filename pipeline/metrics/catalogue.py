@@ -118,10 +118,17 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "rollout/refused", _R, "responses whose prompt, or what was said to a turn, the model cannot take"
     ),
-    Metric("evaluate/reward", _E, "mean reward of greedy responses to held-out prompts"),
+    Metric("evaluate/reward", _E, "mean reward of responses to held-out prompts, greedy unless sampled"),
     Metric("evaluate/reward/*", _E, "mean of one component on held-out prompts"),
-    Metric("evaluate/response_length", _E, "tokens per greedy response"),
-    Metric("evaluate/num_turns", _E, "turns of the policy per greedy conversation"),
+    Metric("evaluate/mean@*", _E, "mean reward of so many samples to each held-out prompt"),
+    Metric("evaluate/pass@*", _E, "probability that one of k samples is solved, unbiased, mean over prompts"),
+    Metric("evaluate/*/reward", _E, "mean reward on one of several sets of held-out prompts"),
+    Metric("evaluate/*/reward/*", _E, "mean of one component on one set"),
+    Metric("evaluate/*/mean@*", _E, "mean reward of so many samples on one set"),
+    Metric("evaluate/*/pass@*", _E, "pass@k on one set"),
+    Metric("evaluate/response_length", _E, "tokens per response to held-out prompts"),
+    Metric("evaluate/num_turns", _E, "turns of the policy per conversation on held-out prompts"),
+    Metric("eval/*", _E, "number that evaluate.command wrote of the policy"),
     Metric("seconds/update/*", _P, "wall seconds of a part of the update task"),
     Metric("seconds/*", _P, "wall seconds of a stage, first start to last end"),
     Metric("seconds/compute/*", _P, "model compute of a stage, summed over its tasks"),
@@ -150,6 +157,11 @@ METRICS: tuple[Metric, ...] = (
         "slurm/idle_share/*",
         _P,
         "share of a stage's job time in which its resources were held, but no model computed or started up",
+    ),
+    Metric(
+        "slurm/worker_idle_share/*",
+        _P,
+        "share of their time so far that the workers of a stage of this iteration waited for inputs",
     ),
     Metric("slurm/wasted_share", _P, "share of GPU-hours (else CPU-hours) of attempts without a result"),
 )

@@ -1,11 +1,12 @@
 """Costs of a run on Slurm: GPU and CPU hours, waiting and running time, of every attempt."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from pipeline.config.job_kinds import DRIVER, parts_of
 from pipeline.metrics.attempts import Facts
+from pipeline.metrics.worker_hours import WorkerHours, describe_workers, worker_hours
 from pipeline.run import journal
 from pipeline.run.control import read_control
 from pipeline.run.directory import Run
@@ -13,6 +14,9 @@ from pipeline.run.journal import Row
 from pipeline.run.submissions import Ledger, Submission
 from pipeline.run.tasks import WORK_STAGES
 from pipeline.text import duration, shortened
+from pipeline.workers.beats import Beat
+from pipeline.workers.reading import BeatReader, read_beats
+from pipeline.workers.summary import spent_by_job_kind, worked_on
 from slurm.accounting import Record, Usage, read_records, summarize
 from slurm.commands import SlurmError
 from slurm.query import NoAccounting
@@ -30,6 +34,8 @@ class Costs:
     """Costs of a run's jobs, driver jobs included."""
 
     usage: Mapping[Key, Usage]
+    workers: Mapping[str, WorkerHours] = field(default_factory=dict)
+    """Hours of workers by job kind; none of a run whose jobs do not stay."""
 
     def of_stage(self, stage: str) -> Usage:
         return total(usage for (_, name), usage in self.usage.items() if name == stage)
@@ -51,6 +57,7 @@ class Costs:
             "stages": {stage: asdict(self.of_stage(stage)) for stage in self.stages},
             "iterations": iterations,
             "total": asdict(total(self.usage.values())),
+            "workers": {job_kind: asdict(hours) for job_kind, hours in self.workers.items()},
         }
 
 
@@ -70,7 +77,10 @@ def read_costs(run: Run, iterations: Iterable[int], timeout: float = 60.0) -> Co
         SlurmError: sacct fails otherwise.
     """
     submissions = Ledger(run.paths).load(iterations)
-    return costs_of(submissions, read_records({s.state.job for s in submissions if s.state.job}, timeout))
+    records = read_records({s.state.job for s in submissions if s.state.job}, timeout)
+    staying = {s.name: s.job_kind for s in submissions if s.stays}
+    hours = worker_hours(read_beats(run.paths).values(), records, staying)
+    return replace(costs_of(submissions, records), workers=hours)
 
 
 def costs_of(submissions: Sequence[Submission], records: Iterable[Record]) -> Costs:
@@ -114,19 +124,25 @@ class Accountant:
     run: Run
     note: Callable[[str], None]
     is_away: bool = field(default=False, init=False)
+    _beats: BeatReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._beats = BeatReader(self.run.paths)
 
     def facts_of(self, iteration: int) -> Facts:
         """Return jobs of the iteration, driver jobs of the one before, and guards."""
         submissions = Ledger(self.run.paths).load({0, max(0, iteration - 1), iteration})
         ours = [s for s in submissions if s.iteration == iteration or not s.is_of_stage]
+        facts = Facts(ours, beats=list(self._beats.read().values()))
         if self.is_away:
-            return Facts(ours)
+            return facts
         try:
-            return Facts(ours, read_records({s.state.job for s in ours if s.state.job}, _PASS_PATIENCE))
+            jobs = read_records({s.state.job for s in ours if s.state.job}, _PASS_PATIENCE)
+            return replace(facts, jobs=jobs)
         except (NoAccounting, SlurmError) as error:
             self.is_away = True
-            self._note_once(f"rows are written without slurm/* numbers: {error}")
-            return Facts(ours)
+            self._note_once(f"rows are written without what accounting knows: {error}")
+            return facts
 
     def _note_once(self, text: str) -> None:
         """Note it once per call of submit, run or resume: without accounting every pass would."""
@@ -140,6 +156,14 @@ class Accountant:
 def cost_metrics(facts: Facts, iteration: int) -> Row:
     """Return the part of an iteration's row that comes from accounting. Pure."""
     return metrics_of(costs_of(facts.submissions, facts.jobs).of_iteration(iteration))
+
+
+def idle_shares(beats: Sequence[Beat], iteration: int) -> Row:
+    """Return the share of their time that the workers of an iteration have waited so far, by job kind."""
+    spent = spent_by_job_kind(worked_on(beats, iteration))
+    return {
+        f"slurm/worker_idle_share/{kind}": found.idle_share for kind, found in spent.items() if found.total
+    }
 
 
 _HEADS = ("stage", "attempts", "GPU hours", "CPU hours", "waited", "ran", "wasted")
@@ -160,7 +184,7 @@ def describe_costs(costs: Costs) -> str:
         for name, *others in rows
     ]
     lines.append("waited and ran: sums over all attempts; wasted: share of attempts without a result")
-    return "\n".join(lines)
+    return "\n".join([*lines, *describe_workers(costs.workers)])
 
 
 def _cells(name: str, usage: Usage) -> tuple[str, ...]:

@@ -4,12 +4,17 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pipeline.run import replays
 from pipeline.run.commits import Record
 from pipeline.run.tasks import Stage
 
-_OWN_OF_RECORD = frozenset(
-    {"compute_seconds", "startup_seconds", "peak_memory_gib", "peak_gpu_memory_gib", "response_tokens"}
-)
+_OWN_OF_RECORD = replays.METRICS | {
+    "compute_seconds",
+    "startup_seconds",
+    "peak_memory_gib",
+    "peak_gpu_memory_gib",
+    "response_tokens",
+}
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """A few of an iteration's responses, to be read by people: in the report and in W&B's table."""
 
+import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from pipeline.run.commits import CorruptData, Record, read_record
+from pipeline.run.commits import CorruptData, Record, StaleData, read_record
 from pipeline.run.directory import Run
 from pipeline.run.seeds import derive_seed
 from pipeline.run.tasks import Stage, Task
@@ -31,6 +32,24 @@ class Choice(StrEnum):
     """Random draw from the others."""
 
 
+class Rewarded(Protocol):
+    """Anything that has a reward."""
+
+    @property
+    def reward(self) -> float: ...
+
+
+AnyRewarded = TypeVar("AnyRewarded", bound=Rewarded)
+
+
+class Turn(NamedTuple):
+    """Message of a conversation of several turns."""
+
+    role: str
+    """``assistant`` for what the policy wrote; else who spoke, such as ``tool`` or ``user``."""
+    text: str
+
+
 @dataclass(frozen=True)
 class Sample:
     """One response, its prompt and its scores."""
@@ -38,8 +57,11 @@ class Sample:
     iteration: int
     prompt_id: str
     sample_index: int
+    """0 to n - 1 among the responses to a prompt."""
     prompt: str
+    """Text that the policy was given, chat template included."""
     response: str
+    """All of the response, of several turns too."""
     reward: float
     """Total, before KL."""
     components: Mapping[str, float] = field(default_factory=dict)
@@ -50,7 +72,11 @@ class Sample:
     length: int = 0
     """Response tokens, those between the policy's turns included."""
     finish_reason: str = ""
+    """stop, length or refused; see :class:`pipeline.run.schemas.FinishReason`."""
     num_turns: int = 1
+    """Turns of the policy."""
+    turns: tuple[Turn, ...] = ()
+    """With rollout.multi_turn what followed the prompt, message by message; otherwise none."""
 
 
 def read_samples(run: Run, iteration: int, max_bytes: int = _READ_BYTES) -> list[Sample]:
@@ -73,8 +99,8 @@ def read_samples(run: Run, iteration: int, max_bytes: int = _READ_BYTES) -> list
 
 
 def choose(
-    samples: Sequence[Sample], best: int = 4, worst: int = 4, at_random: int = 8, seed: int = 0
-) -> list[tuple[Choice, Sample]]:
+    samples: Sequence[AnyRewarded], best: int = 4, worst: int = 4, at_random: int = 8, seed: int = 0
+) -> list[tuple[Choice, AnyRewarded]]:
     """Choose the highest rewards, descending, the lowest, ascending, and some others, by the seed. Pure.
 
     No sample is chosen twice: of few samples the best come first. NaN rewards are only chosen at random.
@@ -109,14 +135,34 @@ def _record(run: Run, task: Task) -> Record | None:
 
 def _read_shard(run: Run, rollout: Record, reward: Record) -> list[Sample]:
     """Read a shard's samples; none if a file is unreadable, not as committed, or of another schema."""
-    from pipeline.run.schemas import REWARD, ROLLOUT, SchemaError, is_sampled
-    from pipeline.run.shards import read_shard
+    from pipeline.run.schemas import SchemaError
 
     try:
-        texts = read_shard(run.paths, rollout, ROLLOUT)
-        scores = read_shard(run.paths, reward, REWARD)
-    except (CorruptData, SchemaError, OSError):
+        return read_pair(run, rollout, reward)
+    except (CorruptData, StaleData, SchemaError, OSError):
         return []
+
+
+def read_pair(run: Run, rollout: Record, reward: Record, rows: Sequence[int] | None = None) -> list[Sample]:
+    """Read the sampled responses of a shard and their scores.
+
+    Args:
+        rows: rows of the shard to read, in this order; None for all but greedy ones.
+
+    Raises:
+        CorruptData: a file is not what was committed.
+        StaleData: the scores are of other responses than there are now.
+        SchemaError: a file is of another version of slurm-ppo.
+    """
+    from pipeline.run.schemas import REWARD, ROLLOUT, is_sampled
+    from pipeline.run.shards import read_shard
+
+    texts = read_shard(run.paths, rollout, ROLLOUT)
+    scores = read_shard(run.paths, reward, REWARD)
+    if not all(texts[name].equals(scores[name]) for name in ("prompt_id", "sample_index")):
+        raise StaleData(reward.task, f"it scored other responses than {rollout.task} holds now")
+    if rows is not None:
+        return _samples(rollout.task.iteration, texts.take(rows), scores.take(rows))
     sampled = is_sampled(texts)
     return _samples(rollout.task.iteration, texts.filter(sampled), scores.filter(sampled))
 
@@ -130,8 +176,15 @@ def _samples(iteration: int, texts: "pa.Table", scores: "pa.Table") -> list[Samp
         [len(tokens) for tokens in texts["response_tokens"]],
         texts["finish_reason"].to_pylist(),
         texts["num_turns"].to_pylist(),
+        [_turns(text) for text in texts["response_messages"].to_pylist()],
     ]
     return [Sample(iteration, *row) for row in zip(*columns, strict=True)]
+
+
+def _turns(text: str | None) -> tuple[Turn, ...]:
+    """Parse the messages of a conversation (response_messages)."""
+    messages = json.loads(text) if text else ()
+    return tuple(Turn(str(message["role"]), str(message["content"])) for message in messages)
 
 
 def _components(scores: "pa.Table") -> list[dict[str, float]]:

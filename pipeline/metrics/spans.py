@@ -60,6 +60,8 @@ class Span:
     cpus: int = 0
     gpus: int = 0
     """GPUs held; 0, as ``cpus``, where accounting does not say."""
+    held: float | None = None
+    """Time from which a worker held its resources and waited for this task; None for a job's first task."""
 
     @property
     def number(self) -> int:
@@ -103,6 +105,8 @@ class StageTime:
     """Seconds of attempts without a result that counts."""
     gpu_hours: float
     cpu_hours: float
+    waiting: float = 0.0
+    """Seconds in which workers held their resources and waited for these tasks; not in ``run``."""
 
     def plus(self, other: "StageTime") -> "StageTime":
         """Add up the sums of both; lane and times stay those of this one."""
@@ -136,22 +140,24 @@ class Parts:
     compute: float = 0.0
     idle: float = 0.0
     retry: float = 0.0
+    waiting: float = 0.0
 
 
 def parts_of(span: Span) -> Parts:
     """Split an attempt's time. Unknown parts count as 0."""
     queue = max(0.0, span.started - span.ready) if span.started and span.ready else 0.0
+    waiting = max(0.0, span.started - span.held) if span.started and span.held else 0.0
     if span.started is None or span.ended is None:
-        return Parts(queue)
+        return Parts(queue, waiting=waiting)
     run = max(0.0, span.ended - span.started)
     if span.job_kind == DRIVER:
         return Parts(queue, run)
     if span.end is not SpanEnd.COMMITTED:
-        return Parts(queue, run, retry=run)
+        return Parts(queue, run, retry=run, waiting=waiting)
     first = span.started if span.computing is None else span.computing
     startup = min(max(0.0, first - span.started), run)
     compute = min(span.compute, run - startup)
-    return Parts(queue, run, startup, compute, run - startup - compute)
+    return Parts(queue, run, startup, compute, run - startup - compute, waiting=waiting)
 
 
 def stage_times(spans: Iterable[Span]) -> dict[str, StageTime]:

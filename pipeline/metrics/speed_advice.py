@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
-from pipeline.config.scheduler import key_of, resources_of
+from pipeline.config.scheduler import LocalConfig, key_of, resources_of
 from pipeline.config.schema import Config
 from pipeline.metrics.advice_input import (
     LOOK_BACK,
@@ -56,11 +56,12 @@ def _share_of_iteration(evidence: Evidence, job_kind: str) -> float | None:
 def _faster(config: Config, job_kind: str) -> str:
     key = key_of(job_kind)
     if job_kind == Stage.UPDATE:
-        ranks = f"{key}.nodes or {key}.ntasks_per_node" if config.slurm else f"{key}.ranks"
+        is_local = isinstance(config.scheduler, LocalConfig)
+        ranks = f"{key}.ranks" if is_local else f"{key}.nodes or {key}.ntasks_per_node"
         return f"raise {ranks} or update.tokens_per_micro_batch, set update.remove_padding=true"
-    more = (
-        f"{key}.array_parallelism and {key}.partition" if config.slurm else f"{key}.slots and scheduler.slots"
-    )
+    more = f"{key}.array_parallelism and {key}.partition" if config.slurm else "the nodes of the allocation"
+    if isinstance(config.scheduler, LocalConfig):
+        more = f"{key}.slots and scheduler.slots"
     shards = f"raise rollout.num_shards={config.rollout.num_shards} as far as {more} let them run at once"
     part, is_vllm = _engine(config, job_kind)
     engine = "" if is_vllm else f", set {part}.engine=vllm"
@@ -100,9 +101,11 @@ def queue_bound(evidence: Evidence) -> Findings:
         key, others = key_of(Stage.ROLLOUT), " and of the other stages"
     else:
         return
+    given = evidence.config.slurm
+    longer = f"raise scheduler.linger_max={given.linger_max}, so that jobs stay longer"
     remedy = (
         f"name several partitions in {key}.partition{others}, ask for less time ({key}.time) so that jobs "
-        "fit into gaps, or raise scheduler.horizon"
+        f"fit into gaps, or {longer if given.has_workers else 'raise scheduler.horizon'}"
     )
     yield Advice(Severity.WARNING, Rule.QUEUE_BOUND, title, what, remedy, names)
 
@@ -141,6 +144,26 @@ def start_up(evidence: Evidence) -> Findings:
             title, names = f"{job_kind} mostly starts up", (f"seconds/{job_kind}", compute.name)
             remedy = _fewer_starts(evidence.config, job_kind)
             yield Advice(Severity.WARNING, Rule.START_UP, title, what, remedy, names)
+
+
+_IDLE_SHARE = 0.3
+
+
+def idle_workers(evidence: Evidence) -> Findings:
+    """Detect workers that hold what they were given, and wait for much of the time."""
+    if not evidence.config.slurm:
+        return
+    for job_kind in (*_job_kinds(evidence), Stage.EVALUATE):
+        found = recent(evidence, f"slurm/worker_idle_share/{job_kind}")
+        if found and found.middle > _IDLE_SHARE:
+            key = key_of(job_kind)
+            what = f"{percent(found.middle)} of the time that they hold their resources, in {found.span}"
+            remedy = (
+                f"lower {key}.linger, so that they leave sooner and their successors start early; "
+                "0: at once. Where GPUs stand idle anyway, leave it"
+            )
+            title = f"workers of {job_kind} wait for much of their time"
+            yield Advice(Severity.NOTE, Rule.IDLE_WORKERS, title, what, remedy, (found.name,))
 
 
 def _fewer_starts(config: Config, job_kind: str) -> str:
@@ -307,6 +330,7 @@ SPEED_RULES: tuple[Callable[[Evidence], Findings], ...] = (
     bottleneck,
     queue_bound,
     start_up,
+    idle_workers,
     wasted,
     slow_node,
     stragglers,

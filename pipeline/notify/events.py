@@ -20,6 +20,7 @@ from pipeline.config.notify import NotifyConfig, Occasion
 from pipeline.notify.deliver import Delivery, post, run_words
 from pipeline.notify.secrets import secrets_of, without_secrets
 from pipeline.run import journal
+from pipeline.run.benchmarks import read_measured
 from pipeline.run.commits import CorruptData, read_record
 from pipeline.run.directory import Run
 from pipeline.run.failures import Failure
@@ -111,7 +112,9 @@ def completion(run: Run) -> Event:
         record = None
     rows = journal.read_tail(run.paths.metrics)
     reward = f", reward {rows[-1]['reward/mean']:+.3f}" if rows and "reward/mean" in rows[-1] else ""
-    message = f"all {run.plan.iterations} iterations are committed{reward}"
+    missing = sum(bool(one.missing) for one in read_measured(run.paths))
+    without = f", {missing} benchmarks are missing" if missing else ""
+    message = f"all {run.plan.iterations} iterations are committed{reward}{without}"
     key = f"complete by attempt {record.attempt if record else '?'}"
     return _event(run, Occasion.COMPLETE, message, key, run.plan.iterations)
 

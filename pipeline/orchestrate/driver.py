@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from pipeline.orchestrate.reconcile import Actions, Observation, Retract, reconc
 from pipeline.orchestrate.rewind import Point
 from pipeline.orchestrate.rewind import take_back as take_history_back
 from pipeline.run import journal
+from pipeline.run.benchmarks import leave_out
 from pipeline.run.directory import Run, RunError, resume_command
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.lineage import find_break
@@ -95,8 +96,14 @@ class Driver:
     def one_pass(self) -> Actions:
         """Observe the disk and the executor, decide, act, and keep books. Idempotent."""
         seen = self.observe()
-        max_attempts = self.run.config.scheduler.max_attempts
-        actions = reconcile(self.run.plan, seen, max_attempts, in_advance=self.jobs.lookahead > 0)
+        config, in_advance = self.run.config, self.jobs.lookahead > 0
+        actions = reconcile(
+            self.run.plan,
+            seen,
+            config.scheduler.max_attempts,
+            in_advance,
+            config.attempts_of(Stage.BENCHMARK),
+        )
         self.act(actions, seen)
         self.keep_books(seen.tasks)
         self.watcher.progress(self.frontier, self.records, tuple(seen.tasks))
@@ -120,6 +127,8 @@ class Driver:
         """
         if actions.retract:
             self._take_back(actions.retract)
+        for last in actions.leave_out:
+            self._leave_out(last, seen)
         if actions.launch:
             self.jobs.launch(actions.launch, seen)
         if not actions.give_up:
@@ -132,6 +141,8 @@ class Driver:
             for row in books.write_rows(self.records, self.frontier, note):
                 self.watcher.row(row)
                 self._tell_advice()
+            for text in books.note_benchmarks(self.frontier):
+                note(text)
             for text in (*books.thin(self.frontier), *books.pack(self.frontier)):
                 note(text)
             if not self.has_recovered:
@@ -208,7 +219,7 @@ class Driver:
         """Read new commits and move the frontier along. Returns the window: the tasks to consider now."""
         plan, records = self.run.plan, self.records
         while True:
-            tasks = plan.window(self.frontier.updated, self.frontier.evaluated, self.jobs.lookahead)
+            tasks = self.frontier.window(plan, self.jobs.lookahead)
             records.refresh(around(plan, tasks))
             moved = self._find_moved()
             if moved == self.frontier:
@@ -222,7 +233,7 @@ class Driver:
         whose inputs have changed since is for reconcile to take back.
         """
         plan, known = self.run.plan, self.records.known
-        updated, evaluated = self.frontier.updated, self.frontier.evaluated
+        updated, evaluated, benchmarked = astuple(self.frontier)
         following = policy_maker(updated + 1)
         if updated < 0:
             updated = plan.start if PREPARE in known else updated
@@ -232,7 +243,10 @@ class Driver:
         # Nothing counts before prepare does: when its commit was taken back, others may still stand.
         if updated >= 0 and evaluated < len(evaluations) and evaluations[evaluated] in known:
             evaluated += 1
-        return Frontier(updated, evaluated)
+        benchmarks = plan.benchmark_tasks()
+        if updated >= 0 and benchmarked < len(benchmarks) and benchmarks[benchmarked] in known:
+            benchmarked += 1
+        return Frontier(updated, evaluated, benchmarked)
 
     def _note_rejected(self) -> None:
         """Report how many prompts were left out, and where they are listed."""
@@ -257,6 +271,13 @@ class Driver:
         self.watcher.note(f"{failure.task}, attempt {failure.attempt}: {failure.message}")
         if ended.suspect is not None:
             self.records.verify(ended.suspect)
+
+    def _leave_out(self, failure: Failure, seen: Observation) -> None:
+        """Commit an expendable task without a result, so that the run goes on without it."""
+        task, why = failure.task, failure.message
+        if leave_out(self.run.paths, failure, self.run.plan.inputs(task), seen.committed):
+            journal.event(self.run.paths.events, "left_out", task=task_key(task), message=why)
+            self.watcher.note(f"{task} is left out, its numbers are missing: {why}; training goes on")
 
     def _take_back(self, retracts: Sequence[Retract]) -> None:
         """Move the commits to retract aside, and find again how far the run has come."""

@@ -2,15 +2,11 @@
 
 Its iterations continue the parent's numbering, and so do seeds, position in the data, learning-rate schedule
 and the axis of the curves. It begins with a commit of its own for the parent's update, over hard links to the
-parent's files.
+parent's files; where the parent has no trainer's state there, with all from which it can be learned again.
 """
 
-import os
 import re
-import socket
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config.algorithm import Estimator, KLController
@@ -19,29 +15,23 @@ from pipeline.config.issue import ConfigError, ConfigIssue
 from pipeline.config.resolve import resolve
 from pipeline.config.reward import RewardModelConfig
 from pipeline.config.schema import Config
-from pipeline.run.commits import (
-    CorruptData,
-    FileEntry,
-    Record,
-    is_unchanged,
-    publish,
-    read_record,
-    require_record,
-)
-from pipeline.run.copies import link_verified, new_folder
+from pipeline.run.adoption import adopt
+from pipeline.run.commits import CorruptData, Record, is_unchanged, require_record
+from pipeline.run.copies import new_folder
 from pipeline.run.directory import Parent, Run, RunError, load_run, write_run
+from pipeline.run.origin import take_along
 from pipeline.run.paths import RunPaths
-from pipeline.run.plan import state_of
-from pipeline.run.tasks import PREPARE, task_key
+from pipeline.run.states import keeps_state, state_record, too_rare
+from pipeline.run.tasks import PREPARE
 from pipeline.run.versions import Version, find_version_with_state
 
-ATTEMPT = "fork"
-"""Attempt id under which a fork has the files it begins with."""
+_LEARNING = tuple(f"seconds/update/{part}" for part in ("read", "old_log_probs", "steps"))
+"""Metrics of an update: the time that learning an iteration again takes."""
 
 
 def find_parent(source: str) -> Version:
-    """Find the version to go on from. Raises RunError unless its policy is there, and its trainer's state, if
-    its trainer keeps any; the message names the iterations that have one."""
+    """Find the version to go on from. Raises RunError unless its policy is there, and its trainer's state or
+    what it can be learned again from, if its trainer keeps any; the message names the iterations that do."""
     return find_version_with_state(source)
 
 
@@ -99,6 +89,8 @@ def misfits(parent: Version, config: Config) -> Iterator[ConfigIssue]:
             "(reward.components); set it to false, or start a new run from an export of the parent's policy"
         )
         yield ConfigIssue("algorithm.shaping.normalize", True, why)
+    if problem := too_rare(config, sum(parent.record.metrics.get(name, 0.0) for name in _LEARNING)):
+        yield ConfigIssue("update.save_every", config.update.save_every, problem)
     yield from changed_models(parent, config)
 
 
@@ -146,9 +138,11 @@ def fork(parent: Version, config: Config) -> Run:
     came_from = parent.run
     with new_folder(root) as folder:
         paths = RunPaths(folder)
-        for record in records_to_adopt(parent):
-            outputs = tuple(adopt(came_from.paths, record, entry, paths) for entry in record.outputs)
-            publish(paths, adopted(parent, record, outputs))
+        records = records_to_adopt(parent)
+        for record in records:
+            adopt(came_from, record, paths)
+        if len(records) == 1 and keeps_state(parent.record) and not parent.record.holds_state:
+            take_along(came_from, parent.number, RunPaths(paths.origin))
         origin = Parent(came_from.identity.id, str(came_from.paths.root), parent.number)
         write_run(paths, config, came_from.identity.folder, origin)
     return load_run(root)
@@ -160,35 +154,10 @@ def records_to_adopt(parent: Version) -> tuple[Record, ...]:
     Raises:
         RunError: the state's record cannot be read.
     """
-    if parent.record.holds_state:
-        return (parent.record,)
     try:
-        state = read_record(parent.run.paths, state_of(parent.number))
+        state = state_record(parent.run.paths, parent.number)
     except CorruptData as error:
         raise RunError(f"{parent.run.paths.root}: {error}; choose another iteration") from None
-    return (parent.record, state) if state else (parent.record,)
-
-
-def adopt(parent: RunPaths, record: Record, entry: FileEntry, paths: RunPaths) -> FileEntry:
-    """Link one file of the parent's commit under the fork's own name. Returns its entry for the record."""
-    path = entry.path.replace(f".{record.attempt}", f".{ATTEMPT}")
-    link_verified(parent, record, entry, paths.root / path)
-    return replace(entry, path=path)
-
-
-def adopted(parent: Version, record: Record, outputs: tuple[FileEntry, ...]) -> Record:
-    """Return a commit record that a fork begins with. Its lineage ends at the parent."""
-    now = time.time()
-    origin = f"run:{parent.run.identity.id}/{task_key(record.task)}"
-    return replace(
-        record,
-        attempt=ATTEMPT,
-        outputs=outputs,
-        inputs={origin: record.fingerprint},
-        started=now,
-        ended=now,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        job_id=os.environ.get("SLURM_JOB_ID", ""),
-        metrics={},
-    )
+    if state is None or state.task == parent.record.task:
+        return (parent.record,)
+    return (parent.record, state)

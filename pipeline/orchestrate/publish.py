@@ -5,13 +5,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.metrics.attempts import Facts, attempts_of, last_written
-from pipeline.metrics.costs import cost_metrics
+from pipeline.metrics.costs import cost_metrics, idle_shares
 from pipeline.metrics.row import Clock, iteration_row
 from pipeline.metrics.spans import iteration_spans, share_metrics, to_line
+from pipeline.orchestrate.lost_states import note_replay
 from pipeline.orchestrate.row_writer import RowWriter
 from pipeline.run import journal
+from pipeline.run.benchmarks import measured_of, note_measured, read_measured
 from pipeline.run.best import keep_best, link_folder
-from pipeline.run.commits import Record
+from pipeline.run.commits import CorruptData, Record, read_record
 from pipeline.run.directory import Run
 from pipeline.run.journal import Row
 from pipeline.run.packing import pack_old
@@ -20,11 +22,13 @@ from pipeline.run.records import Frontier, Records
 from pipeline.run.retention import thin
 from pipeline.run.states import remove_unfinished
 from pipeline.run.superseded import remove_losers
-from pipeline.run.tasks import PREPARE, Task, task_key
+from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from pipeline.run.troubles import Trouble, described, note_recovery, note_trouble
 from pipeline.tracking.tracker import Tracker
 from slurm.sharedfiles import names_in
 
+_MOST_TOLD = 4
+"""Most numbers of a benchmark that a line names."""
 _PACE = 5
 """Number of recent iterations whose mean duration predicts the time left."""
 
@@ -41,8 +45,11 @@ class Publisher:
     """Writer of metrics.jsonl; None until it could be opened, as a failing disk must not stop training."""
     _packed: int | None = None
     """Newest iteration with a row when packing was done last."""
-    _thinned: tuple[int, int, frozenset[str]] | None = None
-    """Newest iteration with a row, number of evaluations and names of states when thinning was done last."""
+    _thinned: tuple[int, int, int, frozenset[str]] | None = None
+    """Newest iteration with a row, numbers of evaluations and benchmarks, and names of states when thinning
+    was done last."""
+    _measured: frozenset[int] | None = None
+    """Policies that evaluations.jsonl has a line of; None until it was read."""
 
     def open(self) -> None:
         """Open metrics.jsonl and continue where it ends, unless that was done."""
@@ -111,6 +118,7 @@ class Publisher:
             row = self._row(records, iteration, lost) | self._note_spans(records, iteration)
             if lost:
                 note(self._note_lost(records, iteration, lost))
+            note_replay(self.run, records.readable(policy_maker(iteration)), note)
             row = self._book.add(row)
             self.tracker.update()
             keep_best(self.run, self.rows)
@@ -118,6 +126,35 @@ class Publisher:
             if iteration - 1 > self.run.plan.start:  # this update began after all attempts at that one ended
                 remove_unfinished(self.run.paths, iteration - 1)
             yield row
+
+    def note_benchmarks(self, frontier: Frontier) -> Iterator[str]:
+        """Write the line of every benchmark that has one to come, and choose the best policy again. Yields
+        lines for people."""
+        done, paths = self.run.plan.benchmarks()[: frontier.benchmarked], self.run.paths
+        if not done:
+            return
+        if self._measured is None:
+            self._measured = frozenset(one.policy_version for one in read_measured(paths))
+        new = []
+        for version in (version for version in done if version not in self._measured):
+            record = self._benchmark_record(version)
+            new.append(measured_of(paths, record, version))
+            if record is not None:
+                remove_losers(paths, [record])
+        if new:
+            note_measured(paths, new)
+            self._measured |= {one.policy_version for one in new}
+            self.tracker.update()
+            keep_best(self.run, self.rows)
+        for one in (one for one in new if one.numbers):
+            told = ", ".join(f"{name} {value:.4g}" for name, value in list(one.numbers.items())[:_MOST_TOLD])
+            yield f"policy {one.policy_version} measured: {told}"
+
+    def _benchmark_record(self, version: int) -> Record | None:
+        try:
+            return read_record(self.run.paths, Task(version, Stage.BENCHMARK))
+        except CorruptData:
+            return None
 
     def _row(self, records: Records, iteration: int, lost: Sequence[Task]) -> Row:
         tasks = [task for task in self.run.plan.tasks(iteration) if task not in lost]
@@ -144,7 +181,8 @@ class Publisher:
         spans = iteration_spans(iteration, found, time.time())
         journal.append(self.run.paths.spans, to_line(spans))
         costs = cost_metrics(facts, iteration)
-        return costs | share_metrics(spans.stages) if costs else {}
+        accounted = costs | share_metrics(spans.stages) if costs else {}
+        return accounted | idle_shares(facts.beats, iteration)
 
     def thin(self, frontier: Frontier) -> Iterator[str]:
         """Apply retention: remove policies and trainers' states not to be kept. Yields errors.
@@ -154,9 +192,11 @@ class Publisher:
         """
         newest, paths = min(self.newest, frontier.updated), self.run.paths
         # The newest state may come later than its iteration's row, and with it the oldest may go.
-        seen = newest, frontier.evaluated, frozenset(names_in(paths.states))
+        seen = newest, frontier.evaluated, frontier.benchmarked, frozenset(names_in(paths.states))
         if seen != self._thinned:
-            yield from thin(self.run, newest, self.run.plan.evaluations()[frontier.evaluated :])
+            plan = self.run.plan
+            awaited = {*plan.evaluations()[frontier.evaluated :], *plan.benchmarks()[frontier.benchmarked :]}
+            yield from thin(self.run, newest, awaited)
             self._thinned = seen
 
     def pack(self, frontier: Frontier) -> Iterator[str]:

@@ -33,6 +33,13 @@ class Actions:
     retract: tuple[Retract, ...] = ()
     give_up: tuple[Failure, ...] = ()
     """Last failures of the tasks that cannot be done, so that the run stops."""
+    leave_out: tuple[Failure, ...] = ()
+    """Last failures of expendable tasks that cannot be done, and that the run goes on without."""
+
+    @property
+    def needs_another_pass(self) -> bool:
+        """Whether more can be done at once after this: it takes back a commit, or leaves out a task."""
+        return bool(self.retract or self.leave_out)
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,13 @@ class Observation:
     failures: Mapping[Task, Sequence[Failure]]
     """Attempts that ended without a commit, oldest first."""
 
+    def is_done(self, task: Task) -> bool:
+        """Whether a task is committed and verifies. Of an expendable one nothing is read, so that it need not
+        verify."""
+        if task in self.corrupt:
+            return task.stage.is_expendable
+        return task in self.committed
+
 
 FREE_KINDS = frozenset(
     {FailureKind.INPUTS, FailureKind.LOST, FailureKind.PREEMPTED, FailureKind.PAUSED, FailureKind.DISK}
@@ -58,8 +72,14 @@ FREE_KINDS = frozenset(
 _FREE_FACTOR = 5
 
 
-def reconcile(plan: Plan, seen: Observation, max_attempts: int, in_advance: bool = False) -> Actions:
-    """Decide what to launch, retract or give up.
+def reconcile(
+    plan: Plan,
+    seen: Observation,
+    max_attempts: int,
+    in_advance: bool = False,
+    command_attempts: int | None = None,
+) -> Actions:
+    """Decide what to launch, retract, give up or leave out.
 
     1. A commit that does not verify, or that was computed from inputs which have since changed, is retracted,
        if anything still to be done needs it. What a fork begins with is given up instead: no task of the run
@@ -70,6 +90,11 @@ def reconcile(plan: Plan, seen: Observation, max_attempts: int, in_advance: bool
        live; ``in_advance``, so is one whose inputs are live or launched with it: its executor lets it wait.
     5. A trainer's state is a cache: it is retracted where it does not verify or belongs to another policy
        than there is, and nothing is launched or given up for it.
+    6. An expendable task never stops the run, nor has anything made again for it: where its budget is spent,
+       or an input is gone that nothing else needs, it is left out.
+
+    Args:
+        command_attempts: budget of attempts of an expendable task. Default: ``max_attempts``.
     """
     needed = needed_by(plan, seen)
     retracted = {task: reason for task, reason in seen.corrupt.items() if task in needed}
@@ -77,9 +102,10 @@ def reconcile(plan: Plan, seen: Observation, max_attempts: int, in_advance: bool
     lost = [task for task in needed if plan.is_given(task) and task not in seen.committed]
     given_up = [_give_up_given(task, retracted.pop(task, None)) for task in lost]
     launches: dict[Task, Launch] = {}
+    left_out: list[Failure] = []
 
     def is_there(task: Task) -> bool:
-        return task in seen.committed and task not in retracted
+        return seen.is_done(task) and task not in retracted
 
     for task in seen.tasks:
         inputs = plan.inputs(task)
@@ -90,15 +116,34 @@ def reconcile(plan: Plan, seen: Observation, max_attempts: int, in_advance: bool
         if task in seen.live or task in retracted:
             continue
         failures = seen.failures.get(task, ())
-        if is_hopeless(failures, max_attempts):
-            given_up.append(failures[-1])
+        if task.stage.is_expendable and (why := _why_left_out(task, inputs, seen, retracted)):
+            left_out.append(why)
+        elif is_hopeless(failures, _budget(task, max_attempts, command_attempts)):
+            (left_out if task.stage.is_expendable else given_up).append(failures[-1])
         elif not in_advance and plan.must_have_ended(task) in seen.live:
             continue
         elif all(is_there(i) or (in_advance and (i in seen.live or i in launches)) for i in inputs):
             launches[task] = Launch(task, reason_to_launch(failures))
     launch = sorted(launches.values(), key=_launch_order)
     retract = tuple(Retract(task, reason) for task, reason in sorted(retracted.items()))
-    return Actions(() if given_up else tuple(launch), retract, tuple(given_up))
+    return Actions(() if given_up else tuple(launch), retract, tuple(given_up), tuple(left_out))
+
+
+def _budget(task: Task, max_attempts: int, command_attempts: int | None) -> int:
+    is_own = task.stage.is_expendable and command_attempts is not None
+    return command_attempts if is_own and command_attempts else max_attempts
+
+
+def _why_left_out(
+    task: Task, inputs: Sequence[Task], seen: Observation, retracted: Collection[Task]
+) -> Failure | None:
+    """Return why an expendable task can never begin: an input is gone or spoilt, and is not made again."""
+    known = {*seen.tasks, *seen.live, *retracted}
+    gone = next((source for source in inputs if not (source in known or seen.is_done(source))), None)
+    if gone is None:
+        return None
+    why = seen.corrupt.get(gone, f"{gone} has no commit record any more")
+    return Failure(task, 0, FailureKind.INPUTS, why)
 
 
 def _stale_states(needed: Collection[Task], seen: Observation) -> dict[Task, str]:
@@ -119,8 +164,8 @@ def _give_up_given(task: Task, damage: str | None) -> Failure:
 
 def needed_by(plan: Plan, seen: Observation) -> set[Task]:
     """Return the window, the tasks whose output its uncommitted tasks read, and the states that were looked
-    at because one of its uncommitted updates begins with one."""
-    undone = [task for task in seen.tasks if task not in seen.committed]
+    at because one of its uncommitted updates begins with one. Nothing is needed for an expendable task."""
+    undone = [task for task in seen.tasks if task not in seen.committed and not task.stage.is_expendable]
     read = {source for task in undone for source in plan.inputs(task)}
     updates = [task.iteration for task in undone if task.stage is Stage.UPDATE]
     looked_at = (task for task in (*seen.committed, *seen.corrupt) if task.stage is Stage.STATE)
@@ -129,7 +174,7 @@ def needed_by(plan: Plan, seen: Observation) -> set[Task]:
 
 def _launch_order(launch: Launch) -> tuple[int, bool, Task]:
     stage = launch.task.stage
-    return URGENCY[stage], stage is Stage.EVALUATE, launch.task
+    return URGENCY[stage], stage in (Stage.EVALUATE, Stage.BENCHMARK), launch.task
 
 
 def is_hopeless(failures: Sequence[Failure], max_attempts: int) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pipeline.config.job_kinds import parts_of
 from pipeline.run import journal
+from pipeline.run.benchmarks import trim_measured
 from pipeline.run.best import keep_best
 from pipeline.run.commits import BadCommit, require_record
 from pipeline.run.directory import Run, RunError
@@ -18,11 +19,13 @@ from pipeline.run.states import can_go_on, versions_with_state
 from pipeline.run.submissions import Ledger
 from pipeline.run.superseded import fresh_folder, move_folder, move_history, with_states
 from pipeline.run.tasks import WORK_STAGES, Stage, Task, task_key
-from pipeline.tracking.state import rewind
+from pipeline.tracking.state import rewind, rewind_measured
 from slurm.sharedfiles import is_there
 
 _STAGES = WORK_STAGES[1:]
 """Stages of an iteration, in order."""
+_OF_POLICIES = frozenset({Stage.EVALUATE, Stage.BENCHMARK})
+"""Stages that nothing reads: going back to one takes back it alone. They count from policy 0."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ def parse_point(text: str) -> Point:
             f"--from {text}: no stage {name!r}; write STAGE or STAGE@ITERATION, stages: {names}; "
             "of a run with pools also score and score-POOL"
         )
-    if iteration and not (iteration.isdecimal() and int(iteration) >= (stage != Stage.EVALUATE)):
+    if iteration and not (iteration.isdecimal() and int(iteration) >= (stage not in _OF_POLICIES)):
         raise RunError(f"--from {text}: {iteration!r} is not an iteration; they count from 1")
     return Point(Stage(stage), int(iteration) if iteration else None, pool)
 
@@ -85,7 +88,10 @@ def take_back(run: Run, point: Point) -> Path | None:
     if point.stage in (Stage.SCORE, Stage.REWARD, Stage.UPDATE):  # some of its shards stay
         unpack(run.paths, iteration)
     folder = fresh_folder(run.paths.superseded, f"from-{point}-{iteration}")
-    trim_rows(run, iteration, folder)  # first: interrupted here, the driver writes the rows again
+    if point.stage is not Stage.EVALUATE and trim_measured(run.paths, iteration, folder):
+        rewind_measured(run.paths)
+    if point.stage is not Stage.BENCHMARK:  # else no row holds what is taken back
+        trim_rows(run, iteration, folder)  # first: interrupted here, the driver writes the rows again
     move_history(folder, run.paths, tasks)
     withdraw_submissions(run, tasks)
     names = [task_key(task) for task in done]
@@ -117,13 +123,14 @@ def check_has_pool(plan: Plan, point: Point) -> None:
 def check_can_start_from(run: Run, stage: Stage, iteration: int, updated: int) -> None:
     """Raise RunError unless everything that will be read again still exists."""
     plan = run.plan
-    if iteration + (stage is Stage.EVALUATE) <= plan.start:
+    if iteration + (stage in _OF_POLICIES) <= plan.start:
         raise RunError(
             f"the run was forked after iteration {plan.start}, so it cannot go back to iteration {iteration}"
         )
-    if stage is Stage.EVALUATE:
+    if stage in _OF_POLICIES:
+        due = plan.evaluations() if stage is Stage.EVALUATE else plan.benchmarks()
         kept = {0, *kept_versions(run.paths, ["policy"])}
-        gone = [v for v in plan.evaluations() if iteration <= v <= updated and v not in kept]
+        gone = [v for v in due if iteration <= v <= updated and v not in kept]
         if gone:
             raise Thinned(
                 f"policy {in_words(gone)} was thinned out on purpose (update.keep_last), so it cannot be "
@@ -161,9 +168,10 @@ def superseded(plan: Plan, point: Point, at_hand: int) -> list[Task]:
     tasks: list[Task] = []
     for iteration in range(at_hand, point.iteration - 1, -1):
         stages = _STAGES if iteration > point.iteration else _STAGES[_STAGES.index(point.stage) :]
-        if point.stage is Stage.EVALUATE:
-            stages = (Stage.EVALUATE,)
-        tasks += with_states(task for task in reversed(plan.tasks(iteration)) if task.stage in stages)
+        if point.stage in _OF_POLICIES:
+            stages = tuple(stage for stage in _STAGES if stage is point.stage)
+        of_iteration = (*plan.tasks(iteration), *plan.benchmark_of(iteration))
+        tasks += with_states(task for task in reversed(of_iteration) if task.stage in stages)
     others = {pool for pool in plan.pools if point.pool not in ("", pool)}
     return [task for task in tasks if task.iteration > point.iteration or task.pool not in others]
 

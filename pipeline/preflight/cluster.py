@@ -85,7 +85,11 @@ def job_kind_problems(config: Config, job_kind: str, cluster: Cluster) -> list[C
 
 def job_kinds_used(config: Config) -> list[str]:
     """Return the job kinds that have jobs in a run of this configuration: stages, driver, ``score-POOL``."""
-    stages = [stage for stage in SLURM_STAGES if stage != Stage.EVALUATE or config.evaluate.every]
+    unused: dict[str, bool] = {
+        Stage.EVALUATE: not config.evaluate.every,
+        Stage.BENCHMARK: not config.evaluate.command,
+    }
+    stages = [stage for stage in SLURM_STAGES if not unused.get(stage)]
     return [*stages, *(Task(1, Stage.SCORE, pool=pool).job_kind for pool in config.reward.pools)]
 
 

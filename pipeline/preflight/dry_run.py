@@ -1,14 +1,17 @@
 """Dry run: the batch scripts that ``submit`` would submit next. Runs nothing.
 
-Dependencies name jobs by placeholders such as JOB-1-rollout.
+Dependencies name jobs by placeholders such as JOB-1-rollout. Where jobs are workers, each array is shown
+that the iteration at hand gets, when its inputs are there or early; whoever lives by then goes on instead.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from pipeline.config.job_kinds import GUARD
+from pipeline.config.job_kinds import DRIVER, GUARD
 from pipeline.executors.slurm.arrays import array_of, driver_submission, in_order, stage_submissions
+from pipeline.executors.slurm.crew import wanted_workers
 from pipeline.executors.slurm.dependencies import (
     ArrayElement,
+    Watch,
     dependency_of,
     elements_of,
     watch_expression,
@@ -25,31 +28,38 @@ from slurm.submission import render
 
 _CHUNK_SIZE = 1000
 """Elements of an array with Slurm's default MaxArraySize; a real submission asks the cluster."""
+_OF_WORKERS = """\
+Jobs go on with the next task of their stage (scheduler.workers), and no array waits for another: each is
+submitted when its input is there, or early, so that it has started by then."""
 
 
 def scripts(run: Run) -> str:
     """Return every script of the next submission, each under its file's name. Raises RunError."""
     ledger = Ledger(run.paths)
     parts = [f"### {ledger.script(s)}\n{text}" for s, text in _rendered(run, ledger)]
-    return "\n".join([*parts, "This was a dry run: nothing was submitted."])
+    told = [_OF_WORKERS] if slurm_settings(run).has_workers else []
+    return "\n".join([*parts, "This was a dry run: nothing was submitted.", *told])
 
 
 def _rendered(run: Run, ledger: Ledger) -> Iterator[tuple[Submission, str]]:
     config = slurm_settings(run)
-    tasks, committed = _outstanding(run, config.horizon)
+    tasks, committed = _outstanding(run, max(1, config.lookahead))
     carriers: dict[Task, ArrayElement] = {}
+    wanted = wanted_workers(run.plan, config) if config.has_workers else {}
     for group in in_order([Launch(task, "") for task in tasks]):
         number = ledger.next_number(group[0].iteration, group[0].job_kind)
-        for submission in stage_submissions(run, 1, number, group, _CHUNK_SIZE):
+        if config.has_workers:
+            group = group[-wanted[group[0].job_kind] :]
+        for submission in stage_submissions(run, 1, number, group, _CHUNK_SIZE, stays=config.has_workers):
             waits = [
                 (task, index, elements_of(run.plan, task, committed.__contains__, carriers) or ())
                 for index, task in submission.tasks()
             ]
-            dependency, _ = dependency_of(waits, config.dependency)
+            dependency = "" if config.has_workers else dependency_of(waits, config.dependency)[0]
             yield submission, render(array_of(run, config, submission, Escalation(), None, dependency))
             job = f"JOB-{submission.iteration}-{submission.job_kind}"
             carriers |= {task: ArrayElement(job, index) for index, task in submission.tasks()}
-    for watch in watches((task, carrier.array) for task, carrier in carriers.items()):
+    for watch in _watches(carriers, config.has_workers):
         expression = watch_expression(watch.last, watch.earlier)
         number = ledger.next_number(watch.iteration, watch.job_kind)
         driver = driver_submission(run, 1, watch.iteration, watch.job_kind, number)
@@ -60,12 +70,19 @@ def _rendered(run: Run, ledger: Ledger) -> Iterator[tuple[Submission, str]]:
         yield guard, render(array_of(run, config, guard, Escalation(), None, begin=begin))
 
 
+def _watches(carriers: Mapping[Task, ArrayElement], has_workers: bool) -> Iterable[Watch]:
+    """Return what driver jobs wait for; with workers, one for the end of any array."""
+    if not has_workers:
+        return watches((task, carrier.array) for task, carrier in carriers.items())
+    return [Watch(0, DRIVER, tuple(dict.fromkeys(carrier.array for carrier in carriers.values())), ())]
+
+
 def _outstanding(run: Run, horizon: int) -> tuple[list[Task], set[Task]]:
     """Return the uncommitted tasks of the window, and the committed tasks of it and its inputs."""
     if not is_run(run.paths.root):
         return list(run.plan.window(-1, 0, horizon)), set()
     frontier = find_frontier(run.plan, run.paths)
-    window = run.plan.window(frontier.updated, frontier.evaluated, horizon)
+    window = frontier.window(run.plan, horizon)
     records = Records(run.paths)
     records.refresh([*window, *(source for task in window for source in run.plan.inputs(task))])
     return [task for task in window if task not in records.known], set(records.known)

@@ -15,6 +15,8 @@ from pipeline.data.checks import Judged, check_usable, describe, judge, prompt_f
 from pipeline.data.prompts import Prompts
 from pipeline.data.tables import PromptError
 from pipeline.data.tokenizer_files import CannotLook, check_can_render, read_tokenizer
+from pipeline.executors.allocation import describe_allocation
+from pipeline.executors.local_limits import describe_gpus
 from pipeline.notify.secrets import is_secret_name
 from pipeline.plugins.load import make_importable
 from pipeline.plugins.trial import Sample, check_engines, check_rules, check_scheduler
@@ -33,11 +35,13 @@ def validate_inputs(config: Config, folder: Path | None = None, start: int = 0) 
 
     Raises:
         PromptError, PluginError: something cannot be used.
-        ConfigError: what the run keeps does not fit on its disk.
+        ConfigError: what the run keeps does not fit on its disk, or a task needs more GPUs than there are.
     """
     check_is_free(RunPaths(Path(config.run_dir)))
     check_can_be_made(Path(config.run_dir))
     make_importable(str(folder or Path.cwd()))
+    yield from describe_gpus(config)
+    yield from describe_allocation(config)
     yield f"configuration: {config.iterations} iterations of {config.responses_per_iteration} responses"
     yield f"policy: {config.model.policy}, context {config.model.context_length} tokens"
     formats = (config.update.precision, config.rollout_precision, config.reward_precision)

@@ -1,4 +1,4 @@
-"""Reports: one self-contained HTML file about a run, or about several beside each other."""
+"""Reports: one self-contained HTML file about a run, about several beside each other, or about a sweep."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from pipeline.report.data import read_report, read_rows
 from pipeline.run.directory import Run
 from pipeline.run.durable import replace_durably
 
-__all__ = ["COMPARISON", "read_rows", "write_comparison", "write_report"]
+__all__ = ["COMPARISON", "read_rows", "write_comparison", "write_report", "write_sweep_report"]
 
 COMPARISON = "report-compare.html"
 """File name of a comparison, in the current folder, unless another path is given."""
@@ -33,6 +33,18 @@ def write_comparison(runs: Sequence[Run], out: Path | None = None) -> Path:
     from pipeline.report.comparison import comparison, read_compared
 
     return _write(comparison(read_compared(runs)), out or Path(COMPARISON))
+
+
+def write_sweep_report(root: Path, out: Path | None = None) -> Path:
+    """Write ``report.html`` of a sweep, or ``out``. Returns its path.
+
+    Raises:
+        SweepError: its manifest cannot be read.
+        RunError: none of its runs has a row, or the page cannot be written.
+    """
+    from pipeline.report.sweep import read_sweep_data, sweep_page
+
+    return _write(sweep_page(read_sweep_data(root)), out or root / "report.html")
 
 
 def _write(text: str, path: Path) -> Path:

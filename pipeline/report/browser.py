@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.metrics.samples import Choice, Sample
-from pipeline.report.html import visible
+from pipeline.text import visible
 
 
 def filters_of(samples: Sequence[tuple[Choice, Sample]]) -> dict[str, Any]:

@@ -88,10 +88,11 @@ def outcomes(compared: Sequence[Compared]) -> list[list[str]]:
 def places_of(runs: Sequence[tuple[str, str, Sequence[Row]]]) -> list[Place]:
     """Find the charts that some run has numbers for. A run is its label, its colour and its rows."""
     found = ((chart, overlay(chart, runs)) for chart in CHARTS)
-    return [Place(chart, _text(chart, made[1]), chart.title, made[0]) for chart, made in found if made]
+    return [Place(chart, chart_text(chart, made[1]), chart.title, made[0]) for chart, made in found if made]
 
 
-def _text(chart: Chart, kinds: Sequence[tuple[str, str]]) -> str:
+def chart_text(chart: Chart, kinds: Sequence[tuple[str, str]]) -> str:
+    """Return the text under a chart of several runs: what it shows, and which dash is which number."""
     text = chart.caption if len(kinds) == 1 and chart.kind == "lines" else ""
     text = text or meaning(chart.names.split()[0])
     dashes = ", ".join(f"{label} {dash}" for dash, label in kinds)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pipeline.config.evaluate import HELDOUT_REWARD
 from pipeline.config.job_kinds import DRIVER
 from pipeline.metrics.advice import Advice, Evidence, TaskTime, advise
 from pipeline.metrics.attempts import Facts, attempts_of
@@ -12,12 +13,15 @@ from pipeline.metrics.samples import Choice, Sample, choose, read_samples, sampl
 from pipeline.metrics.spans import IterationSpans, Span, SpanEnd, iteration_spans, read_lines
 from pipeline.metrics.terminal import Row
 from pipeline.run import journal
+from pipeline.run.benchmarks import read_measured, with_measured
 from pipeline.run.commits import CorruptData, read_record
 from pipeline.run.directory import Run, RunError
 from pipeline.run.records import Records
 from pipeline.run.retention import read_best as best_of
 from pipeline.run.submissions import Ledger
 from pipeline.run.tasks import Stage, Task
+from pipeline.workers.beats import Beat
+from pipeline.workers.reading import read_beats
 
 _MOST_ITERATIONS = 20
 _MOST_ATTEMPTS = 6000
@@ -34,10 +38,12 @@ _TEXT_BUDGET = 2_000_000
 
 @dataclass(frozen=True)
 class Best:
-    """The policy with the highest reward on held-out prompts."""
+    """The policy with the best value of evaluate.best."""
 
     iteration: int
     reward: float
+    metric: str = HELDOUT_REWARD
+    """Metric that ``reward`` is a value of."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,8 @@ class ReportData:
     advice: Sequence[Advice]
     now: float
     """Unix time at which it was read."""
+    beats: Sequence[Beat] = ()
+    """What the newest workers said last; none of a run whose jobs do not stay."""
 
     @property
     def trained(self) -> Sequence[Row]:
@@ -72,13 +80,15 @@ def read_report(run: Run) -> ReportData:
     spans = read_spans(run, int(rows[-1]["iteration"]) if rows else run.plan.start)
     found = Evidence(rows, run.config, task_times(spans))
     samples = read_some_samples(run, [int(row["iteration"]) for row in rows])
-    return ReportData(run, rows, read_best(run), spans, samples, advise(found), now)
+    beats = list(read_beats(run.paths).values()) if run.config.slurm else []
+    return ReportData(run, rows, read_best(run), spans, samples, advise(found), now, beats)
 
 
 def read_rows(run: Run) -> list[Row]:
     """Read ``metrics.jsonl``, ascending, the last line of an iteration being the one that counts.
 
-    If the policy that the run begins with was evaluated, a row with that evaluation alone comes first.
+    If the policy that the run begins with was evaluated, a row with that evaluation alone comes first. The
+    numbers of evaluate.command are added to the rows of the policies that they are of.
 
     Raises:
         RunError: a row is not made of numbers.
@@ -94,7 +104,7 @@ def read_rows(run: Run) -> list[Row]:
     found = journal.read(run.paths.metrics)
     check_rows(run, found)
     rows |= {row["iteration"]: row for row in found}
-    return [rows[iteration] for iteration in sorted(rows)]
+    return with_measured(rows.values(), read_measured(run.paths))
 
 
 def check_rows(run: Run, rows: Sequence[Mapping[str, object]]) -> None:
@@ -111,7 +121,9 @@ def check_rows(run: Run, rows: Sequence[Mapping[str, object]]) -> None:
 
 def read_best(run: Run) -> Best | None:
     best = best_of(run.paths)
-    return Best(int(best["iteration"]), float(best["reward"])) if best else None
+    if not best:
+        return None
+    return Best(int(best["iteration"]), float(best["reward"]), str(best.get("metric", HELDOUT_REWARD)))
 
 
 # --- spans -----------------------------------------------------------------------------------------------
@@ -138,7 +150,9 @@ def read_live(run: Run, iteration: int) -> list[Span]:
     """Read the attempts at one iteration's tasks from its records, submissions and failures."""
     records = Records(run.paths)
     records.refresh(run.plan.tasks(iteration))
-    facts = Facts(Ledger(run.paths).load([iteration])) if run.config.slurm else Facts()
+    facts = Facts()
+    if run.config.slurm:
+        facts = Facts(Ledger(run.paths).load([iteration]), beats=list(read_beats(run.paths).values()))
     return attempts_of(run, iteration, records.readable, facts, time.time())
 
 

@@ -96,7 +96,8 @@ def _series(patterns: Iterable[str], names: Sequence[str]) -> list[tuple[str, st
             metric = describe(name)
             if metric is None or metric.name != pattern:
                 continue
-            label = name[len(before) : len(name) - len(after)] if "*" in pattern else name
+            end = len(name) - (0 if "*" in after else len(after))
+            label = name[len(before) : end] if "*" in pattern else name
             found.append((name, label, _colour(label, [other for _, other, _ in found])))
     return found
 

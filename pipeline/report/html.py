@@ -1,19 +1,13 @@
 """Pages made from templates. Text that goes into them may be anything: it is escaped, and made visible."""
 
 import functools
-import unicodedata
 from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from pipeline.text import duration
-
-_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
-"""Unicode categories that show nothing, or change how what follows is shown."""
-_KEPT = frozenset("\n\t\u200c\u200d")
-"""Characters of those categories to keep: line ends, tabs, and the joiners that scripts and emoji need."""
+from pipeline.text import duration, visible
 
 
 class Head(NamedTuple):
@@ -47,19 +41,6 @@ def environment() -> Environment:
     made.globals |= {"own": _own, "plotly": _plotly}
     made.filters |= {"duration": duration, "moment": _moment}
     return made
-
-
-def visible(text: str) -> str:
-    """Spell out control and direction characters, so that a text cannot look like another."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_shown(letter) for letter in text)
-
-
-def _shown(letter: str) -> str:
-    if letter in _KEPT or unicodedata.category(letter) not in _INVISIBLE:
-        return letter
-    return f"⟨U+{ord(letter):04X}⟩"
 
 
 def _own(name: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config.compose import to_yaml
+from pipeline.config.evaluate import HELDOUT_REWARD
 from pipeline.metrics.advice import Advice
 from pipeline.metrics.advice_input import MIN_ROWS
 from pipeline.metrics.catalogue import describe
@@ -24,6 +25,8 @@ from pipeline.report.html import Head, render
 from pipeline.report.settings import plain_text, settings_apart
 from pipeline.report.timeline import timeline_data, windows_of
 from pipeline.report.usage import usage
+from pipeline.report.workers import workers_table
+from pipeline.run.benchmarks import in_words, read_measured
 from pipeline.run.directory import Run
 from pipeline.text import duration, number
 
@@ -69,7 +72,7 @@ def page(data: ReportData) -> str:
         title=run.identity.name,
         data=data,
         run=run,
-        outcome=outcome_of(run, data.rows, data.best),
+        outcome=outcome_of(run, data.rows, data.best) | measured_in_words(run),
         resume=f"slurm-ppo resume {shlex.quote(str(run.paths.root))}",
         settings=[(key, plain_text(value)) for key, value in settings_apart(run.config).items()],
         settings_heads=[Head("key"), Head("value")],
@@ -80,6 +83,7 @@ def page(data: ReportData) -> str:
         windows=windows_of(data.spans),
         timeline=timeline_data(data),
         usage=used,
+        workers=workers_table(data.beats, data.now),
         filters=filters_of(data.samples),
         samples=samples_data(data.samples),
         iterations=iteration_table(data.rows),
@@ -96,7 +100,8 @@ def outcome_of(run: Run, rows: Sequence[Row], best: Best | None) -> dict[str, st
     if means := [row["reward/mean"] for row in rows if "reward/mean" in row]:
         found["mean reward, first → last"] = f"{number(means[0])} → {number(means[-1])}"
     if best:
-        found["best on held-out prompts"] = f"{number(best.reward)} (policy {best.iteration})"
+        title = "best on held-out prompts" if best.metric == HELDOUT_REWARD else f"best {best.metric}"
+        found[title] = f"{number(best.reward)} (policy {best.iteration})"
     for name, title in (("objective/kl", "KL"), ("response_length/mean", "response length")):
         if rows and name in rows[-1]:
             found[title] = number(rows[-1][name])
@@ -105,6 +110,13 @@ def outcome_of(run: Run, rows: Sequence[Row], best: Best | None) -> dict[str, st
     if rows and "seconds/elapsed" in rows[-1]:
         found["elapsed"] = duration(rows[-1]["seconds/elapsed"])
     return found
+
+
+def measured_in_words(run: Run) -> dict[str, str]:
+    """Return how many policies evaluate.command has measured, and which numbers are missing, if it is set."""
+    total, measured = len(run.plan.benchmarks()), read_measured(run.paths)
+    told = in_words(measured, len(measured), total)
+    return {"evaluate.command": told} if told else {}
 
 
 def gpu_hours(rows: Sequence[Row]) -> float:

@@ -66,13 +66,14 @@ function spent(item) {
 }
 
 function attemptItem(timeline, row) {
-  const [iteration, purpose, lane, shard, attempt, ready, started, ended, node, job, end, note, log] = row;
-  const item = { purpose, lane, ready, started, ended, isFailed: end === 1, row: null };
+  const [iteration, purpose, lane, shard, attempt, ready, started, ended, node, job, end, note, log, held] = row;
+  const item = { purpose, lane, ready, started, ended, held, isFailed: end === 1, row: null };
   const name = timeline.purposes[purpose];
   const lines = [`<b>${escaped(name)}${name === "driver" ? "" : ` shard ${shard}`}</b>, iteration ${iteration}`];
   lines.push(`attempt ${escaped(attempt)}${["", ", without a result", "", ""][end]}`);
   if (job) lines.push(`job ${escaped(job)}`);
   if (timeline.names[node]) lines.push(`on ${escaped(timeline.names[node])}`);
+  if (held !== null && started !== null) lines.push(`its worker waited ${seconds(started - held)}`);
   lines.push(spent(item), `log: ${escaped(log)}`);
   if (note) lines.push(broken(note));
   return { ...item, iteration, text: lines.join("<br>") };
@@ -162,6 +163,10 @@ function timelineTraces(timeline, items) {
     const style = { ...group, marker: { color, pattern, line: { width: 0 } }, showlegend: false };
     const until = (item) => known(item.started, item.ended, now);
     if (waited.length) traces.push(bars(timeline, waited, (item) => item.ready, until, style));
+    const idle = mine.filter((item) => item.started !== null && item.started > known(item.held, item.started));
+    const dots = { shape: ".", size: 5, solidity: 0.3, fgcolor: color, bgcolor: "rgba(0,0,0,0)" };
+    const held = { ...style, marker: { color, pattern: dots, line: { width: 0 } } };
+    if (idle.length) traces.push(bars(timeline, idle, (item) => item.held, (item) => item.started, held));
   });
   return [...traces, ...failureTraces(timeline, items)];
 }

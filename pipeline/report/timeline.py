@@ -109,6 +109,7 @@ def _attempt(
         list(SpanEnd).index(span.end),
         span.note[:300],
         log_of(run, iteration, span),
+        _since(span.held, base),
     ]
 
 

@@ -19,6 +19,7 @@ PARTS: Mapping[str, tuple[str, str]] = {
     "compute": ("model compute", "var(--c2)"),
     "idle": ("idle", "var(--c3)"),
     "retry": ("without a result", "var(--bad)"),
+    "waiting": ("workers waited for inputs", "var(--c5)"),
 }
 """Name and colour of each part of a bar."""
 
@@ -41,6 +42,7 @@ def usage(data: ReportData) -> UsageTable | None:
     if not stages:
         return None
     hidden = set() if any(stage.cpu_hours for stage in stages.values()) else {"GPU hours", "CPU hours"}
+    hidden |= set() if any(stage.waiting for stage in stages.values()) else {"workers waited"}
     hidden |= {"partition"} if all(stage.lane == job_kind for job_kind, stage in stages.items()) else set()
     columns = [column for column in _COLUMNS if column[0].title not in hidden]
     lines = (*stages.items(), ("all", total(stages.values())))
@@ -70,6 +72,10 @@ _COLUMNS: tuple[tuple[Head, Callable[[str, StageTime], str]], ...] = (
     _share("idle", "idle"),
     _share("no result", "retry"),
     (
+        Head("workers waited", "for inputs, with their resources held; not in what ran"),
+        lambda job_kind, stage: duration(stage.waiting),
+    ),
+    (
         Head("waited/ran", "seconds in the queue for each second that it ran"),
         lambda job_kind, stage: f"{stage.queue / stage.run:.2f}" if stage.run else MISSING,
     ),
@@ -86,9 +92,10 @@ def total(stages: Iterable[StageTime]) -> StageTime:
 def figure(stages: Mapping[str, StageTime]) -> dict[str, Any]:
     """Draw stacked bars, one per stage, in the largest unit in which the longest has at least two."""
     tasks = {job_kind: stage for job_kind, stage in stages.items() if job_kind != DRIVER}
-    longest = max((stage.queue + stage.run for stage in tasks.values()), default=0.0)
+    longest = max((stage.queue + stage.run + stage.waiting for stage in tasks.values()), default=0.0)
     unit, size = ("hours", 3600) if longest >= 7200 else ("minutes", 60) if longest >= 120 else ("seconds", 1)
-    traces = [_trace(part, tasks, size) for part in PARTS]
+    parts = [part for part in PARTS if part != "waiting" or any(stage.waiting for stage in tasks.values())]
+    traces = [_trace(part, tasks, size) for part in parts]
     title = {"text": f"{unit}, summed over attempts", "standoff": 8, "font": {"size": 12}}
     shape = layout(
         height=110 + 34 * len(tasks),
@@ -105,7 +112,7 @@ def _trace(part: str, stages: Mapping[str, StageTime], size: int) -> dict[str, A
     values = [getattr(stage, part) for stage in stages.values()]
     name, colour = PARTS[part]
     marker: dict[str, Any] = {"color": colour, "line": {"width": 0}}
-    if part == "queue":
+    if part in ("queue", "waiting"):
         marker["pattern"] = {"shape": "/", "size": 6, "solidity": 0.25, "fillmode": "replace"}
     return {
         "type": "bar",

@@ -9,7 +9,7 @@ Reading:   record -> every file it names has the recorded size and hash, or :cla
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -96,19 +96,14 @@ class Record:
     metrics: Mapping[str, float] = field(default_factory=dict)
     promises_state: bool = False
     """Whether the attempt, one at an update, commits the trainer's state (:func:`pipeline.run.plan.state_of`)
-    after this record. If not, the trainer keeps none, or ``outputs`` hold it."""
+    after this record. If not, ``outputs`` hold it, or none was due, or the trainer keeps none."""
+    skips_state: bool = False
+    """Whether the trainer keeps a state, and an update commits none, as none was due (update.save_every)."""
 
     @cached_property
     def fingerprint(self) -> str:
-        """One hash over all outputs: equal if and only if the same names hold the same bytes.
-
-        Attempt ids are part of file names, so only the name's stable part counts.
-        """
-        lines = [
-            f"{entry.path.replace('.' + self.attempt, '')} {entry.bytes} {entry.xxh3_128}"
-            for entry in self.outputs
-        ]
-        return xxhash.xxh3_128_hexdigest("\n".join(sorted(lines)).encode())
+        """One hash over all outputs (:func:`fingerprint_of`)."""
+        return fingerprint_of(self.outputs, self.attempt)
 
     @property
     def holds_state(self) -> bool:
@@ -159,6 +154,15 @@ class Record:
             raise ValueError(in_words(error)) from None
 
 
+def fingerprint_of(outputs: Iterable[FileEntry], attempt: str) -> str:
+    """Return one hash over an attempt's outputs: equal if and only if the same names hold the same bytes.
+
+    Attempt ids are part of file names, so only the name's stable part counts.
+    """
+    lines = [f"{e.path.replace('.' + attempt, '')} {e.bytes} {e.xxh3_128}" for e in outputs]
+    return xxhash.xxh3_128_hexdigest("\n".join(sorted(lines)).encode())
+
+
 def read_record(paths: RunPaths, task: Task) -> Record | None:
     """Return the task's commit record, or None when it is not committed.
 
@@ -198,11 +202,16 @@ def _archive_of(task: Task) -> Iterator[None]:
 
 @lru_cache(maxsize=64)
 def _look_above(folder: Path) -> None:
-    """Make the network filesystem's client look ``folder`` up again, once in the life of a task's process.
+    """Make the network filesystem's client look ``folder`` up again, once in the life of an attempt.
 
     The folder that it remembers may have been moved away by another machine when the run went back.
     """
     is_there(folder)
+
+
+def forget_folders() -> None:
+    """Look up all folders again from now on, as a process does that begins with another attempt."""
+    _look_above.cache_clear()
 
 
 def require_record(paths: RunPaths, task: Task) -> Record:

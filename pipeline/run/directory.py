@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pydantic import ValidationError
 
 from pipeline.config.compose import from_mapping, to_yaml
 from pipeline.config.conversion import converted, from_yaml, in_words
+from pipeline.config.former import as_it_was_meant
 from pipeline.config.issue import ConfigError
 from pipeline.config.scheduler import SlurmConfig
 from pipeline.config.schema import Config
@@ -94,12 +96,12 @@ def slurm_settings(run: Run) -> SlurmConfig:
     """Return the scheduler's settings of a run on Slurm.
 
     Raises:
-        RunError: it is a run on this machine (scheduler=local).
+        RunError: it is a run on this machine, or in an allocation.
     """
     if not isinstance(run.config.scheduler, SlurmConfig):
         raise RunError(
-            "scheduler=local has no queue to submit to; on this machine type slurm-ppo run, or resume RUN, "
-            "and slurm-ppo plan to see what it would do; for jobs choose scheduler=slurm"
+            f"scheduler={run.config.scheduler.kind} has no queue to submit to; type slurm-ppo run, or "
+            "resume RUN, and slurm-ppo plan to see what it would do; for jobs choose scheduler=slurm"
         )
     return run.config.scheduler
 
@@ -274,9 +276,15 @@ def load_run(root: Path) -> Run:
             "Restore it, or start a new run with the new settings."
         )
     try:
-        return Run(paths, from_mapping(from_yaml(text)), identity)
+        return Run(paths, _config_of(text), identity)
     except ConfigError as error:
         raise RunError(f"{paths.config_yaml} is of another version of slurm-ppo: {error}") from None
+
+
+@lru_cache(maxsize=2)
+def _config_of(text: str) -> Config:
+    """Parse a configuration; cached, as a process that does many tasks of a run asks for each."""
+    return from_mapping(as_it_was_meant(from_yaml(text)))
 
 
 def identity_text(identity: Identity) -> str:

@@ -29,14 +29,20 @@ def append(path: Path, *rows: Mapping[str, Any]) -> None:
 def read(path: Path) -> list[dict[str, Any]]:
     """Return all whole lines, parsed. One cut by a crash is left out: it never counted as written."""
     try:
-        return _parse(read_newest(path))
+        return parse(read_newest(path))
     except FileNotFoundError:
         return []
 
 
 def read_tail(path: Path, num_bytes: int = 1 << 18) -> list[dict[str, Any]]:
     """Return the last lines only, so that the cost does not grow with the run."""
-    return _parse(read_end(path, num_bytes))
+    return parse(read_end(path, num_bytes))
+
+
+def read_last(path: Path, num_bytes: int = 1 << 16) -> list[dict[str, Any]]:
+    """Return the last whole line alone, if there is one among the last bytes."""
+    lines = read_end(path, num_bytes).splitlines()
+    return next((found for line in reversed(lines) if (found := parse(line))), [])
 
 
 def read_end(path: Path, num_bytes: int) -> bytes:
@@ -70,7 +76,7 @@ def read_since(path: Path, moment: float) -> list[dict[str, Any]]:
         num_bytes *= 4
 
 
-def _parse(text: bytes) -> list[dict[str, Any]]:
+def parse(text: bytes) -> list[dict[str, Any]]:
     rows = []
     for line in text.splitlines():
         try:

@@ -35,6 +35,8 @@ class RunPaths:
     metrics = _Below("metrics.jsonl")
     rows = _Below("rows")
     """Folder of metrics.jsonl's rows, each published once; see :mod:`pipeline.orchestrate.row_writer`."""
+    evaluations = _Below("evaluations.jsonl")
+    """Journal of what evaluate.command said of policies."""
     spans = _Below("spans.jsonl")
     """Journal of when and where every attempt waited and ran."""
     report = _Below("report.html")
@@ -54,6 +56,8 @@ class RunPaths:
     critics = _Below("critic")
     trainers = _Below("trainer")
     """Critics and trainer states of runs and trainers that commit them with the policy."""
+    origin = _Below("origin")
+    """Run directory with what a fork needs of its parent to learn the state that it begins with."""
     slurm = _Below("slurm")
     control = _Below("slurm", "control.json")
     iterations = _Below("iterations")

@@ -7,6 +7,9 @@ from functools import lru_cache
 from pipeline.config.schema import Config
 from pipeline.run.tasks import PREPARE, Stage, Task
 
+_BENCHMARKS_AT_ONCE = 2
+"""Benchmarks in a window: the one at hand, and the one behind it."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -20,14 +23,18 @@ class Plan:
     """Policy version that the run begins with: 0, the user's model, or in a fork a copy of its parent's."""
     pools: tuple[str, ...] = ()
     """Pools of reward components: each pool has score tasks of its own."""
+    benchmark_every: int = 0
+    """Iterations between measurements by the user's program; 0: never."""
 
     @staticmethod
     def of(config: Config, start: int = 0) -> "Plan":
         every = config.evaluate.every if config.data.heldout else 0
-        return Plan(config.iterations, config.rollout.num_shards, every, start, config.reward.pools)
+        pools, measured = config.reward.pools, config.evaluate.measured_every
+        return Plan(config.iterations, config.rollout.num_shards, every, start, pools, measured)
 
     def tasks(self, iteration: int) -> tuple[Task, ...]:
-        """Return the tasks of one iteration, inputs before what reads them."""
+        """Return the tasks of one iteration that its row waits for, inputs before what reads them: all but
+        its benchmark."""
         if iteration <= self.start:
             first = (PREPARE,) if iteration == 0 else ()
             return (*first, Task(iteration, Stage.EVALUATE)) if self.evaluates(iteration) else first
@@ -49,6 +56,7 @@ class Plan:
     def all_tasks(self) -> Iterator[Task]:
         for iteration in dict.fromkeys((0, *range(self.start, self.iterations + 1))):
             yield from self.tasks(iteration)
+            yield from self.benchmark_of(iteration)
 
     def is_given(self, task: Task) -> bool:
         """Whether its commit came with the run (a fork's first policy and state): no task of the run can
@@ -69,9 +77,9 @@ class Plan:
             return (PREPARE, Task(iteration, Stage.ROLLOUT, task.shard), *scores)
         if task.stage is Stage.UPDATE:
             return _inputs_of_update(self, iteration)
-        # One evaluation after the other, so that only the last can be outstanding.
-        previous = self.evaluation_before(iteration)
-        earlier = () if previous is None else (Task(previous, Stage.EVALUATE),)
+        # One evaluation after the other, so that only the last can be outstanding; benchmarks too.
+        previous = _due_before(iteration, self.start, self._every(task.stage))
+        earlier = () if previous is None else (Task(previous, task.stage),)
         return unique(PREPARE, policy_maker(iteration), *earlier)
 
     def must_have_ended(self, task: Task) -> Task | None:
@@ -81,29 +89,37 @@ class Plan:
             return None
         return policy_maker(task.iteration - 1)
 
+    def _every(self, stage: Stage) -> int:
+        return self.benchmark_every if stage is Stage.BENCHMARK else self.evaluate_every
+
     def evaluates(self, iteration: int) -> bool:
-        if not self.evaluate_every or iteration < self.start:
-            return False
-        is_due = iteration % self.evaluate_every == 0
-        return is_due or iteration in (self.start, self.iterations)
+        return _is_due(iteration, self.start, self.iterations, self.evaluate_every)
 
     def evaluations(self) -> tuple[int, ...]:
         """Return the iterations whose policies are evaluated, ascending: first, last, and every Nth."""
-        if not self.evaluate_every:
-            return ()
-        after = (self.start // self.evaluate_every + 1) * self.evaluate_every
-        due = range(after, self.iterations + 1, self.evaluate_every)
-        return tuple(sorted({self.start, *due, self.iterations}))
+        return _due(self.start, self.iterations, self.evaluate_every)
 
     def evaluation_before(self, iteration: int) -> int | None:
-        if iteration <= self.start:
-            return None
-        return max(self.start, (iteration - 1) // self.evaluate_every * self.evaluate_every)
+        return _due_before(iteration, self.start, self.evaluate_every)
 
     def evaluation_tasks(self) -> tuple[Task, ...]:
         return tuple(Task(iteration, Stage.EVALUATE) for iteration in self.evaluations())
 
-    def window(self, updated: int, evaluated: int, lookahead: int = 0) -> tuple[Task, ...]:
+    def benchmarks(self) -> tuple[int, ...]:
+        """Return the iterations whose policies the user's program measures, as :meth:`evaluations`."""
+        return _due(self.start, self.iterations, self.benchmark_every)
+
+    def benchmark_tasks(self) -> tuple[Task, ...]:
+        return tuple(Task(iteration, Stage.BENCHMARK) for iteration in self.benchmarks())
+
+    def benchmark_of(self, iteration: int) -> tuple[Task, ...]:
+        """Return the benchmark of an iteration's policy, if there is one."""
+        is_due = _is_due(iteration, self.start, self.iterations, self.benchmark_every)
+        return (Task(iteration, Stage.BENCHMARK),) if is_due else ()
+
+    def window(
+        self, updated: int, evaluated: int, lookahead: int = 0, benchmarked: int = 0
+    ) -> tuple[Task, ...]:
         """Return the tasks that matter now, inputs before what reads them.
 
         Args:
@@ -111,6 +127,7 @@ class Plan:
             evaluated: how many of :meth:`evaluations` are committed.
             lookahead: iterations to include although their inputs are not there yet; 0 where nothing is
                 submitted in advance.
+            benchmarked: how many of :meth:`benchmarks` are committed.
         """
         if updated < 0 and not lookahead:
             return (PREPARE,)
@@ -119,7 +136,30 @@ class Plan:
         tasks = [PREPARE] if updated < 0 else []
         for iteration in range(done + 1, max(newest, min(done + 1, self.iterations)) + 1):
             tasks += [t for t in self.tasks(iteration) if t.stage is not Stage.EVALUATE]
-        return (*tasks, *(t for t in self.evaluation_tasks()[evaluated:] if t.iteration <= newest))
+        # Benchmarks may lag far behind, and their queue must not fill that of training.
+        measured = self.benchmark_tasks()[benchmarked : benchmarked + _BENCHMARKS_AT_ONCE]
+        outstanding = (*self.evaluation_tasks()[evaluated:], *measured)
+        return (*tasks, *(t for t in outstanding if t.iteration <= newest))
+
+
+def _is_due(iteration: int, first: int, last: int, every: int) -> bool:
+    """Whether what is due at the first version, at the last and at every Nth is due at ``iteration``; N is 0
+    for never."""
+    if not every or iteration < first:
+        return False
+    return iteration % every == 0 or iteration in (first, last)
+
+
+def _due(first: int, last: int, every: int) -> tuple[int, ...]:
+    """Return the versions at which :func:`_is_due` holds, ascending."""
+    if not every:
+        return ()
+    return tuple(sorted({first, *range((first // every + 1) * every, last + 1, every), last}))
+
+
+def _due_before(iteration: int, first: int, every: int) -> int | None:
+    """Return the version before ``iteration`` at which :func:`_is_due` holds; None if there is none."""
+    return None if iteration <= first else max(first, (iteration - 1) // every * every)
 
 
 @lru_cache(maxsize=8)

@@ -1,5 +1,6 @@
 """Commit records on disk, read for the current iterations, and how far a run has come."""
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from slurm.sharedfiles import is_there, names_in
 
 _TAIL_BYTES = 1 << 16
 """Bytes read from the end of metrics.jsonl, which hold more than its last row."""
+_SEARCH_SECONDS = 1.0
+"""Seconds for which what was committed a moment ago is taken to be followed by its next iterations alone."""
 
 
 class Committed(Protocol):
@@ -147,10 +150,17 @@ class Frontier:
     """Newest iteration whose update is committed; -1 before prepare is."""
     evaluated: int
     """Number of the plan's evaluations that are committed."""
+    benchmarked: int = 0
+    """Number of the plan's benchmarks that are committed, those without numbers too."""
 
     def is_committed(self, plan: Plan) -> bool:
         """Whether everything is committed."""
-        return self.updated >= plan.iterations and self.evaluated == len(plan.evaluations())
+        is_evaluated = self.evaluated == len(plan.evaluations())
+        return self.updated >= plan.iterations and is_evaluated and self.benchmarked == len(plan.benchmarks())
+
+    def window(self, plan: Plan, lookahead: int = 0) -> tuple[Task, ...]:
+        """Return the tasks that matter now (:meth:`Plan.window`)."""
+        return plan.window(self.updated, self.evaluated, lookahead, self.benchmarked)
 
     def is_complete(self, plan: Plan, newest_row: int) -> bool:
         """Whether everything is committed, and every iteration up to the last has its row."""
@@ -174,7 +184,43 @@ def find_frontier(plan: Plan, paths: RunPaths) -> Frontier:
         lagging = evaluations[evaluated]
         if plan.start < lagging <= updated and not is_committed(paths, Task(lagging, Stage.UPDATE)):
             updated = lagging - 1
-    return Frontier(updated, evaluated)
+    return Frontier(updated, evaluated, _count_committed(paths, Stage.BENCHMARK, plan.benchmarks()))
+
+
+@dataclass
+class FrontierFinder:
+    """Finds how far a run has come, again and again: for a moment from where it was, else by a search."""
+
+    plan: Plan
+    paths: RunPaths
+    known: Frontier | None = None
+    searched: float = float("-inf")
+    """When it was last searched for (monotonic)."""
+
+    def find(self) -> Frontier:
+        now = time.monotonic()
+        if self.known is None or now - self.searched > _SEARCH_SECONDS:
+            self.known, self.searched = None, now
+        nearby = None if self.known is None else next_frontier(self.plan, self.paths, self.known)
+        self.known = nearby or find_frontier(self.plan, self.paths)
+        return self.known
+
+
+def next_frontier(plan: Plan, paths: RunPaths, known: Frontier) -> Frontier | None:
+    """Return how far a run has come that was at ``known`` a moment ago, if that is an iteration further at
+    most; None: search for it."""
+    updated, evaluated, benchmarked = known.updated, known.evaluated, known.benchmarked
+    if updated < plan.start or (
+        updated > plan.start and not is_committed(paths, Task(updated, Stage.UPDATE))
+    ):
+        return None
+    following = range(updated + 1, min(updated + 2, plan.iterations) + 1)
+    updated += _count_committed(paths, Stage.UPDATE, following)
+    evaluated += _count_committed(paths, Stage.EVALUATE, plan.evaluations()[evaluated : evaluated + 2])
+    benchmarked += _count_committed(paths, Stage.BENCHMARK, plan.benchmarks()[benchmarked : benchmarked + 2])
+    is_near = updated < known.updated + 2 and evaluated < known.evaluated + 2
+    is_near = is_near and benchmarked < known.benchmarked + 2
+    return Frontier(updated, evaluated, benchmarked) if is_near else None
 
 
 def _before_gap(plan: Plan, paths: RunPaths, updated: int) -> int:
@@ -184,7 +230,7 @@ def _before_gap(plan: Plan, paths: RunPaths, updated: int) -> int:
     a row the update was there, and only its record was lost since.
     """
     try:
-        rows = journal.read_tail(paths.metrics, _TAIL_BYTES)
+        rows = journal.read_last(paths.metrics, _TAIL_BYTES)
     except OSError:  # rows that cannot be read never stop what trains
         return updated
     for iteration in range(newest_row(rows, plan.start) + 1, updated):
@@ -213,6 +259,6 @@ def newest_commit_on_disk(run: Run) -> float:
     """Return the unix time of the newest commit of the current window, read from disk, 0 for none."""
     frontier = find_frontier(run.plan, run.paths)
     records = Records(run.paths)
-    tasks = run.plan.window(frontier.updated, frontier.evaluated)
+    tasks = frontier.window(run.plan)
     records.refresh([*tasks, policy_maker(max(frontier.updated, 0))])
     return newest_commit(records)

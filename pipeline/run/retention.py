@@ -66,12 +66,13 @@ def thin(run: Run, newest: int, awaited: Collection[int] = ()) -> Iterator[str]:
         going = [folder for folder in folders if folder != best]
         if going and not is_kept(version, newest, config.keep_last, config.keep_every, awaited, needed):
             try:
-                _remove(run.paths, version, going)
+                remove_folders(run.paths, version, going)
             except (OSError, CorruptData) as error:  # a reader on NFS may still hold a file open
                 yield f"{', '.join(going)} could not be thinned out yet: {error}"
 
 
-def _remove(paths: RunPaths, version: int, folders: Sequence[str]) -> None:
+def remove_folders(paths: RunPaths, version: int, folders: Sequence[str]) -> None:
+    """Remove folders of a version; a marker beside its record says so first. Raises OSError, CorruptData."""
     of_state = [folder for folder in folders if folder.startswith("state/")]
     others = [folder for folder in folders if folder not in of_state]
     marked = [_mark(paths, state_of(version), of_state), _mark(paths, policy_maker(version), others)]

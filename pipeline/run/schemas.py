@@ -13,7 +13,8 @@ VERSION_KEY = b"slurm_ppo_schema"
 
 GREEDY_SAMPLE = -1
 """``sample_index`` of a greedy response. With algorithm.estimator=remax a rollout shard has one per prompt,
-right after the prompt's samples: a baseline, scored like them, never trained on. An evaluation has no others.
+right after the prompt's samples: a baseline, scored like them, never trained on. An evaluation has no others
+unless evaluate.samples_per_prompt is given.
 """
 
 
@@ -94,6 +95,8 @@ in double precision, so that the reward's sum is the same wherever a component w
 """
 
 
+HELDOUT_SET = "heldout_set"
+"""Column of held-out prompts with the name of their set, where the run has several."""
 RESERVED_COLUMNS = frozenset(field.name for schema in (PROMPTS, ROLLOUT, REWARD) for field in schema)
 """Names that the user's own columns may not have."""
 
@@ -101,7 +104,8 @@ RESERVED_COLUMNS = frozenset(field.name for schema in (PROMPTS, ROLLOUT, REWARD)
 def reserved_columns(config: Config) -> frozenset[str]:
     """Return the names that the user's columns may not have in this run."""
     has_rules = any(isinstance(component, RuleConfig) for component in config.reward.components.values())
-    return RESERVED_COLUMNS | RULE_ARGUMENTS if has_rules else RESERVED_COLUMNS
+    of_sets = frozenset({HELDOUT_SET} if isinstance(config.data.heldout, dict) else ())
+    return RESERVED_COLUMNS | of_sets | (RULE_ARGUMENTS if has_rules else frozenset())
 
 
 def extra_columns(table: pa.Table) -> pa.Table:

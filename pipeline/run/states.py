@@ -4,17 +4,19 @@ A state is committed behind its policy (:attr:`Stage.STATE`), or with it (:attr:
 that is lost costs time, not the run: what was learnt since an earlier state is learnt again.
 """
 
+import math
 import re
 import shutil
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+from pipeline.config.schema import Config
 from pipeline.run.commits import CorruptData, Record, read_record, thinned_folders
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan, policy_maker, state_of
 from pipeline.run.tasks import Task
-from slurm.sharedfiles import names_in
+from slurm.sharedfiles import is_there, names_in
 
 FOLDER = re.compile(r"(\d{5,})\..+")
 """Name of an attempt's folder below ``policy/``, ``state/`` and the like; its group is the version."""
@@ -66,7 +68,43 @@ def _kept_record(paths: RunPaths, task: Task, parent: str) -> Record | None:
 
 def keeps_state(record: Record) -> bool:
     """Whether the trainer that made an update keeps a state; one of a user's may keep none."""
-    return record.promises_state or record.holds_state
+    return record.promises_state or record.holds_state or record.skips_state
+
+
+def is_due(config: Config, version: int, newest: int, seconds: float) -> bool:
+    """Whether an update is to save its state (update.save_every). Pure.
+
+    Args:
+        newest: version of the newest state before it; 0 where learning began.
+        seconds: duration of the updates since that state, this one included.
+    """
+    every, interval = config.update.keep_every, config.update.save_every
+    is_kept = version == config.iterations or (every is not None and version % every == 0)
+    return is_kept or version - newest >= interval or seconds >= longest_replay(config)
+
+
+def too_rare(config: Config, seconds: float) -> str | None:
+    """Say why states are saved too rarely (update.save_every); None if they are not: an update that has to
+    learn others again shall have half of its time for itself. Pure.
+
+    Args:
+        seconds: duration of an update, as measured.
+    """
+    every, limit = config.update.save_every, config.scheduler.update_seconds
+    in_time = math.ceil(min(longest_replay(config) / seconds, every)) if seconds else every
+    count = min(every, in_time)  # until a state is due
+    if every == 1 or count * seconds <= limit / 2:
+        return None
+    return (
+        f"updates took {seconds:.0f} s, so that learning {count} again takes {count * seconds:.0f} s, more "
+        f"than half of the update's time limit ({limit:.0f} s); leave it at 1, or raise the limit"
+    )
+
+
+def longest_replay(config: Config) -> float:
+    """Return the seconds of updates after which a state is saved: an update that learns them again has most
+    of its time left."""
+    return config.scheduler.update_seconds / 4
 
 
 def versions_with_state(paths: RunPaths) -> Iterator[int]:
@@ -84,14 +122,20 @@ def _folders(parent: Path) -> Iterator[tuple[int, Path]]:
 
 def state_before(plan: Plan, paths: RunPaths, version: int) -> int | None:
     """Return the newest state from which learning can get to ``version``, by doing the iterations in between
-    again; None if there is none. Version 0 needs no state."""
+    again; None if there is none. Version 0 needs no state, nor does a fork's first that it can learn."""
     while has_policy(paths, version):
         if version == 0 or has_state(paths, version):
             return version
         if version == plan.start:
-            return None
+            return version if has_origin(paths) else None
         version -= 1
     return None
+
+
+def has_origin(paths: RunPaths) -> bool:
+    """Whether a fork has what its parent would have learned the state from that the fork begins with
+    (:mod:`pipeline.run.origin`); its first update does that."""
+    return is_there(RunPaths(paths.origin).run_json)
 
 
 def can_go_on(plan: Plan, paths: RunPaths, version: int) -> bool:

@@ -51,6 +51,10 @@ class State:
     """Ends of elements without a commit, by array index."""
     is_withdrawn: bool = False
     """Cancellation by slurm-ppo, to make room or since the run went back: its end is no failure."""
+    left: tuple[int, ...] = ()
+    """Indices of elements whose worker left without a task of its own, which is no failure."""
+    is_hurried: bool = False
+    """Whether its pending elements no longer wait for the time at which it begins."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,10 @@ class Submission:
     max_restarts: int
     releases: tuple[tuple[str, ...], ...] = ()
     """Groups of patterns of state files; see :class:`slurm.tasklist.TaskList`."""
+    stays: bool = False
+    """Whether its elements are workers, which may go on with other tasks of their job kind."""
+    begins: float | None = None
+    """Unix time before which it does not start; None: as soon as there is room."""
     state: State = State()
 
     @property
@@ -98,12 +106,22 @@ class Submission:
         for index in self.indices if self.is_of_stage else ():
             yield index, self.task(index)
 
+    def log_folder(self, paths: RunPaths) -> Path:
+        """Return the folder of its elements' output: of workers apart from the logs of tasks, which are named
+        by the numbers of claims."""
+        folder = paths.log_root / f"{self.iteration:05d}-{self.job_kind}"
+        return folder / f"{'worker' if self.stays else 'attempt'}-{self.number}"
+
+    def log(self, paths: RunPaths, task: Task) -> Path:
+        """Return the file of the output of the element that begins with a task."""
+        return self.log_folder(paths) / f"{task.file_stem}.log"
+
     def failures(self, paths: RunPaths) -> Iterator[Failure]:
         """Yield the failures of its elements that ended without a commit."""
         for index, ending in self.state.ended.items():
             task = self.task(int(index))
             job = f"{self.state.job}_{index}" if self.state.job else ""
-            log = str(paths.task(task).log(self.number))
+            log = str(self.log(paths, task))
             yield Failure(task, self.number, ending.kind, ending.message, log, ending.node, job)
 
 
@@ -125,6 +143,17 @@ class Ledger:
                     with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
                         found.append(_read(folder / name))
         return sorted(found, key=lambda s: (s.iteration, s.job_kind, s.number, s.chunk))
+
+    def named(self, names: Iterable[str]) -> list[Submission]:
+        """Return the submissions of jobs with these names (:func:`job_name`), as far as they can be read."""
+        found = []
+        for name in sorted(set(names)):
+            *_, iteration, job_kind, number, chunk = name.rsplit(".", 4)
+            folder = self.paths.submissions(int(iteration))
+            if (file := f"{job_kind}-{number}-{chunk}.json") in names_in(folder):
+                with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+                    found.append(_read(folder / file))
+        return found
 
     def next_number(self, iteration: int, job_kind: str) -> int:
         folder = self.paths.submissions(iteration)
@@ -180,8 +209,13 @@ def job_name(run_name: str, run_id: str, iteration: int, job_kind: str, number: 
 
 
 def is_job_of(run_id: str, name: str) -> bool:
+    return bool(run_id) and run_id_of(name) == run_id
+
+
+def run_id_of(name: str) -> str:
+    """Return the run's id in a job's name (:func:`job_name`); empty where it is no such name."""
     parts = name.rsplit(".", 5)
-    return len(parts) == 6 and parts[1] == run_id
+    return parts[1] if len(parts) == 6 and parts[2].isdecimal() else ""
 
 
 def job_kind_of(name: str) -> str:

@@ -29,7 +29,10 @@ class Stage(StrEnum):
     """What learning needs to go on (critic, moments, counters): a cache, committed by the update's attempt
     behind its policy. No plan has it, and no task of its own makes it."""
     EVALUATE = "evaluate"
-    """Greedy generation on held-out prompts, and scoring."""
+    """Generation on held-out prompts, and scoring."""
+    BENCHMARK = "benchmark"
+    """Measurement of a policy by a program of the user's (evaluate.command). Nothing waits for it, and a run
+    goes on without its numbers."""
 
     @property
     def is_sharded(self) -> bool:
@@ -40,6 +43,16 @@ class Stage(StrEnum):
     def generates(self) -> bool:
         """Whether its tasks generate responses: they stop when they are warned, with their progress saved."""
         return self in (Stage.ROLLOUT, Stage.EVALUATE)
+
+    @property
+    def heeds_warnings(self) -> bool:
+        """Whether its tasks note signals that their process will be ended, and act on them."""
+        return self.generates or self is Stage.BENCHMARK
+
+    @property
+    def is_expendable(self) -> bool:
+        """Whether a run goes on, and is complete, although a task of this stage could not be done."""
+        return self is Stage.BENCHMARK
 
     @property
     def scores(self) -> bool:
@@ -134,6 +147,7 @@ URGENCY = {
     Stage.SCORE: 3,
     Stage.ROLLOUT: 4,
     Stage.EVALUATE: 4,
+    Stage.BENCHMARK: 5,
 }
 """Priority of each stage where slots are few, lowest first: the one that shortens the run most goes first.
 Evaluation delays nothing: it comes after the rollouts that are launched with it, but before those of the next

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pipeline.run.commits import CorruptData, Record, require_record
 from pipeline.run.directory import Run, RunError, is_run, load_run
+from pipeline.run.origin import can_take_along
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import policy_maker
 from pipeline.run.records import find_frontier
@@ -46,7 +47,8 @@ def find_version_with_state(text: str) -> Version:
     parents = ("policy", "critic", "trainer")
 
     def there(run: Run) -> list[int]:
-        return [version for version in kept_versions(run.paths, parents) if can_fork(run.paths, version)]
+        kept = kept_versions(run.paths, parents)
+        return [v for v in kept if can_fork(run.paths, v) or can_take_along(run, v)]
 
     return _found(text, "trainer's state", there)
 
@@ -74,7 +76,7 @@ def _why_absent(run: Run, number: int, updated: int) -> str:
     if number == 0:
         return f"is the model that it began with, {run.config.model.policy}"
     if number in kept_versions(run.paths):
-        return "was lost, or is still being saved (its policy is there)"
+        return "was not due (update.save_every), was lost, or is still being saved (its policy is there)"
     return "was thinned out on purpose (update.keep_last)"
 
 

@@ -27,7 +27,7 @@ class ShardState(StrEnum):
     """Last attempt ended without a commit, and none is queued."""
     WAITING = "waiting"
     IDLE = "idle"
-    """Task not submitted yet."""
+    """Nobody is at the task, nor waits in the queue for it."""
 
 
 class TaskState(NamedTuple):

@@ -29,7 +29,9 @@ from pipeline.status.text import moment
 from pipeline.text import printable
 from slurm.sharedfiles import is_there, names_in, persistently, size_of
 
-_DRIVERS = (DRIVER, EVALUATION_DRIVER, GUARD)
+_PASSES = "passes"
+"""Name of the log of passes that workers start, and of its folder."""
+_DRIVERS = (DRIVER, EVALUATION_DRIVER, GUARD, _PASSES)
 _FOLDER = re.compile(rf"(\d+)-({JOB_KIND_PATTERN})")
 _POLL_SECONDS = 1.0
 _ASK_SECONDS = 30.0
@@ -76,7 +78,7 @@ def parse_choice(text: str | None, plan: Plan) -> Choice:
         return Choice()
     job_kind, at, number = text.partition("@")
     scores = (Stage.SCORE,) if plan.pools else ()
-    legal = (Stage.PREPARE, *plan.job_kinds, *scores, Stage.EVALUATE, *_DRIVERS)
+    legal = (Stage.PREPARE, *plan.job_kinds, *scores, Stage.EVALUATE, Stage.BENCHMARK, *_DRIVERS)
     if job_kind not in legal:
         raise RunError(f"{text}: no such stage; legal: {', '.join(legal)}, each with @ITERATION or not")
     if at and not (number.isdigit() and int(number) <= plan.iterations):
@@ -125,6 +127,8 @@ def find_logs(paths: RunPaths, choice: Choice, since: int = 0) -> list[Log]:
     found: list[Log] = []
     for folder in _listing(paths.log_root):
         name = _FOLDER.fullmatch(folder.name)
+        if folder.name in (GUARD, _PASSES) and choice.takes(0, folder.name):  # each has one log for all
+            found += [Log(path, 0, folder.name, 1) for path in _listing(folder) if path.suffix == ".log"]
         if name is None or not choice.takes(int(name[1]), name[2]) or 0 < int(name[1]) < since:
             continue
         found += logs_in(folder, int(name[1]), name[2])

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from pipeline.config.scheduler import SlurmConfig
 from pipeline.orchestrate.reconcile import Actions, Launch, Observation, reconcile
 from pipeline.run.directory import Run, is_run
 from pipeline.run.plan import Plan
@@ -34,23 +35,32 @@ def look_ahead(run: Run) -> Outlook:
     """Read the iterations at hand, on Slurm also its queue; all others follow from the frontier."""
     plan, slurm, is_there = run.plan, run.config.slurm, is_run(run.paths.root)
     frontier = find_frontier(plan, run.paths) if is_there else Frontier(-1, 0)
-    tasks = plan.window(frontier.updated, frontier.evaluated, slurm.horizon if slurm else 0)
+    lookahead = slurm.lookahead if slurm else 0
+    tasks = frontier.window(plan, lookahead)
     records = Records(run.paths)
     if is_there:
         records.refresh([*tasks, *(source for task in tasks for source in plan.inputs(task))])
     live, unanswered = set[Task](), None
     if is_there and slurm:
-        from pipeline.executors.slurm.queue import is_live, look_at_queue
-        from pipeline.run.submissions import Ledger
-        from pipeline.status.slurm import match
-
-        queue = look_at_queue(run)
-        elements = match(Ledger(run.paths).load({task.iteration for task in tasks}), queue)
-        live = {task for task, element in elements.items() if is_live(element)}
-        unanswered = queue.unanswered
+        live, unanswered = _live_tasks(run, slurm, {task.iteration for task in tasks})
     seen = Observation(tasks, records.known, records.corrupt, live, {})
-    actions = reconcile(plan, seen, run.config.scheduler.max_attempts, in_advance=slurm is not None)
+    actions = reconcile(plan, seen, run.config.scheduler.max_attempts, in_advance=lookahead > 0)
     return Outlook(plan, frontier, seen, actions, unanswered)
+
+
+def _live_tasks(run: Run, slurm: SlurmConfig, iterations: set[int]) -> tuple[set[Task], str | None]:
+    """Return the tasks of some iterations that somebody does or will do, and Slurm's error, if any."""
+    from pipeline.executors.slurm.queue import is_live, look_at_queue
+    from pipeline.run.submissions import Ledger
+    from pipeline.status.slurm import match
+    from pipeline.status.worker_tasks import Crew
+    from pipeline.workers.reading import read_beats
+
+    queue, submissions = look_at_queue(run), Ledger(run.paths).load(iterations)
+    if slurm.has_workers:
+        return Crew(submissions, queue, tuple(read_beats(run.paths).values())).live, queue.unanswered
+    elements = match(submissions, queue)
+    return {task for task, element in elements.items() if is_live(element)}, queue.unanswered
 
 
 def describe_plan(run: Run) -> Iterator[str]:
@@ -79,8 +89,9 @@ def _whole_run(found: Outlook) -> Iterator[str]:
     width, behind = plan.iterations - plan.start, max(0, frontier.updated - plan.start)
     each = {job_kind: 1 if job_kind == Stage.UPDATE else plan.num_shards for job_kind in plan.job_kinds}
     total = Counter({"prepare": 1, **{job_kind: width * count for job_kind, count in each.items()}})
-    total.update(task.job_kind for task in plan.evaluation_tasks())
-    done = Counter({"prepare": int(frontier.updated >= 0), "evaluate": frontier.evaluated})
+    total.update(task.job_kind for task in (*plan.evaluation_tasks(), *plan.benchmark_tasks()))
+    done = Counter({"prepare": int(frontier.updated >= 0), Stage.EVALUATE.value: frontier.evaluated})
+    done[Stage.BENCHMARK] = frontier.benchmarked
     done.update({job_kind: behind * count for job_kind, count in each.items()})
     retracted = {item.task for item in found.actions.retract}
     done.update(t.job_kind for t in seen.tasks if t in seen.committed and t not in retracted)
@@ -139,7 +150,7 @@ def every_task(run: Run) -> Iterator[str]:
     plan, is_there = run.plan, is_run(run.paths.root)
     has_any = False
     for iteration in dict.fromkeys((0, *range(plan.start, plan.iterations + 1))):
-        tasks = plan.tasks(iteration)
+        tasks = (*plan.tasks(iteration), *plan.benchmark_of(iteration))
         for task, reason in _outstanding(run, tasks) if is_there else ((t, "not committed") for t in tasks):
             has_any = True
             yield f"{task}: {reason}"

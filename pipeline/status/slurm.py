@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pipeline.config.job_kinds import GUARD
 from pipeline.executors.slurm.queue import Queue, is_live
 from pipeline.run.attempts import AttemptId
 from pipeline.run.commits import Record
@@ -24,9 +25,11 @@ class DriverJob:
 
     job: str
     iteration: int
-    """Iteration that it follows; 0 if it starts at a set time, whatever happens."""
+    """Iteration that it follows; 0 if it follows none."""
     is_running: bool
     reason: str | None
+    is_timed: bool = True
+    """Whether, if it follows no iteration, it starts at a set time, whatever happens; else when jobs end."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,15 @@ def task_states(
             of_task.setdefault(task, []).append(submission)
     elements = match(submissions, queue)
     for task in tasks:
-        sources = plan.inputs(task)
-        ended = [records[source].ended for source in sources if source in records]
-        ready = max(ended, default=0.0) if len(ended) == len(sources) else None
+        ready = ready_since(plan, task, records)
         yield task_state(task, records.get(task), elements.get(task), of_task.get(task, ()), ready, now)
+
+
+def ready_since(plan: Plan, task: Task, records: Mapping[Task, Record]) -> float | None:
+    """Return the unix time at which a task's last input was committed; None while one is missing."""
+    sources = plan.inputs(task)
+    ended = [records[source].ended for source in sources if source in records]
+    return max(ended, default=0.0) if len(ended) == len(sources) else None
 
 
 def task_state(
@@ -126,6 +134,21 @@ def match(submissions: Sequence[Submission], queue: Queue) -> dict[Task, Element
     return found
 
 
+def running_workers(queue: Queue) -> frozenset[str]:
+    """Return the names that workers of the jobs that run have (:mod:`pipeline.workers.beats`)."""
+    return frozenset(running_elements(queue))
+
+
+def running_elements(queue: Queue) -> dict[str, Element]:
+    """Return the elements that run, by the names that they have as workers."""
+    return {worker_name(e): e for e in queue.live if phase_of(e.state) is Phase.RUNNING}
+
+
+def worker_name(element: Element) -> str:
+    """Return the name of the worker that an element is (:mod:`pipeline.workers.beats`)."""
+    return f"{element.array_id}_{element.index}r{element.restarts or 0}"
+
+
 def drivers_of(submissions: Sequence[Submission], queue: Queue) -> Iterator[DriverJob]:
     """Yield the driver jobs in the queue."""
     by_name = {s.name: s for s in submissions if not s.is_of_stage}
@@ -133,17 +156,18 @@ def drivers_of(submissions: Sequence[Submission], queue: Queue) -> Iterator[Driv
         if submission := by_name.get(element.name):
             is_running = phase_of(element.state) is Phase.RUNNING
             reason = None if is_running else reason_in_words(element.reason)
-            yield DriverJob(element.array_id, submission.iteration, is_running, reason)
+            is_timed = submission.job_kind == GUARD
+            yield DriverJob(element.array_id, submission.iteration, is_running, reason, is_timed)
 
 
-def writer_of(update: Record, submissions: Sequence[Submission], queue: Queue | None, asked: float) -> Writer:
+def writer_of(update: Record, submissions: Sequence[Submission], queue: Queue, asked: float | None) -> Writer:
     """Find the attempt that committed an update and goes on to write the trainer's state. Pure.
 
     Args:
         submissions: those of the update's iteration among them.
-        asked: unix time at which the queue was asked; what was committed later may not be in it.
+        asked: unix time at which Slurm answered, None: it has not; what was committed later may not be in it.
     """
-    element = match(submissions, queue).get(update.task) if queue else None
+    element = match(submissions, queue).get(update.task)
     if element is not None and is_live(element):
         attempt = AttemptId.parse(update.attempt)
         # One that was requeued finds the commit, and ends.
@@ -151,5 +175,4 @@ def writer_of(update: Record, submissions: Sequence[Submission], queue: Queue | 
         is_running = is_same and phase_of(element.state) is Phase.RUNNING
         place = f" on {element.node}" if element.node else ""
         return Writer(is_running, f"job {element.array_id}_{element.index}{place}")
-    is_known = queue is not None and queue.unanswered is None and asked > update.ended
-    return Writer(False if is_known else None)
+    return Writer(False if asked is not None and asked > update.ended else None)

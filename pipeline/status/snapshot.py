@@ -13,24 +13,29 @@ from typing import TYPE_CHECKING, Any
 from pipeline.metrics.advice import Advice, Evidence, advise
 from pipeline.orchestrate.lost_states import LOST
 from pipeline.run import journal
+from pipeline.run.benchmarks import in_words, read_measured
 from pipeline.run.commits import Record
-from pipeline.run.directory import Run, RunError
+from pipeline.run.directory import Run, RunError, slurm_settings
 from pipeline.run.journal import ROWS_BYTES
 from pipeline.run.lease import holder_of
 from pipeline.run.records import Frontier, Records, find_frontier, newest_row
 from pipeline.run.retention import kept_versions
 from pipeline.run.tasks import Task
 from pipeline.run.troubles import Trouble, outstanding
-from pipeline.status.lanes import Lane, lanes_of
+from pipeline.status.lanes import Lane, TaskState, lanes_of
 from pipeline.status.local import task_states
 from pipeline.status.text import moment
 from pipeline.status.trainer_state import Missing, Writer, missing_state, promising
 from pipeline.text import printable
+from pipeline.workers.beats import Beat
+from pipeline.workers.reading import BeatReader
+from pipeline.workers.summary import WorkersOf, workers_of
 from slurm.sharedfiles import persistently
 
 if TYPE_CHECKING:
     from pipeline.executors.slurm.queue import Queue
     from pipeline.metrics.costs import Costs
+    from pipeline.run.submissions import Submission
     from pipeline.status.slurm import SlurmStatus
 
 _TAKEN_BACK = ("retracted", "went_back")
@@ -50,7 +55,8 @@ class StageStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """State of a run at one moment. ``slurm-ppo status --json`` prints these keys, up to ``state_lost``."""
+    """State of a run at one moment. ``slurm-ppo status --json`` prints these keys, up to
+    ``benchmarks_told``."""
 
     schema: int = 3
     run: str
@@ -87,6 +93,16 @@ class Status:
     """Failures of drivers that are not overcome yet, in words."""
     state_lost: int | None = None
     """Newest iteration that is done, if its trainer's state was lost."""
+    workers: tuple[WorkersOf, ...] = ()
+    """Workers of a run on Slurm, by job kind; none for a run whose jobs do not stay, or of this machine."""
+    benchmarks_done: int = 0
+    """Policies that evaluate.command has measured, or that were left out."""
+    benchmarks: int = 0
+    """Policies that it is to measure."""
+    benchmarks_missing: tuple[int, ...] = ()
+    """Versions of policies that were left out, whose numbers are missing."""
+    benchmarks_told: str = ""
+    """The same in words, with the reason of the last one that is missing."""
     missing_state: Missing | None = None
     """Trainer's state of that iteration, if it is promised and not committed."""
     time: float = 0.0
@@ -165,6 +181,7 @@ class StatusReader:
         self._taken_back = 0.0
         self._states_lost: tuple[int, ...] = ()
         self._frontier: Frontier | None = None
+        self._beats = BeatReader(run.paths)
 
     def read(self, queue: "Queue | None" = None, answered: float | None = None) -> Status:
         """Read what is on disk now.
@@ -177,8 +194,8 @@ class StatusReader:
         holder, frontier = holder_of(run.paths.locks), find_frontier(plan, run.paths)
         self._refresh()
         rows, events = self._rows.rows, self._events.rows
-        horizon = run.config.slurm.horizon if run.config.slurm else 1
-        tasks = plan.window(frontier.updated, frontier.evaluated, horizon)
+        lookahead = run.config.slurm.lookahead if run.config.slurm else 0
+        tasks = frontier.window(plan, max(1, lookahead))
         current = plan.tasks(min(frontier.updated + 1, plan.iterations))
         self._read_records(frontier, [*tasks, *current, *(i for task in tasks for i in plan.inputs(task))])
         newest = newest_row(rows, plan.start)
@@ -189,6 +206,7 @@ class StatusReader:
             iterations=plan.iterations,
             evaluations_done=frontier.evaluated,
             evaluations=len(plan.evaluations()),
+            **self._benchmarks(frontier),
             current=tuple(self._progress(current)),
             driver=holder,
             stopped=None if holder else how_it_stopped(events),
@@ -208,6 +226,19 @@ class StatusReader:
         if run.config.slurm:
             return self._on_slurm(status, frontier, tasks, queue)
         return self._on_this_machine(status, frontier, tasks)
+
+    def _benchmarks(self, frontier: Frontier) -> dict[str, Any]:
+        """Return what a status says of the numbers of evaluate.command."""
+        total, done = len(self.run.plan.benchmarks()), frontier.benchmarked
+        if not total:
+            return {}
+        measured = read_measured(self.run.paths)
+        return {
+            "benchmarks_done": done,
+            "benchmarks": total,
+            "benchmarks_missing": tuple(one.policy_version for one in measured if one.missing),
+            "benchmarks_told": printable(in_words(measured, done, total)),
+        }
 
     def _refresh(self) -> None:
         if self._events.refresh():
@@ -237,14 +268,15 @@ class StatusReader:
         from pipeline.executors.slurm.queue import Queue, is_pending
         from pipeline.run.control import read_control
         from pipeline.run.submissions import Ledger
-        from pipeline.status.slurm import SlurmStatus, drivers_of, state_of, task_states, writer_of
+        from pipeline.status.slurm import SlurmStatus, drivers_of, running_workers, state_of
 
-        run, seen = self.run, queue or Queue()
-        live = seen.live
+        run, seen, control = self.run, queue or Queue(), read_control(self.run.paths)
+        live, beats = seen.live, tuple(self._beats.read().values())
         submissions = Ledger(run.paths).load(
             {task.iteration for task in tasks} | {0, max(0, frontier.updated)}
         )
-        found = task_states(run.plan, tasks, submissions, seen, self._records.known, status.time)
+        asked = None if queue is None or queue.unanswered else status.answered or status.time
+        found, writer_of = self._tasks_on_slurm(tasks, submissions, seen, beats, control.begun, asked)
         lanes, waiting = lanes_of(found, status.time), sum(map(is_pending, live))
         jobs = SlurmStatus(
             unanswered=seen.unanswered,
@@ -254,10 +286,38 @@ class StatusReader:
             drivers=tuple(drivers_of(submissions, seen)),
             finish=status.finish if live else None,
         )
-        state = state_of(status.state == "complete", read_control(run.paths), queue)
-        status = replace(status, state=state, slurm=jobs, lanes=lanes, finish=jobs.finish)
-        asked = status.answered or status.time
-        return self._with_state(status, frontier, lambda u: writer_of(u, submissions, queue, asked))
+        state = state_of(status.state == "complete", control, queue)
+        workers = workers_of(beats, status.time, None if asked is None else running_workers(seen))
+        status = replace(status, state=state, slurm=jobs, lanes=lanes, finish=jobs.finish, workers=workers)
+        return self._with_state(status, frontier, writer_of)
+
+    def _tasks_on_slurm(
+        self,
+        tasks: Sequence[Task],
+        submissions: "Sequence[Submission]",
+        queue: "Queue",
+        beats: Sequence[Beat],
+        begun: float,
+        asked: float | None,
+    ) -> tuple[Iterator[TaskState], Callable[[Record], Writer]]:
+        """Return the states of tasks, and who writes the trainer's state of an update.
+
+        Args:
+            begun: unix time at which a person last submitted the run.
+            asked: unix time at which Slurm answered; None: it has not.
+        """
+        from pipeline.run.endings import read_endings
+        from pipeline.status import slurm as jobs
+        from pipeline.status import worker_tasks as crews
+
+        plan, known, now = self.run.plan, self._records.known, time.time()
+        if not slurm_settings(self.run).has_workers:
+            found = jobs.task_states(plan, tasks, submissions, queue, known, now)
+            return found, lambda update: jobs.writer_of(update, submissions, queue, asked)
+        endings = read_endings(self.run.paths, {task.iteration for task in tasks})
+        crew = crews.Crew(submissions, queue, beats, tuple(endings.values()), begun)
+        found = crews.task_states(plan, tasks, crew, known, now)
+        return found, lambda update: crews.writer_of(update, crew, asked)
 
     def _with_state(
         self, status: Status, frontier: Frontier, writer_of: Callable[[Record], Writer]

@@ -10,6 +10,7 @@ from pipeline.metrics.advice import worst
 from pipeline.metrics.terminal import Row
 from pipeline.run.retention import in_words
 from pipeline.run.tasks import parse_task
+from pipeline.status.trainer_state import doubtful_replay
 from pipeline.status.trainer_state import in_words as in_words_of_state
 from pipeline.text import MISSING, duration, number, printable, shortened
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:  # a run of this machine needs nothing of Slurm's
     from pipeline.status.lanes import StageProgress
     from pipeline.status.slurm import DriverJob, SlurmStatus
     from pipeline.status.snapshot import Status
+    from pipeline.workers.summary import WorkersOf
 
 _WIDTH = 80
 _ROW = "{:>4} {:<9}{:>8}{:>9}{:>9}{:>8}{:>13}{:>13}{:>6}"
@@ -50,15 +52,20 @@ def describe(status: "Status") -> str:
         lines.append(f"last driver: {status.stopped}")
     if status.slurm:
         lines += describe_slurm(status.slurm, status.state)
+        lines += describe_workers(status.workers)
     elif status.state != "complete":
         stages = ", ".join(f"{s.stage} {s.done}/{s.total}" for s in status.current)
         lines += wrapped(f"at hand: {stages}")
     if status.kept:
         lines.append(f"kept: iteration {in_words(status.kept)}, and the best policy")
+    if status.benchmarks_told:
+        lines += wrapped(status.benchmarks_told)
     if status.rows_missing and status.iterations_done == status.iterations:
         lines += wrapped(f"every update is committed; rows not written yet: {status.rows_missing}")
     if status.missing_state:
         lines += wrapped(in_words_of_state(status.missing_state, status.iterations))
+    if replay := doubtful_replay(status.events):
+        lines += wrapped(printable(replay))
     for trouble in status.troubles:
         lines += wrapped(trouble)
     lines += _last_lines(status)
@@ -132,6 +139,33 @@ def describe_slurm(status: "SlurmStatus", state: str) -> list[str]:
     return lines
 
 
+def describe_workers(workers: Sequence["WorkersOf"]) -> list[str]:
+    """Return a line for each job kind that has workers now."""
+    return [
+        line
+        for one in workers
+        if one.live + one.silent
+        for line in wrapped(workers_in_words(one), "", _INDENT)
+    ]
+
+
+def workers_in_words(workers: "WorkersOf") -> str:
+    """Return a phrase like ``rollout 3 workers: 2 busy, 1 waiting for policy 7 (leaves 12:40)``."""
+    count = workers.live + workers.silent
+    waiting = f"{workers.waiting} waiting" + (f" for {workers.waits_for}" if workers.waits_for else "")
+    if workers.until is not None:
+        leaves = time.strftime("%H:%M", time.localtime(workers.until))
+        waiting += f" (leaves {leaves})"
+    told = (
+        (workers.starting, f"{workers.starting} starting"),
+        (workers.busy, f"{workers.busy} busy"),
+        (workers.waiting, waiting),
+        (workers.silent, f"{workers.silent} silent for 5 minutes or more"),
+    )
+    parts = ", ".join(words for number, words in told if number)
+    return f"{workers.job_kind} {count} worker{'s' * (count != 1)}: {parts}"
+
+
 def _queue_lines(status: "SlurmStatus", state: str) -> Iterator[str]:
     if state == "complete":
         return
@@ -188,8 +222,9 @@ def _some(names: Sequence[str]) -> str:
 
 
 def describe_driver(driver: "DriverJob", after: str) -> str:
-    """Describe a driver job: at work, ``after`` which iteration, or by the clock."""
-    waits = f"{after} {driver.iteration}" if driver.iteration else "by the clock"
+    """Describe a driver job: at work, ``after`` which iteration or any job, or by the clock."""
+    without = "by the clock" if driver.is_timed else "when jobs end"
+    waits = f"{after} {driver.iteration}" if driver.iteration else without
     return f"{driver.job} {'at work' if driver.is_running else waits}"
 
 

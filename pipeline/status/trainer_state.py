@@ -1,10 +1,16 @@
-"""The trainer's state of the newest iteration that is done, where it is promised and not committed."""
+"""The trainer's state: of the newest iteration that is done, where it is promised and not committed; and how
+well one was learned again.
+"""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from pipeline.orchestrate.lost_states import LEARNED_AGAIN
 from pipeline.run.commits import Record
 from pipeline.run.plan import Plan, policy_maker, state_of
 from pipeline.run.records import Frontier, Records, is_committed
+from pipeline.run.replays import Level
 
 
 @dataclass(frozen=True)
@@ -61,3 +67,15 @@ def in_words(missing: Missing, iterations: int) -> str:
         follows = "no update follows that needs it" if is_last else "the next update learns it again"
         return f"{state} was lost; {follows}"
     return f"{state} is being written" + (f" ({missing.writer})" if missing.writer else "")
+
+
+def replay_in_words(event: Mapping[str, Any]) -> str:
+    """Describe an event of :data:`LEARNED_AGAIN`. Raises KeyError where it lacks something."""
+    return f"{event['level']}: before update {event['iteration']} {event['message']}"
+
+
+def doubtful_replay(events: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return in words the newest replay among events, if it deserves a person's attention."""
+    newest = next((event for event in reversed(events) if event.get("event") == LEARNED_AGAIN), None)
+    is_doubtful = newest is not None and newest.get("level") in (Level.WARNING, Level.ERROR)
+    return replay_in_words(newest) if newest is not None and is_doubtful else None

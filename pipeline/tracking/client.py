@@ -6,18 +6,23 @@ Facts about the client are of wandb 0.31.
 import math
 import os
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.compose import to_mapping
+from pipeline.config.evaluate import COMMAND_PREFIX
 from pipeline.config.schema import WandbConfig, WandbMode
 from pipeline.metrics.catalogue import METRICS, SAMPLE_TABLE
 from pipeline.metrics.samples import Choice, Sample, choose, read_samples, sample_seed
+from pipeline.run.benchmarks import Measured
 from pipeline.run.directory import Run
 from pipeline.run.journal import Row
 from pipeline.tracking.state import wandb_id
 
+MEASURED_STEP = f"{COMMAND_PREFIX}iteration"
+"""x-axis of the numbers of evaluate.command: the version of the policy that they are of."""
 DEFAULT_PROJECT = "slurm-ppo"
 _INIT_SECONDS = 30.0
 _FINISH_SECONDS = 60
@@ -49,7 +54,7 @@ class Opened:
         Numbers that are not finite are left out: W&B would turn them into words.
         """
         content: dict[str, Any] = {name: value for name, value in row.items() if math.isfinite(value)}
-        if table := sample_table(run, int(row["iteration"])):
+        if "iteration" in row and (table := sample_table(run, int(row["iteration"]))):
             content[SAMPLE_TABLE] = table
         self.handle.log(content)
 
@@ -76,7 +81,10 @@ def open_run(run: Run, mode: WandbMode) -> Opened:
         project=project_of(given),
         entity=given.entity,
         id=wandb_id(run),
-        name=run.identity.name,
+        name=given.name or run.identity.name,
+        group=given.group,
+        job_type=given.job_type,
+        notes=given.notes,
         tags=list(given.tags) or None,
         dir=str(run.paths.root),
         config=recorded_config(run),
@@ -97,8 +105,10 @@ def open_run(run: Run, mode: WandbMode) -> Opened:
         ),
     )
     handle.define_metric("iteration")
-    for section in sorted({metric.name.split("/")[0] for metric in METRICS} - {"iteration"}):
+    for section in sorted({metric.name.split("/")[0] for metric in METRICS} - {"iteration", "eval"}):
         handle.define_metric(f"{section}*", step_metric="iteration")
+    if run.plan.benchmark_every:  # they come later than the rows of their policies
+        handle.define_metric(f"{COMMAND_PREFIX}*", step_metric=MEASURED_STEP)
     return Opened(handle, Path(handle.settings.sync_dir))
 
 
@@ -114,12 +124,28 @@ def recorded_config(run: Run) -> dict[str, Any]:
     return {**to_mapping(run.config), **facts}
 
 
-def held_by_server(opened: Opened) -> Counter[int]:
-    """Count the rows that the server has of each iteration."""
+def held_by_server(opened: Opened, measures: bool = False) -> Counter[int]:
+    """Count the rows that the server has, by :func:`number_of`.
+
+    Args:
+        measures: whether to ask for numbers of evaluate.command too.
+    """
     import wandb
 
     found = wandb.Api(timeout=_ASK_SECONDS).run(opened.path)
-    return Counter(int(row["iteration"]) for row in found.scan_history(keys=["iteration"], use_cache=False))
+    keys = ("iteration", MEASURED_STEP) if measures else ("iteration",)
+    return Counter(number_of(row) for key in keys for row in found.scan_history(keys=[key], use_cache=False))
+
+
+def number_of(row: Row) -> int:
+    """Return what tells a row from all others: its iteration, or for numbers of evaluate.command a negative
+    number for the policy's version."""
+    return int(row["iteration"]) if "iteration" in row else -1 - int(row[MEASURED_STEP])
+
+
+def measured_rows(measured: Iterable[Measured]) -> list[Row]:
+    """Return what evaluate.command wrote of policies as rows with an x-axis of their own."""
+    return [{MEASURED_STEP: one.policy_version, **one.numbers} for one in measured if one.numbers]
 
 
 def sample_table(run: Run, iteration: int) -> Any:

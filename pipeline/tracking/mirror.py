@@ -22,10 +22,11 @@ from types import FrameType
 
 from pipeline.config.schema import WandbMode
 from pipeline.run import journal
+from pipeline.run.benchmarks import read_measured
 from pipeline.run.directory import Run, load_run
 from pipeline.run.journal import Row
 from pipeline.run.lease import HEARTBEAT_SECONDS, LeaseHeld, hold
-from pipeline.tracking.client import Opened, held_by_server, open_run
+from pipeline.tracking.client import Opened, held_by_server, measured_rows, number_of, open_run
 from pipeline.tracking.state import (
     Offline,
     forget_rows,
@@ -74,7 +75,7 @@ class _Opening:
     def log(self, rows: list[Row]) -> None:
         for row in rows:
             self.opened.log(self.run, row)
-            self.sent.append(int(row["iteration"]))
+            self.sent.append(number_of(row))
 
 
 @dataclass
@@ -127,22 +128,26 @@ class ToServer(_Opening):
     def open(run: Run) -> "Iterator[tuple[ToServer, Callable[[], None]]]":
         with hold(online_lease(run.paths), _PATIENCE) as lease:
             opened = open_run(run, WandbMode.ONLINE)
-            yield ToServer(run, opened, held_by_server(opened)), lease.beat
+            held = held_by_server(opened, measures=bool(run.plan.benchmark_every))
+            yield ToServer(run, opened, held), lease.beat
 
     def log(self, rows: list[Row]) -> None:
         state = read_online(self.run.paths)
-        newest = max(int(row["iteration"]) for row in rows)
+        newest = max(number_of(row) for row in rows)
         if newest > state.sent:
             write_state(self.run.paths, replace(state, sent=newest))
         super().log(rows)
 
     def close(self, rows: list[Row], exit_code: int) -> Mirrored:
         self.opened.handle.finish(exit_code=exit_code)
-        after = held_by_server(self.opened)
-        wanted = [int(row["iteration"]) for row in rows]
+        after = held_by_server(self.opened, measures=bool(self.run.plan.benchmark_every))
+        wanted = [number_of(row) for row in rows]
         missing = tuple(i for i in wanted if i not in after)
-        arrived = missing[0] - 1 if missing else max(wanted, default=0)
-        write_state(self.run.paths, replace(read_online(self.run.paths), arrived=arrived))
+        of_rows = [i for i in missing if i > 0]
+        arrived = of_rows[0] - 1 if of_rows else max([0, *wanted])
+        measured = sum(i < 0 and i in after for i in wanted)
+        state = replace(read_online(self.run.paths), arrived=arrived, measured=measured)
+        write_state(self.run.paths, state)
         cut = 0
         if not missing:
             shutil.rmtree(self.opened.folder, ignore_errors=True)  # its own log: thousands would pile up
@@ -228,7 +233,7 @@ def mirror(run: Run, mode: WandbMode, feed: Feed, note: Callable[[str], None]) -
     kind: type[Target] = ToServer if mode is WandbMode.ONLINE else ToSegment
     with kind.open(run) as (target, beat):
         rows = read_rows(run)
-        last = int(rows[-1]["iteration"]) if rows else run.plan.start
+        last = max([run.plan.start, *map(number_of, rows)])
         if taken_back := [i for i in target.held if i > last]:
             target.close(rows, 0)
         else:
@@ -253,15 +258,16 @@ def follow(run: Run, target: Target, feed: Feed, beat: Callable[[], None]) -> Mi
 
 def send(run: Run, target: Target, known: set[int]) -> None:
     """Log the rows that are not in ``known``, and add them to it."""
-    if rows := [row for row in read_rows(run) if int(row["iteration"]) not in known]:
+    if rows := [row for row in read_rows(run) if number_of(row) not in known]:
         target.log(rows)
-        known.update(int(row["iteration"]) for row in rows)
+        known.update(map(number_of, rows))
 
 
 def read_rows(run: Run) -> list[Row]:
-    """Read metrics.jsonl; the last line of an iteration counts."""
+    """Read metrics.jsonl, the last line of an iteration counts; then what evaluate.command wrote."""
     rows = {int(row["iteration"]): row for row in journal.read(run.paths.metrics) if "iteration" in row}
-    return [rows[iteration] for iteration in sorted(rows)]
+    measured = read_measured(run.paths) if run.plan.benchmark_every else ()
+    return [*(rows[iteration] for iteration in sorted(rows)), *measured_rows(measured)]
 
 
 def closed_by_sigterm() -> int:

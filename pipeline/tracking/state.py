@@ -55,6 +55,8 @@ class Online:
     """Newest iteration whose row may be on the server; written before it is sent."""
     arrived: int = 0
     """Iteration up to which the server has confirmed every row."""
+    measured: int = 0
+    """Number of lines of evaluate.command's numbers that the server has confirmed."""
 
 
 def read_offline(paths: RunPaths) -> Offline:
@@ -68,7 +70,8 @@ def read_online(paths: RunPaths) -> Online:
 def write_state(paths: RunPaths, state: Offline | Online) -> None:
     path = paths.wandb_offline if isinstance(state, Offline) else paths.wandb_online
     path.parent.mkdir(exist_ok=True)
-    replace_durably(path, json.dumps(asdict(state)) + "\n")
+    said = {key: value for key, value in asdict(state).items() if value or key != "measured"}
+    replace_durably(path, json.dumps(said) + "\n")
 
 
 def _read(path: Path, kind: type[State]) -> State:
@@ -124,6 +127,12 @@ def forget_rows(paths: RunPaths) -> None:
     with hold(offline_lease(paths), _PATIENCE), hold(online_lease(paths), _PATIENCE):
         write_state(paths, Online(read_online(paths).generation + 1))
         write_state(paths, Offline())
+
+
+def rewind_measured(paths: RunPaths) -> None:
+    """Take back numbers of evaluate.command, where W&B may have any. Raises LeaseHeld after a minute."""
+    if read_online(paths).sent or read_offline(paths).segments:
+        forget_rows(paths)
 
 
 def rewind(paths: RunPaths, iteration: int) -> None:

@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from pipeline.config.schema import WandbMode
 from pipeline.process import signal_session
+from pipeline.run.benchmarks import read_measured
 from pipeline.run.directory import Run
 from pipeline.tracking.mode import wandb_mode
 from pipeline.tracking.state import read_offline, read_online
@@ -179,10 +180,13 @@ def is_behind(run: Run, rows: Sequence[Mapping[str, float]]) -> bool:
     """Whether W&B lacks rows that it should have."""
     mode = wandb_mode(run.config.tracking.wandb.mode, os.environ)
     newest = rows[-1]["iteration"] if rows else 0
-    arrived = read_online(run.paths).arrived
-    if mode is WandbMode.DISABLED or arrived >= newest:
+    measured = [-1 - one.policy_version for one in read_measured(run.paths) if one.numbers]
+    online = read_online(run.paths)
+    has_all = online.arrived >= newest and online.measured >= len(measured)
+    if mode is WandbMode.DISABLED or has_all:
         return False
     if mode is WandbMode.ONLINE:
         return True
-    wanted = {row["iteration"] for row in rows if row["iteration"] > arrived}
+    wanted = {row["iteration"] for row in rows if row["iteration"] > online.arrived}
+    wanted |= set(measured[online.measured :])
     return not read_offline(run.paths).iterations >= wanted

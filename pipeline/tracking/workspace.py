@@ -11,9 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.config.evaluate import COMMAND_PREFIX
 from pipeline.metrics.catalogue import METRICS, SAMPLE_TABLE, Metric, Section
 from pipeline.metrics.charts import CHARTS, Chart
 from pipeline.run.tasks import WORK_STAGES, Stage
+from pipeline.tracking.client import MEASURED_STEP
 
 NAME = "slurm-ppo"
 """Initial name of the workspace; people may rename it."""
@@ -34,7 +36,7 @@ _COLUMNS = ("summary:iteration", "summary:reward/mean", "summary:evaluate/reward
 _MOST_PINNED = 20
 """Most runs that W&B keeps in view (pinned) at once."""
 _JOB_KINDS = f"({'|'.join(s for s in WORK_STAGES if s is not Stage.SCORE)}|{Stage.SCORE}-[^/]+)"
-_STANDS_FOR = {"seconds/*": _JOB_KINDS}
+_STANDS_FOR = {"seconds/*": _JOB_KINDS, "eval/*": ".+"}
 """Pattern for ``*`` where other metrics would match, too; elsewhere it is anything without a slash."""
 
 
@@ -61,9 +63,7 @@ class Panel:
 
 
 def _pattern(name: str) -> str:
-    before, star, after = name.partition("*")
-    middle = _STANDS_FOR.get(name, "[^/]+") if star else ""
-    return re.escape(before) + middle + re.escape(after)
+    return _STANDS_FOR.get(name, "[^/]+").join(map(re.escape, name.split("*")))
 
 
 def panels(charts: Sequence[Chart] = CHARTS, metrics: Sequence[Metric] = METRICS) -> list[Panel]:
@@ -135,7 +135,8 @@ def _line_plot(panel: Panel) -> Any:
 
     curves = {"metric_regex": panel.regex} if panel.regex else {"y": list(panel.names)}
     range_y = (0.0 if panel.from_zero else None, None)
-    return LinePlot(title=panel.title, x=X_AXIS, range_y=range_y, **curves)
+    x = MEASURED_STEP if panel.names[0].startswith(COMMAND_PREFIX) else X_AXIS
+    return LinePlot(title=panel.title, x=x, range_y=range_y, **curves)
 
 
 def _id(section: str, panel: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from pipeline.run.submissions import job_kind_of
 from pipeline.run.tasks import Stage, parse_task
 from pipeline.status.local import Event
 from pipeline.status.text import attempt_in_words, clock, describe_row
+from pipeline.status.trainer_state import replay_in_words
 from pipeline.text import printable
 
 
@@ -48,7 +49,8 @@ def _of_event(event: Event) -> Happening:
     except (KeyError, TypeError, ValueError, IndexError):  # written by another version, or by hand
         fields = (f"{key}={value}" for key, value in event.items() if key not in ("time", "event"))
         return Happening(event["time"], " ".join([kind.replace("_", " "), *fields]))
-    return Happening(event["time"], text, kind in _BAD, kind == "launched")
+    is_bad = kind in _BAD or event.get("level", "info") != "info"
+    return Happening(event["time"], text, is_bad, kind == "launched")
 
 
 def _launched(event: Event) -> str:
@@ -86,6 +88,7 @@ _WORDS: Mapping[str, str | Callable[[Event], str]] = {
     "failed": lambda event: f"{attempt_in_words(event)} failed: {event['message']}",
     "retracted": _retracted,
     "state_lost": "{message}",
+    "learned_again": replay_in_words,
     "refused": "Slurm refused {array}: {message}",
     "gave_up": _gave_up,
     "driver_started": "driver started on {host}, process {pid}",

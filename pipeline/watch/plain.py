@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from pipeline.metrics.advice import worst
 from pipeline.status.lanes import Lane
 from pipeline.status.snapshot import Status
-from pipeline.status.text import clock, standing
+from pipeline.status.text import clock, standing, workers_in_words
 from pipeline.watch.event_lines import event_lines
+from pipeline.workers.summary import WorkersOf
 
 
 def changes(before: Status | None, after: Status) -> list[str]:
@@ -14,7 +15,8 @@ def changes(before: Status | None, after: Status) -> list[str]:
     now = clock(after.time)
     said = [f"{now} {line}" for line in _states(before, after)]
     said += [str(one) for one in _news(before, after)]
-    return said + [f"{now} {line}" for line in _lanes(before, after)]
+    lines = (*_lanes(before, after), *_workers(before, after))
+    return said + [f"{now} {line}" for line in lines]
 
 
 def _states(before: Status | None, after: Status) -> Iterator[str]:
@@ -48,6 +50,18 @@ def _lanes(before: Status | None, after: Status) -> Iterator[str]:
             iteration, stage = lane.key
             where = f"iteration {iteration} {stage}" if iteration else stage
             yield f"{where}: {words}"
+
+
+def _workers(before: Status | None, after: Status) -> Iterator[str]:
+    """Yield what workers do, where that is not what they did before; how long they wait is no change."""
+    known = {one.job_kind: _doing(one) for one in before.workers} if before else {}
+    for one in after.workers:
+        if one.live + one.silent and known.get(one.job_kind) != _doing(one):
+            yield workers_in_words(one)
+
+
+def _doing(workers: WorkersOf) -> tuple[object, ...]:
+    return workers.starting, workers.busy, workers.waiting, workers.silent, workers.waits_for
 
 
 def _in_words(lane: Lane) -> str:

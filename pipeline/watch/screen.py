@@ -13,7 +13,7 @@ from pipeline.metrics.advice import Severity, worst
 from pipeline.metrics.terminal import Column, Row, sparkline
 from pipeline.status.lanes import Lane, ShardState
 from pipeline.status.snapshot import Status
-from pipeline.status.text import clock, describe_driver, job_details, time_or_dash
+from pipeline.status.text import clock, describe_driver, job_details, time_or_dash, workers_in_words
 from pipeline.status.trainer_state import in_words
 from pipeline.text import MISSING, duration, number, printable, shortened
 from pipeline.watch.event_lines import event_lines
@@ -89,7 +89,7 @@ marks, one for each shard        keys
   ↻ tried again                               reward, update, evaluate
   · waiting in the queue           l          end of its failed or newest log
   ✗ failed, and not tried again    p          pause: the screen stays as it is
-  - not submitted yet              q          quit; the run goes on
+  - nobody is at it yet            q          quit; the run goes on
 More shards than fit are drawn in    ?        this page
 proportion; the counts are exact.
 
@@ -159,7 +159,15 @@ def _header(look: Status, view: View, width: int) -> Lines:
     trouble = view.trouble or _silence(look)
     warning = [Text(trouble, "yellow")] if trouble else []
     state = [in_words(look.missing_state, look.iterations)] if look.missing_state else []
-    return [first, *map(Text, (_progress(look), *_outlook(look, width), *state)), *warning]
+    said = (_progress(look), *_outlook(look, width), *state, *_workers(look, width))
+    return [first, *map(Text, said), *warning]
+
+
+def _workers(look: Status, width: int) -> list[str]:
+    """Say what workers do, and what those that wait wait for: in a line where there is room."""
+    parts = [workers_in_words(one) for one in look.workers if one.live + one.silent]
+    together = "; ".join(parts)
+    return parts if len(together) > width else [together] * bool(parts)
 
 
 def _progress(look: Status) -> str:

@@ -1,14 +1,8 @@
-"""A cache of engines, made once per task and configuration: one is kept until another model of the same role
-is requested, so that neither start-up nor memory is paid twice.
-"""
+"""Engines: made by name, and kept (:mod:`stages.engines.kept`) as long as they serve."""
 
-import contextlib
-import gc
 import importlib
-import sys
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,60 +12,19 @@ from pipeline.config.update import TrainingEngine
 from pipeline.plugins.load import PluginError, load_plugin
 from pipeline.plugins.trial import too_many_ranks
 from stages.engines.base import CannotAdapt, Generator, Scorer, Trainer
+from stages.engines.kept import Wanted as Wanted
+from stages.engines.kept import Weights
+from stages.engines.kept import engine as engine
+from stages.engines.kept import engines_closed as engines_closed
+from stages.engines.kept import kept_value as kept_value
+from stages.engines.kept import release_all as release_all
 from stages.logs import log
+from stages.policy_files import PolicyFiles
 
-
-@dataclass(frozen=True)
-class _Kept:
-    key: Any
-    name: str
-    engine: Any
-
-
-_kept: dict[str, _Kept] = {}
-
-
-def engine(role: str, key: Any, make: Callable[[], Any], name: str = Engine.TRANSFORMERS) -> Any:
-    """Return the engine of ``role`` for ``key`` (what it was made from); drop the role's previous engine.
-
-    Engines of transformers stay side by side. Any other takes the GPU's memory for itself, so that nothing
-    else fits beside it.
-    """
-    if role not in _kept or _kept[role].key != key:
-        release(role)
-        for other, kept in list(_kept.items()):
-            if {kept.name, name} != {Engine.TRANSFORMERS}:
-                release(other)
-        _kept[role] = _Kept(key, name, make())
-    return _kept[role].engine
-
-
-def release(role: str) -> None:
-    """Drop the engine of ``role``, if there is one, and what it holds."""
-    kept = _kept.pop(role, None)
-    if kept is None:
-        return
-    if isinstance(kept.engine, Generator | Scorer):
-        kept.engine.close()
-    del kept
-    gc.collect()
-    torch = sys.modules.get("torch")  # engines that do not use it leave nothing in its cache
-    if torch and torch.cuda.is_initialized():  # another process may be about to look how much is free
-        torch.cuda.empty_cache()
-
-
-@contextlib.contextmanager
-def engines_closed() -> Iterator[None]:
-    """Drop every engine at the end. Errors of that are logged only: the task's result is committed, and a
-    failed job would keep those that depend on it waiting."""
-    try:
-        yield
-    finally:
-        for role in list(_kept):
-            try:
-                release(role)
-            except (OSError, RuntimeError):  # of disks, worker processes, GPUs that are gone
-                log.exception(f"closing the {role} failed; what the task has done stands:")
+_folders: "weakref.WeakKeyDictionary[Generator, weakref.finalize[..., Generator]]" = (
+    weakref.WeakKeyDictionary()
+)
+"""What removes the merged model of each engine that was given one."""
 
 
 def make_generator(config: Config, directory: str, adapter: str | None = None) -> Generator:
@@ -87,25 +40,68 @@ def make_generator(config: Config, directory: str, adapter: str | None = None) -
     maker = _maker("rollout.engine", name, "make_generator")
     if adapter is None:
         return _checked(maker(config, directory), Generator, name)
-    if getattr(maker, "takes_adapters", False) and not config.rollout.merge_adapters:
+    if _puts_on_adapters(config, maker):
         try:
             return _checked(maker(config, directory, adapter), Generator, name)
         except CannotAdapt as error:
             log.info(f"rollout.engine={name} gets the adapter merged into a whole model: {error}")
-    return _of_merged(config, maker, Path(directory), Path(adapter))
+
+    def make(folder: Path) -> Generator:
+        return _checked(maker(config, str(folder)), Generator, name)
+
+    made = _of_merged(config, Path(directory), Path(adapter), make)
+    assert made is not None
+    return made
 
 
-def _of_merged(config: Config, maker: Callable[..., Any], base: Path, adapter: Path) -> Generator:
+def reload_generator(config: Config, generator: Generator, files: PolicyFiles, had: Weights) -> bool:
+    """Put another policy into an engine that :func:`make_generator` made. Returns whether that was done.
+
+    Args:
+        had: fingerprints of the policy that it has.
+    """
+    base = files.weights[0]
+    if files.adapter is None:
+        is_done = (had[1] == "" or had[0] == base) and generator.reload(str(files.base))
+        _remove_folder(generator if is_done else None)
+        return is_done
+    if had[0] != base:
+        return False
+    takes = _puts_on_adapters(config, _maker("rollout.engine", config.rollout.engine, "make_generator"))
+    if takes and generator not in _folders:
+        return generator.reload(str(files.base), str(files.adapter))
+    found = _of_merged(
+        config, files.base, files.adapter, lambda folder: generator if generator.reload(str(folder)) else None
+    )
+    return found is not None
+
+
+def _puts_on_adapters(config: Config, maker: Callable[..., Any]) -> bool:
+    return getattr(maker, "takes_adapters", False) and not config.rollout.merge_adapters
+
+
+def _of_merged(
+    config: Config, base: Path, adapter: Path, make: Callable[[Path], Generator | None]
+) -> Generator | None:
+    """Return what ``make`` makes of a merged model; the folder goes with it, or at once if there is none."""
     from stages.merging import merged_folder, remove_merged
 
-    folder = merged_folder(config, base, adapter)
+    folder, made = merged_folder(config, base, adapter), None
     try:
-        made = _checked(maker(config, str(folder)), Generator, config.rollout.engine)
-    except BaseException:
-        remove_merged(folder)
-        raise
-    weakref.finalize(made, remove_merged, folder)
+        made = make(folder)
+    finally:
+        if made is None:
+            remove_merged(folder)
+    if made is not None:
+        _remove_folder(made)
+        _folders[made] = weakref.finalize(made, remove_merged, folder)
     return made
+
+
+def _remove_folder(generator: Generator | None) -> None:
+    """Remove the merged model that an engine had before, if it had one."""
+    if generator is not None and generator in _folders:
+        _folders.pop(generator)()
 
 
 def make_scorer(config: Config, name: str, directory: str) -> Scorer:

@@ -270,6 +270,26 @@ class Generator(ABC):
     ) -> Iterator[Mapping[int, Response]]:
         """Yield as :meth:`stream` does, for requests that the model can take; all others are in ``done``."""
 
+    def reset(self) -> bool:
+        """Forget all that earlier requests left behind: what follows has the bytes of a new engine.
+
+        Called before another task uses the engine. False, the default: it cannot, and a new one is made.
+        """
+        return False
+
+    def reload(self, directory: str, adapter: str | None = None) -> bool:
+        """Take other weights: those of the model in ``directory``, or of that and an adapter. Called after
+        :meth:`reset`; what follows has the bytes of a new engine.
+
+        Args:
+            adapter: only given to engines that take adapters (:func:`takes_adapters`). Then, and where it has
+                one now and is to have none, ``directory`` holds the model that the engine has.
+
+        Returns:
+            Whether it has. False, the default: it cannot, and a new one is made. So it is after an exception.
+        """
+        return False
+
     def close(self) -> None:  # noqa: B027  most engines hold nothing but memory of their own
         """Release what the process holds for the engine: GPU memory, worker processes."""
 
@@ -301,6 +321,10 @@ class Scorer(ABC):
     def _score(self, sequences: Sequence[Sequence[int]]) -> list[float]:
         """Return scores as :meth:`score` does, for sequences that the model can take."""
 
+    def reset(self) -> bool:
+        """Forget what earlier tasks left behind, as generators do. Default: False."""
+        return False
+
     def close(self) -> None:  # noqa: B027  as of generators
         """Release what the process holds for the engine."""
 
@@ -321,3 +345,7 @@ class Trainer(ABC):
         Returns:
             The result to commit. None on all ranks but one, if the task has several: see :func:`takes_ranks`.
         """
+
+    def load(self, context: "Context", version: int) -> None:  # noqa: B027  # trainers need not have it
+        """Load what :meth:`update` will go on with, before its shards are there: what made policy
+        ``version``. For a process that waits; does nothing unless a trainer can."""

@@ -40,10 +40,9 @@ class KeptCache:
         }
 
     def publish(self) -> None:
-        """Keep what is in the folder, unless another process was first; then remove the folder."""
+        """Keep a copy of what is in the folder, unless another process was first."""
         if self.published is not None and not self.published.exists() and any(self.folder.glob("*")):
             _publish(self.folder, self.published)
-        self.discard()
 
     def discard(self) -> None:
         """Remove the folder."""

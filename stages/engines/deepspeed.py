@@ -3,7 +3,7 @@
 from pipeline.config.schema import Config
 from stages.context import Context, Result
 from stages.engines.base import Trainer
-from stages.ppo.update import update
+from stages.ppo.update import load, update
 
 
 def make_trainer(config: Config) -> Trainer:
@@ -15,3 +15,6 @@ class DeepSpeedTrainer(Trainer):
 
     def update(self, context: Context, iteration: int) -> Result | None:
         return update(context, iteration)
+
+    def load(self, context: Context, version: int) -> None:
+        load(context, version)

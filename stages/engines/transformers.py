@@ -32,6 +32,8 @@ from stages.engines.base import (
     Turns,
     takes_adapters,
 )
+from stages.engines.in_place import Unused, can_take, load_in_place
+from stages.engines.layouts import Layout, layout_of
 from stages.models import load_causal_lm, load_reward_model
 from stages.ppo.batching import budgeted
 
@@ -48,9 +50,11 @@ def make_generator(config: Config, directory: str, adapter: str | None = None) -
     if adapter and precision is not config.update.precision:
         raise CannotAdapt(f"it generates in {precision}, and was trained in {config.update.precision}")
     loaded = load_causal_lm(directory, precision, model.trust_remote_code, rollout.device_map)
+    generator = TransformersGenerator(loaded, rollout.tokens_per_batch, model.context_length)
+    generator.is_like(directory, merges=precision is config.update.precision)
     if adapter:
         merge_into(loaded, read_adapter(Path(adapter)))
-    return TransformersGenerator(loaded, rollout.tokens_per_batch, model.context_length)
+    return generator
 
 
 def make_scorer(config: Config, directory: str) -> Scorer:
@@ -78,6 +82,33 @@ class TransformersGenerator(Generator):
         # generate() fills what a request leaves open from the model's own settings, which may penalise,
         # suppress or force tokens: a blank one leaves the distribution alone.
         model.generation_config = GenerationConfig()
+        self._unused = Unused.of(model)
+        self._layout: Layout | None = None
+        self._merges = False
+
+    def is_like(self, directory: str, merges: bool) -> None:
+        """Note the directory that the model is from, so that it can take the weights of others like it.
+
+        Args:
+            merges: whether adapters may be merged into it.
+        """
+        self._layout, self._merges = layout_of(Path(directory)), merges
+
+    def reset(self) -> bool:
+        self._unused.restore()
+        return True
+
+    def reload(self, directory: str, adapter: str | None = None) -> bool:
+        """Load weights into the model, if the directory is like that which the model is from."""
+        found = layout_of(Path(directory))
+        if found is None or found != self._layout or not can_take(self._model, found):
+            return False
+        if adapter and not self._merges:
+            return False
+        load_in_place(self._model, Path(directory))
+        if adapter:
+            merge_into(self._model, read_adapter(Path(adapter)))
+        return True
 
     def plan(self, requests: Sequence[Request]) -> list[list[int]]:
         """Return the batches, in the order in which they are generated."""
@@ -231,6 +262,11 @@ class TransformersScorer(Scorer):
         if self._pad is None:
             # The head reads the last token that is not padding; without an id only single rows are safe.
             self._token_budget = 1
+        self._unused = Unused.of(model)
+
+    def reset(self) -> bool:
+        self._unused.restore()
+        return True
 
     @torch.inference_mode()
     def _score(self, sequences: Sequence[Sequence[int]]) -> list[float]:

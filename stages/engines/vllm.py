@@ -27,7 +27,8 @@ from stages.engines.base import (
     takes_adapters,
 )
 from stages.engines.compiled import KeptCache
-from stages.engines.vllm_adapters import adapter_arguments, count_adapted, put_on
+from stages.engines.vllm_adapters import Given, adapter_arguments, count_adapted, put_on
+from stages.engines.vllm_reload import pack_shared, shared_weights
 from stages.engines.vllm_setup import Unsupported, check_gpus, common_arguments, is_refusal, start
 from stages.logs import log
 
@@ -55,7 +56,8 @@ def make_generator(config: Config, directory: str, adapter: str | None = None) -
     else:
         engine = _adapted(config, arguments, Path(adapter))
     window = _WINDOWS * rollout.vllm.max_num_seqs
-    return VllmGenerator(engine, limits, stop_ids(directory, described), truncates, window)
+    given = Given.of(directory, adapter, rollout.vllm.tensor_parallel_size)
+    return VllmGenerator(engine, limits, stop_ids(directory, described), truncates, window, given)
 
 
 def _adapted(config: Config, arguments: dict[str, Any], adapter: Path) -> "_Engine":
@@ -143,10 +145,29 @@ class _Engine:
         name, prompt = str(self._count), tokens_input(list(tokens))
         self._engine.add_request(name, prompt, params, lora_request=self._adapter)
 
+    def reset(self) -> bool:
+        """Throw away requests and what was computed for them; keep what was compiled for other tasks. Returns
+        whether nothing is left."""
+        self.abort()
+        self._kept.publish()
+        return bool(self._engine.reset_prefix_cache())
+
+    def load(self, directory: str) -> None:
+        """Replace the model's weights; what was computed with the old ones is thrown away."""
+        shared = self._engine.apply_model(shared_weights)
+        self._engine.collective_rpc("reload_weights", kwargs={"weights_path": directory})
+        if self._engine.apply_model(shared_weights) != shared:
+            raise RuntimeError("vLLM has taken layers apart that share a weight")
+        self._engine.apply_model(pack_shared)
+        self._engine.reset_prefix_cache()
+
     def put_on(self, adapter: Path) -> list[int]:
-        """Load an adapter, for all requests. Returns of each worker how many weights it has changed."""
+        """Load an adapter, for all requests, in place of the one before. Returns of each worker how many
+        weights it has changed."""
         from vllm.lora.request import LoRARequest
 
+        if self._adapter is not None:
+            self._engine.remove_lora(self._adapter.lora_int_id)
         self._adapter = LoRARequest("policy", 1, str(adapter))
         self._engine.add_lora(self._adapter)
         return list(self._engine.apply_model(count_adapted))
@@ -188,15 +209,23 @@ class _Engine:
         del self._engine
         cleanup_dist_env_and_memory()
         self._kept.publish()
+        self._kept.discard()
 
 
 class VllmGenerator(Generator):
     """A generator with continuous batching: conversations enter and leave the running batch one by one."""
 
     def __init__(
-        self, engine: _Engine, limits: Limits, own_stop_ids: Collection[int], truncates: bool, window: int
+        self,
+        engine: _Engine,
+        limits: Limits,
+        own_stop_ids: Collection[int],
+        truncates: bool,
+        window: int,
+        given: Given,
     ) -> None:
         self._engine = engine
+        self._given = given
         self._window = window
         self._own_stop_ids = own_stop_ids
         self._truncates = truncates
@@ -270,6 +299,21 @@ class VllmGenerator(Generator):
     def _stop_ids(self, sampling: Sampling) -> set[int]:
         return {*self._own_stop_ids, *sampling.stop_token_ids}
 
+    def reset(self) -> bool:
+        return self._engine.reset()
+
+    def reload(self, directory: str, adapter: str | None = None) -> bool:
+        """Put other weights into vLLM, or another adapter on its model, if it was started for such a one."""
+        found = Given.of(directory, adapter, self._given.ranks)
+        if found != self._given or found.layout is None:
+            return False
+        if adapter is None:
+            self._engine.load(directory)
+        else:
+            put_on(self._engine, Path(adapter), self._given.ranks)
+            self._engine.abort()  # nothing that the adapter before was part of is used again
+        return True
+
     def close(self) -> None:
         self._engine.close()
 
@@ -324,6 +368,9 @@ class VllmScorer(Scorer):
         finally:
             self._engine.abort()
         return [scores[i] for i in range(len(sequences))]
+
+    def reset(self) -> bool:
+        return self._engine.reset()
 
     def close(self) -> None:
         self._engine.close()

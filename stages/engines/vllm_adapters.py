@@ -4,6 +4,8 @@ vLLM rounds an adapter to the model's number format, and adds what it computes t
 sum of both is not rounded, as a merged weight is.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
@@ -11,6 +13,23 @@ import torch
 
 from stages.adapters import read_adapter, read_settings
 from stages.engines.base import CannotAdapt
+from stages.engines.layouts import Layout, layout_of
+
+
+@dataclass(frozen=True)
+class Given:
+    """All that vLLM was started for, but for numbers in weights."""
+
+    layout: Layout | None
+    adapter: Mapping[str, Any] | None
+    """Settings of the adapter; None where it has none, and takes none."""
+    ranks: int
+    """Processes that each weight is split over."""
+
+    @staticmethod
+    def of(directory: str, adapter: str | None, ranks: int) -> "Given":
+        settings = None if adapter is None else read_settings(Path(adapter))
+        return Given(layout_of(Path(directory)), settings, ranks)
 
 
 class TakesAdapter(Protocol):

@@ -1,5 +1,6 @@
 """Start of vLLM: the environment that it reads, its arguments, what it compiles and what it refuses."""
 
+import functools
 import importlib.metadata
 import os
 import re
@@ -19,7 +20,14 @@ from stages.context import UserError
 from stages.engines.base import Limits
 from stages.engines.compiled import KeptCache, private_cache
 
-_PLACES = frozenset({"VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "VLLM_DIST_IDENT"})
+_PLACES = frozenset(
+    {
+        "VLLM_CACHE_ROOT",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "VLLM_DIST_IDENT",
+        "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME",
+    }
+)
 """Variables that only say where things are."""
 _FORMATS = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 _CPU_CACHE_GIB = 1.0
@@ -74,9 +82,15 @@ def cache_key(arguments: Mapping[str, Any]) -> str:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     processor = torch.backends.cpu.get_cpu_capability()
     versions = [torch.__version__, vllm_version(), sys.version]
+    return repr([text, others, device, processor, versions, _environment()])
+
+
+@functools.cache
+def _environment() -> dict[str, str]:
+    """Return the variables that vLLM and torch read, as they were at the first start in this process: vLLM
+    adds some of its own when it is imported."""
     names = [name for name in os.environ if name.startswith(("VLLM_", "TORCH")) and name not in _PLACES]
-    environment = {name: os.environ[name] for name in sorted(names)}
-    return repr([text, others, device, processor, versions, environment])
+    return {name: os.environ[name] for name in sorted(names)}
 
 
 def vllm_version() -> str:

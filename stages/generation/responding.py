@@ -12,15 +12,17 @@ import pyarrow.compute as pc
 from pipeline.config.schema import Config
 from pipeline.run.schemas import GREEDY_SAMPLE, ROLLOUT, FinishReason, conform, extra_columns
 from pipeline.run.seeds import derive_seed
+from pipeline.run.tasks import Stage, Task
 from stages.context import Context, NumericalError
-from stages.engines import engine, make_generator
+from stages.engines import Wanted, engine, make_generator, reload_generator
 from stages.engines.base import Generator, Request, Sampling
 from stages.generation.chat import messages_json
 from stages.generation.conversations import Conversations, TokenBudget, open_conversations
 from stages.generation.episodes import Episode
 from stages.generation.progress import SAVE_SECONDS, Progress, origin_of
+from stages.policy_files import PolicyFiles
 from stages.preemption import StoppedOnWarning, warned
-from stages.tokenizers import load_tokenizer
+from stages.tokenizers import tokenizer_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,15 +47,12 @@ def respond(
     """
     config = context.config
     files = context.policy_files(version)
-    tokenizer = load_tokenizer(config.model.policy, config.model)
+    tokenizer = tokenizer_of(context, config.model.policy)
     repeated = prompts.take([i for i in range(prompts.num_rows) for _ in samples])
     requests = requests_of(context, repeated, samples)
     if warned():  # loading a large model would outlast what is left of the time
         raise StoppedOnWarning(0, 0, len(requests))
-    key = (files, config.rollout)
-    adapter = None if files.adapter is None else str(files.adapter)
-    make = partial(make_generator, config, str(files.base), adapter)
-    generator: Generator = engine("generator", key, make, config.rollout.engine)
+    generator = generator_of(context, files)
     origin = origin_of(context, version, requests, sampling, generator.plan(requests))
     progress = Progress(context, origin, len(requests), save_every)
     with open_conversations(
@@ -64,20 +63,43 @@ def respond(
     return rollout_table(repeated, responses, samples, tokenizer)
 
 
+def generator_of(context: Context, files: PolicyFiles) -> Generator:
+    """Return the task's engine with a policy: a new one, or one that the process has kept."""
+    config = context.config
+    adapter = None if files.adapter is None else str(files.adapter)
+    threads = (config.evaluate if context.task.stage is Stage.EVALUATE else config.rollout).num_threads
+    settings = (config, threads)
+    wanted = Wanted("generator", context.attempt, settings, files.weights, config.rollout.engine)
+    found: Generator = engine(
+        wanted,
+        make=partial(make_generator, config, str(files.base), adapter),
+        reload=lambda generator, had: reload_generator(config, generator, files, had),
+    )
+    return found
+
+
 def requests_of(context: Context, prompts: pa.Table, samples: Sequence[int]) -> list[Request]:
     """Return one request per row of ``prompts``, which has each prompt once per sample. Seeds derive from
     prompt and sample."""
-    config, task = context.config, context.task
+    config = context.config
     columns = prompts["prompt_id"].to_pylist(), prompts["prompt_tokens"].to_pylist()
     return [
         Request(
             tokens,
             room(config, tokens),
-            derive_seed(config.seed, task.iteration, str(task.stage), prompt_id, sample),
+            seed_of(config, context.task, prompt_id, sample),
             greedy=sample == GREEDY_SAMPLE,
         )
         for prompt_id, tokens, sample in zip(*columns, cycle(samples), strict=False)
     ]
+
+
+def seed_of(config: Config, task: Task, prompt_id: str, sample: int) -> int:
+    """Return the seed of one response. Samples of an evaluation have the same for every policy."""
+    if task.stage is Stage.EVALUATE and sample != GREEDY_SAMPLE:
+        given = config.seed if config.evaluate.seed is None else config.evaluate.seed
+        return derive_seed(given, "samples of evaluate", prompt_id, sample)
+    return derive_seed(config.seed, task.iteration, str(task.stage), prompt_id, sample)
 
 
 def finish(

@@ -202,21 +202,35 @@ def micro_batches(
     packed: bool = False,
     rank: int = 0,
     num_ranks: int = 1,
+    num_shares: int | None = None,
 ) -> list[MicroBatch]:
     """Return one rank's micro-batches of a mini-batch: equally many on every rank, since each pass through
     the model is one of all ranks together. A rank with fewer rows makes up for it with dummies.
+
+    Args:
+        num_shares: shares that the rows are dealt to before each is split; by default one for each rank.
+            Micro-batches are the same, whatever the number of ranks, where the number of shares is.
     """
     if not indices:
         return []
     lengths = [row.length for row in rows]
-    shares = deal_rows(lengths, indices, num_ranks)
+    shares = deal_rows(lengths, indices, num_shares or num_ranks)
     number = max(len(split(lengths, share, token_budget, packed)) for share in shares)
-    batches = split_into(lengths, shares[rank], token_budget, number, packed)
-    # The largest first: if memory does not suffice for it, that shows at once.
-    batches.sort(key=lambda batch: -max(lengths[i] for i in batch))
+    places = [divmod(i, len(shares)) for i in range(rank, number * len(shares), num_ranks)]
+    of_share = {
+        share: _largest_first(lengths, split_into(lengths, shares[share], token_budget, number, packed))
+        for share in {share for _, share in places}
+    }
+    own = [batch for place, share in places for batch in of_share[share][place : place + 1]]
     shortest = min(indices, key=lambda i: (lengths[i], i))
-    dummies = (number - len(batches)) * [replace(collate(rows, [shortest], packed), is_dummy=True)]
-    return [collate(rows, batch, packed) for batch in batches] + dummies
+    missing = -(-number * len(shares) // num_ranks) - len(own)
+    dummies = missing * [replace(collate(rows, [shortest], packed), is_dummy=True)]
+    return [collate(rows, batch, packed) for batch in own] + dummies
+
+
+def _largest_first(lengths: Sequence[int], batches: list[list[int]]) -> list[list[int]]:
+    """Sort batches: if memory does not suffice for the largest, that shows at once."""
+    return sorted(batches, key=lambda batch: -max(lengths[i] for i in batch))
 
 
 def collate(rows: Sequence[Row], indices: Sequence[int], packed: bool = False) -> MicroBatch:

@@ -1,16 +1,14 @@
 """The optimizer steps of an update that was done before: its decisions are followed, none is made."""
 
-from pipeline.config.schema import Config
 from stages.models import device
 from stages.ppo.experience import Experience
 from stages.ppo.math.losses import Counts
-from stages.ppo.state.learned import Decision, Decisions
+from stages.ppo.state.learned import Decision, Learned
 from stages.ppo.targets import Targets
 from stages.ppo.trainer import Trainer
 from stages.ppo.training import (
     Learner,
     MiniBatch,
-    StepPosition,
     Steps,
     accumulate,
     all_minibatches,
@@ -24,24 +22,26 @@ def follow(
     targets: Targets,
     first_epoch: list[MiniBatch],
     iteration: int,
-    decisions: Decisions,
+    past: Learned,
 ) -> Steps:
-    """Take the steps that an update took, and no others."""
+    """Take the steps that an update took, and no others, by micro-batches of the same rows."""
     config, per_token = learner.config, targets.to(device())
-    batches = all_minibatches(config, experience, first_epoch, iteration)
-    for (place, batch), decided in zip(batches, decisions, strict=False):  # it may have stopped early
+    batches = all_minibatches(config, experience, first_epoch, iteration, past.machine.ranks)
+    for (place, batch), decided in zip(batches, past.decisions, strict=False):  # it may have stopped early
         counts = Counts.of(experience.mask[list(batch.rows)], config.rollout.max_new_tokens)
         accumulate(learner, per_token, batch, counts)
         for trainer in learner.trainers:
-            _carry_out(trainer, decided[trainer.name], place, config)
+            _carry_out(trainer, decided[trainer.name], place.position(config), batch.num_shares)
     return Steps()
 
 
-def _carry_out(trainer: Trainer, decision: Decision, place: StepPosition, config: Config) -> None:
+def _carry_out(
+    trainer: Trainer, decision: Decision, position: tuple[int, int], num_shares: int | None
+) -> None:
     match decision:
         case Decision.TAKEN:
-            if not trainer.step(*place.position(config)).is_taken:
-                say(f"{place}: the {trainer.name} took a step then, and its gradient is not finite now")
+            if not trainer.step(*position, num_shares).is_taken:
+                say(f"the {trainer.name} took step {trainer.steps + 1} then; its gradient is not finite now")
         case Decision.SKIPPED:
             trainer.skip()
         case Decision.DISCARDED:

@@ -17,7 +17,7 @@ from stages.ppo.experience import Experience
 from stages.ppo.following import follow
 from stages.ppo.forward import check_packing, response_log_probs, response_values, scatter_rows
 from stages.ppo.math.shaping import RunningMoments, flat_groups
-from stages.ppo.state.learned import Decisions
+from stages.ppo.state.learned import Learned
 from stages.ppo.targets import Scores, Targets, make_targets, shape
 from stages.ppo.training import (
     Learner,
@@ -55,15 +55,16 @@ def update(
     kl_coef: float,
     moments: RunningMoments,
     stopwatch: Stopwatch,
-    decisions: Decisions | None = None,
+    past: Learned | None = None,
 ) -> Update:
     """Update policy and critic, step by step.
 
     Args:
         moments: moments of all scores of the run up to and with this iteration's.
-        decisions: which steps to take, of an update that was done before; None to decide.
+        past: what an update that was done before has learned: its steps are taken again, and its
+            micro-batches go through the models, whatever the number of ranks.
     """
-    config, total = learner.config, len(experience)
+    config, total, num_shares = learner.config, len(experience), past.machine.ranks if past else None
     # 1. shaped scores, and only responses that have something to teach
     scores = shape(config, experience, moments)
     if config.algorithm.shaping.filter_groups:
@@ -72,7 +73,7 @@ def update(
     if not len(experience):
         return Update(experience, scores, None, Steps(), total, 1.0)
     # 2. mini-batches of the first epoch, over which old log-probabilities and values are computed
-    first_epoch = split_epoch(config, experience, iteration, epoch=0)
+    first_epoch = split_epoch(config, experience, iteration, 0, num_shares)
     if is_packed(config.update):
         rows = [experience.rows[i] for i in rows_to_learn_from(experience).tolist()]
         shortest = sorted(rows, key=lambda row: row.length)[:2]
@@ -87,10 +88,10 @@ def update(
     targets = make_targets(config, experience, scores, old_log_probs, old_values, kl_coef)
     # 4. clipped policy and value losses, epochs x mini-batches
     with stopwatch.timing("steps"):
-        if decisions is None:
+        if past is None:
             steps = train(learner, experience, targets, first_epoch, iteration)
         else:
-            steps = follow(learner, experience, targets, first_epoch, iteration, decisions)
+            steps = follow(learner, experience, targets, first_epoch, iteration, past)
     if steps.log_probs is not None:
         targets = replace(targets, old_log_probs=ranks.sum_over_ranks(steps.log_probs).cpu())
     num_discarded = total - len(experience)

@@ -108,14 +108,21 @@ def explain(config: Config, experience: Experience, num_ranks: int, has: float) 
 
 
 @contextlib.contextmanager
-def out_of_memory_explained(config: Config, experience: Experience) -> Iterator[None]:
-    """Turn torch's errors of insufficient memory into OutOfMemory, which says what to change."""
+def out_of_memory_explained(config: Config, experience: Experience, is_used: bool = False) -> Iterator[None]:
+    """Turn torch's errors of insufficient memory into OutOfMemory, which says what to change.
+
+    Args:
+        is_used: whether the process had a learner in memory before. Then it says little of what an update
+            needs, and the error is one that is tried again.
+    """
     try:
         yield
     except RuntimeError as error:
         on_device = isinstance(error, torch.OutOfMemoryError)
         if not on_device and not any(words in str(error) for words in _HOST_WORDS):
             raise
+        if is_used:
+            raise RuntimeError(f"out of memory in a process that had kept a learner: {error}") from error
         raise OutOfMemory(explain(config, experience, ranks.size(), _memory(on_device)), on_device) from error
 
 

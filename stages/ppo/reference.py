@@ -49,11 +49,17 @@ def reference_model(context: Context) -> Iterator[nn.Module]:
     forget(model)
 
 
-def reference_log_probs(context: Context, model: nn.Module, experience: Experience, iteration: int) -> Tensor:
-    """Return the reference's log-probabilities of an iteration's responses, [N, T]. Every rank takes part."""
+def reference_log_probs(
+    context: Context, model: nn.Module, experience: Experience, iteration: int, num_shares: int | None = None
+) -> Tensor:
+    """Return the reference's log-probabilities of an iteration's responses, [N, T]. Every rank takes part.
+
+    Args:
+        num_shares: as of :func:`stages.ppo.batching.micro_batches`.
+    """
     # Over the policy's own micro-batches, unless groups are left out later: the same weights then give a
     # KL of exactly 0.
-    batches = split_epoch(context.config, experience, iteration, epoch=0)
+    batches = split_epoch(context.config, experience, iteration, 0, num_shares)
     temperature = context.config.rollout.temperature
     with context.computing():
         return per_token(experience, batches, lambda batch: response_log_probs(model, batch, temperature))

@@ -1,51 +1,76 @@
 """Learning iterations again whose trainer's state was lost: with the same steps, towards the same policies.
 
 Each iteration replayed starts from the policy that was committed before it, and ends with the one that was
-committed after it, whatever rounding makes of the way between. A replay never fails an update: where it
-cannot be done, learning goes on from the committed weights with the newest moments, and says so.
+committed after it, whatever rounding makes of the way between. Any number of ranks puts the same rows into
+the same micro-batches as were learned from, and scales losses alike: others would round otherwise. A replay
+never fails an update: where it cannot be done, learning goes on from the committed weights with the newest
+moments, and says so.
 """
 
+import logging
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from pipeline.config.algorithm import ReferenceStage
 from pipeline.config.engine_rules import has_reference_in
-from pipeline.run.commits import BadCommit
+from pipeline.run.commits import BadCommit, read_record
+from pipeline.run.plan import policy_maker
+from pipeline.run.replays import DIFFERENCE, GIVEN_UP, REPLAYED, UNEXPECTED, WORTH_A_WARNING
 from pipeline.run.retention import Thinned
+from pipeline.run.states import longest_replay
 from stages import ranks
 from stages.context import Context, Stopwatch, UserError
 from stages.logs import log
-from stages.ppo.committed import CommittedWeights, committed_weights
+from stages.ppo.committed import committed_weights
 from stages.ppo.experience import Experience, read_experience
 from stages.ppo.learner import update
-from stages.ppo.math.rounding import nearest_that_rounds_to
 from stages.ppo.reference import reference_log_probs, reference_model
+from stages.ppo.saving import save_state, warnings_noted
+from stages.ppo.settling import Settled, set_counters, settle
 from stages.ppo.state.learned import Learned, Machine, learned_of, state_after
 from stages.ppo.state.slices import WEIGHT
 from stages.ppo.state.sums import largest_difference
-from stages.ppo.trainer import Trainer
 from stages.ppo.training import Learner, say
-
-WORTH_A_WARNING = 0.01
-"""Difference to the committed policy, relative to the iteration's own change of it."""
 
 
 @dataclass(frozen=True)
-class Settled:
-    """How far the fp32 weights had to be moved, in norms over the weights of all ranks."""
+class Again:
+    """An iteration that was learned again."""
 
-    moved: float
-    update: float
-    """Norm of what the iteration changed."""
+    difference: float
+    """Difference to the committed policy (:attr:`Settled.difference`)."""
+    is_unexpected: bool
+    """Whether something differs at all, on the very machine that learned it then."""
+
+
+@dataclass(frozen=True)
+class Relearned:
+    """What came of learning iterations again."""
+
+    newest: int
+    """Version of the newest state that is committed now."""
+    seconds: float = 0.0
+    """Seconds spent since that state."""
+    again: Sequence[Again] = ()
+    is_given_up: bool = False
+    """Whether one could not be learned again, so that learning goes on from the committed weights."""
 
     @property
-    def difference(self) -> float:
-        """Part of the iteration's change; 0 where nothing had to be moved."""
-        return self.moved / self.update if self.update else float(self.moved > 0)
+    def metrics(self) -> dict[str, float]:
+        """Numbers for the update's record, from which :mod:`pipeline.orchestrate.lost_states` makes an event;
+        none where nothing was learned again."""
+        if not self.again and not self.is_given_up:
+            return {}
+        return {
+            REPLAYED: float(len(self.again)),
+            DIFFERENCE: max((one.difference for one in self.again), default=0.0),
+            UNEXPECTED: float(sum(one.is_unexpected for one in self.again)),
+            GIVEN_UP: float(self.is_given_up),
+        }
 
 
 def references_of(context: Context, newest: int, version: int) -> dict[int, Tensor]:
@@ -64,36 +89,64 @@ def references_of(context: Context, newest: int, version: int) -> dict[int, Tens
             experience, problem = _experience(reader, iteration)
             if ranks.first_of(problem) or experience is None:
                 break
-            found[iteration] = reference_log_probs(reader, model, experience, iteration)
+            num_shares = learned_of(reader, iteration).machine.ranks
+            found[iteration] = reference_log_probs(reader, model, experience, iteration, num_shares)
     return found
 
 
 def relearn(
     context: Context, learner: Learner, newest: int, version: int, references: Mapping[int, Tensor]
-) -> None:
+) -> Relearned:
     """Bring a learner with the state of iteration ``newest`` to that of ``version``.
 
-    What is read on the way is no input of this update: it is made from policy ``version``.
+    A state is saved on the way when the process is warned of its end, and each time that a quarter of the
+    time limit was spent. What is read on the way is no input of this update, which is made from policy
+    ``version``.
 
     Args:
         references: the reference's log-probabilities, from :func:`references_of`.
     """
-    reader = replace(context, lineage={}, stopwatch=Stopwatch())
-    for iteration in range(newest + 1, version + 1):
-        say(f"the trainer's state of iteration {iteration} was lost: the iteration is learned again")
-        if problem := _relearn_one(reader, learner, iteration, references.get(iteration)):
-            if ranks.is_first():
-                log.warning(
-                    f"iteration {iteration} cannot be learned again ({problem}): going on from the weights "
-                    f"of policy {version}, with the optimizer's moments of iteration {iteration - 1}"
-                )
-            settle(learner.policy, committed_weights(context, version))
-            _set_counters(learner, learned_of(reader, version))
-            return
+    reader = replace(context, lineage={}, stopwatch=Stopwatch(), stays=True)
+    begun, limit = time.monotonic(), longest_replay(context.config)
+    done: list[Again] = []
+    with warnings_noted() as is_warned:
+        for iteration in range(newest + 1, version + 1):
+            again = _relearn_or_go_on(reader, learner, iteration, version, references.get(iteration))
+            if again is None:  # the next state is due: nothing can be learned again from that one
+                return Relearned(newest, math.inf, done, is_given_up=True)
+            done.append(again)
+            is_urgent = is_warned() or time.monotonic() - begun > limit
+            if any(ranks.share(is_urgent)) and save_state(reader, learner, iteration):
+                newest, begun = iteration, time.monotonic()
+    return Relearned(newest, time.monotonic() - begun, done)
 
 
-def _relearn_one(reader: Context, learner: Learner, iteration: int, reference: Tensor | None) -> str | None:
-    """Learn one iteration again. Returns why it cannot be done, on every rank."""
+def _relearn_or_go_on(
+    reader: Context, learner: Learner, iteration: int, version: int, reference: Tensor | None
+) -> Again | None:
+    """Learn an iteration again; where that cannot be done, go on from the weights of ``version``, and return
+    None."""
+    say(f"the trainer's state of iteration {iteration} {_fate(reader, iteration)}: it is learned again")
+    again = _relearn_one(reader, learner, iteration, reference)
+    if isinstance(again, Again):
+        return again
+    if ranks.is_first():
+        log.warning(
+            f"iteration {iteration} cannot be learned again ({again}): going on from the weights "
+            f"of policy {version}, with the optimizer's moments of iteration {iteration - 1}"
+        )
+    settle(learner.policy, committed_weights(reader, version))
+    set_counters(learner, learned_of(reader, version))
+    return None
+
+
+def _fate(reader: Context, iteration: int) -> str:
+    record = read_record(reader.paths, policy_maker(iteration))
+    return "was not due" if record is not None and record.skips_state else "was lost"
+
+
+def _relearn_one(reader: Context, learner: Learner, iteration: int, reference: Tensor | None) -> Again | str:
+    """Learn one iteration again. Returns what came of it, or why it cannot be done, on every rank."""
     experience, problem = _experience(reader, iteration)
     if problem := ranks.first_of(problem):
         return problem
@@ -109,12 +162,10 @@ def _relearn_one(reader: Context, learner: Learner, iteration: int, reference: T
     moments = before.rewards.including(experience.outcome.scores)
     if reference is not None:
         experience = replace(experience, reference_log_probs=reference)
-    decisions = learned.decisions
-    update(learner, experience, iteration, before.kl_coef, moments, reader.stopwatch, decisions)
+    update(learner, experience, iteration, before.kl_coef, moments, reader.stopwatch, learned)
     settled = settle(learner.policy, weights, start)
-    _set_counters(learner, learned)
-    _report(learner, learned, iteration, settled)
-    return None
+    set_counters(learner, learned)
+    return _compared(learner, learned, iteration, settled)
 
 
 def _experience(reader: Context, iteration: int) -> tuple[Experience | None, str | None]:
@@ -126,56 +177,26 @@ def _experience(reader: Context, iteration: int) -> tuple[Experience | None, str
         return None, str(error)
 
 
-def settle(trainer: Trainer, weights: CommittedWeights, start: Sequence[Tensor] | None = None) -> Settled:
-    """Move each fp32 weight that does not round to the committed one to the nearest value that does.
-
-    Every rank takes part. If all do, nothing is touched.
-
-    Args:
-        start: this rank's weights before the iteration.
-    """
-    squares = torch.zeros(2, dtype=torch.float64)
-    for number, one in enumerate(trainer.held()):
-        weight = one.parts[WEIGHT]
-        committed = weights.part(one.name, one.start, len(one)).to(weight.device)
-        moved = nearest_that_rounds_to(weight, committed)
-        squares[0] += _squared(moved - weight)
-        squares[1] += _squared(weight.cpu() - start[number]) if start else 0.0
-        weight.copy_(moved)
-    moved_square, update_square = ranks.sum_over_ranks(squares).tolist()
-    if moved_square and trainer.config.zero_stage:
-        for name, parameter in trainer.trained():
-            trainer.set_computed(parameter, weights.whole(name))
-    return Settled(math.sqrt(moved_square), math.sqrt(update_square))
-
-
-def _squared(tensor: Tensor) -> float:
-    return float((tensor.double() ** 2).sum())
-
-
-def _set_counters(learner: Learner, learned: Learned) -> None:
-    for trainer in learner.trainers:
-        if trainer.name in learned.counters:
-            trainer.set_counters(learned.counters[trainer.name])
-
-
-def _report(learner: Learner, learned: Learned, iteration: int, settled: Settled) -> None:
-    """Log how close the iteration came to what was learned then. Every rank takes part."""
+def _compared(learner: Learner, learned: Learned, iteration: int, settled: Settled) -> Again:
+    """Compare an iteration with what was learned then, and log it. Every rank takes part."""
     apart = {t.name: largest_difference(t.sums(), learned.sums.get(t.name, {})) for t in learner.trainers}
-    if not ranks.is_first():
-        return
     machine = Machine.here(learner.config.update.zero_stage)
     is_repeatable = machine == learned.machine and machine.device == "cpu"
-    elsewhere = machine.unlike(learned.machine)
     sums = "; ".join(f"{name}: {part:.1e} at {key}" for name, (key, part) in apart.items() if part)
-    text = (
-        f"iteration {iteration} learned again: its weights differ from the committed ones by "
-        f"{settled.difference:.1e} of what it changed{f', sums by {sums}' if sums else ''}"
-        f"{f' ({elsewhere})' if elsewhere else ''}"
-    )
-    if is_repeatable and (settled.moved or sums):
-        log.error(f"{text}; on the same machine and versions there should be no difference")
-    elif settled.difference > WORTH_A_WARNING:
-        log.warning(text)
-    else:
-        log.info(text)
+    again = Again(settled.difference, is_repeatable and bool(settled.apart or sums))
+    if ranks.is_first():
+        elsewhere = machine.unlike(learned.machine)
+        text = (
+            f"iteration {iteration} learned again: its weights differ from the committed ones by "
+            f"{again.difference:.1e} of what it changed{f', sums by {sums}' if sums else ''}"
+            f"{f' ({elsewhere})' if elsewhere else ''}"
+        )
+        log.log(*_judged(again, text))
+    return again
+
+
+def _judged(again: Again, text: str) -> tuple[int, str]:
+    """Return the level at which to log a line about an iteration, and the line."""
+    if again.is_unexpected:
+        return logging.ERROR, f"{text}; on the same machine and versions there should be no difference"
+    return logging.WARNING if again.difference > WORTH_A_WARNING else logging.INFO, text

@@ -3,7 +3,7 @@
 Where the newest state is older than the policy, the iterations between are learned again (:mod:`.replay`).
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -16,10 +16,12 @@ from pipeline.run.plan import policy_maker, state_of
 from stages import ranks
 from stages.context import Context
 from stages.models import load_causal_lm
+from stages.ppo import kept
 from stages.ppo.bare import Bare, bare_model
 from stages.ppo.critics import load_critic
 from stages.ppo.lora import adapt, load_policy
-from stages.ppo.replay import references_of, relearn
+from stages.ppo.replay import Relearned, references_of, relearn
+from stages.ppo.settling import set_counters
 from stages.ppo.state.learned import Learned, Machine, TrainerState, learned_of, state_after
 from stages.ppo.state.sums import contradiction
 from stages.ppo.state.writer import CRITIC
@@ -27,14 +29,42 @@ from stages.ppo.trainer import Trainer
 from stages.ppo.training import Learner, say
 
 
-def resume(context: Context, version: int) -> tuple[Learner, TrainerState]:
-    """Load everything that learning goes on with after iteration ``version``."""
+@dataclass(frozen=True)
+class Start:
+    """What learning goes on with."""
+
+    learner: Learner
+    state: TrainerState
+    relearned: Relearned
+    """What was learned again on the way, and the newest state that is committed."""
+
+
+def resume(context: Context, version: int) -> Start:
+    """Return everything that learning goes on with after iteration ``version``: from memory, if it is there,
+    else from the newest state and the iterations since."""
+    if found := kept.take(context, version):
+        if has_numbers(context, version):  # else it was loaded ahead, as it is
+            set_counters(found.learner, learned_of(context, version))
+        relearned = Relearned(found.newest, found.seconds)
+        return Start(found.learner, state_after(context, version), relearned)
+    learner, relearned = loaded(context, version)
+    return Start(learner, state_after(context, version), relearned)
+
+
+def has_numbers(context: Context, version: int) -> bool:
+    """Whether an update has committed small numbers with a version: not with 0, nor in the form that runs of
+    format 1 have."""
+    return version > 0 and context.trainer_directory(version) is None
+
+
+def loaded(context: Context, version: int) -> tuple[Learner, Relearned]:
+    """Return the learner as iteration ``version`` left it, from the newest state and the iterations since."""
     reader = replace(context, lineage={})  # what is read to get there again is no input of this update
     newest: int = ranks.share(reader.newest_state(version))[0]  # another's file system may remember less
     references = references_of(context, newest, version)  # first, as it is not to be beside the models
     learner = load_learner(context if newest == version else reader, newest)
-    relearn(context, learner, newest, version, references)
-    return learner, state_after(context, version)
+    kept.use(learner)
+    return learner, relearn(context, learner, newest, version, references)
 
 
 def load_learner(context: Context, version: int) -> Learner:

@@ -4,6 +4,7 @@ The state is written as safetensors (:mod:`stages.ppo.state`), not as DeepSpeed'
 a pickle, which must not be loaded from a shared directory, and is bound to a world size.
 """
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,18 +15,26 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from pipeline.config.update import Precision, Schedule, UpdateConfig
+from pipeline.config.update import Precision, UpdateConfig
 from stages import ranks
 from stages.context import NumericalError
 from stages.models import DTYPES, switch_off_chance
 from stages.ppo.bare import Bare
 from stages.ppo.lora import is_adapted, save_policy
+from stages.ppo.math.rates import learning_rate
 from stages.ppo.state.model_files import ModelFiles, plan_files
 from stages.ppo.state.saved_state import File, SavedState, files_of, read_counters
 from stages.ppo.state.slices import MOMENTS, WEIGHT, Slice, held, own
 from stages.ppo.state.sums import sums_of
 from stages.ppo.state.tensor_files import Described
-from stages.ppo.zero import adamw, engine_settings, permit_fp16_on_cpu, share_out
+from stages.ppo.zero import (
+    adamw,
+    engine_settings,
+    gradients_divided,
+    permit_fp16_on_cpu,
+    share_out,
+    undo_sharing,
+)
 from stages.training import removed_on_failure
 
 _LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter")
@@ -47,22 +56,6 @@ class Step:
     """Whether it was skipped because the loss scale of fp16 was too high, and has been lowered."""
 
 
-def learning_rate(peak: float, position: int, total: int, config: UpdateConfig) -> float:
-    """Return the learning rate of a mini-batch, by its 0-based position among all that the run plans: a
-    function of counters, so there is nothing to save, and steps not taken do not delay the schedule.
-    """
-    if position < config.warmup_steps:
-        return peak * (position + 1) / config.warmup_steps
-    done = (position - config.warmup_steps) / max(1, total - config.warmup_steps)
-    match config.schedule:
-        case Schedule.CONSTANT:
-            return peak
-        case Schedule.LINEAR:
-            return peak * (1 - done)
-        case Schedule.COSINE:
-            return peak * 0.5 * (1 + float(torch.cos(torch.tensor(torch.pi * done))))
-
-
 class Trainer:
     """One model, its optimizer and its DeepSpeed engine."""
 
@@ -82,6 +75,8 @@ class Trainer:
         settings = engine_settings(config, sum(p.numel() for p in model.parameters() if p.requires_grad))
         if config.zero_stage == 3:
             share_out(model, settings, bare)
+        else:
+            undo_sharing()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.engine, *_ = deepspeed.initialize(
             model=model,
@@ -104,21 +99,32 @@ class Trainer:
         inner: torch.optim.Optimizer = getattr(wrapper, "optimizer", wrapper)
         return inner
 
-    def backward(self, loss: Tensor, is_last: bool) -> None:
+    def backward(self, loss: Tensor, is_last: bool, num_shares: int | None = None) -> None:
         """Add the gradients of a part of the loss; after the last one they are complete, summed over ranks.
 
         Every rank must call this equally often.
+
+        Args:
+            num_shares: number of ranks whose gradients these are to be, bit for bit; by default the number
+                that there is.
         """
         self.engine.set_gradient_accumulation_boundary(is_last)
-        self.engine.backward(loss * ranks.size())  # DeepSpeed takes the mean over ranks
+        self.engine.backward(loss * self._factor(num_shares))  # DeepSpeed takes the mean over ranks
         if not is_last:
             self.engine.step()
 
-    def step(self, position: int, total: int) -> Step:
+    def _factor(self, num_shares: int | None) -> int:
+        """Return what losses are multiplied by. In half precision it decides how gradients are rounded, and
+        whether they overflow, unless it is a power of two."""
+        is_exact = self.config.precision is Precision.FP32
+        return ranks.size() if is_exact or num_shares is None else num_shares
+
+    def step(self, position: int, total: int, num_shares: int | None = None) -> Step:
         """Take the optimizer step, or skip it if the gradient norm is not finite. Every rank takes part.
 
         Args:
             position: 0-based position of the mini-batch among the ``total`` that the run plans.
+            num_shares: as of :meth:`backward`.
         """
         rate = learning_rate(self._peak, position, total, self.config)
         if self.config.zero_stage == 0:  # DeepSpeed would take it whatever the gradient is
@@ -130,7 +136,8 @@ class Trainer:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
         scale = self._loss_scale
-        self.engine.step()
+        with gradients_divided(self.engine.optimizer, self._factor(num_shares) / ranks.size()):
+            self.engine.step()
         norm = norm if self.config.zero_stage == 0 else float(self.engine.get_global_grad_norm())
         is_taken = math.isfinite(norm)
         if not is_taken:
@@ -279,6 +286,20 @@ class Trainer:
             if not all(map(math.isfinite, pair)):
                 raise NumericalError(f"{key} of the {self.name} is not finite; nothing is committed")
         return found
+
+    def free(self) -> None:
+        """Give the memory of weights and moments back, whoever holds on to them, as DeepSpeed does to some.
+        Nothing of it can be used any more."""
+        tensors = [part for one in self.held() for part in one.parts.values()]
+        parameters = list(self.model.parameters())
+        weights = [*parameters, *(p.ds_tensor for p in parameters if hasattr(p, "ds_tensor"))]
+        for tensor in (*tensors, *weights):
+            tensor.grad = None
+            with contextlib.suppress(RuntimeError):  # memory that is not torch's own
+                tensor.untyped_storage().resize_(0)
+        for tensor in weights:
+            tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        self._optimizer.state.clear()
 
     def trained(self) -> list[tuple[str, nn.Parameter]]:
         """Return the parameters that are trained, by name, in the same order on every rank."""

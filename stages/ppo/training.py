@@ -45,6 +45,8 @@ class MiniBatch:
     """Rows of all ranks."""
     micro_batches: Sequence[MicroBatch]
     """Micro-batches of this rank."""
+    num_shares: int | None = None
+    """Shares that the rows were dealt to; None for one for each rank."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +140,14 @@ class Steps:
     """[N, T] log-probabilities of this rank's rows before the only step; None where known before."""
 
 
-def split_epoch(config: Config, experience: Experience, iteration: int, epoch: int) -> list[MiniBatch]:
+def split_epoch(
+    config: Config, experience: Experience, iteration: int, epoch: int, num_shares: int | None = None
+) -> list[MiniBatch]:
     """Split a fresh permutation of the rows with a token that the policy wrote into mini-batches of equal
     size, give or take one row, each dealt over the ranks, and this rank's share of it into micro-batches.
+
+    Args:
+        num_shares: as of :func:`stages.ppo.batching.micro_batches`.
 
     Raises:
         NoValidTokens: there is no such row.
@@ -149,7 +156,8 @@ def split_epoch(config: Config, experience: Experience, iteration: int, epoch: i
     seed = derive_seed(config.seed, iteration, "update", "epoch", epoch)
     order = torch.randperm(len(written), generator=torch.Generator().manual_seed(seed))
     number = min(config.update.minibatches, len(written))
-    return [minibatch(config, experience, rows.tolist()) for rows in written[order].tensor_split(number)]
+    parts = written[order].tensor_split(number)
+    return [minibatch(config, experience, rows.tolist(), num_shares) for rows in parts]
 
 
 def rows_to_learn_from(experience: Experience) -> Tensor:
@@ -159,9 +167,12 @@ def rows_to_learn_from(experience: Experience) -> Tensor:
     return experience.mask.any(dim=1).nonzero().flatten()
 
 
-def minibatch(config: Config, experience: Experience, rows: Sequence[int]) -> MiniBatch:
+def minibatch(
+    config: Config, experience: Experience, rows: Sequence[int], num_shares: int | None
+) -> MiniBatch:
     budget, packed = config.update.tokens_per_micro_batch, is_packed(config.update)
-    return MiniBatch(rows, micro_batches(experience.rows, rows, budget, packed, ranks.rank(), ranks.size()))
+    place = ranks.rank(), ranks.size(), num_shares
+    return MiniBatch(rows, micro_batches(experience.rows, rows, budget, packed, *place), num_shares)
 
 
 def is_packed(config: UpdateConfig) -> bool:
@@ -209,11 +220,16 @@ def train(
 
 
 def all_minibatches(
-    config: Config, experience: Experience, first_epoch: list[MiniBatch], iteration: int
+    config: Config,
+    experience: Experience,
+    first_epoch: list[MiniBatch],
+    iteration: int,
+    num_shares: int | None = None,
 ) -> Iterator[tuple[StepPosition, MiniBatch]]:
     """Yield every mini-batch of the update."""
     for epoch in range(config.update.epochs):
-        batches = first_epoch if epoch == 0 else split_epoch(config, experience, iteration, epoch)
+        is_first = epoch == 0
+        batches = first_epoch if is_first else split_epoch(config, experience, iteration, epoch, num_shares)
         for number, batch in enumerate(batches):
             yield StepPosition(iteration, epoch, number), batch
 
@@ -231,10 +247,10 @@ def accumulate(
         is_last = number == len(batch.micro_batches) - 1
         on_device = micro.to(device())
         loss = policy_part(learner, targets, on_device, counts, tally, log_probs)
-        learner.policy.backward(loss, is_last)
+        learner.policy.backward(loss, is_last, batch.num_shares)
         if learner.critic:
             loss = critic_part(learner, targets, on_device, counts, tally)
-            learner.critic.backward(loss, is_last)
+            learner.critic.backward(loss, is_last, batch.num_shares)
     return tally
 
 

@@ -3,17 +3,20 @@
 Runs on any number of ranks: all read everything, each trains on its share and writes its part.
 """
 
-from pipeline.run.commits import FileEntry, hash_file
+from pipeline.run.commits import BadCommit, FileEntry, hash_file
 from pipeline.run.durable import fsync_path
+from pipeline.run.states import is_due, state_record
 from stages import ranks
 from stages.context import Context, Result
+from stages.ppo import kept
 from stages.ppo.experience import Experience, read_experience
 from stages.ppo.learner import update as learner_update
 from stages.ppo.math.kl import next_kl_coef
 from stages.ppo.memory import out_of_memory_explained
 from stages.ppo.metrics import mean_kl, update_metrics
+from stages.ppo.origin import learn_first_state
 from stages.ppo.reference import with_reference
-from stages.ppo.resuming import resume
+from stages.ppo.resuming import Start, resume
 from stages.ppo.state.learned import PART, Learned, Machine, TrainerState
 from stages.ppo.state.saved_state import is_hashed_here
 from stages.ppo.state.writer import LearnerState
@@ -23,13 +26,36 @@ from stages.training import committed_entries, save_tokenizer
 
 def update(context: Context, iteration: int) -> Result | None:
     """Train on an iteration. Returns None on every rank but the first, which has the result of all."""
-    ranks.start_distributed()
-    context.hashes, context.agree = is_hashed_here, ranks.first_of
+    set_up_ranks(context)
     # 1. every shard of this iteration, verified
     with context.stopwatch.timing("read"):
         experience = read_experience(context, iteration)
-    with out_of_memory_explained(context.config, experience):
+    with out_of_memory_explained(context.config, experience, is_used=kept.is_there()):
         return learn(iteration, context, experience)
+
+
+def load(context: Context, version: int) -> None:
+    """Load what the update after policy ``version`` goes on with, and keep it, unless it is still to come.
+    Every rank takes part."""
+    set_up_ranks(context)
+    is_next = version == context.task.iteration - 1 and kept.can_stay(context.config)
+    if all(ranks.share(is_next and has_state(context, version))):
+        start = resume(context, version)
+        kept.adopt(context, start.learner, version)
+
+
+def has_state(context: Context, version: int) -> bool:
+    """Whether the trainer's state of a version is committed; version 0 needs none."""
+    try:
+        return version == 0 or state_record(context.paths, version) is not None
+    except BadCommit:  # for the update to say
+        return False
+
+
+def set_up_ranks(context: Context) -> None:
+    """Have the ranks meet, and share the work of verifying what they read."""
+    ranks.start_distributed()
+    context.hashes, context.agree = is_hashed_here, ranks.first_of
 
 
 def learn(iteration: int, context: Context, experience: Experience) -> Result | None:
@@ -40,7 +66,9 @@ def learn(iteration: int, context: Context, experience: Experience) -> Result | 
         experience = with_reference(context, experience, iteration)
     # 3. policy, critic and their optimizers where the previous iteration left them
     with stopwatch.timing("load"):
-        learner, state = resume(context, iteration - 1)
+        before = learn_first_state(context, iteration - 1)
+        start = resume(context, iteration - 1)
+    learner, state = start.learner, start.state
     # 4. the update, and the KL coefficient of the next one
     moments = state.rewards.including(experience.outcome.scores)
     with context.computing():
@@ -56,13 +84,25 @@ def learn(iteration: int, context: Context, experience: Experience) -> Result | 
     # 5. the policy, which others wait for; behind its commit, what learning needs to go on
     with stopwatch.timing("save"):
         outputs = save_policy(context, learner, learned(learner, following, done.steps))
-    context.state_writer = LearnerState(context, learner)
+    leave(context, start, outputs)
     if not ranks.is_first():
         return None
     metrics = update_metrics(config, experience, done) | {"objective/kl_coef": state.kl_coef}
     metrics |= {f"seconds/update/{name}": seconds for name, seconds in stopwatch.seconds.items()}
-    metrics["samples"] = float(following.responses)
+    metrics |= (before or start.relearned).metrics | {"samples": float(following.responses)}
     return Result(outputs, len(experience), "trainer/1", iteration, metrics)
+
+
+def leave(context: Context, start: Start, outputs: tuple[FileEntry, ...]) -> None:
+    """Leave a writer of the state, if it is due, and a learner for the next update, if the process stays.
+    Every rank takes part."""
+    spent = context.stopwatch.seconds
+    newest, seconds = start.relearned.newest, start.relearned.seconds + sum(spent.values()) - spent["load"]
+    is_wanted = is_due(context.config, context.task.iteration, newest, seconds)
+    context.skips_state = not ranks.share(is_wanted)[0]
+    if not context.skips_state:
+        context.state_writer = LearnerState(context, start.learner)
+    kept.keep(context, start.learner, outputs, newest, seconds)
 
 
 def learned(learner: Learner, state: TrainerState, steps: Steps) -> Learned:

@@ -1,9 +1,10 @@
 """DeepSpeed's settings, and the optimizer that it steps."""
 
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,14 @@ def share_out(model: nn.Module, settings: dict[str, Any], bare: Bare | None = No
             module._buffers[name] = buffer.to(device())
 
 
+def undo_sharing() -> None:
+    """Give torch its own linear layers back, which :func:`share_out` replaces for as long as the process
+    lives: with a bias they round otherwise."""
+    from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses as Patched
+
+    torch.nn.functional.linear = getattr(Patched, "linear_bk", torch.nn.functional.linear)
+
+
 def permit_fp16_on_cpu() -> None:
     """Permit fp16, which DeepSpeed refuses on CPUs without fp16 instructions; torch computes it, slowly."""
     from deepspeed.accelerator import get_accelerator
@@ -81,6 +90,25 @@ def permit_fp16_on_cpu() -> None:
     accelerator: Any = get_accelerator()
     if accelerator.device_name() == "cpu":
         accelerator.is_fp16_supported = lambda: True
+
+
+@contextlib.contextmanager
+def gradients_divided(optimizer: Any, times: float) -> Iterator[None]:
+    """Let a step of DeepSpeed's, in half precision, divide its fp32 gradients by ``times``."""
+    if times == 1:
+        yield
+        return
+    if (
+        scaler := getattr(optimizer, "loss_scaler", None)
+    ) is None:  # in bf16 with ZeRO 1 it has no loss scale
+        for flat in optimizer.fp32_groups_gradients_flat:
+            flat.mul_(1 / times)
+        yield
+        return
+    before, scaled = scaler.cur_scale, scaler.cur_scale * times
+    scaler.cur_scale = scaled
+    yield
+    scaler.cur_scale = before * (scaler.cur_scale / scaled)  # which the step may have changed
 
 
 def adamw(parameters: Iterable[nn.Parameter], peak: float, config: UpdateConfig) -> torch.optim.Optimizer:

@@ -14,13 +14,13 @@ from pipeline.data.prompts import Message, read_prompts, summarize
 from pipeline.run.schemas import RESERVED_COLUMNS
 from pipeline.run.tasks import PREPARE, Stage
 from stages.context import Context, NumericalError, UserError
-from stages.engines import engine, make_scorer
+from stages.engines import Wanted, engine, kept_value, make_scorer
 from stages.engines.base import Scorer, problem_of
 from stages.generation.chat import REFUSALS, messages_json
 from stages.logs import log
 from stages.rewards.rows import conversation_ids, name_of, token_ids, tokenized_conversations
 from stages.rewards.rules import rule_scores
-from stages.tokenizers import load_tokenizer
+from stages.tokenizers import tokenizer_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -60,6 +60,15 @@ def component_scores(
     return scores, metrics
 
 
+def load_component(context: Context, components: Mapping[str, Component]) -> str | None:
+    """Load the first of these that is a reward model. Returns its engine; None: none is."""
+    for component in components.values():
+        if isinstance(component, RewardModelConfig):
+            RewardModel(context, component)
+            return component.engine or context.config.reward.engine
+    return None
+
+
 def check_finite(name: str, scores: list[float], rows: pa.Table) -> None:
     """Raise NumericalError naming the first row whose score is not a number."""
     for index, score in enumerate(scores):
@@ -73,15 +82,11 @@ class RewardModel:
     def __init__(self, context: Context, config: RewardModelConfig) -> None:
         context.source(config.path)
         self._config = config
-        self._tokenizer = load_tokenizer(config.path, context.config.model)
-        self._policy_tokenizer = load_tokenizer(context.config.model.policy, context.config.model)
-        self._shares_tokens = same_tokenizer(self._tokenizer, self._policy_tokenizer)
-        reward = context.config.reward
-        name = config.engine or reward.engine
-        key = (config.path, name, reward)
-        self._scorer: Scorer = engine(
-            "scorer", key, lambda: make_scorer(context.config, name, config.path), name
-        )
+        self._tokenizer = tokenizer_of(context, config.path)
+        self._shares_tokens = shares_tokens(context, config.path)
+        name, fingerprint = config.engine or context.config.reward.engine, context.fingerprint_of(config.path)
+        wanted = Wanted("scorer", context.attempt, (config.path, context.config), (fingerprint,), name)
+        self._scorer: Scorer = engine(wanted, lambda: make_scorer(context.config, name, config.path))
         self._limit = self._scorer.limits.context
         self.num_truncated = 0
         """Sequences that were cut on the left to fit the reward model's context."""
@@ -143,6 +148,17 @@ class RewardModel:
     def _cut(self, sequences: list[list[int]]) -> list[list[int]]:
         self.num_truncated = sum(len(sequence) > self._limit for sequence in sequences)
         return [sequence[-self._limit :] for sequence in sequences]
+
+
+def shares_tokens(context: Context, directory: str) -> bool:
+    """Whether the tokenizer of a reward model is the policy's own."""
+    policy = context.config.model.policy
+    key = (directory, *map(context.fingerprint_of, (directory, policy)), context.config.model)
+
+    def compare() -> bool:
+        return same_tokenizer(tokenizer_of(context, directory), tokenizer_of(context, policy))
+
+    return bool(kept_value(f"shares_tokens {directory}", key, compare))
 
 
 def same_tokenizer(one: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBase") -> bool:

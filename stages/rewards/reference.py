@@ -3,14 +3,42 @@
 import numpy as np
 import pyarrow as pa
 import torch
+from transformers import PreTrainedModel
 
 from pipeline.run.schemas import is_sampled
 from stages import columns
 from stages.context import Context
-from stages.engines import engine
+from stages.engines import Wanted, engine
+from stages.engines.in_place import Unused
 from stages.models import device, load_causal_lm
 from stages.ppo.batching import Row, micro_batches
 from stages.ppo.forward import response_log_probs
+
+
+class Reference:
+    """The frozen reference, which a process may keep from task to task."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self._unused = Unused.of(model)
+
+    def reset(self) -> bool:
+        """Make the model as it was when it was loaded."""
+        self._unused.restore()
+        return True
+
+
+def load_reference(context: Context) -> Reference:
+    """Return the reference: loaded now, or kept by the process."""
+    config = context.config
+    directory = context.source(config.model.reference or config.model.policy)
+    reward, trust = config.reward, config.model.trust_remote_code
+    wanted = Wanted("reference", context.attempt, config, (context.fingerprint_of(str(directory)),))
+    found: Reference = engine(
+        wanted,
+        lambda: Reference(load_causal_lm(directory, config.reward_precision, trust, reward.device_map)),
+    )
+    return found
 
 
 @torch.inference_mode()
@@ -20,14 +48,7 @@ def reference_log_probs(context: Context, rows: pa.Table) -> pa.ListArray:
 
     Null for greedy responses, which are never trained on.
     """
-    config = context.config
-    directory = context.source(config.model.reference or config.model.policy)
-    reward, trust = config.reward, config.model.trust_remote_code
-    model = engine(
-        "reference",
-        (directory, config.reward_precision, reward.device_map),
-        lambda: load_causal_lm(directory, config.reward_precision, trust, reward.device_map),
-    )
+    config, kept = context.config, load_reference(context)
     prompts, responses = (columns.lists(rows[name]) for name in ("prompt_tokens", "response_tokens"))
     sequences = [Row(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
     sampled = np.array(is_sampled(rows), dtype=bool)
@@ -36,8 +57,8 @@ def reference_log_probs(context: Context, rows: pa.Table) -> pa.ListArray:
     # A prompt that the engine refused has no response, and may be one that this model cannot take either.
     written = np.flatnonzero(np.diff(offsets)).tolist()
     with context.computing():
-        for batch in micro_batches(sequences, written, reward.tokens_per_batch):
-            log_probs = response_log_probs(model, batch.to(device()), config.rollout.temperature)
+        for batch in micro_batches(sequences, written, config.reward.tokens_per_batch):
+            log_probs = response_log_probs(kept.model, batch.to(device()), config.rollout.temperature)
             for index, line in zip(batch.rows.tolist(), log_probs.cpu().numpy(), strict=True):
                 found[offsets[index] : offsets[index + 1]] = line[: len(responses[index])]
     return columns.column_of(found, offsets, ~sampled)

@@ -18,7 +18,7 @@ from pipeline.plugins.sandbox import is_finite_number
 from stages.context import Context, UserError
 from stages.rewards.posting import RemoteFailed, Request, Service
 from stages.rewards.rows import name_of, rule_inputs, tokenized_conversations
-from stages.tokenizers import load_tokenizer
+from stages.tokenizers import tokenizer_of
 
 _ROWS_PER_REQUEST = 32
 
@@ -102,7 +102,8 @@ def classify_question(context: Context, config: RemoteConfig, rows: pa.Table) ->
         pairs = zip(rows["prompt_text"].to_pylist(), rows["response_text"].to_pylist(), strict=True)
         texts = [prompt + response for prompt, response in pairs]
         return Question(lambda part: {"input": texts[part], "use_activation": False})
-    tokenizer = load_tokenizer(context.source(config.tokenizer), context.config.model)
+    context.source(config.tokenizer)
+    tokenizer = tokenizer_of(context, config.tokenizer)
     ids = tokenized_conversations(tokenizer, rows, f"tokenizer={config.tokenizer} of {config.url}")
     limit = config.max_model_len
     cut = [row[-limit:] if limit else row for row in ids]

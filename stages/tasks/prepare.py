@@ -18,7 +18,7 @@ from pipeline.plugins.trial import Sample, check_rules, check_scheduler
 from pipeline.run.chunks import LISTING, listing, write_in_chunks
 from pipeline.run.commits import FileEntry, file_state, hash_file
 from pipeline.run.durable import replace_durably
-from pipeline.run.schemas import PROMPTS, conform, extra_columns, version_of
+from pipeline.run.schemas import HELDOUT_SET, PROMPTS, conform, extra_columns, version_of
 from pipeline.run.shards import write_shard
 from pipeline.run.tasks import Task
 from stages.context import Context, Result, UserError
@@ -45,10 +45,12 @@ def run(task: Task, context: Context) -> Result:
     for line in (line for judged in files for line in describe(judged, config)):
         log.info(line)
     check_usable(config, files, str(rejected))
-    prompts, *others = [*map(prompt_table, files), conform({name: [] for name in PROMPTS.names}, PROMPTS)]
-    heldout = others[0].slice(0, config.evaluate.num_prompts)
-    tried = samples(prompts, "data.prompts", config.data.prompts)
-    check_rules(config, [*tried, *samples(heldout, "data.heldout", config.data.heldout)])
+    prompts, *sets = map(prompt_table, files)
+    sets = [table.slice(0, config.evaluate.num_prompts) for table in sets]
+    heldout = joined(config, sets)
+    tables = zip(config.data.heldout_keys.items(), sets, strict=False)
+    of_sets = [sample for (key, path), table in tables for sample in samples(table, key, path)]
+    check_rules(config, [*samples(prompts, "data.prompts", config.data.prompts), *of_sets])
     check_scheduler(config)
     check_remotes(config, prompts, heldout)
     normalization = context.files.data(context.attempt, "normalization", "json")
@@ -66,6 +68,28 @@ def run(task: Task, context: Context) -> Result:
         "truncated": float(sum(judged.num_truncated for judged in files)),
     }
     return Result(outputs, prompts.num_rows, version_of(PROMPTS), 0, metrics)
+
+
+def joined(config: Config, sets: Sequence[pa.Table]) -> pa.Table:
+    """Return the held-out prompts of all sets, one after the other. Where they have names, a column has them.
+
+    Raises:
+        UserError: a column is of different types in two of them.
+    """
+    if not isinstance(config.data.heldout, dict) or not sets:
+        return next(iter(sets), conform({name: [] for name in PROMPTS.names}, PROMPTS))
+    named_sets = [
+        table.append_column(HELDOUT_SET, pa.array([name] * table.num_rows, pa.string()))
+        for name, table in zip(config.data.heldout, sets, strict=True)
+    ]
+    try:
+        found = pa.concat_tables(named_sets, promote_options="default")
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise UserError(
+            f"data.heldout: the sets have columns of one name that cannot be put together ({error}); "
+            "rename one, or leave it out by data.columns"
+        ) from None
+    return found.replace_schema_metadata(sets[0].schema.metadata).combine_chunks()
 
 
 def write_prompts(context: Context, prompts: pa.Table) -> tuple[FileEntry, FileEntry]:
@@ -140,7 +164,11 @@ def hash_user_files(config: Config) -> dict[str, str]:
     tokenizers = [c.tokenizer for c in components if isinstance(c, RemoteConfig)]
     norms = [c.normalization for c in components if isinstance(c, RewardModelConfig) and c.normalization]
     given = [config.model.policy, config.model.reference, config.model.critic, *models, *tokenizers]
-    given += [config.data.prompts, config.data.heldout, *(norm.reference_samples for norm in norms)]
+    given += [
+        config.data.prompts,
+        *config.data.heldout_sets.values(),
+        *(norm.reference_samples for norm in norms),
+    ]
     files: set[Path] = set()
     for path in (Path(text) for text in given if text):
         files.update([path] if path.is_file() else (p for p in path.rglob("*") if p.is_file()))

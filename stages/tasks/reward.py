@@ -7,13 +7,14 @@ import pyarrow.compute as pc
 
 from pipeline.config.algorithm import ReferenceStage
 from pipeline.config.engine_rules import has_reference_in
+from pipeline.config.engines import Engine
 from pipeline.config.schema import Config
 from pipeline.run.schemas import REWARD, ROLLOUT, SCORE, component_column, conform, is_sampled, version_of
 from pipeline.run.shards import write_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context, Result
 from stages.generation.responding import num_tokens
-from stages.rewards.components import component_scores
+from stages.rewards.components import component_scores, load_component
 
 
 def run(task: Task, context: Context) -> Result:
@@ -33,6 +34,16 @@ def run(task: Task, context: Context) -> Result:
     metrics["responses"] = float(pc.sum(is_sampled(rows)).as_py())
     metrics["response_tokens"] = num_tokens(rows)
     return Result((output,), rows.num_rows, version_of(REWARD), source.policy_version, metrics)
+
+
+def load(context: Context, version: int) -> None:
+    """Load the first reward model, which may have to leave before the next is loaded, and the reference if
+    it fits beside that."""
+    name = load_component(context, context.config.reward.components_of(None))
+    if has_reference_in(context.config, ReferenceStage.REWARD) and name in (None, Engine.TRANSFORMERS):
+        from stages.rewards.reference import load_reference
+
+        load_reference(context)
 
 
 def pool_scores(context: Context) -> dict[str, list[float]]:

@@ -9,7 +9,7 @@ from pipeline.run.tasks import PREPARE, Task
 from stages.context import Context, Result
 from stages.engines.base import Sampling
 from stages.generation.progress import SAVE_SECONDS
-from stages.generation.responding import num_tokens, respond, response_metrics
+from stages.generation.responding import generator_of, num_tokens, respond, response_metrics
 
 
 def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> Result:
@@ -39,6 +39,11 @@ def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> Resul
     metrics = response_metrics(rows.filter(is_sampled(rows))) | {"response_tokens": num_tokens(rows)}
     metrics["epoch"] = float(dealt.epoch)
     return Result((output,), rows.num_rows, version_of(ROLLOUT), version, metrics)
+
+
+def load(context: Context, version: int) -> None:
+    """Make the engine, with policy ``version``: the newest one, if not yet the task's."""
+    generator_of(context, context.policy_files(version))
 
 
 def samples_of_prompt(config: Config) -> tuple[int, ...]:

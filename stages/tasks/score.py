@@ -8,7 +8,7 @@ from pipeline.run.shards import write_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context, Result
 from stages.generation.responding import num_tokens
-from stages.rewards.components import component_scores
+from stages.rewards.components import component_scores, load_component
 
 
 def run(task: Task, context: Context) -> Result:
@@ -20,6 +20,11 @@ def run(task: Task, context: Context) -> Result:
     metrics["responses"] = float(pc.sum(is_sampled(rows)).as_py())
     metrics["response_tokens"] = num_tokens(rows)
     return Result((output,), rows.num_rows, version_of(SCORE), source.policy_version, metrics)
+
+
+def load(context: Context, version: int) -> None:
+    """Load the first reward model of the pool, which may have to leave before the next is loaded."""
+    load_component(context, context.config.reward.components_of(context.task.pool))
 
 
 def score_table(rows: pa.Table, scores: dict[str, list[float]]) -> pa.Table:

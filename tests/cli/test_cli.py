@@ -28,7 +28,7 @@ SURFACE = {
     "submit": ["OVERRIDES", "--config-dir", "--dry-run"],
     "resume": ["RUN", "--from"],
     "cancel": ["RUN"],
-    "advance": ["RUN"],
+    "advance": ["RUN", "--asked"],
     "status": ["RUN", "--json", "--cost"],
     "watch": ["RUN", "--interval"],
     "logs": ["RUN", "[STAGE[@ITERATION]]", "--failed", "--follow", "--lines"],
@@ -37,12 +37,26 @@ SURFACE = {
     "validate": ["OVERRIDES", "--config-dir", "--probe"],
     "doctor": ["RUN|OVERRIDES", "--config-dir", "--probe", "--json"],
     "notify": ["OVERRIDES", "--config-dir"],
+    "samples": [
+        "RUN[@ITERATION]",
+        "--best",
+        "--worst",
+        "--random",
+        "--prompt",
+        "--seed",
+        "--full",
+        "--json",
+    ],
     "report": ["RUN...", "--out"],
     "sync": ["RUN", "--anew", "--timeout"],
     "export": ["RUN[@ITERATION]", "DIR", "--adapter"],
     "fork": ["RUN[@ITERATION]", "NEW_RUN", "OVERRIDES", "--config-dir"],
+    "sweep": ["OVERRIDES", "--config-dir", "--seeds", "--at-once", "--point", "--drop", "--dry-run"],
+    "ls": ["DIR", "--json"],
+    "clean": ["RUN|DIR", "--yes", "--only"],
     "devcluster": [],
     "dashboard": [],
+    "completion": [],
 }
 
 STATUS_KEYS = [
@@ -66,6 +80,11 @@ STATUS_KEYS = [
     "rows_missing",
     "troubles",
     "state_lost",
+    "workers",
+    "benchmarks_done",
+    "benchmarks",
+    "benchmarks_missing",
+    "benchmarks_told",
 ]
 
 
@@ -110,6 +129,14 @@ def test_commands_arguments_and_options_are_an_interface():
 def test_the_commands_of_a_cluster_of_ones_own():
     group = typer.main.get_command(app).commands["devcluster"]
     assert sorted(group.commands) == ["down", "env", "status", "up"]
+
+
+def test_the_commands_of_the_tab_key():
+    group = typer.main.get_command(app).commands["completion"]
+    assert {name: [p.metavar for p in command.params] for name, command in group.commands.items()} == {
+        "install": ["[SHELL]"],
+        "show": ["[SHELL]"],
+    }
 
 
 def test_the_commands_of_dashboards():
@@ -637,6 +664,7 @@ finally:
         ("plan OVERRIDES", {"hydra", "omegaconf"}),
         ("validate OVERRIDES", {"hydra", "omegaconf", "pyarrow", "numpy"}),
         ("validate OVERRIDES model.tokenizer=null", {"hydra", "omegaconf", "pyarrow", "numpy"}),
+        ("samples RUN", {"pyarrow", "numpy"}),
         ("report RUN", {"plotly", "pyarrow", "numpy"}),
         ("resume RUN", {"plotly", "plotext", "pyarrow", "numpy"}),
     ],

@@ -16,11 +16,15 @@ from pathlib import Path
 from benchmarks.noop import write_noops
 from pipeline.config.compose import compose
 from pipeline.config.resolve import resolve
+from pipeline.run.paths import RunPaths
+from pipeline.workers.beats import Beat, Doing
+from pipeline.workers.reading import read_beats
 from slurm.devcluster import Cluster
 from slurm.sharedfiles import is_there, read_newest, read_shared
-from tests.support import ROOT, light, tiny
+from tests.support import COLD, ROOT, light, tiny
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
+STAGES = ("rollout", "reward", "update")
 CPU_ONLY = [f"scheduler.{stage}.gpus_per_node=null" for stage in ("rollout", "reward", "update", "evaluate")]
 """Where what is tested has nothing to do with GPUs, they need not limit how many tasks run at once."""
 
@@ -28,6 +32,13 @@ CPU_ONLY = [f"scheduler.{stage}.gpus_per_node=null" for stage in ("rollout", "re
 def take(seconds: str, *stages: str) -> list[str]:
     """Words that give light tasks time to be disturbed in: a step of each of these stages takes so long."""
     return [f"scheduler.{stage}.environment={{{light.SECONDS}: '{seconds}'}}" for stage in stages]
+
+
+def staying(linger: object, start_early: bool = True) -> list[str]:
+    """Words that make the jobs of all stages workers."""
+    early = str(start_early).lower()
+    each = [(f"scheduler.{s}.linger={linger}", f"scheduler.{s}.start_early={early}") for s in STAGES]
+    return [word for words in each for word in words]
 
 
 @dataclass(frozen=True)
@@ -218,14 +229,17 @@ def read_lines(path: Path) -> list[dict]:
 
 @dataclass(frozen=True)
 class Runs:
-    """Makes runs that are not submitted yet."""
+    """Makes runs that are not submitted yet. Their tasks have a job each, unless ``has_workers``."""
 
     inputs: Path
     environment: dict[str, str]
     slurm_ppo: Cli
 
-    def __call__(self, cluster: Cluster, root: Path, *more: str, folder: Path = ROOT) -> SlurmRun:
-        words = tiny.overrides(self.inputs, root, "scheduler=devcluster", *more)
+    def __call__(
+        self, cluster: Cluster, root: Path, *more: str, folder: Path = ROOT, has_workers: bool = False
+    ) -> SlurmRun:
+        cold = () if has_workers else COLD
+        words = tiny.overrides(self.inputs, root, "scheduler=devcluster", *cold, *more)
         return SlurmRun(
             cluster, root, words, self.environment | cluster.environment(), self.slurm_ppo, folder
         )
@@ -239,6 +253,21 @@ class Runs:
             word.replace("scheduler.python=PYTHON", f"scheduler.python={script}") for word in run.words
         ]
         return run
+
+
+def worker_who(run: SlurmRun, job_kind: str, doing: Doing, is_right: Callable[[Beat], bool]) -> Beat:
+    """Wait for a worker that does something."""
+
+    def find() -> Beat | None:
+        found = read_beats(RunPaths(run.root)).values()
+        fitting = (b for b in found if (b.job_kind, b.doing) == (job_kind, doing) and is_right(b))
+        return next((b for b in fitting if Path(f"/proc/{b.pid}").exists()), None)
+
+    return run.wait_for(find, f"a {job_kind} worker that is {doing}")
+
+
+def is_used(beat: Beat) -> bool:
+    return beat.tasks > 0
 
 
 def processes_of(job: Job) -> Iterator[int]:

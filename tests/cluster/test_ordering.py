@@ -16,7 +16,7 @@ from pipeline.run.directory import create_run, load_run
 from pipeline.run.tasks import PREPARE, Stage, Task
 from tests.cluster import scenario
 from tests.cluster.scenario import CPU_ONLY, kill_job, policy_of, room_on
-from tests.support import light_training, tiny
+from tests.support import COLD, light_training, tiny
 
 ITERATIONS = 3
 POOLS = [
@@ -170,6 +170,7 @@ def count(inputs, prompts, folder, shards) -> dict:
         inputs,
         folder / "run",
         "scheduler=devcluster",
+        *COLD,
         *scenario.CPU_ONLY,
         "scheduler.horizon=1",
         # Nothing may start: what is counted are two passes over a queue that stands still.

@@ -13,7 +13,7 @@ import pytest
 from slurm.devcluster import Cluster
 from tests.cluster.conftest import NETWORK
 from tests.cluster.scenario import room_on, take
-from tests.support import tiny
+from tests.support import COLD, tiny
 
 Answer = subprocess.CompletedProcess[str]
 PATIENCE = 150.0
@@ -75,7 +75,8 @@ def submit(ask: Callable[..., Answer], words: list[str]) -> None:
 
 
 def small(inputs: Path, run: Path, *more: str) -> list[str]:
-    return tiny.overrides(inputs, run, "iterations=1", "rollout.num_shards=2", "scheduler=devcluster", *more)
+    words = ["iterations=1", "rollout.num_shards=2", "scheduler=devcluster", *COLD]
+    return tiny.overrides(inputs, run, *words, *more)
 
 
 def test_a_run_that_was_just_submitted_is_running(runs):

@@ -1,6 +1,7 @@
 """Configuration: a mistake is answered with its key, its value and what is legal, before anything is made."""
 
 import ast
+import copy
 import dataclasses
 import functools
 import itertools
@@ -19,8 +20,10 @@ from pipeline.config import scheduler as schedulerconfig
 from pipeline.config import schema as config_module
 from pipeline.config.algorithm import GROUP_ESTIMATORS, Estimator, KLPlacement
 from pipeline.config.compose import compose, from_mapping, known_groups, to_mapping, to_yaml
+from pipeline.config.former import as_it_was_meant
 from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
+from pipeline.config.scheduler import resources_of
 from pipeline.config.schema import Config
 from tests.support import ROOT, tiny
 
@@ -129,6 +132,15 @@ MISTAKES = [
     ),
     ("algorithm.kl={reference_in: update, coef: 0}", ["algorithm.kl.reference_in=update", "coef=0"]),
     ("algorithm.shaping.overlong_penalty=0.5", ["overlong_penalty=0.5", "algorithm.shaping.overlong_buffer"]),
+    ("evaluate.pass_at=[2]", ["evaluate.pass_at=(2,)", "evaluate.samples_per_prompt=N"]),
+    ("evaluate.command_every=2", ["evaluate.command_every=2", "give evaluate.command=[...]"]),
+    ("evaluate.command='echo \\'{policy}'", ["evaluate.command", "No closing quotation"]),
+    ("evaluate.best=eval/acc", ["evaluate.best=eval/acc", "evaluate.command"]),
+    ("evaluate.best=reward/mean", ["evaluate.best=reward/mean", "evaluate/NAME/reward", "eval/NAME"]),
+    ("data.heldout={reward: INPUTS/heldout.jsonl}", ["data.heldout=reward", "name of a metric"]),
+    ("data.heldout.easy=absent.jsonl", ["data.heldout.easy", "absent.jsonl", "no such file"]),
+    ("data.heldout=[a]", ["data.heldout", "['a']", "data.heldout.NAME=FILE"]),
+    ("data.heldout.easy=null", ["data.heldout", "easy is None"]),
     ("update.attention=flash_attention_2", ["update.attention=flash_attention_2", "precision", "bf16"]),
     ("algorithm.shaping.overlong_buffer=13", ["overlong_buffer=13", "rollout.max_new_tokens=12"]),
     (
@@ -136,6 +148,36 @@ MISTAKES = [
         ["algorithm.correction.low=3.0", "below algorithm.correction.high=2.0"],
     ),
 ]
+
+COMMAND_MISTAKES = [
+    # evaluate.command with a list of words or a text, other overrides, what the message must hold
+    ("[echo,a,'{output}']", [], ["evaluate.command=echo a {output}", "lacks {policy}"]),
+    (
+        "'echo {policy} {out_put} {output}'",
+        [],
+        ["unknown {out_put}", "legal: {policy}, {output}, {iteration}, {seed}", "did you mean {output}"],
+    ),
+    ("[no-such-program,'{policy}','{output}']", [], ["evaluate.command=no-such-program", "no such program"]),
+    (
+        "[echo,'{policy}','{output}']",
+        ["evaluate.command_seconds=14400"],
+        ["evaluate.command_seconds=14400", "scheduler.time_limit"],
+    ),
+    (
+        "[echo,'{policy}','{output}']",
+        ["evaluate.every=1"],
+        ["evaluate.every=1", "needs data.heldout=FILE", "set it to 0"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("command", "more", "parts"), COMMAND_MISTAKES)
+def test_a_mistake_of_a_command_is_said_in_a_line(inputs, tmp_path, command, more, parts):
+    words = (f"evaluate.command={command}", "evaluate.command_every=1", *more)
+    (line,) = refusal(inputs, tmp_path, *words)
+    for part in parts:
+        assert part in line
+
 
 SLURM_MISTAKES = [
     # of scheduler=slurm: override, what the message must hold
@@ -197,6 +239,64 @@ def test_partitions_are_a_list_or_text(inputs, tmp_path):
         composed = compose([*words, f"scheduler.reward.partition={partitions}"])
         assert composed.scheduler.reward.partition == ("rm", "spare")
         assert from_mapping(yaml.safe_load(to_yaml(composed))) == composed
+
+
+ALONE = [
+    f"scheduler.{stage}.{word}"
+    for stage in ("rollout", "reward", "update", "evaluate")
+    for word in ("linger=0", "start_early=false")
+]
+"""Words that switch workers off for each stage."""
+
+
+@pytest.mark.parametrize(
+    ("words", "has_workers"),
+    [
+        ([], True),
+        (["scheduler.workers=false"], False),
+        (["scheduler.workers=false", "scheduler.rollout.linger=300"], False),
+        ([f"scheduler.{stage}.linger=0" for stage in ("rollout", "reward", "update", "evaluate")], True),
+        (ALONE, False),
+        ([*ALONE, "scheduler.evaluate.linger=60"], True),
+        ([*ALONE, "scheduler.pools.big.partition=rm"], True),
+        ([*ALONE, "scheduler.prepare.linger=60", "scheduler.driver.start_early=true"], False),
+    ],
+)
+def test_jobs_on_slurm_do_several_tasks_and_start_early_unless_told_otherwise(words, has_workers):
+    scheduler = compose(["experiment=quickstart", "scheduler=slurm", *words]).scheduler
+    assert scheduler.has_workers is has_workers
+    assert scheduler.lookahead == (0 if has_workers else scheduler.horizon)
+    for one_task in ("prepare", "driver"):
+        given = resources_of(scheduler, one_task)
+        assert (given.linger, given.start_early) == (0, False)
+
+
+def test_a_saved_configuration_of_a_cluster_means_what_it_meant_to_the_version_that_wrote_it():
+    saved = to_mapping(compose(["experiment=quickstart", "scheduler=devcluster"]))
+    assert from_mapping(as_it_was_meant(saved)).scheduler.has_workers
+    without_switch = copy.deepcopy(saved)
+    del without_switch["scheduler"]["workers"]
+    assert as_it_was_meant(without_switch) == without_switch
+    before_workers = copy.deepcopy(without_switch)
+    for resources in filter(lambda value: isinstance(value, dict), before_workers["scheduler"].values()):
+        for key in {"linger", "start_early", "task_time"} & resources.keys():
+            del resources[key]
+    cold = from_mapping(as_it_was_meant(before_workers)).scheduler
+    assert (cold.has_workers, cold.lookahead) == (False, cold.horizon)
+    local = to_mapping(compose(["experiment=quickstart"]))
+    assert as_it_was_meant(local) == local
+
+
+@pytest.mark.parametrize("spoilt", [None, [], "x", {}, {"scheduler": None}, {"scheduler": {"kind": "slurm"}}])
+def test_what_is_no_saved_configuration_is_left_to_the_check(spoilt):
+    found = as_it_was_meant(spoilt)
+    assert found == spoilt or found["scheduler"] == {"kind": "slurm", "workers": False}
+
+
+@pytest.mark.parametrize(("word", "mode"), [("tracking=none", "disabled"), ("tracking=wandb", "auto")])
+def test_the_way_to_track_that_is_asked_for_is_taken_instead_of_that_of_an_experiment(word, mode):
+    assert compose(["experiment=quickstart"]).tracking.wandb.mode == "offline"
+    assert compose(["experiment=quickstart", word]).tracking.wandb.mode == mode
 
 
 def test_the_quickstart_composes_for_a_cluster_of_ones_own():

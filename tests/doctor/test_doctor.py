@@ -23,7 +23,7 @@ from pipeline.doctor.disk import judge_need, judge_space
 from pipeline.doctor.estimate import Estimate, measure, packed_of
 from pipeline.doctor.examine import patient_of
 from pipeline.doctor.findings import Finding, Group, Verdict, describe
-from pipeline.doctor.health import LOST, judge_jobs, judge_journal, judge_lost_state, look_at_state
+from pipeline.doctor.health import LOST, NOT_DUE, judge_jobs, judge_journal, judge_lost_state, look_at_state
 from pipeline.doctor.machine import judge_gpus, judge_packages, judge_torch, judge_vllm, needed_packages
 from pipeline.doctor.semantics import clock_skew, judge_skew
 from pipeline.doctor.wandbchecks import judge_mode
@@ -425,6 +425,7 @@ WRITTEN = "is being written (job 12_0 on node1)"
             f"{WRITTEN}; if lost, the next update learns it again from iteration 2",
         ),
         (0, False, LOST, Verdict.OK, "that of iteration 3 was lost; the next update learns it again from"),
+        (2, False, NOT_DUE, Verdict.OK, "in memory, or the next update learns it again from iteration 2"),
         (None, False, LOST, Verdict.PROBLEM, "was lost, and none that it could be made again from"),
         (None, True, LOST, Verdict.OK, "was lost; no update follows that needs it"),
     ],

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import xxhash
 
+from pipeline.orchestrate.fork import find_parent, fork_config
+from pipeline.preflight.dry_run import scripts
 from pipeline.run.directory import load_run
 from slurm.sealing import sealed
 from tests.support import ROOT
@@ -24,6 +26,7 @@ MADE_IN = "/made/elsewhere"
 """Stands in the files of an archive for the folder that it is unpacked to."""
 CHECKOUT = "/made/checkout"
 """Stands there for the folder that the run was started in."""
+WORKERS = ["scheduler.workers=true"]
 MACHINE = ("seconds/", "tokens_per_second/", "memory_gib/", "slurm/")
 
 
@@ -92,6 +95,14 @@ def test_it_is_shown(old_run, slurm_ppo):
     assert re.search(r"reward/mean", page)
     spans = [json.loads(line) for line in (old_run / "spans.jsonl").read_text().splitlines()]
     assert len(spans) == 4, "a line an iteration, in the form of then"
+
+
+def test_on_slurm_it_goes_on_with_a_job_for_each_task_and_so_does_a_fork(tmp_path):
+    run = load_run(unpack("slurm", tmp_path))
+    assert not run.config.scheduler.has_workers
+    assert re.search(r"--dependency=afterok:JOB-\d+-reward", scripts(run))
+    forked = [fork_config(find_parent(f"{run.paths.root}@4"), tmp_path / "f", w, None) for w in ([], WORKERS)]
+    assert [config.scheduler.has_workers for config in forked] == [False, True]
 
 
 def test_it_is_forked_and_exported(old_run, tmp_path, slurm_ppo):

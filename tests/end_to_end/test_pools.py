@@ -335,7 +335,7 @@ MISTAKES = [
     ),
     (
         [POOL, "scheduler.pools.big=2"],
-        "scheduler.pools.big: holds several keys; set one of them: slots (got 2)",
+        "scheduler.pools.big: holds several keys; set one of them: gpus, linger, slots (got 2)",
     ),
     (
         [POOL, "scheduler.pools=2"],
@@ -343,11 +343,11 @@ MISTAKES = [
     ),
     (
         [POOL, "scheduler.pools.big.slots=0"],
-        "scheduler.pools.big.slots: Input should be greater than 0 (got 0)",
+        "scheduler.pools.big.slots: write a number from 1 on, or auto (got 0)",
     ),
     (
         [POOL, "scheduler.pools.big.partition=rm"],
-        "scheduler.pools.big.partition: unknown key 'partition'; legal: slots",
+        "scheduler.pools.big.partition: unknown key 'partition'; legal: gpus, linger, slots",
     ),
     (
         ["scheduler=slurm", POOL, "scheduler.pools.big.gpus_per_node=0"],

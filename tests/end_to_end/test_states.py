@@ -68,7 +68,7 @@ def test_killed_between_policy_and_state_an_update_is_not_repeated_and_the_run_e
     assert events(run_dir, "failed") == []
     assert sum(event["task"] == "1/update/0" for event in events(run_dir, "launched")) == 1
     assert lost(run_dir) == [1] * is_lost, "said once"
-    assert ("ended before the trainer's state was saved; the next update learns it" in done.stderr) is is_lost
+    assert ("ended before the trainer's state was saved; the next update has it in" in done.stderr) is is_lost
     left = [path.name for path in (run_dir / "state").iterdir() if path.name.startswith("00001")]
     assert len(left) == (0 if is_lost else 2), "what was written in vain is removed"
 

@@ -15,9 +15,11 @@ from pipeline.executors.slurm.queue import cancel_all
 from pipeline.executors.slurm.submitter import Submitter
 from pipeline.orchestrate.driver import Outcome
 from pipeline.run import journal
+from pipeline.run.benchmarks import read_measured
 from pipeline.run.control import read_control, write_control
 from pipeline.run.directory import Run, slurm_settings
 from pipeline.run.submissions import Ledger, Submission, read_limits_of
+from pipeline.run.tasks import Stage
 from tests.support.toyworld import Luck, World, make_world
 
 
@@ -65,6 +67,20 @@ def test_undisturbed_a_run_needs_one_array_for_each_stage_and_one_driver_for_eac
         assert (counts["prepare"], counts["guard"]) == (1, 2)
         pools.add(len(plan.pools))
     assert pools == {0, 1, 2}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_program_that_measures_policies_or_fails_each_time_keeps_no_run_from_its_end(worlds, fails):
+    for world in worlds(2, Luck(mishaps=4 * fails), measured_every=1):
+        world.fails_benchmarks = fails
+        live_to_the_end(world)
+        plan = world.run.plan
+        found = read_measured(world.run.paths)
+        assert [one.policy_version for one in found] == list(plan.benchmarks())
+        assert all(one.missing for one in found) is fails
+        attempts = Counter(s.iteration for s in submissions_of(world.run, 1) if s.job_kind == Stage.BENCHMARK)
+        most = world.run.config.evaluate.command_attempts
+        assert all(attempts[i] == (most if fails else 1) for i in plan.benchmarks()) or world.luck.mishaps
 
 
 MISFORTUNES = {

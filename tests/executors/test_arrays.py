@@ -29,17 +29,15 @@ from pipeline.executors.slurm.arrays import (
     stage_submissions,
 )
 from pipeline.executors.slurm.resources import Escalation
-from pipeline.preflight.dry_run import scripts
 from pipeline.run.directory import Run
 from pipeline.run.submissions import Ledger, chunk_size_for, chunks_of, is_job_of, job_name
 from pipeline.run.tasks import PREPARE, Stage, Task
 from slurm.query import expand
 from slurm.submission import Array, Refused, array_expression, literal, render
 from slurm.tasklist import Assignment, TaskList, attempt_id
-from tests.support import ROOT
-from tests.support.scripted import ID, imagined_run
+from tests.support import COLD
+from tests.support.scripted import ID, imagined_run, pinned, rendered
 
-GOLDEN = ROOT / "tests/golden/scripts"
 NASTY = 'it\'s 100% "é" $HOME `touch x` $(touch x) #!'
 
 # Everything that a stage can be given.
@@ -72,13 +70,14 @@ EVERYTHING = dict.fromkeys(("prepare", "rollout", "reward", "evaluate", "driver"
 }
 
 
-def plain_run() -> Run:
+def plain_run(*more: str) -> Run:
     """``scheduler=slurm`` and what a user types."""
     config = compose(
         [
             *("name=r1", "run_dir=/runs/r1", "model.policy=/policy", "data.prompts=/prompts"),
             *("data.prompts_per_iteration=8", "rollout.num_shards=4", "iterations=4"),
             *("data.heldout=/heldout", "evaluate.every=2"),
+            "evaluate.command=[measure,'{policy}','{output}']",
             *("reward=rule", "reward.components.rule.function=a:b"),
             *(
                 "scheduler=slurm",
@@ -87,34 +86,39 @@ def plain_run() -> Run:
                 "scheduler.horizon=1",
             ),
             "scheduler.python=/env/bin/python",
+            *more,
         ]
     )
     return replace(imagined_run(), config=config)
 
 
-RUNS = {"plain": plain_run(), "everything": imagined_run(f"/runs/{NASTY}", EVERYTHING)}
-
-
-def rendered(run: Run) -> dict[str, str]:
-    """The scripts of a dry run, by their files' names."""
-    found = re.split(r"^### (.*)\n", scripts(run), flags=re.MULTILINE)[1:]
-    pairs = zip(found[::2], found[1::2], strict=True)
-    return {"-".join(Path(name).parts[-2:]): text.split("\nThis was a dry run")[0] for name, text in pairs}
+# Jobs that stay: rollouts and updates in an image, where Slurm's commands may be missing.
+WORKERS = {
+    "workers": True,
+    "rollout": {"container": STAGE["container"]},
+    "reward": {"linger": 60, "start_early": False},
+    "update": {"linger": 60, "nodes": 2, "container": STAGE["container"], "setup": ["module load apptainer"]},
+    "driver": {"setup": ["module load slurm # ours"], "environment": {"NASTY": NASTY}},
+}
+RUNS = {
+    "plain": plain_run(),
+    "cold": plain_run(*COLD),
+    "everything": imagined_run(f"/runs/{NASTY}", EVERYTHING),
+    "workers": imagined_run(f"/runs/{NASTY}", WORKERS),
+}
 
 
 @pytest.mark.parametrize("kind", RUNS)
 def test_the_scripts_are_what_they_were(kind):
     """After a change that is meant: PIN=1 pytest tests/executors/test_arrays.py; look at the difference."""
     found = rendered(RUNS[kind])
-    folder = GOLDEN / kind
-    if os.environ.get("PIN"):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        for name, text in found.items():
-            (folder / name).write_text(text)
-    assert found == {path.name: path.read_text() for path in folder.iterdir()}
+    assert found == pinned(kind, found)
     stages = {name.split("-")[1] for name in found}
-    assert stages == {"prepare", "rollout", "reward", "update", "evaluate", "driver", "evaldriver", "guard"}
+    drivers = (
+        {"driver", "guard"} if RUNS[kind].config.scheduler.has_workers else {"driver", "evaldriver", "guard"}
+    )
+    measures = {"benchmark"} if RUNS[kind].plan.benchmark_every else set()
+    assert stages == {"prepare", "rollout", "reward", "update", "evaluate", *measures, *drivers}
 
 
 # --- the shell ---

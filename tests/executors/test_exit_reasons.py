@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.executors.slurm.arrays import stage_submissions
-from pipeline.executors.slurm.exit_reasons import as_seen, evidence_of, verdict_of
+from pipeline.executors.slurm.exit_reasons import Gone, as_seen, evidence_of, verdict_of
 from pipeline.orchestrate.reconcile import FREE_KINDS
 from pipeline.run.failures import DISK_EXIT, Failure, FailureKind
 from pipeline.run.submissions import State, Submission
@@ -42,6 +42,15 @@ def replaced(submission: Submission, job: str) -> Submission:
     return replace(submission, state=State(job))
 
 
+def gone(job: str | None = "7") -> Gone:
+    return Gone.of(submitted(job), 1)
+
+
+def claimed(restart: int = 0, is_of_used: bool = False) -> Gone:
+    """An attempt that a worker claimed."""
+    return Gone(TASK, 3, "7", 1, restart, is_of_used)
+
+
 def element(state: SlurmState, exit_code: int = 1, index: int = 1, array: str = "7") -> Element:
     times = dict.fromkeys(("submitted", "started", "ended", "restarts", "time_limit"))
     return Element(array, index, "name", state, "", "n7", "p", exit_code=exit_code, signal=0, **times)
@@ -52,7 +61,7 @@ def failure(kind: FailureKind) -> Failure:
 
 
 def test_a_task_that_a_full_disk_kept_from_saying_so_says_it_by_its_exit_code():
-    seen = as_seen(RUN.paths, submitted(), 1, element(SlurmState.FAILED, exit_code=DISK_EXIT))
+    seen = as_seen(RUN.paths, gone(), element(SlurmState.FAILED, exit_code=DISK_EXIT))
     assert (seen.kind, seen.message) == (
         FailureKind.DISK,
         "the shared filesystem was full, read-only or away",
@@ -61,7 +70,7 @@ def test_a_task_that_a_full_disk_kept_from_saying_so_says_it_by_its_exit_code():
 
 @pytest.mark.parametrize("state", [state for state in SlurmState if phase_of(state) is Phase.ENDED])
 def test_every_way_to_end_has_a_kind(state):
-    seen = as_seen(RUN.paths, submitted(), 1, element(state))
+    seen = as_seen(RUN.paths, gone(), element(state))
     assert seen.kind is KINDS[state]
     assert (seen.task, seen.attempt, seen.job, seen.node) == (TASK, 3, "7_1", "n7")
     assert seen.log == "/runs/r1/logs/00002-rollout/attempt-3/shard-00001.log"
@@ -69,26 +78,46 @@ def test_every_way_to_end_has_a_kind(state):
 
 
 def test_what_slurm_says_is_told_in_words():
-    assert as_seen(RUN.paths, submitted(), 1, element(SlurmState.FAILED, 137)).message.startswith(
+    assert as_seen(RUN.paths, gone(), element(SlurmState.FAILED, 137)).message.startswith(
         "killed by signal 9"
     )
-    assert (
-        "nothing was committed"
-        in as_seen(RUN.paths, submitted(), 1, element(SlurmState.COMPLETED, 0)).message
-    )
+    assert "nothing was committed" in as_seen(RUN.paths, gone(), element(SlurmState.COMPLETED, 0)).message
 
 
 def test_a_job_that_is_missing_everywhere_is_unknown_and_not_done():
-    seen = as_seen(RUN.paths, submitted(), 1, None)
+    seen = as_seen(RUN.paths, gone(), None)
     assert (seen.kind, seen.node) == (FailureKind.KILLED, "")
     assert "no longer knows" in seen.message
     assert seen.kind not in FREE_KINDS
 
 
 def test_a_job_that_never_arrived_is_lost_at_nobodys_cost():
-    seen = as_seen(RUN.paths, submitted(None), 1, None)
+    seen = as_seen(RUN.paths, gone(None), None)
     assert (seen.kind, seen.job) == (FailureKind.LOST, "")
     assert seen.kind in FREE_KINDS
+
+
+# --- workers ---
+
+
+@pytest.mark.parametrize("state", [SlurmState.TIMEOUT, SlurmState.OUT_OF_MEMORY])
+def test_what_a_used_worker_ran_out_of_says_nothing_about_its_task(state):
+    """Tasks before it took their part of the time, and left what they left in memory."""
+    assert as_seen(RUN.paths, claimed(), element(state)).kind is KINDS[state]
+    of_used = as_seen(RUN.paths, claimed(is_of_used=True), element(state))
+    assert of_used.kind in FREE_KINDS
+    assert "other tasks before" in of_used.message
+
+
+def test_a_worker_that_was_put_back_into_the_queue_was_preempted():
+    for state in (SlurmState.PENDING, SlurmState.RUNNING):
+        again = replace(element(state), restarts=1)
+        assert as_seen(RUN.paths, claimed(), again).kind is FailureKind.PREEMPTED
+
+
+def test_a_worker_that_went_on_after_a_failure_is_no_end_of_its_job():
+    seen = as_seen(RUN.paths, claimed(), replace(element(SlurmState.RUNNING), restarts=0))
+    assert (seen.kind, seen.message) == (FailureKind.KILLED, "its worker went on without a commit")
 
 
 # --- the task's own word ---
@@ -96,13 +125,13 @@ def test_a_job_that_never_arrived_is_lost_at_nobodys_cost():
 
 @pytest.mark.parametrize("said", FailureKind)
 def test_a_task_knows_best_why_it_failed(said):
-    outside = as_seen(RUN.paths, submitted(), 1, element(SlurmState.FAILED))
+    outside = as_seen(RUN.paths, gone(), element(SlurmState.FAILED))
     assert verdict_of(outside, failure(said), SlurmState.FAILED) == failure(said)
 
 
 @pytest.mark.parametrize("said", FailureKind)
 def test_but_not_that_it_used_too_much_memory(said):
-    outside = as_seen(RUN.paths, submitted(), 1, element(SlurmState.OUT_OF_MEMORY))
+    outside = as_seen(RUN.paths, gone(), element(SlurmState.OUT_OF_MEMORY))
     assert verdict_of(outside, failure(said), SlurmState.OUT_OF_MEMORY) == outside
 
 
@@ -118,18 +147,18 @@ def test_but_not_that_it_used_too_much_memory(said):
 )
 def test_nor_what_it_was_warned_of(state, kind):
     """A task that could save nothing before it was ended asks for more time only if that was the reason."""
-    outside = as_seen(RUN.paths, submitted(), 1, element(state))
+    outside = as_seen(RUN.paths, gone(), element(state))
     assert verdict_of(outside, failure(FailureKind.TIMEOUT), state).kind is kind
 
 
 def test_what_was_saved_before_a_preemption_is_not_forgotten():
-    outside = as_seen(RUN.paths, submitted(), 1, element(SlurmState.PREEMPTED))
+    outside = as_seen(RUN.paths, gone(), element(SlurmState.PREEMPTED))
     said = failure(FailureKind.PAUSED)
     assert verdict_of(outside, said, SlurmState.PREEMPTED) == said
 
 
 def test_without_slurms_word_the_tasks_own_counts():
-    outside = as_seen(RUN.paths, submitted(), 1, None)
+    outside = as_seen(RUN.paths, gone(), None)
     assert verdict_of(outside, failure(FailureKind.TIMEOUT), None).kind is FailureKind.TIMEOUT
 
 
@@ -143,10 +172,10 @@ def test_accounting_is_asked_once_and_only_for_what_the_queue_forgot(monkeypatch
         "pipeline.executors.slurm.exit_reasons.read_ended", lambda ids: asked.append(ids) or told
     )
     seen = {("7", 1): element(SlurmState.TIMEOUT)}
-    gone = [(replaced(submitted(), job), index) for job, index in (("7", 1), ("8", 0), ("8", 1), ("9", 1))]
-    assert evidence_of(gone, seen) == told | seen
+    attempts = [Gone(TASK, 3, job, index) for job, index in (("7", 1), ("8", 0), ("8", 1), ("9", 1))]
+    assert evidence_of(attempts, seen) == told | seen
     assert asked == [{"8", "9"}]
-    assert evidence_of(gone[:1], seen) == seen
+    assert evidence_of(attempts[:1], seen) == seen
     assert len(asked) == 1
 
 
@@ -155,11 +184,11 @@ def test_where_accounting_is_silent_the_reason_stays_unknown(monkeypatch):
         raise NoAccounting("slurmdbd is down")
 
     monkeypatch.setattr("pipeline.executors.slurm.exit_reasons.read_ended", silent)
-    assert evidence_of([(submitted(), 1)], {}) == {}
+    assert evidence_of([gone()], {}) == {}
 
 
 def test_a_job_that_never_arrived_is_not_asked_for(monkeypatch):
     monkeypatch.setattr(
         "pipeline.executors.slurm.exit_reasons.read_ended", lambda ids: pytest.fail("asked for nothing")
     )
-    assert evidence_of([(submitted(None), 1)], {}) == {}
+    assert evidence_of([gone(None)], {}) == {}

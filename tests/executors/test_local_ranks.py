@@ -121,8 +121,9 @@ def kill_writer(log: Path) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def said_and_killed(arguments: list[str]) -> int:
+def said_and_killed(orders) -> int:
     """A task of two ranks: the second is killed, the first finds out and says so."""
+    arguments = orders.next().arguments
     said = Path(arguments[arguments.index("--failure-file") + 1])
     if os.environ["RANK"] == "0":
         said.write_text(json.dumps({"kind": "error", "message": "connection closed", "suspect": None}))

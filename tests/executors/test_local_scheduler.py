@@ -22,7 +22,7 @@ def start(tmp_path):
     made = []
 
     def make(slots: int = 4, pools: dict[str, int] = POOLS, time_limit: float = 60) -> LocalExecutor:
-        made.append(LocalExecutor("tests.support.scheduled:main", [], LocalLimits(slots, pools, time_limit)))
+        made.append(LocalExecutor("tests.support.scheduled:serve", [], LocalLimits(slots, pools, time_limit)))
         return made[-1]
 
     yield make
@@ -190,7 +190,7 @@ from pathlib import Path
 from pipeline.executors.processes import Job, LocalExecutor, LocalLimits
 if __name__ == "__main__":
     log, ranks, *words = sys.argv[1:]
-    executor = LocalExecutor("tests.support.scheduled:main", [], LocalLimits(1, {"gpu": 1}, 60))
+    executor = LocalExecutor("tests.support.scheduled:serve", [], LocalLimits(1, {"gpu": 1}, 60))
     executor.submit([Job("a", "gpu", tuple(words), Path(log), ranks=int(ranks))])
     executor.wait(0)
     time.sleep(60)
@@ -374,5 +374,16 @@ def test_what_is_cancelled_may_spare_jobs_that_only_save_what_a_commit_left(star
     executor.cancel(spares_committed=True)
     assert sorted(executor._running) == ["copies", "writes"]
     assert not executor._running["copies"].is_released
+    file.touch()
+    assert {end.exit_code for end in finish(executor).values()} == {0}
+
+
+def test_a_job_that_has_committed_and_uses_its_devices_keeps_its_slot(start, tmp_path):
+    executor, file, rung = start(slots=1), tmp_path / "file", tmp_path / "file.rung"
+    executor.submit([job(tmp_path, "update", "commit", file), job(tmp_path, "rollout", "exit", 0)])
+    executor.wait(0.01)
+    assert eventually(rung.exists)
+    executor.wait(0.01)
+    assert list(executor._running) == ["update"]
     file.touch()
     assert {end.exit_code for end in finish(executor).values()} == {0}

@@ -99,6 +99,7 @@ def healthy(iteration: int) -> dict[str, float]:
         "slurm/run_seconds/rollout": 2600.0,
         "slurm/run_seconds/update": 160.0,
         "slurm/wasted_share": 0.02,
+        "slurm/worker_idle_share/rollout": 0.1,
     }
 
 
@@ -210,6 +211,7 @@ FAILURES: Mapping[str, tuple[Rule, Severity, Change]] = {
     "slow pool": (Rule.BOTTLENECK, Severity.NOTE, lambda i: {"seconds/score-big": 500.0}),
     "queue": (Rule.QUEUE_BOUND, Severity.WARNING, lambda i: {"slurm/queue_seconds/rollout": 9e4}),
     "starts": (Rule.START_UP, Severity.WARNING, lambda i: {"seconds/compute/rollout": 200.0}),
+    "idle": (Rule.IDLE_WORKERS, Severity.NOTE, lambda i: {"slurm/worker_idle_share/rollout": 0.5}),
     "wasted": (Rule.WASTED, Severity.WARNING, lambda i: {"slurm/wasted_share": 0.3}),
     "mostly wasted": (Rule.WASTED, Severity.PROBLEM, lambda i: {"slurm/wasted_share": 0.6}),
     "padding": (Rule.PADDING, Severity.NOTE, lambda i: PADDED),
@@ -367,7 +369,7 @@ GROUPS = "model|data|rollout|reward|update|algorithm|evaluate|scheduler|tracking
 
 
 def keys_in(text: str) -> list[str]:
-    found = re.findall(rf"(?<![\w/@.-])((?:{GROUPS})(?:\.[a-z_]+)+)", text)
+    found = re.findall(rf"(?<![\w/@.-])(?!\w+\.md\b)((?:{GROUPS})(?:\.[a-z_]+)+)", text)
     return list(dict.fromkeys(found))
 
 

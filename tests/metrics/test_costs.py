@@ -106,7 +106,7 @@ def test_where_there_are_no_gpus_cpus_tell_what_was_wasted():
 def test_json_has_stages_iterations_and_a_total():
     both = [*SUBMISSIONS, submission("rollout", iteration=2)]
     found = costs_of(both, [*RECORDS, record("rollout", iteration=2)]).to_json()
-    assert list(found) == ["stages", "iterations", "total"]
+    assert list(found) == ["stages", "iterations", "total", "workers"]
     assert found["iterations"]["2"]["rollout"]["gpu_hours"] == 2.0
     assert found["stages"]["rollout"]["gpu_hours"] == 6.0
     assert found["total"]["attempts"] == 6

@@ -194,7 +194,7 @@ def test_without_anybody_to_tell_there_is_nothing_to_try(complete_run, slurm_ppo
     ("words", "said"),
     [
         (["notify.command=no-such-mailer"], "notify.command=no-such-mailer: no such program on this machine"),
-        (["notify.command='mail \"x'"], "notify.command: Value error, No closing quotation"),
+        (["notify.command='mail \"x'"], "notify.command: No closing quotation"),
         (["notify.webhook_file=/no/file"], "notify.webhook_file=/no/file: cannot be read"),
         (
             ["notify.on=[complete,broken]"],

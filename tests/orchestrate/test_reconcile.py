@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -501,6 +501,54 @@ class ClusterWithAQueue(Cluster):
 
 TestClusterWithAQueue = ClusterWithAQueue.TestCase
 TestClusterWithAQueue.settings = settings(max_examples=150, stateful_step_count=60)
+
+
+# --- a task that the run can do without ---
+
+MEASURED = Plan(iterations=3, num_shards=2, evaluate_every=0, benchmark_every=1)
+BENCHMARKS = MEASURED.benchmark_tasks()
+ALL_BUT_BENCHMARKS = [PREPARE, *(task for i in (1, 2, 3) for task in MEASURED.tasks(i))]
+
+
+def decide_measured(done, corrupt=None, live=(), failures=None, benchmarked=0, attempts=2):
+    known = committed(*done, plan=MEASURED)
+    updated = max(task.iteration for task in done)
+    tasks = MEASURED.window(updated, 0, benchmarked=benchmarked)
+    seen = Observation(tasks, known, corrupt or {}, set(live), failures or {})
+    return reconcile(MEASURED, seen, 3, command_attempts=attempts)
+
+
+@given(st.lists(st.sampled_from(FailureKind), max_size=20), st.integers(1, 4))
+def test_whatever_becomes_of_a_benchmark_the_run_is_not_given_up_and_training_is_launched(kinds, attempts):
+    done = [PREPARE, *MEASURED.tasks(1)]
+    actions = decide_measured(done, failures=failed(BENCHMARKS[0], *kinds), attempts=attempts)
+    assert actions.give_up == ()
+    assert set(launched(actions)) >= {Task(2, Stage.ROLLOUT, 0), Task(2, Stage.ROLLOUT, 1)}
+    is_spent = is_hopeless(failed(BENCHMARKS[0], *kinds)[BENCHMARKS[0]], attempts)
+    assert [failure.task for failure in actions.leave_out] == [BENCHMARKS[0]] * is_spent
+    assert (BENCHMARKS[0] in launched(actions)) is not is_spent
+
+
+def test_the_next_benchmark_follows_one_that_was_left_out():
+    done = [*ALL_BUT_BENCHMARKS, BENCHMARKS[0]]
+    assert launched(decide_measured(done, benchmarked=1)) == [BENCHMARKS[1]]
+
+
+def test_a_policy_that_only_a_benchmark_reads_is_not_made_again():
+    """It would take back what was trained since."""
+    done = [task for task in ALL_BUT_BENCHMARKS if task != UPDATE]
+    actions = decide_measured([*done, BENCHMARKS[0]], corrupt={UPDATE: "cut"}, benchmarked=1)
+    assert (actions.retract, actions.launch) == ((), ())
+    assert [(failure.task, failure.message) for failure in actions.leave_out] == [(BENCHMARKS[1], "cut")]
+
+
+def test_a_policy_that_training_reads_too_is_made_again_and_its_benchmark_waits():
+    done = [PREPARE, *(task for task in MEASURED.tasks(1) if task != UPDATE), BENCHMARKS[0]]
+    known = committed(*done, plan=MEASURED)
+    tasks = MEASURED.window(1, 0, benchmarked=1)
+    actions = reconcile(MEASURED, Observation(tasks, known, {UPDATE: "cut"}, set(), {}), 3)
+    assert [retract.task for retract in actions.retract] == [UPDATE]
+    assert actions.leave_out == ()
 
 
 def test_ten_thousand_shards_are_decided_in_one_pass():

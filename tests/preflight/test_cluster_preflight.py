@@ -1,5 +1,10 @@
 """What validate finds out about a cluster, and how it says it."""
 
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
 import pytest
 
 from pipeline.config.compose import compose
@@ -8,6 +13,9 @@ from pipeline.config.rules import contradictions
 from pipeline.config.scheduler import ResourcesConfig
 from pipeline.preflight.cluster import Cluster, cluster_problems, needs_of, run_dir_problems, stage_problems
 from pipeline.preflight.probe import Aim, aims_of, describe, judge, probe_of
+from pipeline.preflight.sight import image_of, paths_of, way_in
+from pipeline.run.directory import version
+from slurm import probe_task
 from slurm.associations import Associations, parse_associations
 from slurm.limits import ClusterLimits, NodeKind, Partition
 from slurm.probe import Probe, ProbeResult, ProbeTimeout, _send
@@ -215,6 +223,166 @@ FINE = ProbeResult("gpu07", "3.11.7", {}, [], {}, 2)
 )
 def test_what_a_probe_saw_is_judged(answer, said):
     assert [str(problem) for problem in judge(AIM, answer)] == said
+
+
+# --- images ---
+
+WORDS = "apptainer exec --nv --bind /scratch /images/ppo.sif"
+INSIDE = Aim(
+    ("rollout", "reward"),
+    ResourcesConfig(partition=("gpu",), gpus_per_node=1, python="/opt/python", container=WORDS),
+    {"rollout": ("/models/sft",), "reward": ("/models/rm",)},
+    "/scratch/runs",
+)
+SEEN = ProbeResult("gpu07", "3.11.7", {}, [], {}, 1, missing_outside=[])
+AT = "in its image on node gpu07"
+BOTH = f"scheduler.rollout.container={WORDS}: rollout, reward"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (SEEN, []),
+        (
+            replace(SEEN, missing_paths=["/models/rm"]),
+            [
+                f"scheduler.reward.container={WORDS}: reward: cannot see /models/rm {AT}; "
+                "bind it: --bind /models/rm"
+            ],
+        ),
+        (
+            replace(SEEN, missing_paths=["/models/sft"], missing_outside=["/models/sft"]),
+            [
+                "scheduler.rollout.partition=gpu: /models/sft does not exist on node gpu07; "
+                "use a shared filesystem"
+            ],
+        ),
+        (
+            replace(SEEN, place_error="Read-only file system"),
+            [
+                f"{BOTH}: cannot write into /scratch/runs, where the run is, {AT} (Read-only file system); "
+                "bind it: --bind /scratch/runs"
+            ],
+        ),
+        (
+            replace(SEEN, driver_error="libcuda.so.1: cannot open shared object file"),
+            [
+                f"{BOTH}: the GPUs' driver is not visible {AT} (libcuda.so.1: cannot open shared object "
+                "file); add --nv"
+            ],
+        ),
+        (
+            replace(SEEN, version="0.0.1"),
+            [
+                f"scheduler.rollout.python=/opt/python: slurm-ppo 0.0.1 is installed {AT}, and {version()} "
+                "here; install the same in both"
+            ],
+        ),
+        (
+            ProbeTimeout("job 3 left no answer (exit code 255); it said: no such file", False, True),
+            [
+                f"{BOTH}: job 3 left no answer (exit code 255); it said: no such file; "
+                "does this image have /opt/python?"
+            ],
+        ),
+        (
+            ProbeTimeout("sbatch failed: Invalid account", is_late=False),
+            ["scheduler.rollout.partition=gpu: sbatch failed: Invalid account"],
+        ),
+    ],
+)
+def test_what_an_image_does_not_show_is_named_with_the_words_that_show_it(answer, said):
+    assert [str(problem) for problem in judge(INSIDE, answer)] == said
+
+
+@pytest.mark.parametrize(
+    ("container", "shown", "words"),
+    [
+        ("ch-run --bind /scratch /images/ppo --", None, "--bind /m"),
+        ("podman run --rm image", None, "--volume /m:/m"),
+        ("srun --container-image=/images/ppo.sqsh", None, "--container-mounts=/m:/m"),
+        ("srun --export=ALL apptainer exec /images/ppo.sif", None, "--bind /m"),
+        ("our-own-wrapper image", None, "bind it"),
+        (
+            f"/opt/bin/apptainer exec --bind {'/scratch,' * 9}/data /images/ppo.sif",
+            "/opt/bin/apptainer ... /images/ppo.sif",
+            "--bind /m",
+        ),
+        (
+            f"srun --container-image=/images/ppo.sqsh --container-mounts={'/scratch:/scratch,' * 9}/a:/a",
+            "srun ... --container-image=/images/ppo.sqsh",
+            "--container-mounts=/m:/m",
+        ),
+        (f"ch-run --bind={'/scratch' * 9} /images/ppo --", "ch-run ... /images/ppo", "--bind /m"),
+    ],
+)
+def test_every_container_program_has_its_own_words(container, shown, words):
+    given = ResourcesConfig(python="/opt/python", container=container)
+    assert way_in(given, "/m").endswith(words)
+    assert image_of(given) == (shown or container)
+
+
+def test_an_image_among_sbatchs_options_is_one_too():
+    given = ResourcesConfig(python="/opt/python", options={"container-image": "/images/ppo.sqsh"})
+    (found,) = judge(
+        Aim(("update",), given), replace(SEEN, gpus=0, missing_paths=["/m"], missing_outside=None)
+    )
+    assert str(found) == (
+        f"scheduler.update.options.container-image=/images/ppo.sqsh: update: cannot see /m {AT}; "
+        "bind it: /m:/m among options.container-mounts"
+    )
+
+
+def test_each_stage_is_asked_for_what_it_reads(inputs, tmp_path):
+    (tmp_path / "my_rules.py").touch()
+    rule = "+reward.components.mine={kind: rule, function: 'my_rules:score', pool: big}"
+    more = ("model.critic=/critic", "model.reference=/reference", "algorithm.kl.reference_in=reward", rule)
+    given = config(inputs, tmp_path, *more, "data.heldout=/heldout", "evaluate.every=1")
+    policy, rm, prompts = (str(inputs / name) for name in ("policy", "reward_model", "prompts.jsonl"))
+    code = str(tmp_path / "my_rules.py")
+
+    def read(job_kind: str) -> set[str]:
+        return set(paths_of(given, job_kind, tmp_path))
+
+    assert read("prepare") == {policy, rm, prompts, code, "/heldout", "/critic", "/reference"}
+    assert read("rollout") == {policy}
+    assert read("reward") == {rm, "/reference"}
+    assert read("score-big") == {code}
+    assert read("update") == {policy, "/critic"}
+    assert read("evaluate") == {policy, rm, code}
+    assert read("driver") == set()
+
+
+# --- the program of a probe ---
+
+
+def probed(folder, request, answer, *before):
+    """What it prints, read from standard input as in a job."""
+    command = [*before, sys.executable, "-P", "-", json.dumps(request), str(answer)]
+    with open(probe_task.__file__) as program:  # noqa: PTH123 - a descriptor is what is wanted
+        done = subprocess.run(command, stdin=program, capture_output=True, text=True, cwd=folder, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_probe_answers_in_a_file_or_where_there_is_no_folder_for_it_by_its_log(tmp_path):
+    request = {"modules": ["json", "?nonsense"], "paths": [str(tmp_path), "/no/where"], "programs": []}
+    assert probed(tmp_path, request, tmp_path / "answer") == ""
+    written = json.loads((tmp_path / "answer").read_text())
+    assert written["missing_paths"] == ["/no/where"]
+    assert written["missing_modules"] == {"?nonsense": "not installed"}
+    said = probed(tmp_path, request, tmp_path / "missing/answer")
+    (line,) = said.splitlines()
+    answer = json.loads(line.removeprefix(probe_task.ANSWER))
+    assert answer == written | {"place_error": "No such file or directory"}
+    assert ProbeResult(**answer).place_error
+
+
+def test_a_probe_imports_nothing_of_the_folder_that_it_runs_in(tmp_path):
+    """As tasks do not: a checkout in the working directory is not installed in an image."""
+    (tmp_path / "only_here.py").touch()
+    probed(tmp_path, {"modules": ["only_here"], "paths": [], "programs": []}, tmp_path / "answer")
+    assert list(json.loads((tmp_path / "answer").read_text())["missing_modules"]) == ["only_here"]
 
 
 def test_a_probe_without_a_problem_is_one_line():

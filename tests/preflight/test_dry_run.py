@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.preflight.dry_run import scripts
-from tests.support import tiny
+from tests.support import COLD, tiny
 from tests.support.scripted import imagined_run
 from tests.support.toyworld import Luck, make_world
 
@@ -21,10 +21,19 @@ def test_the_command_prints_scripts_and_touches_nothing(inputs, tmp_path, slurm_
     done = slurm_ppo("submit", "--dry-run", *words)
     assert done.returncode == 0, done.stderr
     assert "#SBATCH --partition=rm\n" in done.stdout
+    assert "This was a dry run: nothing was submitted.\nJobs go on with the next task" in done.stdout
+    assert "--dependency=after" not in done.stdout.replace("--dependency=afterany:JOB-0-prepare", "")
+    assert "00001/update-1-0.sh" in names(done.stdout)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_each_task_has_a_job_the_next_iterations_wait_for_each_other(inputs, tmp_path, slurm_ppo):
+    words = tiny.overrides(inputs, tmp_path / "run", "scheduler=slurm", *COLD)
+    done = slurm_ppo("submit", "--dry-run", *words)
+    assert done.returncode == 0, done.stderr
     assert "#SBATCH --dependency=aftercorr:JOB-1-rollout\n" in done.stdout
     assert done.stdout.splitlines()[-1] == "This was a dry run: nothing was submitted."
     assert "00002/update-1-0.sh" in names(done.stdout)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_horizon_says_how_many_iterations_are_submitted():

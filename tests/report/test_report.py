@@ -27,6 +27,8 @@ from pipeline.run import journal
 from pipeline.run.commits import publish
 from pipeline.run.directory import Parent, Run
 from pipeline.run.tasks import Stage, Task
+from pipeline.workers.beats import Doing, Reason
+from tests.support.beats import beat, write_beats
 from tests.support.reportrun import (
     SLURM,
     STAGES,
@@ -138,6 +140,7 @@ def test_every_chart_has_a_place_a_figure_and_a_caption(run):
     assert missing == {
         *("Prompts without spread", "Spread of reward components", "Rollout engine against trainer"),
         *("Seconds in the queue", "Start-up share", "Wasted share", "GPU memory (GiB)"),
+        *("Held-out sets", "Solved held-out prompts", "Numbers of evaluate.command"),
     }
     assert "entropy of the next-token distribution, nats per token" in parsed.text
 
@@ -238,6 +241,16 @@ def test_shares_of_a_stage_add_up(run):
             assert sum(parts) == pytest.approx(stage.run, rel=1e-3)
 
 
+def test_workers_are_shown_with_how_they_spent_their_time_and_why_they_left(run):
+    assert "Why workers" not in page(read_report(run))
+    left = beat("7_0r0", doing=Doing.LEAVING, busy_seconds=60.0, waiting_seconds=30.0, tasks=4)
+    killed, far = beat("7_2r0"), Reason.FAR
+    write_beats(run.paths, replace(left, reason=far), replace(left, worker="7_1r0", reason=far), killed)
+    text = page(read_report(run))
+    assert "Why workers of rollout left: 2: the next input was further away than coming back." in text
+    assert "Dotted" in text
+
+
 def test_a_row_that_is_not_made_of_numbers_is_said_to_be_so(run, slurm_ppo):
     rows = journal.read(run.paths.metrics)
     journal.rewrite(run.paths.metrics, [*rows[:3], rows[3] | {"reward/mean": "high"}])
@@ -274,6 +287,7 @@ def test_figures_are_what_plotly_takes(count):
     more = {"mismatch/kl": 0.0, "gpu_memory_gib/update": 1.0, "slurm/gpu_hours/update": 1.0}
     more |= {"reward/frac_zero_std": 0.1, "reward/rm/std": 0.2, "slurm/queue_seconds/update": 3.0}
     more |= {"slurm/idle_share/update": 0.1, "slurm/startup_share/update": 0.1, "slurm/wasted_share": 0.0}
+    more |= {"evaluate/pass@4": 0.5, "evaluate/hard/reward": 0.5, "eval/acc": 0.5}
     rows = [make_row(i) | more for i in range(1, count + 1)]
     names = list(rows[-1] | make_row(2))
     for chart in CHARTS:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
-from pipeline.report import write_comparison, write_report
+from pipeline.report import write_comparison, write_report, write_sweep_report
 from pipeline.run import journal
 from pipeline.run.directory import Run
 from tests.support.browsing import chromium, needs_chromium, opened
@@ -18,6 +18,7 @@ from tests.support.reportrun import (
     slurm_row,
     write_spans,
 )
+from tests.support.sweeps import make_sweep
 
 pytestmark = needs_chromium
 SHARDS = 2
@@ -219,3 +220,13 @@ def test_console_errors_would_be_noticed(browser: Browser, tmp_path):
     html.write_text('<html data-drawn="true"><script>absent()</script></html>')
     with pytest.raises(AssertionError), opened(browser, html):
         pass
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (400, "dark")])
+def test_the_report_of_a_sweep_draws_and_fits(browser, tmp_path, width, scheme):
+    make_sweep(tmp_path / "lr", ["1e-6", "3e-6", "1e-5"], 2)
+    with opened(browser, write_sweep_report(tmp_path / "lr"), width, scheme) as page:
+        assert page.locator("#outcomes tbody tr").count() == 3
+        assert page.locator("#chart-reward .fills path").count() == 3
+        assert page.locator(".beside").count() > 1
+        assert surplus(page) == 0

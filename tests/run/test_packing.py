@@ -4,6 +4,7 @@ import itertools
 import os
 import shutil
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -127,9 +128,9 @@ def test_any_unzip_reads_an_archive(run):
 
 
 def test_without_the_setting_nothing_is_packed(run, made):
-    object.__setattr__(run.config.update, "keep_shards_last", None)
+    config = replace(run.config, update=replace(run.config.update, keep_shards_last=None))
     before = files(run)
-    assert list(pack_old(run, NEWEST)) == []
+    assert list(pack_old(replace(run, config=config), NEWEST)) == []
     assert files(run) == before
 
 

@@ -17,6 +17,9 @@ plans = st.builds(
     st.integers(0, 11),
     pools=st.sampled_from([(), POOLS[:1], POOLS]),
 )
+measured_plans = st.builds(
+    Plan, st.integers(1, 9), st.integers(1, 3), st.integers(0, 4), benchmark_every=st.integers(1, 11)
+)
 everything = st.builds(Task, st.integers(0, 10**6), st.sampled_from(Stage), st.integers(0, 10**5)).map(
     lambda task: task._replace(pool="big" if task.stage is Stage.SCORE else "")
 )
@@ -126,6 +129,29 @@ def test_the_window_holds_exactly_what_can_be_worked_on(plan, data):
     assert bool(window) is bool(missing)
     for number, task in enumerate(window):  # an input that is in the window comes first
         assert not set(plan.inputs(task)) & set(window[number + 1 :])
+
+
+@given(measured_plans, st.data())
+def test_benchmarks_wait_for_a_policy_and_the_one_before_and_nothing_waits_for_them(plan, data):
+    tasks = plan.benchmark_tasks()
+    assert {task.iteration for task in tasks} == {
+        i for i in range(plan.iterations + 1) if i % plan.benchmark_every == 0 or i in (0, plan.iterations)
+    }
+    for before, task in zip((None, *tasks), tasks, strict=False):
+        expected = {PREPARE, policy_maker(task.iteration), *([before] if before else [])}
+        assert set(plan.inputs(task)) == expected
+        assert plan.benchmark_of(task.iteration) == (task,)
+    others = [task for task in plan.all_tasks() if task.stage is not Stage.BENCHMARK]
+    assert not any(set(plan.inputs(task)) & set(tasks) for task in others)
+    updated = data.draw(st.integers(0, plan.iterations))
+    measured = data.draw(st.integers(0, sum(task.iteration <= updated for task in tasks)))
+    window = plan.window(updated, 0, benchmarked=measured)
+    assert [t for t in window if t.stage is Stage.BENCHMARK] == [
+        task for task in tasks[measured : measured + 2] if task.iteration <= updated
+    ]
+    assert [t for t in window if t.stage is not Stage.BENCHMARK] == list(
+        Plan(plan.iterations, plan.num_shards, plan.evaluate_every).window(updated, 0)
+    )
 
 
 @given(plans, st.integers(1, 12), st.data())

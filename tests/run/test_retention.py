@@ -510,6 +510,20 @@ def test_whatever_is_lost_the_next_update_can_begin_with_what_stays(lost, keep_l
             assert newest_state(run, version) == state_before(run.plan, run.paths, version)
 
 
+@pytest.mark.parametrize("every", [2, 3, 1000])
+def test_where_states_are_rare_policies_and_shards_stay_that_make_the_others(tmp_path, every):
+    run = make_run(tmp_path / "run", 0, keep_last=2)
+    for version in range(1, 8):
+        commit_in_two(run, version, is_due=version % every == 0)
+        list(thin(run, version))
+        assert can_go_on(run.plan, run.paths, version)
+        assert can_fork(run.paths, version) is (version % every == 0)
+    oldest = {2: 4, 3: 3, 1000: 0}[every]
+    assert oldest_needed(run.plan, run.paths, 7) == oldest, "what is packed is not newer than that"
+    expected = {v: "ps" if v % every == 0 else "p" for v in range(max(oldest, 1), 8)}
+    assert left(run) == expected
+
+
 def test_shards_that_a_state_might_be_made_again_from_are_not_packed(tmp_path):
     run = commit_up_to(make_run(tmp_path / "run", 0), 9, 7, 8, 9)
     assert oldest_needed(run.plan, run.paths, 9) == 5

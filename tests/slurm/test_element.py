@@ -270,3 +270,19 @@ def test_where_it_may_not_its_exit_code_says_that_it_failed(tasks, scontrol):
     done = element(tasks, 1)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
+
+
+# --- workers ---
+
+
+def test_a_worker_knows_since_when_it_could_start_and_no_hint_ends_it(tasks):
+    """A hint may come while it imports: SIGUSR1 would end a process that does not handle it."""
+    module = (
+        "import os, signal\nos.kill(os.getpid(), signal.SIGUSR1)\nprint(os.environ['SLURM_PPO_ELIGIBLE'])"
+    )
+    (tasks.parents[3] / "told.py").write_text(module)
+    content = unsealed(tasks.read_bytes()) | {"created": 50.0}
+    for more, expected in (({}, "50.0"), ({"begins": 70.0}, "70.0")):
+        tasks.write_text(sealed(content | more | {"stays": True}))
+        done = element(tasks, 1)
+        assert (done.returncode, done.stdout.split()) == (0, [expected])

@@ -111,6 +111,24 @@ def test_nothing_gives_no_batches():
 # over ranks
 
 
+@given(some_lengths, st.integers(1, 6), st.integers(1, 6), st.integers(10, 200), st.booleans())
+def test_any_number_of_ranks_makes_the_micro_batches_of_another_number(
+    lengths, num_ranks, num_shares, budget, packed
+):
+    rows, indices = [row_of(length) for length in lengths], range(len(lengths))
+
+    def by(size: int) -> list[list[list[int]]]:
+        given = [micro_batches(rows, indices, budget, packed, rank, size, num_shares) for rank in range(size)]
+        assert len({len(own) for own in given}) == 1
+        return [[b.rows.tolist() for b in own if not b.is_dummy] for own in given]
+
+    ours, theirs = by(num_ranks), by(num_shares)
+    assert sorted(batch for own in ours for batch in own) == sorted(batch for own in theirs for batch in own)
+    assert max(map(len, ours)) - min(map(len, ours)) <= max(1, len(theirs)), "none has much more to do"
+    plain = [micro_batches(rows, indices, budget, packed, rank, num_shares) for rank in range(num_shares)]
+    assert theirs == [[b.rows.tolist() for b in own if not b.is_dummy] for own in plain]
+
+
 @given(some_lengths, st.integers(1, 6), st.integers(10, 200), st.booleans(), st.data())
 def test_rows_are_dealt_once_and_evenly(lengths, num_ranks, budget, packed, data):
     indices = data.draw(st.lists(st.sampled_from(range(len(lengths))), unique=True, min_size=1))

@@ -11,6 +11,7 @@ import torch
 import torch._dynamo
 from transformers import (
     AutoTokenizer,
+    LlamaForCausalLM,
     LlamaForSequenceClassification,
     OpenAIGPTConfig,
     OpenAIGPTForSequenceClassification,
@@ -136,6 +137,54 @@ def log_probs_of(model, prompt: list[int], tokens: list[int], temperature: float
         logits = model(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0]
     spread = torch.log_softmax(logits[len(prompt) - 1 : -1] / temperature, dim=-1)
     return spread.gather(-1, torch.tensor(tokens)[:, None])[:, 0]
+
+
+# what is used again: first, since vLLM's engines cannot be closed while others of the process go on
+
+
+def tied_policy(folder, seed: int):
+    """One whose head is its embedding."""
+    torch.manual_seed(seed)
+    described = tiny.llama_config(tiny.byte_tokenizer(("<pad>", "<eos>")), tie_word_embeddings=True)
+    LlamaForCausalLM(described).save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps(OPINIONS))
+    return folder
+
+
+def test_an_engine_that_takes_other_weights_is_as_one_made_of_them(config, tmp_path):
+    """Whatever it was used for before: conversations, greedy responses, what was given up half way."""
+    one, other = (str(tied_policy(tmp_path / str(seed), seed)) for seed in (21, 22))
+    used, asked = make_generator(config, one), requests()
+    before = used.generate(asked, Sampling(1.3))
+    for policy in (other, one, other):
+        for _ in used.stream(asked, Sampling(), turns=TwoTurns(asked)):
+            pass
+        next(iter(used.stream(greedily(asked), Sampling())))
+        can_forget = used.reset()
+        assert used.reload(policy) == can_forget == ("naive" not in config.rollout.engine)
+        if policy == one and can_forget:
+            assert used.generate(asked, Sampling(1.3)) == before
+    found = used.generate(asked, Sampling(1.3))
+    used.close()
+    if can_forget:
+        new = make_generator(config, other)
+        assert new.generate(asked, Sampling(1.3)) == found != before
+        new.close()
+
+
+def test_an_engine_that_takes_another_adapter_is_as_one_made_with_it(config, folder, adapter, tmp_path):
+    if "naive" in config.rollout.engine:
+        return
+    other = make_adapter(folder / "policy", tmp_path / "other", seed=5)
+    used = make_generator(config, config.model.policy, str(adapter))
+    used.generate(requests(), Sampling())
+    assert used.reset()
+    assert used.reload(config.model.policy, str(other))
+    found = used.generate(requests(), Sampling())
+    used.close()
+    new = make_generator(config, config.model.policy, str(other))
+    assert new.generate(requests(), Sampling()) == found
+    new.close()
 
 
 # what is generated
@@ -385,7 +434,10 @@ def test_scores_are_the_raw_logits_of_transformers(config, folder, name):
     for bad in ([], [5] * (tiny.CONTEXT + 1), [5, 10**6], [-1]):
         with pytest.raises(BadSequence, match="sequence 1 cannot be scored"):
             scorer.score([[5], bad, [6]])
-    assert scorer.score(sequences[:3]) == pytest.approx(expected[:3], abs=1e-4)
+    found = scorer.score(sequences[:3])
+    assert found == pytest.approx(expected[:3], abs=1e-4)
+    assert scorer.reset() == ("naive" not in config.reward.engine)
+    assert scorer.score(sequences[:3]) == found
     scorer.close()
 
 

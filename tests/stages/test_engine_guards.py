@@ -147,6 +147,7 @@ def test_what_one_process_has_compiled_the_next_ones_find(tmp_path):
     (one.folder / "graphs/code.py").write_text("1")
     assert not RunPaths(tmp_path).compiled.exists(), "nobody sees what is not whole"
     one.publish()
+    one.discard()
     assert not one.folder.exists()
     other = private_cache(tmp_path, "key", is_kept=True)
     assert (other.folder / "graphs/code.py").read_text() == "1"

@@ -2,22 +2,30 @@
 
 import json
 import math
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaForSequenceClassification,
+    MixtralConfig,
+)
 
 from pipeline.config.update import Precision
 from pipeline.run.schemas import FinishReason
+from stages.adapters import merge_into, read_adapter
 from stages.context import UserError
-from stages.engines import engine
+from stages.engines import Wanted, engine, release_all
 from stages.engines.base import Request, Sampling
 from stages.engines.transformers import TransformersGenerator, TransformersScorer
 from stages.models import load_causal_lm, load_reward_model
 from tests.support import tiny
+from tests.support.adapters import make_adapter
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -281,16 +289,172 @@ def test_bf16_samples_and_notes_its_own_log_probabilities(models):
         assert response.log_probs[0] == pytest.approx(float(first), abs=0.2)
 
 
-def test_an_engine_is_made_once_and_dropped_for_another_model():
-    made = []
+# what is kept
 
-    def make():
-        made.append(object())
-        return made[-1]
 
-    assert engine("test", "a", make) is engine("test", "a", make)
-    assert engine("test", "b", make) is made[1]
-    assert engine("test", "a", make) is made[2]
+class Counted:
+    """An engine that counts what happens to it."""
+
+    def __init__(self) -> None:
+        self.happened: list[str] = []
+        self.can_reset = self.can_reload = True
+
+    def reset(self) -> bool:
+        self.happened.append("reset")
+        return self.can_reset
+
+    def reload(self, had) -> bool:
+        self.happened.append(f"reload {had[0]}")
+        if self.can_reload is None:
+            raise RuntimeError("no memory for other weights")
+        return self.can_reload
+
+
+@pytest.fixture
+def asked():
+    """Ask for the engine of a task, by the fingerprint of its weights and its settings."""
+
+    def ask(attempt: str, weights: str, settings: str = "s") -> Counted:
+        wanted = Wanted("test", attempt, settings, (weights,))
+        return engine(wanted, Counted, lambda kept, had: kept.reload(had))
+
+    yield ask
+    release_all()
+
+
+def test_a_task_gets_the_same_engine_whenever_it_asks(asked):
+    one = asked("1", "a")
+    assert asked("1", "a") is one
+    assert one.happened == []
+
+
+def test_the_next_task_gets_it_reset_and_with_its_own_weights(asked):
+    one = asked("1", "a")
+    assert asked("2", "a") is one
+    assert one.happened == ["reset"]
+    assert asked("3", "b") is asked("3", "b") is one
+    assert one.happened == ["reset", "reset", "reload a"]
+
+
+def test_other_settings_and_a_release_make_a_new_one(asked):
+    one = asked("1", "a")
+    other = asked("2", "a", "t")
+    assert other is not one
+    release_all()
+    assert asked("3", "a", "t") is not other
+    assert one.happened == other.happened == []
+
+
+@pytest.mark.parametrize("given", [{"can_reset": False}, {"can_reload": False}, {"can_reload": None}])
+def test_so_does_one_that_cannot_forget_or_take_other_weights(asked, given, caplog):
+    one = asked("1", "a")
+    vars(one).update(given)
+    other = asked("2", "b")
+    assert other is not one
+    assert asked("2", "b") is other
+    assert ("is made again" in caplog.text) == (given == {"can_reload": None})
+
+
+def test_an_engine_in_which_weights_were_being_replaced_is_not_used_again(asked, monkeypatch):
+    one = asked("1", "a")
+    monkeypatch.setattr(one, "reload", lambda had: sys.exit(1))
+    with pytest.raises(SystemExit):
+        asked("2", "b")
+    assert asked("3", "a") is not one
+
+
+def directory_like(folder: Path, **settings: object) -> Path:
+    """A policy that computes its frequencies for the longest sequence so far."""
+    made = tiny.make_policy(folder)
+    described = json.loads((made / "config.json").read_text())
+    described |= settings
+    (made / "config.json").write_text(json.dumps(described))
+    return made
+
+
+def test_what_a_model_computed_for_longer_sequences_is_forgotten(tmp_path):
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    folder = directory_like(tmp_path / "policy", rope_parameters=rope, max_position_embeddings=16)
+    used, new = (
+        TransformersGenerator(load_causal_lm(folder, Precision.FP32, False), 400, context=100)
+        for _ in range(2)
+    )
+    longer, shorter = [Request([7] * 60, 8, seed=1)], [Request([5] * 20, 8, seed=2)]
+    expected = new.generate(shorter, Sampling())
+    used.generate(longer, Sampling())
+    assert used.generate(shorter, Sampling()) != expected, "the model does remember"
+    assert used.reset()
+    assert used.generate(shorter, Sampling()) == expected
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("policies")
+    return [tiny.make_policy(folder / str(seed), seed) for seed in range(3)]
+
+
+def made_of(folder: Path, precision: Precision = Precision.FP32) -> TransformersGenerator:
+    made = TransformersGenerator(load_causal_lm(folder, precision, False), 400)
+    made.is_like(str(folder), merges=True)
+    return made
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
+def test_weights_that_are_replaced_are_those_of_a_model_that_is_loaded(policies, precision):
+    used = made_of(policies[0], precision)
+    for folder in (policies[1], policies[2], policies[0], policies[1]):
+        assert used.reset()
+        assert used.reload(str(folder))
+        new = made_of(folder, precision)
+        ours, wanted = used._model.state_dict(), new._model.state_dict()
+        assert all(torch.equal(ours[name], wanted[name]) for name in ours.keys() | wanted.keys())
+        assert {t.data_ptr() % 64 for t in ours.values()} == {t.data_ptr() % 64 for t in wanted.values()}
+        assert used.generate(requests(), Sampling()) == new.generate(requests(), Sampling())
+
+
+def test_so_are_tied_ones(tmp_path):
+    folders = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        described = tiny.llama_config(tiny.byte_tokenizer(("<pad>", "<eos>")), tie_word_embeddings=True)
+        AutoModelForCausalLM.from_config(described).save_pretrained(tmp_path / str(seed))
+        folders.append(tmp_path / str(seed))
+    used, new = made_of(folders[0]), made_of(folders[1])
+    assert used.reload(str(folders[1]))
+    assert used._model.lm_head.weight is used._model.model.embed_tokens.weight
+    assert used.generate(requests(), Sampling()) == new.generate(requests(), Sampling())
+
+
+@pytest.mark.parametrize(
+    "settings", [{"rms_norm_eps": 0.5}, {"eos_token_id": 9}, {"auto_map": {"AutoModel": "m.M"}}]
+)
+def test_weights_of_a_model_that_is_not_like_it_are_refused(policies, tmp_path, settings):
+    used = made_of(policies[0])
+    expected = used.generate(requests(), Sampling())
+    assert not used.reload(str(directory_like(tmp_path / "other", **settings)))
+    assert used.reset()
+    assert used.generate(requests(), Sampling()) == expected
+
+
+def test_experts_that_are_joined_when_they_are_loaded_are_refused(tmp_path):
+    described = MixtralConfig(
+        vocab_size=260, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, num_local_experts=2,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(described).save_pretrained(tmp_path)
+    assert not made_of(tmp_path).reload(str(tmp_path))
+
+
+def test_an_adapter_goes_into_the_weights_of_its_base_and_out_of_them(policies, tmp_path):
+    one, other = (make_adapter(policies[0], tmp_path / str(seed), seed=seed) for seed in (1, 2))
+    used = made_of(policies[0])
+    for adapter in (one, other, None, one):
+        assert used.reload(str(policies[0]), adapter and str(adapter))
+        new = load_causal_lm(policies[0], Precision.FP32, False)
+        if adapter:
+            merge_into(new, read_adapter(adapter))
+        expected = TransformersGenerator(new, 400).generate(requests(), Sampling())
+        assert used.generate(requests(), Sampling()) == expected
 
 
 # scoring

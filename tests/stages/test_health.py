@@ -193,3 +193,12 @@ def test_any_other_error_stays_what_it_is(inputs, tmp_path):
         out_of_memory_explained(config_of(inputs, tmp_path), experience()),
     ):
         raise RuntimeError("size mismatch")
+
+
+def test_memory_that_was_not_enough_beside_a_kept_learner_is_tried_again_without_it(inputs, tmp_path):
+    with (
+        pytest.raises(RuntimeError, match="in a process that had kept a learner") as caught,
+        out_of_memory_explained(config_of(inputs, tmp_path), experience(), is_used=True),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    assert classify(caught.value) == (FailureKind.ERROR, None)

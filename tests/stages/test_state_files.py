@@ -4,7 +4,6 @@ import gc
 import json
 import weakref
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from pipeline.run.durable import digest_file
 from stages.ppo.math.rounding import nearest_that_rounds_to
 from stages.ppo.state import model_files
 from stages.ppo.state.model_files import ModelFiles, plan_files
-from stages.ppo.state.room import _rooms
 from stages.ppo.state.saved_state import SavedState, files_of, write_slices
 from stages.ppo.state.slices import MOMENTS, WEIGHT, Slice, share_of
 from stages.ppo.state.sums import contradiction
@@ -183,18 +181,6 @@ def test_sums_tell_another_state_from_the_same_added_up_otherwise():
     assert contradiction(close, expected) is None
     for found in (expected | {"weight/p": (1e-4, 5.0)}, {}):
         assert "is not what was learned" in contradiction(found, expected)
-
-
-def test_room_is_what_the_tightest_control_group_leaves(tmp_path: Path):
-    job = tmp_path / "slurm" / "job_7"
-    job.mkdir(parents=True)
-    for folder, limit, used in ((tmp_path / "slurm", "max", 90), (job, "100", 30)):
-        (folder / "memory.max").write_text(f"{limit}\n")
-        (folder / "memory.current").write_text(f"{used}\n")
-    (tmp_path / "membership").write_text("0::/slurm/job_7\n")
-    assert list(_rooms(tmp_path / "membership", tmp_path)) == [70]
-    (job / "memory.stat").write_text("anon 10\nfile 20\ninactive_file 15\nactive_file 5\n")
-    assert list(_rooms(tmp_path / "membership", tmp_path)) == [85], "what files take is given up"
 
 
 @pytest.mark.parametrize(("place", "needed"), [("meta", 24), ("cpu", 0)])

@@ -29,7 +29,8 @@ from pipeline.run.paths import RunPaths
 from stages.context import NumericalError, UserError
 from stages.models import DTYPES, load_causal_lm
 from stages.ppo.critics import load_critic
-from stages.ppo.trainer import Step, Trainer, learning_rate
+from stages.ppo.math.rates import learning_rate
+from stages.ppo.trainer import Step, Trainer
 from stages.ranks import start_distributed
 from tests.support import ROOT, tiny
 from tests.support.processes import in_process_of_its_own

@@ -29,7 +29,8 @@ def paths(tmp_path) -> RunPaths:
     """Logs of two iterations, a second attempt, prepare and drivers."""
     for name in (
         "00000-prepare/attempt-1/prompts.log",
-        "00000-guard/attempt-2/guard.log",
+        "guard/guard.log",
+        "passes/passes.log",
         "00001-rollout/attempt-1/shard-00000.log",
         "00001-driver/attempt-1/driver.log",
         "00002-rollout/attempt-1/shard-00000.log",
@@ -49,7 +50,7 @@ def names(found: list[Log]) -> list[str]:
 
 def test_logs_have_short_names(paths):
     assert names(find_logs(paths, Choice())) == [
-        *("guard", "prepare", "driver@1", "rollout@1 0"),
+        *("guard", "passes", "prepare", "driver@1", "rollout@1 0"),
         *("rollout@2 0", "rollout@2 3", "rollout@2 3 #2"),
     ]
 
@@ -59,8 +60,9 @@ def test_logs_have_short_names(paths):
     [
         ("rollout@1", ["rollout@1 0"]),
         ("rollout", ["rollout@1 0", "rollout@2 0", "rollout@2 3", "rollout@2 3 #2"]),
-        ("driver", ["guard", "driver@1"]),
+        ("driver", ["guard", "passes", "driver@1"]),
         ("guard", ["guard"]),
+        ("passes", ["passes"]),
         ("prepare", ["prepare"]),
         ("update", []),
     ],
@@ -70,7 +72,7 @@ def test_a_choice_of_logs(paths, text, found):
 
 
 def test_older_iterations_are_left_out_when_following(paths):
-    assert names(find_logs(paths, Choice("driver"), since=2)) == ["guard"]
+    assert names(find_logs(paths, Choice("driver"), since=2)) == ["guard", "passes"]
 
 
 @pytest.mark.parametrize(

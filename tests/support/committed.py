@@ -18,11 +18,15 @@ def commit(run: Run, version: int, attempt: str = "1-ab") -> None:
     _publish(run, policy_maker(version), attempt, _write(run, version, folders))
 
 
-def commit_in_two(run: Run, version: int, attempt: str = "1-ab", is_lost: bool = False) -> None:
-    """An update whose trainer commits its state behind the policy; or meant to, and the state was lost."""
+def commit_in_two(
+    run: Run, version: int, attempt: str = "1-ab", is_lost: bool = False, is_due: bool = True
+) -> None:
+    """An update whose trainer commits its state behind the policy; or meant to, and the state was lost; or
+    did not mean to."""
     task, files = policy_maker(version), run.paths.task(policy_maker(version))
-    _publish(run, task, attempt, _write(run, version, [files.policy(attempt)]), promises_state=True)
-    if not is_lost:
+    policy = _write(run, version, [files.policy(attempt)])
+    _publish(run, task, attempt, policy, promises_state=is_due, skips_state=not is_due)
+    if is_due and not is_lost:
         outputs = _write(run, version, [files.state(attempt)])
         _publish(run, state_of(version), attempt, outputs, inputs={task_key(task): "of it"})
 

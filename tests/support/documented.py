@@ -31,18 +31,28 @@ class Kind(StrEnum):
     ELSEWHERE = "elsewhere"
 
 
+IMAGES = "tests/end_to_end/test_images.py"
 ELSEWHERE = {
     "make quickstart": "tests/end_to_end/test_quickstart.py",
     "make quickstart RUN_DIR=runs/quickstart": "tests/end_to_end/test_quickstart.py",
     "make test": ".ci/run",
     "make docs": "tests/end_to_end/test_docs.py",
     "make quickstart_vllm": "tests/end_to_end/test_quickstart.py",
+    "sbatch examples/slurm/allocation.sh runs/night scheduler=allocation --config-dir my experiment=first": (
+        "tests/cluster/test_allocation.py"
+    ),
+    "slurm-ppo completion install": "tests/cli/test_completion.py",
     "slurm-ppo sync RUN": "tests/tracking/test_sync.py",
     "srun slurm-ppo export runs/lora exported/merged": "tests/end_to_end/test_lora_run.py",
     "slurm-ppo export runs/lora exported/adapter --adapter": "tests/end_to_end/test_lora_run.py",
     "slurm-ppo dashboard push runs/first": "tests/tracking/test_dashboard.py",
     "sudo slurm-ppo devcluster up --network-filesystem": "tests/cluster/test_network.py",
     "source .venv/bin/activate": "Makefile",
+    "apptainer build --build-arg EXTRA=vllm /images/ppo.sif examples/containers/slurm-ppo.def": IMAGES,
+    "podman build -f examples/containers/Containerfile --build-arg EXTRA=vllm -t slurm-ppo .": IMAGES,
+    "pip download -c constraints.txt -d wheels hatchling '.[vllm]'": IMAGES,
+    "hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir models/my-sft": IMAGES,
+    "pip install --no-index --find-links wheels -c constraints.txt '.[vllm]'": IMAGES,
     "pip install -c constraints.txt -e '.[train]'": "Makefile",
     "pip install -c constraints.txt -e '.[vllm]'": "pyproject.toml",
 }
@@ -71,7 +81,7 @@ SMALL = {
 }
 """Settings of every run that a page starts, unless it says otherwise."""
 
-COMPOSING = frozenset({"run", "submit", "validate", "plan", "config"})
+COMPOSING = frozenset({"run", "submit", "validate", "plan", "config", "sweep"})
 SMALLER = "DOCS_SMALLER"
 """Variable with more of them, as JSON."""
 

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -71,25 +71,34 @@ def folder_name(kill: Kill) -> str:
 # what the ranks do
 
 
-def attempt(root: Path, iteration: int, kill: Kill | None, rank: int) -> None:
-    """One update, which may be killed. What it says is left in a file, if it lives to its end."""
-    ranks.start_distributed()
+@contextlib.contextmanager
+def dying(root: Path, iteration: int, kill: Kill) -> Iterator[None]:
+    """The kill comes when its rank comes to its point. Every rank takes part."""
     peers = [os.pidfd_open(pid) for pid in ranks.share(os.getpid()) if pid != os.getpid()]
-    is_victim = kill is not None and ranks.rank() == (ranks.size() - 1 if kill.by_last else 0)
 
     def die() -> None:
-        (root / f"died-{iteration}").write_text(f"rank {rank}")
+        (root / f"died-{iteration}").write_text(f"rank {ranks.rank()}")
         for peer in [] if kill.alone else peers:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(peer, signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with said() as lines, pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
+        if ranks.rank() == (ranks.size() - 1 if kill.by_last else 0):
+            ARMED[kill.point](patch, die)
+        yield
+
+
+def attempt(root: Path, iteration: int, kill: Kill | None, rank: int) -> None:
+    """One update, which may be killed. What it says is left in a file, if it lives to its end."""
+    ranks.start_distributed()
+    with said() as lines, contextlib.ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr("stages.ppo.state.saved_state.LARGEST_FILE", SMALL_FILES)
         if kill is not None and kill.point == "detached":
             keep_a_copy(patch)
-        if is_victim:
-            ARMED[kill.point](patch, die)
+        if kill is not None:
+            stack.enter_context(dying(root, iteration, kill))
         execute_update(load_run(root), iteration, "1-killed")
     (root / f"said-{iteration}-{rank}.json").write_text(json.dumps(lines))
 
@@ -290,4 +299,9 @@ ARMED: dict[str, Callable[[pytest.MonkeyPatch, Callable[[], None]], None]] = {
     "half the counters": _half_counters,
     "state not linked": _at_link("state", is_done=False),
     "state linked": _at_link("state", is_done=True),
+    "policy not written": _before("stages.ppo.update.save_policy"),
+    "a step taken": _after("stages.ppo.training.take_step"),
+    "a step followed": _after("stages.ppo.following._carry_out"),
+    "settled": _after("stages.ppo.replay.settle"),
+    "saved on the way": _after("stages.ppo.replay.save_state"),
 }

@@ -23,6 +23,7 @@ START = 1_790_000_000.0
 ITERATION_SECONDS = 100.0
 STAGES = {"rollout": 41.0, "reward": 12.0, "update": 33.0}
 SLURM = SlurmConfig(
+    workers=False,
     prepare=ResourcesConfig(partition=("cpu",)),
     rollout=ResourcesConfig(partition=("gpu",)),
     reward=ResourcesConfig(partition=("small",)),
@@ -179,12 +180,14 @@ def commit_shard(
     reference: Sequence[Sequence[float]] | None = None,
     sample_index: Sequence[int] | None = None,
     reasons: Sequence[str] | None = None,
+    messages: Sequence[str] | None = None,
+    prompt_ids: Sequence[str] | None = None,
 ) -> None:
     """Rollout and reward shard of an iteration. A token for each letter; every third is a tool's."""
     count = len(responses)
     tokens = [[ord(letter) for letter in text] for text in responses]
     common = {
-        "prompt_id": [f"{iteration}-{shard}-{i}" for i in range(count)],
+        "prompt_id": list(prompt_ids or [f"{iteration}-{shard}-{i}" for i in range(count)]),
         "sample_index": list(sample_index or [0] * count),
     }
     rollout = common | {
@@ -195,7 +198,7 @@ def commit_shard(
         "finish_reason": list(reasons or ["stop"] * count),
         "num_turns": [1] * count,
         "prompt_messages": [None] * count,
-        "response_messages": [None] * count,
+        "response_messages": list(messages or [None] * count),
         "prompt_text": list(prompts or [f"prompt {i}" for i in range(count)]),
         "response_text": list(responses),
     }

@@ -10,11 +10,24 @@ from pathlib import Path
 from pipeline.run.environment import BELL, COMMITTED, RELEASED
 
 
+def serve(orders) -> int:
+    """One job after the other, as :func:`stages.worker.serve`."""
+    code = 0
+    while order := orders.next():
+        orders.begin(order)
+        code = main(order.arguments)
+        orders.ended(code)
+    return code
+
+
 def main(arguments: list[str]) -> int:
     """What a job does: ``exit CODE``, ``signal N``, ``sleep SECONDS``, ``environment NAME``, ..."""
     what, *values = arguments
     print(f"{what} {' '.join(values)}", flush=True)
-    return int(ACTIONS[what](*values) or 0)
+    try:
+        return int(ACTIONS[what](*values) or 0)
+    finally:
+        os.environ["LEFT_BY_A_JOB"] = "still here"
 
 
 def mark(folder: str, name: str, seconds: str) -> None:
@@ -69,7 +82,14 @@ def commit(file: str) -> None:
     after(file, "exit", "0")
 
 
+def say_pid(file: str) -> None:
+    """Append this process's number to a file."""
+    with Path(file).open("a") as pids:
+        pids.write(f"{os.getpid()}\n")
+
+
 ACTIONS = {
+    "self": say_pid,
     "after": after,
     "release": release,
     "commit": commit,

@@ -112,6 +112,8 @@ class ToySlurm:
     before: Callable[[str], None] = lambda program: None
     after: Callable[[str], None] = lambda program: None
     """Called before and after it carries a command out; may raise, and let things happen."""
+    on_signal: Callable[["Element", str], None] = lambda element, name: None
+    """Called for each running element whose batch script gets a signal."""
     jobs: dict[str, Job] = field(default_factory=dict)
     forgotten: set[str] = field(default_factory=set)
 
@@ -214,6 +216,10 @@ class ToySlurm:
             is_config = words[-1] == "config"
             return CONFIG.format(size=self.max_array_size, jobs=10_000) if is_config else ""
         assert words[0] == "update", words
+        if words[2] == "starttime=now":
+            for element in self._named([words[1].removeprefix("jobid=")]):
+                element.job.begin = ""
+            return ""
         conditions, is_either = self._conditions(words[2].removeprefix("dependency="))
         missed = []
         for element in self._named([words[1].removeprefix("jobid=")]):
@@ -228,8 +234,12 @@ class ToySlurm:
 
     def _scancel(self, words: Sequence[str]) -> str:
         only_pending = "--state=PENDING" in words
+        name = option(words, "--signal")
         for element in self._named([word for word in words if not word.startswith("-")]):
-            if element.is_pending or not only_pending:
+            if name is not None:
+                if element.state is SlurmState.RUNNING:
+                    self.on_signal(element, name)
+            elif element.is_pending or not only_pending:
                 self.end(element, SlurmState.CANCELLED)
         return ""
 

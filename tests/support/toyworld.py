@@ -74,6 +74,8 @@ class World:
     slurm: ToySlurm
     chance: random.Random
     luck: Luck
+    fails_benchmarks: bool = False
+    """Whether the user's program never gives numbers."""
     outcome: Outcome | None = None
     is_driving: bool = False
     guards: int = 0
@@ -215,6 +217,8 @@ class World:
             self.slurm.end(element, SlurmState.COMPLETED)
         elif unreadable:
             self.fail(element, SlurmState.FAILED, 4, FailureKind.INPUTS, unreadable[0])
+        elif self.fails_benchmarks and task.stage is Stage.BENCHMARK:
+            self.fail(element, SlurmState.FAILED, 1, FailureKind.ERROR)
         else:
             self.commit(task, f"{element.job.id}-{element.attempt}")
             if task.stage is Stage.UPDATE and self.chance.random() < 0.7:
@@ -264,6 +268,7 @@ class World:
             made,
             metrics={**made.metrics, "responses": 1.0, "response_tokens": 1.0},
             attempt=attempt,
+            rows=1,
             outputs=(hash_file(self.run.paths, paths.data(attempt)),),
             inputs=read,
             promises_state=task.stage is Stage.UPDATE,
@@ -291,10 +296,14 @@ class World:
     ) -> None:
         self.slurm.end(element, state, code)
         if said is not None:
-            path = self.run.paths.task(self.task(element)).failure(element.job.work["number"])
-            path.parent.mkdir(parents=True, exist_ok=True)
-            content = {"kind": said, "message": "made up", "suspect": suspect and task_key(suspect)}
-            path.write_text(json.dumps(content))
+            self.write_failure(self.task(element), element.job.work["number"], said, suspect)
+
+    def write_failure(self, task: Task, number: int, said: FailureKind, suspect: Task | None) -> None:
+        """What a failed attempt says of itself."""
+        path = self.run.paths.task(task).failure(number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {"kind": said, "message": "made up", "suspect": suspect and task_key(suspect)}
+        path.write_text(json.dumps(content))
 
     # --- what must hold ---
 
@@ -346,11 +355,21 @@ class Lease:
 
 
 def make_world(
-    root: Path, monkeypatch: pytest.MonkeyPatch, seed: int, luck: Luck, **scheduler: object
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    luck: Luck,
+    measured_every: int = 0,
+    **scheduler: object,
 ) -> World:
-    """A run of a few iterations that nobody has submitted."""
+    """A run of a few iterations that nobody has submitted. By default its tasks have a job each.
+
+    Args:
+        measured_every: iterations between policies that a program measures; 0: none.
+    """
     chance = random.Random(seed)
-    given = {"kind": "slurm", "python": "/py", "max_attempts": 40, "horizon": chance.randint(1, 3)}
+    given = {"kind": "slurm", "workers": False, "python": "/py", "max_attempts": 40}
+    given["horizon"] = chance.randint(1, 3)
     given["dependency"] = chance.choice(["aftercorr", "afterok"])
     slurm = ToySlurm(has_accounting=chance.random() < 0.7, refuses_unknown=chance.random() < 0.5)
     slurm.max_array_size = chance.choice([1001, 1001, 2])
@@ -367,6 +386,9 @@ def make_world(
         "evaluate": {"every": chance.randint(0, 2)},
     }
     config["data"]["heldout"] = "/heldout" if config["evaluate"]["every"] else None
+    if measured_every:
+        words = ["measure", "{policy}", "{output}"]
+        config["evaluate"] |= {"command": words, "command_every": measured_every}
     for pool in ("big", "b_2")[: chance.choice([0, 0, 1, 2])]:
         config["reward"]["components"][pool] = {"kind": "rule", "function": "a:b", "pool": pool}
         given["pools"] = given.get("pools", {}) | {pool: {}}

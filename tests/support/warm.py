@@ -39,7 +39,7 @@ class WarmCommands:
 
     def close(self) -> None:
         self._server.terminate()
-        self._server.wait()
+        self._server.wait(timeout=30)
 
     def fits(self, environment: Mapping[str, str]) -> bool:
         """Whether a fork is the same as a new interpreter."""

@@ -20,6 +20,7 @@ from wandb_workspaces.workspaces.internal import View, WorkspaceViewspec
 from pipeline.metrics.catalogue import METRICS, SAMPLE_TABLE, Section, describe
 from pipeline.metrics.charts import CHARTS
 from pipeline.run.directory import load_run
+from pipeline.tracking.client import MEASURED_STEP
 from pipeline.tracking.push import target_of
 from pipeline.tracking.workspace import (
     NOT_SHOWN,
@@ -239,7 +240,9 @@ def test_every_panel_shows_metrics_that_exist_and_every_metric_has_one_panel():
 def test_panels_are_drawn_over_iterations_and_are_told_apart():
     found = [panel for section in sections_of(build()) for panel in section["panels"]]
     lines = [panel["config"] for panel in found if panel["viewType"] == "Run History Line Plot"]
-    assert {config["xAxis"] for config in lines} == {"iteration"}
+    assert {config["xAxis"] for config in lines} == {"iteration", MEASURED_STEP}
+    own = [config["metricRegex"] for config in lines if config["xAxis"] == MEASURED_STEP]
+    assert own == ["^eval/.+$"], "numbers of evaluate.command come later than rows"
     assert all(config["metrics"] or config["metricRegex"] for config in lines)
     assert len(lines) == len(panels())
     assert len({panel["__id__"] for panel in found}) == len(found)

@@ -3,20 +3,24 @@
 import signal
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pipeline.config.compose import compose
+from pipeline.config.resolve import resolve
 from pipeline.config.schema import WandbMode
 from pipeline.metrics.catalogue import METRICS
 from pipeline.run import journal
-from pipeline.run.directory import Run, git_commit, load_run
+from pipeline.run.benchmarks import Measured, note_measured
+from pipeline.run.directory import Run, create_run, git_commit, load_run
 from pipeline.tracking import state as mirrorstate
 from pipeline.tracking import tracker as tracking
 from pipeline.tracking.mirror import Once, mirror
 from pipeline.tracking.mode import wandb_mode
-from pipeline.tracking.state import read_offline, rewind
-from pipeline.tracking.tracker import last_words
+from pipeline.tracking.state import read_offline, rewind, rewind_measured
+from pipeline.tracking.tracker import is_behind, last_words
 from tests.support import ROOT, tiny
 from tests.support.mirrored import (
     append,
@@ -51,6 +55,42 @@ def test_rows_arrive_once_over_several_drivers(run):
         append(run, *iterations)
         assert follow(run) == []
     assert logged(run) == [1, 2, 3, 4]
+
+
+def test_a_run_of_a_sweep_has_its_names_on_wandb(inputs, run, tmp_path):
+    """Chosen ones stand for those that a sweep fills in."""
+    names = ["name='lr: seed=0'", "group=lr", "job_type='learning_rate=1e-6'", "notes='first try'"]
+    words = [f"tracking.wandb.{name}" for name in [*names, "tags=['seed=0']"]]
+    swept = create_run(
+        resolve(compose([*tiny.overrides(inputs, tmp_path / "swept"), "tracking=wandb", *words]))
+    )
+    append(swept, 1)
+    assert follow(swept) == []
+    ((found,),) = [[r["run"] for r in records if r["type"] == "run"][-1:] for records in segments(swept)]
+    assert (found["display_name"], found["run_group"]) == ("lr: seed=0", "lr")
+    assert (found["job_type"], found["notes"]) == ("learning_rate=1e-6", "first try")
+    assert found["tags"] == ["seed=0"]
+
+
+def test_numbers_of_a_program_arrive_once_over_an_axis_of_their_own(run, monkeypatch):
+    """They come when they come, also after rows of later iterations."""
+    program = replace(run.config.evaluate, command=("x", "{policy}", "{output}"), command_every=1)
+    run = replace(run, config=replace(run.config, evaluate=program))
+    append(run, 1, 2)
+    note_measured(run.paths, [Measured(0, {"eval/acc": 0.25}), Measured(1, missing="it hung")])
+    assert mirror(run, WandbMode.OFFLINE, Once(), print).sent == 3
+    assert not is_behind(run, [row(1), row(2)])
+    note_measured(run.paths, [Measured(2, {"eval/acc": 0.5})])
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert is_behind(run, [row(1), row(2)])
+    assert mirror(run, WandbMode.OFFLINE, Once(), print).sent == 1
+    assert mirror(run, WandbMode.OFFLINE, Once(), print).sent == 0
+    items = [r["history"]["item"] for rs in segments(run) for r in rs if r["type"] == "history"]
+    assert [item["iteration"] for item in items if "iteration" in item] == [1, 2]
+    of_program = [item for item in items if "iteration" not in item]
+    assert [(item["eval/iteration"], item["eval/acc"]) for item in of_program] == [(0, 0.25), (2, 0.5)]
+    rewind_measured(run.paths)
+    assert mirror(run, WandbMode.OFFLINE, Once(), print).sent == 4, "a new W&B run has all"
 
 
 def test_a_driver_that_had_nothing_to_say_leaves_nothing(run):
@@ -153,7 +193,7 @@ def test_every_segment_defines_every_metric_over_our_own_axis(run):
     follow(run)
     append(run, 2)
     follow(run)
-    sections = {metric.name.split("/")[0] for metric in METRICS} - {"iteration"}
+    sections = {metric.name.split("/")[0] for metric in METRICS} - {"iteration", "eval"}  # of a program
     found = segments(run)
     assert len(found) == 2
     for records in found:

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.job_kinds import DRIVER, GUARD
-from pipeline.config.scheduler import SlurmConfig, resources_of
-from pipeline.executors.slurm.resources import Escalation, command_words, sbatch_options
+from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
+from pipeline.executors.slurm.resources import Escalation, command_words, python_words, sbatch_options
 from pipeline.orchestrate.reconcile import Launch
+from pipeline.run.bookkeeping import passes_log
 from pipeline.run.directory import Run
 from pipeline.run.invocation import common_arguments, own_arguments
 from pipeline.run.submissions import Ledger, Submission, chunks_of, job_name
 from pipeline.run.tasks import Stage, Task
+from slurm.requests import attending
 from slurm.submission import Array, literal
-from slurm.tasklist import ATTEMPT
+from slurm.tasklist import ATTEMPT, STARTED
 
 _MAX_RESTARTS = 20
 """Number of times that Slurm may restart a job before it counts as failed."""
@@ -28,9 +30,20 @@ _DIGITS = 5
 
 
 def stage_submissions(
-    run: Run, invocation: int, number: int, tasks: Sequence[Task], chunk_size: int
+    run: Run,
+    invocation: int,
+    number: int,
+    tasks: Sequence[Task],
+    chunk_size: int,
+    stays: bool = False,
+    begins: float | None = None,
 ) -> list[Submission]:
-    """Make an array for tasks of one job kind and iteration; several where arrays are too short."""
+    """Make an array for tasks of one job kind and iteration; several where arrays are too short.
+
+    Args:
+        stays: whether its elements are workers. Then no array waits for one of them.
+        begins: unix time before which they do not start.
+    """
     made = []
     for chunk, indices in chunks_of([task.shard for task in tasks], chunk_size).items():
         mine = {index: tasks[0]._replace(shard=index + chunk * chunk_size) for index in indices}
@@ -39,11 +52,13 @@ def stage_submissions(
                 run,
                 *(invocation, tasks[0].iteration, tasks[0].job_kind, number, chunk),
                 chunk_size=chunk_size,
-                module="stages",
+                module="stages.pulling" if stays else "stages",
                 arguments=(*common_arguments(run, tasks[0], ATTEMPT), "--patience", INPUT_SECONDS),
                 elements={str(index): own_arguments(run, task, number) for index, task in mine.items()},
                 max_restarts=_MAX_RESTARTS,
-                releases=released_by(run, tasks[0]),
+                releases=() if stays else released_by(run, tasks[0]),
+                stays=stays,
+                begins=begins,
             )
         )
     return made
@@ -53,16 +68,17 @@ def released_by(run: Run, task: Task) -> tuple[tuple[str, ...], ...]:
     """Return patterns of the state files of arrays that may start as soon as ``task`` is committed, in groups
     of which the first that is in the queue counts.
 
-    Rollouts and the evaluation need only the policy, and an update's job goes on to write the trainer's
-    state. Where no rollout was submitted in advance, the iteration's driver job may submit some.
+    Rollouts, the evaluation and the benchmark need only the policy, and an update's job goes on to write the
+    trainer's state. Where no rollout was submitted in advance, the iteration's driver job may submit some.
     """
     if task.stage is not Stage.UPDATE:
         return ()
     ours, following = (run.paths.submissions(task.iteration + further) for further in (0, 1))
     rollouts = (_state_files(following, Stage.ROLLOUT), _state_files(ours, DRIVER))
     groups = [rollouts] if task.iteration < run.plan.iterations else []
-    evaluations = [(_state_files(ours, Stage.EVALUATE),)] if run.plan.evaluates(task.iteration) else []
-    return (*groups, *evaluations)
+    plan, iteration = run.plan, task.iteration
+    is_due = {Stage.EVALUATE: plan.evaluates(iteration), Stage.BENCHMARK: bool(plan.benchmark_of(iteration))}
+    return (*groups, *((_state_files(ours, stage),) for stage, is_wanted in is_due.items() if is_wanted))
 
 
 def _state_files(folder: Path, job_kind: str) -> str:
@@ -71,15 +87,20 @@ def _state_files(folder: Path, job_kind: str) -> str:
 
 def in_order(launches: Sequence[Launch]) -> list[list[Task]]:
     """Group tasks by job kind and iteration; groups that others wait for come first."""
-    groups: dict[tuple[tuple[int, int], str], list[Task]] = {}
+    groups: dict[tuple[Position, str], list[Task]] = {}
     for launch in launches:
         groups.setdefault((position(launch.task), launch.task.pool), []).append(launch.task)
     return [sorted(groups[key]) for key in sorted(groups)]
 
 
-def position(task: Task) -> tuple[int, int]:
-    """Return a key that orders tasks by iteration and stage. A task never waits for one with a larger key."""
-    return task.iteration, task.stage.position
+Position = tuple[bool, int, int]
+"""Place of a task among those of a run."""
+
+
+def position(task: Task) -> Position:
+    """Return a key that orders tasks by iteration and stage, benchmarks after all others. A task never waits
+    for one with a larger key."""
+    return task.stage.is_expendable, task.iteration, task.stage.position
 
 
 def driver_submission(run: Run, invocation: int, iteration: int, job_kind: str, number: int) -> Submission:
@@ -124,11 +145,31 @@ def array_of(
         folder=Path(run.identity.folder or run.paths.root),
         options=sbatch_options(given, escalation, longest),
         parallelism=given.array_parallelism,
-        setup=(*into_log(run, submission), *(given.setup or ())),
+        setup=(
+            *(_OF_WORKERS if submission.stays else ()),
+            *into_log(run, submission),
+            *(given.setup or ()),
+            *(attending_to(run, config, given) if submission.stays else ()),
+        ),
         environment=given.environment,
         dependency=dependency,
         begin=begin,
     )
+
+
+_OF_WORKERS = ("trap '' USR1", f"export {STARTED}=$(date +%s)")
+"""Shell lines of workers, before anything else. Whoever commits rings the arrays that wait for it: a signal
+that would end an element which starts up. And what is set up is part of what a start takes."""
+
+
+def attending_to(run: Run, config: SlurmConfig, given: ResourcesConfig) -> list[str]:
+    """Return shell lines that make passes and ring for workers which cannot do so: in a container, or with
+    another Python than driver jobs have, which may be an image's."""
+    driver = resources_of(config, DRIVER)
+    if not given.container and given.python == driver.python:
+        return []
+    command = python_words(driver, "pipeline", "advance", str(run.paths.root), "--asked")
+    return attending(passes_log(run.paths), command, driver.setup or (), driver.environment)
 
 
 def into_log(run: Run, submission: Submission) -> list[str]:
@@ -146,8 +187,7 @@ def into_log(run: Run, submission: Submission) -> list[str]:
 def log_folder(run: Run, submission: Submission) -> Path:
     if submission.job_kind == GUARD:  # one every few minutes, so all write to one log
         return run.paths.log_root / GUARD
-    folder = f"{submission.iteration:05d}-{submission.job_kind}"
-    return run.paths.log_root / folder / f"attempt-{submission.number}"
+    return submission.log_folder(run.paths)
 
 
 def output_pattern(run: Run, submission: Submission) -> str:

@@ -16,8 +16,10 @@ from pipeline.run.tasks import WORK_STAGES, Stage, Task
 
 NEVER, DEPENDENCY = "DependencyNeverSatisfied", "Dependency"
 """Pending reasons of Slurm's."""
-CHAIN = WORK_STAGES[:-1]
-"""Stages in order, each reading what the one before made. Evaluation is outside: no stage reads it."""
+_OF_POLICIES = (Stage.EVALUATE, Stage.BENCHMARK)
+"""Stages that read a policy and that no stage reads."""
+CHAIN = tuple(stage for stage in WORK_STAGES if stage not in _OF_POLICIES)
+"""The other stages in order, each reading what the one before made."""
 
 IsCommitted = Callable[[Task], bool]
 
@@ -140,9 +142,10 @@ def rewire(
 
 
 def _is_held_back(item: Waiting, is_committed: IsCommitted, carriers: Mapping[Task, ArrayElement]) -> bool:
-    """Whether a rollout or an evaluation waits for the end of an update's job although the policy is
-    committed: the job goes on to write the trainer's state, and did not release it (:mod:`slurm.release`)."""
-    reads = {Stage.ROLLOUT: item.task.iteration - 1, Stage.EVALUATE: item.task.iteration}
+    """Whether a job waits for an update's job to end although the policy that it reads is committed: the
+    update still writes the trainer's state, and has not released the job (:mod:`slurm.release`)."""
+    reads = {Stage.ROLLOUT: item.task.iteration - 1}
+    reads |= dict.fromkeys(_OF_POLICIES, item.task.iteration)
     if item.reason != DEPENDENCY or item.task.stage not in reads:
         return False
     update = Task(reads[item.task.stage], Stage.UPDATE)
@@ -166,7 +169,7 @@ class Watch:
 
 
 def watches(live: Iterable[tuple[Task, str]]) -> Iterator[Watch]:
-    """Yield a watch for each iteration that has live arrays, and one for its evaluation.
+    """Yield a watch for each iteration that has live arrays, and one for its evaluation and benchmark.
 
     Args:
         live: tasks and the ids of the arrays that carry them; empty where the id is not known yet.
@@ -181,8 +184,9 @@ def watches(live: Iterable[tuple[Task, str]]) -> Iterator[Watch]:
         chain = [tuple(stages[stage]) for stage in CHAIN if stage in stages]
         if chain:
             yield Watch(iteration, DRIVER, chain[-1], tuple(array for ids in chain[:-1] for array in ids))
-        if Stage.EVALUATE in stages:
-            yield Watch(iteration, EVALUATION_DRIVER, tuple(stages[Stage.EVALUATE]), ())
+        of_policy = tuple(array for stage in _OF_POLICIES for array in stages.get(stage, {}))
+        if any(stage in stages for stage in _OF_POLICIES):
+            yield Watch(iteration, EVALUATION_DRIVER, of_policy, ())
 
 
 def watch_expression(last: Sequence[str], earlier: Sequence[str]) -> str:
@@ -195,5 +199,5 @@ def watch_expression(last: Sequence[str], earlier: Sequence[str]) -> str:
 
 
 def committed_in(seen: Observation) -> IsCommitted:
-    """Return a predicate: whether one pass saw a task as committed and not corrupt."""
-    return lambda task: task in seen.committed and task not in seen.corrupt
+    """Return a predicate: whether one pass saw a task as committed, and not corrupt where it is read."""
+    return seen.is_done

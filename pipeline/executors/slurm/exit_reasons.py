@@ -1,16 +1,16 @@
 """Reasons why array elements ended: failures, from what the queue and accounting show."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pipeline.orchestrate.jobs import Ended
 from pipeline.run.failures import DISK_EXIT, Failure, FailureKind, explain_failure
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import Submission
-from pipeline.run.tasks import task_key
+from pipeline.run.tasks import Task, task_key
 from slurm.commands import SlurmError
 from slurm.query import Element, NoAccounting, read_ended
-from slurm.states import SlurmState, exit_in_words
+from slurm.states import Phase, SlurmState, exit_in_words, phase_of
 
 KINDS: Mapping[SlurmState, FailureKind] = {
     SlurmState.PREEMPTED: FailureKind.PREEMPTED,
@@ -26,29 +26,54 @@ KINDS: Mapping[SlurmState, FailureKind] = {
 """Kinds of failure by Slurm's state. Any other state is KILLED: somebody's doing, or for unknown reasons."""
 
 _PLACE_TAKEN = frozenset({FailureKind.PREEMPTED, FailureKind.LOST})
+_OF_THE_WORKER = frozenset({FailureKind.MEMORY, FailureKind.TIMEOUT})
 
 ElementKey = tuple[str, int]
 """Array id and index of an element."""
 
 
+@dataclass(frozen=True)
+class Gone:
+    """An attempt that is over and left no commit."""
+
+    task: Task
+    number: int
+    """Number that its log and failure file are named by."""
+    job: str | None
+    """Id of the array that it was part of; None where that never arrived in the queue."""
+    index: int
+    restart: int | None = None
+    """Number of restarts of the element at the time; None for an element's only task, whose last start
+    counts."""
+    is_of_used: bool = False
+    """Whether its worker had done other tasks before."""
+    log: str = ""
+    """Path of the output of a worker that ended before it took any task; empty: the task's log."""
+
+    @staticmethod
+    def of(submission: Submission, index: int) -> "Gone":
+        """Return an element's own task."""
+        return Gone(submission.task(index), submission.number, submission.state.job, index)
+
+
 def explain(
     paths: RunPaths,
-    gone: Sequence[tuple[Submission, int]],
+    gone: Sequence[Gone],
     seen: Mapping[ElementKey, Element],
     retracted: Mapping[str, str],
 ) -> list[Ended]:
-    """Say why elements ended without a commit, in their order.
+    """Say why attempts ended without a commit, in their order.
 
     Args:
-        seen: what the queue shows of elements that have just ended.
+        seen: what the queue shows of their elements; those that it does not show are looked up in accounting.
         retracted: keys of tasks whose commits were taken back in this invocation, with reasons.
     """
     evidence = evidence_of(gone, seen)
     found = []
-    for submission, index in gone:
-        element = evidence.get((submission.state.job or "", index))
-        outside = as_seen(paths, submission, index, element)
-        said, suspect = explain_failure(paths, outside)
+    for attempt in gone:
+        element = evidence.get((attempt.job or "", attempt.index))
+        outside = as_seen(paths, attempt, element)
+        said, suspect = (outside, None) if attempt.log else explain_failure(paths, outside)
         failure = verdict_of(outside, said, element.state if element else None)
         if task_key(failure.task) in retracted and (not element or element.state is SlurmState.COMPLETED):
             failure = replace(failure, kind=FailureKind.INPUTS, message="its commit was taken back")
@@ -56,25 +81,22 @@ def explain(
     return found
 
 
-def evidence_of(
-    gone: Sequence[tuple[Submission, int]], seen: Mapping[ElementKey, Element]
-) -> dict[ElementKey, Element]:
+def evidence_of(gone: Sequence[Gone], seen: Mapping[ElementKey, Element]) -> dict[ElementKey, Element]:
     """Look up ended elements: in ``seen``, the queue's, and the others in accounting, by one call."""
-    jobs = {s.state.job for s, index in gone if s.state.job and (s.state.job, index) not in seen}
+    jobs = {attempt.job for attempt in gone if attempt.job and (attempt.job, attempt.index) not in seen}
     try:
-        asked = read_ended({job for job in jobs if job}) if jobs else {}
+        asked = read_ended(jobs) if jobs else {}
     except (NoAccounting, SlurmError):
         asked = {}  # why they ended stays unknown; that they ended the queue has said
     return {**asked, **seen}
 
 
-def as_seen(paths: RunPaths, submission: Submission, index: int, element: Element | None) -> Failure:
-    """Return an element's failure as Slurm shows it, without the attempt's own failure file."""
-    task = submission.task(index)
-    log = str(paths.task(task).log(submission.number))
-    job = f"{submission.state.job}_{index}" if submission.state.job else ""
-    kind, message = _verdict(submission, element)
-    return Failure(task, submission.number, kind, message, log, element.node if element else "", job)
+def as_seen(paths: RunPaths, gone: Gone, element: Element | None) -> Failure:
+    """Return an attempt's failure as Slurm shows it, without the attempt's own failure file."""
+    log = gone.log or str(paths.task(gone.task).log(gone.number))
+    job = f"{gone.job}_{gone.index}" if gone.job else ""
+    kind, message = _verdict(gone, element)
+    return Failure(gone.task, gone.number, kind, message, log, element.node if element else "", job)
 
 
 def verdict_of(outside: Failure, said: Failure, state: SlurmState | None) -> Failure:
@@ -94,11 +116,15 @@ def verdict_of(outside: Failure, said: Failure, state: SlurmState | None) -> Fai
     return outside if said.kind is FailureKind.TIMEOUT and was_taken_away else said
 
 
-def _verdict(submission: Submission, element: Element | None) -> tuple[FailureKind, str]:
-    if element is None and submission.state.job is None:
+def _verdict(gone: Gone, element: Element | None) -> tuple[FailureKind, str]:
+    if element is None and gone.job is None:
         return FailureKind.LOST, "its job never arrived in Slurm's queue"
     if element is None:
         return FailureKind.KILLED, "Slurm no longer knows the job, so why it ended is unknown"
+    if gone.restart is not None and (element.restarts or 0) > gone.restart:
+        return FailureKind.PREEMPTED, "its job was put back into the queue"
+    if phase_of(element.state) is not Phase.ENDED:
+        return FailureKind.KILLED, "its worker went on without a commit"
     if element.state is SlurmState.COMPLETED:
         return FailureKind.KILLED, "Slurm says COMPLETED, but nothing was committed"
     if element.state is SlurmState.CANCELLED and not element.node:
@@ -106,4 +132,8 @@ def _verdict(submission: Submission, element: Element | None) -> tuple[FailureKi
     if element.state is SlurmState.FAILED and element.exit_code == DISK_EXIT:
         return FailureKind.DISK, "the shared filesystem was full, read-only or away"
     words = exit_in_words(element.state, element.exit_code or 0, element.signal or 0)
-    return KINDS.get(element.state, FailureKind.KILLED), words
+    kind = KINDS.get(element.state, FailureKind.KILLED)
+    if gone.is_of_used and kind in _OF_THE_WORKER:
+        # How much of it was the tasks' before is not known: it says nothing about what this one needs.
+        return FailureKind.PREEMPTED, f"{words}, in a worker that had done other tasks before"
+    return kind, words

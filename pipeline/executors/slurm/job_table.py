@@ -91,18 +91,19 @@ class JobTable:
 
     def find_gone(self, committed_of: CommittedOf) -> list[tuple[Submission, int]]:
         """Find elements that have ended without a commit and are not accounted for yet."""
-        unsettled = list(self._unsettled())
+        unsettled = list(self.unsettled())
         committed = committed_of([submission.task(index) for submission, index in unsettled])
         return [one for one in unsettled if one[0].task(one[1]) not in committed]
 
-    def _unsettled(self) -> Iterator[tuple[Submission, int]]:
+    def unsettled(self) -> Iterator[tuple[Submission, int]]:
         """Elements that are not in the queue and are not accounted for."""
         for submission in self.submissions:
             if submission.state.is_withdrawn or self.seen.is_expected(submission):
                 continue
             here = self.seen.live_elements(submission)
             for index, _ in submission.tasks():
-                if index not in here and str(index) not in submission.state.ended:
+                is_known = str(index) in submission.state.ended or index in submission.state.left
+                if index not in here and not is_known:
                     yield submission, index
 
     def pending_driver(self, iteration: int, job_kind: str) -> Submission | None:
@@ -147,16 +148,22 @@ _AFTER_COMMIT = (Stage.UPDATE, DRIVER)
 
 
 def read_table(
-    ledger: Ledger, seen: Snapshot, iterations: Collection[int], newest: Task | None = None
+    ledger: Ledger,
+    seen: Snapshot,
+    iterations: Collection[int],
+    newest: Task | None = None,
+    names: Collection[str] = (),
 ) -> JobTable:
     """Read the submissions of some iterations, and match them with the queue.
 
     Args:
         newest: the newest committed update; its attempt and its driver job are of interest too.
+        names: names of jobs that are of interest whatever iteration they were submitted for.
     """
     also = {newest.iteration} if newest else set()
     loaded = ledger.load({*iterations, *also})
     wanted = [s for s in loaded if s.iteration in iterations or s.job_kind in _AFTER_COMMIT]
+    wanted += ledger.named(set(names) - {s.name for s in wanted})
     submissions = _with_job_ids(ledger, seen, wanted)
     return JobTable(ledger, seen, submissions, dict(_find_live(seen, submissions)))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from pipeline.config.job_kinds import DRIVERS
 from pipeline.executors.slurm.dependencies import DependencyUpdate, committed_in, rewire
-from pipeline.executors.slurm.exit_reasons import explain
+from pipeline.executors.slurm.exit_reasons import Gone, explain
 from pipeline.executors.slurm.job_table import JobTable, read_table, take_snapshot
 from pipeline.executors.slurm.launcher import Launcher
 from pipeline.executors.slurm.queue import cancel_jobs
@@ -55,7 +55,7 @@ class SlurmJobs:
 
     @property
     def lookahead(self) -> int:
-        return self.submitter.config.horizon
+        return self.submitter.config.lookahead
 
     @property
     def live(self) -> Collection[Task]:
@@ -85,7 +85,8 @@ class SlurmJobs:
             self._cancel_requeued(newest)
         gone = self.table.find_gone(committed_of)
         shown = {(e.array_id, e.index): e for elements in seen.queue.values() for e in elements}
-        found = explain(self.run.paths, gone, shown, dict(seen.control.retracted)) if gone else []
+        attempts = [Gone.of(submission, index) for submission, index in gone]
+        found = explain(self.run.paths, attempts, shown, dict(seen.control.retracted)) if gone else []
         endings: dict[str, dict[str, Ending]] = {}
         for (submission, index), ended in zip(gone, found, strict=True):
             ending = Ending(ended.failure.kind, ended.failure.message, ended.failure.node)

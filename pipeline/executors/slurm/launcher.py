@@ -1,5 +1,6 @@
 """Array jobs for tasks that are due, as many as the queue takes."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from pipeline.executors.slurm.queue import is_live
 from pipeline.executors.slurm.resources import Escalation, escalate
 from pipeline.executors.slurm.submitter import Submitter
 from pipeline.orchestrate.reconcile import Launch, Observation
+from pipeline.orchestrate.staffing import Order
 from pipeline.run.failures import Failure
 from pipeline.run.submissions import chunk_size_for, job_kind_of
 from pipeline.run.tasks import Task
@@ -44,9 +46,33 @@ class Launcher:
             What Slurm refused; what comes after it waits for the next pass.
         """
         free = self._free_elements()
-        try:
+
+        def launch_all() -> None:
+            nonlocal free
             for tasks in in_order(launches):
                 free -= self._launch_somehow(tasks, seen, free)
+
+        return self._as_far_as_possible(launch_all)
+
+    def submit_workers(self, orders: Sequence[Order], now: float) -> Refused | None:
+        """Submit arrays of workers, which no job waits for and which wait for none.
+
+        Returns:
+            What Slurm refused; what comes after it waits for the next pass.
+        """
+        free = self._free_elements()
+
+        def submit_all() -> None:
+            nonlocal free
+            for order in orders:
+                free -= self._submit_order(order, now, free)
+
+        return self._as_far_as_possible(submit_all)
+
+    def _as_far_as_possible(self, act: Callable[[], None]) -> Refused | None:
+        """Submit until Slurm refuses something. Returns that, unless it is only that the queue is full."""
+        try:
+            act()
         except QueueFull as error:
             self.note(f"the queue takes no more jobs now; the rest follows when some have ended ({error})")
         except Refused as error:
@@ -79,6 +105,20 @@ class Launcher:
             dependency, arrays = dependency_of(wanted, self.submitter.config.dependency, ended)
             self.table.enter(self.submitter.submit(new, self._escalation(fitting), dependency, arrays))
         return len(fitting)
+
+    def _submit_order(self, order: Order, now: float, free: int) -> int:
+        """Submit the workers of an order that fit. Returns their number."""
+        tasks = order.tasks[:free]
+        if not tasks:
+            return 0
+        run, first = self.submitter.run, tasks[0]
+        number = self.table.ledger.next_number(first.iteration, first.job_kind)
+        run.paths.task(first).folder.mkdir(parents=True, exist_ok=True)
+        size, invocation = chunk_size_for(self.limits.max_array_size), self.table.seen.control.invocation
+        begin = "" if order.begin is None else f"now+{math.ceil(order.begin - now)}"
+        for new in stage_submissions(run, invocation, number, tasks, size, True, order.begin):
+            self.table.enter(self.submitter.submit(new, self._escalation(tasks), "", (), begin))
+        return len(tasks)
 
     def _elements_of(self, task: Task, is_committed: IsCommitted) -> tuple[ArrayElement, ...] | None:
         """Return the elements that ``task`` has to wait for; None if one cannot be named yet."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from pipeline.executors.slurm.jobs import SlurmJobs
 from pipeline.executors.slurm.submitter import Submitter
+from pipeline.executors.slurm.worker_jobs import WorkerJobs
 from pipeline.metrics.costs import Accountant
 from pipeline.notify.events import pass_failed, tell, tell_if_stalled
 from pipeline.orchestrate.driver import Driver, Outcome, Pass, Watcher, tell_of_pass
@@ -99,11 +100,12 @@ def leased_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
         return Pass(Outcome.CANCELLED)
     run = upgrade(run)
     submitter = Submitter(run, config, longest_time, lease.beat)
-    jobs = SlurmJobs(submitter, read_limits_of(run.paths), watcher.note)
+    kind = WorkerJobs if config.has_workers else SlurmJobs
+    jobs = kind(submitter, read_limits_of(run.paths), watcher.note)
     books = Publisher(run, NoTracker(), Accountant(run, watcher.note).facts_of)
     driver = Driver(run, jobs, watcher, books)
     jobs.needs_watchdogs = not driver.is_complete
-    while (actions := driver.one_pass()).retract or jobs.table.is_unsure:
+    while (actions := driver.one_pass()).needs_another_pass or jobs.table.is_unsure:
         if actions.give_up:
             jobs.withdraw()
         time.sleep(_AGAIN_SECONDS)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.run.directory import Run
-from pipeline.run.submissions import is_job_of
+from pipeline.run.submissions import is_job_of, run_id_of
 from slurm.commands import SlurmError, SlurmMissing
 from slurm.query import Element, read_queue
 from slurm.states import Phase, SlurmState, UnknownState, phase_of
@@ -100,3 +100,17 @@ def look_at_queue(run: Run) -> Queue:
         return Queue(read_queue(lambda name: is_job_of(run.identity.id, name), _PATIENCE))
     except (SlurmError, SlurmMissing, UnknownState) as error:
         return Queue(unanswered=str(error))
+
+
+_PATIENCE_OF_A_LIST = 5.0
+"""The same of a command that lists runs."""
+
+
+def live_run_ids() -> frozenset[str] | None:
+    """Return the ids of all runs of this user that have jobs in the queue, by one call of squeue; None where
+    it does not answer."""
+    try:
+        elements = read_queue(lambda name: bool(run_id_of(name)), _PATIENCE_OF_A_LIST)
+    except (SlurmError, SlurmMissing, UnknownState):
+        return None
+    return frozenset(run_id_of(element.name) for element in elements if is_live(element))

@@ -15,6 +15,8 @@ MORE_TIME = 1.5
 _LARGEST_MEMORY_FACTOR = 8
 _FAILURES_OF_A_BAD_NODE = 2
 _MOST_EXCLUDED = 8
+SRUN = "srun"
+"""First word of a container command whose image is an option of srun, as with pyxis."""
 
 
 @dataclass(frozen=True)
@@ -81,18 +83,31 @@ def sbatch_options(
 
 
 def command_words(given: ResourcesConfig, tasks: str) -> list[str]:
-    """Return the command of every element: under srun when the task has several ranks."""
-    assert given.python is not None
-    container = shlex.split(given.container) if given.container else []
-    # -P: a slurm.py of the user's in the working directory must not be imported in place of ours.
-    words = [*container, given.python, "-P", "-m", "slurm.element", tasks]
-    if given.num_ranks == 1:
+    """Return the command of every element: under srun when the task has several ranks, or where options of
+    srun bring it into its image."""
+    words = python_words(given, "slurm.element", tasks)
+    is_step = words[0] == SRUN
+    if given.num_ranks == 1 and not is_step:
         return words
     # Explicit counts: srun's defaults changed between versions. A failed rank must end the others. But ranks
     # that succeed end before the first, which still writes, and a cluster's WaitTime would kill that one.
     ranks = [f"--nodes={given.nodes}", f"--ntasks-per-node={given.ntasks_per_node}"]
     ranks += [f"--cpus-per-task={given.cpus_per_task}"]
-    return ["srun", "--kill-on-bad-exit=1", "--wait=0", *ranks, *words, "--rank"]
+    step = [SRUN, "--kill-on-bad-exit=1", "--wait=0", *ranks, *(words[1:] if is_step else words)]
+    return step if given.num_ranks == 1 else [*step, "--rank"]
+
+
+def python_words(given: ResourcesConfig, *module: str) -> list[str]:
+    """Return the command that runs a module, with its arguments, where a job's processes run."""
+    return [*interpreter_words(given), "-m", *module]
+
+
+def interpreter_words(given: ResourcesConfig) -> list[str]:
+    """Return the words of a job's interpreter, in its container."""
+    assert given.python is not None
+    container = shlex.split(given.container) if given.container else []
+    # -P: a slurm.py of the user's in the working directory must not be imported in place of ours.
+    return [*container, given.python, "-P"]
 
 
 def memory(given: ResourcesConfig, factor: float) -> str | None:

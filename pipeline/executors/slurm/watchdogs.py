@@ -1,10 +1,10 @@
 """Driver jobs in the queue: one that starts when an iteration needs a pass; watchdogs that always start."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.config.job_kinds import GUARD
+from pipeline.config.job_kinds import DRIVER, GUARD
 from pipeline.executors.slurm.arrays import driver_submission
 from pipeline.executors.slurm.dependencies import Watch, watch_expression, watches
 from pipeline.executors.slurm.job_table import JobTable, Snapshot
@@ -14,7 +14,7 @@ from slurm.commands import SlurmError
 from slurm.submission import QueueFull, update_dependency
 
 WATCHDOGS = 2
-_WATCHDOGS_KEPT = 4
+_KEPT = 4
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,7 @@ class Watchdogs:
         except QueueFull as error:
             self.note(f"the queue takes no guard now ({error})")
         # There is one every few minutes: what is kept of them must not grow with the run.
-        old = [s for s in self.submitter.ledger.load({0}) if s.job_kind == GUARD]
-        for watchdog in old[:-_WATCHDOGS_KEPT]:
-            self.submitter.ledger.forget(watchdog)
+        self._forget_old(GUARD)
 
     def watch(self, table: JobTable) -> None:
         """Have a driver job wait for the arrays of each iteration."""
@@ -49,6 +47,22 @@ class Watchdogs:
                 self._ensure_driver(table, watch)
         except QueueFull as error:
             self.note(f"the queue takes no driver job now; the guard does its work ({error})")
+
+    def watch_workers(self, table: JobTable, arrays: Sequence[str]) -> None:
+        """Have a driver job wait for the end of any of these arrays: of workers that died before they could
+        make a pass, say."""
+        try:
+            if arrays:
+                self._ensure_driver(table, Watch(0, DRIVER, tuple(arrays), ()))
+        except QueueFull as error:
+            self.note(f"the queue takes no driver job now; the guard does its work ({error})")
+        self._forget_old(DRIVER)
+
+    def _forget_old(self, job_kind: str) -> None:
+        """Forget all but the newest driver jobs of a kind that is submitted again and again in a run."""
+        old = [s for s in self.submitter.ledger.load({0}) if s.job_kind == job_kind]
+        for submission in old[:-_KEPT]:
+            self.submitter.ledger.forget(submission)
 
     def _ensure_driver(self, table: JobTable, watch: Watch) -> None:
         """One driver job waits for just these arrays: one that waits already, redirected, or a new one."""

@@ -65,11 +65,16 @@ class Machine:
     device: str
     versions: Mapping[str, str]
     """Versions of the packages that compute."""
+    processor: str = ""
+    """Models of the ranks' processors; empty where an older program learned."""
 
     @staticmethod
     def here(zero_stage: int) -> "Machine":
+        """Return that of all ranks. Every rank takes part."""
         versions = {name: version(name) for name in _PACKAGES}
-        return Machine(ranks.size(), zero_stage, torch.get_num_threads(), device().type, versions)
+        processors = ", ".join(sorted(set(ranks.share(_processor()))))
+        place = ranks.size(), zero_stage, torch.get_num_threads(), device().type
+        return Machine(*place, versions, processors)
 
     def unlike(self, other: "Machine") -> str:
         """Return in words how this machine is not ``other``; nothing where both are alike."""
@@ -77,6 +82,18 @@ class Machine:
         pairs = [(name, ours[name], theirs[name]) for name in ours if name != "versions"]
         pairs += [(name, self.versions.get(name), theirs["versions"].get(name)) for name in self.versions]
         return ", ".join(f"{name} {one} instead of {other}" for name, one, other in pairs if one != other)
+
+
+def _processor() -> str:
+    """Return the model of the GPU, or of the CPU with the instructions that torch uses of it."""
+    if device().type == "cuda":
+        return torch.cuda.get_device_name()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return " ".join([*names[:1], torch.backends.cpu.get_cpu_capability()])
 
 
 @dataclass(frozen=True)

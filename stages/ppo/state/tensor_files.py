@@ -11,6 +11,7 @@ from io import FileIO
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
 import torch
 import xxhash
 from torch import Tensor
@@ -153,7 +154,7 @@ def _chunks(tensor: Tensor) -> Iterator[memoryview]:
     length = max(1, _CHUNK // flat.element_size())
     for start in range(0, len(flat), length):
         piece = flat[start : start + length].cpu().contiguous()
-        yield piece.view(torch.uint8).numpy().data
+        yield _bytes_of(piece)
 
 
 class WholeRead:
@@ -203,7 +204,9 @@ class WholeRead:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    found: memoryview = tensor.detach().view(torch.uint8).numpy().data
+    """Return the memory of a contiguous tensor on the host. Not by ``Tensor.numpy``, after which torch cannot
+    resize its storage, and so a trainer that stays could not give its memory back."""
+    found: memoryview = np.from_dlpack(tensor.detach().view(torch.uint8)).data
     return found
 
 

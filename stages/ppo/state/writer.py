@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from pipeline.memory import free_bytes
 from pipeline.run.commits import FileEntry
 from stages import ranks
 from stages.context import Context
 from stages.models import device
 from stages.ppo.state.model_files import ModelFiles
-from stages.ppo.state.room import room_of_host
 from stages.ppo.state.saved_state import File, write_counters, write_slices
 from stages.ppo.state.slices import Slice
 from stages.ppo.training import Learner
@@ -58,7 +58,8 @@ class LearnerState:
         self._critic: ModelFiles | None = learner.critic.model_files() if learner.critic else None
 
     def detach(self) -> bool:
-        if device().type == "cpu":
+        stays = self._context.stays  # the next update wants all of it where it is, and others fit beside it
+        if stays or device().type == "cpu":
             return True
         if not self._has_room():
             return False
@@ -78,7 +79,7 @@ class LearnerState:
         """Whether every rank has room for a copy of its part, in a host that it shares with others."""
         critic = sum(f.nbytes for f in self._critic.files) / ranks.size() if self._critic else 0
         needed = _SPARE * (sum(part.nbytes for part in self._parts) + critic)
-        told = ranks.share((socket.gethostname(), needed, room_of_host()))
+        told = ranks.share((socket.gethostname(), needed, free_bytes()))
         by_host: dict[str, list[tuple[float, float]]] = {}
         for host, bytes_needed, room in told:
             by_host.setdefault(host, []).append((bytes_needed, room))

@@ -13,10 +13,11 @@
 #SBATCH --job-name=r1.0123456789ab.0.prepare.1.0
 #SBATCH --array=0
 #SBATCH --chdir=/home/u
-#SBATCH --output=/runs/r1/logs/00000-prepare/attempt-1/prompts.log
+#SBATCH --output=/runs/r1/logs/00000-prepare/worker-1/prompts.log
 
 # Setup and environment, from the configuration.
-
+trap '' USR1
+export SLURM_PPO_STARTED=$(date +%s)
 
 # For submitit.JobEnvironment, in code of yours.
 export SUBMITIT_EXECUTOR=slurm

@@ -5,7 +5,6 @@
 #SBATCH --open-mode=append
 #SBATCH --account=lab
 #SBATCH --cpus-per-task=4
-#SBATCH --dependency=aftercorr:JOB-1-rollout
 #SBATCH --gpus-per-node=1
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
@@ -16,10 +15,11 @@
 #SBATCH --job-name=r1.0123456789ab.1.reward.1.0
 #SBATCH --array=0-3
 #SBATCH --chdir=/home/u
-#SBATCH --output=/runs/r1/logs/00001-reward/attempt-1/shard-00%3a.log
+#SBATCH --output=/runs/r1/logs/00001-reward/worker-1/shard-00%3a.log
 
 # Setup and environment, from the configuration.
-
+trap '' USR1
+export SLURM_PPO_STARTED=$(date +%s)
 
 # For submitit.JobEnvironment, in code of yours.
 export SUBMITIT_EXECUTOR=slurm

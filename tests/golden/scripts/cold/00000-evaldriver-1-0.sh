@@ -5,7 +5,7 @@
 #SBATCH --open-mode=append
 #SBATCH --account=lab
 #SBATCH --cpus-per-task=1
-#SBATCH --dependency=afterany:JOB-0-evaluate
+#SBATCH --dependency='afterany:JOB-0-evaluate?afterany:JOB-0-benchmark'
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --requeue

@@ -1,0 +1,213 @@
+"""A run directory, opened to look at it: rows, records, samples, policies, status. Read only."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.api.values import Damage, Policy, RunStatus, Samples, TaskFile, TaskRecord, TaskRecords
+from pipeline.config.schema import Config
+from pipeline.run.commits import CorruptData, Record, check_sizes, read_record
+from pipeline.run.directory import Run, RunError, load_run
+from pipeline.run.plan import policy_maker, state_of
+from pipeline.run.records import Records, find_frontier
+from pipeline.run.retention import kept_versions
+from pipeline.run.tasks import Task
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow as pa
+
+
+def open_run(path: str | os.PathLike[str]) -> "OpenedRun":
+    """Open a run directory, whether the run has begun, goes on or has ended, to look at it.
+
+    Raises:
+        RunError: there is no run, or it cannot be read; one line says what, and the way out.
+    """
+    return OpenedRun(load_run(Path(path).expanduser()))
+
+
+@dataclass(frozen=True, repr=False)
+class OpenedRun:
+    """A run to look at. Nothing is written; each call reads what is on disk at that moment."""
+
+    _run: Run = field()
+
+    def __repr__(self) -> str:
+        return f"<run {self.name} in {self.path}>"
+
+    @property
+    def path(self) -> Path:
+        """The run directory, absolute."""
+        return self._run.paths.root
+
+    @property
+    def name(self) -> str:
+        """The run's name (``name=`` of its configuration)."""
+        return self._run.identity.name
+
+    @property
+    def id(self) -> str:
+        """The run's id, also on W&B."""
+        return self._run.identity.id
+
+    @property
+    def config(self) -> Config:
+        """The resolved configuration: a tree of dataclasses, with the keys of the reference as attributes."""
+        return self._run.config
+
+    def status(self) -> RunStatus:
+        """Return where the run stands. Of a run on Slurm, its queue is asked, for 15 seconds at most."""
+        from pipeline.status.snapshot import read_status
+
+        found = read_status(self._run)
+        counts = found.iterations_done, found.iterations, found.evaluations_done, found.evaluations
+        return RunStatus(found.state, *counts, found.to_json())
+
+    def metrics(self) -> "pa.Table":
+        """Return the rows of metrics.jsonl: a row per iteration, ascending, and a column per number.
+
+        ``iteration`` is the first column; the reference of metrics has the others, with their units. Numbers
+        that an iteration does not have are null. If the policy that the run begins with was evaluated, the
+        first row holds that evaluation. A run that has not begun has no rows.
+
+        Raises:
+            RunError: a row is not made of numbers.
+        """
+        from pipeline.api.tables import metric_table
+        from pipeline.report.data import read_rows
+
+        return metric_table(read_rows(self._run))
+
+    def metrics_frame(self) -> "pandas.DataFrame":
+        """Return :meth:`metrics` as a pandas frame whose index is the iteration. Null is NaN.
+
+        Raises:
+            MissingPackage: pandas is not installed; it is not among the requirements of slurm-ppo.
+            RunError: a row is not made of numbers.
+        """
+        from pipeline.api.tables import frame
+
+        return frame(self.metrics())
+
+    def samples(
+        self,
+        iteration: int | None = None,
+        *,
+        best: int = 0,
+        worst: int = 0,
+        at_random: int = 0,
+        prompt: str | None = None,
+        seed: int | None = None,
+    ) -> Samples:
+        """Return responses of an iteration with their scores: all of them, or those that are asked for.
+
+        No response comes twice: the best first, descending, then the worst, ascending, then random ones.
+        Shards that cannot be read are left out and named in :attr:`Samples.damage`. While an iteration is at
+        work, the shards that are scored already are read.
+
+        Args:
+            iteration: default: the newest of which anything has a reward.
+            best: so many of the highest total rewards.
+            worst: so many of the lowest.
+            at_random: so many others.
+            prompt: only responses to this prompt: its id, or a part of its text that no other prompt has.
+            seed: of the random ones. Default: by the run's seed and the iteration, so the same each time.
+
+        Raises:
+            RunError: there is no such iteration, none has rewards yet, or not exactly one prompt is named.
+        """
+        from pipeline.api.responses import Selection, newest_scored, read_selected
+
+        if iteration is None and (iteration := newest_scored(self._run)) is None:
+            raise RunError(f"{self.path} has no responses with rewards yet")
+        return read_selected(self._run, iteration, Selection(best, worst, at_random, prompt, seed))
+
+    def records(self, iteration: int) -> TaskRecords:
+        """Return the commit records of an iteration's tasks; 0 has what came before the first: prepare.
+
+        Of every file that a record names the size is compared; contents are hashed by who reads them.
+
+        Raises:
+            RunError: the run has no such iteration.
+        """
+        plan = self._run.plan
+        if iteration not in (0, *range(plan.start, plan.iterations + 1)):
+            raise RunError(f"{self.path} has iterations {plan.start} to {plan.iterations}, not {iteration}")
+        found, tasks = Records(self._run.paths), _tasks_of(self._run, iteration)
+        found.refresh(tasks)
+        rows = [record for task in tasks if (record := found.readable(task))]
+        damage = tuple(Damage(str(task), why) for task, why in found.corrupt.items())
+        there = {record.task for record in rows} | found.corrupt.keys()
+        missing = tuple(str(task) for task in plan.tasks(iteration) if task not in there)
+        return TaskRecords(iteration, tuple(map(_task_record, rows)), damage, missing)
+
+    def policies(self) -> list[Policy]:
+        """Return the committed policies that were kept, ascending by version; of a run that is no fork, first
+        the model that it began with. ``update.keep_last`` and ``keep_every`` say which are kept.
+
+        Raises:
+            RunError: a row of metrics.jsonl, which has the rewards, is not made of numbers.
+        """
+        return list(_policies(self._run))
+
+
+def _tasks_of(run: Run, iteration: int) -> list[Task]:
+    """Return an iteration's tasks, and the state of its trainer, which is in no plan."""
+    of_state = [state_of(iteration)] if iteration > 0 else []
+    return [*run.plan.tasks(iteration), *of_state]
+
+
+def _task_record(record: Record) -> TaskRecord:
+    return TaskRecord(
+        iteration=record.task.iteration,
+        stage=str(record.task.stage),
+        shard=record.task.shard,
+        pool=record.task.pool,
+        attempt=record.attempt,
+        policy_version=record.policy_version,
+        seed=record.seed,
+        rows=record.rows,
+        started=record.started,
+        ended=record.ended,
+        host=record.host,
+        job_id=record.job_id,
+        metrics=dict(record.metrics),
+        files=tuple(TaskFile(file.path, file.bytes, file.xxh3_128) for file in record.outputs),
+    )
+
+
+def _policies(run: Run) -> Iterator[Policy]:
+    from pipeline.report.data import read_best, read_rows
+
+    rewards = {int(row["iteration"]): row.get("evaluate/reward") for row in read_rows(run)}
+    found = read_best(run)
+    best = found.iteration if found else None
+    if run.plan.start == 0:
+        model = Path(run.identity.folder, run.config.model.policy)
+        yield Policy(0, model, False, rewards.get(0), best == 0)
+    updated = find_frontier(run.plan, run.paths).updated
+    for version in kept_versions(run.paths, ["policy"]):
+        if 0 < version <= updated:
+            path, is_adapter, damage = _folder_of(run, version)
+            yield Policy(version, path, is_adapter, rewards.get(version), best == version, damage)
+
+
+def _folder_of(run: Run, version: int) -> tuple[Path, bool, Damage | None]:
+    """Return a policy's directory, whether it is an adapter, and what is wrong with it."""
+    task = policy_maker(version)
+    path = run.paths.policies / f"{version:05d}"
+    try:
+        record = read_record(run.paths, task)
+        if record is None:
+            return path, False, Damage(str(task), "its record is gone")
+    except CorruptData as error:
+        return path, False, Damage(str(task), error.why)
+    folder = run.paths.task(task).policy(record.attempt)
+    try:
+        check_sizes(run.paths, record)
+    except CorruptData as error:
+        return folder, record.is_adapter, Damage(str(task), error.why)
+    return folder, record.is_adapter, None

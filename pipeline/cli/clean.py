@@ -1,0 +1,145 @@
+"""``slurm-ppo clean``: shows what can go, asks, and removes it."""
+
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config.issue import ConfigError
+from pipeline.run.cleaning import Kind, Removable, find_removable, remove
+from pipeline.run.directory import Run, RunError, load_run
+from pipeline.run.lease import LeaseHeld, hold, holder_of
+from pipeline.status.listing import find_places
+from pipeline.status.listing_text import table
+from pipeline.text import size
+
+_WORDS = {
+    Kind.SUPERSEDED: "moved aside when the run went back",
+    Kind.STATES: "older than those that a resume may begin with",
+    Kind.LEFTOVERS: "left by attempts and drivers that were killed",
+    Kind.CACHES: "made again where they are needed",
+    Kind.LOGS: "of iterations that are done",
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What can go of a run."""
+
+    run: Run
+    items: tuple[Removable, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(item.num_bytes for item in self.items)
+
+
+def clean_runs(folder: Path, yes: bool, only: Collection[str]) -> int:
+    """Show what can go of the runs below a folder, ask, and remove it. Returns the exit code.
+
+    Raises:
+        RunError: the only run is at work, or cannot be read; or nobody can be asked.
+    """
+    kinds = _kinds(only)
+    found, left = _look(folder, kinds)
+    print("\n".join([*_listed(found), *left]))
+    total = sum(one.num_bytes for one in found)
+    if not any(one.items for one in found):
+        print("nothing to remove")
+        return 0
+    if not yes and not _is_agreed(f"remove {size(total)}? [y/N] "):
+        print("nothing was removed")
+        return 0
+    failed = [line for one in found for line in _remove(one)]
+    print(f"removed {size(total)}" + (f", but for {len(failed)}:" if failed else ""))
+    for line in failed:
+        print(line, file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _kinds(only: Collection[str]) -> frozenset[Kind]:
+    wrong = [word for word in only if word not in tuple(Kind)]
+    if wrong:
+        raise ConfigError(f"--only {wrong[0]}: no such kind; legal: {', '.join(Kind)}")
+    return frozenset(map(Kind, only or Kind))
+
+
+def _look(folder: Path, kinds: frozenset[Kind]) -> tuple[list[Found], list[str]]:
+    """Return what can go of each run, and a line for each run that is left alone."""
+    places = [place.root for place in find_places(folder) if (place.root / "run.json").exists()]
+    if not places:
+        raise RunError(f"{folder} holds no runs; give a run directory, or a folder of them")
+    found, left = [], []
+    for root in places:
+        try:
+            run = load_run(root)
+            check_is_idle(run)
+            items = tuple(item for item in find_removable(run) if item.kind in kinds)
+            found.append(Found(run, items))
+        except (RunError, LeaseHeld) as error:
+            if len(places) == 1:
+                raise
+            left.append(f"{root} is left alone: {error}")
+    return found, left
+
+
+def check_is_idle(run: Run) -> None:
+    """Refuse a run that a driver or a job works at. Raises RunError."""
+    if holder := holder_of(run.paths.locks):
+        raise RunError(f"{holder}; clean it afterwards")
+    _check_no_jobs(run)
+
+
+def _check_no_jobs(run: Run) -> None:
+    if not run.config.slurm:
+        return
+    from pipeline.executors.slurm.queue import look_at_queue
+
+    queue = look_at_queue(run)
+    if queue.unanswered is not None:
+        raise RunError(f"whether jobs of {run.paths.root} live is not known: {queue.unanswered}")
+    if queue.live:
+        raise RunError(
+            f"{len(queue.live)} jobs of {run.paths.root} are in the queue; wait for them, or: "
+            f"slurm-ppo cancel {run.paths.root}"
+        )
+
+
+def _listed(found: Sequence[Found]) -> Iterator[str]:
+    """Yield lines: for each run what can go, by kind, with sizes."""
+    for one in found:
+        if not one.items:
+            continue
+        yield str(one.run.paths.root)
+        lines = []
+        for kind in Kind:
+            of_kind = [item for item in one.items if item.kind is kind]
+            if of_kind:
+                count = f"{len(of_kind)} item{'' if len(of_kind) == 1 else 's'}"
+                lines.append(["", kind, size(sum(item.num_bytes for item in of_kind)), count, _WORDS[kind]])
+        yield from _aligned(lines)
+
+
+def _aligned(lines: list[list[str]]) -> Iterator[str]:
+    for line, text in zip(lines, table([line[:4] for line in lines], left=2), strict=True):
+        yield f"{text}  {line[4]}"
+
+
+def _is_agreed(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise RunError("nothing was removed: there is nobody to ask; to remove it say --yes")
+    return input(question).strip().lower() in ("y", "yes")
+
+
+def _remove(found: Found) -> list[str]:
+    """Remove what was shown and can still go, while no driver may begin. Returns what could not be."""
+    run = found.run
+    if not found.items:
+        return []
+    try:
+        with hold(run.paths.locks):
+            _check_no_jobs(run)
+            now = {item.path for item in find_removable(run)}
+            return list(remove(run, [item for item in found.items if item.path in now]))
+    except (RunError, LeaseHeld) as error:
+        return [f"{run.paths.root}: {error}"]

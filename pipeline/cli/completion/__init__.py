@@ -1,0 +1,1 @@
+"""What the Tab key offers: commands, runs, settings. Answered before anything slow is imported."""

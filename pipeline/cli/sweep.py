@@ -1,0 +1,269 @@
+"""``slurm-ppo sweep``: makes and extends sweeps, and carries out their runs."""
+
+import contextlib
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.cli.listing import entries_of
+from pipeline.cli.sweep_runs import End, Runner, end_with_parent
+from pipeline.config.compose import compose, known_groups
+from pipeline.config.scheduler import LocalConfig
+from pipeline.config.schema import Config
+from pipeline.run.directory import RunError, is_run, no_setting
+from pipeline.run.lease import Lease, hold, holder_of
+from pipeline.run.paths import RunPaths
+from pipeline.status.listing import Entry
+from pipeline.status.listing_text import describe, table
+from pipeline.sweep.grid import SweepError, parse_grid, read_words
+from pipeline.sweep.manifest import (
+    Point,
+    Sweep,
+    is_sweep,
+    locks_of,
+    read_sweep,
+    without,
+    write_sweep,
+)
+from pipeline.sweep.points import Draft, check_folder, config_of, drafts_of, extended, has_begun, run_folder
+
+_PATIENCE = 300.0
+"""Seconds to wait for another command that submits the same sweep."""
+_STOP_SECONDS, _LOOK_SECONDS = 60.0, 0.2
+_SUBMITTING = 2
+"""Runs that are submitted to Slurm at once: each asks the controller some questions."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Words of a command."""
+
+    words: Sequence[str]
+    """Overrides, or the folder of a sweep alone."""
+    config_dir: Path | None = None
+    num_seeds: int | None = None
+    at_once: int | None = None
+
+    def existing(self) -> Path | None:
+        """Return the sweep's folder where that is the only word. Raises UserError for a word that is no
+        setting."""
+        named = [word for word in self.words if "=" not in word]
+        if not named:
+            return None
+        if len(self.words) == 1 and is_sweep(root := Path(named[0])):
+            if self.num_seeds is not None:
+                raise SweepError("--seeds goes with settings: type the sweep's words again, with more seeds")
+            return root.absolute()
+        if is_sweep(Path(named[0])):
+            raise SweepError(f"{named[0]} is a sweep; to extend it type its settings again, with more values")
+        raise no_setting(named[0])
+
+
+def list_points(asked: Asked) -> str:
+    """Return what a command would start, without starting or writing anything."""
+    root = asked.existing()
+    if root is not None:
+        sweep = read_sweep(root)
+    else:
+        root, sweep, _ = _read_words(asked)
+    lines = [["run", *sweep.keys]]
+    lines += [[p.name, *(p.settings.get(key, "-") for key in sweep.keys)] for p in sweep.points]
+    runs = "1 run" if len(sweep.points) == 1 else f"{len(sweep.points)} runs"
+    return "\n".join([*table(lines), "", f"{runs} in {root}; nothing was started"])
+
+
+def drop_point(asked: Asked, name: str) -> str:
+    """Take a point out of a sweep; what its run has on disk stays. Returns what to say."""
+    root = _folder(asked, "--drop")
+    with hold(locks_of(root), _PATIENCE):
+        sweep = read_sweep(root)
+        write_sweep(root, without(sweep, name))
+    left = run_folder(root, sweep.point(name))
+    where = f"its run stays in {left}" if is_run(left) else "it had not begun"
+    return f"{name} is no longer part of the sweep; {where}"
+
+
+def carry_out(asked: Asked, point: str | None = None) -> int:
+    """Make, extend or continue a sweep, and carry out its runs. Returns the exit code.
+
+    Args:
+        point: carry out this run of a sweep that is there, in this process.
+    """
+    if point is not None:
+        of_sweep = _folder(asked, "--point")
+        end_with_parent()
+        return _carry_out_point(of_sweep, read_sweep(of_sweep).point(point))
+    existing = asked.existing()
+    return _begin(asked) if existing is None else _go_on(existing, asked)
+
+
+def _go_on(root: Path, asked: Asked) -> int:
+    """Continue a sweep as it is."""
+    sweep = read_sweep(root)
+    with _turn(root, _config_of_all(root, sweep)) as lease:
+        return _drive(root, read_sweep(root), asked, lease)
+
+
+def _begin(asked: Asked) -> int:
+    """Make a sweep, or extend the one that is there, and carry it out."""
+    root, _, drafts = _read_words(asked)
+    _check_inputs(root, drafts)
+    with _turn(root, drafts[0].config) as lease:
+        sweep = _read_words(asked, drafts)[1]  # another command may have extended it since
+        if not is_sweep(root) or read_sweep(root) != sweep:
+            write_sweep(root, sweep)
+        return _drive(root, sweep, asked, lease)
+
+
+def _folder(asked: Asked, option: str) -> Path:
+    root = asked.existing()
+    if root is None:
+        raise SweepError(f"{option} goes with the folder of a sweep: slurm-ppo sweep DIR {option} NAME")
+    return root
+
+
+def _read_words(asked: Asked, drafts: list[Draft] | None = None) -> tuple[Path, Sweep, list[Draft]]:
+    """Read settings: return the sweep's folder, the sweep as it is to be, and the points asked for."""
+    groups = known_groups(asked.config_dir)
+    root = _root_of(asked, groups)
+    before = read_sweep(root) if is_sweep(root) else None
+    grid = parse_grid(asked.words, groups, asked.num_seeds, before.keys if before else ())
+    if before is None:
+        check_folder(root)
+    drafts = drafts or drafts_of(grid, asked.config_dir)
+    return root, extended(root, before, grid, drafts, str(Path.cwd())), drafts
+
+
+def _root_of(asked: Asked, groups: dict[str, list[str]]) -> Path:
+    """Return the sweep's folder: run_dir, as it is with the first value of every key."""
+    grid = read_words(asked.words, groups, asked.num_seeds)
+    words = next(grid.points())[1]
+    return Path(compose([*grid.fixed, *words], asked.config_dir).run_dir).expanduser().absolute()
+
+
+def _check_inputs(root: Path, drafts: Sequence[Draft]) -> None:
+    """Refuse a new sweep whose first run cannot work, before anything is made."""
+    if is_sweep(root):
+        return
+    from pipeline.preflight.inputs import validate_inputs
+
+    for line in validate_inputs(drafts[0].config):
+        print(line, file=sys.stderr)
+
+
+def _config_of_all(root: Path, sweep: Sweep) -> Config:
+    if not sweep.points:
+        raise SweepError(f"the sweep in {root} has no runs left; type its settings again")
+    return config_of(root, sweep.points[0])
+
+
+@contextlib.contextmanager
+def _turn(root: Path, config: Config) -> Iterator[Lease]:
+    """Hold the sweep's lease: two commands would carry out the same runs. On Slurm they take turns."""
+    with hold(locks_of(root), _PATIENCE if config.slurm else 0.0) as lease:
+        yield lease
+
+
+def _drive(root: Path, sweep: Sweep, asked: Asked, lease: Lease) -> int:
+    on_slurm = config_of(root, sweep.points[0]).slurm is not None
+    if on_slurm and asked.at_once is not None:
+        raise SweepError(
+            "--at-once is for runs of this machine; on Slurm the queue decides what runs at once"
+        )
+    folder = Path(sweep.folder) if Path(sweep.folder).is_dir() else Path.cwd()
+    due = _due(root, sweep, on_slurm)
+    print(f"sweep directory: {root}; {len(due)} of {len(sweep.points)} runs to do", file=sys.stderr)
+    at_once = asked.at_once or (_SUBMITTING if on_slurm else 1)
+    runner = Runner(root, folder, at_once, lease, _gpus_of_runs(config_of(root, sweep.points[0]), at_once))
+    ends = runner.carry_out(due)
+    entries = entries_of(root)
+    print(_summary(root, entries, ends, on_slurm))
+    is_over = on_slurm or all(entry.state == "complete" for entry in entries)
+    return _exit_code(ends, len(due)) or (0 if is_over else 3)
+
+
+def _gpus_of_runs(config: Config, at_once: int) -> list[tuple[str, ...]]:
+    """Divide the GPUs of this machine among the runs that go on at once. Raises ConfigError where there are
+    fewer than runs."""
+    from pipeline.executors.devices import devices_of, parts
+
+    given = config.scheduler
+    return parts(devices_of(given), at_once) if at_once > 1 and isinstance(given, LocalConfig) else []
+
+
+def _due(root: Path, sweep: Sweep, on_slurm: bool) -> list[Point]:
+    """Return the points that are not complete. Of this machine those at work come last: they may be about to
+    end, as their command was killed; on Slurm they are left alone."""
+    states = [entry.state for entry in entries_of(root)]
+    found = list(zip(sweep.points, states, strict=True))
+    at_work = [point for point, state in found if state == "running"]
+    due = [point for point, state in found if state not in ("complete", "running")]
+    return due if on_slurm else [*due, *at_work]
+
+
+def _carry_out_point(root: Path, point: Point) -> int:
+    """Start the run of a point, or continue it. Returns the exit code."""
+    from pipeline.cli.run import resume_run, start
+    from pipeline.run.directory import load_run
+
+    config = config_of(root, point)
+    is_local = config.slurm is None
+    if is_local:
+        _wait_for_holder(RunPaths(run_folder(root, point)).locks)
+    if has_begun(root, point):
+        return resume_run(load_run(run_folder(root, point)), watch=is_local)
+    return start(config, watch=is_local)
+
+
+def _wait_for_holder(locks: Path) -> None:
+    """Wait for a driver whose command was killed, and which ends in order. Another is found by its lease."""
+    until = time.monotonic() + _STOP_SECONDS
+    while holder_of(locks) and time.monotonic() < until:
+        time.sleep(_LOOK_SECONDS)
+
+
+def _exit_code(ends: Sequence[End], due: int) -> int:
+    """0 all done, 1 some failed, 3 interrupted; 2 where nothing could be started, as settings are wrong."""
+    if any(end.code not in (0, 2, 3) for end in ends):
+        return 1
+    if any(end.code == 2 for end in ends):
+        return 2 if all(end.code == 2 for end in ends) and len(ends) == due else 1
+    return 3 if len(ends) < due or any(end.code == 3 for end in ends) else 0
+
+
+def _summary(root: Path, entries: Sequence[Entry], ends: Sequence[End], on_slurm: bool) -> str:
+    """Return the list of runs, what failed and why, and the next commands."""
+    place = shlex.quote(os.path.relpath(root) if len(os.path.relpath(root)) < len(str(root)) else str(root))
+    lines = [describe(entries, root), ""]
+    for end in ends:
+        if end.code not in (0, 3):
+            lines.append(f"{end.point.name} failed: {end.said}; log: {end.log}")
+    is_over = all(entry.state == "complete" for entry in entries)
+    again = f"  go on:     slurm-ppo sweep {place}"
+    more = f"  look on:   slurm-ppo ls {place}"
+    stop = f"  stop all:  slurm-ppo cancel {place}"
+    report = f"  compare:   slurm-ppo report {place}"
+    lines += [*([more, stop] if on_slurm else []), *([] if is_over else [again]), report]
+    return "\n".join(lines)
+
+
+def cancel_sweep(root: Path) -> str:
+    """Cancel the jobs of all runs of a sweep on Slurm. Returns what to say."""
+    from pipeline.cli.queue import cancel_run
+    from pipeline.run.directory import load_run
+
+    sweep = read_sweep(root)
+    if _config_of_all(root, sweep).slurm is None:
+        raise RunError("the sweep's tasks are processes of the command that started it: end that with Ctrl-C")
+    lines = []
+    with hold(locks_of(root), _PATIENCE):
+        for point in sweep.points:
+            folder = run_folder(root, point)
+            said = cancel_run(load_run(folder)) if is_run(folder) else "it has not begun"
+            lines.append(f"{point.name}: {said.partition(';')[0]}")
+    again = f"nothing that was committed is lost; to continue: slurm-ppo sweep {shlex.quote(str(root))}"
+    return "\n".join([*lines, again])

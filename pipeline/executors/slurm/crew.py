@@ -1,0 +1,197 @@
+"""The workers of a run at one moment: what Slurm shows of their jobs, and what their beats say."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pipeline.config.scheduler import SlurmConfig, resources_of
+from pipeline.executors.slurm.dependencies import ArrayElement
+from pipeline.executors.slurm.exit_reasons import Gone
+from pipeline.executors.slurm.job_table import JobTable, Live
+from pipeline.executors.slurm.queue import is_live, is_pending
+from pipeline.orchestrate.staffing import Crew, Pending, Worker
+from pipeline.run.paths import RunPaths
+from pipeline.run.plan import Plan
+from pipeline.run.submissions import Submission
+from pipeline.run.tasks import PREPARE, Stage, Task, parse_task
+from pipeline.workers.beats import Beat, Doing, Reason
+from pipeline.workers.claims import Claim
+from pipeline.workers.reading import read_beats
+from slurm.query import Element
+from slurm.ringing import WorkerName, parse_worker
+from slurm.states import SlurmState
+
+SILENT_SECONDS = 300.0
+"""Age of its newest beat at which a worker that Slurm shows as running is taken to be stuck."""
+BLAMELESS = frozenset(
+    {Reason.DONE, Reason.FAR, Reason.LONG, Reason.NEEDED, Reason.WARNED, Reason.CHANGED, Reason.TURNED}
+)
+"""Reasons to leave without having done a task that are no failure of it."""
+
+Beats = Mapping[str, Beat]
+"""Newest beats by the workers' names."""
+
+
+def wanted_workers(plan: Plan, config: SlurmConfig) -> dict[str, int]:
+    """Return the number of workers that a run is to have, by job kind. Pure."""
+    wanted = {}
+    benchmarks = (Stage.BENCHMARK,) if plan.benchmark_every else ()
+    for job_kind in (PREPARE.job_kind, *plan.job_kinds, Stage.EVALUATE, *benchmarks):
+        is_sharded = any(t.job_kind == job_kind and t.stage.is_sharded for t in plan.tasks(plan.iterations))
+        most = resources_of(config, job_kind).array_parallelism or plan.num_shards
+        wanted[str(job_kind)] = min(plan.num_shards, most) if is_sharded else 1
+    return wanted
+
+
+def beats_of(paths: RunPaths, elements: Collection[str]) -> dict[str, Beat]:
+    """Read the beats of the workers of some elements like ``4711_3``, of any restart."""
+
+    def is_wanted(worker: str) -> bool:
+        name = parse_worker(worker)
+        return name is not None and name.element in elements
+
+    return read_beats(paths, is_wanted) if elements else {}
+
+
+def partitions_of(config: SlurmConfig, job_kind: str) -> tuple[str, ...]:
+    """Return the partitions that jobs of a kind may run in; of the default one the name is empty."""
+    return resources_of(config, job_kind).partition or ("",)
+
+
+@dataclass
+class Roster:
+    """Live elements of a table of jobs, as a crew and as what the table says of each."""
+
+    crew: Crew
+    lives: dict[str, Live] = field(default_factory=dict)
+    """Elements by their names in the crew."""
+
+
+def read_roster(table: JobTable, beats: Beats, claims: Iterable[Claim] = ()) -> Roster:
+    """Match live elements with their beats.
+
+    An element that the queue showed as pending, and that has beaten or claimed something since, has started.
+    """
+    workers, pending, lives = [], [], {}
+    heard_of = {*beats, *(claim.worker for claim in claims)}
+    for submission, index, element in _live_elements(table):
+        first = submission.task(index)
+        started = element is not None and (not is_pending(element) or str(worker_of(element)) in heard_of)
+        name = _name(submission, index, element, started)
+        lives[name] = Live(submission, ArrayElement(element.array_id if element else "", index), element)
+        if started:
+            workers.append(_worker(name, first, beats.get(name)))
+        else:
+            pending.append(Pending(name, first, None if submission.state.is_hurried else submission.begins))
+    return Roster(Crew(workers, pending), lives)
+
+
+def _live_elements(table: JobTable) -> Iterator[tuple[Submission, int, Element | None]]:
+    for submission in table.submissions:
+        elements = table.seen.live_elements(submission)
+        for index, _ in submission.tasks():
+            if index in elements:
+                yield submission, index, elements[index]
+            elif table.seen.is_expected(submission) and not submission.state.ended:
+                yield submission, index, None
+
+
+def _name(submission: Submission, index: int, element: Element | None, has_started: bool) -> str:
+    if element is None:
+        return f"{submission.name}_{index}"
+    return str(worker_of(element)) if has_started else worker_of(element).element
+
+
+def worker_of(element: Element) -> WorkerName:
+    return WorkerName(element.array_id, element.index, element.restarts or 0)
+
+
+def _worker(name: str, first: Task, beat: Beat | None) -> Worker:
+    if beat is None:
+        return Worker(name, first)
+    return Worker(name, first, beat.doing, _task_of(beat), beat.since)
+
+
+def _task_of(beat: Beat) -> Task | None:
+    try:
+        return parse_task(beat.task)
+    except ValueError:
+        return None
+
+
+def silent_workers(queue: Iterable[Element], beats: Beats, now: float) -> list[str]:
+    """Return the elements that run but whose workers have not beaten for SILENT_SECONDS. Pure.
+
+    One that has never beaten still starts: its time limit bounds that.
+    """
+    found = []
+    for element in queue:
+        beat = beats.get(str(worker_of(element)))
+        if element.state is SlurmState.RUNNING and beat and now - beat.beat > SILENT_SECONDS:
+            found.append(worker_of(element).element)
+    return found
+
+
+def broken_attempts(
+    claims: Iterable[Claim],
+    beats: Beats,
+    winners: Mapping[Task, str],
+    has_said_why: Callable[[Claim], bool],
+) -> set[str]:
+    """Return the ids of attempts at committed tasks that failed all the same: they said why, or their worker
+    said to its end that it is at them. Whoever was just too late goes on, and says something else. Pure.
+
+    Args:
+        winners: ids of the attempts that committed, by their tasks.
+        has_said_why: whether an attempt left a failure file.
+    """
+    beaten = [c for c in claims if c.attempt and c.task in winners and c.attempt != winners[c.task]]
+    return {c.attempt for c in beaten if _is_last_word(beats.get(c.worker), c) or has_said_why(c)}
+
+
+def _is_last_word(beat: Beat | None, claim: Claim) -> bool:
+    return beat is not None and beat.attempt == claim.attempt
+
+
+def gone_claims(claims: Sequence[Claim], beats: Beats) -> list[Gone]:
+    """Return failed claims as attempts of array elements. One by a worker of no array is left out."""
+    return [gone for claim in claims if (gone := _gone(claim, beats.get(claim.worker))) is not None]
+
+
+def _gone(claim: Claim, beat: Beat | None) -> Gone | None:
+    name = parse_worker(claim.worker)
+    if name is None:
+        return None
+    is_used = beat is not None and beat.tasks > 0
+    return Gone(claim.task, claim.number, name.array, name.index, name.restart, is_used)
+
+
+def split_unclaimed(
+    ended: Iterable[tuple[Submission, int]], claims: Iterable[Claim], beats: Beats
+) -> tuple[list[tuple[Submission, int]], list[tuple[Submission, int]]]:
+    """Divide ended elements whose own task is not committed into those that failed and those that just left.
+
+    A worker that claimed something is judged by its claims.
+    """
+    claimed = {name.element for claim in claims if (name := parse_worker(claim.worker))}
+    failed: list[tuple[Submission, int]] = []
+    left: list[tuple[Submission, int]] = []
+    for submission, index in ended:
+        element = f"{submission.state.job}_{index}"
+        is_blameless = element in claimed or any(_has_left(beats[b]) for b in beats if _is_of(b, element))
+        (left if is_blameless else failed).append((submission, index))
+    return failed, left
+
+
+def _is_of(worker: str, element: str) -> bool:
+    return worker.rpartition("r")[0] == element
+
+
+def _has_left(beat: Beat) -> bool:
+    return beat.tasks > 0 or (beat.doing is Doing.LEAVING and beat.reason in BLAMELESS)
+
+
+def live_arrays(queue: Iterable[Element], submissions: Iterable[Submission]) -> tuple[str, ...]:
+    """Return the ids of the arrays of workers that wait or run, oldest first."""
+    names = {s.name for s in submissions if s.is_of_stage}
+    ids = {element.array_id for element in queue if is_live(element) and element.name in names}
+    return tuple(sorted(ids, key=int))

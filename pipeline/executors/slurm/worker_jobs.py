@@ -1,0 +1,288 @@
+"""The attempts at a run's tasks where stages have workers: arrays without dependencies, which stay or start
+early, and find their next task from records alone. A pass is bookkeeping: it counts what failed, and submits
+workers where none will do what is ready (:mod:`pipeline.orchestrate.staffing`).
+"""
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+from pipeline.executors.slurm.crew import (
+    Beats,
+    Roster,
+    beats_of,
+    broken_attempts,
+    gone_claims,
+    live_arrays,
+    partitions_of,
+    read_roster,
+    silent_workers,
+    split_unclaimed,
+    wanted_workers,
+    worker_of,
+)
+from pipeline.executors.slurm.exit_reasons import Gone, explain
+from pipeline.executors.slurm.expectations import read_estimates
+from pipeline.executors.slurm.job_table import read_table
+from pipeline.executors.slurm.jobs import SlurmJobs
+from pipeline.executors.slurm.launcher import Launcher
+from pipeline.executors.slurm.queue import is_live
+from pipeline.orchestrate.jobs import CommittedOf, Ended
+from pipeline.orchestrate.reconcile import Launch, Observation
+from pipeline.orchestrate.staffing import Crew, Order, Situation, Staffing, failed_claims, held_tasks, staff
+from pipeline.run import journal
+from pipeline.run.commits import CorruptData, read_record
+from pipeline.run.endings import ClaimEnding, note_endings, read_endings
+from pipeline.run.failures import Failure
+from pipeline.run.records import newest_row
+from pipeline.run.submissions import Ending, Submission
+from pipeline.run.tasks import Task, task_key
+from pipeline.workers.beats import Doing
+from pipeline.workers.choosing import is_left_to_passes
+from pipeline.workers.claims import Claim, claims_of, said, tried_again
+from pipeline.workers.living import forget_old, mark_gone
+from slurm.commands import SlurmError
+from slurm.ringing import parse_worker, ring
+from slurm.submission import cancel, end_gently, start_now
+
+_LOOK_AGAIN_SECONDS = 45.0
+"""Seconds after which a silent worker is looked at again: all are silent while the file server is away, and
+each beats soon after it is back."""
+_ROW_BYTES = 1 << 16
+"""Bytes read from the end of metrics.jsonl, which hold more than its last row."""
+_MOST_UNWRITTEN = 100
+"""Finished iterations without a row that are looked at: more there are only where rows cannot be written."""
+
+
+@dataclass
+class WorkerJobs(SlurmJobs):
+    """The workers of a run, in one pass."""
+
+    beats: Beats = field(default_factory=dict)
+    roster: Roster = field(default_factory=lambda: Roster(Crew()))
+    claims: Sequence[Claim] = ()
+    """Claims of the tasks at hand."""
+    held: Mapping[Task, str] = field(default_factory=dict)
+    """Tasks that somebody does or begins with, and who (:func:`held_tasks`)."""
+    ready: Sequence[Task] = ()
+    """Tasks that this pass found to be due."""
+
+    @property
+    def lookahead(self) -> int:
+        return 0
+
+    def query(self) -> None:
+        super().query()
+        self.ready = ()
+
+    def collect_ended(
+        self, tasks: Sequence[Task], committed_of: CommittedOf, newest: Task | None = None
+    ) -> list[Ended]:
+        """Match submissions, claims and beats with Slurm's queue, and explain what ended without a commit."""
+        seen, ledger = self.table.seen, self.submitter.ledger
+        at_hand = {*tasks, *self._tasks_after(tasks), *([newest] if newest else ())}
+        iterations = {task.iteration for task in at_hand} | {0}
+        self.table = read_table(ledger, seen, iterations, newest, seen.queue.keys())
+        # In this order: a worker moves on after it has committed, and beats after it has claimed.
+        looked_at = at_hand.union(tried_again(self.run.paths, self._unwritten(newest)))
+        self.claims = list(chain.from_iterable(claims_of(self.run.paths, looked_at).values()))
+        self.beats = beats_of(self.run.paths, self._elements_at_hand())
+        self.roster = read_roster(self.table, self.beats, self.claims)
+        committed = set(committed_of(sorted(looked_at)))
+        found = [*self._judge_claims(committed), *self._judge_elements(committed_of)]
+        self.held = held_tasks(self.claims, self.roster.crew, committed)
+        self.table.live = {task: self.roster.lives[name] for task, name in self.held.items()}
+        self.failures = self._all_failures(iterations)
+        return found
+
+    def _unwritten(self, newest: Task | None) -> list[Task]:
+        """Return the tasks of the last finished iterations that have no row yet, and those before the first
+        iteration. What was tried at them and failed is listed before their rows are written, with which the
+        claims go."""
+        plan, last = self.run.plan, newest.iteration if newest else 0
+        try:
+            first = newest_row(journal.read_tail(self.run.paths.metrics, _ROW_BYTES), plan.start) + 1
+        except OSError:  # rows that cannot be read never stop what trains
+            return []
+        finished = range(max(first, last - _MOST_UNWRITTEN), last + 1)
+        return [task for iteration in (plan.start, *finished) for task in plan.tasks(iteration)]
+
+    def _tasks_after(self, tasks: Sequence[Task]) -> tuple[Task, ...]:
+        """Return the tasks of the iteration after those at hand: workers may be ahead of the passes."""
+        plan = self.run.plan
+        newest = max((plan.start, *(task.iteration for task in tasks)))
+        return plan.tasks(newest + 1) if tasks and newest < plan.iterations else ()
+
+    def _elements_at_hand(self) -> set[str]:
+        """Return the names of elements that are in the queue, ended unexplained or have claimed a task."""
+        queued = {worker_of(e).element for elements in self.table.seen.queue.values() for e in elements}
+        ended = {f"{submission.state.job}_{index}" for submission, index in self.table.unsettled()}
+        claimed = {name.element for claim in self.claims if (name := parse_worker(claim.worker))}
+        return queued | ended | claimed
+
+    def _judge_claims(self, committed: set[Task]) -> list[Ended]:
+        """Explain claims that came to nothing, each once."""
+        judged = read_endings(self.run.paths, {claim.task.iteration for claim in self.claims})
+        broken = self._broken(committed, judged)
+        failed = failed_claims(self.claims, self.roster.crew, committed, judged, broken)
+        failed = [claim for claim in failed if parse_worker(claim.worker)]
+        found = self._explain(gone_claims(failed, self.beats))
+        endings = {
+            claim.attempt: self._ending(claim, ended.failure, claim.task in committed)
+            for claim, ended in zip(failed, found, strict=True)
+        }
+        note_endings(self.run.paths, endings)
+        for worker in {claim.worker for claim in failed} - {w.name for w in self.roster.crew.workers}:
+            mark_gone(self.run.paths, worker)
+        return found
+
+    def _broken(self, committed: set[Task], judged: Collection[str]) -> set[str]:
+        """Return the attempts that failed at tasks which others have done since the last pass."""
+        claimed = Counter(claim.task for claim in self.claims)
+        winners = {}
+        for task in (task for task, count in claimed.items() if count > 1 and task in committed):
+            with contextlib.suppress(CorruptData):
+                if record := read_record(self.run.paths, task):
+                    winners[task] = record.attempt
+        unjudged = (claim for claim in self.claims if claim.attempt not in judged)
+        return broken_attempts(
+            unjudged, self.beats, winners, lambda claim: said(self.run.paths, claim) is not None
+        )
+
+    def _ending(self, claim: Claim, failure: Failure, is_redone: bool) -> ClaimEnding:
+        control = self.table.seen.control
+        invocation = control.invocation - (claim.time < control.begun)
+        key = task_key(claim.task)
+        return ClaimEnding(
+            *(key, claim.number, invocation, failure.kind, failure.message, failure.node, failure.job),
+            is_redone=is_redone,
+        )
+
+    def _judge_elements(self, committed_of: CommittedOf) -> list[Ended]:
+        """Explain elements that ended before they claimed anything: failures of the task they were for."""
+        failed, left = split_unclaimed(self.table.find_gone(committed_of), self.claims, self.beats)
+        paths = self.run.paths
+        gone = [
+            replace(Gone.of(submission, index), log=str(submission.log(paths, submission.task(index))))
+            for submission, index in failed
+        ]
+        found = self._explain(gone)
+        endings: dict[str, dict[str, Ending]] = {}
+        for (submission, index), ended in zip(failed, found, strict=True):
+            ending = Ending(ended.failure.kind, ended.failure.message, ended.failure.node)
+            endings.setdefault(submission.name, {})[str(index)] = ending
+        for submission in list(self.table.submissions):
+            here = tuple(index for other, index in left if other.name == submission.name)
+            self._note_ends(submission, endings.get(submission.name, {}), here)
+        return found
+
+    def _note_ends(self, submission: Submission, ended: dict[str, Ending], left: tuple[int, ...]) -> None:
+        if ended or left:
+            state = submission.state
+            self.table.note(submission, ended={**state.ended, **ended}, left=(*state.left, *left))
+
+    def _explain(self, gone: Sequence[Gone]) -> list[Ended]:
+        seen = self.table.seen
+        shown = {(e.array_id, e.index): e for elements in seen.queue.values() for e in elements}
+        return explain(self.run.paths, gone, shown, dict(seen.control.retracted)) if gone else []
+
+    def _all_failures(self, iterations: set[int]) -> dict[Task, list[Failure]]:
+        """Collect the failures of this invocation that count: of elements, of claims whose task was left
+        undone, and commits that were taken back."""
+        found, invocation = self.table.failures(), self.table.seen.control.invocation
+        for ending in read_endings(self.run.paths, iterations).values():
+            if ending.invocation == invocation and not ending.is_redone:
+                failure = ending.failure(self.run.paths)
+                found.setdefault(failure.task, []).append(failure)
+        return found
+
+    def launch(self, launches: Sequence[Launch], seen: Observation) -> None:
+        """Take note of what is due: who does it is decided with all that workers may do later."""
+        self.ready = tuple(launch.task for launch in launches)
+
+    def update_dependencies(self, seen: Observation) -> None:
+        """Submit workers, bring early ones forward, end silent ones, and have driver jobs watch them all."""
+        decided = staff(self._situation(seen))
+        self._hurry(decided)
+        self._dismiss(decided.dismissed)
+        if decided.withdrawn:
+            cancel(decided.withdrawn, only_pending=True)
+        launcher = Launcher(self.submitter, self.limits, self.table, self.failures, self.note)
+        self.refusal = launcher.submit_workers(decided.orders, self.table.seen.time)
+        self._ring_for(decided.orders)
+        self._end_silent()
+        here = self._elements_at_hand()
+        forget_old(self.run.paths, lambda worker: worker.rpartition("r")[0] in here)
+        elements = [element for of_name in self.table.seen.queue.values() for element in of_name]
+        submitted = {live.carrier.array for live in self.table.live.values() if live.carrier.array}
+        arrays = {*live_arrays(elements, self.table.submissions), *submitted}
+        self.watchdogs.watch_workers(self.table, sorted(arrays, key=int))
+
+    def _ring_for(self, orders: Sequence[Order]) -> None:
+        """Ring the workers that have nothing to do with what was submitted. One that waits asks Slurm then
+        whether it waits for its place, and one that is at work once it waits."""
+        kinds = {order.tasks[0].job_kind for order in orders}
+        others = [w for w in self.roster.crew.workers if w.stays and kinds - {w.job_kind}]
+        arrays = {name.array for worker in others if (name := parse_worker(worker.name))}
+        if said := ring(sorted(arrays, key=int)):
+            self.note(f"workers that wait were not rung: {said}")
+
+    def _situation(self, seen: Observation) -> Situation:
+        tasks, now = (*seen.tasks, *self._tasks_after(seen.tasks)), self.table.seen.time
+        return Situation(
+            plan=self.run.plan,
+            tasks=sorted(tasks, key=lambda task: task.iteration),
+            crew=self.roster.crew,
+            held=self.held,
+            committed=seen.committed.keys() - seen.corrupt.keys(),
+            ready=self.ready,
+            wanted=(wanted := wanted_workers(self.run.plan, self.submitter.config)),
+            places={kind: partitions_of(self.submitter.config, kind) for kind in wanted},
+            now=now,
+            estimates=read_estimates(self.run, self.submitter.config, tasks, seen.committed, now),
+            begun_with={task for s in self.table.submissions if self._is_new(s) for _, task in s.tasks()},
+            left={task for task, failures in self.failures.items() if self._is_left(failures)},
+        )
+
+    def _is_left(self, failures: Sequence[Failure]) -> bool:
+        """Whether workers leave a task with these failures alone; here rather one task too many."""
+        most = self.run.config.attempts_of(failures[0].task.job_kind) if failures else 1
+        return is_left_to_passes([failure.kind for failure in failures], most)
+
+    def _is_new(self, submission: Submission) -> bool:
+        return submission.invocation == self.table.seen.control.invocation
+
+    def _hurry(self, decided: Staffing) -> None:
+        for name in decided.hurried:
+            live = self.roster.lives[name]
+            try:
+                start_now(name)
+            except SlurmError as error:  # it has started or ended since it was seen
+                self.note(f"{name} could not be told to start now: {error}")
+            self.table.note(live.submission, is_hurried=True)
+
+    def _end_silent(self) -> None:
+        """Cancel workers that Slurm shows as running and that have not beaten for minutes."""
+        elements = [e for of_name in self.table.seen.queue.values() for e in of_name if is_live(e)]
+        if not silent_workers(elements, self.beats, self.table.seen.time):
+            return
+        time.sleep(_LOOK_AGAIN_SECONDS)
+        self.submitter.beat()
+        beats = beats_of(self.run.paths, {worker_of(e).element for e in elements})
+        if silent := silent_workers(elements, beats, time.time()):
+            self.note(f"workers {', '.join(silent)} have not been heard of for minutes, and are cancelled")
+            cancel(silent, only_pending=False)
+
+    def withdraw(self) -> int:
+        """Cancel every job that waits, and end workers that do nothing; what is computed may be committed."""
+        idle = [w.name for w in self.roster.crew.workers if w.doing not in (Doing.BUSY, Doing.LEAVING)]
+        self._dismiss(idle)
+        return super().withdraw()
+
+    def _dismiss(self, workers: Sequence[str]) -> None:
+        """Have workers leave, which they do with what they have committed."""
+        if elements := [name.element for worker in workers if (name := parse_worker(worker))]:
+            end_gently(elements)

@@ -1,0 +1,271 @@
+"""Runs below a folder, a line each: what is read of each is little, so that a thousand take a second or two.
+
+Of a run these are read: run.json, two keys of config.yaml, the end of metrics.jsonl, of one that is not
+complete also the lease, people's requests and the journal's end. Nothing is written. What cannot be read
+makes an entry that says so, never an error.
+"""
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.run import journal
+from pipeline.run.lease import holder_of
+from pipeline.run.paths import RunPaths
+from pipeline.run.sizes import bytes_below
+from slurm.errors import UserError
+from slurm.sealing import unsealed
+
+SPOILT, NOT_BEGUN = "spoilt", "not begun"
+_SWEEP = "sweep.json"
+_THREADS = 4
+"""Runs that are read at once: on a network filesystem reading is mostly waiting."""
+_END_BYTES, _EVENT_BYTES = 1 << 16, 1 << 13
+"""Bytes read from the ends of metrics.jsonl, of some twenty rows, and of events.jsonl."""
+_LAST_LINES = 8
+"""Lines at the end of metrics.jsonl among which the last whole row is looked for."""
+_HEAVY = ("policy", "state", "trainer", "critic")
+"""Folders whose files are counted: nearly all bytes of a run are there."""
+_ITERATIONS = re.compile(rb"^iterations: (\d+)$", re.MULTILINE)
+_SCHEDULER = re.compile(rb"^scheduler:\n(?: .*\n)*?  kind: (\w+)$", re.MULTILINE)
+_HOURS = re.compile(rb'"slurm/gpu_hours/[^"]+": ([0-9.eE+-]+)')
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run in a list. ``slurm-ppo ls --json`` prints these keys."""
+
+    run: str
+    """Run directory."""
+    state: str
+    """State as ``slurm-ppo status`` has it; also "not begun" (of a sweep) and "spoilt"."""
+    name: str | None = None
+    iteration: int | None = None
+    """Newest iteration that has a row."""
+    iterations: int | None = None
+    reward: float | None = None
+    """Mean reward of the newest row."""
+    best: float | None = None
+    """Highest reward on held-out prompts so far."""
+    gpu_hours: float | None = None
+    """Hours of all rows, as Slurm accounts for them; of more than some twenty rows estimated from the newest.
+    None where nobody accounts for them."""
+    age: float | None = None
+    """Seconds since the run was made."""
+    idle: float | None = None
+    """Seconds since its newest row, or since it was made."""
+    bytes: int | None = None
+    """Bytes of policies, critics and trainers' states; shards, logs and the rest are not counted."""
+    sweep: str | None = None
+    """Folder of the sweep that it belongs to."""
+    note: str = ""
+    """Reason why it cannot be read."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder that is, or is to be, a run's."""
+
+    root: Path
+    sweep: Path | None = None
+
+
+LiveIds = Callable[[], "Collection[str] | None"]
+"""Asks Slurm for the ids of runs that have jobs in the queue; None where it does not answer."""
+
+
+def find_places(folder: Path) -> list[Place]:
+    """Find runs: the folder itself, those in it, and those one level below, such as a sweep's; by name.
+
+    Raises:
+        UserError: it is no folder, or cannot be listed.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; give one that holds runs: slurm-ppo ls DIR")
+    if (folder / "run.json").exists():
+        return [Place(folder)]
+    if (folder / _SWEEP).exists():
+        return list(_of_sweep(folder))
+    return [place for child in _folders(folder) for place in _below(child)]
+
+
+def _below(child: Path) -> Iterator[Place]:
+    try:
+        if (child / "run.json").exists():
+            yield Place(child)
+        elif (child / _SWEEP).exists():
+            yield from _of_sweep(child)
+        else:
+            yield from (Place(path) for path in _folders(child) if (path / "run.json").exists())
+    except OSError:  # a folder that may not be looked into is nobody's run that we could show
+        return
+
+
+def _of_sweep(root: Path) -> Iterator[Place]:
+    """Yield the runs of a sweep in its order, also those that have not begun; of a spoilt manifest those that
+    are there."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        points = json.loads((root / _SWEEP).read_bytes())["points"]
+        yield from [Place(root / point["name"], root) for point in points]
+        return
+    yield from (Place(path, root) for path in _folders(root) if (path / "run.json").exists())
+
+
+def _folders(folder: Path) -> list[Path]:
+    with os.scandir(folder) as entries:
+        return sorted(Path(e.path) for e in entries if not e.name.startswith(".") and e.is_dir())
+
+
+def read_entries(places: Iterable[Place], live_ids: LiveIds, now: float | None = None) -> list[Entry]:
+    """Read all runs. Slurm is asked once, and only if one of its runs may still be at work."""
+    now = time.time() if now is None else now
+    with ThreadPoolExecutor(_THREADS) as threads:
+        found = list(threads.map(lambda place: _read(place, now), places))
+    asked: list[Collection[str] | None] = []
+
+    def live() -> Collection[str] | None:
+        if not asked:
+            asked.append(live_ids())
+        return asked[0]
+
+    return [entry if run_id is None else _with_queue(entry, run_id, live()) for entry, run_id in found]
+
+
+def _with_queue(entry: Entry, run_id: str, live: Collection[str] | None) -> Entry:
+    state = "unknown" if live is None else "running" if run_id in live else "stopped"
+    return Entry(**asdict(entry) | {"state": state})
+
+
+def _read(place: Place, now: float) -> tuple[Entry, str | None]:
+    """Read one run; also return its id where only Slurm's queue can say whether it is running."""
+    root, sweep = str(place.root), str(place.sweep) if place.sweep else None
+    try:
+        if not (place.root / "run.json").exists():
+            return Entry(root, NOT_BEGUN, place.root.name, sweep=sweep), None
+        return _read_run(RunPaths(place.root), sweep, now)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        return Entry(root, SPOILT, place.root.name, sweep=sweep, note=why), None
+
+
+def _read_run(paths: RunPaths, sweep: str | None, now: float) -> tuple[Entry, str | None]:
+    identity = json.loads(paths.run_json.read_bytes())
+    total, is_on_slurm = _plan_of(paths.config_yaml.read_bytes())
+    end = read_end(paths.metrics, _END_BYTES)
+    row = last_row(end)
+    start = int((identity.get("parent") or {}).get("iteration", 0))
+    done = int(row["iteration"]) if row else start
+    state = _state_of(paths, done >= total, is_on_slurm)
+    written = paths.metrics.stat().st_mtime if row else float(identity["created"])
+    entry = Entry(
+        run=str(paths.root),
+        state=state or "unknown",
+        name=str(identity["name"]),
+        iteration=done,
+        iterations=total,
+        reward=_number(row.get("reward/mean")),
+        best=_best_of(paths),
+        gpu_hours=_gpu_hours(end, row, done - start),
+        age=now - float(identity["created"]),
+        idle=now - written,
+        bytes=_bytes_of(paths),
+        sweep=sweep,
+    )
+    return entry, None if state else str(identity["id"])
+
+
+def _plan_of(config: bytes) -> tuple[int, bool]:
+    """Return the number of iterations, and whether tasks are Slurm's, from the text of config.yaml: parsing
+    all of it would take longer than everything else."""
+    iterations, scheduler = _ITERATIONS.search(config), _SCHEDULER.search(config)
+    if iterations is None or scheduler is None:
+        raise ValueError("config.yaml has no iterations or no scheduler.kind")
+    return int(iterations[1]), scheduler[1] == b"slurm"
+
+
+def _state_of(paths: RunPaths, is_complete: bool, is_on_slurm: bool) -> str | None:
+    """Return the run's state; None where Slurm's queue has to be asked."""
+    if is_complete:
+        return "complete"
+    if is_on_slurm:
+        return _requested(paths)
+    if holder_of(paths.locks):
+        return "running"
+    events = journal.read_tail(paths.events, _EVENT_BYTES)
+    moves = [e for e in events if e.get("event") in ("driver_started", "driver_ended", "went_back")]
+    has_failed = bool(moves) and moves[-1]["event"] == "driver_ended" and moves[-1].get("outcome") == "failed"
+    return "failed" if has_failed else "incomplete"
+
+
+def _requested(paths: RunPaths) -> str | None:
+    """Return what people's requests of a run on Slurm say; None where it should be in the queue."""
+    try:
+        control = unsealed(paths.control.read_bytes())
+    except FileNotFoundError:
+        return None
+    if control.get("cancelled"):
+        return "cancelled"
+    return "failed" if control.get("has_failed") else None
+
+
+def read_end(path: Path, num_bytes: int) -> bytes:
+    """Return the last bytes of a file; none where there is no file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - num_bytes))
+            return file.read()
+    except FileNotFoundError:
+        return b""
+
+
+def last_row(end: bytes) -> Mapping[str, Any]:
+    """Return the last whole row in the end of metrics.jsonl; empty without one.
+
+    Raises:
+        ValueError: its lines are no rows.
+    """
+    row = next(_rows(end), None)
+    if row is None and end:
+        raise ValueError("metrics.jsonl ends in no row")
+    return row or {}
+
+
+def _rows(text: bytes) -> Iterator[dict[str, Any]]:
+    """Yield rows, newest first. A line that was cut by a crash is none."""
+    for line in reversed(text.rsplit(b"\n", _LAST_LINES)):
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+            if isinstance(row, dict) and isinstance(row.get("iteration"), int):
+                yield row
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _best_of(paths: RunPaths) -> float | None:
+    with contextlib.suppress(FileNotFoundError):
+        return _number(json.loads(paths.best.read_bytes()).get("reward"))
+    return None
+
+
+def _gpu_hours(end: bytes, row: Mapping[str, Any], iterations: int) -> float | None:
+    """Sum the hours of the rows in the end of metrics.jsonl; where that is not all of it, for all iterations
+    at their pace. Where the last row has none, nobody accounts for them."""
+    if not any(name.startswith("slurm/gpu_hours/") for name in row):
+        return None
+    begin = end.find(b"\n") + 1 if len(end) >= _END_BYTES else 0
+    hours = sum(map(float, _HOURS.findall(end, begin)))  # parsing would take ten times as long
+    return hours * max(1.0, iterations / max(1, end.count(b"\n", begin)))
+
+
+def _bytes_of(paths: RunPaths) -> int:
+    """Sum the files in the heavy folders; what goes away meanwhile counts nothing."""
+    return sum(bytes_below(paths.root / parent) for parent in _HEAVY)

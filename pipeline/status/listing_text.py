@@ -1,0 +1,62 @@
+"""A list of runs as people read it. Pure: entries in, lines out."""
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.status.listing import SPOILT, Entry
+from pipeline.text import MISSING, duration, number, printable, shortened, size
+
+_TITLES = ("run", "state", "iteration", "reward", "held-out", "GPU h", "age", "last row", "size")
+_LONGEST_NOTE = 100
+COUNTED = "size: policies, critics and trainers' states, without shards and logs"
+
+
+def describe(entries: Sequence[Entry], folder: Path) -> str:
+    """Return a line for each run, and their sum."""
+    optional = {5: any(entry.gpu_hours is not None for entry in entries)}
+    optional |= {4: any(entry.best is not None for entry in entries)}
+    shown = [i for i in range(len(_TITLES)) if optional.get(i, True)]
+    lines = [_TITLES, *(_cells(entry, folder) for entry in entries)]
+    texts = table([[line[i] for i in shown] for line in lines], left=2)
+    for at, entry in enumerate(entries, 1):
+        if entry.note:
+            texts[at] += f"  {shortened(printable(entry.note), _LONGEST_NOTE)}"
+    return "\n".join([*texts, "", summary(entries)])
+
+
+def summary(entries: Sequence[Entry]) -> str:
+    """Sum the entries up: how many are in which state, and what they hold."""
+    states = Counter(entry.state for entry in entries)
+    counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
+    plural = "" if len(entries) == 1 else "s"
+    held = size(sum(entry.bytes or 0 for entry in entries))
+    return f"{len(entries)} run{plural}: {counts}; {held} ({COUNTED})"
+
+
+def _cells(entry: Entry, folder: Path) -> tuple[str, ...]:
+    known = entry.iteration is not None and entry.iterations is not None
+    return (
+        printable(os.path.relpath(entry.run, folder)) if entry.run != str(folder) else printable(entry.run),
+        entry.state,
+        f"{entry.iteration}/{entry.iterations}" if known else MISSING,
+        number(entry.reward, 3),
+        number(entry.best, 3),
+        number(entry.gpu_hours, 1),
+        MISSING if entry.age is None else duration(entry.age),
+        MISSING if entry.idle is None else duration(entry.idle),
+        MISSING if entry.bytes is None or entry.state == SPOILT else size(entry.bytes),
+    )
+
+
+def table(lines: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Align columns: the first ``left`` ones to the left, all others to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(
+            text.ljust(width) if i < left else text.rjust(width)
+            for i, (text, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]

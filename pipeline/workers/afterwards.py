@@ -1,0 +1,109 @@
+"""What a worker on Slurm does for others: it rings those who wait for what it has committed, and asks for
+passes, after a commit and where there was none for long.
+"""
+
+import contextlib
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from pipeline.run import journal
+from pipeline.run.bookkeeping import Bookkeeper, ask_for_pass, read_last
+from pipeline.run.directory import Run
+from pipeline.run.plan import Plan
+from pipeline.run.records import recorded
+from pipeline.run.tasks import Task, parse_task
+from pipeline.workers.beats import Doing
+from pipeline.workers.living import Crew
+from pipeline.workers.overdue import is_overdue, seconds_of_iterations
+from slurm.requests import find_requests, request_end
+from slurm.ringing import arrays_to_ring, ring
+
+_SHORT_WAIT = 2.0
+"""Seconds of waiting up to which a worker looks so often that it sees a commit sooner than a ring comes."""
+_LOOK_SECONDS = 10.0
+"""Seconds between two looks at how old the newest pass is."""
+_ROWS_BYTES = 1 << 16
+"""Bytes read from the end of metrics.jsonl, which hold its last rows."""
+
+_CALM_SECONDS = 1.0
+
+
+@dataclass
+class Afterwards:
+    """What a worker does for others."""
+
+    run: Run
+    name: str
+    """The worker's own."""
+    began: float = field(default_factory=time.time)
+    """Unix time from which on it looks after passes: not before it has waited for one."""
+    keeper: Bookkeeper = field(init=False)
+    crew: Crew = field(init=False)
+    calm_until: float = 0.0
+    """Time (monotonic) until which nobody is looked for who might wait."""
+
+    def __post_init__(self) -> None:
+        self.keeper, self.crew = Bookkeeper(self.run.paths), Crew(self.run.paths)
+        self._looks = 0.0
+
+    def waits(self) -> None:
+        """Now and then in a wait: ask for a pass if the newest is too old; start one that is asked for."""
+        now, paths = time.time(), self.run.paths
+        if not 0 <= now - self._looks < _LOOK_SECONDS:
+            self._looks = now
+            with contextlib.suppress(OSError):
+                taken = seconds_of_iterations(journal.read_tail(paths.metrics, _ROWS_BYTES))
+                if is_overdue(max(read_last(paths).ended, self.began), now, taken):
+                    ask_for_pass(paths)
+        self.keeper.tend()
+
+    def leaves(self, is_to_be_seen: bool) -> None:
+        """Before the end: wait for a pass that sees that the worker leaves, or has seen what it did."""
+        self.keeper.leave(is_to_be_seen)
+        if (fifo := find_requests()) is not None:
+            request_end(fifo)
+
+    def committed(self, task: Task) -> None:
+        """Ring those who wait for this commit, and ask for a pass."""
+        if time.monotonic() > self.calm_until:
+            self._ring(task)
+        self.keeper.ask()
+
+    def _ring(self, task: Task) -> None:
+        """Ring those who wait for a commit. Where nobody does, nobody will have for long in a moment."""
+        if not (waiting := self._waiting(time.time())):
+            self.calm_until = time.monotonic() + _CALM_SECONDS
+            return
+        kinds = {(t.iteration, t.job_kind) for t in map(parse_task, filter(None, set(waiting.values())))}
+        readers = readers_of(self.run.plan, task, kinds)
+        inputs = {source for reader in readers for source in self.run.plan.inputs(reader)}
+        there = set(recorded(self.run.paths, inputs))
+        ready = {(t.iteration, t.job_kind) for t in readers if there.issuperset(self.run.plan.inputs(t))}
+        woken = {key for key in waiting.values() if key and _kind_of(key) in ready}
+        if said := ring(arrays_to_ring(waiting, woken)):
+            print(f"those who wait were not rung: {said}", flush=True)
+
+    def _waiting(self, now: float) -> dict[str, str]:
+        """Return the tasks that others have waited for, for a while, by the worker's name."""
+        live = self.crew.live(now).values()
+        others = (beat for beat in live if beat.doing is Doing.WAITING and beat.worker != self.name)
+        return {beat.worker: beat.task for beat in others if now - beat.since > _SHORT_WAIT}
+
+
+def readers_of(plan: Plan, task: Task, kinds: Collection[tuple[int, str]]) -> list[Task]:
+    """Return the tasks that read a task's result, of the kinds (iteration, job kind) that are waited for: a
+    worker takes whichever of them is ready. Pure."""
+    iterations = sorted({iteration for iteration, _ in kinds})
+    waited_for = (
+        t
+        for i in iterations
+        for t in (*plan.tasks(i), *plan.benchmark_of(i))
+        if (t.iteration, t.job_kind) in kinds
+    )
+    return [reader for reader in waited_for if task in plan.inputs(reader)]
+
+
+def _kind_of(key: str) -> tuple[int, str]:
+    task = parse_task(key)
+    return task.iteration, task.job_kind

@@ -1,0 +1,175 @@
+"""Which task a worker takes next. Pure.
+
+A worker never waits for a pass: commits, claims and beats say all. What it must not do is to spend a task's
+budget of attempts on its own. So it counts the claims of this invocation that ended without a commit: while
+they are fewer than ``max_attempts``, any worker may take the task again. After that, and after failures that
+need a decision (other resources, an input to be examined, settings that cannot work), the task is left to
+passes: a pass counts failures by their kinds, and submits an element with the task as its first, or gives the
+task up and says so in control.json. An element may take its first task whatever was counted before.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pipeline.run.failures import FailureKind
+from pipeline.run.plan import Plan
+from pipeline.run.records import Frontier
+from pipeline.run.tasks import PREPARE, Stage, Task, task_of
+from pipeline.workers.claims import Attempt
+
+LEFT_TO_PASSES = frozenset(
+    {
+        *(FailureKind.CONFIG, FailureKind.NUMERICS, FailureKind.MEMORY, FailureKind.TIMEOUT),
+        *(FailureKind.INPUTS, FailureKind.DISK),
+    }
+)
+"""Failures after which no worker takes a task by itself: the same would happen again at once."""
+
+
+class Step(StrEnum):
+    """What a worker does next."""
+
+    TAKE = "take"
+    WAIT = "wait"
+    DONE = "done"
+    """Nothing is left in the run that it could ever do."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A worker's next step."""
+
+    step: Step
+    task: Task | None = None
+    """The task to take, or whose inputs it waits for."""
+    awaited: tuple[frozenset[Task], ...] = ()
+    """Groups of commits of which one must be complete for a task to be ready."""
+
+    def is_due(self, committed: Collection[Task]) -> bool:
+        """Whether a task that it waits for is ready now."""
+        return any(group.issubset(committed) for group in self.awaited)
+
+    @property
+    def all_awaited(self) -> frozenset[Task]:
+        return frozenset().union(*self.awaited)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What of a worker its choice depends on."""
+
+    job_kind: str
+    shard: int = 0
+    """Shard of its first task: it takes the same one of each iteration if it can."""
+    first: Task | None = None
+    """Task that a pass has given it and that it has not taken yet."""
+    takes_over: bool = False
+    """Whether it may do a task once more that another worker is slow at."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What a worker sees of a run."""
+
+    plan: Plan
+    frontier: Frontier
+    committed: Collection[Task]
+    """Those of :func:`relevant` tasks that have a commit record."""
+    attempts: Mapping[Task, Sequence[Attempt]]
+    """Attempts at tasks that are not committed, in this invocation of submit, run or resume."""
+    max_attempts: int
+    now: float = 0.0
+    """Unix time."""
+    median_seconds: float | None = None
+    """Median of the seconds that a task of this kind takes; None if unknown."""
+
+
+def candidates(plan: Plan, frontier: Frontier, worker: Worker) -> tuple[Task, ...]:
+    """Return the tasks that a worker may do or wait for: of its kind, of the iteration at hand and the next,
+    earlier iterations first, its own shard first in each."""
+    stage = task_of(0, worker.job_kind).stage
+    if stage is Stage.PREPARE:
+        return (PREPARE,)
+    if stage is Stage.EVALUATE:
+        return plan.evaluation_tasks()[frontier.evaluated : frontier.evaluated + 2]
+    if stage is Stage.BENCHMARK:
+        return plan.benchmark_tasks()[frontier.benchmarked : frontier.benchmarked + 2]
+    at_hand = max(frontier.updated, plan.start) + 1
+    shards = range(plan.num_shards if stage.is_sharded else 1)
+    turned = sorted(shards, key=lambda shard: (shard - worker.shard) % len(shards))
+    iterations = range(at_hand, min(at_hand + 1, plan.iterations) + 1)
+    return tuple(task_of(iteration, worker.job_kind, shard) for iteration in iterations for shard in turned)
+
+
+def relevant(plan: Plan, tasks: Iterable[Task]) -> frozenset[Task]:
+    """Return the tasks whose commits decide about ``tasks``: themselves and their inputs."""
+    found = set(tasks)
+    return frozenset(found.union(*(plan.inputs(task) for task in found)))
+
+
+def claimed(plan: Plan, tasks: Iterable[Task]) -> frozenset[Task]:
+    """Return the tasks whose claims decide about ``tasks``: themselves, and those whose attempts must have
+    ended before."""
+    found = set(tasks)
+    return frozenset(found | {before for task in found if (before := plan.must_have_ended(task))})
+
+
+def choose(view: View, worker: Worker) -> Choice:
+    """Decide what a worker does next: its own shard, else any that is ready and free, of the earliest
+    iteration; else a task that another is slow at; else wait for the inputs of the next."""
+    tasks = [t for t in candidates(view.plan, view.frontier, worker) if t not in view.committed]
+    ready = [task for task in tasks if is_ready(view, task)]
+    for task in ready:
+        if is_free(view.attempts.get(task, ()), view.max_attempts, is_given=task == worker.first):
+            return Choice(Step.TAKE, task)
+    for task in ready:
+        if worker.takes_over and is_slow(view, task):
+            return Choice(Step.TAKE, task)
+    waiting = [task for task in tasks if task not in ready]
+    if not waiting:
+        return Choice(Step.DONE)
+    at_hand = [task for task in waiting if task.iteration == waiting[0].iteration]
+    return Choice(Step.WAIT, waiting[0], tuple(frozenset(missing(view, task)) for task in at_hand))
+
+
+def missing(view: View, task: Task) -> set[Task]:
+    """Return the inputs of a task that are not committed."""
+    return {source for source in view.plan.inputs(task) if source not in view.committed}
+
+
+def is_ready(view: View, task: Task) -> bool:
+    """Whether a task's inputs are committed, and nothing must end before it that still runs."""
+    before = view.plan.must_have_ended(task)
+    still_runs = before is not None and any(a.is_running for a in view.attempts.get(before, ()))
+    return not still_runs and not missing(view, task)
+
+
+def is_free(attempts: Sequence[Attempt], max_attempts: int, is_given: bool = False) -> bool:
+    """Whether a worker may take a task that is not committed.
+
+    Args:
+        is_given: whether a pass has given it to this worker, whatever was counted before.
+    """
+    if any(attempt.is_running for attempt in attempts):
+        return False
+    return is_given or not is_left_to_passes([attempt.failure for attempt in attempts], max_attempts)
+
+
+def is_left_to_passes(failures: Sequence[FailureKind | None], max_attempts: int) -> bool:
+    """Whether no worker takes a task by itself any more: a pass must submit an element for it, or give up.
+
+    Args:
+        failures: kinds of its failed attempts; None for one that did not say why.
+    """
+    return len(failures) >= max_attempts or any(kind in LEFT_TO_PASSES for kind in failures)
+
+
+def is_slow(view: View, task: Task) -> bool:
+    """Whether one worker, and no other, is at a sharded task, has been for twice the time that one takes, and
+    has shown no progress for as long as one takes."""
+    running = [attempt for attempt in view.attempts.get(task, ()) if attempt.is_running]
+    if not task.stage.is_sharded or len(running) != 1 or view.median_seconds is None:
+        return False
+    taken, progress = running[0].claim.time, running[0].progress
+    return view.now - taken > 2 * view.median_seconds and view.now - progress > view.median_seconds

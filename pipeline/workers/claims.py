@@ -1,0 +1,184 @@
+"""Claims: who works on a task now. A claim names an attempt; the commit record alone says that it is done.
+
+``iterations/00003/rollout/shard-00002.claim-2.json`` is made by hard link, so of two workers one gets the
+number; the other looks again. A claim whose worker is gone without a commit was a failed attempt at the task.
+
+Claims lie with what they are about: going back moves them with their stage's folder, taking back a commit
+moves those of its task, and they are removed with what losing attempts left when the iteration is finished.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config.conversion import converted, plain
+from pipeline.run.durable import link_once
+from pipeline.run.failures import Failure, FailureKind, explain_failure, last_attempt_number
+from pipeline.run.paths import RunPaths
+from pipeline.run.records import names_of_stage
+from pipeline.run.tasks import Task, parse_task, task_key
+from pipeline.workers.beats import Beat, Doing
+from slurm.sealing import sealed, unsealed
+from slurm.sharedfiles import make_folder, read_shared
+
+_NAME = re.compile(r"(.+)\.claim-(\d+)\.json")
+
+Known = dict[tuple[int, int, str], "Claim"]
+"""Claims read before, by device and inode of their folder, and name: a claim never changes, but going back
+puts another folder, and other claims, under the same path."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One attempt at a task, taken by a worker."""
+
+    task: Task
+    number: int
+    """Number of the attempt at its task, from 1: names the folder of its log and its failure file."""
+    attempt: str
+    """Id of the attempt (:mod:`pipeline.run.attempts`); empty where the claim's file is spoilt."""
+    worker: str
+    """Name of the worker (:mod:`pipeline.workers.beats`)."""
+    time: float
+    """Unix time at which it was taken."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What has become of a claim on a task that is not committed."""
+
+    claim: Claim
+    is_running: bool
+    """Whether its worker lives, and does it. If not, the attempt has failed."""
+    failure: FailureKind | None = None
+    """Why it failed, if it said so."""
+    progress: float = 0.0
+    """Unix time at which it last showed progress: when it was taken, or its latest save."""
+
+
+@dataclass(frozen=True)
+class _Content:
+    """Fields of a claim's file."""
+
+    task: str
+    number: int
+    attempt: str
+    worker: str
+    time: float
+
+
+def file_of(paths: RunPaths, task: Task, number: int) -> Path:
+    """Return the file of a claim."""
+    return paths.task(task).folder / f"{task.file_stem}.claim-{number}.json"
+
+
+def take(paths: RunPaths, claim: Claim) -> bool:
+    """Write a claim. False where its number is taken."""
+    path = file_of(paths, claim.task, claim.number)
+    make_folder(path.parent)
+    content = _Content(task_key(claim.task), claim.number, claim.attempt, claim.worker, claim.time)
+    return link_once(path, sealed(plain(content)))
+
+
+def claims_of(
+    paths: RunPaths, tasks: Iterable[Task], known: Known | None = None
+) -> Mapping[Task, tuple[Claim, ...]]:
+    """Return all claims of some tasks, by number; one listing for each folder.
+
+    Args:
+        known: claims read before, which are not read again; this function adds to it.
+    """
+    known = {} if known is None else known
+    found: dict[Task, list[Claim]] = {}
+    for path, task, number in _files_of(paths, tasks):
+        claim = _read(path.parent, path.name, Claim(task, number, "", "", 0.0), known)
+        found.setdefault(task, []).append(claim)
+    return {task: tuple(sorted(claims, key=lambda claim: claim.number)) for task, claims in found.items()}
+
+
+def tried_again(paths: RunPaths, tasks: Iterable[Task]) -> list[Task]:
+    """Return the tasks that have more than one claim; no file is read."""
+    counts = Counter(task for _, task, _ in _files_of(paths, tasks))
+    return [task for task, count in counts.items() if count > 1]
+
+
+def _files_of(paths: RunPaths, tasks: Iterable[Task]) -> Iterator[tuple[Path, Task, int]]:
+    """Yield the files of all claims of some tasks, each with its task and number."""
+    groups: dict[Path, dict[str, Task]] = {}
+    for task in tasks:
+        groups.setdefault(paths.task(task).folder, {})[task.file_stem] = task
+    for folder, by_stem in groups.items():
+        for name in names_of_stage(folder):
+            if (match := _NAME.fullmatch(name)) and match[1] in by_stem:
+                yield folder / name, by_stem[match[1]], int(match[2])
+
+
+def _read(folder: Path, name: str, spoilt: Claim, known: Known) -> Claim:
+    """Read a claim. One whose file is spoilt keeps its number, and is nobody's."""
+    try:
+        status = os.stat(folder)  # noqa: PTH116  faster, for each of thousands of claims
+        key = status.st_dev, status.st_ino, name
+        if key not in known:
+            known[key] = _parsed(read_shared(folder / name), spoilt)
+        return known[key]
+    except FileNotFoundError:  # the run has just gone back
+        return spoilt
+
+
+def _parsed(data: bytes, spoilt: Claim) -> Claim:
+    try:
+        content = converted(_Content, unsealed(data))
+        claim = Claim(parse_task(content.task), content.number, content.attempt, content.worker, content.time)
+    except (ValueError, TypeError):
+        return spoilt
+    return claim if (claim.task, claim.number) == (spoilt.task, spoilt.number) else spoilt
+
+
+def next_number(paths: RunPaths, task: Task, claims: Sequence[Claim]) -> int:
+    """Return a number for the next attempt that no claim and no log has yet."""
+    return 1 + max([last_attempt_number(paths, task), *(claim.number for claim in claims)])
+
+
+def is_running(claim: Claim, live: Mapping[str, Beat]) -> bool:
+    """Whether the worker of a claim lives and does it. Pure.
+
+    A worker says what it will do before it takes the claim, so whoever reads claims first and beats after
+    them never takes one for ended that has just begun.
+    """
+    beat = live.get(claim.worker)
+    if beat is None or beat.doing is not Doing.BUSY:
+        return False
+    return (beat.task, beat.attempt) == (task_key(claim.task), claim.attempt)
+
+
+def attempts_of(
+    paths: RunPaths, claims: Iterable[Claim], live: Mapping[str, Beat], since: float = 0.0
+) -> tuple[Attempt, ...]:
+    """Return what has become of the claims on a task that was not committed when they were listed.
+
+    An attempt that has just committed counts as failed here: look for the record again before acting on it.
+
+    Args:
+        live: workers that live (:meth:`pipeline.workers.beats.Crew.live`), read after the claims.
+        since: claims before this unix time are of an earlier invocation of submit, run or resume.
+    """
+    return tuple(_attempt(paths, claim, live) for claim in claims if claim.time >= since or not claim.attempt)
+
+
+def _attempt(paths: RunPaths, claim: Claim, live: Mapping[str, Beat]) -> Attempt:
+    if is_running(claim, live):
+        return Attempt(claim, is_running=True, progress=claim.time)
+    return Attempt(claim, is_running=False, failure=said(paths, claim), progress=claim.time)
+
+
+def said(paths: RunPaths, claim: Claim) -> FailureKind | None:
+    """Return why a claim's attempt failed, by its own failure file; None if it left none, or a spoilt one."""
+    unsaid = Failure(claim.task, claim.number, FailureKind.KILLED, "")
+    try:
+        found, _ = explain_failure(paths, unsaid)
+    except (ValueError, KeyError, TypeError):
+        return None
+    return None if found is unsaid else found.kind

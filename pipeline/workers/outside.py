@@ -1,0 +1,110 @@
+"""What a worker is given by whoever starts it: its name, what it may ask Slurm, whom to wake. Stages know
+nothing of Slurm but through this.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from pipeline.run.attempts import new_attempt
+from pipeline.run.directory import Run
+from pipeline.run.submissions import is_job_of, job_kind_of
+from pipeline.run.tasks import Task
+from pipeline.workers.afterwards import Afterwards
+from pipeline.workers.staying import Pending
+from slurm.tasklist import ELIGIBLE, STARTED, attempt_id
+
+_PATIENCE = 20.0
+"""Seconds that an answer of Slurm may take."""
+
+
+@dataclass(frozen=True)
+class Queue:
+    """What a worker needs to know of Slurm's queue."""
+
+    pending: tuple[Pending, ...] = ()
+    """Jobs of this user that wait."""
+    ends: float | None = None
+    """Unix time of the worker's own end; None if unknown or never."""
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What a worker is given by whoever starts it."""
+
+    name: str
+    """The worker's name (:mod:`pipeline.workers.beats`)."""
+    new_attempt: Callable[[int], str]
+    """Returns an attempt's id from its number."""
+    queued_seconds: float | None = None
+    ask_queue: Callable[[], Queue | None] = lambda: None
+    """Returns the queue; None where it cannot be asked."""
+    partitions: Callable[[], frozenset[str] | None] = lambda: None
+    """Returns the partitions of this node; None if unknown."""
+    is_peer: Callable[[str], bool] = lambda name: False
+    """Whether the job of a name is of the same stage of the same run."""
+    committed: Callable[[Task], None] = lambda task: None
+    """Is called after each commit: whoever waits for it may be woken, and the run's books be kept."""
+    waits: Callable[[], None] = lambda: None
+    """Is called each second or so of a wait."""
+    leaves: Callable[[bool], None] = lambda is_to_be_seen: None
+    """Is called before its end, when its beat says that it leaves: with whether a pass has to see that."""
+
+
+def started_at(environment: Mapping[str, str], now: float) -> float:
+    """Return when this process's job started (unix time): if its script says so, before what that sets up."""
+    said = environment.get(STARTED, "")
+    return min(now, float(said)) if said.isdecimal() else now
+
+
+def of_environment(run: Run, job_kind: str, environment: Mapping[str, str], started: float) -> Outside:
+    """Return the surroundings of an array element, or where there is no Slurm those of a process.
+
+    Args:
+        started: unix time at which the job started.
+    """
+    if "SLURM_ARRAY_JOB_ID" not in environment:
+        return Outside(f"{os.uname().nodename}-{os.getpid()}", new_attempt)
+    job, index = environment["SLURM_ARRAY_JOB_ID"], environment["SLURM_ARRAY_TASK_ID"]
+    restarts = int(environment.get("SLURM_RESTART_COUNT", "0"))
+    eligible = 0.0 if restarts else float(environment.get(ELIGIBLE, "0"))
+    name = f"{job}_{index}r{restarts}"
+    afterwards = Afterwards(run, name)
+    return Outside(
+        name,
+        lambda number: attempt_id(number, job, index, restarts),
+        queued_seconds=max(0.0, started - eligible) if eligible else None,
+        ask_queue=lambda: slurm_queue(job, int(index)),
+        partitions=lambda: slurm_partitions(environment.get("SLURMD_NODENAME", "")),
+        is_peer=lambda name: is_job_of(run.identity.id, name) and job_kind_of(name) == job_kind,
+        committed=afterwards.committed,
+        waits=afterwards.waits,
+        leaves=afterwards.leaves,
+    )
+
+
+def slurm_queue(array: str, index: int) -> Queue | None:
+    """Ask Slurm once what this user has in the queue; None where that fails, or there is no client."""
+    from slurm.commands import SlurmError, SlurmMissing  # submitting jobs alone needs more of this
+    from slurm.query import read_queue
+    from slurm.states import Phase, UnknownState, phase_of
+
+    try:
+        elements = read_queue(lambda name: True, timeout=_PATIENCE)
+    except (SlurmError, SlurmMissing, UnknownState):
+        return None
+    own = next((e for e in elements if (e.array_id, e.index) == (array, index) and e.started), None)
+    ends = own.started + own.time_limit if own and own.started and own.time_limit else None
+    waiting = (e for e in elements if phase_of(e.state) is Phase.PENDING)
+    return Queue(tuple(Pending(e.name, e.partition, e.reason) for e in waiting), ends)
+
+
+def slurm_partitions(node: str) -> frozenset[str] | None:
+    """Ask Slurm for the partitions of a node; None where that fails."""
+    from slurm.commands import SlurmError, SlurmMissing, run_command
+
+    try:
+        shown = run_command(["sinfo", "-a", "-h", f"--nodes={node}", "--format=%R"], timeout=_PATIENCE)
+    except (SlurmError, SlurmMissing):
+        return None
+    return frozenset(shown.split()) or None

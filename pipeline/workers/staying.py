@@ -1,0 +1,176 @@
+"""How long a worker stays while it has nothing to do, and why it leaves. Pure.
+
+Ski rental: who waits as long as coming back would cost, and then leaves, never pays more than twice what it
+would have paid had it known when its next input comes.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from pipeline.config.types import Linger
+from pipeline.workers.beats import Reason
+
+ASK_SECONDS = 30.0
+"""Most seconds between two questions to Slurm in one wait, and between two looks at the package."""
+_SOON = 5.0
+_MOST_ALLOWED = 2.0
+FIRST_POLL = 0.01
+_SHARE = 0.02
+_LONGEST_POLL, _LONGEST_POLL_ON_NETWORK = 1.0, 5.0
+_GROWTH, _GROWTH_BYTES = 1.5, 2**29
+_SETTLED = 3
+"""Tasks after which a worker's memory is taken for what it needs."""
+_TASK_FACTOR = 10
+_LEAST_LIMIT = 60.0
+"""Seconds that every task gets: what holds up a short one has nothing to do with its length."""
+_WAITS_FOR_ROOM = frozenset(
+    {"resources", "priority", "associationjoblimit", "associationresourcelimit", "qosjoblimit"}
+    | {"qosresourcelimit", "assocmaxjobslimit", "accountingpolicy", "licenses"}
+)
+_LIMIT = re.compile(r"(QOS|Assoc)(Grp|Max)\w+|Max\w+PerAccount")
+_NEVER_FREED = re.compile(r"Wall|Submit|Minutes|Max\w+PerJob")
+"""Limits that a worker's end frees nothing of."""
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A job of this user that waits in Slurm's queue."""
+
+    name: str
+    partition: str
+    """Partition, or several with commas between them."""
+    reason: str
+    """Why it waits, in Slurm's word."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A worker's wait for its next input. Times are unix seconds."""
+
+    began: float
+    bound: float
+    """Seconds that it may take, from :func:`bound`."""
+    expected: float | None = None
+    """When the input is expected; None if unknown."""
+    allowance: float = 0.0
+    """Seconds that it may take beyond the bound, from :func:`allowance`."""
+
+    @property
+    def until(self) -> float:
+        return self.began + self.bound + self.allowance
+
+
+def bound(linger: Linger, most: float, startup: float | None, queue: float | None) -> float:
+    """Return the seconds that a worker waits at most.
+
+    Args:
+        linger: the setting.
+        most: bound of an automatic one (``scheduler.linger_max``).
+        startup: seconds that a start takes; None if unknown.
+        queue: seconds that a job waits in the queue; None if unknown.
+    """
+    return min(most, (startup or 0.0) + (queue or 0.0)) if linger == "auto" else float(linger)
+
+
+def allowance(linger: Linger, most: float, bound: float, others: Iterable[float | None]) -> float:
+    """Return the seconds beyond its bound that a worker waits while others come back, who stay then too.
+
+    Where every stage has left, the input of each is as far as the start-ups of all others: did nobody wait
+    for them, everybody would leave in every iteration, however little there is to do in between.
+
+    Args:
+        linger, most: as for :func:`bound`.
+        bound: what :func:`bound` returned.
+        others: seconds that coming back takes workers of each other job kind; None if unknown. Not more than
+            its own counts.
+    """
+    if linger != "auto":
+        return 0.0
+    total = sum(bound if cost is None else min(bound, cost) for cost in others)
+    return max(0.0, min(total, _MOST_ALLOWED * bound, most - bound))
+
+
+def reason_to_leave(wait: Wait, now: float) -> Reason | None:
+    """Return why a worker that waits leaves now, by time alone; None: it stays."""
+    if now >= wait.until:
+        return Reason.LONG
+    if wait.expected is not None and wait.expected > wait.began + wait.bound:
+        return Reason.FAR
+    return None
+
+
+def is_in_the_way(
+    pending: Iterable[Pending],
+    partitions: Collection[str] | None,
+    is_peer: Callable[[str], bool] = lambda name: False,
+) -> bool:
+    """Whether a job of the same user waits that could start in this worker's place.
+
+    Args:
+        partitions: partitions that the worker's nodes belong to; None if unknown: any.
+        is_peer: whether the job of a name is of the same stage of the same run. This worker can do its task
+            as well.
+    """
+    return any(_wants_place(job, partitions) for job in pending if not is_peer(job.name))
+
+
+def ask_after(waited: float) -> float:
+    """Return the seconds from one question to Slurm whether a job waits for this place to the next.
+
+    Jobs are submitted soon after something has happened, which is when a wait begins.
+
+    Args:
+        waited: seconds from the wait's begin, or from when somebody rang, to the question.
+    """
+    return min(ASK_SECONDS, max(_SOON, waited))
+
+
+def _wants_place(job: Pending, partitions: Collection[str] | None) -> bool:
+    reason = job.reason.strip("()").split(",")[0]
+    if _LIMIT.fullmatch(reason):  # which counts for all partitions
+        return not _NEVER_FREED.search(reason)
+    is_near = partitions is None or not set(partitions).isdisjoint(job.partition.split(","))
+    return is_near and reason.replace("_", "").lower() in _WAITS_FOR_ROOM
+
+
+def task_limit(task_time: float | None, median: float | None, startup: float | None = None) -> float | None:
+    """Return the seconds that a task may take inside a worker: as set, else ten times the median, and a
+    minute at least; None: as long as the worker may run.
+
+    Args:
+        startup: seconds that loading takes, where the task begins with that: ten times that more.
+    """
+    if task_time is not None or median is None:
+        return task_time
+    return max(_LEAST_LIMIT, _TASK_FACTOR * median) + _TASK_FACTOR * (startup or 0.0)
+
+
+def has_time(now: float, ends: float | None, limit: float | None, warning: float = 0.0) -> bool:
+    """Whether a task that takes as long as it may ends before the worker's own limit warns it.
+
+    Args:
+        ends: unix time of the worker's end; None: never, or unknown.
+        limit: from :func:`task_limit`.
+        warning: seconds before its end at which Slurm warns a worker.
+    """
+    return ends is None or limit is None or now + limit <= ends - warning
+
+
+def has_grown(sizes: Sequence[int]) -> bool:
+    """Whether a worker's memory after its last task is half as much again as after the third, and 0.5 GiB
+    more.
+
+    Args:
+        sizes: bytes that were resident after each task.
+    """
+    if len(sizes) <= _SETTLED:
+        return False
+    settled = sizes[_SETTLED - 1]
+    return sizes[-1] > _GROWTH * settled and sizes[-1] - settled > _GROWTH_BYTES
+
+
+def pause(waited: float, is_network: bool) -> float:
+    """Return the seconds until the next look at the disk of one who has waited for ``waited`` seconds."""
+    longest = _LONGEST_POLL_ON_NETWORK if is_network else _LONGEST_POLL
+    return min(longest, max(FIRST_POLL, _SHARE * waited))

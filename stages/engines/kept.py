@@ -1,0 +1,138 @@
+"""Engines that are kept: until another model of the same role is requested, or their process ends.
+
+So neither start-up nor memory is paid twice. A process that stays keeps them from task to task: an engine
+serves again with the weights that it has, or others are put into it. What it gives never depends on what it
+was used for before.
+"""
+
+import contextlib
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from pipeline.config.engines import Engine
+from stages.engines.base import Generator, Scorer
+from stages.logs import log
+
+Weights = tuple[str, ...]
+"""Fingerprints of a model's files: equal only for equal bytes, wherever they are."""
+
+
+class Resettable(Protocol):
+    """An engine: a generator, a scorer, a model."""
+
+    def reset(self) -> bool:
+        """Forget what earlier tasks left behind. False: it cannot."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An engine that a task asks for."""
+
+    role: str
+    attempt: str
+    """Attempt at the task."""
+    settings: Any
+    """All that the engine is made from, but for the weights."""
+    weights: Weights
+    name: str = Engine.TRANSFORMERS
+
+
+@dataclass(frozen=True)
+class _Kept:
+    wanted: Wanted
+    engine: Any
+
+
+_UNKNOWN = object()
+_kept: dict[str, _Kept] = {}
+_values: dict[str, tuple[Any, Any]] = {}
+
+
+def engine(
+    wanted: Wanted,
+    make: Callable[[], Resettable],
+    reload: Callable[[Any, Weights], bool] = lambda engine, had: False,
+) -> Any:
+    """Return the engine of a role: the one that is kept if it is the same, or can become it, or a new one.
+
+    Engines of transformers stay side by side. Any other takes the GPU's memory for itself, so that nothing
+    else fits beside it.
+
+    Args:
+        reload: puts the weights into an engine of the same settings; is given the fingerprints of those that
+            it has. Returns whether it has done so.
+    """
+    if _can_serve(wanted, reload):
+        _kept[wanted.role] = replace(_kept[wanted.role], wanted=wanted)
+    else:
+        release(wanted.role)
+        for role in [
+            role for role in _kept if {_kept[role].wanted.name, wanted.name} != {Engine.TRANSFORMERS}
+        ]:
+            release(role)
+        _kept[wanted.role] = _Kept(wanted, make())
+    return _kept[wanted.role].engine
+
+
+def _can_serve(wanted: Wanted, reload: Callable[[Any, Weights], bool]) -> bool:
+    """Whether there is an engine of the role that is what a new one would be; it is changed to be so."""
+    kept = _kept.get(wanted.role)
+    if kept is None or kept.wanted == wanted:  # the same task asks again
+        return kept is not None
+    had = kept.wanted
+    if replace(had, attempt=wanted.attempt, weights=wanted.weights) != wanted:
+        return False
+    _kept[wanted.role] = replace(kept, wanted=replace(had, settings=_UNKNOWN))  # until it is changed wholly
+    try:
+        return bool(
+            kept.engine.reset() and (had.weights == wanted.weights or reload(kept.engine, had.weights))
+        )
+    except Exception:  # whatever an engine does about it, a new one can be made
+        log.exception(f"the {wanted.role} could not be used again, and is made again:")
+        return False
+
+
+def kept_value(name: str, key: Any, make: Callable[[], Any]) -> Any:
+    """Return something small that no use changes: what is kept under ``name`` if it was made from ``key``."""
+    if name not in _values or _values[name][0] != key:
+        _values[name] = (key, make())
+    return _values[name][1]
+
+
+def release(role: str) -> None:
+    """Drop the engine of ``role``, if there is one, and what it holds."""
+    kept = _kept.pop(role, None)
+    if kept is None:
+        return
+    if isinstance(kept.engine, Generator | Scorer):
+        kept.engine.close()
+    del kept
+    torch = sys.modules.get("torch")
+    if torch is None:  # what engines hold without it is not worth the time to look for all garbage
+        return
+    gc.collect()
+    if torch.cuda.is_initialized():  # another process may be about to look how much is free
+        torch.cuda.empty_cache()
+
+
+def release_all() -> None:
+    """Drop all that is kept: after a task that failed, and before the process ends. Errors of that are logged
+    only: what was committed stands, and a failed job would keep those that depend on it waiting."""
+    _values.clear()
+    for role in list(_kept):
+        try:
+            release(role)
+        except (OSError, RuntimeError):  # of disks, worker processes, GPUs that are gone
+            log.exception(f"closing the {role} failed; what the task has done stands:")
+
+
+@contextlib.contextmanager
+def engines_closed() -> Iterator[None]:
+    """Drop all that is kept at the end."""
+    try:
+        yield
+    finally:
+        release_all()

@@ -1,0 +1,19 @@
+"""The trainer that a process keeps between updates, for whoever knows nothing of trainers.
+
+Imports nothing heavy: where no trainer was used there is nothing to do.
+"""
+
+import sys
+
+
+def save_kept_trainer() -> None:
+    """Commit the trainer's state, if it is in memory alone, before the process leaves as planned. Every rank
+    of an update takes part. Never fails."""
+    if module := sys.modules.get("stages.ppo.kept"):
+        module.save()
+
+
+def release_kept_trainer() -> None:
+    """Give the trainer's memory back: after a task that failed."""
+    if module := sys.modules.get("stages.ppo.kept"):
+        module.release()

@@ -1,0 +1,340 @@
+"""Workers on a shared filesystem: ``python -m stages.pulling``, with the arguments of ``python -m stages``.
+
+The task on the command line is the first. After it the worker finds its next ones in the run directory, from
+commits and claims alone, until it pays more to leave (:mod:`pipeline.workers`).
+"""
+
+import atexit
+import contextlib
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NoReturn
+
+from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
+from pipeline.run.attempts import AttemptId
+from pipeline.run.commits import CorruptData, Record, read_record
+from pipeline.run.control import Control, SpoiltControl, read_control
+from pipeline.run.directory import Run, load_run
+from pipeline.run.durable import link_once
+from pipeline.run.failures import FailureKind
+from pipeline.run.records import FrontierFinder, recorded
+from pipeline.run.tasks import Task, task_key
+from pipeline.workers import choosing, estimates, staying
+from pipeline.workers.beats import Beat, Doing, Reason, process_space
+from pipeline.workers.choosing import Step, View
+from pipeline.workers.claims import Claim, Known, attempts_of, claims_of, next_number, take
+from pipeline.workers.living import Crew
+from pipeline.workers.outside import Outside, of_environment, started_at
+from stages.pulse import Pulse
+from stages.runner import Arguments, parse
+from stages.surroundings import Bell, Output, flush_output
+from stages.waiting import INPUT_SECONDS, Waiting
+from stages.worker import Source, work
+
+_BEATS_SECONDS = 1.0
+"""Seconds after which beats are read again where no claim is to be judged by them."""
+_MOST_FAILURES = 2
+"""Failures in a row after which a worker leaves: its node may be at fault, and others are to try."""
+
+
+@dataclass
+class Pulling:
+    """Source of a worker that finds its tasks in the run directory."""
+
+    run: Run
+    first: Arguments
+    outside: Outside
+    settings: ResourcesConfig
+    """Resources of the stage, with what is set for staying."""
+    pulse: Pulse
+    linger_max: float = 600.0
+    max_attempts: int = 3
+    worker: choosing.Worker = field(init=False)
+    waiting: Waiting = field(init=False)
+    output: Output = field(default_factory=Output)
+    reason: Reason | None = None
+    """Why it leaves; None: it stays."""
+    failures: int = 0
+    """Tasks that have failed in a row."""
+    has_loaded: bool = False
+    """Whether it has loaded what its tasks need."""
+    known: Known = field(default_factory=dict)
+    crew: Crew = field(init=False)
+    frontier: FrontierFinder = field(init=False)
+    _live: dict[str, Beat] = field(default_factory=dict)
+    """Newest beats of the workers that live, as of the last look at them."""
+    _looked: float = 0.0
+    """Unix time of that look."""
+    _claim: Claim | None = None
+
+    def __post_init__(self) -> None:
+        task = self.first.task
+        self.worker = choosing.Worker(task.job_kind, task.shard, task, takes_over=self.settings.has_gpus)
+        self.crew = Crew(self.run.paths)
+        self.frontier = FrontierFinder(self.run.plan, self.run.paths)
+        self.waiting = Waiting(
+            *(self.run, task.job_kind, self.settings, self.linger_max),
+            *(self.outside, self.pulse, self.crew),
+        )
+
+    @property
+    def bell(self) -> Bell:
+        return self.waiting.bell
+
+    # --- the source ---
+
+    def next(self) -> Arguments | None:
+        """Return the next attempt, once its task is claimed. None: leave."""
+        self.bell.listen()
+        while self.reason is None:
+            view = self.look()
+            choice = choosing.choose(view, self.worker)
+            if self.reason or self.bell.warned:
+                self.leave(Reason.WARNED)
+            elif choice.step is Step.DONE:
+                self.leave(Reason.DONE)
+            elif not self.has_loaded and choice.task:
+                return self._load(choice.task)
+            elif choice.step is Step.WAIT:
+                self.reason = self.waiting.go_on(choice, is_first=self.worker.first is not None)
+            elif choice.task and (given := self._take(view, choice.task)):
+                return given
+        return None
+
+    def _load(self, task: Task) -> Arguments:
+        """Have what a task needs loaded, once, before the worker takes any: what it takes is computed at
+        once then, and others see that it starts up, and does not compute."""
+        self.has_loaded = True
+        return replace(self.first, task=task, failure_file=None, stays=True, loads=True)
+
+    def ended(self, arguments: Arguments, exit_code: int) -> None:
+        """Note the end of an attempt. Of one that failed whoever reads the claim sees by the beat that nobody
+        is at it; after a commit the next word, that it waits or what it does, is soon enough."""
+        if arguments.loads:
+            return
+        self.pulse.set_alarm(None)
+        self.output.turn_back()
+        own = self._own_record(arguments) if exit_code == 0 else None
+        startup = own.metrics.get("startup_seconds", 0.0) if own and not self.pulse.beat.tasks else 0.0
+        self.pulse.note(doing=Doing.WAITING, task="", attempt="")
+        beat = self.pulse.beat
+        startup = min(startup, beat.busy_seconds)
+        self.pulse.note(
+            tasks=beat.tasks + (own is not None),
+            startup_seconds=beat.startup_seconds + startup,
+            busy_seconds=beat.busy_seconds - startup,
+        )
+        if exit_code:
+            self.pulse.say()
+        self.failures = self.failures + 1 if exit_code else 0
+        if self.failures >= _MOST_FAILURES:
+            self.leave(Reason.FAILED)
+        if exit_code == 0:
+            self.outside.committed(arguments.task)
+
+    def leave(self, reason: Reason) -> None:
+        """Have :meth:`next` give nothing more. The first reason counts."""
+        self.reason = self.reason or reason
+
+    def left(self) -> None:
+        """Say that the worker has left, and why; and wait for a pass that sees it, unless others have yet to
+        do what is left of the run, after whom there are passes anyway."""
+        self.pulse.say(doing=Doing.LEAVING, reason=self.reason, task="", until=None)
+        if not self._is_cancelled():
+            is_last = self.frontier.find().is_committed(self.run.plan)
+            self.outside.leaves(self.reason is not Reason.DONE or is_last)
+
+    def _own_record(self, arguments: Arguments) -> Record | None:
+        """Return the record of a task if this attempt committed it. One may also find it done, or lose a race
+        for it."""
+        with contextlib.suppress(CorruptData, OSError):
+            record = read_record(self.run.paths, arguments.task)
+            return record if record is not None and record.attempt == arguments.attempt else None
+        return None
+
+    # --- looking ---
+
+    def look(self) -> View:
+        """Look at the run directory: how far the run is, what is committed, who works on what."""
+        run, paths = self.run, self.run.paths
+        frontier = self.frontier.find()
+        tasks = choosing.candidates(run.plan, frontier, self.worker)
+        committed = frozenset(recorded(paths, choosing.relevant(run.plan, tasks)))
+        since = self._look_at_control()
+        undone = [task for task in tasks if task not in committed]
+        claims = claims_of(paths, choosing.claimed(run.plan, undone), self.known)
+        now = time.time()
+        if claims or now - self._looked > _BEATS_SECONDS:
+            self._live, self._looked = self.crew.live(now), now
+        live = self._live
+        attempts = {task: attempts_of(paths, claims[task], live, since) for task in claims}
+        seconds = estimates.task_seconds(self.crew.beats.values(), self.worker.job_kind)
+        return View(run.plan, frontier, committed, attempts, self.max_attempts, now, seconds)
+
+    def _is_cancelled(self) -> bool:
+        """Whether people cancelled the run: nothing follows then, and Slurm soon kills who has not ended."""
+        control = self._control()
+        return control is not None and control.cancelled
+
+    def _control(self) -> Control | None:
+        try:
+            return read_control(self.run.paths)
+        except SpoiltControl:  # for people to mend; a pass will say so
+            return None
+
+    def _look_at_control(self) -> float:
+        """Leave if people, or a pass that gave up, ended the run. Returns when this invocation began."""
+        control = self._control()
+        if control is None:
+            return 0.0
+        if control.cancelled or control.has_failed:
+            self.leave(Reason.TURNED)
+        return control.begun
+
+    # --- taking ---
+
+    def _take(self, view: View, task: Task) -> Arguments | None:
+        """Claim a task. None if another was first, or has done it since the records were looked at, or there
+        is no time left for it."""
+        if task in recorded(self.run.paths, [task]):
+            return None
+        limit = self._limit(view)
+        is_first = task == self.worker.first
+        if not is_first and not self.waiting.has_time(view.now, limit):
+            self.leave(Reason.TIME)
+            return None
+        number = self._number(task, is_first)
+        claim = Claim(task, number, self.outside.new_attempt(number), self.outside.name, view.now)
+        first, last = self.pulse.beat.iterations
+        self.pulse.say(
+            doing=Doing.BUSY,
+            task=task_key(task),
+            attempt=claim.attempt,
+            until=None,
+            iterations=(first or task.iteration, max(last, task.iteration)),
+        )
+        if not take(self.run.paths, claim):
+            self.pulse.say(doing=Doing.WAITING, task="", attempt="")
+            return None
+        self.worker = replace(self.worker, first=None)
+        self.waiting.end()
+        self._claim = claim
+        self._set_alarm(limit, task)
+        return self._begin(claim)
+
+    def _begin(self, claim: Claim) -> Arguments:
+        files = self.run.paths.task(claim.task)
+        self.output.turn_to(files.log(claim.number))
+        failure = files.failure(claim.number)
+        return Arguments(claim.task, self.run.paths.root, claim.attempt, failure, INPUT_SECONDS, stays=True)
+
+    def _number(self, task: Task, is_first: bool) -> int:
+        """Return the number of the next attempt: of the first task the submission's, if nobody has it."""
+        claims = claims_of(self.run.paths, [task], self.known).get(task, ())
+        given = AttemptId.parse(self.first.attempt).number
+        if is_first and given > max((claim.number for claim in claims), default=0):
+            return given
+        return next_number(self.run.paths, task, claims)
+
+    # --- the limit of a task ---
+
+    def _limit(self, view: View) -> float | None:
+        beats = self.crew.beats.values()
+        known = estimates.startup(beats, self.worker.job_kind) if self._is_fresh else None
+        return staying.task_limit(
+            self.settings.task_seconds, view.median_seconds, known.median if known else None
+        )
+
+    @property
+    def _is_fresh(self) -> bool:
+        """Whether the next task begins with loading."""
+        return self.pulse.beat.tasks == 0 or self.failures > 0
+
+    def _set_alarm(self, limit: float | None, task: Task) -> None:
+        """End the task when it has taken too long; one that can save is warned before."""
+        if limit is None:
+            return
+        warning = min(float(self.settings.signal), limit / 2) if task.stage.generates else 0.0
+
+        def warn() -> None:
+            self.pulse.set_alarm(warning, lambda: self._end_task(limit))
+            os.kill(os.getpid(), signal.SIGUSR2)
+
+        self.pulse.set_alarm(limit - warning, warn if warning else lambda: self._end_task(limit))
+
+    def _end_task(self, limit: float) -> None:
+        """End the process: a task in native code cannot be stopped in another way."""
+        if (claim := self._claim) is not None:
+            told = {"kind": FailureKind.TIMEOUT, "message": f"it took more than {limit:g} s", "suspect": None}
+            path = self.run.paths.task(claim.task).failure(claim.number)
+            with contextlib.suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                link_once(path, json.dumps(told) + "\n")
+        self.pulse.say(doing=Doing.LEAVING, reason=Reason.FAILED)
+        os._exit(5)
+
+
+def pulling(first: Arguments, started: float) -> Pulling:
+    """Make the source of the worker that begins with an attempt. Its pulse has begun."""
+    run = load_run(first.run_dir)
+    job_kind, scheduler = first.task.job_kind, run.config.scheduler
+    outside = of_environment(run, job_kind, os.environ, started)
+    beat = Beat(
+        *(outside.name, job_kind, os.uname().nodename, os.getpid(), started),
+        since=started,
+        queued_seconds=outside.queued_seconds,
+        process_space=process_space(),
+        task=task_key(first.task),
+    )
+    pulse = Pulse(run.paths, beat)
+    pulse.start()
+    if isinstance(scheduler, SlurmConfig):
+        settings, most = resources_of(scheduler, job_kind), float(scheduler.linger_max)
+    else:
+        settings, most = ResourcesConfig(linger="auto"), 600.0
+    return Pulling(run, first, outside, settings, pulse, most, run.config.attempts_of(job_kind))
+
+
+def import_stage(task: Task) -> None:
+    """Import what a task of this kind needs: who starts early is ready when the input is."""
+    importlib.import_module("stages.execution")
+    importlib.import_module(f"stages.tasks.{task.stage}")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Work; return the exit code."""
+    started = started_at(os.environ, time.time())
+    first = parse(argv)
+    source = source_of_rank(first, started)
+    import_stage(first.task)
+    return work(source)
+
+
+def source_of_rank(first: Arguments, started: float) -> Source:
+    """Return the source of this process: one that finds tasks, or one that is told by the first rank."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return pulling(first, started)
+    from stages.following import Following, Leading, meet
+
+    if os.environ["RANK"] == "0":
+        source = pulling(first, started)
+        return Leading(source, meet(os.environ))
+    return Following(meet(os.environ))
+
+
+def end_process(exit_code: int) -> NoReturn:
+    """End this process as sys.exit does, but without taking apart what is in memory: with torch and a model
+    that takes a core for more than a second, and many workers end at once, beside others that compute."""
+    atexit._run_exitfuncs()
+    flush_output()
+    os._exit(exit_code)
+
+
+if __name__ == "__main__":
+    end_process(main(sys.argv[1:]))

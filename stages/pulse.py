@@ -1,0 +1,85 @@
+"""A worker's pulse: the file in which it says what it does, kept fresh by a thread."""
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pipeline.run.paths import RunPaths
+from pipeline.workers.beats import BEAT_SECONDS, Beat, Doing, Reason, write_beat
+
+_SUMS = {
+    Doing.STARTING: "startup_seconds",
+    Doing.BUSY: "busy_seconds",
+    Doing.WAITING: "waiting_seconds",
+    Doing.LEAVING: "waiting_seconds",  # for a pass that sees it leave
+}
+
+
+@dataclass
+class Pulse:
+    """What a worker says of itself. The thread that writes it also ends a task that takes too long."""
+
+    paths: RunPaths
+    beat: Beat
+    period: float = BEAT_SECONDS
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _stirred: threading.Event = field(default_factory=threading.Event)
+    _alarm: tuple[float, Callable[[], None]] | None = None
+
+    def start(self) -> None:
+        """Write the first beat and begin with the regular ones."""
+        self.say()
+        threading.Thread(target=self._run, name="pulse", daemon=True).start()
+        atexit.register(self._end)
+
+    def say(self, **changes: Any) -> None:
+        """Write a beat with these fields changed. A disk that takes none does not stop the worker."""
+        with self._lock:
+            self._change(changes)
+            with contextlib.suppress(OSError):
+                write_beat(self.paths, self.beat)
+
+    def note(self, **changes: Any) -> None:
+        """Change these fields of what is said next: to replace a file takes a disk milliseconds."""
+        with self._lock:
+            self._change(changes)
+
+    def _change(self, changes: Mapping[str, Any]) -> None:
+        now = time.time()
+        self.beat = replace(told(self.beat, now, changes.get("doing")), **changes, beat=now)
+
+    def set_alarm(self, seconds: float | None, act: Callable[[], None] = lambda: None) -> None:
+        """Have ``act`` called in the thread after so many seconds; None: never. Replaces the last one."""
+        self._alarm = None if seconds is None else (time.monotonic() + seconds, act)
+        self._stirred.set()
+
+    def _run(self) -> None:
+        while self.beat.doing is not Doing.LEAVING:
+            alarm = self._alarm
+            left = self.period if alarm is None else alarm[0] - time.monotonic()
+            if self._stirred.wait(max(0.0, min(self.period, left))):
+                self._stirred.clear()
+            elif alarm is not None and alarm is self._alarm and alarm[0] <= time.monotonic():
+                self._alarm = None
+                alarm[1]()
+            else:
+                self.say()
+
+    def _end(self) -> None:
+        """Say how long leaving took, and that the worker leaves where it has not said so."""
+        if os.getpid() == self.beat.pid:  # not that of a process that was forked from it
+            has_said = self.beat.doing is Doing.LEAVING
+            self.say(doing=Doing.LEAVING, reason=self.beat.reason if has_said else Reason.FAILED, until=None)
+
+
+def told(beat: Beat, now: float, doing: Doing | None) -> Beat:
+    """Add the time since the last change to the sum that it belongs to, where something else begins. Pure."""
+    if doing is None or beat.doing not in _SUMS:
+        return beat
+    name = _SUMS[beat.doing]
+    return replace(beat, since=now, **{name: getattr(beat, name) + max(0.0, now - beat.since)})

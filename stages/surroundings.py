@@ -1,0 +1,180 @@
+"""What a worker asks its surroundings: the queue, its filesystem, its package; and its own output."""
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.run.directory import Run
+from pipeline.workers.outside import Queue
+from pipeline.workers.staying import ASK_SECONDS, Pending, ask_after
+
+LEAST_SECONDS = 5.0
+"""Least seconds between two questions to Slurm, however many waits there are."""
+_RUNG_SECONDS = 1.0
+"""Least seconds between two questions of who is rung."""
+_LOCAL = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "ramfs", "overlay", "bcachefs"}
+)
+
+
+class Asking:
+    """Questions that may take long, asked in a thread: who waits for something else is not late for it."""
+
+    def __init__(self, ask: Callable[[], Queue | None], least: float = LEAST_SECONDS) -> None:
+        self._ask, self._least = ask, least
+        self._asked, self._answered = float("-inf"), float("-inf")
+        self._thread: threading.Thread | None = None
+        self._queue = Queue()
+        self._rung = float("-inf")
+
+    @property
+    def ends(self) -> float | None:
+        """Unix time of the worker's own end, by the last answer."""
+        return self._queue.ends
+
+    def pending(self, since: float) -> tuple[Pending, ...]:
+        """Return the jobs that wait by an answer to a question that was asked after ``since`` (monotonic);
+        have it asked if there is none, at once where somebody has rung, and then ever more rarely."""
+        if self._answered < self._rung:
+            self.ask_again(min(self._least, _RUNG_SECONDS))
+        elif self._answered < since:
+            self.ask_again(self._least)
+        else:
+            self.ask_again(ask_after(self._asked - max(since, self._rung)))
+        return self._queue.pending if self._answered >= since else ()
+
+    def rung(self) -> None:
+        """Note that somebody has rung: for an input perhaps, or for a job that waits for this place."""
+        self._rung = time.monotonic()
+
+    def ask_again(self, after: float = ASK_SECONDS) -> None:
+        """Ask, unless the last question is younger than ``after`` seconds, or not answered yet."""
+        now = time.monotonic()
+        if now - self._asked < after or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._asked = now
+        self._thread = threading.Thread(target=self._fetch, args=(now,), daemon=True)
+        self._thread.start()
+
+    def _fetch(self, asked: float) -> None:
+        answer = self._ask()
+        self._queue = Queue(ends=self._queue.ends) if answer is None else answer
+        self._answered = asked
+
+
+class Bell:
+    """Signals, as something that can be waited for: SIGUSR1 says that something may have come, SIGTERM and
+    SIGUSR2 that the process is to end."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        for end in (self._reader, self._writer):
+            os.set_blocking(end, False)
+        self.warned = False
+
+    def listen(self) -> None:
+        """Handle the signals: a task handles some of them in its own way while it runs."""
+        signal.signal(signal.SIGUSR1, self._ring)
+        for number in (signal.SIGTERM, signal.SIGUSR2):
+            signal.signal(number, self._warn)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for a signal, so many seconds at most. Returns whether one has come since the last call."""
+        if not select.select([self._reader], [], [], seconds)[0]:
+            return False
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._reader, 1 << 12)
+        return True
+
+    def _ring(self, number: int, frame: object) -> None:
+        with contextlib.suppress(BlockingIOError):  # full: it has rung
+            os.write(self._writer, b"!")
+
+    def _warn(self, number: int, frame: object) -> None:
+        self.warned = True
+        self._ring(number, frame)
+
+
+class Output:
+    """Standard output and error of this process, sent to the log of one task after the other."""
+
+    def __init__(self) -> None:
+        self._own: tuple[int, int] | None = None
+
+    def turn_to(self, log: Path) -> None:
+        """Append to a log. On a disk that is full output goes on where it went."""
+        flush_output()
+        if self._own is None:
+            self._own = os.dup(1), os.dup(2)
+        with contextlib.suppress(OSError):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+            os.close(descriptor)
+
+    def turn_back(self) -> None:
+        """Write where the process wrote at first."""
+        flush_output()
+        if self._own is not None:
+            os.dup2(self._own[0], 1)
+            os.dup2(self._own[1], 2)
+
+
+def flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+
+
+def is_network(folder: Path) -> bool:
+    """Whether a folder is on a filesystem that other machines share, by its type; a type that is not known
+    as a local one counts as shared."""
+    try:
+        lines = Path("/proc/mounts").read_text().splitlines()
+    except OSError:
+        return True
+    mounts = [words for line in lines if len(words := line.split()) > 2]
+    above = [words for words in mounts if folder.resolve().is_relative_to(words[1].replace("\\040", " "))]
+    return not above or max(reversed(above), key=lambda words: len(words[1]))[2] not in _LOCAL
+
+
+@dataclass
+class Package:
+    """The files that this process was made of: modules of ours as imported, and the run's configuration."""
+
+    run: Run
+    seen: dict[str, float] = field(default_factory=dict)
+    _looked: float = 0.0
+
+    def has_changed(self) -> bool:
+        """Whether one of them differs from when it was first looked at; at most every half minute."""
+        if time.monotonic() - self._looked < ASK_SECONDS:
+            return False
+        self._looked = time.monotonic()
+        now = {name: _modified(name) for name in self._files()}
+        before, self.seen = self.seen, {**now, **self.seen}
+        return any(now.get(name) != time for name, time in before.items())
+
+    def _files(self) -> set[str]:
+        ours = [
+            m
+            for name, m in list(sys.modules.items())
+            if name.split(".")[0] in ("pipeline", "slurm", "stages")
+        ]
+        files = {file for module in ours if (file := getattr(module, "__file__", None))}
+        return files | {str(self.run.paths.run_json), str(self.run.paths.config_yaml)}
+
+
+def _modified(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime  # noqa: PTH116  a name is at hand, for each of some hundred files
+    except OSError:
+        return 0.0

@@ -1,0 +1,174 @@
+"""The worker's loop: task after task of one job kind in one process, which keeps what it has loaded.
+
+Where tasks come from is a :class:`Source`'s: a pipe from the local scheduler, or claims on the shared
+filesystem (Slurm). Results do not depend on which: a task sets up all that its result depends on.
+"""
+
+import gc
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from pipeline.run.failures import FailureKind
+from pipeline.workers.beats import Reason
+from pipeline.workers.staying import has_grown
+from stages.imported import Files, imported_files, is_changed
+from stages.kept_trainer import release_kept_trainer, save_kept_trainer
+from stages.logs import set_up_log
+from stages.preemption import warned
+from stages.runner import Arguments, AttemptEnd, parse, run_attempt
+
+_NOTEWORTHY = 2**26
+"""Bytes of garbage that are worth looking for."""
+
+
+class Source(Protocol):
+    """Where a worker gets its attempts from, one at a time."""
+
+    def next(self) -> Arguments | None:
+        """Return the next attempt, waiting for it as long as that pays. None: leave."""
+
+    def ended(self, arguments: Arguments, exit_code: int) -> None:
+        """Note the end of an attempt."""
+
+    def leave(self, reason: Reason) -> None:
+        """Have :meth:`next` give nothing more: the process has to make place."""
+
+    def left(self) -> None:
+        """Take note that the worker has left, and has saved what it kept."""
+
+
+def work(source: Source) -> int:
+    """Do what the source gives until it gives nothing. Returns the exit code of the process: the last
+    attempt's."""
+    sizes: list[int] = []
+    exit_code = 0
+    try:
+        while (arguments := source.next()) is not None:
+            end = run_attempt(arguments)
+            exit_code = end.exit_code
+            if end.failure is not None:
+                drop_kept()
+            source.ended(arguments, exit_code)
+            if not arguments.loads:
+                sizes.append(settled_size(sizes))
+            if reason := why_leave(end, sizes):
+                source.leave(reason)
+        save_kept_trainer()
+        source.left()
+    finally:
+        drop_kept()
+    return exit_code
+
+
+def why_leave(end: AttemptEnd, sizes: Sequence[int]) -> Reason | None:
+    """Return why a process is to leave after an attempt; None: it may do another.
+
+    Args:
+        sizes: bytes that it held after each of its attempts.
+    """
+    if is_spoilt(end, int(os.environ.get("WORLD_SIZE") or 1)):
+        return Reason.FAILED
+    if warned():
+        return Reason.WARNED
+    return Reason.GREW if has_grown(sizes) else None
+
+
+def settled_size(earlier: Sequence[int]) -> int:
+    """Return the memory that this process holds, in bytes, without what is only garbage. Looking for that
+    takes a tenth of a second, so it is done only if there may be much.
+
+    Args:
+        earlier: what was returned after earlier tasks.
+    """
+    size = resident_bytes()
+    if earlier and size < min(earlier) + _NOTEWORTHY:
+        return size
+    gc.collect()
+    return resident_bytes()
+
+
+def is_spoilt(end: AttemptEnd, ranks: int) -> bool:
+    """Whether a process is of no further use after an attempt: memory that ran out may still be held by what
+    failed, and ranks of which one failed may wait for each other."""
+    return end.failure is not None and (end.failure is FailureKind.MEMORY or ranks > 1)
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process holds, without what it shares with files."""
+    pages = Path("/proc/self/statm").read_text().split()
+    return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE")
+
+
+def drop_kept() -> None:
+    """Drop all that tasks have kept for later ones. Errors of that are logged only."""
+    release_kept_trainer()
+    # Not imported for this: if it was not, nothing is kept.
+    if engines := sys.modules.get("stages.engines"):
+        with engines.engines_closed():
+            pass
+
+
+# --- jobs of the local scheduler ---
+
+
+class Order(Protocol):
+    """One job."""
+
+    @property
+    def arguments(self) -> Sequence[str]:
+        """Command line after ``python -m stages``."""
+
+    @property
+    def stays(self) -> bool:
+        """Whether this process may get another job afterwards."""
+
+
+class Orders(Protocol):
+    """The scheduler's pipe, as :class:`pipeline.executors.orders.Orders` has it."""
+
+    def next(self) -> Order | None:
+        """Wait for an order. None: leave."""
+
+    def begin(self, order: Any) -> None:
+        """Accept an order. One that is not accepted goes to another process."""
+
+    def ended(self, exit_code: int) -> None:
+        """Say that the order is carried out."""
+
+
+class Piped:
+    """Attempts from a pipe."""
+
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
+        self._inherited = frozenset(sys.modules)
+        self._imported: Files = {}
+        self._leaves = False
+
+    def next(self) -> Arguments | None:
+        order = None if self._leaves else self._orders.next()
+        if order is None or warned() or is_changed(self._imported):
+            return None
+        self._orders.begin(order)
+        return replace(parse(order.arguments), stays=order.stays)
+
+    def ended(self, arguments: Arguments, exit_code: int) -> None:
+        self._orders.ended(exit_code)
+        if arguments.stays:
+            self._imported = {**imported_files(but=self._inherited), **self._imported}
+
+    def leave(self, reason: Reason) -> None:
+        self._leaves = True
+
+    def left(self) -> None:
+        """The scheduler sees the process end."""
+
+
+def serve(orders: Orders) -> int:
+    """Run the jobs of the local scheduler that this process gets. Returns its exit code."""
+    set_up_log()
+    return work(Piped(orders))

@@ -1,0 +1,179 @@
+"""Jobs that stay and start early, on a real Slurm: fewer of them make the same policy, whatever ends them.
+
+Tasks are light: each version of the policy is a hash of all that it was made from.
+"""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.run.paths import RunPaths
+from pipeline.workers.beats import Beat, Doing, Reason
+from pipeline.workers.reading import read_beats
+from tests.cluster.scenario import (
+    CPU_ONLY,
+    STAGES,
+    SlurmRun,
+    is_used,
+    policy_of,
+    room_on,
+    staying,
+    take,
+    worker_who,
+)
+from tests.support import tiny
+
+ITERATIONS = 20
+
+
+STAYING = [*staying(300), *CPU_ONLY]
+
+
+@pytest.fixture(scope="module")
+def local_run(inputs, slurm_ppo, tmp_path_factory) -> Path:
+    """The same run on one machine."""
+    root = tmp_path_factory.mktemp("local") / "run"
+    done = slurm_ppo("run", *tiny.overrides(inputs, root, f"iterations={ITERATIONS}"))
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+@pytest.fixture(scope="module", autouse=True)
+def poisoned(cluster, make_run, tmp_path_factory) -> SlurmRun:
+    """A rule of the user's fails for one prompt. Submitted first and looked at last."""
+    folder = tmp_path_factory.mktemp("poisoned")
+    (folder / "my_picky_rules.py").write_text(PICKY)
+    rule = "+reward.components.mine={kind: rule, function: 'my_picky_rules:score', trial: false}"
+    words = ["iterations=2", "scheduler.max_attempts=2", rule, *STAYING]
+    run = make_run(cluster, room_on(cluster, folder) / "run", *words, folder=folder, has_workers=True)
+    run.submit()
+    return run
+
+
+PICKY = """
+def score(*, prompts, **columns):
+    if any("aa6" in str(prompt) for prompt in prompts):
+        raise KeyError("my own mistake")
+    return [0.0 for prompt in prompts]
+"""
+
+
+def assert_same_policy(run: SlurmRun, local_run: Path) -> None:
+    assert run.policy() == policy_of(local_run, len(run.rows())), run.story()
+
+
+def failed(run: SlurmRun) -> list[tuple[str, str]]:
+    return [(event["task"], event["kind"]) for event in run.events("failed")]
+
+
+def wait_for_commit_by(run: SlurmRun, job_kind: str, is_right: Callable[[str], bool]) -> None:
+    def find() -> bool:
+        beats = read_beats(RunPaths(run.root)).values()
+        return any(b.job_kind == job_kind and is_used(b) and is_right(b.worker) for b in beats)
+
+    run.wait_for(find, f"another {job_kind} worker that commits")
+
+
+def element_of(beat: Beat) -> str:
+    return beat.worker.partition("r")[0]
+
+
+def elements(run: SlurmRun) -> int:
+    """Number of array elements of stages that were submitted."""
+    arrays = [e for e in run.events("submitted") if e["array"].split(".")[-3] in STAGES]
+    return sum(event["elements"] for event in arrays)
+
+
+def test_workers_make_the_policy_of_one_machine_with_a_few_jobs(cluster, make_run, local_run, tmp_path):
+    """As a user has them, who sets nothing."""
+    root = room_on(cluster, tmp_path) / "run"
+    run = make_run(cluster, root, "iterations=5", *CPU_ONLY, has_workers=True)
+    run.submit()
+    run.wait_until_complete()
+    assert_same_policy(run, local_run)
+    assert not failed(run)
+    assert elements(run) < 5 * 5
+    left = read_beats(RunPaths(root)).values()
+    assert {b.reason for b in left if is_used(b)} <= {Reason.DONE, Reason.FAR, Reason.LONG}
+
+
+def test_workers_are_killed_cancelled_requeued_and_the_controller_restarts(
+    cluster, make_run, local_run, tmp_path
+):
+    root = room_on(cluster, tmp_path) / "run"
+    words = [f"iterations={ITERATIONS}", *STAYING, *take("0.3", "rollout")]
+    run = make_run(cluster, root, *words, has_workers=True)
+    run.submit()
+
+    computing = worker_who(run, "rollout", Doing.BUSY, is_used)
+    os.kill(computing.pid, signal.SIGKILL)
+    iteration, _, shard = computing.task.split("/")
+    run.wait_for(lambda: run.has_committed(int(iteration), "rollout", int(shard)), "what it was at")
+
+    waiting = worker_who(run, "update", Doing.WAITING, is_used)
+    os.kill(waiting.pid, signal.SIGKILL)
+    wait_for_commit_by(run, "update", lambda worker: worker != waiting.worker)
+
+    done = worker_who(run, "rollout", Doing.WAITING, is_used)
+    run.cluster.call("scontrol", "requeue", element_of(done))
+    wait_for_commit_by(run, "rollout", lambda worker: worker == f"{element_of(done)}r1")
+
+    scored = worker_who(run, "reward", Doing.WAITING, is_used)
+    so_far = newest(run)
+    run.cluster.call("scancel", element_of(scored))
+    run.wait_for(lambda: newest(run) > so_far + 1, "an iteration that others have scored")
+
+    run.cluster.kill_controller()
+    so_far = newest(run)
+    run.wait_for(lambda: newest(run) > so_far + 1, "an iteration while there is no controller")
+    run.cluster.start_controller()
+    run.wait_until_complete()
+    assert_same_policy(run, local_run)
+    # Told of, though another did it at once. Who was found waiting may have begun something meanwhile.
+    assert (computing.task, "killed") in failed(run), run.story()
+    assert {kind for _, kind in failed(run)} <= {"killed", "preempted"}, run.story()
+
+
+def newest(run: SlurmRun) -> int:
+    return next((k for k in range(ITERATIONS, 0, -1) if run.has_committed(k, "update")), 0)
+
+
+def test_going_back_and_cancelling_end_the_workers(cluster, make_run, local_run, tmp_path):
+    root = room_on(cluster, tmp_path) / "run"
+    run = make_run(cluster, root, "iterations=4", *STAYING, *take("0.2", "rollout"), has_workers=True)
+    run.submit()
+    run.wait_for(lambda: run.has_committed(2, "update"), "two iterations")
+    before = set(read_beats(RunPaths(root)))
+    worker_who(run, "reward", Doing.WAITING, is_used)
+
+    resumed = run.begin("resume", root, "--from", "reward@2")
+    run.wait_for(lambda: not run.has_committed(2, "update"), "the way back")
+    run.wait_for(lambda: run.has_committed(2, "update"), "the second policy, again")
+    started = set(read_beats(RunPaths(root))) - before
+    assert started, "those of before have ended"
+    cancelled = run.command("cancel", root)
+    assert cancelled.returncode == 0, cancelled.stderr
+    run.wait_for(lambda: not run.jobs(), "an empty queue", 30)
+    resumed.communicate(timeout=60)
+    beats = read_beats(RunPaths(root))
+    assert not [b for b in beats.values() if Path(f"/proc/{b.pid}").exists()]
+    said = {b.reason for b in beats.values() if b.worker in started and b.doing is Doing.LEAVING}
+    assert said <= {Reason.WARNED, Reason.TURNED}
+
+    done = run.command("submit", root)
+    assert done.returncode == 0, done.stderr
+    run.wait_until_complete()
+    assert_same_policy(run, local_run)
+    assert not [f for f in failed(run) if f[1] not in ("killed", "lost", "paused")]
+
+
+def test_a_shard_that_fails_everywhere_is_counted_as_one(poisoned):
+    run = poisoned
+    run.wait_for(lambda: run.events("gave_up"), "the end of the budget")
+    run.wait_for(lambda: not run.jobs(), "an empty queue")
+    (task,) = {task for task, _ in failed(run)}
+    assert failed(run) == [(task, "error")] * 2
+    assert run.has_committed(1, "reward", 1 - int(task[-1])), "the other shard is scored"

@@ -1,0 +1,86 @@
+"""The recipes of docs/howto/containers.md, as batch scripts: which jobs enter an image, with which words."""
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.compose import compose
+from pipeline.run.directory import Run
+from tests.support import documented
+from tests.support.scripted import imagined_run, pinned, rendered
+
+PAGE = "docs/howto/containers.md"
+RECIPES = ("apptainer", "pyxis", "images", "modules", "conda")
+ON_TWO_NODES = (
+    "scheduler.update.nodes=2",
+    "scheduler.update.ntasks_per_node=4",
+    "scheduler.rollout.linger=60",
+)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    """The reader's folder, with every file that the pages show."""
+    folder = tmp_path_factory.mktemp("reader")
+    for block in documented.all_blocks():
+        if block.file:
+            path = folder / block.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+    return folder / "my"
+
+
+def run_of(written: Path, recipe: str, *more: str) -> Run:
+    words = [
+        "experiment=first",
+        f"scheduler={recipe}",
+        "run_dir=/scratch/runs/r1",
+        "scheduler.check_minutes=15",
+    ]
+    given = [*words, "data.heldout=/data/heldout", "evaluate.every=2", *more]
+    return replace(imagined_run(), config=compose(given, written))
+
+
+def commands(scripts: dict[str, str]) -> dict[str, str]:
+    """The command of each job kind."""
+    found = {
+        name.split("-")[1]: re.findall("^exec (.*)$", text, re.MULTILINE) for name, text in scripts.items()
+    }
+    return {kind: lines[-1] for kind, lines in found.items()}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_scripts_of_a_recipe_are_what_they_were(written, recipe, tmp_path):
+    """After a change that is meant: PIN=1 pytest tests/executors/test_container_scripts.py."""
+    more = ON_TWO_NODES if recipe in ("apptainer", "pyxis") else ()
+    found = rendered(run_of(written, recipe, *more))
+    assert found == pinned(f"containers-{recipe}", found)
+    for name, text in found.items():
+        (tmp_path / name).write_text(text)
+        assert subprocess.run(["bash", "-n", tmp_path / name], capture_output=True).stderr == b""
+
+
+def test_every_recipe_of_the_page_is_here():
+    files = [block.file for block in documented.all_blocks() if block.page == PAGE and block.file]
+    assert [Path(file).stem for file in files] == list(RECIPES)
+
+
+@pytest.mark.parametrize("recipe", ["apptainer", "pyxis", "images"])
+def test_stages_enter_their_images_and_drivers_none(written, recipe):
+    run = run_of(written, recipe)
+    for kind, command in commands(rendered(run)).items():
+        is_inside = re.match(r"(apptainer exec|srun .*--container-image)", command) is not None
+        assert is_inside == (kind not in ("driver", "guard")), command
+
+
+def test_images_of_pyxis_are_options_of_the_one_step(written):
+    """Its counts are the stage's, on one node as on several."""
+    run = run_of(written, "pyxis", *ON_TWO_NODES)
+    found = commands(rendered(run))
+    assert all(command.count("srun ") <= 1 for command in found.values())
+    assert found["rollout"].startswith("srun --kill-on-bad-exit=1 --wait=0 --nodes=1 --ntasks-per-node=1 ")
+    assert "--nodes=2 --ntasks-per-node=4 --cpus-per-task=8 --container-image=/images/ppo" in found["update"]
+    assert [kind for kind, command in found.items() if command.endswith("--rank")] == ["update"]

@@ -1,0 +1,161 @@
+"""Runs with workers, on a toy Slurm: whatever happens to them, the run goes on, and no task is left.
+
+The driver is the real one, with its files; only Slurm and what workers do are made up. Passes are made when a
+worker has committed or leaves, or when a driver job starts that waits for the end of their arrays.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from pipeline.executors.slurm.crew import (
+    SILENT_SECONDS,
+    beats_of,
+    broken_attempts,
+    silent_workers,
+    worker_of,
+)
+from pipeline.executors.slurm.queue import read_run_queue
+from pipeline.orchestrate.driver import Outcome
+from pipeline.run import journal
+from pipeline.run.benchmarks import read_measured
+from pipeline.run.endings import read_endings
+from pipeline.run.failures import FailureKind
+from pipeline.run.submissions import Ledger, Submission
+from pipeline.run.tasks import Stage, Task, task_key
+from pipeline.workers.beats import Doing
+from pipeline.workers.claims import Claim
+from slurm.states import SlurmState
+from tests.support.beats import beat
+from tests.support.toyworkers import WorkerWorld, make_worker_world
+from tests.support.toyworld import Luck
+
+
+def live_to_the_end(world: WorkerWorld) -> WorkerWorld:
+    try:
+        world.submit()
+        world.live_on()
+        world.check_is_complete()
+        world.check_failures_are_told()
+    except Exception as error:
+        error.add_note(world.told())
+        raise
+    return world
+
+
+@pytest.fixture
+def worlds(tmp_path, monkeypatch, clock):
+    """One after the other, different in everything that chance decides."""
+
+    def make(number: int, luck: Luck, **scheduler: object) -> Iterator[WorkerWorld]:
+        for seed in range(number):
+            yield make_worker_world(tmp_path / f"seed-{seed}", monkeypatch, seed, luck, **scheduler)
+
+    return make
+
+
+def arrays_of(world: WorkerWorld) -> list[Submission]:
+    everything = Ledger(world.run.paths).load(range(world.run.plan.iterations + 1))
+    return [submission for submission in everything if submission.is_of_stage]
+
+
+def test_undisturbed_no_job_waits_for_another_and_workers_do_several_tasks(worlds):
+    several = 0
+    for world in worlds(5, Luck()):
+        live_to_the_end(world)
+        arrays = arrays_of(world)
+        assert all(s.stays and not s.state.waits_for and not s.state.ended for s in arrays)
+        scripts = [Ledger(world.run.paths).script(s).read_text() for s in arrays]
+        assert all("trap '' USR1" in script and "--dependency" not in script for script in scripts)
+        tasks = len(list(world.run.plan.all_tasks()))
+        several += sum(len(s.elements) for s in arrays) < tasks
+    assert several > 2
+
+
+def test_a_killed_attempt_whose_task_was_redone_is_told_and_one_that_was_too_late_is_not():
+    task = Task(1, Stage.ROLLOUT, 0)
+    claims = [Claim(task, n, f"{n}-4711_{n}r0", f"4711_{n}r0", 10.0 + n) for n in (1, 2, 3, 4)]
+    beats = {
+        "4711_1r0": beat("4711_1r0", task="1/rollout/0", attempt="1-4711_1r0"),
+        "4711_2r0": beat("4711_2r0", doing=Doing.WAITING),
+        "4711_3r0": beat("4711_3r0", doing=Doing.LEAVING),
+    }
+    won = {task: "4-4711_4r0"}
+    killed, _, said_why, _ = (claim.attempt for claim in claims)
+    assert broken_attempts(claims, beats, won, lambda claim: claim.number == 3) == {killed, said_why}
+    assert broken_attempts(claims, beats, {}, lambda claim: True) == set(), "that is for others to judge"
+
+
+def test_a_killed_attempt_at_a_task_that_is_done_counts_for_nothing(worlds):
+    (world,) = worlds(1, Luck())
+    world.submit()
+    while not any(worker.claim for worker in world.workers.values()):
+        world.happen()
+    element, worker = next((e, w) for e, w in world.workers.items() if w.claim)
+    killed = worker.claim
+    world.slurm.end(element, SlurmState.FAILED, 137)
+    world.commit(killed.task, "2-99_0r0")
+    world.claims[killed.task].append(Claim(killed.task, 2, "2-99_0r0", "99_0r0", world.now()))
+    world.live_on()
+    world.check_is_complete()
+    ending = read_endings(world.run.paths, [killed.task.iteration])[killed.attempt]
+    assert (ending.kind, ending.is_redone) == (FailureKind.KILLED, True)
+    events = [e for e in journal.read(world.run.paths.events) if e["event"] == "failed"]
+    assert [e["task"] for e in events] == [task_key(killed.task)]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_workers_measure_policies_and_leave_out_those_of_which_a_program_gives_no_numbers(worlds, fails):
+    for world in worlds(2, Luck(), measured_every=1):
+        world.fails_benchmarks = fails
+        live_to_the_end(world)
+        found = read_measured(world.run.paths)
+        assert [one.policy_version for one in found] == list(world.run.plan.benchmarks())
+        assert all(one.missing for one in found) is fails
+
+
+MISFORTUNES = {
+    "tasks fail in every way": Luck(mishaps=12),
+    "commits rot": Luck(mishaps=6, rot=3),
+    "people and Slurm interfere": Luck(mishaps=6, disturbances=12),
+    "things happen while a driver is at work": Luck(mishaps=8, disturbances=8, is_hurried=True),
+}
+
+
+@pytest.mark.parametrize("name", MISFORTUNES)
+def test_whatever_happens_to_workers_no_guard_is_needed(worlds, name):
+    for world in worlds(4, MISFORTUNES[name]):
+        live_to_the_end(world)
+
+
+def test_killed_drivers_are_replaced_by_others_or_a_guard(worlds):
+    for world in worlds(4, Luck(mishaps=4, disturbances=4, kills=4)):
+        live_to_the_end(world)
+
+
+def test_a_poison_task_ends_the_run_and_its_failures_are_counted_against_it(worlds):
+    for world in worlds(3, Luck(), max_attempts=3):
+        world.poison = next(task for task in world.run.plan.all_tasks() if task.stage.is_sharded)
+        world.submit()
+        world.live_on()
+        assert world.outcome is Outcome.FAILED, world.told()
+        endings = read_endings(world.run.paths, [world.poison.iteration])
+        assert Counter(e.kind for e in endings.values()) == {FailureKind.ERROR: 3}
+        assert not world.slurm.elements(SlurmState.PENDING)
+
+
+def test_a_worker_that_does_not_beat_is_cancelled_and_one_that_never_did_is_not(worlds):
+    (world,) = worlds(1, Luck())
+    world.submit()
+    free = [e for e in world.slurm.elements(SlurmState.PENDING) if not world.is_guard(e)]
+    world.start(free[0])
+    (worker,) = world.workers.values()
+    world.say(worker, worker.beat.doing)
+    queue = [element for of_name in read_run_queue(world.run).values() for element in of_name]
+    beats = beats_of(world.run.paths, {worker_of(element).element for element in queue})
+    now = beats[worker.name].beat
+    element = f"{free[0].job.id}_{free[0].index}"
+    assert silent_workers(queue, beats, now + SILENT_SECONDS + 1) == [element]
+    assert silent_workers(queue, beats, now + SILENT_SECONDS - 1) == []
+    assert silent_workers(queue, {}, now + SILENT_SECONDS + 1) == []

@@ -1,0 +1,26 @@
+#!/bin/bash
+# An array job of slurm-ppo, made from slurm/templates/array.sh. Values are quoted for the shell and hold no line
+# breaks, so that none can begin a line of its own; the lines of scheduler.setup are taken as they are.
+
+#SBATCH --open-mode=append
+#SBATCH --account=nlp
+#SBATCH --begin=now+1800
+#SBATCH --cpus-per-task=1
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --partition=cpu
+#SBATCH --requeue
+#SBATCH --signal=B:USR2@120
+#SBATCH --time=4:00:00
+#SBATCH --job-name=r1.0123456789ab.0.guard.2.0
+#SBATCH --array=0
+#SBATCH --chdir=/home/u
+#SBATCH --output=/dev/null
+
+# Setup and environment, from the configuration.
+if { : >>/runs/r1/logs/guard/guard.log; } 2>/dev/null; then exec >>/runs/r1/logs/guard/guard.log 2>&1; fi
+
+# For submitit.JobEnvironment, in code of yours.
+export SUBMITIT_EXECUTOR=slurm
+# Slurm sends the warning before the time limit to this process alone, so the command takes its place.
+exec /scratch/venv/bin/python -P -m slurm.element /runs/r1/slurm/00000/guard-2-0.json

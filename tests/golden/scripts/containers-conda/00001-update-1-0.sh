@@ -1,0 +1,30 @@
+#!/bin/bash
+# An array job of slurm-ppo, made from slurm/templates/array.sh. Values are quoted for the shell and hold no line
+# breaks, so that none can begin a line of its own; the lines of scheduler.setup are taken as they are.
+
+#SBATCH --open-mode=append
+#SBATCH --account=nlp
+#SBATCH --cpus-per-task=8
+#SBATCH --gpus-per-node=1
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --partition=a100
+#SBATCH --requeue
+#SBATCH --signal=B:USR2@120
+#SBATCH --time=2:00:00
+#SBATCH --job-name=r1.0123456789ab.1.update.1.0
+#SBATCH --array=0
+#SBATCH --chdir=/home/u
+#SBATCH --output=/runs/r1/logs/00001-update/worker-1/shard-00%3a.log
+
+# Setup and environment, from the configuration.
+trap '' USR1
+export SLURM_PPO_STARTED=$(date +%s)
+source /scratch/miniforge3/etc/profile.d/conda.sh
+conda activate ppo
+
+# For submitit.JobEnvironment, in code of yours.
+export SUBMITIT_EXECUTOR=slurm
+# Slurm sends the warning before the time limit to this process alone, so the command takes its place.
+exec python -P -m slurm.element /runs/r1/slurm/00001/update-1-0.json
+

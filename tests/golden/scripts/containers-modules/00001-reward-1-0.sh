@@ -1,0 +1,31 @@
+#!/bin/bash
+# An array job of slurm-ppo, made from slurm/templates/array.sh. Values are quoted for the shell and hold no line
+# breaks, so that none can begin a line of its own; the lines of scheduler.setup are taken as they are.
+
+#SBATCH --open-mode=append
+#SBATCH --account=nlp
+#SBATCH --cpus-per-task=4
+#SBATCH --gpus-per-node=1
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --partition=l40s
+#SBATCH --requeue
+#SBATCH --signal=B:USR2@120
+#SBATCH --time=1:00:00
+#SBATCH --job-name=r1.0123456789ab.1.reward.1.0
+#SBATCH --array=0-1
+#SBATCH --chdir=/home/u
+#SBATCH --output=/runs/r1/logs/00001-reward/worker-1/shard-00%3a.log
+
+# Setup and environment, from the configuration.
+trap '' USR1
+export SLURM_PPO_STARTED=$(date +%s)
+module purge
+module load gcc/12 cuda/12.4 python/3.11
+source /scratch/venv/bin/activate
+
+# For submitit.JobEnvironment, in code of yours.
+export SUBMITIT_EXECUTOR=slurm
+# Slurm sends the warning before the time limit to this process alone, so the command takes its place.
+exec python -P -m slurm.element /runs/r1/slurm/00001/reward-1-0.json
+

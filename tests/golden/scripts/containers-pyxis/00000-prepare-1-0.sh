@@ -1,0 +1,69 @@
+#!/bin/bash
+# An array job of slurm-ppo, made from slurm/templates/array.sh. Values are quoted for the shell and hold no line
+# breaks, so that none can begin a line of its own; the lines of scheduler.setup are taken as they are.
+
+#SBATCH --open-mode=append
+#SBATCH --account=nlp
+#SBATCH --cpus-per-task=2
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --partition=cpu
+#SBATCH --requeue
+#SBATCH --signal=B:USR2@120
+#SBATCH --time=4:00:00
+#SBATCH --job-name=r1.0123456789ab.0.prepare.1.0
+#SBATCH --array=0
+#SBATCH --chdir=/home/u
+#SBATCH --output=/runs/r1/logs/00000-prepare/worker-1/prompts.log
+
+# Setup and environment, from the configuration.
+trap '' USR1
+export SLURM_PPO_STARTED=$(date +%s)
+# The task runs in a container, where Slurm's commands may be missing. This loop, outside of it, reads lines from a
+# FIFO until the task has ended: "pass" makes a pass, "ring 4711 4712" wakes the workers of these arrays.
+attend() {
+  local log=$1 line='' ids='' passing='' status=0 IFS=$' \t\n'
+  shift
+  while kill -0 "$$" 2>/dev/null; do
+    status=0
+    IFS= read -r -t 2 -n 2048 line <&9 || status=$?
+    if [ "$status" -ne 0 ]; then
+      line=''
+      [ "$status" -gt 128 ] || sleep 2 # no time-out, and no line either: in no hurry then
+    fi
+    case $line in
+      '') ;;
+      pass)
+        if [ -z "$passing" ] || ! kill -0 "$passing" 2>/dev/null; then
+          { : >>"$log"; } 2>/dev/null || log=/dev/null
+          CUDA_VISIBLE_DEVICES='' OMP_NUM_THREADS=1 timeout 1800 "$@" </dev/null >>"$log" 2>&1 9>&- &
+          passing=$!
+        fi
+        ;;
+      'ring '[0-9]*)
+        ids=${line#ring }
+        if [ "${#line}" -ge 2048 ] || [ -n "${ids//[0-9 ]/}" ]; then
+          echo 'refused a request that is none'
+        else
+          timeout 30 scancel --batch --signal=USR1 $ids </dev/null >/dev/null 2>&1 9>&- &
+        fi
+        ;;
+      end) break ;;
+      *) echo 'refused a request that is none' ;;
+    esac
+  done
+}
+if requests=$(mktemp -d "${TMPDIR:-/tmp}/slurm-ppo.XXXXXX") && mkfifo -m 600 "$requests/fifo"; then
+export SLURM_PPO_REQUESTS="$requests/fifo"
+( unset SLURM_PPO_REQUESTS
+mkdir -p /runs/r1/logs/passes || :
+attend /runs/r1/logs/passes/passes.log /scratch/venv/bin/python -P -m pipeline advance /runs/r1 --asked
+rm -rf "$requests"
+) 9<>"$requests/fifo" </dev/null &
+fi
+
+# For submitit.JobEnvironment, in code of yours.
+export SUBMITIT_EXECUTOR=slurm
+# Slurm sends the warning before the time limit to this process alone, so the command takes its place.
+exec srun --kill-on-bad-exit=1 --wait=0 --nodes=1 --ntasks-per-node=1 --cpus-per-task=2 --container-image=/images/ppo.sqsh --no-container-mount-home --container-mounts=/scratch:/scratch,/models:/models,/data:/data,/tmp:/tmp /usr/local/bin/python -P -m slurm.element /runs/r1/slurm/00000/prepare-1-0.json
+

@@ -1,0 +1,496 @@
+"""staffing: who does what, and which workers to submit: a table, then a simulated run with workers."""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pipeline.orchestrate.reconcile import Observation, reconcile
+from pipeline.orchestrate.staffing import (
+    Crew,
+    Estimate,
+    Order,
+    Pending,
+    Situation,
+    Worker,
+    failed_claims,
+    held_tasks,
+    staff,
+)
+from pipeline.run.failures import Failure, FailureKind
+from pipeline.run.plan import Plan, policy_maker, unique
+from pipeline.run.tasks import PREPARE, Stage, Task, task_key
+from pipeline.workers.beats import Doing
+from pipeline.workers.claims import Claim
+
+PLAN = Plan(iterations=3, num_shards=4, evaluate_every=0)
+ROLLOUTS = [Task(1, Stage.ROLLOUT, shard) for shard in range(4)]
+NEXT_ROLLOUTS = [Task(2, Stage.ROLLOUT, shard) for shard in range(4)]
+UPDATE = Task(1, Stage.UPDATE)
+
+
+def claim(task: Task, worker: str, number: int = 1, time: float = 10.0) -> Claim:
+    return Claim(task, number, f"{number}-{worker}.{task_key(task)}", worker, time)
+
+
+def busy(name: str, task: Task, since: float = 10.0) -> Worker:
+    return Worker(name, task, Doing.BUSY, task, since)
+
+
+def waiting(name: str, task: Task) -> Worker:
+    return Worker(name, task, Doing.WAITING, None, 20.0)
+
+
+def decide(workers=(), pending=(), claims=(), committed=(PREPARE,), ready=(), wanted=4, **more):
+    crew = Crew(tuple(workers), tuple(pending))
+    held = held_tasks(claims, crew, committed)
+    ready = [task for task in ready if task not in held]
+    number = wanted if isinstance(wanted, dict) else {"rollout": wanted}
+    tasks = [task for task in PLAN.all_tasks() if task.iteration <= 2]
+    return staff(Situation(PLAN, tasks, crew, held, committed, ready, number, more.pop("now", 100.0), **more))
+
+
+# --- who holds what ---
+
+
+def test_a_task_is_held_by_the_worker_that_is_at_it():
+    crew = Crew((busy("7_0r0", ROLLOUTS[0]),))
+    assert held_tasks([claim(ROLLOUTS[0], "7_0r0")], crew, {PREPARE}) == {ROLLOUTS[0]: "7_0r0"}
+
+
+def test_a_claim_of_a_worker_that_is_gone_or_went_on_holds_nothing_and_has_failed():
+    crew = Crew((waiting("7_0r0", ROLLOUTS[0]),))
+    claims = [claim(ROLLOUTS[0], "7_0r0"), claim(ROLLOUTS[1], "7_1r0")]
+    assert held_tasks(claims, crew, {PREPARE}) == {}
+    assert failed_claims(claims, crew, {PREPARE}, set()) == claims
+    assert failed_claims(claims, crew, {PREPARE, ROLLOUTS[0]}, {claims[1].attempt}) == []
+
+
+def test_of_attempts_at_a_task_that_is_done_those_failed_that_broke_and_are_over():
+    crew = Crew((busy("7_0r0", ROLLOUTS[0]),))
+    claims = [claim(ROLLOUTS[0], "7_0r0"), claim(ROLLOUTS[0], "7_1r0", 2), claim(ROLLOUTS[0], "7_2r0", 3)]
+    broken = {claims[0].attempt, claims[1].attempt}
+    assert failed_claims(claims, crew, {ROLLOUTS[0]}, set(), broken) == [claims[1]], (
+        "the first is still at it"
+    )
+    assert failed_claims(claims, crew, {ROLLOUTS[0]}, {claims[1].attempt}, broken) == []
+
+
+def test_a_task_that_failed_and_was_taken_again_by_the_same_worker_is_held_and_failed_once():
+    crew = Crew((busy("7_0r0", ROLLOUTS[0], since=30.0),))
+    claims = [claim(ROLLOUTS[0], "7_0r0"), claim(ROLLOUTS[0], "7_0r0", 2, 30.0)]
+    assert held_tasks(claims, crew, set()) == {ROLLOUTS[0]: "7_0r0"}
+    assert failed_claims(claims, crew, set(), set()) == claims[:1]
+
+
+def test_a_claim_that_is_newer_than_the_beat_counts():
+    crew = Crew((waiting("7_0r0", ROLLOUTS[0]),))
+    assert ROLLOUTS[1] in held_tasks([claim(ROLLOUTS[1], "7_0r0", time=21.0)], crew, set())
+
+
+def test_an_element_that_waits_or_starts_holds_its_first_task_unless_somebody_took_it():
+    crew = Crew((Worker("7_0r0", ROLLOUTS[0]), busy("6_0r0", ROLLOUTS[1])), (Pending("7_1", ROLLOUTS[1]),))
+    held = held_tasks([claim(ROLLOUTS[1], "6_0r0")], crew, {PREPARE})
+    assert held == {ROLLOUTS[0]: "7_0r0", ROLLOUTS[1]: "6_0r0"}
+
+
+def test_an_update_that_writes_its_state_is_still_held():
+    crew = Crew((busy("7_0r0", UPDATE),))
+    assert held_tasks([claim(UPDATE, "7_0r0")], crew, {PREPARE, UPDATE}) == {UPDATE: "7_0r0"}
+
+
+# --- whom to submit ---
+
+
+def test_nobody_is_there_so_every_ready_task_gets_an_element_up_to_the_wanted_number():
+    assert decide(ready=ROLLOUTS).orders == (Order(tuple(ROLLOUTS)),)
+    assert decide(ready=ROLLOUTS, wanted=2).orders == (Order((ROLLOUTS[2], ROLLOUTS[3])),)
+
+
+def test_workers_that_wait_take_the_low_shards_and_elements_the_high_ones():
+    workers = [waiting("7_0r0", ROLLOUTS[0]), waiting("7_1r0", ROLLOUTS[1])]
+    assert decide(workers, ready=ROLLOUTS).orders == (Order((ROLLOUTS[2], ROLLOUTS[3])),)
+    assert decide(workers, ready=ROLLOUTS[:2]).orders == ()
+
+
+def test_a_task_that_workers_leave_alone_gets_an_element_of_its_own():
+    workers = [waiting(f"7_{i}r0", ROLLOUTS[i]) for i in range(3)]
+    assert decide(workers, ready=ROLLOUTS[1:2]).orders == ()
+    assert decide(workers, ready=ROLLOUTS[1:2], left={ROLLOUTS[1]}).orders == (Order((ROLLOUTS[1],)),)
+
+
+def test_where_there_is_no_place_an_idle_worker_makes_room_and_no_busy_one():
+    idle, at_work = waiting("7_0r0", UPDATE), busy("7_1r0", ROLLOUTS[1])
+    claims = [claim(ROLLOUTS[1], "7_1r0")]
+    decided = decide([at_work, idle], claims=claims, ready=ROLLOUTS[:1], wanted=2, left={ROLLOUTS[0]})
+    assert (decided.orders, decided.dismissed) == ((Order((ROLLOUTS[0],)),), ())
+    first = waiting("7_0r0", ROLLOUTS[0])
+    decided = decide([at_work, first], claims=claims, ready=ROLLOUTS[:1], wanted=2, left={ROLLOUTS[0]})
+    assert (decided.orders, decided.dismissed) == ((Order((ROLLOUTS[0],)),), ("7_0r0",))
+    decided = decide([at_work], claims=claims, ready=ROLLOUTS[:1], wanted=1, left={ROLLOUTS[0]})
+    assert (decided.orders, decided.dismissed) == ((), ())
+
+
+def test_a_worker_that_leaves_has_no_place_any_more():
+    leaving = replace(waiting("7_0r0", ROLLOUTS[0]), doing=Doing.LEAVING)
+    assert decide([leaving], ready=ROLLOUTS[:1], wanted=1).orders == (Order((ROLLOUTS[0],)),)
+
+
+UNTIL_ROLLOUTS = [PREPARE, *ROLLOUTS]
+
+
+def test_successors_begin_so_that_they_are_ready_when_the_input_is():
+    estimates = {"rollout": Estimate(next_input=500.0, queue_wait=30.0, startup=70.0)}
+    orders = decide(committed=UNTIL_ROLLOUTS, estimates=estimates).orders
+    assert orders == (Order(tuple(NEXT_ROLLOUTS), 400.0),)
+    assert decide(committed=UNTIL_ROLLOUTS, estimates=estimates, now=450.0).orders[0].begin is None
+    assert decide(committed=UNTIL_ROLLOUTS).orders == (), "no job of this stage starts early"
+    assert decide(committed=UNTIL_ROLLOUTS, estimates={"rollout": Estimate(500.0)}).orders == ()
+
+
+def test_a_successor_is_sent_early_once_for_each_task():
+    estimates = {"rollout": Estimate(500.0, 30.0, 70.0)}
+    orders = decide(committed=UNTIL_ROLLOUTS, estimates=estimates, begun_with=set(NEXT_ROLLOUTS)).orders
+    assert orders == ()
+
+
+def test_rollouts_start_up_beside_prepare():
+    orders = decide(committed=(), ready=(PREPARE,), wanted={"prepare": 1, "rollout": 4}).orders
+    assert orders == (Order((PREPARE,)),)
+    early = decide(
+        committed=(),
+        ready=(PREPARE,),
+        wanted={"prepare": 1, "rollout": 4},
+        estimates={"prepare": Estimate(), "rollout": Estimate()},
+    )
+    assert early.orders == (Order((PREPARE,)), Order(tuple(ROLLOUTS)))
+
+
+def test_an_element_whose_input_came_early_does_not_wait_for_its_begin_time():
+    pending = [Pending("8_0", NEXT_ROLLOUTS[0], 400.0), Pending("8_1", NEXT_ROLLOUTS[1], 50.0)]
+    assert decide(pending=pending, committed=UNTIL_ROLLOUTS).hurried == ()
+    assert decide(pending=pending, committed=[*UNTIL_ROLLOUTS, UPDATE]).hurried == ("8_0",)
+
+
+REWARDS = [Task(1, Stage.REWARD, shard) for shard in range(4)]
+ONE_PLACE = dict.fromkeys(("rollout", "reward", "update"), ("gpu",))
+TWO_EACH = {"rollout": 2, "reward": 2, "update": 1}
+
+
+def test_an_element_that_has_nothing_to_do_starts_before_nobody_who_has():
+    done = [*UNTIL_ROLLOUTS, *REWARDS[:1]]
+    late = [Pending("7_1", ROLLOUTS[1]), Pending("8_1", REWARDS[1])]
+    decided = decide(pending=late, committed=done, places=ONE_PLACE, wanted=TWO_EACH)
+    assert decided.withdrawn == ("7_1",)
+    apart = {"rollout": ("big",), "reward": ("small",)}
+    assert decide(pending=late, committed=done, places=apart, wanted=TWO_EACH).withdrawn == ()
+    assert decide(pending=late[:1], committed=done, places=ONE_PLACE, wanted=TWO_EACH).withdrawn == ()
+
+
+def test_an_element_is_not_withdrawn_while_it_may_have_something_to_do():
+    early = Pending("7_1", NEXT_ROLLOUTS[1])
+    decided = decide(
+        pending=[early], committed=UNTIL_ROLLOUTS, ready=REWARDS, places=ONE_PLACE, wanted=TWO_EACH
+    )
+    assert decided.withdrawn == ()
+    spare, others = Pending("7_1", ROLLOUTS[1]), [ROLLOUTS[2], *REWARDS[:2]]
+    decided = decide(
+        pending=[spare], committed=[PREPARE, *ROLLOUTS[:2]], ready=others, places=ONE_PLACE, wanted=TWO_EACH
+    )
+    assert decided.withdrawn == ()
+
+
+def test_an_element_of_an_iteration_that_is_over_has_nothing_to_do():
+    old = Pending("7_1", Task(0, Stage.ROLLOUT, 1))
+    assert decide(pending=[old], ready=[UPDATE], places=ONE_PLACE, wanted=TWO_EACH).withdrawn == ("7_1",)
+
+
+# --- a simulated run ---
+
+MAX_ATTEMPTS = 3
+
+
+class Committed(NamedTuple):
+    """What reconcile reads of a commit record."""
+
+    fingerprint: str
+    inputs: dict[str, str]
+
+
+@dataclass
+class Job:
+    """An element of the simulated queue."""
+
+    array: int
+    index: int
+    first: Task
+    begin: float | None
+    restarts: int = 0
+    runs: bool = False
+    doing: Doing = Doing.STARTING
+    task: Task | None = None
+    since: float = 0.0
+    has_begun: bool = False
+    """Whether it has taken its first task, or any."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.array}_{self.index}r{self.restarts}"
+
+    @property
+    def can_stay(self) -> bool:
+        return self.runs and self.doing is not Doing.LEAVING
+
+
+class World(RuleBasedStateMachine):
+    """Workers claim, compute, wait, leave, die, are preempted; jobs arrive late. Every run ends."""
+
+    @initialize(
+        iterations=st.integers(1, 3),
+        shards=st.integers(1, 4),
+        most=st.integers(1, 4),
+        every=st.integers(0, 2),
+        pools=st.sampled_from([(), ("big",)]),
+        early=st.booleans(),
+        stays=st.booleans(),
+        places=st.sampled_from([(), ("gpu",)]),
+        luck=st.randoms(),
+    )
+    def begin(self, iterations, shards, most, every, pools, early, stays, places, luck):
+        self.plan = Plan(iterations, shards, every, pools=pools)
+        kinds = ("prepare", *self.plan.job_kinds, "evaluate")
+        self.wanted = {
+            k: min(shards, most) if k not in ("prepare", "update", "evaluate") else 1 for k in kinds
+        }
+        self.early, self.stays, self.luck = early, stays, luck
+        self.places = places
+        self.now, self.arrays = 0.0, 0
+        self.records: dict[Task, Committed] = {}
+        self.jobs: list[Job] = []
+        self.claims: list[Claim] = []
+        self.judged: set[str] = set()
+        self.failures: dict[Task, list[Failure]] = {}
+        self.begun_with: set[Task] = set()
+        self.given_up = ()
+        self.died = 0
+        self.is_patient = False
+        self.kinds = [FailureKind.KILLED, FailureKind.MEMORY, FailureKind.PREEMPTED]
+
+    # what a pass sees
+
+    def crew(self) -> Crew:
+        workers = [Worker(j.name, j.first, j.doing, j.task, j.since) for j in self.jobs if j.runs]
+        pending = [Pending(f"{j.array}_{j.index}", j.first, j.begin) for j in self.jobs if not j.runs]
+        return Crew(workers, pending)
+
+    def window(self) -> tuple[Task, ...]:
+        if PREPARE not in self.records:
+            return self.plan.window(-1, 0)
+        updated = 0
+        while policy_maker(updated + 1) in self.records and updated < self.plan.iterations:
+            updated += 1
+        done = sum(task in self.records for task in self.plan.evaluation_tasks())
+        return self.plan.window(updated, done)
+
+    def at_hand(self, tasks: tuple[Task, ...]) -> list[Task]:
+        newest = max((task.iteration for task in tasks), default=self.plan.iterations)
+        after = self.plan.tasks(newest + 1) if newest < self.plan.iterations else ()
+        return sorted((*tasks, *after), key=lambda task: task.iteration)
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.given_up) or not self.window()
+
+    @rule()
+    def a_pass(self):
+        if self.given_up:
+            return
+        tasks, crew = self.window(), self.crew()
+        read = (source for task in self.at_hand(tasks) for source in self.plan.inputs(task))
+        around = unique(*self.at_hand(tasks), *read)
+        committed = {task: self.records[task] for task in around if task in self.records}
+        for failed in failed_claims(self.claims, crew, self.records, self.judged):
+            self.judged.add(failed.attempt)
+            self.failures.setdefault(failed.task, []).append(
+                Failure(failed.task, failed.number, self.luck.choice(self.kinds), "simulated")
+            )
+        held = held_tasks(self.claims, crew, committed)
+        seen = Observation(tasks, committed, {}, held.keys(), self.failures)
+        actions = reconcile(self.plan, seen, MAX_ATTEMPTS)
+        self.given_up = actions.give_up
+        if self.given_up:
+            return
+        guess = (
+            Estimate(self.now + self.luck.choice([0, 50]), 5.0, 10.0)
+            if self.luck.random() < 0.8
+            else Estimate()
+        )
+        decided = staff(
+            Situation(
+                self.plan,
+                self.at_hand(tasks),
+                crew,
+                held,
+                committed,
+                [launch.task for launch in actions.launch],
+                self.wanted,
+                self.now,
+                dict.fromkeys(self.wanted, guess) if self.early else {},
+                self.begun_with,
+                {task for task in self.failures if self.is_left(task)},
+                dict.fromkeys(self.wanted, self.places),
+            )
+        )
+        for job in self.jobs:
+            if job.runs and job.name in decided.dismissed:
+                assert job.doing is Doing.WAITING
+                job.doing = Doing.LEAVING
+        self.jobs = [j for j in self.jobs if j.runs or f"{j.array}_{j.index}" not in decided.withdrawn]
+        for order in decided.orders:
+            self.submit(order)
+        for job in self.jobs:
+            if f"{job.array}_{job.index}" in decided.hurried:
+                job.begin = None
+
+    def submit(self, order: Order) -> None:
+        assert len({(task.iteration, task.job_kind) for task in order.tasks}) == 1
+        self.arrays += 1
+        self.begun_with |= set(order.tasks)
+        for index, task in enumerate(order.tasks):
+            assert task not in self.records
+            self.jobs.append(Job(self.arrays, index, task, order.begin))
+
+    # what workers do
+
+    @property
+    def holders(self) -> dict[Task, str]:
+        return held_tasks(self.claims, self.crew(), self.records)
+
+    def is_left(self, task: Task) -> bool:
+        """Whether workers leave a task alone, as pipeline.workers.choosing decides."""
+        ended = [claim for claim in self.claims if claim.task == task]
+        kinds = {failure.kind for failure in self.failures.get(task, ())}
+        return len(ended) >= MAX_ATTEMPTS or FailureKind.MEMORY in kinds
+
+    def choose(self, job: Job) -> Task | None:
+        """A task that is ready and that no running worker has claimed: its own first."""
+        claimed = {j.task for j in self.jobs if j.runs and j.doing is Doing.BUSY}
+        ready = [
+            task
+            for task in self.plan.all_tasks()
+            if task.job_kind == job.first.job_kind
+            and task not in self.records
+            and task not in claimed
+            and all(source in self.records for source in self.plan.inputs(task))
+        ]
+        if not job.has_begun and job.first in ready:
+            return job.first
+        free = [task for task in ready if not self.is_left(task)]
+        own = [task for task in free if task.shard == job.first.shard]
+        return next(iter((*own, *free)), None)
+
+    def work(self, job: Job) -> None:
+        """One step of a worker: it begins a task, commits one, or waits."""
+        self.now += 1
+        if job.doing is Doing.BUSY:
+            self.commit(job.task)
+            job.doing, job.task, job.since = Doing.WAITING, None, self.now
+            if not self.stays and self.choose(job) is None:
+                job.doing = Doing.LEAVING
+        elif job.doing is Doing.LEAVING:
+            self.jobs.remove(job)
+        elif task := self.choose(job):
+            number = 1 + sum(claim.task == task for claim in self.claims)
+            self.claims.append(Claim(task, number, f"{number}-{job.name}.{self.now}", job.name, self.now))
+            job.doing, job.task, job.since, job.has_begun = Doing.BUSY, task, self.now, True
+        elif job.doing is Doing.STARTING:
+            job.doing, job.since = Doing.WAITING, self.now
+        elif not self.stays or (not self.is_patient and self.luck.random() < 0.2):
+            job.doing, job.since = Doing.LEAVING, self.now
+
+    def commit(self, task: Task) -> None:
+        read = {task_key(source): self.records[source].fingerprint for source in self.plan.inputs(task)}
+        self.records.setdefault(task, Committed(f"{task}", read))
+
+    def pick(self, running: bool) -> Job | None:
+        able = [j for j in self.jobs if j.runs == running and (running or (j.begin or 0.0) <= self.now)]
+        return self.luck.choice(able) if able else None
+
+    # what happens
+
+    @rule()
+    def a_worker_goes_on(self):
+        if job := self.pick(running=True):
+            self.work(job)
+
+    @rule()
+    def a_job_starts(self):
+        if job := self.pick(running=False):
+            job.runs, job.doing, job.since = True, Doing.STARTING, self.now
+
+    @rule(seconds=st.sampled_from([5, 60]))
+    def time_passes(self, seconds):
+        self.now += seconds
+
+    @precondition(lambda self: self.died < 8)
+    @rule()
+    def a_worker_dies(self):
+        if job := self.pick(running=True):
+            self.died += 1
+            self.jobs.remove(job)
+
+    @precondition(lambda self: self.died < 8)
+    @rule()
+    def a_worker_fails_and_goes_on(self):
+        if (job := self.pick(running=True)) and job.doing is Doing.BUSY:
+            self.died += 1
+            job.doing, job.task, job.since = Doing.WAITING, None, self.now + 1
+
+    @rule()
+    def a_worker_is_preempted(self):
+        if job := self.pick(running=True):
+            job.runs, job.restarts, job.begin = False, job.restarts + 1, None
+            job.doing, job.task, job.has_begun = Doing.STARTING, None, False
+
+    @rule()
+    def a_job_is_cancelled(self):
+        if job := self.pick(running=False):
+            self.jobs.remove(job)
+
+    # what must hold
+
+    @invariant()
+    def there_are_never_more_than_wanted(self):
+        for job_kind, wanted in getattr(self, "wanted", {}).items():
+            here = [j for j in self.jobs if j.first.job_kind == job_kind and (not j.runs or j.can_stay)]
+            assert len(here) <= wanted
+
+    @invariant()
+    def nobody_does_what_another_does(self):
+        doing = [j.task for j in getattr(self, "jobs", []) if j.runs and j.doing is Doing.BUSY]
+        assert len(doing) == len(set(doing))
+
+    def teardown(self):
+        """From any state, without further bad luck, the run ends, and nobody is left for ever."""
+        if not hasattr(self, "plan"):
+            return
+        self.is_patient = self.luck.random() < 0.5
+        for _ in range(150):
+            if self.is_over:
+                break
+            self.a_pass()
+            self.now += 60
+            for job in list(self.jobs):
+                if job.runs:
+                    self.work(job)
+                elif (job.begin or 0.0) <= self.now:
+                    job.runs, job.doing, job.since = True, Doing.STARTING, self.now
+        assert self.is_over, (self.holders, self.jobs)
+        if not self.given_up:
+            assert set(self.plan.all_tasks()) <= self.records.keys()
+
+
+TestWorld = World.TestCase
+TestWorld.settings = settings(max_examples=40, stateful_step_count=30)

@@ -1,0 +1,114 @@
+"""The report of a sweep: what it says of groups of runs, from directories made by hand."""
+
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.report import write_sweep_report
+from pipeline.report.groups import groups_of, merged, spread_text
+from pipeline.report.sweep import read_sweep_data, samples_beside, settings_table
+from pipeline.run.directory import RunError
+from pipeline.sweep.manifest import SweepError
+from tests.support.reports import data_of
+from tests.support.sweeps import make_sweep
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Three rates times three seeds, of which eight runs have begun; the later ones have more reward."""
+    root = tmp_path_factory.mktemp("sweep") / "lr"
+    make_sweep(root, ["1e-6", "3e-6", "1e-5"], 3, begun=8)
+    return root
+
+
+def test_groups_come_best_first_with_all_their_runs(root):
+    data = read_sweep_data(root)
+    assert [group.label for group in data.groups] == [
+        "learning_rate=1e-5",
+        "learning_rate=3e-6",
+        "learning_rate=1e-6",
+    ]
+    assert [(len(group.members), group.size) for group in data.groups] == [(2, 3), (3, 3), (3, 3)]
+
+
+def test_the_page_says_means_spread_and_who_is_missing(root):
+    text = write_sweep_report(root).read_text()
+    assert "5 of 9 runs are complete" in text
+    assert f"slurm-ppo sweep {root}" in text
+    group = read_sweep_data(root).groups[1]
+    last = [member.last["reward/mean"] for member in group.members]
+    assert spread_text(last) in text
+    assert f"{statistics.fmean(last):.3f} ± {statistics.stdev(last):.3f}" in text
+    assert "not begun" in text
+    figures = data_of(text, "figures")
+    reward = figures["chart-reward"]["data"]
+    assert [trace["fillcolor"] for trace in reward if "fill" in trace] == [
+        "var(--c2-soft)",
+        "var(--c1-soft)",
+        "var(--c0-soft)",
+    ]
+
+
+def test_prompts_side_by_side_are_the_same_ones(root):
+    beside = samples_beside(read_sweep_data(root))
+    assert beside is not None
+    assert beside.heads[0].title == "learning_rate=1e-5"
+    for prompt, samples in beside.prompts:
+        assert "of seed 0" in prompt
+        assert {sample.prompt for sample in samples} == {prompt}
+        assert len({sample.response for sample in samples}) == 3
+
+
+def test_settings_that_name_the_groups_need_no_table_of_their_own(root):
+    groups = read_sweep_data(root).groups
+    assert settings_table(groups, ["update.learning_rate"]) == []
+    (line,) = settings_table(groups, [])
+    assert line == ["learning_rate", "1e-5", "3e-6", "1e-6"]
+
+
+def test_a_spoilt_run_is_named_and_the_others_are_shown(tmp_path):
+    root = tmp_path / "lr"
+    make_sweep(root, ["1e-6", "3e-6"], 1)
+    (root / "learning_rate_1e-6-seed_0/config.yaml").write_text("changed: true\n")
+    data = read_sweep_data(root)
+    assert list(data.unreadable) == ["learning_rate_1e-6-seed_0"]
+    assert "was changed since the run began" in write_sweep_report(root).read_text()
+
+
+def test_a_sweep_without_rows_or_without_a_manifest(tmp_path):
+    with pytest.raises(SweepError, match="holds no sweep"):
+        write_sweep_report(tmp_path)
+    make_sweep(tmp_path / "lr", ["1e-6"], 1)
+    (tmp_path / "lr/learning_rate_1e-6-seed_0/metrics.jsonl").unlink()
+    with pytest.raises(RunError, match=r"no run of the sweep .* has a row yet"):
+        write_sweep_report(tmp_path / "lr")
+
+
+values = st.lists(
+    st.lists(st.floats(-9, 9), min_size=1, max_size=5),  # rows of each run
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(values)
+def test_areas_hold_every_run_and_the_mean(runs):
+    rows = [[{"iteration": i, "x": value} for i, value in enumerate(run)] for run in runs]
+    mean, low, high = (merged(rows, how) for how in (statistics.fmean, min, max))
+    for middle, least, most in zip(mean, low, high, strict=True):
+        of_all = [run[int(middle["iteration"])] for run in runs if len(run) > middle["iteration"]]
+        assert (least["x"], most["x"]) == (min(of_all), max(of_all))
+        assert least["x"] - 1e-9 <= middle["x"] <= most["x"] + 1e-9
+    several = merged(rows, min, least=2)
+    assert sum("x" in row for row in several) == sum(
+        sum(len(run) > i for run in runs) > 1 for i in range(len(mean))
+    )
+
+
+def test_runs_of_one_setting_are_one_group(root):
+    data = read_sweep_data(root)
+    points = [point for point in data.sweep.points if point.settings["update.learning_rate"] == "1e-6"]
+    only_seeds = [type(p)(**vars(p) | {"settings": {"seed": p.settings["seed"]}}) for p in points]
+    assert [group.label for group in groups_of(only_seeds, [])] == ["all seeds"]

@@ -1,0 +1,189 @@
+"""Passes that workers ask for: each wish is seen by a pass that began after it, and few passes see many."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.run import bookkeeping
+from pipeline.run.bookkeeping import (
+    Bookkeeper,
+    LastPass,
+    ask_for_pass,
+    is_due,
+    is_starting,
+    is_wanted,
+    read_last,
+    take_turns,
+)
+from pipeline.run.paths import RunPaths
+from tests.support.passes import take_turn
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return RunPaths(tmp_path)
+
+
+class Child:
+    """A process that makes passes until it is told to end."""
+
+    def __init__(self) -> None:
+        self.stdin = None
+        self.waited = False
+
+    def poll(self) -> int | None:
+        return 0 if self.waited else None
+
+    def wait(self, timeout: float) -> int:
+        self.waited = True
+        return 0
+
+
+@pytest.fixture
+def started(paths, monkeypatch):
+    """Processes that were started; each makes one pass, and says no more."""
+    children = []
+
+    def start(paths):
+        take_turn(paths, lambda: None)
+        children.append(Child())
+        children[-1].waited = True
+        return children[-1]
+
+    monkeypatch.setattr(bookkeeping, "start_pass", start)
+    return children
+
+
+def test_a_wish_is_taken_away_before_the_pass_looks(paths):
+    ask_for_pass(paths)
+    assert take_turn(paths, lambda: is_wanted(paths) and pytest.fail("the wish is still there"))
+    assert not is_wanted(paths)
+
+
+def test_a_wish_that_comes_while_a_pass_is_at_work_is_for_the_next(paths):
+    ask_for_pass(paths)
+    take_turn(paths, lambda: ask_for_pass(paths))
+    assert is_wanted(paths)
+
+
+def test_one_pass_at_a_time_and_the_second_leaves_its_wish(paths):
+    def look() -> None:
+        ask_for_pass(paths)
+        assert not is_due(paths, 0.0)
+        assert not take_turn(paths, lambda: pytest.fail("two at once"))
+
+    ask_for_pass(paths)
+    assert take_turn(paths, look)
+    assert is_wanted(paths)
+
+
+def test_without_a_wish_there_is_no_pass(paths):
+    assert not take_turn(paths, lambda: pytest.fail("nobody asks"))
+    assert read_last(paths).number == 0
+
+
+def test_a_pass_that_fails_leaves_the_wish(paths):
+    ask_for_pass(paths)
+    with pytest.raises(FileNotFoundError):
+        take_turn(paths, (paths.root / "missing").read_text)
+    assert is_wanted(paths)
+
+
+def test_passes_take_a_tenth_of_a_core_at_most(paths):
+    last = LastPass(began=100.0, ended=102.0, cost=2.0)
+    assert not last.allows_another(119.0)
+    assert last.allows_another(120.0)
+    assert last.allows_another(50.0), "a clock that is ahead holds nobody up"
+    ask_for_pass(paths)
+    take_turn(paths, lambda: None)
+    assert read_last(paths).ended >= read_last(paths).began > 0
+
+
+def test_of_many_who_wait_one_starts_a_process(paths, monkeypatch):
+    begun = []
+    monkeypatch.setattr(bookkeeping, "start_pass", lambda paths: begun.append(Child()) or begun[-1])
+    ask_for_pass(paths)
+    for _ in range(3):
+        Bookkeeper(paths).tend()
+    assert len(begun) == 1
+
+
+@given(st.floats(0, 1e6), st.floats(-100, 100), st.floats(-100, 100))
+def test_a_process_has_ten_seconds_to_begin_its_pass(started, began, age):
+    last = LastPass(began=started + began, ended=started + began + 1)
+    now = started + age
+    assert is_starting(last, started, now) == (last.began < started and 0 <= now - started < 10)
+
+
+def test_a_process_makes_all_passes_that_are_asked_for_until_it_is_told_to_end(paths):
+    """Rests are for wishes that are not urgent."""
+    reader, writer = os.pipe()
+    made = []
+
+    def make_pass() -> None:
+        made.append(read_last(paths).is_at_work)
+        if len(made) < 3:
+            ask_for_pass(paths, at_once=True)
+        else:
+            ask_for_pass(paths)
+            os.write(writer, b"end\n")
+
+    ask_for_pass(paths)
+    take_turns(paths, make_pass, reader)
+    assert made == [True] * 4, "the last for what was asked before it was told"
+    assert (read_last(paths).number, read_last(paths).is_at_work) == (4, False)
+    assert is_wanted(paths)
+
+
+def test_a_worker_has_one_process_for_passes_and_tells_it_to_end(paths, monkeypatch):
+    """A real one: this module's functions in another process."""
+    code = "import sys; from pathlib import Path; from pipeline.run.bookkeeping import take_turns; "
+    code += (
+        "from pipeline.run.paths import RunPaths; take_turns(RunPaths(Path(sys.argv[1])), lambda: None, 0)"
+    )
+    children = []
+
+    def start(paths):
+        words = [sys.executable, "-c", code, str(paths.root)]
+        children.append(subprocess.Popen(words, stdin=subprocess.PIPE, bufsize=0))
+        return children[-1]
+
+    monkeypatch.setattr(bookkeeping, "start_pass", start)
+    keeper = Bookkeeper(paths)
+    keeper.ask()
+    keeper.ask()
+    other = Bookkeeper(paths)
+    other.leave()
+    assert read_last(paths).number >= 1
+    assert len(children) == 1, "the first one's makes it"
+    keeper.leave()
+    assert len(children) == 1
+    assert [child.returncode for child in children] == [0]
+    assert not is_wanted(paths)
+
+
+def test_who_need_not_be_seen_leaves_once_what_was_asked_for_is_granted(paths, started):
+    Bookkeeper(paths).leave(is_to_be_seen=False)
+    assert started == []
+    ask_for_pass(paths)
+    Bookkeeper(paths).leave(is_to_be_seen=False)
+    assert len(started) == 1
+    assert read_last(paths).number == 1
+
+
+def test_a_worker_that_leaves_does_not_wait_for_what_others_wish_later(paths, started, monkeypatch):
+    start = bookkeeping.start_pass
+
+    def start_among_others(paths):
+        child = start(paths)
+        ask_for_pass(paths)
+        return child
+
+    monkeypatch.setattr(bookkeeping, "start_pass", start_among_others)
+    Bookkeeper(paths).leave()
+    assert len(started) == 1
+    assert is_wanted(paths)

@@ -1,0 +1,150 @@
+"""A program of the user's: whatever it does, its task ends in time, with numbers or with a reason."""
+
+import contextlib
+import json
+import math
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages.program import ProgramFailed, parse_numbers, read_numbers, run_program
+
+values = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+
+
+def python(text: str) -> list[str]:
+    return [sys.executable, "-S", "-c", text]
+
+
+# --- what it writes ---
+
+
+@given(values)
+def test_only_objects_of_finite_numbers_are_taken(said):
+    try:
+        found = parse_numbers(json.dumps(said).encode())
+    except ProgramFailed:
+        return
+    assert isinstance(said, dict)
+    assert found == {name: float(value) for name, value in said.items()}
+    assert all(math.isfinite(value) for value in found.values())
+    assert not any(isinstance(value, bool) for value in said.values())
+
+
+@given(st.binary(max_size=40))
+def test_no_bytes_break_the_reader(content):
+    with contextlib.suppress(ProgramFailed):
+        parse_numbers(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "no JSON"),
+        (b"{", "no JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"[1]", "a list instead of an object"),
+        (b'{"acc": NaN}', "acc is nan, which is not finite"),
+        (b'{"acc": 1e999}', "not finite"),
+        (b'{"acc": ' + b"9" * 400 + b"}", "not finite"),
+        (b'{"acc": {"mean": 1}}', "acc is an object instead of a number"),
+        (b'{"acc": "0.5"}', "acc is text instead of a number"),
+        (b'{"acc": true}', "true or false"),
+        (b'{"a b": 1}', "is no name of a number"),
+        (b"{}", "empty object"),
+        (json.dumps({str(i): i for i in range(3000)}).encode(), "3000 numbers"),
+        (b'{"acc": 1}' + b" " * (1 << 20), "1.0 MiB at most"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(content, told, tmp_path):
+    file = tmp_path / "numbers.json"
+    file.write_bytes(content)
+    with pytest.raises(ProgramFailed, match=re.escape(told)) as failed:
+        read_numbers(file)
+    assert "\n" not in str(failed.value)
+
+
+def test_a_file_that_is_none_is_not_waited_for(tmp_path):
+    with pytest.raises(ProgramFailed, match="did not write"):
+        read_numbers(tmp_path / "absent")
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(ProgramFailed, match="is no file"):
+            read_numbers(path)
+
+
+# --- how it runs ---
+
+
+def test_words_are_passed_on_as_they_are_and_no_shell_sees_them(tmp_path):
+    words = ["a b", "$HOME", "; touch hurt", "*", "it's"]
+    program = python("import sys, json; json.dump(sys.argv[1:], open('said', 'w'))")
+    run_program([*program, *words], tmp_path, seconds=60)
+    assert json.loads((tmp_path / "said").read_text()) == words
+    assert [path.name for path in tmp_path.iterdir()] == ["said"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["/no/such/program"], "cannot be started"),
+        (["a\0b"], "cannot be started"),
+        (python("raise SystemExit(3)"), "exit code 3"),
+        (python("import os; os.kill(os.getpid(), 9)"), "was killed"),
+    ],
+)
+def test_how_it_failed_is_said(words, told, tmp_path):
+    with pytest.raises(ProgramFailed, match=told):
+        run_program(words, tmp_path, seconds=60)
+
+
+STUBBORN = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    open("child", "w").write(str(os.getpid()))
+    time.sleep(600)
+{then}
+"""
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or only its entry is left for its parent."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True
+
+
+def wait_until_it_has_ended(file: Path) -> None:
+    until = time.monotonic() + 30
+    while not has_ended(int(file.read_text())):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_one_that_hangs_is_stopped_with_all_that_it_has_started(tmp_path, monkeypatch):
+    monkeypatch.setattr("stages.program._GRACE_SECONDS", 0.1)
+    child = tmp_path / "child"
+    program = python(STUBBORN.format(then="time.sleep(600)"))
+    is_there = lambda: child.exists() and bool(child.read_text())  # noqa: E731
+    with pytest.raises(ProgramFailed, match="was stopped, as its task was warned"):
+        run_program(program, tmp_path, seconds=600, should_stop=is_there)
+    wait_until_it_has_ended(child)
+    with pytest.raises(ProgramFailed, match=r"was stopped after 0\.1 s"):
+        run_program(python("import time; time.sleep(600)"), tmp_path, seconds=0.1)
+
+
+def test_what_one_that_ended_well_has_left_behind_is_ended_too(tmp_path):
+    waits = "\nwhile not (os.path.exists('child') and open('child').read()): time.sleep(0.01)"
+    run_program(python(STUBBORN.format(then=waits)), tmp_path, seconds=60)
+    wait_until_it_has_ended(tmp_path / "child")

@@ -1,0 +1,160 @@
+"""A list of runs: how each stands, from little that is read; what is spoilt has a line as well."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.run import journal
+from pipeline.run.control import Control, write_control
+from pipeline.run.directory import Parent, Run
+from pipeline.run.lease import hold
+from pipeline.status.listing import Entry, find_places, last_row, read_entries
+from pipeline.status.listing_text import describe
+from slurm.errors import UserError
+from tests.support.reportrun import SLURM, make_row, make_run, make_spans, slurm_row
+from tests.support.sweeps import make_sweep
+
+
+def never() -> None:
+    raise AssertionError("Slurm is asked, though no run may be at work")
+
+
+def entries(folder: Path, live=never) -> dict[str, Entry]:
+    found = read_entries(find_places(folder), live)
+    return {str(Path(entry.run).relative_to(folder)): entry for entry in found}
+
+
+def with_rows(run: Run, *iterations: int) -> Run:
+    journal.rewrite(run.paths.metrics, [make_row(i) for i in iterations])
+    return run
+
+
+def test_runs_of_this_machine_and_their_states(tmp_path):
+    with_rows(make_run(tmp_path / "done"), *range(1, 21))
+    failed = with_rows(make_run(tmp_path / "failed"), 1, 2)
+    journal.event(failed.paths.events, "driver_ended", outcome="failed")
+    with_rows(make_run(tmp_path / "stopped"), 1)
+    at_work = make_run(tmp_path / "at_work")
+    with hold(at_work.paths.locks):
+        found = entries(tmp_path)
+    assert {name: entry.state for name, entry in found.items()} == {
+        "at_work": "running",
+        "done": "complete",
+        "failed": "failed",
+        "stopped": "incomplete",
+    }
+    assert (found["failed"].iteration, found["failed"].iterations) == (2, 20)
+    assert found["failed"].reward == pytest.approx(make_row(2)["reward/mean"])
+
+
+def test_of_runs_on_slurm_the_queue_is_asked_once(tmp_path):
+    asked = []
+    runs = [make_run(tmp_path / name, scheduler=SLURM) for name in ("a", "b", "c", "d")]
+    for run in runs:
+        write_control(run.paths, Control(1))
+    write_control(runs[2].paths, Control(1, cancelled=True))
+    write_control(runs[3].paths, Control(1, has_failed=True))
+
+    def live():
+        asked.append(1)
+        return {runs[0].identity.id}
+
+    states = [entry.state for entry in entries(tmp_path, live).values()]
+    assert states == ["running", "stopped", "cancelled", "failed"]
+    assert len(asked) == 1
+    assert [entry.state for entry in entries(tmp_path, lambda: None).values()][:2] == ["unknown", "unknown"]
+
+
+def test_what_a_line_says(tmp_path):
+    run = make_run(tmp_path / "run", scheduler=SLURM)
+    rows = [make_row(i) | slurm_row(i, make_spans(i, 2)) for i in range(1, 21)]
+    journal.rewrite(run.paths.metrics, rows)
+    run.paths.best.write_text(json.dumps({"iteration": 18, "reward": 0.5, "policy": "policy/00018.1-a"}))
+    (run.paths.policies / "00020.1-a").mkdir(parents=True)
+    (run.paths.policies / "00020.1-a/weights").write_text("x" * 3000)
+    (run.paths.policies / "00020").symlink_to("00020.1-a")
+    (run.paths.log_root).mkdir()
+    (run.paths.log_root / "log").write_text("x" * 5000)
+    entry = entries(tmp_path)["run"]
+    hours = sum(v for row in rows for name, v in row.items() if name.startswith("slurm/gpu_hours/"))
+    assert entry.gpu_hours == pytest.approx(hours, rel=0.1)
+    assert (entry.best, entry.bytes) == (0.5, 3000)
+    text = describe([entry], tmp_path)
+    assert "run  complete      20/20" in text
+    assert "2.9 KiB" in text
+    assert text.splitlines()[-1].startswith("1 run: 1 complete; 2.9 KiB (size: policies, critics and")
+
+
+def test_a_fork_that_has_no_row_yet_is_where_it_begins(tmp_path):
+    make_run(tmp_path / "fork", parent=Parent("abc", "/parent", 7))
+    assert entries(tmp_path)["fork"].iteration == 7
+
+
+def test_runs_of_a_sweep_are_listed_with_those_that_have_not_begun(tmp_path):
+    make_sweep(tmp_path / "lr", ["1e-6", "3e-6"], 2, begun=3)
+    make_run(tmp_path / "single")
+    found = entries(tmp_path)
+    assert [entry.state for entry in found.values()] == [
+        "complete",
+        "incomplete",
+        "complete",
+        "not begun",
+        "incomplete",
+    ]
+    assert list(found)[3] == "lr/learning_rate_3e-6-seed_1"
+    assert list(entries(tmp_path / "lr")) == [name.partition("/")[2] for name in list(found)[:4]]
+    assert list(entries(tmp_path / "single")) == ["."]
+
+
+def spoil(run: Run, name: str, text: str) -> None:
+    (run.paths.root / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("run.json", ""),
+        ("run.json", "[1]"),
+        ("run.json", '{"name": "x"}'),
+        ("config.yaml", "name: x\n"),
+        ("metrics.jsonl", "garbage\n"),
+        ("best.json", "{"),
+    ],
+)
+def test_a_spoilt_run_is_a_line_beside_the_others(tmp_path, name, text):
+    spoil(with_rows(make_run(tmp_path / "bad"), 1), name, text)
+    with_rows(make_run(tmp_path / "good"), 1)
+    found = entries(tmp_path)
+    assert [entry.state for entry in found.values()] == ["spoilt", "incomplete"]
+    assert found["bad"].note
+    lines = describe(list(found.values()), tmp_path).splitlines()
+    assert lines[1].startswith("bad")
+    assert "1 spoilt" in lines[-1]
+
+
+def test_a_row_that_was_cut_is_none(tmp_path):
+    run = with_rows(make_run(tmp_path / "run"), 1, 2)
+    with run.paths.metrics.open("a") as file:
+        file.write('{"iteration": 3, "rew')
+    assert entries(tmp_path)["run"].iteration == 2
+    assert last_row(b"") == {}
+
+
+def test_a_folder_that_is_none_and_one_without_runs(tmp_path, slurm_ppo):
+    with pytest.raises(UserError, match="no such folder"):
+        find_places(tmp_path / "absent")
+    assert find_places(tmp_path) == []
+    done = slurm_ppo("ls", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"no runs in {tmp_path}" in done.stdout
+
+
+def test_json_has_stable_keys(tmp_path, slurm_ppo):
+    with_rows(make_run(tmp_path / "run"), 1)
+    found = json.loads(slurm_ppo("ls", tmp_path, "--json").stdout)
+    assert list(found) == ["schema", "folder", "runs"]
+    keys = "run state name iteration iterations reward best gpu_hours age idle bytes sweep note"
+    assert list(found["runs"][0]) == keys.split()
+    assert found["runs"][0]["idle"] < time.time()

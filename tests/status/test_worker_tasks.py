@@ -1,0 +1,139 @@
+"""Lanes of a run with workers: they show what jobs are at, which is not what they were submitted for."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.noop import make_record
+from pipeline.executors.slurm.queue import Queue, look_at_queue
+from pipeline.run.endings import ClaimEnding
+from pipeline.run.failures import FailureKind
+from pipeline.run.submissions import State, Submission
+from pipeline.run.tasks import PREPARE, Stage, Task
+from pipeline.status.lanes import ShardState, lanes_of
+from pipeline.status.plan import look_ahead
+from pipeline.status.snapshot import StatusReader
+from pipeline.status.worker_tasks import Crew, task_states, writer_of
+from pipeline.workers.beats import Beat, Doing
+from slurm.query import Element
+from slurm.states import SlurmState
+from tests.support.beats import beat
+from tests.support.scripted import imagined_run
+from tests.support.toyworkers import make_worker_world
+from tests.support.toyworld import Luck
+
+NOW = 1000.0
+PLAN = imagined_run(scheduler={"workers": True}).plan
+ROLLOUTS = [Task(2, Stage.ROLLOUT, shard) for shard in range(PLAN.num_shards)]
+DONE = {task: replace(make_record(task), ended=800.0) for task in (PREPARE, Task(1, Stage.UPDATE))}
+"""What the rollouts of the second iteration read."""
+
+
+def element(index: int, state: SlurmState = SlurmState.RUNNING, **more: object) -> Element:
+    """Of an array that was submitted for the first iteration, unless ``name`` says otherwise."""
+    times: dict = dict.fromkeys(("submitted", "ended", "exit_code", "signal", "restarts", "time_limit"))
+    given = {"name": "r.id.1.rollout.1.0", "reason": "Resources", "started": 700.0} | more
+    return Element("47", index, state=state, node="gpu07", partition="gpu", **times | given)
+
+
+def submission(iteration: int, job_kind: str = "rollout", **more: object) -> Submission:
+    given = Submission(
+        name=f"r.id.{iteration}.{job_kind}.1.0",
+        iteration=iteration,
+        job_kind=job_kind,
+        number=1,
+        chunk=0,
+        chunk_size=1000,
+        invocation=1,
+        created=600.0,
+        module="stages.pulling",
+        arguments=(),
+        elements={str(index): () for index in range(PLAN.num_shards)},
+        max_restarts=20,
+        stays=True,
+        state=State("47"),
+    )
+    return replace(given, **more)
+
+
+def busy(worker: str, task: str, number: int = 1) -> Beat:
+    return beat(worker, doing=Doing.BUSY, task=task, attempt=f"{number}-{worker}.5")
+
+
+def lane(crew: Crew, records=DONE):
+    (found,) = lanes_of(task_states(PLAN, ROLLOUTS, crew, records, NOW), NOW)
+    return found
+
+
+def test_a_lane_counts_what_workers_do_and_not_those_who_wait():
+    jobs = Queue([element(0), element(1), element(2), element(3)])
+    beats = [
+        busy("47_0r0", "2/rollout/2"),
+        beat("47_1r0", doing=Doing.WAITING, task="2/rollout/1"),
+        busy("47_2r0", "2/rollout/3", number=2),
+        busy("46_0r0", "2/rollout/0"),  # its job has ended
+    ]
+    found = lane(Crew([submission(1)], jobs, beats))
+    idle, running = ShardState.IDLE, ShardState.RUNNING
+    assert found.shards == (idle, idle, running, running), "a second claim alone says of no failure"
+    progress = found.progress
+    assert (progress.running, progress.waiting, progress.failed, progress.resubmitted) == (2, 0, 0, 0)
+    assert (progress.queue_seconds, progress.run_seconds) == (100.0, 100.0), "of tasks, not of jobs"
+    assert (progress.jobs, progress.nodes) == (("47",), ("gpu07",))
+
+
+def test_a_job_that_starts_early_is_at_nothing_until_its_input_is_there():
+    early = {"name": "r.id.2.rollout.1.0", "reason": "BeginTime"}
+    jobs = Queue([element(0, **early), element(1, SlurmState.PENDING, **early)])
+    crew = Crew([submission(2, begins=900.0)], jobs, [beat("47_0r0", doing=Doing.STARTING)])
+    before = lane(crew, {PREPARE: DONE[PREPARE]})
+    assert before.shards[:2] == (ShardState.IDLE, ShardState.WAITING)
+    assert (before.progress.queue_seconds, before.progress.run_seconds) == (None, None)
+    assert "shortly before its input is expected" in before.progress.reason
+    assert lane(crew).shards[:2] == (ShardState.RUNNING, ShardState.WAITING)
+    assert crew.live == set(ROLLOUTS[:2])
+
+
+def test_a_task_whose_attempts_failed_is_shown_as_failed_until_somebody_takes_it():
+    ending = ClaimEnding("2/rollout/1", 1, 1, FailureKind.ERROR, "boom")
+    crew = Crew([submission(1)], Queue([element(0)]), [], [ending])
+    assert lane(crew).shards[1] is ShardState.FAILED
+    crew = Crew([submission(1)], Queue([element(0)]), [busy("47_0r0", "2/rollout/1", number=2)], [ending])
+    assert lane(crew).shards[1] is ShardState.AGAIN
+
+
+@pytest.mark.parametrize(
+    ("at", "asked", "is_at_work"),
+    [
+        ("1-47_0r0.1", NOW, True),
+        ("2-47_0r0.9", NOW, False),
+        ("", NOW, False),
+        ("", None, None),
+    ],
+    ids=["writes it", "repeats it", "has gone on", "not asked"],
+)
+def test_a_state_is_written_by_the_worker_that_committed_the_policy(at, asked, is_at_work):
+    update = replace(make_record(Task(2, Stage.UPDATE)), attempt="1-47_0r0.1", ended=900.0)
+    doing = {"task": "2/update/0", "attempt": at} if at else {"doing": Doing.WAITING, "task": "3/update/0"}
+    crew = Crew([], Queue([element(0)]), [beat("47_0r0", "update", **doing)])
+    assert writer_of(update, crew, asked).is_at_work is is_at_work
+
+
+def test_whatever_happens_a_view_shows_as_running_what_somebody_computes(tmp_path, monkeypatch, clock):
+    """On the toy Slurm, at every step of some runs."""
+    seen = 0
+    for seed in range(3):
+        world = make_worker_world(tmp_path / str(seed), monkeypatch, seed, Luck(mishaps=4, disturbances=4))
+        world.submit()
+        reader = StatusReader(world.run)
+        while world.outcome is None and world.happen():
+            workers = [w for e, w in world.workers.items() if e.state is SlurmState.RUNNING and w.claim]
+            computed = {w.claim.task for w in workers if not world.exists(w.claim.task)}
+            lanes = {lane.key: lane for lane in reader.read(look_at_queue(world.run)).lanes}
+            for task in (task for task in computed if (task.iteration, task.job_kind) in lanes):
+                state = lanes[task.iteration, task.job_kind].shards[task.shard]
+                assert state in (ShardState.RUNNING, ShardState.AGAIN), world.told()
+                seen += 1
+            assert computed.isdisjoint(launch.task for launch in look_ahead(world.run).actions.launch)
+        world.check_is_complete()
+    assert seen > 10

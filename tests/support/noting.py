@@ -1,0 +1,52 @@
+"""Light engines that note in the file NOTES where they compute, and which GPUs they see there."""
+
+import json
+import os
+from pathlib import Path
+
+from stages.engines.base import takes_ranks, without_torch
+from tests.support import light
+
+FILE = "NOTES"
+"""Variable that names the file."""
+WORDS = (
+    "rollout.engine=tests.support.noting:make_generator",
+    "reward.engine=tests.support.noting:make_scorer",
+    "update.engine=tests.support.noting:make_trainer",
+)
+
+
+def note(stage: str) -> None:
+    names = {"sees": "CUDA_VISIBLE_DEVICES", "rank": "RANK", "node": "SLURMD_NODENAME"}
+    said = {"stage": stage} | {key: os.environ.get(name) for key, name in names.items()}
+    with Path(os.environ[FILE]).open("a") as file:
+        file.write(json.dumps(said) + "\n")
+
+
+def read(file: Path, stage: str) -> list[dict]:
+    """What engines of a stage have noted."""
+    said = map(json.loads, file.read_text().splitlines())
+    return [one for one in said if one["stage"] == stage]
+
+
+@without_torch
+def make_generator(config, directory):
+    note("rollout")
+    return light.make_generator(config, directory)
+
+
+@without_torch
+def make_scorer(config, directory):
+    note("reward")
+    return light.make_scorer(config, directory)
+
+
+@without_torch
+@takes_ranks
+def make_trainer(config):
+    """Rank 0 computes; the others only take part."""
+    note("update")
+    made = light.make_trainer(config)
+    if os.environ.get("RANK", "0") != "0":
+        made.update = lambda context, iteration: None
+    return made

@@ -1,0 +1,99 @@
+"""Workers as processes of this machine, which find their light tasks in a run directory, without Slurm."""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.scheduler import ResourcesConfig
+from pipeline.run import bookkeeping
+from pipeline.run.attempts import new_attempt
+from pipeline.run.directory import Run, load_run
+from pipeline.run.paths import RunPaths
+from pipeline.run.tasks import Task, task_key
+from pipeline.workers.afterwards import Afterwards
+from pipeline.workers.beats import Beat, Doing, process_space
+from pipeline.workers.outside import Outside
+from pipeline.workers.reading import read_beats
+from stages import worker
+from stages.logs import set_up_log
+from stages.pulling import Pulling
+from stages.pulse import Pulse
+from stages.runner import Arguments
+from tests.support import ROOT
+from tests.support.killing import wait_for
+from tests.support.passes import take_turn
+from tests.support.processes import fork_server
+
+
+def start_worker(run: Run, first: Task, **environment: str) -> Any:
+    """Begin a worker in a fork; returns the process. Its output between tasks goes to ``worker-PID.log``.
+
+    With GROWING in its environment it finds after each task that it holds twice as much memory; with TENDS it
+    looks after passes.
+    """
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    given = (str(run.paths.root), first, {**os.environ, **environment})
+    process = fork_server().Process(target=_work, args=given)
+    process.start()
+    return process
+
+
+def _work(root: str, first: Task, environment: Mapping[str, str]) -> None:
+    os.environ.update(environment)
+    os.chdir(ROOT)
+    log = os.open(f"{root}/worker-{os.getpid()}.log", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    set_up_log()
+    if "GROWING" in environment:
+        worker.settled_size = lambda earlier: 2 ** (30 + len(earlier))
+    run, linger = load_run(Path(root)), json.loads(environment.get("LINGER", "60"))
+    source = source_of(run, first, linger, **({"waits": _tends(run)} if "TENDS" in environment else {}))
+    sys.exit(worker.work(source))
+
+
+def _tends(run: Run) -> Callable[[], None]:
+    """What a worker does for others while it waits; a pass leaves a line in ``passes.txt``."""
+
+    def make_pass() -> None:
+        with (run.paths.root / "passes.txt").open("a") as lines:
+            lines.write(f"{os.getpid()}\n")
+
+    bookkeeping.start_pass = lambda paths: take_turn(paths, make_pass) and None
+    return Afterwards(run, "4711_0r0", began=0.0).waits
+
+
+def source_of(run: Run, first: Task, linger: float = 60, **outside: Any) -> Pulling:
+    name, now = f"{os.uname().nodename}-{os.getpid()}", time.time()
+    beat = Beat(name, first.job_kind, os.uname().nodename, os.getpid(), now, since=now)
+    pulse = Pulse(run.paths, Beat(**{**vars(beat), "process_space": process_space()}))
+    pulse.start()
+    arguments = Arguments(first, run.paths.root, "1", None)
+    settings = ResourcesConfig(linger=linger)
+    return Pulling(run, arguments, Outside(name, new_attempt, **outside), settings, pulse)
+
+
+def beat_of(paths: RunPaths, process: Any) -> Beat | None:
+    return next((beat for beat in read_beats(paths).values() if beat.pid == process.pid), None)
+
+
+def wait_until(run: Run, process: Any, doing: Doing, task: Task) -> None:
+    """Wait for a worker to do something."""
+
+    def does() -> bool:
+        beat = beat_of(run.paths, process)
+        return beat is not None and (beat.doing, beat.task) == (doing, task_key(task))
+
+    wait_for(does, f"{doing} {task}")
+
+
+def join(*processes: Any) -> list[int | None]:
+    """Wait for the ends of workers; returns their exit codes."""
+    for process in processes:
+        process.join(timeout=120)
+    return [process.exitcode for process in processes]

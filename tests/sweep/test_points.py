@@ -1,0 +1,147 @@
+"""What a command adds to a sweep: the same run is the same run, however its settings are written."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.compose import known_groups
+from pipeline.run.directory import create_run, load_run
+from pipeline.sweep.grid import SweepError, parse_grid
+from pipeline.sweep.manifest import Sweep, is_sweep, read_sweep, without, write_sweep
+from pipeline.sweep.points import check_folder, config_of, drafts_of, extended, run_folder
+from tests.support import tiny
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    return tmp_path / "lr"
+
+
+@pytest.fixture
+def ask(inputs, root):
+    """What a command with more words makes of the sweep in ``root``."""
+
+    def asked(*more: str, before: Sweep | None = None, seeds: int | None = None) -> Sweep:
+        words = [w for w in tiny.overrides(inputs, root, "name=lr", *more) if w != "tracking=none"]
+        own = {word.partition("=")[0] for word in more}
+        words = [w for w in words if w in more or w.partition("=")[0] not in own]
+        grid = parse_grid(words, known_groups(None), seeds, before.keys if before else ())
+        return extended(root, before, grid, drafts_of(grid, None), "/home/me")
+
+    return asked
+
+
+def begin(root: Path, sweep: Sweep, number: int) -> None:
+    """As if a run had committed something."""
+    run = create_run(config_of(root, sweep.points[number]))
+    run.paths.data.mkdir()
+    (run.paths.data / "prompts.json").write_text("{}")
+
+
+def test_points_have_names_folders_and_places_on_wandb_of_their_own(ask, root):
+    sweep = ask("update.learning_rate=1e-6,3e-6", seeds=2)
+    assert sweep.names[:2] == ("learning_rate_1e-6-seed_0", "learning_rate_1e-6-seed_1")
+    config = config_of(root, sweep.points[1])
+    assert config.name == "lr-learning_rate_1e-6-seed_1"
+    assert (config.seed, config.update.learning_rate) == (1, 1e-6)
+    assert config.run_dir == str(root / sweep.names[1])
+    wandb = config.tracking.wandb
+    assert (wandb.group, wandb.job_type) == ("lr", "learning_rate=1e-6")
+    assert wandb.tags == ("learning_rate=1e-6", "seed=1")
+    assert wandb.name == "lr: learning_rate=1e-6, seed=1"
+
+
+def test_names_on_wandb_that_were_chosen_stay(ask, root):
+    chosen = ("tracking.wandb.group=mine", "tracking.wandb.tags=[good]", "tracking.wandb.notes='try it'")
+    wandb = config_of(root, ask("seed=0,1", *chosen).points[0]).tracking.wandb
+    assert (wandb.group, wandb.tags, wandb.notes) == ("mine", ("good", "seed=0"), "try it")
+
+
+def test_more_values_seeds_and_keys_add_runs_and_keep_those_that_are_there(ask):
+    first = ask("update.learning_rate=1e-6,3e-6")
+    more = ask("update.learning_rate=0.000001,1e-5", before=first)
+    assert more.names == (*first.names, "learning_rate_1e-5")
+    seeds = ask("update.learning_rate=1e-6,3e-6", before=first, seeds=2)
+    assert seeds.names == (*first.names, "learning_rate_1e-6-seed_1", "learning_rate_3e-6-seed_1")
+    keys = ask("update.learning_rate=1e-6", "update.epochs=2,1", before=first)
+    assert keys.names == (*first.names, "learning_rate_1e-6-epochs_1")
+
+
+def test_the_manifest_is_what_was_written(ask, root):
+    sweep = ask("seed=0,1")
+    write_sweep(root, sweep)
+    assert is_sweep(root)
+    assert read_sweep(root) == sweep
+    assert without(sweep, "seed_0").names == ("seed_1",)
+    with pytest.raises(SweepError, match=r"has no run 'seed_7'; it has: seed_0, seed_1"):
+        sweep.point("seed_7")
+
+
+def test_a_sweep_can_be_moved(ask, root):
+    moved = root.with_name("elsewhere")
+    sweep = ask("seed=0,1")
+    assert config_of(moved, sweep.points[0]).run_dir == str(moved / "seed_0")
+
+
+def test_fixed_settings_change_until_a_run_has_begun(ask, root):
+    sweep = ask("seed=0,1", "iterations=3")
+    again = ask("seed=0,1", "iterations=4", before=sweep)
+    assert [config_of(root, point).iterations for point in again.points] == [4, 4]
+    begin(root, again, 0)
+    with pytest.raises(
+        SweepError, match=r"other fixed settings \(iterations\), and 1 of its runs have begun"
+    ):
+        ask("seed=0,1", "iterations=5", before=again)
+
+
+def test_a_file_of_settings_that_was_edited_is_noticed(ask, inputs, root, tmp_path):
+    """Here the point's key says so: the words are the same."""
+    sweep = ask("seed=0,1")
+    changed = Sweep(**vars(sweep) | {"points": tuple(_with_key(p, "other") for p in sweep.points)})
+    assert ask("seed=0,1", before=changed).points == sweep.points
+    begin(root, changed, 1)
+    with pytest.raises(SweepError, match="has begun with other settings than the same words give now"):
+        ask("seed=0,1", before=changed)
+
+
+def _with_key(point, key):
+    return type(point)(**vars(point) | {"key": key + point.name})
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "cannot be read"),
+        ("[]", "cannot be read"),
+        ('{"format": 99}', "format 99"),
+        ("{}", "cannot be read"),
+    ],
+)
+def test_a_spoilt_manifest_is_one_line(root, content, said):
+    root.mkdir()
+    (root / "sweep.json").write_text(content)
+    with pytest.raises(SweepError, match=said):
+        read_sweep(root)
+
+
+def test_where_no_sweep_can_begin(inputs, root, tmp_path):
+    check_folder(root)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SweepError, match="no folder"):
+        check_folder(tmp_path / "file")
+    with pytest.raises(SweepError, match="other files"):
+        check_folder(tmp_path)
+    (root / "run.json").parent.mkdir()
+    (root / "run.json").write_text("{}")
+    with pytest.raises(SweepError, match="holds a run"):
+        check_folder(root)
+
+
+def test_a_points_run_is_what_a_single_run_of_the_same_words_would_be(ask, inputs, root):
+    """But for its name, its place, and its names on W&B."""
+    sweep = ask("seed=3,4")
+    run = create_run(config_of(root, sweep.points[0]))
+    assert run.paths.root == run_folder(root, sweep.points[0])
+    assert load_run(run.paths.root).config.seed == 3
+    assert json.loads((run.paths.run_json).read_text())["name"] == "lr-seed_3"

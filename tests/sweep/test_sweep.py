@@ -1,0 +1,133 @@
+"""Sweeps as people type them: killed and typed again, extended, with a run that fails."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.sweep.manifest import read_sweep
+from tests.support import ROOT, tiny
+from tests.support.killing import wait_for
+from tests.support.mirrored import family, kill_all
+
+
+def words(inputs: Path, root: Path, *more: str) -> list[str]:
+    """Of runs like the ``complete_run`` fixture, whose seed is 0."""
+    heldout = (f"data.heldout={inputs / 'heldout.jsonl'}", "evaluate.every=1")
+    return tiny.overrides(inputs, root, *heldout, "name=s", *more)
+
+
+def weights(root: Path) -> bytes:
+    return (root / "policy/00002/model.safetensors").read_bytes()
+
+
+def begin(environment: dict[str, str], *arguments: object) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "pipeline", "sweep", *map(str, arguments)]
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(command, env=environment, cwd=ROOT, stdout=quiet, stderr=quiet)
+
+
+def test_a_sweep_that_is_killed_at_any_time_goes_on_by_the_same_command(
+    inputs, complete_run, environment, slurm_ppo, tmp_path
+):
+    """Once its command alone, whose runs end with it, and once everything, as when a machine goes down."""
+    root, chance = tmp_path / "s", random.Random()
+    command = words(inputs, root, "seed=0,1", "rollout.temperature=1.0")
+    for kill in ("command", "all"):
+        process = begin(environment, *command)
+        journals = [root / f"seed_{seed}" / "events.jsonl" for seed in (0, 1)]
+        before = sum(map(lines_of, journals))
+        wait_for(lambda: sum(map(lines_of, journals)) > before + 2, "tasks")  # noqa: B023
+        time.sleep(chance.random() / 2)
+        if kill == "all":
+            kill_all(family(process.pid), signal.SIGKILL)
+        process.kill()
+        process.wait()
+    again = slurm_ppo("sweep", root)
+    assert again.returncode == 0, again.stderr
+    assert "2 runs: 2 complete" in again.stdout
+    assert weights(root / "seed_0") == weights(complete_run)
+    assert weights(root / "seed_1") != weights(complete_run)
+    done = slurm_ppo("sweep", *command)
+    assert (done.returncode, "0 of 2 runs to do" in done.stderr) == (0, True)
+
+    refused = slurm_ppo("resume", root)
+    assert refused.returncode == 2
+    assert f"{root} is a sweep, and one run is wanted" in refused.stderr
+    dropped = slurm_ppo("sweep", root, "--drop", "seed_1")
+    assert dropped.returncode == 0
+    assert read_sweep(root).names == ("seed_0",)
+    assert (root / "seed_1/run.json").exists()
+
+
+def lines_of(path: Path) -> int:
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def test_a_run_that_fails_does_not_stop_the_others_and_is_said(inputs, slurm_ppo, tmp_path):
+    """One of three files has too few prompts at first."""
+    root, few, good = tmp_path / "s", tmp_path / "few.jsonl", (inputs / "prompts.jsonl").read_text()
+    few.write_text("".join(good.splitlines(keepends=True)[:3]))
+    (tmp_path / "other.jsonl").write_text(good)
+    files = f"data.prompts={inputs / 'prompts.jsonl'},{few},{tmp_path / 'other.jsonl'}"
+    given = [w for w in words(inputs, root) if not w.startswith(("data.prompts=", "iterations="))]
+    done = slurm_ppo("sweep", *given, "iterations=1", files)
+    assert done.returncode == 1, done.stderr
+    assert "3 runs: 2 complete, 1 not begun" in done.stdout
+    assert "prompts_few.jsonl failed: data.prompts=" in done.stdout
+    assert f"log: {root / 'logs' / 'prompts_few.jsonl.log'}" in done.stdout
+    few.write_text(good)
+    again = slurm_ppo("sweep", root)
+    assert again.returncode == 0, again.stderr
+    assert "1 of 3 runs to do" in again.stderr
+
+
+def test_what_is_wrong_with_all_is_said_before_anything_is_made(inputs, slurm_ppo, tmp_path):
+    root = tmp_path / "s"
+    given = [w for w in words(inputs, root) if not w.startswith("update.engine=")]
+    broken = slurm_ppo("sweep", *given, "seed=0,1", "update.engine=no.such:thing")
+    assert broken.returncode == 2
+    assert "no module 'no'" in broken.stderr
+    listed = slurm_ppo("sweep", *given, "--seeds", 2, "--dry-run")
+    assert listed.returncode == 0, listed.stderr
+    assert f"2 runs in {root}; nothing was started" in listed.stdout
+    assert not root.exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["seed=0,1", "update.learning_rat=1,2"], "unknown key 'learning_rat'"),
+        (["seed=0,x"], "seed: "),
+        (["seed=0"], "nothing to sweep"),
+        (["runs/nothing"], "is no run directory: nothing is there"),
+        (["seed=0,1", "--at-once", "0"], "Invalid value for '--at-once'"),
+    ],
+)
+def test_mistakes_are_said_before_anything_is_made(inputs, slurm_ppo, tmp_path, more, said):
+    given = tiny.overrides(inputs, tmp_path / "s", "name=s")
+    done = slurm_ppo("sweep", *given, *more)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (tmp_path / "s").exists()
+
+
+def test_ctrl_c_ends_the_runs_in_order(inputs, environment, slurm_ppo, tmp_path):
+    root = tmp_path / "s"
+    slow = environment | {"LIGHT_SECONDS": "5"}
+    process = begin(slow, *words(inputs, root, "seed=0,1"), "--at-once", 2)
+    logs = [root / f"seed_{seed}/events.jsonl" for seed in (0, 1)]
+    wait_for(lambda: all(lines_of(log) > 1 for log in logs), "both runs")
+    refused = slurm_ppo("sweep", root)
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(60) == 3
+    assert refused.returncode == 2
+    assert "a driver is at work" in refused.stderr
+    assert all('"outcome": "interrupted"' in log.read_text() for log in logs)
+    states = slurm_ppo("ls", root).stdout
+    assert states.count("incomplete  ") == 2

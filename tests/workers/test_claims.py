@@ -1,0 +1,283 @@
+"""Claims and beats on disk: one winner, spoilt files, who lives."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from pipeline.run.failures import FailureKind
+from pipeline.run.paths import RunPaths
+from pipeline.run.superseded import move_aside
+from pipeline.run.tasks import PREPARE, Stage, Task, task_key
+from pipeline.workers.beats import Beat, Doing, Reason, file_of, process_space, write_beat
+from pipeline.workers.claims import Attempt, Claim, attempts_of, claims_of, next_number, take
+from pipeline.workers.claims import file_of as claim_file
+from pipeline.workers.living import SILENT_SECONDS, Crew, is_dead_here, living, mark_gone
+from pipeline.workers.outside import Queue
+from pipeline.workers.reading import read_beats
+from pipeline.workers.staying import Pending
+from stages.following import Following, Leading, in_words, out_of_words
+from stages.pulse import told
+from stages.runner import Arguments
+from stages.surroundings import Asking
+
+TASK = Task(3, Stage.ROLLOUT, 2)
+
+
+@pytest.fixture
+def paths(tmp_path) -> RunPaths:
+    return RunPaths(tmp_path)
+
+
+def claim(number: int = 1, task: Task = TASK, worker: str = "4711_2r0") -> Claim:
+    return Claim(task, number, f"{number}-{worker}", worker, 10.0)
+
+
+def beat(worker: str = "4711_2r0", **more) -> Beat:
+    return Beat(worker, "rollout", "node1", 7, 0.0, beat=more.pop("beat", 100.0), **more)
+
+
+# --- claims ---
+
+
+def test_of_workers_that_claim_at_once_one_gets_the_number(paths):
+    names = [f"4711_{index}r0" for index in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        got = list(threads.map(lambda name: take(paths, claim(worker=name)), names))
+    assert sum(got) == 1
+    assert claims_of(paths, [TASK, PREPARE])[TASK] == (claim(worker=names[got.index(True)]),)
+
+
+def test_claims_are_read_by_task_and_number_and_a_spoilt_one_keeps_its_number(paths):
+    other = TASK._replace(shard=12)
+    for one in (claim(2), claim(10), claim(1, other)):
+        assert take(paths, one)
+    claim_file(paths, TASK, 3).write_text("{")
+    claim_file(paths, TASK, 4).write_bytes(claim_file(paths, TASK, 2).read_bytes())  # of another number
+    found = claims_of(paths, [TASK])
+    assert found == {TASK: (claim(2), Claim(TASK, 3, "", "", 0.0), Claim(TASK, 4, "", "", 0.0), claim(10))}
+    assert next_number(paths, TASK, found[TASK]) == 11
+
+
+def test_a_claim_is_read_once_until_the_run_goes_back(paths):
+    known = {}
+    take(paths, claim())
+    assert claims_of(paths, [TASK], known) == claims_of(paths, [TASK], known)
+    folder = paths.task(TASK).folder
+    folder.rename(folder.with_name("aside"))
+    take(paths, claim(worker="9_0r0"))
+    assert claims_of(paths, [TASK], known)[TASK][0].worker == "9_0r0"
+
+
+def test_taking_a_commit_back_moves_its_claims_and_no_others(paths):
+    take(paths, claim())
+    take(paths, claim(task=TASK._replace(shard=20)))
+    target = move_aside(paths, [TASK], "corrupt")
+    assert [path.name for path in (target / "iterations/00003/rollout").iterdir()] == [
+        "shard-00002.claim-1.json"
+    ]
+    assert list(claims_of(paths, [TASK, TASK._replace(shard=20)])) == [TASK._replace(shard=20)]
+
+
+def test_an_attempt_runs_while_its_worker_lives_and_is_at_it(paths):
+    mine = claim()
+    at_it = beat(doing=Doing.BUSY, task=task_key(TASK), attempt=mine.attempt)
+    (running,) = attempts_of(paths, [mine], {at_it.worker: at_it})
+    assert running == Attempt(mine, is_running=True, progress=10.0)
+    for live in (
+        {},
+        {at_it.worker: replace(at_it, attempt="2-x")},
+        {at_it.worker: beat(doing=Doing.WAITING)},
+    ):
+        (ended,) = attempts_of(paths, [mine], live)
+        assert (ended.is_running, ended.failure) == (False, None)
+    failure = paths.task(TASK).failure(1)
+    failure.parent.mkdir(parents=True)
+    failure.write_text('{"kind": "memory", "message": "", "suspect": null}')
+    assert attempts_of(paths, [mine], {})[0].failure is FailureKind.MEMORY
+    failure.write_text("{")
+    assert attempts_of(paths, [mine], {})[0].failure is None
+    assert attempts_of(paths, [mine], {}, since=11.0) == ()
+
+
+# --- beats ---
+
+
+def test_a_beat_is_read_as_it_was_written_and_a_spoilt_one_left_out(paths):
+    written = beat(doing=Doing.BUSY, task="3/rollout/2", until=5.0, iterations=(1, 3))
+    write_beat(paths, written)
+    write_beat(paths, replace(written, worker="4711_3r0"))
+    file_of(paths, "4711_3r0").write_text("{}")
+    assert read_beats(paths) == {"4711_2r0": written}
+    assert [path.name[0] for path in file_of(paths, "x").parent.iterdir()] == ["4", "4"]
+
+
+def test_who_left_or_is_gone_silent_dead_or_started_again_does_not_live():
+    beats = {
+        b.worker: b
+        for b in (
+            *(beat("1_0r0"), beat("1_0r1"), beat("1_1r0", doing=Doing.LEAVING), beat("1_2r0")),
+            *(beat("1_3r0", beat=100.0 - SILENT_SECONDS - 1), beat("1_4r0"), beat("host-7")),
+        )
+    }
+    found = living(beats, {"1_2r0"}, 100.0, lambda b: b.worker == "1_4r0")
+    assert set(found) == {"1_0r1", "host-7"}
+
+
+def test_a_worker_that_slurm_no_longer_has_is_marked(paths):
+    for name in ("1_0r0", "1_1r0"):
+        write_beat(paths, beat(name))
+    mark_gone(paths, "1_0r0")
+    mark_gone(paths, "1_0r0")
+    crew = Crew(paths)
+    assert set(crew.live(100.0)) == {"1_1r0"}
+    write_beat(paths, beat("1_1r0", doing=Doing.LEAVING))
+    assert crew.live(100.0) == {}
+    assert crew.beats["1_1r0"].doing is Doing.LEAVING
+
+
+def test_a_process_of_this_machine_that_is_no_more_is_dead_at_once():
+    here = {"host": os.uname().nodename, "process_space": process_space()}
+    own = replace(beat(), pid=os.getpid(), **here)
+    assert not is_dead_here(own)
+    assert is_dead_here(replace(own, pid=2**22 + 1))
+    assert not is_dead_here(replace(own, pid=2**22 + 1, process_space="pid:[7]"))
+
+
+def test_what_a_worker_did_adds_up_to_its_life():
+    b = told(beat(since=0.0), 3.0, Doing.BUSY)
+    b = told(replace(b, doing=Doing.BUSY), 10.0, Doing.WAITING)
+    b = told(replace(b, doing=Doing.WAITING), 14.0, None)
+    b = told(b, 15.0, Doing.LEAVING)
+    assert (b.startup_seconds, b.busy_seconds, b.waiting_seconds, b.since) == (3.0, 7.0, 5.0, 15.0)
+
+
+# --- ranks, and what is asked ---
+
+
+class Pages(dict):
+    """A store of this process."""
+
+    def set(self, key, value):
+        self[key] = value.encode()
+
+    def add(self, key, amount):
+        self[key] = self.get(key, 0) + amount
+        return self[key]
+
+    def wait(self, keys, timeout):
+        assert set(keys) <= set(self)
+
+
+class Source:
+    """Gives what it was told, until it is to leave."""
+
+    def __init__(self, *given):
+        self.given, self.reason, self.has_left = iter(given), None, False
+
+    def next(self):
+        return None if self.reason else next(self.given)
+
+    def ended(self, arguments, exit_code):
+        pass
+
+    def leave(self, reason):
+        self.reason = reason
+
+    def left(self):
+        self.has_left = True
+
+
+@pytest.fixture(autouse=True)
+def _same_signals() -> Iterator[None]:
+    """Who follows ignores warnings, and so would every process that is started later."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def attempt(tmp_path) -> Arguments:
+    return Arguments(TASK, tmp_path, "1-4711_2r0", tmp_path / "failure", 30.0, stays=True)
+
+
+def test_other_ranks_do_what_the_first_one_got(paths, attempt):
+    given, store = [attempt, None], Pages()
+    leading = Leading(Source(*given), store)
+    assert [leading.next(), leading.next()] == given
+    following = Following(store)
+    heard = following.next()
+    following.ended(heard, 0)
+    assert [heard, following.next()] == given
+    assert all(out_of_words(in_words(one)) == one for one in given)
+    assert paths.task(TASK).log(1).exists()
+
+
+@pytest.mark.parametrize("reason", [Reason.GREW, Reason.WARNED])
+def test_a_rank_that_has_to_make_place_has_all_leave_after_the_task(attempt, reason):
+    source, store = Source(attempt, attempt), Pages()
+    leading, following = Leading(source, store), Following(store)
+    assert leading.next() == following.next() == attempt
+    following.ended(attempt, 0)
+    following.leave(reason)
+    assert leading.next() is following.next() is None
+    assert source.reason is reason
+    following.left()
+    assert not source.has_left
+    leading.left()
+    assert source.has_left
+
+
+def test_a_rank_that_failed_waits_for_nobody(attempt):
+    following = Following(Pages())
+    following.leave(Reason.FAILED)
+    assert following.next() is None
+
+
+def test_an_answer_of_before_a_wait_says_nothing_and_silence_is_no_answer():
+    waiting = (Pending("other", "gpu", "Resources"),)
+    answers = iter([Queue(waiting, ends=5.0), None])
+    asking = Asking(lambda: next(answers), least=1000.0)
+    began = time.monotonic()
+    asking.pending(began)
+    asking._thread.join()
+    assert asking.pending(began) == waiting
+    assert asking.pending(time.monotonic()) == ()  # and it is too early to ask again
+    asking.ask_again(after=0.0)
+    asking._thread.join()
+    assert asking.pending(began) == ()
+    assert asking.ends == 5.0
+
+
+def test_in_a_wait_slurm_is_asked_again_after_as_long_as_it_was_waited_for(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    asked: list[float] = []
+    asking = Asking(lambda: asked.append(now[0] - 1000.0))
+    for _ in range(700):
+        now[0] += 0.2
+        asking.pending(1000.0)
+        asking._thread.join()
+    between = [after - before for before, after in pairwise([0.0, *asked])]
+    assert [round(seconds) for seconds in between] == [0, 5, 5, 10, 21, 30, 30, 30]
+
+
+def test_who_is_rung_asks_again_though_the_last_answer_is_young():
+    asked: list[Queue] = []
+    asking = Asking(lambda: asked.append(Queue()) or asked[-1], least=0.0)
+    began = time.monotonic()
+
+    def look() -> int:
+        asking.pending(began)
+        asking._thread.join()
+        return len(asked)
+
+    assert [look(), look()] == [1, 1]
+    asking.rung()
+    assert [look(), look()] == [2, 2]

@@ -1,0 +1,207 @@
+"""Workers that find their tasks in a run directory: the same bytes, whoever is killed or goes back."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.orchestrate.rewind import Point, go_back
+from pipeline.run.bookkeeping import LastPass, ask_for_pass, is_wanted, read_last
+from pipeline.run.commits import read_record
+from pipeline.run.control import begin_invocation, read_control, write_control
+from pipeline.run.directory import Run, load_run
+from pipeline.run.plan import policy_maker, state_of
+from pipeline.run.tasks import PREPARE, Stage, Task
+from pipeline.workers.beats import Doing, Reason
+from pipeline.workers.claims import claims_of, file_of
+from slurm.sealing import sealed
+from tests.support import processes, tiny
+from tests.support.killing import wait_for
+from tests.support.passes import take_turn
+from tests.support.pulling import beat_of, join, start_worker, wait_until
+
+SHAPE = ("iterations=3", "rollout.num_shards=4")
+ROLLOUTS, REWARDS = ([Task(1, stage, shard) for shard in (0, 1)] for stage in (Stage.ROLLOUT, Stage.REWARD))
+UPDATE = policy_maker(1)
+
+
+@pytest.fixture(scope="module")
+def expected(inputs, slurm_ppo, tmp_path_factory) -> Run:
+    """The run as the local scheduler does it."""
+    root = tmp_path_factory.mktemp("expected") / "run"
+    done = slurm_ppo("run", *tiny.overrides(inputs, root, *SHAPE))
+    assert done.returncode == 0, done.stderr
+    return load_run(root)
+
+
+@pytest.fixture
+def run(inputs, expected, tmp_path) -> Run:
+    """One of which only prepare is done."""
+    made = processes.make_run(inputs, tmp_path / "run", *SHAPE)
+    begin_invocation(made.paths)
+    assert processes.stage(made, "prepare").code == 0
+    return made
+
+
+@contextmanager
+def crew(run: Run, *tasks: Task, **environment: str) -> Iterator[list[Any]]:
+    """Workers with these first tasks, none of which outlives the block."""
+    workers = [start_worker(run, task, **environment) for task in tasks]
+    try:
+        yield workers
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.join()
+
+
+def assert_same_bytes(run: Run, expected: Run) -> None:
+    for version in range(1, 4):
+        for task in (policy_maker(version), state_of(version)):
+            found, told = (read_record(each.paths, task) for each in (run, expected))
+            assert found.fingerprint == told.fingerprint, task
+
+
+def all_of(run: Run, stage: Stage) -> list[Task]:
+    return [task for task in run.plan.all_tasks() if task.stage is stage]
+
+
+def test_two_workers_of_a_stage_share_four_shards_to_the_same_bytes(run, expected):
+    with crew(run, *ROLLOUTS, *REWARDS, UPDATE) as workers:
+        assert join(*workers) == [0] * 5
+    assert_same_bytes(run, expected)
+    for number, stage in enumerate((Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE)):
+        tasks = all_of(run, stage)
+        records = [read_record(run.paths, task) for task in tasks]
+        assert {record.pid for record in records} <= {worker.pid for worker in workers[2 * number :][:2]}
+        claims = claims_of(run.paths, tasks)
+        for record in records:  # each task's output is in the log of its own attempt
+            (number_of,) = (c.number for c in claims[record.task] if c.attempt == record.attempt)
+            assert f"{record.task}: committed" in run.paths.task(record.task).log(number_of).read_text()
+    for worker in workers:
+        beat = beat_of(run.paths, worker)
+        assert (beat.doing, beat.reason) == (Doing.LEAVING, Reason.DONE)
+        lived = beat.startup_seconds + beat.busy_seconds + beat.waiting_seconds
+        assert lived == pytest.approx(beat.since - beat.started, abs=0.01)
+    # One that claims a task as another commits it finds it done, which is not its work.
+    assert sum(beat_of(run.paths, worker).tasks for worker in workers[:2]) == 12
+
+
+def test_whoever_is_killed_at_work_or_while_waiting_others_go_on(run, expected):
+    with crew(run, ROLLOUTS[0], LIGHT_SECONDS="100") as (computing,), crew(run, REWARDS[0]) as (waiting,):
+        wait_until(run, computing, Doing.BUSY, ROLLOUTS[0])
+        wait_until(run, waiting, Doing.WAITING, REWARDS[0])
+        for worker in (computing, waiting):
+            os.kill(worker.pid, signal.SIGKILL)
+            worker.join()
+        with crew(run, ROLLOUTS[1], REWARDS[1], UPDATE) as others:
+            assert join(*others) == [0] * 3
+    assert_same_bytes(run, expected)
+    assert [claim.number for claim in claims_of(run.paths, ROLLOUTS)[ROLLOUTS[0]]] == [1, 2]
+
+
+def test_a_go_back_while_workers_wait_has_them_do_it_again(run, expected):
+    with crew(run, ROLLOUTS[0], REWARDS[0]) as workers:
+        wait_until(run, workers[0], Doing.WAITING, ROLLOUTS[0]._replace(iteration=2))
+        wait_until(run, workers[1], Doing.WAITING, REWARDS[0]._replace(iteration=2))
+        before = read_record(run.paths, ROLLOUTS[0])
+        aside = go_back(run, Point(Stage.ROLLOUT, 1))
+        with crew(run, UPDATE) as (update,):
+            assert join(*workers, update) == [0] * 3
+    assert_same_bytes(run, expected)
+    assert read_record(run.paths, ROLLOUTS[0]).started > before.started
+    moved = {path.name for path in (aside / "iterations/00001/rollout").iterdir()}
+    assert {f"shard-{shard:05d}.claim-1.json" for shard in range(4)} <= moved
+
+
+def test_a_claim_that_is_spoilt_is_nobodys(run):
+    path = file_of(run.paths, ROLLOUTS[0], 1)
+    path.parent.mkdir(parents=True)
+    path.write_text('{"task": "1/rol')
+    with crew(run, ROLLOUTS[0]) as (worker,):
+        wait_until(run, worker, Doing.WAITING, ROLLOUTS[0]._replace(iteration=2))
+    record = read_record(run.paths, ROLLOUTS[0])
+    assert record.attempt.startswith("2-")
+    assert claims_of(run.paths, ROLLOUTS)[ROLLOUTS[0]][0].worker == ""
+
+
+def test_signals_a_hint_wakes_and_a_warning_ends_who_waits(run):
+    with crew(run, UPDATE) as (worker,):
+        wait_until(run, worker, Doing.WAITING, UPDATE)
+        os.kill(worker.pid, signal.SIGUSR1)
+        os.kill(worker.pid, signal.SIGTERM)
+        assert join(worker) == [0]
+        beat = beat_of(run.paths, worker)
+        assert (beat.doing, beat.reason, beat.tasks) == (Doing.LEAVING, Reason.WARNED, 0)
+
+
+def test_who_was_overtaken_has_not_done_the_task(run):
+    with crew(run, ROLLOUTS[0], LIGHT_SECONDS="5 0 100") as (worker,):
+        wait_until(run, worker, Doing.BUSY, ROLLOUTS[0])
+        os.kill(worker.pid, signal.SIGSTOP)
+        assert processes.stage(run, "rollout", 1, 0).code == 0
+        os.kill(worker.pid, signal.SIGCONT)
+        wait_until(run, worker, Doing.BUSY, ROLLOUTS[1])
+        assert beat_of(run.paths, worker).tasks == 0
+
+
+def test_who_leaves_for_its_memory_or_a_warning_says_so(run):
+    with crew(run, ROLLOUTS[0], GROWING="1") as (worker,):
+        assert join(worker) == [0]
+        beat = beat_of(run.paths, worker)
+        assert (beat.doing, beat.reason, beat.tasks) == (Doing.LEAVING, Reason.GREW, 4)
+    next_one = ROLLOUTS[0]._replace(iteration=2)
+    with crew(run, UPDATE) as (update,), crew(run, *REWARDS) as _:
+        wait_until(run, update, Doing.WAITING, UPDATE._replace(iteration=2))
+        with crew(run, next_one, LIGHT_SECONDS="100") as (worker,):
+            wait_until(run, worker, Doing.BUSY, next_one)
+            log = run.paths.task(next_one).log(1)
+            wait_for(log.exists, "the task's beginning")
+            os.kill(worker.pid, signal.SIGUSR2)
+            assert join(worker) == [5]
+            beat = beat_of(run.paths, worker)
+            assert (beat.doing, beat.reason, beat.tasks) == (Doing.LEAVING, Reason.WARNED, 0)
+
+
+def test_of_many_who_wait_one_makes_the_pass_that_nobody_has_asked_for(run):
+    ask_for_pass(run.paths)
+    take_turn(run.paths, lambda: None)
+    last = run.paths.slurm / "passes/last"
+    hour_old = LastPass(began=time.time() - 3601, ended=time.time() - 3600, number=1)
+    last.write_text(sealed(asdict(hour_old)))
+    made = run.paths.root / "passes.txt"
+    with crew(run, UPDATE, *REWARDS, TENDS="1") as workers:
+        wait_for(made.exists, "a pass")
+        for worker, task in zip(workers, (UPDATE, *REWARDS), strict=True):
+            wait_until(run, worker, Doing.WAITING, task)
+        os.kill(workers[0].pid, signal.SIGTERM)
+        assert join(workers[0]) == [0]
+    assert len(made.read_text().splitlines()) == 1
+    assert read_last(run.paths).number == 2
+    assert not is_wanted(run.paths)
+
+
+def test_a_run_that_is_cancelled_ends_who_waits(run):
+    with crew(run, UPDATE) as (worker,):
+        wait_until(run, worker, Doing.WAITING, UPDATE)
+        write_control(run.paths, replace(read_control(run.paths), cancelled=True))
+        assert join(worker) == [0]
+        assert beat_of(run.paths, worker).reason is Reason.TURNED
+
+
+def test_a_task_that_fails_is_tried_as_often_as_it_may_and_then_left(run):
+    """A disk on which its log cannot even be made would do; here the engine's own inputs are gone."""
+    update = read_record(run.paths, PREPARE)
+    assert update is not None
+    (run.paths.root / update.outputs[0].path).write_bytes(b"")
+    with crew(run, ROLLOUTS[0]) as (worker,):
+        assert join(worker) != [None]
+    (claim,) = claims_of(run.paths, ROLLOUTS)[ROLLOUTS[0]]
+    assert "corrupt" in run.paths.task(ROLLOUTS[0]).failure(claim.number).read_text()
+    assert Path(run.paths.task(ROLLOUTS[0]).log(1)).exists()

@@ -1,0 +1,259 @@
+"""How long a worker stays, and what it expects."""
+
+import time
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.config.scheduler import ResourcesConfig, SlurmConfig
+from pipeline.metrics.spans import Span, SpanEnd, iteration_spans, to_line
+from pipeline.run.plan import Plan, policy_maker
+from pipeline.run.tasks import PREPARE, Stage, Task
+from pipeline.workers import estimates, staying
+from pipeline.workers.beats import Beat, Reason, write_beat
+from pipeline.workers.choosing import Choice, Step
+from pipeline.workers.estimates import Passage
+from pipeline.workers.living import Crew
+from pipeline.workers.outside import Outside
+from pipeline.workers.overdue import is_overdue, seconds_of_iterations
+from pipeline.workers.staying import Pending, Wait
+from stages.pulse import Pulse
+from stages.waiting import Waiting
+from tests.support import reportrun
+
+seconds = st.floats(0, 1e4)
+
+
+@given(seconds, seconds, st.lists(seconds | st.none(), max_size=4))
+def test_others_are_waited_for_that_come_back_too_but_not_for_ever(most, own, others):
+    bound = staying.bound("auto", most, own, 0.0)
+    more = staying.allowance("auto", most, bound, others)
+    assert 0 <= more <= 2 * bound
+    assert bound + more <= most + 1e-6
+    assert staying.allowance(60, most, bound, others) == 0
+    assert (
+        staying.allowance("auto", 1e9, own, [None]) == own == staying.allowance("auto", 1e9, own, [own + 1])
+    )
+
+
+@given(seconds, seconds | st.none(), seconds | st.none())
+def test_an_automatic_bound_is_what_coming_back_costs(most, startup, queue):
+    found = staying.bound("auto", most, startup, queue)
+    assert found == min(most, (startup or 0) + (queue or 0))
+    assert staying.bound(7, most, startup, queue) == 7
+
+
+@given(seconds, seconds, seconds | st.none(), seconds, seconds)
+def test_who_waits_leaves_at_the_bound_or_at_once_when_the_input_comes_later(
+    began, bound, expected, now, allowance
+):
+    wait = Wait(began, bound, expected, allowance)
+    reason = staying.reason_to_leave(wait, now)
+    if now >= began + bound + allowance:
+        assert reason is Reason.LONG
+    else:
+        assert (reason is Reason.FAR) == (expected is not None and expected > began + bound)
+
+
+def test_a_worker_goes_when_another_job_could_start_in_its_place():
+    def goes(reason: str, partition: str = "gpu", name: str = "other", here: set[str] | None = None) -> bool:
+        near = {"gpu", "all"} if here is None else here
+        return staying.is_in_the_way([Pending(name, partition, reason)], near, lambda n: n == "peer")
+
+    assert goes("Resources")
+    assert goes("(Priority)")
+    assert goes("Resources", "cpu,all")
+    assert not goes("Resources", "cpu")
+    assert goes("QOSMaxGRESPerUser", "cpu")
+    assert goes("AssocGrpCpuLimit", "cpu")
+    assert staying.is_in_the_way([Pending("any", "cpu", "Resources")], None)
+    for reason in (
+        "Dependency",
+        "BeginTime",
+        "JobArrayTaskLimit",
+        "None",
+        "JobHeldUser",
+        "QOSMaxWallDurationPerJobLimit",
+    ):
+        assert not goes(reason), reason
+    assert not goes("Resources", name="peer")
+
+
+@given(seconds, seconds)
+def test_slurm_is_asked_ever_more_rarely_but_each_half_minute(a, b):
+    first, second = sorted((a, b))
+    assert 0 < staying.ask_after(first) <= staying.ask_after(second) <= staying.ASK_SECONDS
+    assert staying.ask_after(first) >= min(first, staying.ASK_SECONDS)
+
+
+@given(seconds, seconds | st.none(), seconds | st.none(), st.floats(0, 200))
+def test_no_task_is_begun_that_may_not_end_in_time(now, ends, limit, warning):
+    if staying.has_time(now, ends, limit, warning) and ends is not None and limit is not None:
+        assert now + limit + warning <= ends + 1e-6
+
+
+def test_a_task_may_take_ten_times_the_median_unless_told_otherwise():
+    assert staying.task_limit(None, 12.0) == 120
+    assert staying.task_limit(None, 0.1) == 60
+    assert staying.task_limit(None, 12.0, startup=40.0) == 520
+    assert staying.task_limit(30.0, 12.0) == 30
+    assert staying.task_limit(None, None) is None
+
+
+@given(st.lists(st.integers(1, 100 * 2**30), max_size=6))
+def test_a_worker_leaves_only_when_it_has_grown_by_half_and_by_half_a_gibibyte(sizes):
+    expected = len(sizes) > 3 and sizes[-1] > 1.5 * sizes[2] and sizes[-1] > sizes[2] + 2**29
+    assert staying.has_grown(sizes) is expected
+
+
+def test_memory_that_settles_is_no_growth():
+    gib = 2**30
+    assert not staying.has_grown([gib, 4 * gib, 5 * gib, 5 * gib, 6 * gib])
+    assert staying.has_grown([gib, gib, gib, 2 * gib])
+    assert not staying.has_grown([gib // 8, gib // 8, gib // 8, gib // 2])
+
+
+@given(st.floats(0, 1e5), st.floats(0, 1e5), st.booleans())
+def test_looks_become_rarer_up_to_a_bound(a, b, is_network):
+    first, later = staying.pause(min(a, b), is_network), staying.pause(max(a, b), is_network)
+    assert 0.01 <= first <= later <= (5.0 if is_network else 1.0)
+
+
+@given(seconds, st.floats(-1e5, 1e5), st.none() | st.floats(0, 1e4))
+def test_a_pass_is_overdue_after_a_minute_and_three_iterations(newest, age, iteration):
+    found = is_overdue(newest, newest + age, iteration)
+    assert found == (abs((newest + age) - newest) > max(60.0, 3 * (iteration or 0.0)))
+
+
+def test_an_iteration_takes_what_the_last_ones_took():
+    rows = [{"iteration": k, "seconds/iteration": s} for k, s in enumerate([900.0] + 8 * [5] + [7.0])]
+    assert seconds_of_iterations(rows) == 5
+    assert seconds_of_iterations([{"iteration": 1}, {"seconds/iteration": "?"}]) is None
+
+
+# --- estimates ---
+
+PLAN = Plan(9, 2, 0)
+
+
+def line(iteration: int, *stages: tuple[str, float, float]) -> dict:
+    spans = [
+        Span(kind, 0, "1-a", SpanEnd.COMMITTED, ready=ready, started=ready, ended=ended)
+        for kind, ready, ended in stages
+    ]
+    return to_line(iteration_spans(iteration, spans))
+
+
+LINES = [
+    line(
+        k,
+        ("rollout", 100.0 * k, 100.0 * k + 40),
+        ("reward", 100.0 * k + 40, 100.0 * k + 50),
+        ("update", 100.0 * k + 50, 100.0 * k + 80),
+    )
+    for k in (1, 2, 3)
+]
+
+
+def test_the_next_input_is_expected_when_the_stages_between_have_taken_their_time():
+    seen = estimates.passages(LINES)
+    times = {PREPARE: 1.0, policy_maker(3): 1000.0}
+    at = times.get
+    rollout, update = Task(4, Stage.ROLLOUT), policy_maker(4)
+    assert estimates.expected_ready(PLAN, rollout, at, seen, 1001) == 1000
+    assert estimates.expected_ready(PLAN, update, at, seen, 1001) == 1050
+    assert estimates.expected_ready(PLAN, rollout._replace(iteration=5), at, seen, 1001) == 1080
+    assert estimates.expected_ready(PLAN, update, at, seen, 1300) == 1310  # rollouts are overdue: any moment
+
+
+def test_who_leaves_for_a_far_input_does_not_count_how_long_others_waited_for_jobs():
+    kinds = ("rollout", "reward", "update")
+    seen = [Passage(k, kind, 100.0, 3.0 + k, 1.0 + k) for k in (1, 2) for kind in kinds]
+    task, times = Task(5, Stage.ROLLOUT), {PREPARE: 1.0, policy_maker(3): 1000.0}
+    assert estimates.expected_ready(PLAN, task, times.get, seen, 1000) == 1300
+    assert estimates.expected_ready(PLAN, task, times.get, seen, 1000, staying=()) == 1012
+    # nor how long they loaded, where they stay
+    assert estimates.expected_ready(PLAN, task, times.get, seen, 1000, staying=kinds) == 1006
+    assert estimates.expected_ready(PLAN, task, times.get, seen, 1000, staying=["update"]) == 1010
+
+
+def test_of_a_passage_where_processes_stay_loading_is_no_part():
+    spans = [
+        Span("reward", i, "1-a", SpanEnd.COMMITTED, ready=10.0, started=12.0, computing=begin, ended=end)
+        for i, (begin, end) in enumerate([(22.0, 25.0), (24.0, 26.0), (40.0, 43.0)])
+    ]
+    failed = Span("reward", 0, "2-a", SpanEnd.FAILED, ready=10.0, started=12.0, computing=13.0, ended=20.0)
+    [passage] = estimates.passages([to_line(iteration_spans(1, [*spans, failed]))])
+    assert (passage.seconds, passage.at_work, passage.warm) == (33.0, 31.0, 7.0)
+
+
+def test_where_nothing_is_known_nothing_is_expected():
+    assert estimates.expected_ready(PLAN, policy_maker(1), {PREPARE: 1.0}.get, [], 2.0) is None
+    broken = [{"iteration": 1, "stages": {"rollout": {"ready": None, "ended": 3}}}, {"stages": 4}, {}]
+    assert estimates.passages(broken) == []
+    assert estimates.startup([], "rollout") is None
+    assert estimates.task_seconds([Beat("a", "rollout", "h", 1, 0.0)], "rollout") is None
+
+
+def test_coming_back_is_unknown_until_one_has_started_up():
+    starting = Beat("1_0r0", "reward", "h", 1, 0.0, queued_seconds=2.0)
+    assert estimates.coming_back([starting], "reward") is None
+    assert estimates.coming_back([starting, replace(starting, startup_seconds=9.0)], "reward") == 11.0
+
+
+def test_one_shard_that_is_missing_makes_its_stage_unfinished():
+    seen = estimates.passages(LINES)
+    times = {PREPARE: 1.0, policy_maker(3): 1000.0} | {Task(4, Stage.ROLLOUT, s): 1040.0 for s in (0, 1)}
+    times[Task(4, Stage.REWARD, 0)] = 1042.0
+    assert estimates.expected_ready(PLAN, policy_maker(4), times.get, seen, 1043) == 1050
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=1, max_size=40))
+def test_medians_are_of_the_latest(values):
+    beats = [
+        Beat(
+            f"w{i}",
+            "rollout",
+            "h",
+            1,
+            float(i),
+            startup_seconds=value,
+            queued_seconds=value,
+            busy_seconds=value,
+            tasks=1,
+        )
+        for i, value in enumerate(values)
+    ]
+    last = values[-16:]
+    for found in (estimates.startup(beats, "rollout"), estimates.queue_wait(beats, "rollout")):
+        assert min(last) <= found.median <= max(last)
+        assert found.median <= found.late or len(last) < 3
+    assert estimates.task_seconds(beats, "rollout") == estimates.startup(beats, "rollout").median
+    assert estimates.startup(beats, "reward") is None
+
+
+@given(st.lists(st.floats(0, 50), min_size=1, max_size=20), st.floats(0, 50))
+def test_a_passage_that_takes_longer_is_expected_later(times, more):
+    seen = [Passage(k, "rollout", value, value / 2, value / 4) for k, value in enumerate(times)]
+    later = [replace(p, seconds=p.seconds + more, at_work=p.at_work + more) for p in seen]
+    task, at = Task(1, Stage.REWARD), {PREPARE: 5.0}.get
+    assert estimates.expected_ready(PLAN, task, at, seen, 6.0) <= estimates.expected_ready(
+        PLAN, task, at, later, 6.0
+    )
+
+
+def test_who_needed_long_to_start_up_waits_as_long_whatever_files_of_others_say_so_far(tmp_path):
+    """Right after their first tasks: what those have loaded is not in anybody's file yet."""
+    scheduler = SlurmConfig(rollout=ResourcesConfig(linger="auto"))
+    run = reportrun.make_run(tmp_path / "run", scheduler=scheduler)
+    for worker, startup in (("9_1r0", 5.0), ("9_2r0", 4.0)):
+        write_beat(run.paths, Beat(worker, "rollout", "node", 1, 0.0, since=0.0, startup_seconds=startup))
+    own = Beat("9_0r0", "rollout", "node", 1, 0.0, since=0.0, tasks=1, startup_seconds=20.0)
+    crew = Crew(run.paths)
+    crew.live(time.time())
+    outside, pulse = Outside(own.worker, str), Pulse(run.paths, own)
+    waiting = Waiting(run, "rollout", scheduler.rollout, 600.0, outside, pulse, crew)
+    choice = Choice(Step.WAIT, Task(2, Stage.ROLLOUT), awaited=(frozenset([policy_maker(1)]),))
+    assert waiting.go_on(choice, is_first=False) is None
+    assert waiting.wait.bound == 20.0
