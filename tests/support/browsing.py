@@ -10,6 +10,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 CHROMIUM = shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs the program chromium")
+FLAGS = ["--no-sandbox", "--disable-dev-shm-usage"]
+"""Containers of CI have 64 MB of shared memory; a full one stalls every page."""
 PATIENCE = 90_000
 """Milliseconds."""
 
@@ -17,7 +19,7 @@ PATIENCE = 90_000
 @contextmanager
 def chromium() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser
         browser.close()
 
@@ -30,14 +32,16 @@ def opened(browser: Browser, html: Path, width: int = 1440, scheme: str = "light
     context = browser.new_context(
         viewport={"width": width, "height": 900}, color_scheme=scheme, is_mobile=width < 500, offline=True
     )
-    context.set_default_timeout(PATIENCE)
-    page = context.new_page()
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda request: loaded.append(request.url))
-    page.goto(html.as_uri())
-    page.wait_for_selector('html[data-drawn="true"]', state="attached")
-    yield page
-    assert said == []
-    assert [url for url in loaded if not url.startswith(("data:", "blob:"))] == [html.as_uri()]
-    context.close()
+    try:
+        context.set_default_timeout(PATIENCE)
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: loaded.append(request.url))
+        page.goto(html.as_uri())
+        page.wait_for_selector('html[data-drawn="true"]', state="attached")
+        yield page
+        assert said == []
+        assert [url for url in loaded if not url.startswith(("data:", "blob:"))] == [html.as_uri()]
+    finally:
+        context.close()
