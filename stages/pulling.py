@@ -75,7 +75,11 @@ class Pulling:
 
     def __post_init__(self) -> None:
         task = self.first.task
-        self.worker = choosing.Worker(task.job_kind, task.shard, task, takes_over=self.settings.has_gpus)
+        element = self.outside.name.rpartition("r")[0]
+        self.worker = choosing.Worker(
+            *(task.job_kind, task.shard, task, self.outside.given, element),
+            takes_over=self.settings.has_gpus,
+        )
         self.crew = Crew(self.run.paths)
         self.frontier = FrontierFinder(self.run.plan, self.run.paths)
         self.waiting = Waiting(

@@ -5,9 +5,11 @@ budget of attempts on its own. So it counts the claims of this invocation that e
 they are fewer than ``max_attempts``, any worker may take the task again. After that, and after failures that
 need a decision (other resources, an input to be examined, settings that cannot work), the task is left to
 passes: a pass counts failures by their kinds, and submits an element with the task as its first, or gives the
-task up and says so in control.json. An element may take its first task whatever was counted before.
+task up and says so in control.json. An element may take its first task whatever was counted before it was
+submitted; what another has tried since, no pass has seen.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -64,6 +66,10 @@ class Worker:
     """Shard of its first task: it takes the same one of each iteration if it can."""
     first: Task | None = None
     """Task that a pass has given it and that it has not taken yet."""
+    given: float = math.inf
+    """Unix time at which a pass gave it that."""
+    element: str = ""
+    """What its name and those of its other starts begin with."""
     takes_over: bool = False
     """Whether it may do a task once more that another worker is slow at."""
 
@@ -121,7 +127,8 @@ def choose(view: View, worker: Worker) -> Choice:
     tasks = [t for t in candidates(view.plan, view.frontier, worker) if t not in view.committed]
     ready = [task for task in tasks if is_ready(view, task)]
     for task in ready:
-        if is_free(view.attempts.get(task, ()), view.max_attempts, is_given=task == worker.first):
+        attempts = view.attempts.get(task, ())
+        if is_free(attempts, view.max_attempts, is_given=is_given(task, attempts, worker)):
             return Choice(Step.TAKE, task)
     for task in ready:
         if worker.takes_over and is_slow(view, task):
@@ -143,6 +150,12 @@ def is_ready(view: View, task: Task) -> bool:
     before = view.plan.must_have_ended(task)
     still_runs = before is not None and any(a.is_running for a in view.attempts.get(before, ()))
     return not still_runs and not missing(view, task)
+
+
+def is_given(task: Task, attempts: Sequence[Attempt], worker: Worker) -> bool:
+    """Whether a pass has given a task to a worker, and no other has tried it since."""
+    others = (a.claim for a in attempts if a.claim.worker.rpartition("r")[0] != worker.element)
+    return task == worker.first and not any(claim.time > worker.given for claim in others)
 
 
 def is_free(attempts: Sequence[Attempt], max_attempts: int, is_given: bool = False) -> bool:

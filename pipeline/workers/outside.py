@@ -2,6 +2,7 @@
 nothing of Slurm but through this.
 """
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ class Outside:
     new_attempt: Callable[[int], str]
     """Returns an attempt's id from its number."""
     queued_seconds: float | None = None
+    given: float = math.inf
+    """Unix time since which a pass knows nothing of what others have tried at its first task."""
     ask_queue: Callable[[], Queue | None] = lambda: None
     """Returns the queue; None where it cannot be asked."""
     partitions: Callable[[], frozenset[str] | None] = lambda: None
@@ -74,6 +77,7 @@ def of_environment(run: Run, job_kind: str, environment: Mapping[str, str], star
         name,
         lambda number: attempt_id(number, job, index, restarts),
         queued_seconds=max(0.0, started - eligible) if eligible else None,
+        given=float(environment.get(ELIGIBLE, math.inf)),
         ask_queue=lambda: slurm_queue(job, int(index)),
         partitions=lambda: slurm_partitions(environment.get("SLURMD_NODENAME", "")),
         is_peer=lambda name: is_job_of(run.identity.id, name) and job_kind_of(name) == job_kind,

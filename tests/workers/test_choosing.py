@@ -1,6 +1,6 @@
 """Which task is next: rules, and crews of workers that come, die and fail as chance has it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -102,6 +102,18 @@ def test_what_a_pass_has_given_is_free_and_else_the_budget_counts(kinds, most):
     assert is_free(attempts, most, is_given=True)
     running = [*attempts, attempt(PREPARE, 9, is_running=True)]
     assert not is_free(running, most, is_given=True)
+
+
+def test_what_a_pass_has_given_is_so_until_another_tries_it():
+    task = rollout(1, 0)
+    failed = [attempt(task, number, time=float(number), failure=FailureKind.ERROR) for number in (1, 2, 3)]
+    seen = view({PREPARE}, {task: failed})
+    assert choose(seen, Worker("rollout", 0, task, given=3.5)).task == task
+    overtaken = Worker("rollout", 0, task, given=2.5, element="7_0")
+    assert choose(seen, overtaken).task == rollout(1, 1)
+    own = [replace(one, claim=replace(one.claim, worker="7_0r1")) for one in failed]
+    again = view({PREPARE}, {task: own})
+    assert choose(again, overtaken).task == task
 
 
 @given(st.floats(0, 100), st.floats(0, 100), st.integers(1, 2))
