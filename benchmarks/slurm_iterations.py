@@ -23,6 +23,7 @@ start-up of 10 s and gaps of 30 s, and compares workers that may leave with work
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -343,6 +344,9 @@ def compare(given: argparse.Namespace, scratch: Path) -> None:
                     cluster.shared if cluster and cluster.shared else given.keep or scratch
                 ) / f"{name}-{number}"
                 run, pairs = measure(name, words, root, cluster, reference)
+                if run is not None and given.keep and not root.is_relative_to(given.keep):
+                    left_out = shutil.ignore_patterns("wanted", ".*")  # which come and go
+                    shutil.copytree(root, given.keep / root.name, ignore=left_out)
                 found[name].add([seconds for seconds, _ in pairs], [compute for _, compute in pairs])
                 if run is not None:
                     reference, digests[name] = run, policy_digest(run)

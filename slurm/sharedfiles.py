@@ -30,6 +30,9 @@ PASSING = STALE | {errno.EIO, errno.ENOTCONN}
 WAITS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """Seconds between tries. Their sum is longer than clients cache by default (1 to 3 s)."""
 
+_PIECE = 1 << 16
+"""Bytes that are read at once at least."""
+
 Result = TypeVar("Result")
 
 
@@ -92,7 +95,45 @@ def read_shared(path: Path) -> bytes:
         FileNotFoundError: there is none, by the listing of its folder, too.
         OSError: see :func:`persistently`.
     """
-    return persistently(path, lambda: _if_there(path, path.read_bytes))
+    return persistently(path, lambda: _if_there(path, lambda: read_plainly(path)))
+
+
+def read_plainly(path: str | Path, folder: int | None = None) -> bytes:
+    """Return a file's content, with as few calls as it takes: on a network filesystem each may be a message.
+    Python's files ask also whether they are terminals, and where they begin.
+
+    Args:
+        folder: descriptor of an open folder that ``path`` is relative to.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        pieces = []
+        while piece := os.read(descriptor, max(_PIECE, os.fstat(descriptor).st_size)):
+            pieces.append(piece)
+        return b"".join(pieces)
+    finally:
+        os.close(descriptor)
+
+
+def write_plainly(
+    path: str | Path, content: bytes, folder: int | None = None, *, is_new: bool = False
+) -> None:
+    """Write a file, with as few calls as it takes.
+
+    Args:
+        folder: as for :func:`read_plainly`.
+        is_new: whether there must be none before, and it is flushed to the disk.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if is_new else os.O_TRUNC)
+    descriptor = os.open(path, flags, 0o666, dir_fd=folder)
+    try:
+        view = memoryview(content)
+        while view:  # a full disk takes a part, and refuses the rest
+            view = view[os.write(descriptor, view) :]
+        if is_new:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_newest(path: Path) -> bytes:

@@ -22,6 +22,7 @@ from pipeline.run.commits import CorruptData, Record, read_record
 from pipeline.run.control import Control, SpoiltControl, read_control
 from pipeline.run.directory import Run, load_run
 from pipeline.run.durable import link_once
+from pipeline.run.environment import TASK_ENVIRONMENT
 from pipeline.run.failures import FailureKind
 from pipeline.run.records import FrontierFinder, recorded
 from pipeline.run.tasks import Task, task_key
@@ -96,8 +97,9 @@ class Pulling:
     def next(self) -> Arguments | None:
         """Return the next attempt, once its task is claimed. None: leave."""
         self.bell.listen()
+        view = None
         while self.reason is None:
-            view = self.look()
+            view = (self._look_at_come(view) if view else None) or self.look()
             choice = choosing.choose(view, self.worker)
             if self.reason or self.bell.warned:
                 self.leave(Reason.WARNED)
@@ -180,6 +182,19 @@ class Pulling:
         attempts = {task: attempts_of(paths, claims[task], live, since) for task in claims}
         seconds = estimates.task_seconds(self.crew.beats.values(), self.worker.job_kind)
         return View(run.plan, frontier, committed, attempts, self.max_attempts, now, seconds)
+
+    def _look_at_come(self, view: View) -> View | None:
+        """Return the last view with what has come since, if there is a task that the worker takes for it.
+        None: look at everything, as after any other wait, and where somebody else has tried that task."""
+        come, self.waiting.come = self.waiting.come, frozenset()
+        later = replace(view, committed=frozenset(view.committed) | come, now=time.time())
+        choice = choosing.choose(later, self.worker)
+        if not come or not choice.task or choice.step is not Step.TAKE:
+            return None
+        if claims_of(self.run.paths, [choice.task], self.known):
+            return None
+        before = self.run.plan.must_have_ended(choice.task)
+        return later if before is None or before in view.committed else None
 
     def _is_cancelled(self) -> bool:
         """Whether people cancelled the run: nothing follows then, and Slurm soon kills who has not ended."""
@@ -314,6 +329,7 @@ def import_stage(task: Task) -> None:
 def main(argv: Sequence[str]) -> int:
     """Work; return the exit code."""
     started = started_at(os.environ, time.time())
+    os.environ.update(TASK_ENVIRONMENT)  # before torch is imported, which the first rank needs to lead
     first = parse(argv)
     source = source_of_rank(first, started)
     import_stage(first.task)

@@ -14,6 +14,7 @@ from pathlib import Path
 from pipeline.run.directory import Run
 from pipeline.workers.outside import Queue
 from pipeline.workers.staying import ASK_SECONDS, Pending, ask_after
+from stages.noticing import Notices
 
 LEAST_SECONDS = 5.0
 """Least seconds between two questions to Slurm, however many waits there are."""
@@ -85,9 +86,17 @@ class Bell:
         for number in (signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, self._warn)
 
-    def wait(self, seconds: float) -> bool:
-        """Wait for a signal, so many seconds at most. Returns whether one has come since the last call."""
-        if not select.select([self._reader], [], [], seconds)[0]:
+    def wait(self, seconds: float, notices: Notices | None = None) -> bool:
+        """Wait for a signal, so many seconds at most. Returns whether one has come since the last call.
+
+        Args:
+            notices: what ends the wait too.
+        """
+        others = notices.descriptors if notices else ()
+        readable = select.select([self._reader, *others], [], [], seconds)[0]
+        if notices is not None and len(readable) > (self._reader in readable):
+            notices.forget()
+        if self._reader not in readable:
             return False
         with contextlib.suppress(BlockingIOError):
             os.read(self._reader, 1 << 12)

@@ -17,6 +17,7 @@ from pipeline.workers.choosing import Choice
 from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside
 from pipeline.workers.staying import ASK_SECONDS, Wait
+from stages.noticing import Notices
 from stages.pulse import Pulse
 from stages.surroundings import Asking, Bell, Package, is_network
 
@@ -24,6 +25,8 @@ INPUT_SECONDS = 30.0
 """Seconds that a task waits for inputs that are not there: caches of network filesystems may be as old."""
 _LOOK_SECONDS, _LOOK_SECONDS_ON_NETWORK = 1.0, 5.0
 """Seconds after which one who waits looks at everything again, and not only at what it waits for."""
+_TOLD_SECONDS = 0.5
+"""Seconds after which one looks who is told of what is new."""
 _ESTIMATE_AFTER = 0.2
 """Seconds of waiting after which it is worth to ask how long it will take."""
 _SPANS_BYTES = 1 << 18
@@ -42,8 +45,11 @@ class Waiting:
     pulse: Pulse
     crew: Crew
     bell: Bell = field(default_factory=Bell)
+    notices: Notices = field(default_factory=Notices)
     wait: Wait | None = None
     """The wait that goes on; None: there is none."""
+    come: frozenset[Task] = frozenset()
+    """Commits with which a task has become ready since the last look at everything."""
     queue: Asking = field(init=False)
     package: Package = field(init=False)
     is_network: bool = field(init=False)
@@ -64,19 +70,33 @@ class Waiting:
             is_first: whether the worker has done nothing yet.
         """
         assert choice.task is not None
-        wait = self._begin(choice.task, is_first)
+        wait, self.come = self._begin(choice.task, is_first), frozenset()
         self.outside.waits()
         look_again = time.monotonic() + (_LOOK_SECONDS_ON_NETWORK if self.is_network else _LOOK_SECONDS)
-        reason = None
+        reason, is_told = None, self._watch(choice)
+        if is_told and self._has_come(choice):  # since the last look, and before it was watched
+            return None
         while reason is None and time.monotonic() < look_again:
             waited = time.time() - wait.began
-            if self.bell.wait(staying.pause(waited, self.is_network)):
+            if self.bell.wait(self._pause(waited, is_told), self.notices if is_told else None):
                 self.queue.rung()
                 break
+            is_told = self._watch(choice)
             if self._has_come(choice):
                 break
             reason = self._why_leave(choice.task, waited)
         return reason
+
+    def _watch(self, choice: Choice) -> bool:
+        """Have the system tell of what is new where something is awaited. Returns whether it does."""
+        folders = {self.run.paths.task(task).folder for task in choice.all_awaited}
+        return not self.is_network and bool(folders) and self.notices.watch(folders)
+
+    def _pause(self, waited: float, is_told: bool) -> float:
+        assert self.wait is not None
+        if is_told:
+            return max(0.0, min(_TOLD_SECONDS, self.wait.until - time.time()))
+        return staying.pause(waited, self.is_network, self._ahead)
 
     def end(self) -> None:
         """End the wait: the worker has a task."""
@@ -127,7 +147,10 @@ class Waiting:
                 if is_there(folder):
                     with opened_folder(folder) as opened, private_file(opened, "look"):
                         pass
-        return choice.is_due(set(recorded(self.run.paths, awaited)))
+        there = frozenset(recorded(self.run.paths, awaited))
+        is_due = choice.is_due(there)
+        self.come = there if is_due else frozenset()
+        return is_due
 
     def _why_leave(self, task: Task, waited: float) -> Reason | None:
         assert self.wait is not None
@@ -155,6 +178,12 @@ class Waiting:
                 self.run.plan, task, self._committed_at, seen, time.time(), self._staying()
             )
             self.wait = replace(self.wait, expected=when)
+
+    @property
+    def _ahead(self) -> float:
+        """Seconds until the input is expected; 0 where it is due, or nothing is known."""
+        expected = self.wait.expected if self.wait else None
+        return max(0.0, expected - time.time()) if expected else 0.0
 
     def _staying(self) -> frozenset[str]:
         """Return the job kinds of which workers may stay."""

@@ -25,7 +25,7 @@ from slurm.sealing import sealed, unsealed
 from slurm.sharedfiles import is_there, make_folder, read_newest
 
 _REST = 9.0
-"""Times what the last pass cost, for which there is no other: passes take a tenth of a core."""
+"""Times what a pass took of a processor, for which there is no other: passes take a tenth of a core."""
 _IDLE_SECONDS = 60.0
 """Seconds without a wish after which the process that makes passes ends."""
 _LEAVING_SECONDS = 120.0
@@ -52,8 +52,8 @@ class LastPass:
     """End of the newest that is over."""
     number: int = 0
     """Number of passes up to this one that have not failed."""
-    cost: float = 0.0
-    """Seconds that the newest that is over took, of the clock or of a processor, whichever is more."""
+    rest: float = 0.0
+    """Seconds after its end in which no other begins."""
 
     @property
     def is_at_work(self) -> bool:
@@ -63,7 +63,7 @@ class LastPass:
     def allows_another(self, now: float) -> bool:
         """Whether it has been over for long enough. Pure. A time that is still to come, of a machine whose
         clock is ahead, holds nobody up."""
-        return not 0 <= now - self.ended < _REST * self.cost
+        return not 0 <= now - self.ended < self.rest
 
 
 def ask_for_pass(paths: RunPaths, at_once: bool = False) -> None:
@@ -163,7 +163,17 @@ def _make_on_record(paths: RunPaths, make_pass: Callable[[], object]) -> None:
         raise
     finally:
         ended = time.time()
-        _write(paths, LastPass(began, ended, number, max(ended - began, _spent() - spent)))
+        _write(paths, LastPass(began, ended, number, rest_after(ended - began, _spent() - spent)))
+
+
+def rest_after(seconds: float, spent: float) -> float:
+    """Return how long there is no other after a pass. Pure.
+
+    Args:
+        seconds: how long it took. What is slow may be Slurm or a file server: they get as long a rest.
+        spent: seconds of a processor that it took.
+    """
+    return max(seconds, _REST * spent)
 
 
 def _spent() -> float:

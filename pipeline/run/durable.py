@@ -12,7 +12,7 @@ import xxhash
 
 # PASSING, is_there, persistently and read_shared are re-exported for stages, which know nothing of Slurm
 from slurm.sharedfiles import PASSING as PASSING
-from slurm.sharedfiles import STALE
+from slurm.sharedfiles import STALE, read_plainly, write_plainly
 from slurm.sharedfiles import is_there as is_there
 from slurm.sharedfiles import persistently as persistently
 from slurm.sharedfiles import read_shared as read_shared
@@ -89,11 +89,17 @@ def private_file(folder: int, name: str) -> Iterator[tuple[str, IO[bytes]]]:
     """Yield a private name beside ``name`` in an open folder, and a new file there. The name is removed at
     the end, unless the block has renamed it.
     """
-    private = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
-    try:
+    with _private_name(folder, name) as private:
         descriptor = os.open(private, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
         with os.fdopen(descriptor, "w+b") as file:
             yield private, file
+
+
+@contextlib.contextmanager
+def _private_name(folder: int, name: str) -> Iterator[str]:
+    private = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
+    try:
+        yield private
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(private, dir_fd=folder)
@@ -102,10 +108,8 @@ def private_file(folder: int, name: str) -> Iterator[tuple[str, IO[bytes]]]:
 @contextlib.contextmanager
 def _private_copy(folder: int, name: str, text: bytes) -> Iterator[str]:
     """Yield a private name, as :func:`private_file`, of a file that holds ``text``, flushed."""
-    with private_file(folder, name) as (private, file):
-        file.write(text)
-        flush(file)
-        file.close()
+    with _private_name(folder, name) as private:
+        write_plainly(private, text, folder, is_new=True)
         yield private
 
 
@@ -159,11 +163,7 @@ def read_in(folder: int, name: str) -> bytes | None:
     if name not in os.listdir(folder):
         return None
 
-    def read() -> bytes:
-        with os.fdopen(os.open(name, os.O_RDONLY, dir_fd=folder), "rb") as file:
-            return file.read()
-
     try:
-        return persistently(_path_of(folder) / name, read)
+        return persistently(_path_of(folder) / name, lambda: read_plainly(name, folder))
     except FileNotFoundError:
         return None

@@ -44,7 +44,8 @@ _HUGE_PAGE = 2 << 20
 
 
 class HashingFile:
-    """A file that hashes what is written to it, so that the data is passed over once."""
+    """A file that hashes what is written to it, so that the data is passed over once. Small pieces, of which
+    Arrow writes dozens in a file, are written together: on a network filesystem each write is a message."""
 
     closed = False
 
@@ -53,28 +54,43 @@ class HashingFile:
         self._file = path.open("wb", buffering=0)
         self._digest = xxhash.xxh3_128()
         self._size = 0
+        self._pending = bytearray()
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
         self._digest.update(view)
+        self._size += len(view)
+        if len(self._pending) + len(view) > _PIECE:
+            self._write_pending()
+        if len(view) > _PIECE:
+            self._put(view)
+        else:
+            self._pending += view
+        return len(view)
+
+    def _write_pending(self) -> None:
+        pending, self._pending = self._pending, bytearray()
+        self._put(memoryview(pending))
+
+    def _put(self, view: memoryview) -> None:
         written = 0
         while written < len(view):  # a raw write may take only a part (2 GiB, signals, full disks)
             written += self._file.write(view[written:])
-        self._size += written
-        return written
 
     def tell(self) -> int:
         return self._size
 
     def flush(self) -> None:
-        """Do nothing, since writes are unbuffered."""
+        """Do nothing: what is pending is written with more, or by :meth:`finish`."""
 
     def finish(self, name: str) -> FileEntry:
+        self._write_pending()
         os.fsync(self._file.fileno())
         self._file.close()
         return FileEntry(name, self._size, self._digest.hexdigest())
 
     def close(self) -> None:
+        """Close the file; what is pending is lost unless :meth:`finish` was called."""
         self._file.close()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.config.conversion import plain
 from pipeline.run.paths import RunPaths
 from slurm.sealing import sealed
-from slurm.sharedfiles import make_folder
+from slurm.sharedfiles import make_folder, write_plainly
 
 BEAT_SECONDS = 20.0
 """Seconds between two beats of a worker that has nothing new to say."""
@@ -111,7 +111,7 @@ def write_beat(paths: RunPaths, beat: Beat) -> None:
     private = path.with_name(f".{path.name}.{os.getpid()}")
     if not path.parent.is_dir():
         make_folder(path.parent)
-    private.write_text(sealed(plain(beat)))
+    write_plainly(private, sealed(plain(beat)).encode())
     private.replace(path)
 
 

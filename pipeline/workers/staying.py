@@ -15,9 +15,9 @@ ASK_SECONDS = 30.0
 """Most seconds between two questions to Slurm in one wait, and between two looks at the package."""
 _SOON = 5.0
 _MOST_ALLOWED = 2.0
-FIRST_POLL = 0.01
-_SHARE = 0.02
+FIRST_POLL, _FIRST_POLL_ON_NETWORK = 0.01, 0.03
 _LONGEST_POLL, _LONGEST_POLL_ON_NETWORK = 1.0, 5.0
+_SHARE = 0.02
 _GROWTH, _GROWTH_BYTES = 1.5, 2**29
 _SETTLED = 3
 """Tasks after which a worker's memory is taken for what it needs."""
@@ -170,7 +170,16 @@ def has_grown(sizes: Sequence[int]) -> bool:
     return sizes[-1] > _GROWTH * settled and sizes[-1] - settled > _GROWTH_BYTES
 
 
-def pause(waited: float, is_network: bool) -> float:
-    """Return the seconds until the next look at the disk of one who has waited for ``waited`` seconds."""
-    longest = _LONGEST_POLL_ON_NETWORK if is_network else _LONGEST_POLL
-    return min(longest, max(FIRST_POLL, _SHARE * waited))
+def pause(waited: float, is_network: bool, ahead: float = 0.0) -> float:
+    """Return the seconds until the next look at the disk of one who has waited for ``waited`` seconds.
+
+    On a network filesystem each look is work of a server: there nobody looks often for what is not expected
+    yet. A wrong expectation costs as long again as it has waited at most.
+
+    Args:
+        ahead: seconds until the input is expected at the earliest; 0 if unknown.
+    """
+    if not is_network:
+        return min(_LONGEST_POLL, max(FIRST_POLL, _SHARE * waited))
+    far = min(ahead / 2, waited)
+    return min(_LONGEST_POLL_ON_NETWORK, max(_FIRST_POLL_ON_NETWORK, _SHARE * waited, far))

@@ -17,6 +17,7 @@ from pipeline.run.bookkeeping import (
     is_starting,
     is_wanted,
     read_last,
+    rest_after,
     take_turns,
 )
 from pipeline.run.paths import RunPaths
@@ -94,7 +95,9 @@ def test_a_pass_that_fails_leaves_the_wish(paths):
 
 
 def test_passes_take_a_tenth_of_a_core_at_most(paths):
-    last = LastPass(began=100.0, ended=102.0, cost=2.0)
+    assert rest_after(3.0, 2.0) == 18.0
+    assert rest_after(3.0, 0.1) == 3.0, "what waits for others gives them as long a rest"
+    last = LastPass(began=100.0, ended=102.0, rest=18.0)
     assert not last.allows_another(119.0)
     assert last.allows_another(120.0)
     assert last.allows_another(50.0), "a clock that is ahead holds nobody up"

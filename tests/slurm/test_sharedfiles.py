@@ -111,7 +111,7 @@ def test_a_file_that_is_listed_and_not_found_is_looked_for_again(tmp_path, clock
     path.write_text("{}")
     for look in (read_shared, read_newest):
         with monkeypatch.context() as patch:
-            fail_once(patch, "Path.read_bytes", errno.ENOENT)
+            fail_once(patch, "os.open", errno.ENOENT)
             assert look(path) == b"{}"
     with monkeypatch.context() as patch:
         fail_once(patch, "Path.stat", errno.ENOENT)
@@ -180,16 +180,16 @@ def test_names_in_an_open_folder_are_those_of_the_folder_wherever_it_is(tmp_path
 def test_a_stale_control_file_is_not_taken_for_a_spoilt_one(tmp_path, clock, monkeypatch):
     paths = RunPaths(tmp_path)
     write_control(paths, Control(invocation=3, cancelled=True))
-    fail_once(monkeypatch, "Path.read_bytes", errno.ESTALE)
+    fail_once(monkeypatch, "os.open", errno.ESTALE)
     assert read_control(paths) == Control(invocation=3, cancelled=True)
 
 
 @pytest.mark.parametrize("command", [["status"], ["doctor"], ["resume"], ["report"]])
 def test_a_file_server_that_does_not_come_back_is_one_line(complete_run, clock, monkeypatch, capsys, command):
-    def stale(path):
+    def stale(path, folder=None):
         raise OSError(errno.ESTALE, "Stale file handle", str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", stale)
+    monkeypatch.setattr("slurm.sharedfiles.read_plainly", stale)
     monkeypatch.setattr("sys.argv", ["slurm-ppo", *command, str(complete_run)])
     with pytest.raises(SystemExit) as ended:
         cli.main()
