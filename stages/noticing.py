@@ -39,7 +39,7 @@ class Notices:
         """Watch these folders, and no others; of one that is not there the one above it. Returns whether it
         is told of what is new in them from now on: in a folder that comes after it is watched, too.
 
-        A folder that is moved away is watched under its old name until others are.
+        What is watched no more is told of once.
         """
         wanted = {folder if folder.is_dir() else folder.parent for folder in folders}
         for folder in self._watched.keys() - wanted:
@@ -50,6 +50,9 @@ class Notices:
         if self._descriptor is None:
             return False
         watch = self._libc.inotify_add_watch(self._descriptor, os.fsencode(folder), _CREATED)
+        before = self._watched.pop(folder, watch)
+        if before != watch:  # another folder had this name
+            self._libc.inotify_rm_watch(self._descriptor, before)
         if watch >= 0:
             self._watched[folder] = watch
         return bool(watch >= 0)
