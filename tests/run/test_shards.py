@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ from pipeline.run.commits import CorruptData
 from pipeline.run.durable import digest_file
 from pipeline.run.paths import RunPaths
 from pipeline.run.schemas import REWARD, VERSION_KEY, SchemaError, conform
-from pipeline.run.shards import read_batches, read_shard, write_shard
+from pipeline.run.shards import HashingFile, read_batches, read_shard, write_shard
 from tests.support.records import TASK, in_child_with_small_disk, make_record
 
 
@@ -63,6 +64,21 @@ def test_a_shard_that_is_read_in_pieces_is_hashed_in_their_order(tmp_path, monke
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         with pytest.raises(CorruptData, match="xxh3_128"):
             read_shard(paths, record, REWARD)
+
+
+def test_small_pieces_are_written_together_and_large_ones_at_once(tmp_path):
+    sink, pieces = HashingFile(tmp_path / "shard.arrow"), [b"ab", b"", bytes(1 << 19), b"cd", b"e" * 1000]
+    written = []
+    sink._file, raw = SimpleNamespace(write=lambda view: written.append(len(view)) or len(view)), sink._file
+    for piece in pieces:
+        sink.write(piece)
+    assert written == [2, 1 << 19]
+    sink._file = raw
+    for piece in pieces:
+        sink.write(piece)
+    assert sink.tell() == 2 * sum(map(len, pieces))
+    assert sink.finish("it").bytes == sink.tell()
+    assert (tmp_path / "shard.arrow").read_bytes() == b"".join([*pieces[3:], *pieces])
 
 
 def test_an_empty_shard_is_a_shard(tmp_path):
@@ -251,6 +267,7 @@ def test_a_full_disk_names_the_file_and_leaves_neither_record_nor_data(tmp_path)
     body = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 import pyarrow as pa
 from pipeline.run.paths import RunPaths
 from pipeline.run.shards import write_shard

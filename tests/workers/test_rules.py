@@ -120,6 +120,14 @@ def test_looks_become_rarer_up_to_a_bound(a, b, is_network):
     assert 0.01 <= first <= later <= (5.0 if is_network else 1.0)
 
 
+@given(st.floats(0, 1e5), st.floats(0, 1e5))
+def test_nobody_looks_often_on_a_network_filesystem_for_what_is_still_far(waited, ahead):
+    soon = staying.pause(waited, is_network=True)
+    far = staying.pause(waited, is_network=True, ahead=ahead)
+    assert soon <= far <= max(soon, min(5.0, waited, ahead / 2))
+    assert staying.pause(waited, is_network=False, ahead=ahead) == staying.pause(waited, is_network=False)
+
+
 @given(seconds, st.floats(-1e5, 1e5), st.none() | st.floats(0, 1e4))
 def test_a_pass_is_overdue_after_a_minute_and_three_iterations(newest, age, iteration):
     found = is_overdue(newest, newest + age, iteration)
