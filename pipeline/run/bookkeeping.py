@@ -26,6 +26,8 @@ from slurm.sharedfiles import is_there, make_folder, read_newest
 
 _REST = 9.0
 """Times what a pass took of a processor, for which there is no other: passes take a tenth of a core."""
+_LONGEST_PAUSE = 5.0
+"""Most seconds without a pass after one that took long, but of a processor."""
 _IDLE_SECONDS = 60.0
 """Seconds without a wish after which the process that makes passes ends."""
 _LEAVING_SECONDS = 120.0
@@ -170,10 +172,11 @@ def rest_after(seconds: float, spent: float) -> float:
     """Return how long there is no other after a pass. Pure.
 
     Args:
-        seconds: how long it took. What is slow may be Slurm or a file server: they get as long a rest.
+        seconds: how long it took. What is slow may be Slurm or a file server: they get as long a rest, up to
+            some seconds, as it may have waited for another driver all that time.
         spent: seconds of a processor that it took.
     """
-    return max(seconds, _REST * spent)
+    return max(min(seconds, _LONGEST_PAUSE), _REST * spent)
 
 
 def _spent() -> float:

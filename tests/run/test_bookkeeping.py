@@ -97,6 +97,7 @@ def test_a_pass_that_fails_leaves_the_wish(paths):
 def test_passes_take_a_tenth_of_a_core_at_most(paths):
     assert rest_after(3.0, 2.0) == 18.0
     assert rest_after(3.0, 0.1) == 3.0, "what waits for others gives them as long a rest"
+    assert rest_after(60.0, 0.1) == 5.0, "and rows are not late for that"
     last = LastPass(began=100.0, ended=102.0, rest=18.0)
     assert not last.allows_another(119.0)
     assert last.allows_another(120.0)
