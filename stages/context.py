@@ -113,8 +113,6 @@ class Context:
     stays: bool = False
     """Whether this process may get another task of its stage afterwards, so that it keeps what it has
     loaded."""
-    records: dict[Task, Record] = field(default_factory=dict)
-    """Records of the inputs read so far: each is read once, and counts as it was then."""
     lineage: dict[str, str] = field(default_factory=dict)
     """Fingerprints of the inputs read so far, by task key; they become the record's inputs."""
     compute_seconds: float = 0.0
@@ -152,13 +150,10 @@ class Context:
             NotCommitted, CorruptData: there is none, or it cannot be read.
             StaleData: it was computed from something else than what this task has read before.
         """
-        if task in self.records:
-            return self.records[task]
         record = require_record(self.paths, task)
         for key, fingerprint in record.inputs.items():
             if self.lineage.get(key, fingerprint) != fingerprint:
                 raise StaleData(task, f"it was computed from another result of {key} than is committed now")
-        self.records[task] = record
         self.lineage[task_key(task)] = record.fingerprint
         return record
 
