@@ -88,7 +88,7 @@ def load_ahead(arguments: Arguments) -> AttemptEnd:
 
         load(arguments)
         return AttemptEnd(0)
-    except Exception:
+    except Exception:  # whatever a model or a user's engine raises: the task itself will meet and report it
         log.exception(f"{arguments.task}: loading ahead failed; the task will load again:")
         return AttemptEnd(0, FailureKind.ERROR)
 

@@ -143,8 +143,11 @@ class Plan:
 
 
 def _is_due(iteration: int, first: int, last: int, every: int) -> bool:
-    """Whether what is due at the first version, at the last and at every Nth is due at ``iteration``; N is 0
-    for never."""
+    """Whether something is due at ``iteration``: at ``first``, ``last`` and each multiple of ``every``.
+
+    Args:
+        every: 0 for never.
+    """
     if not every or iteration < first:
         return False
     return iteration % every == 0 or iteration in (first, last)

@@ -33,7 +33,7 @@ class Passage:
     at_work: float
     """From the first start of one of its tasks to the last of its results."""
     warm: float
-    """Of that, while any of its tasks was past loading: what it takes where processes stay."""
+    """Seconds during which any of its tasks had finished loading: the duration where processes stay."""
 
 
 @dataclass(frozen=True)

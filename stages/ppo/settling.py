@@ -20,9 +20,9 @@ class Settled:
     """How far fp32 weights were from the committed ones: sums of absolute values over all ranks' weights."""
 
     apart: float
-    """Of what was learned, rounded as it would be committed, less what was committed."""
+    """Sum of the differences between the weights learned now, rounded as for a commit, and the committed."""
     update: float
-    """Of what the iteration changed."""
+    """Sum of the iteration's own changes to the weights."""
 
     @property
     def difference(self) -> float:
