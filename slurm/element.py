@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slurm.sealing import unsealed
 from slurm.sharedfiles import read_shared
-from slurm.tasklist import ELIGIBLE, Assignment, TaskList, attempt_id
+from slurm.tasklist import ELIGIBLE, KNOWN, Assignment, TaskList, attempt_id
 
 _MOST_RETURNS = 100
 """Number of times that a job is requeued because its task list cannot be read. Slurm holds it for two minutes
@@ -36,6 +36,7 @@ def main(argv: list[str]) -> None:
     if tasks.stays:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a hint that comes before anybody waits ends nothing
         environment[ELIGIBLE] = str(tasks.eligible)
+        environment[KNOWN] = str(tasks.known.get(index, 0))
     attempts = []
     for position, assignment in enumerate(tasks.elements[index]):
         attempt = attempt_id(tasks.number, job, index, restarts, position)

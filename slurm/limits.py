@@ -124,6 +124,20 @@ def read_partitions() -> dict[str, Partition]:
     return parse_partitions(shown, nodes)
 
 
+def unavailable_nodes(partitions: Iterable[str]) -> list[str]:
+    """Return the nodes of some partitions, of all if none is named, that take no job now: down, drained,
+    silent or kept back. Raises as :func:`read_limits`."""
+    which = f"--partition={','.join(partitions)}" if partitions else "--all"
+    return parse_unavailable(run_command(["sinfo", which, "-N", "-h", "-o", "%N|%T"], retries=_RETRIES))
+
+
+def parse_unavailable(shown: str) -> list[str]:
+    """Parse the output of ``sinfo -N -h -o '%N|%T'``: a node's state may end with a sign, like * for one
+    that does not answer."""
+    states = dict(line.split("|") for line in shown.splitlines())
+    return sorted(name for name, state in states.items() if state.rstrip("~#+-") not in _TAKES_JOBS)
+
+
 def parse_partitions(shown: str, nodes: str) -> dict[str, Partition]:
     """Parse the output of ``scontrol -o show partition`` and ``sinfo -e -h -o '%R|%D|%c|%m|%G'``."""
     kinds: dict[str, list[NodeKind]] = {}
@@ -169,6 +183,8 @@ def parse_gres(text: str) -> dict[str, int]:
     return found
 
 
+_TAKES_JOBS = frozenset({"idle", "mixed", "allocated", "completing", "planned"})
+"""States of a node that takes jobs now or when others have ended."""
 _COUNT = re.compile(r"(\d+)([KMGT]?)")
 _MULTIPLES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 _DURATION = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")

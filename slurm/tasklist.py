@@ -1,7 +1,7 @@
 """The task list of an array job: what each of its elements runs, as :mod:`slurm.element` reads it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 ATTEMPT = "{attempt}"
@@ -10,6 +10,8 @@ BELL = "SLURM_PPO_BELL"
 """Variable that names the file descriptor to which a running task may write the bytes below."""
 ELIGIBLE = "SLURM_PPO_ELIGIBLE"
 """Variable that tells a worker since when it could have started (unix time)."""
+KNOWN = "SLURM_PPO_KNOWN"
+"""Variable that tells a worker the number of the newest claim on its first task that its driver knew of."""
 STARTED = "SLURM_PPO_STARTED"
 """Variable that tells a worker when its job started, before anything that its script sets up (unix time)."""
 COMMITTED, RELEASED = b"c", b"r"
@@ -53,6 +55,9 @@ class TaskList:
     eligible: float = 0.0
     """Unix time from which it could have started: its submission, or its begin time if that is later."""
 
+    known: Mapping[str, int] = field(default_factory=dict)
+    """Number of the newest claim on its task that the driver knew of, by array index; none is 0."""
+
     @staticmethod
     def of(content: Mapping[str, Any]) -> "TaskList":
         """Read a JSON object; what else it holds is the driver's.
@@ -69,6 +74,7 @@ class TaskList:
             releases=tuple(tuple(patterns) for patterns in content.get("releases", ())),
             stays=bool(content.get("stays", False)),
             eligible=max(float(content.get("created", 0.0)), float(content.get("begins") or 0.0)),
+            known={index: int(number) for index, number in content.get("known", {}).items()},
         )
 
     def words(self, assignment: Assignment, attempt: str) -> list[str]:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
-from pipeline.run.attempts import AttemptId
 from pipeline.run.commits import CorruptData, Record, read_record
 from pipeline.run.control import Control, SpoiltControl, read_control
 from pipeline.run.directory import Run, load_run
@@ -29,7 +28,7 @@ from pipeline.run.tasks import Task, task_key
 from pipeline.workers import choosing, estimates, staying
 from pipeline.workers.beats import Beat, Doing, Reason, process_space
 from pipeline.workers.choosing import Step, View
-from pipeline.workers.claims import Claim, Known, attempts_of, claims_of, next_number, take
+from pipeline.workers.claims import Claim, Known, attempts_of, claims_of, is_unlisted, next_number, take
 from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside, of_environment, started_at
 from stages.pulse import Pulse
@@ -78,7 +77,7 @@ class Pulling:
         task = self.first.task
         element = self.outside.name.rpartition("r")[0]
         self.worker = choosing.Worker(
-            *(task.job_kind, task.shard, task, self.outside.given, element),
+            *(task.job_kind, task.shard, task, self.outside.known, element),
             takes_over=self.settings.has_gpus,
         )
         self.crew = Crew(self.run.paths)
@@ -228,7 +227,10 @@ class Pulling:
         if not is_first and not self.waiting.has_time(view.now, limit):
             self.leave(Reason.TIME)
             return None
-        number = self._number(task, is_first)
+        claims = claims_of(self.run.paths, [task], self.known).get(task, ())
+        number = next_number(self.run.paths, task, claims)
+        if is_unlisted(self.run.paths, task, claims, number):
+            return None
         claim = Claim(task, number, self.outside.new_attempt(number), self.outside.name, view.now)
         first, last = self.pulse.beat.iterations
         self.pulse.say(
@@ -252,14 +254,6 @@ class Pulling:
         self.output.turn_to(files.log(claim.number))
         failure = files.failure(claim.number)
         return Arguments(claim.task, self.run.paths.root, claim.attempt, failure, INPUT_SECONDS, stays=True)
-
-    def _number(self, task: Task, is_first: bool) -> int:
-        """Return the number of the next attempt: of the first task the submission's, if nobody has it."""
-        claims = claims_of(self.run.paths, [task], self.known).get(task, ())
-        given = AttemptId.parse(self.first.attempt).number
-        if is_first and given > max((claim.number for claim in claims), default=0):
-            return given
-        return next_number(self.run.paths, task, claims)
 
     # --- the limit of a task ---
 

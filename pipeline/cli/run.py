@@ -40,8 +40,8 @@ def start(config: Config, watch: bool) -> int:
 
     for line in validate_inputs(config):
         print(line, file=sys.stderr)
-    if executor is None:
-        check_cluster(config)
+    for line in check_cluster(config) if executor is None else ():
+        print(line, file=sys.stderr)
     with claimed_run(config) as (run, lease):
         if executor is not None:
             return carry_on(run, executor, lease)
@@ -120,8 +120,8 @@ def fork_run(source: str, root: Path, overrides: Sequence[str], config_dir: Path
     config = fork_config(parent, root, overrides, config_dir)
     for line in validate_inputs(config, Path(parent.run.identity.folder), parent.number):
         print(line, file=sys.stderr)
-    if config.slurm:
-        check_cluster(config)
+    for line in check_cluster(config) if config.slurm else ():
+        print(line, file=sys.stderr)
     run = fork(parent, config)
     word = "submit" if config.slurm else "resume"
     return (

@@ -14,6 +14,8 @@ class ConfigIssue:
     key: str
     value: Any
     why: str
+    is_passing: bool = False
+    """Whether it may pass by itself: it can be used, and jobs wait."""
 
     @classmethod
     def at(cls, owner: object, name: str, why: str, prefix: str = "") -> "ConfigIssue":

@@ -197,6 +197,8 @@ def judge_stage(job_kind: str, given: ResourcesConfig, problems: Sequence[Config
     title = f"jobs of {job_kind}"
     if problems:
         told = "; ".join(map(str, problems))
+        if all(issue.is_passing for issue in problems):
+            return warning(title, told, "its jobs start when nodes are back; or choose another partition")
         return problem(title, told, f"start with another {key_of(job_kind)}; a run's own settings are frozen")
     where = ", ".join(given.partition) or "the default partition"
     gpus = f", GPUs {given.gpus_per_node or given.gres}" if given.gpus_per_node or given.gres else ""

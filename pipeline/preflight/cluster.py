@@ -28,11 +28,16 @@ from slurm.limits import (
     parse_memory,
     read_limits,
     read_partitions,
+    unavailable_nodes,
 )
 from slurm.submission import render
 
 PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel", "srun")
 _TEST_SECONDS = 30.0
+_NO_SUCH_NODES = "Requested node configuration is not available"
+_LATER = "--begin=now+1hour"
+_MOST_NAMED = 3
+"""Most nodes that a line names."""
 _ELEMENTS_NEEDED = 6
 """Elements that a run needs in the queue at once: one iteration's in the smallest pieces, and driver jobs."""
 
@@ -51,10 +56,13 @@ def read_cluster() -> Cluster:
     return Cluster(read_limits(), read_partitions(), read_associations())
 
 
-def check_cluster(config: Config) -> None:
-    """Check what can be checked in a second and without a job. Raises ConfigError with every problem."""
-    if problems := list(cluster_problems(config)):
+def check_cluster(config: Config) -> list[str]:
+    """Check what can be checked in a second and without a job. Returns what jobs will have to wait for, in
+    lines for people. Raises ConfigError with every problem that does not pass by itself."""
+    found = list(cluster_problems(config))
+    if problems := [issue for issue in found if not issue.is_passing]:
         raise ConfigError("\n".join(map(str, problems)))
+    return [str(issue) for issue in found]
 
 
 def cluster_problems(config: Config) -> Iterator[ConfigIssue]:
@@ -221,15 +229,36 @@ def _too_much(need: Need, most: int, where: str, kinds: Sequence[NodeKind]) -> s
 
 
 def refusals(config: Config, given: SlurmConfig, job_kind: str) -> Iterator[ConfigIssue]:
-    """Ask sbatch (``--test-only``) for objections to the very script that would be submitted."""
+    """Ask sbatch (``--test-only``) for objections to the very script that would be submitted.
+
+    While nodes are down, drained or silent, that refuses also what sbatch takes and what starts when they are
+    back. Then a job that could not begin for an hour is submitted, and cancelled at once.
+    """
+    script, key = script_of(config, given, job_kind), key_of(job_kind)
+    partitions = resources_of(given, job_kind).partition
+    away: list[str] = []
     try:
-        run_command(
-            ["sbatch", "--test-only"], input=script_of(config, given, job_kind), timeout=_TEST_SECONDS
-        )
+        try:
+            run_command(["sbatch", "--test-only"], input=script, timeout=_TEST_SECONDS)
+        except SlurmError as error:
+            if _NO_SUCH_NODES not in error.stderr or not (away := unavailable_nodes(partitions)):
+                raise
+            job = run_command(["sbatch", "--parsable", _LATER], input=script, timeout=_TEST_SECONDS)
+            run_command(["scancel", job.strip().partition(";")[0]], timeout=_TEST_SECONDS)
     except SlurmTimeout:
         return  # a controller that is busy now says nothing about the settings
     except SlurmError as error:
-        yield ConfigIssue(key_of(job_kind), _names(resources_of(given, job_kind).partition), f"{error}")
+        yield ConfigIssue(key, _names(partitions), f"{error}")
+        return
+    if away:
+        yield ConfigIssue(f"{key}.partition", _names(partitions), _in_words(away), is_passing=True)
+
+
+def _in_words(away: Sequence[str]) -> str:
+    named = ", ".join(
+        [*away[:_MOST_NAMED], *([f"{len(away) - _MOST_NAMED} more"] * (len(away) > _MOST_NAMED))]
+    )
+    return f"its jobs wait for nodes that are down, drained or silent: {named} (sinfo -R)"
 
 
 def script_of(config: Config, given: SlurmConfig, job_kind: str) -> str:

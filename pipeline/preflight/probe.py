@@ -71,7 +71,7 @@ def note(line: str) -> None:
 
 def validate_cluster(config: Config, with_probe: bool) -> Iterator[str]:
     """Check the cluster for ``validate``. Yields lines for people. Raises ConfigError with every problem."""
-    check_cluster(config)
+    yield from check_cluster(config)
     yield "cluster: partitions, limits and sizes allow what is asked for"
     if with_probe:
         judged = [(aim, answer, list(judge(aim, answer))) for aim, answer in ask_nodes(config)]

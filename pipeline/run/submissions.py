@@ -85,6 +85,8 @@ class Submission:
     """Whether its elements are workers, which may go on with other tasks of their job kind."""
     begins: float | None = None
     """Unix time before which it does not start; None: as soon as there is room."""
+    known: Mapping[str, int] = field(default_factory=dict)
+    """Number of the newest claim on its task that the pass knew of, by array index; none is 0."""
     state: State = State()
 
     @property

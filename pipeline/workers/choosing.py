@@ -5,11 +5,10 @@ budget of attempts on its own. So it counts the claims of this invocation that e
 they are fewer than ``max_attempts``, any worker may take the task again. After that, and after failures that
 need a decision (other resources, an input to be examined, settings that cannot work), the task is left to
 passes: a pass counts failures by their kinds, and submits an element with the task as its first, or gives the
-task up and says so in control.json. An element may take its first task whatever was counted before it was
-submitted; what another has tried since, no pass has seen.
+task up and says so in control.json. An element may take its first task whatever the pass has
+counted that submitted it; of what another has tried since, that pass knew nothing.
 """
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -66,8 +65,8 @@ class Worker:
     """Shard of its first task: it takes the same one of each iteration if it can."""
     first: Task | None = None
     """Task that a pass has given it and that it has not taken yet."""
-    given: float = math.inf
-    """Unix time at which a pass gave it that."""
+    known: int = 0
+    """Number of the newest claim on that task that the pass knew of."""
     element: str = ""
     """What its name and those of its other starts begin with."""
     takes_over: bool = False
@@ -153,9 +152,10 @@ def is_ready(view: View, task: Task) -> bool:
 
 
 def is_given(task: Task, attempts: Sequence[Attempt], worker: Worker) -> bool:
-    """Whether a pass has given a task to a worker, and no other has tried it since."""
+    """Whether a pass has given a task to a worker, and no other has tried it since. Numbers tell that, as
+    clocks of nodes differ and a pass takes time."""
     others = (a.claim for a in attempts if a.claim.worker.rpartition("r")[0] != worker.element)
-    return task == worker.first and not any(claim.time > worker.given for claim in others)
+    return task == worker.first and not any(claim.number > worker.known for claim in others)
 
 
 def is_free(attempts: Sequence[Attempt], max_attempts: int, is_given: bool = False) -> bool:

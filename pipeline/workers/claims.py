@@ -22,7 +22,7 @@ from pipeline.run.records import names_of_stage
 from pipeline.run.tasks import Task, parse_task, task_key
 from pipeline.workers.beats import Beat, Doing
 from slurm.sealing import sealed, unsealed
-from slurm.sharedfiles import make_folder, read_shared
+from slurm.sharedfiles import is_there, make_folder, read_shared
 
 _NAME = re.compile(r"(.+)\.claim-(\d+)\.json")
 
@@ -99,6 +99,14 @@ def claims_of(
     return {task: tuple(sorted(claims, key=lambda claim: claim.number)) for task, claims in found.items()}
 
 
+def newest_numbers(claims: Iterable[Claim]) -> dict[Task, int]:
+    """Return the number of the newest claim on each task that has any. Pure."""
+    newest: dict[Task, int] = {}
+    for claim in claims:
+        newest[claim.task] = max(claim.number, newest.get(claim.task, 0))
+    return newest
+
+
 def tried_again(paths: RunPaths, tasks: Iterable[Task]) -> list[Task]:
     """Return the tasks that have more than one claim; no file is read."""
     counts = Counter(task for _, task, _ in _files_of(paths, tasks))
@@ -140,6 +148,13 @@ def _parsed(data: bytes, spoilt: Claim) -> Claim:
 def next_number(paths: RunPaths, task: Task, claims: Sequence[Claim]) -> int:
     """Return a number for the next attempt that no claim and no log has yet."""
     return 1 + max([last_attempt_number(paths, task), *(claim.number for claim in claims)])
+
+
+def is_unlisted(paths: RunPaths, task: Task, claims: Sequence[Claim], number: int) -> bool:
+    """Whether there is a claim below a number that was not listed: logs are listed after claims, and of
+    another's attempt that began between the two there is a log."""
+    listed = {claim.number for claim in claims}
+    return any(is_there(file_of(paths, task, n)) for n in range(1, number) if n not in listed)
 
 
 def is_running(claim: Claim, live: Mapping[str, Beat]) -> bool:

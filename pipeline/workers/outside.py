@@ -2,7 +2,6 @@
 nothing of Slurm but through this.
 """
 
-import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pipeline.run.submissions import is_job_of, job_kind_of
 from pipeline.run.tasks import Task
 from pipeline.workers.afterwards import Afterwards
 from pipeline.workers.staying import Pending
-from slurm.tasklist import ELIGIBLE, STARTED, attempt_id
+from slurm.tasklist import ELIGIBLE, KNOWN, STARTED, attempt_id
 
 _PATIENCE = 20.0
 """Seconds that an answer of Slurm may take."""
@@ -38,8 +37,8 @@ class Outside:
     new_attempt: Callable[[int], str]
     """Returns an attempt's id from its number."""
     queued_seconds: float | None = None
-    given: float = math.inf
-    """Unix time since which a pass knows nothing of what others have tried at its first task."""
+    known: int = 0
+    """Number of the newest claim on its first task that the pass which gave it that knew of."""
     ask_queue: Callable[[], Queue | None] = lambda: None
     """Returns the queue; None where it cannot be asked."""
     partitions: Callable[[], frozenset[str] | None] = lambda: None
@@ -77,7 +76,7 @@ def of_environment(run: Run, job_kind: str, environment: Mapping[str, str], star
         name,
         lambda number: attempt_id(number, job, index, restarts),
         queued_seconds=max(0.0, started - eligible) if eligible else None,
-        given=float(environment.get(ELIGIBLE, math.inf)),
+        known=int(environment.get(KNOWN, "0")),
         ask_queue=lambda: slurm_queue(job, int(index)),
         partitions=lambda: slurm_partitions(environment.get("SLURMD_NODENAME", "")),
         is_peer=lambda name: is_job_of(run.identity.id, name) and job_kind_of(name) == job_kind,

@@ -48,6 +48,30 @@ def test_a_run_goes_on_by_itself_and_leaves_nothing_behind(cluster, make_run, tm
     assert not run.events("rewired")
 
 
+def test_a_run_is_submitted_while_nodes_are_drained_and_starts_when_they_are_back(
+    cluster, make_run, tmp_path
+):
+    """sbatch --test-only says of such a partition that no job could ever run there."""
+    run = make_run.of_noops(cluster, room_on(cluster, tmp_path) / "run", "iterations=1")
+    drained = cluster.call("scontrol", "update", "nodename=reward0", "state=drain", "reason=maintenance")
+    assert drained.returncode == 0, drained.stderr
+    try:
+        impossible = run.command("validate", "--no-probe", *run.words, "scheduler.reward.constraint=no-such-feature")
+        assert impossible.returncode == 2
+        assert "scheduler.reward=reward: sbatch failed: " in impossible.stderr
+        assert "Invalid feature specification" in impossible.stderr
+        told = run.command("validate", "--no-probe", *run.words)
+        assert told.returncode == 0, told.stderr
+        assert "scheduler.reward.partition=reward: its jobs wait for nodes" in told.stdout + told.stderr
+        assert "reward0 (sinfo -R)" in told.stdout + told.stderr
+        assert not cluster.call("squeue", "-h").stdout, "what was asked with is cancelled"
+        run.submit()
+        run.wait_for(lambda: run.has_committed(1, "rollout", 1), "the first stage")
+    finally:
+        cluster.call("scontrol", "update", "nodename=reward0", "state=resume")
+    run.wait_until_complete()
+
+
 def test_rollouts_start_while_the_update_s_job_writes_the_state_and_the_next_update_when_it_has_ended(
     cluster, make_run, complete_run, tmp_path
 ):

@@ -175,5 +175,5 @@ def test_a_shard_that_fails_everywhere_is_counted_as_one(poisoned):
     run.wait_for(lambda: run.events("gave_up"), "the end of the budget")
     run.wait_for(lambda: not run.jobs(), "an empty queue")
     (task,) = {task for task, _ in failed(run)}
-    assert failed(run) == [(task, "error")] * 2
+    assert failed(run) == [(task, "error")] * 2, run.story()
     assert run.has_committed(1, "reward", 1 - int(task[-1])), "the other shard is scored"

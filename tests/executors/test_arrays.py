@@ -32,6 +32,7 @@ from pipeline.executors.slurm.resources import Escalation
 from pipeline.run.directory import Run
 from pipeline.run.submissions import Ledger, chunk_size_for, chunks_of, is_job_of, job_name
 from pipeline.run.tasks import PREPARE, Stage, Task
+from pipeline.workers.claims import Claim, newest_numbers
 from slurm.query import expand
 from slurm.submission import Array, Refused, array_expression, literal, render
 from slurm.tasklist import Assignment, TaskList, attempt_id
@@ -428,6 +429,16 @@ def test_an_element_of_the_list_is_one_task_and_may_be_several():
     assert several.elements == {
         "0": (Assignment(submission.elements["1"], "/1"), Assignment(submission.elements["4"], "/4"))
     }
+
+
+def test_a_worker_is_told_which_attempts_at_its_task_were_counted():
+    run, tasks = imagined_run(), [Task(2, Stage.REWARD, shard) for shard in (3, 11)]
+    known = newest_numbers(
+        [*(Claim(tasks[1], number, "", "", 0.0) for number in (2, 1)), Claim(PREPARE, 9, "", "", 0.0)]
+    )
+    made = stage_submissions(run, 1, 1, tasks, 10, stays=True, known=known)
+    told = [TaskList.of(json.loads(json.dumps(plain(submission)))).known for submission in made]
+    assert told == [{}, {"1": 2}]
 
 
 def test_the_type_of_the_configuration_is_slurms():

@@ -17,7 +17,7 @@ from pipeline.preflight.sight import image_of, paths_of, way_in
 from pipeline.run.directory import version
 from slurm import probe_task
 from slurm.associations import Associations, parse_associations
-from slurm.limits import ClusterLimits, NodeKind, Partition
+from slurm.limits import ClusterLimits, NodeKind, Partition, parse_unavailable
 from slurm.probe import Probe, ProbeResult, ProbeTimeout, _send
 from tests.support import tiny
 
@@ -121,6 +121,23 @@ def test_more_than_any_node_has_together():
 def test_accounts_and_qos_are_the_users_and_the_partitions(given, known, said):
     found = problems(ResourcesConfig(**{"partition": ("gpu",)} | given), known)
     assert found == ([f"scheduler.rollout.{said}"] if said else [])
+
+
+def test_nodes_that_take_no_job_now():
+    states = [
+        "idle",
+        "mixed",
+        "allocated-",
+        "completing",
+        "idle~",
+        "down*",
+        "drained",
+        "idle*",
+        "maint",
+        "inval",
+    ]
+    shown = "".join(f"n{number}|{state}\n" for number, state in enumerate(states))
+    assert parse_unavailable(shown) == [f"n{number}" for number in range(5, 10)]
 
 
 def test_associations_count_where_the_controller_enforces_them():

@@ -275,14 +275,16 @@ def test_where_it_may_not_its_exit_code_says_that_it_failed(tasks, scontrol):
 # --- workers ---
 
 
-def test_a_worker_knows_since_when_it_could_start_and_no_hint_ends_it(tasks):
+def test_a_worker_knows_what_was_tried_and_since_when_it_could_start_and_no_hint_ends_it(tasks):
     """A hint may come while it imports: SIGUSR1 would end a process that does not handle it."""
     module = (
-        "import os, signal\nos.kill(os.getpid(), signal.SIGUSR1)\nprint(os.environ['SLURM_PPO_ELIGIBLE'])"
+        "import os, signal\nos.kill(os.getpid(), signal.SIGUSR1)\n"
+        "print(os.environ['SLURM_PPO_ELIGIBLE'], os.environ['SLURM_PPO_KNOWN'])"
     )
     (tasks.parents[3] / "told.py").write_text(module)
     content = unsealed(tasks.read_bytes()) | {"created": 50.0}
-    for more, expected in (({}, "50.0"), ({"begins": 70.0}, "70.0")):
+    earlier = {"begins": 70.0, "known": {"1": 3}}
+    for more, expected in (({}, ["50.0", "0"]), (earlier, ["70.0", "3"])):
         tasks.write_text(sealed(content | more | {"stays": True}))
         done = element(tasks, 1)
-        assert (done.returncode, done.stdout.split()) == (0, [expected])
+        assert (done.returncode, done.stdout.split()) == (0, expected)

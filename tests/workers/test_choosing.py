@@ -108,8 +108,8 @@ def test_what_a_pass_has_given_is_so_until_another_tries_it():
     task = rollout(1, 0)
     failed = [attempt(task, number, time=float(number), failure=FailureKind.ERROR) for number in (1, 2, 3)]
     seen = view({PREPARE}, {task: failed})
-    assert choose(seen, Worker("rollout", 0, task, given=3.5)).task == task
-    overtaken = Worker("rollout", 0, task, given=2.5, element="7_0")
+    assert choose(seen, Worker("rollout", 0, task, known=3)).task == task
+    overtaken = Worker("rollout", 0, task, known=2, element="7_0")
     assert choose(seen, overtaken).task == rollout(1, 1)
     own = [replace(one, claim=replace(one.claim, worker="7_0r1")) for one in failed]
     again = view({PREPARE}, {task: own})

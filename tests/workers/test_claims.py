@@ -15,7 +15,7 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.superseded import move_aside
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from pipeline.workers.beats import Beat, Doing, Reason, file_of, process_space, write_beat
-from pipeline.workers.claims import Attempt, Claim, attempts_of, claims_of, next_number, take
+from pipeline.workers.claims import Attempt, Claim, attempts_of, claims_of, is_unlisted, next_number, take
 from pipeline.workers.claims import file_of as claim_file
 from pipeline.workers.living import SILENT_SECONDS, Crew, is_dead_here, living, mark_gone
 from pipeline.workers.outside import Queue
@@ -62,6 +62,23 @@ def test_claims_are_read_by_task_and_number_and_a_spoilt_one_keeps_its_number(pa
     found = claims_of(paths, [TASK])
     assert found == {TASK: (claim(2), Claim(TASK, 3, "", "", 0.0), Claim(TASK, 4, "", "", 0.0), claim(10))}
     assert next_number(paths, TASK, found[TASK]) == 11
+
+
+def test_who_sees_the_log_of_an_attempt_but_not_its_claim_takes_no_number_behind_it(paths):
+    for number in (1, 2):
+        take(paths, claim(number))
+        log = paths.task(TASK).log(number)
+        log.parent.mkdir(parents=True)
+        log.touch()
+    listed = claims_of(paths, [TASK])[TASK]
+    assert not is_unlisted(paths, TASK, listed, next_number(paths, TASK, listed))
+    earlier = listed[:1]
+    assert is_unlisted(paths, TASK, earlier, next_number(paths, TASK, earlier))
+    cold = paths.task(TASK).log(4)  # of a job that was no worker
+    cold.parent.mkdir(parents=True)
+    cold.touch()
+    assert next_number(paths, TASK, listed) == 5
+    assert not is_unlisted(paths, TASK, listed, 5)
 
 
 def test_a_claim_is_read_once_until_the_run_goes_back(paths):

@@ -3,7 +3,7 @@
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +37,16 @@ def stage_submissions(
     chunk_size: int,
     stays: bool = False,
     begins: float | None = None,
+    known: Mapping[Task, int] | None = None,
 ) -> list[Submission]:
     """Make an array for tasks of one job kind and iteration; several where arrays are too short.
 
     Args:
         stays: whether its elements are workers. Then no array waits for one of them.
         begins: unix time before which they do not start.
+        known: number of the newest claim on each task that has any.
     """
-    made = []
+    made, known = [], known or {}
     for chunk, indices in chunks_of([task.shard for task in tasks], chunk_size).items():
         mine = {index: tasks[0]._replace(shard=index + chunk * chunk_size) for index in indices}
         made.append(
@@ -59,6 +61,7 @@ def stage_submissions(
                 releases=() if stays else released_by(run, tasks[0]),
                 stays=stays,
                 begins=begins,
+                known={str(index): known[task] for index, task in mine.items() if task in known},
             )
         )
     return made

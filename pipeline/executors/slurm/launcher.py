@@ -54,8 +54,14 @@ class Launcher:
 
         return self._as_far_as_possible(launch_all)
 
-    def submit_workers(self, orders: Sequence[Order], now: float) -> Refused | None:
+    def submit_workers(
+        self, orders: Sequence[Order], now: float, known: Mapping[Task, int]
+    ) -> Refused | None:
         """Submit arrays of workers, which no job waits for and which wait for none.
+
+        Args:
+            now: unix time.
+            known: number of the newest claim on each task that has any.
 
         Returns:
             What Slurm refused; what comes after it waits for the next pass.
@@ -65,7 +71,7 @@ class Launcher:
         def submit_all() -> None:
             nonlocal free
             for order in orders:
-                free -= self._submit_order(order, now, free)
+                free -= self._submit_order(order, now, known, free)
 
         return self._as_far_as_possible(submit_all)
 
@@ -106,7 +112,7 @@ class Launcher:
             self.table.enter(self.submitter.submit(new, self._escalation(fitting), dependency, arrays))
         return len(fitting)
 
-    def _submit_order(self, order: Order, now: float, free: int) -> int:
+    def _submit_order(self, order: Order, now: float, known: Mapping[Task, int], free: int) -> int:
         """Submit the workers of an order that fit. Returns their number."""
         tasks = order.tasks[:free]
         if not tasks:
@@ -116,7 +122,7 @@ class Launcher:
         run.paths.task(first).folder.mkdir(parents=True, exist_ok=True)
         size, invocation = chunk_size_for(self.limits.max_array_size), self.table.seen.control.invocation
         begin = "" if order.begin is None else f"now+{math.ceil(order.begin - now)}"
-        for new in stage_submissions(run, invocation, number, tasks, size, True, order.begin):
+        for new in stage_submissions(run, invocation, number, tasks, size, True, order.begin, known):
             self.table.enter(self.submitter.submit(new, self._escalation(tasks), "", (), begin))
         return len(tasks)
 

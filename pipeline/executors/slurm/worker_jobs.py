@@ -42,7 +42,7 @@ from pipeline.run.submissions import Ending, Submission
 from pipeline.run.tasks import Task, task_key
 from pipeline.workers.beats import Doing
 from pipeline.workers.choosing import is_left_to_passes
-from pipeline.workers.claims import Claim, claims_of, said, tried_again
+from pipeline.workers.claims import Claim, claims_of, newest_numbers, said, tried_again
 from pipeline.workers.living import forget_old, mark_gone
 from slurm.commands import SlurmError
 from slurm.ringing import parse_worker, ring
@@ -211,7 +211,9 @@ class WorkerJobs(SlurmJobs):
         if decided.withdrawn:
             cancel(decided.withdrawn, only_pending=True)
         launcher = Launcher(self.submitter, self.limits, self.table, self.failures, self.note)
-        self.refusal = launcher.submit_workers(decided.orders, self.table.seen.time)
+        self.refusal = launcher.submit_workers(
+            decided.orders, self.table.seen.time, newest_numbers(self.claims)
+        )
         self._ring_for(decided.orders)
         self._end_silent()
         here = self._elements_at_hand()
