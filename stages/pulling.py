@@ -37,7 +37,7 @@ from stages.surroundings import Bell, Output, flush_output
 from stages.waiting import INPUT_SECONDS, Waiting
 from stages.worker import Source, work
 
-_BEATS_SECONDS = 1.0
+_BEATS_SECONDS, _BEATS_SECONDS_ON_NETWORK = 1.0, 5.0
 """Seconds after which beats are read again where no claim is to be judged by them."""
 _MOST_FAILURES = 2
 """Failures in a row after which a worker leaves: its node may be at fault, and others are to try."""
@@ -172,15 +172,20 @@ class Pulling:
         tasks = choosing.candidates(run.plan, frontier, self.worker)
         committed = frozenset(recorded(paths, choosing.relevant(run.plan, tasks)))
         since = self._look_at_control()
-        undone = [task for task in tasks if task not in committed]
-        claims = claims_of(paths, choosing.claimed(run.plan, undone), self.known)
         now = time.time()
-        if claims or now - self._looked > _BEATS_SECONDS:
+        seen = View(run.plan, frontier, committed, {}, self.max_attempts, now)
+        due = [task for task in tasks if task not in committed and not choosing.missing(seen, task)]
+        claims = claims_of(paths, choosing.claimed(run.plan, due), self.known)
+        if claims or now - self._looked > self._beats_seconds:
             self._live, self._looked = self.crew.live(now), now
         live = self._live
         attempts = {task: attempts_of(paths, claims[task], live, since) for task in claims}
         seconds = estimates.task_seconds(self.crew.beats.values(), self.worker.job_kind)
-        return View(run.plan, frontier, committed, attempts, self.max_attempts, now, seconds)
+        return replace(seen, attempts=attempts, median_seconds=seconds)
+
+    @property
+    def _beats_seconds(self) -> float:
+        return _BEATS_SECONDS_ON_NETWORK if self.waiting.is_network else _BEATS_SECONDS
 
     def _look_at_come(self, view: View) -> View | None:
         """Return the last view with what has come since, if there is a task that the worker takes for it.

@@ -23,6 +23,21 @@ _RUNG_SECONDS = 1.0
 _LOCAL = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "ramfs", "overlay", "bcachefs"}
 )
+_ASKED = frozenset(
+    {
+        "lustre",
+        "gpfs",
+        "ceph",
+        "fuse.ceph",
+        "ceph-fuse",
+        "beegfs",
+        "wekafs",
+        "fuse.glusterfs",
+        "gfs2",
+        "ocfs2",
+    }
+)
+"""Filesystems whose clients list folders as their servers have them."""
 
 
 class Asking:
@@ -146,13 +161,24 @@ def flush_output() -> None:
 def is_network(folder: Path) -> bool:
     """Whether a folder is on a filesystem that other machines share, by its type; a type that is not known
     as a local one counts as shared."""
+    return filesystem_of(folder) not in _LOCAL
+
+
+def keeps_listings(folder: Path) -> bool:
+    """Whether the client of a folder's filesystem may list it as it was seconds ago, by its type; one that is
+    not known counts as such."""
+    return filesystem_of(folder) not in _LOCAL | _ASKED
+
+
+def filesystem_of(folder: Path) -> str:
+    """Return the type of a folder's filesystem as /proc/mounts has it; empty if it is not known."""
     try:
         lines = Path("/proc/mounts").read_text().splitlines()
     except OSError:
-        return True
+        return ""
     mounts = [words for line in lines if len(words := line.split()) > 2]
     above = [words for words in mounts if folder.resolve().is_relative_to(words[1].replace("\\040", " "))]
-    return not above or max(reversed(above), key=lambda words: len(words[1]))[2] not in _LOCAL
+    return max(reversed(above), key=lambda words: len(words[1]))[2] if above else ""
 
 
 @dataclass

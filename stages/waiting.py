@@ -3,12 +3,13 @@
 import contextlib
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
 from pipeline.run import journal
 from pipeline.run.commits import CorruptData, read_record
 from pipeline.run.directory import Run
-from pipeline.run.durable import is_there, opened_folder, private_file
+from pipeline.run.durable import opened_folder, private_file
 from pipeline.run.records import recorded
 from pipeline.run.tasks import Task, task_key
 from pipeline.workers import estimates, staying
@@ -17,9 +18,10 @@ from pipeline.workers.choosing import Choice
 from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside
 from pipeline.workers.staying import ASK_SECONDS, Wait
+from slurm.sharedfiles import is_there, make_folder, names_in
 from stages.noticing import Notices
 from stages.pulse import Pulse
-from stages.surroundings import Asking, Bell, Package, is_network
+from stages.surroundings import Asking, Bell, Package, is_network, keeps_listings
 
 INPUT_SECONDS = 30.0
 """Seconds that a task waits for inputs that are not there: caches of network filesystems may be as old."""
@@ -53,6 +55,7 @@ class Waiting:
     queue: Asking = field(init=False)
     package: Package = field(init=False)
     is_network: bool = field(init=False)
+    keeps_listings: bool = field(init=False)
     _estimated: tuple[Task, float] | None = None
     """Task whose input was last estimated, and when (monotonic)."""
     _partitions: frozenset[str] | None = None
@@ -61,6 +64,7 @@ class Waiting:
         self.queue, self.package = Asking(self.outside.ask_queue), Package(self.run)
         self.package.has_changed()  # from here on
         self.is_network = is_network(self.run.paths.root)
+        self.keeps_listings = keeps_listings(self.run.paths.root)
 
     def go_on(self, choice: Choice, is_first: bool) -> Reason | None:
         """Begin or continue a wait until an input of a task has come, or it is time to look at everything
@@ -72,6 +76,8 @@ class Waiting:
         assert choice.task is not None
         wait, self.come = self._begin(choice.task, is_first), frozenset()
         self.outside.waits()
+        if self.is_network:
+            self._make_folders(choice)
         look_again = time.monotonic() + (_LOOK_SECONDS_ON_NETWORK if self.is_network else _LOOK_SECONDS)
         reason, is_told = None, self._watch(choice)
         if is_told and self._has_come(choice):  # since the last look, and before it was watched
@@ -87,9 +93,17 @@ class Waiting:
             reason = self._why_leave(choice.task, waited)
         return reason
 
+    def _make_folders(self, choice: Choice) -> None:
+        """Make the folders in which something is awaited: to find that one is not there yet takes a network
+        filesystem three listings, of which one is as long as the run."""
+        for folder in set(map(self._folder, choice.all_awaited)):
+            with contextlib.suppress(OSError):  # of a full disk, say: then looking takes longer
+                if not is_there(folder):
+                    make_folder(folder)
+
     def _watch(self, choice: Choice) -> bool:
         """Have the system tell of what is new where something is awaited. Returns whether it does."""
-        folders = {self.run.paths.task(task).folder for task in choice.all_awaited}
+        folders = set(map(self._folder, choice.all_awaited))
         return not self.is_network and bool(folders) and self.notices.watch(folders)
 
     def _pause(self, waited: float, is_told: bool) -> float:
@@ -139,18 +153,28 @@ class Waiting:
         return staying.allowance(self.settings.linger, self.linger_max, bound, costs)
 
     def _has_come(self, choice: Choice) -> bool:
-        """Whether a task that it waits for is ready. On a network filesystem a file is made and removed in
-        each folder first: then the client asks the server what else is in there."""
+        """Whether a task that it waits for is ready. One listing of each folder says when that may be."""
         awaited = choice.all_awaited
-        for folder in {self.run.paths.task(task).folder for task in awaited} if self.is_network else ():
-            with contextlib.suppress(OSError):
-                if is_there(folder):
-                    with opened_folder(folder) as opened, private_file(opened, "look"):
-                        pass
+        names = {folder: self._names_in(folder) for folder in set(map(self._folder, awaited))}
+        if not choice.is_due({task for task in awaited if task.record_name in names[self._folder(task)]}):
+            return False
         there = frozenset(recorded(self.run.paths, awaited))
         is_due = choice.is_due(there)
         self.come = there if is_due else frozenset()
         return is_due
+
+    def _names_in(self, folder: Path) -> set[str]:
+        """List a folder. Where the client may answer from its cache a file is made and removed in it first:
+        then it asks the server what else is in there."""
+        if self.keeps_listings:
+            with contextlib.suppress(OSError):
+                if is_there(folder):
+                    with opened_folder(folder) as opened, private_file(opened, "look"):
+                        pass
+        return names_in(folder)
+
+    def _folder(self, task: Task) -> Path:
+        return self.run.paths.task(task).folder
 
     def _why_leave(self, task: Task, waited: float) -> Reason | None:
         assert self.wait is not None

@@ -68,17 +68,21 @@ class LastPass:
         return not 0 <= now - self.ended < self.rest
 
 
-def ask_for_pass(paths: RunPaths, at_once: bool = False) -> None:
+def ask_for_pass(paths: RunPaths, at_once: bool = False) -> bool:
     """Write down that something has happened that a pass should see. A wish that is there already does: it is
     taken away before anything is looked at.
 
     Args:
         at_once: without the rest after the last one.
+
+    Returns:
+        Whether it was not there already.
     """
     if is_wanted(paths) and (not at_once or _is_urgent(paths)):
-        return
+        return False
     make_folder(_folder(paths))
     replace_durably(_wish(paths), f"{_NOW} {time.time()}\n" if at_once else f"{time.time()}\n")
+    return True
 
 
 def is_wanted(paths: RunPaths) -> bool:
@@ -197,9 +201,10 @@ class Bookkeeper:
     child: subprocess.Popen[bytes] | None = None
 
     def ask(self) -> None:
-        """After a commit: ask for a pass, and start a process for it if there is none."""
-        ask_for_pass(self.paths)
-        self.tend()
+        """After a commit: ask for a pass, and start a process for it if there is none. Who has asked before
+        has looked for one, and all who wait do."""
+        if ask_for_pass(self.paths):
+            self.tend()
 
     def tend(self) -> None:
         """While waiting, now and then: start a process for a pass that somebody has asked for."""

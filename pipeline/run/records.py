@@ -18,7 +18,7 @@ from slurm.sharedfiles import is_there, names_in
 
 _TAIL_BYTES = 1 << 16
 """Bytes read from the end of metrics.jsonl, which hold more than its last row."""
-_SEARCH_SECONDS = 1.0
+_SEARCH_SECONDS = 10.0
 """Seconds for which what was committed a moment ago is taken to be followed by its next iterations alone."""
 
 

@@ -4,7 +4,7 @@ passes, after a commit and where there was none for long.
 
 import contextlib
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from pipeline.run import journal
@@ -13,7 +13,7 @@ from pipeline.run.directory import Run
 from pipeline.run.plan import Plan
 from pipeline.run.records import recorded
 from pipeline.run.tasks import Task, parse_task
-from pipeline.workers.beats import Doing
+from pipeline.workers.beats import Beat, Doing
 from pipeline.workers.living import Crew
 from pipeline.workers.overdue import is_overdue, seconds_of_iterations
 from slurm.requests import find_requests, request_end
@@ -25,8 +25,6 @@ _LOOK_SECONDS = 10.0
 """Seconds between two looks at how old the newest pass is."""
 _ROWS_BYTES = 1 << 16
 """Bytes read from the end of metrics.jsonl, which hold its last rows."""
-
-_CALM_SECONDS = 1.0
 
 
 @dataclass
@@ -71,9 +69,11 @@ class Afterwards:
         self.keeper.ask()
 
     def _ring(self, task: Task) -> None:
-        """Ring those who wait for a commit. Where nobody does, nobody will have for long in a moment."""
-        if not (waiting := self._waiting(time.time())):
-            self.calm_until = time.monotonic() + _CALM_SECONDS
+        """Ring those who have waited for a commit for a while."""
+        now, others = time.time(), self._others()
+        self.calm_until = time.monotonic() + calm(now, (beat.since for beat in others))
+        waiting = {beat.worker: beat.task for beat in others if now - beat.since > _SHORT_WAIT}
+        if not waiting:
             return
         kinds = {(t.iteration, t.job_kind) for t in map(parse_task, filter(None, set(waiting.values())))}
         readers = readers_of(self.run.plan, task, kinds)
@@ -84,11 +84,20 @@ class Afterwards:
         if said := ring(arrays_to_ring(waiting, woken)):
             print(f"those who wait were not rung: {said}", flush=True)
 
-    def _waiting(self, now: float) -> dict[str, str]:
-        """Return the tasks that others have waited for, for a while, by the worker's name."""
-        live = self.crew.live(now).values()
-        others = (beat for beat in live if beat.doing is Doing.WAITING and beat.worker != self.name)
-        return {beat.worker: beat.task for beat in others if now - beat.since > _SHORT_WAIT}
+    def _others(self) -> list[Beat]:
+        """Return the newest beats of the others that wait."""
+        live = self.crew.live(time.time()).values()
+        return [beat for beat in live if beat.doing is Doing.WAITING and beat.worker != self.name]
+
+
+def calm(now: float, since: Iterable[float]) -> float:
+    """Return the seconds in which nobody will have waited for long. Pure.
+
+    Args:
+        now: unix time.
+        since: unix times since when those wait who do so now.
+    """
+    return max(0.0, min([_SHORT_WAIT, *(begin + _SHORT_WAIT - now for begin in since)]))
 
 
 def readers_of(plan: Plan, task: Task, kinds: Collection[tuple[int, str]]) -> list[Task]:

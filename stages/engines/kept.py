@@ -58,8 +58,8 @@ def engine(
 ) -> Any:
     """Return the engine of a role: the one that is kept if it is the same, or can become it, or a new one.
 
-    Engines of transformers stay side by side. Any other takes the GPU's memory for itself, so that nothing
-    else fits beside it.
+    Engines of transformers stay side by side. Any other sets up its process for itself, and takes the GPU's
+    memory: without a GPU those of transformers stay beside one such, else nothing does.
 
     Args:
         reload: puts the weights into an engine of the same settings; is given the fingerprints of those that
@@ -69,12 +69,18 @@ def engine(
         _kept[wanted.role] = replace(_kept[wanted.role], wanted=wanted)
     else:
         release(wanted.role)
-        for role in [
-            role for role in _kept if {_kept[role].wanted.name, wanted.name} != {Engine.TRANSFORMERS}
-        ]:
+        for role in [role for role, kept in _kept.items() if not _fit(kept.wanted.name, wanted.name)]:
             release(role)
         _kept[wanted.role] = _Kept(wanted, make())
     return _kept[wanted.role].engine
+
+
+def _fit(one: str, other: str) -> bool:
+    """Whether engines of two names can stay side by side."""
+    of_transformers = (one, other).count(Engine.TRANSFORMERS)
+    torch = sys.modules.get("torch")
+    has_gpu = torch is not None and torch.cuda.is_available()
+    return of_transformers == 2 or (of_transformers == 1 and not has_gpu)
 
 
 def _can_serve(wanted: Wanted, reload: Callable[[Any, Weights], bool]) -> bool:

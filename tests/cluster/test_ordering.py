@@ -56,7 +56,9 @@ def test_a_run_is_submitted_while_nodes_are_drained_and_starts_when_they_are_bac
     drained = cluster.call("scontrol", "update", "nodename=reward0", "state=drain", "reason=maintenance")
     assert drained.returncode == 0, drained.stderr
     try:
-        impossible = run.command("validate", "--no-probe", *run.words, "scheduler.reward.constraint=no-such-feature")
+        impossible = run.command(
+            "validate", "--no-probe", *run.words, "scheduler.reward.constraint=no-such-feature"
+        )
         assert impossible.returncode == 2
         assert "scheduler.reward=reward: sbatch failed: " in impossible.stderr
         assert "Invalid feature specification" in impossible.stderr

@@ -363,6 +363,31 @@ def test_an_engine_in_which_weights_were_being_replaced_is_not_used_again(asked,
     assert asked("3", "a") is not one
 
 
+@pytest.mark.parametrize(
+    ("names", "has_gpu", "stay"),
+    [
+        (("transformers", "transformers", "transformers"), True, 3),
+        (("vllm", "transformers", "transformers"), False, 3),
+        (("transformers", "vllm"), True, 1),
+        (("vllm", "transformers"), True, 1),
+        (("transformers", "vllm", "mine:make"), False, 2),
+    ],
+)
+def test_one_engine_that_sets_up_its_process_stays_beside_those_of_transformers_where_no_gpu_is_shared(
+    monkeypatch, names, has_gpu, stay
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    try:
+        made = [engine(Wanted(f"role{n}", "1", "s", (), name), Counted) for n, name in enumerate(names)]
+        again = [
+            engine(Wanted(f"role{n}", "2", "s", (), name), Counted)
+            for n, name in reversed(list(enumerate(names)))
+        ]
+    finally:
+        release_all()
+    assert sum(one in made for one in again) == stay
+
+
 def directory_like(folder: Path, **settings: object) -> Path:
     """A policy that computes its frequencies for the longest sequence so far."""
     made = tiny.make_policy(folder)

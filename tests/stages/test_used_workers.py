@@ -20,6 +20,8 @@ SCORED = [
     "reward 3 0",
 ]
 
+VLLM = ("enforce_eager=true", "kv_cache_gib=0.25")
+
 CONVERSATIONS = (
     "rollout.max_new_tokens=40",
     f"rollout.stop_token_ids=[{','.join(map(str, range(20, 60)))}]",
@@ -133,6 +135,16 @@ def test_reward_models_and_the_reference_stay_for_all_shards(plain, tmp_path):
     said = done_by_one(used, SCORED)
     assert outputs(used, SCORED) == outputs(fresh, SCORED)
     assert said["loads"][-1] == 2
+
+
+def test_vllm_scores_beside_the_reference_that_stays(models, tmp_path):
+    run = prepared(models, tmp_path, "reward.engine=vllm", *(f"reward.vllm.{word}" for word in VLLM))
+    done_by_one(run.paths.root, ["rollout 1 0", "rollout 1 1"])
+    used, fresh = (copy_of(run, tmp_path / name) for name in ("used", "fresh"))
+    said = done_by_one(used, ["reward 1 0", "reward 1 1"])
+    done_by_each(fresh, ["reward 1 1"])
+    assert outputs(used, ["reward 1 1"]) == outputs(fresh, ["reward 1 1"])
+    assert said["loads"] == [1, 1]  # the reference
 
 
 def test_fifty_tasks_grow_no_memory(plain, tmp_path):
