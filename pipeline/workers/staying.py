@@ -181,5 +181,5 @@ def pause(waited: float, is_network: bool, ahead: float = 0.0) -> float:
     """
     if not is_network:
         return min(_LONGEST_POLL, max(FIRST_POLL, _SHARE * waited))
-    far = min(ahead / 4, waited)
+    far = min(ahead / 2, waited)
     return min(_LONGEST_POLL_ON_NETWORK, max(_FIRST_POLL_ON_NETWORK, _SHARE * waited, far))
