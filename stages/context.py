@@ -128,6 +128,8 @@ class Context:
     hashed by one rank."""
     agree: Callable[[str | None], str | None] = lambda problem: problem
     """Returns the problem of the first rank that has one. All ranks read the same directories in turn."""
+    _prepared: Record | None = None
+    """Prepare's record, which a task asks for again and again."""
 
     @property
     def files(self) -> TaskPaths:
@@ -150,11 +152,14 @@ class Context:
             NotCommitted, CorruptData: there is none, or it cannot be read.
             StaleData: it was computed from something else than what this task has read before.
         """
+        if task == PREPARE and self._prepared is not None:
+            return self._prepared
         record = require_record(self.paths, task)
         for key, fingerprint in record.inputs.items():
             if self.lineage.get(key, fingerprint) != fingerprint:
                 raise StaleData(task, f"it was computed from another result of {key} than is committed now")
         self.lineage[task_key(task)] = record.fingerprint
+        self._prepared = record if task == PREPARE else self._prepared
         return record
 
     def table(self, task: Task, schema: pa.Schema, part: str = "") -> pa.Table:

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
@@ -28,7 +28,16 @@ from pipeline.run.tasks import Task, task_key
 from pipeline.workers import choosing, estimates, staying
 from pipeline.workers.beats import Beat, Doing, Reason, process_space
 from pipeline.workers.choosing import Step, View
-from pipeline.workers.claims import Claim, Known, attempts_of, claims_of, is_unlisted, next_number, take
+from pipeline.workers.claims import (
+    Claim,
+    Known,
+    attempts_of,
+    claims_of,
+    is_unlisted,
+    next_number,
+    standing,
+    take,
+)
 from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside, of_environment, started_at
 from stages.pulse import Pulse
@@ -71,6 +80,8 @@ class Pulling:
     """Newest beats of the workers that live, as of the last look at them."""
     _looked: float = 0.0
     """Unix time of that look."""
+    _listed: Mapping[Task, Sequence[Claim]] = field(default_factory=dict)
+    """Claims as of the last look at everything, on tasks that were ready then."""
     _claim: Claim | None = None
 
     def __post_init__(self) -> None:
@@ -175,7 +186,7 @@ class Pulling:
         now = time.time()
         seen = View(run.plan, frontier, committed, {}, self.max_attempts, now)
         due = [task for task in tasks if task not in committed and not choosing.missing(seen, task)]
-        claims = claims_of(paths, choosing.claimed(run.plan, due), self.known)
+        self._listed = claims = claims_of(paths, choosing.claimed(run.plan, due), self.known)
         if claims or now - self._looked > self._beats_seconds:
             self._live, self._looked = self.crew.live(now), now
         live = self._live
@@ -194,8 +205,6 @@ class Pulling:
         later = replace(view, committed=frozenset(view.committed) | come, now=time.time())
         choice = choosing.choose(later, self.worker)
         if not come or not choice.task or choice.step is not Step.TAKE:
-            return None
-        if claims_of(self.run.paths, [choice.task], self.known):
             return None
         before = self.run.plan.must_have_ended(choice.task)
         return later if before is None or before in view.committed else None
@@ -223,16 +232,16 @@ class Pulling:
     # --- taking ---
 
     def _take(self, view: View, task: Task) -> Arguments | None:
-        """Claim a task. None if another was first, or has done it since the records were looked at, or there
-        is no time left for it."""
-        if task in recorded(self.run.paths, [task]):
+        """Claim a task. None if another was first, or has tried or done it since everything was looked at, or
+        there is no time left for it."""
+        is_done, claims = standing(self.run.paths, task, self.known)
+        if is_done or claims != self._listed.get(task, ()):
             return None
         limit = self._limit(view)
         is_first = task == self.worker.first
         if not is_first and not self.waiting.has_time(view.now, limit):
             self.leave(Reason.TIME)
             return None
-        claims = claims_of(self.run.paths, [task], self.known).get(task, ())
         number = next_number(self.run.paths, task, claims)
         if is_unlisted(self.run.paths, task, claims, number):
             return None

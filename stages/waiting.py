@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections import deque
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,7 +11,6 @@ from pipeline.run import journal
 from pipeline.run.commits import CorruptData, read_record
 from pipeline.run.directory import Run
 from pipeline.run.durable import opened_folder, private_file
-from pipeline.run.records import recorded
 from pipeline.run.tasks import Task, task_key
 from pipeline.workers import estimates, staying
 from pipeline.workers.beats import Doing, Reason
@@ -31,6 +31,8 @@ _TOLD_SECONDS = 0.5
 """Seconds after which one looks who is told of what is new."""
 _ESTIMATE_AFTER = 0.2
 """Seconds of waiting after which it is worth to ask how long it will take."""
+_WAITS, _HABIT = 4, 0.8
+"""Number of a worker's last waits; the next takes at least this share of the shortest of them."""
 _SPANS_BYTES = 1 << 18
 
 
@@ -50,6 +52,8 @@ class Waiting:
     notices: Notices = field(default_factory=Notices)
     wait: Wait | None = None
     """The wait that goes on; None: there is none."""
+    taken: deque[float] = field(default_factory=lambda: deque(maxlen=_WAITS))
+    """Seconds that the last waits took which ended with a task."""
     come: frozenset[Task] = frozenset()
     """Commits with which a task has become ready since the last look at everything."""
     queue: Asking = field(init=False)
@@ -110,10 +114,12 @@ class Waiting:
         assert self.wait is not None
         if is_told:
             return max(0.0, min(_TOLD_SECONDS, self.wait.until - time.time()))
-        return staying.pause(waited, self.is_network, self._ahead)
+        return staying.pause(waited, self.is_network, self._ahead(waited))
 
     def end(self) -> None:
         """End the wait: the worker has a task."""
+        if self.wait is not None:
+            self.taken.append(time.time() - self.wait.began)
         self.wait = None
 
     def has_time(self, now: float, limit: float | None) -> bool:
@@ -153,13 +159,12 @@ class Waiting:
         return staying.allowance(self.settings.linger, self.linger_max, bound, costs)
 
     def _has_come(self, choice: Choice) -> bool:
-        """Whether a task that it waits for is ready. One listing of each folder says when that may be."""
-        awaited = choice.all_awaited
-        names = {folder: self._names_in(folder) for folder in set(map(self._folder, awaited))}
-        if not choice.is_due({task for task in awaited if task.record_name in names[self._folder(task)]}):
-            return False
-        there = frozenset(recorded(self.run.paths, awaited))
-        is_due = choice.is_due(there)
+        """Whether a task that it waits for is ready. A folder that the run has moved away when it went back
+        may be found under its old name for a while."""
+        folders = {task: self._folder(task) for task in choice.all_awaited}
+        names = {folder: self._names_in(folder) for folder in set(folders.values())}
+        there = frozenset(task for task, folder in folders.items() if task.record_name in names[folder])
+        is_due = choice.is_due(there) and all(map(is_there, {folders[task] for task in there}))
         self.come = there if is_due else frozenset()
         return is_due
 
@@ -203,11 +208,12 @@ class Waiting:
             )
             self.wait = replace(self.wait, expected=when)
 
-    @property
-    def _ahead(self) -> float:
-        """Seconds until the input is expected; 0 where it is due, or nothing is known."""
+    def _ahead(self, waited: float) -> float:
+        """Return the seconds until the input is expected, by the run's estimate or by the worker's own last
+        waits; 0 where it is due, or nothing is known."""
         expected = self.wait.expected if self.wait else None
-        return max(0.0, expected - time.time()) if expected else 0.0
+        by_habit = _HABIT * min(self.taken, default=0.0) - waited
+        return max(0.0, by_habit, expected - time.time() if expected else 0.0)
 
     def _staying(self) -> frozenset[str]:
         """Return the job kinds of which workers may stay."""

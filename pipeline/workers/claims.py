@@ -113,6 +113,22 @@ def tried_again(paths: RunPaths, tasks: Iterable[Task]) -> list[Task]:
     return [task for task, count in counts.items() if count > 1]
 
 
+def standing(paths: RunPaths, task: Task, known: Known) -> tuple[bool, tuple[Claim, ...]]:
+    """Return whether a task has a commit record that is not packed, and all claims on it: one listing.
+
+    Args:
+        known: as for :func:`claims_of`.
+    """
+    folder = paths.task(task).folder
+    names = names_of_stage(folder)
+    numbers = sorted(
+        int(match[2]) for match in map(_NAME.fullmatch, names) if match and match[1] == task.file_stem
+    )
+    spoilt = (Claim(task, number, "", "", 0.0) for number in numbers)
+    claims = tuple(_read(folder, file_of(paths, task, one.number).name, one, known) for one in spoilt)
+    return task.record_name in names, claims
+
+
 def _files_of(paths: RunPaths, tasks: Iterable[Task]) -> Iterator[tuple[Path, Task, int]]:
     """Yield the files of all claims of some tasks, each with its task and number."""
     groups: dict[Path, dict[str, Task]] = {}
