@@ -10,7 +10,7 @@ from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
 from pipeline.run import journal
 from pipeline.run.commits import CorruptData, read_record
 from pipeline.run.directory import Run
-from pipeline.run.durable import opened_folder, private_file
+from pipeline.run.durable import is_there, make_folder, names_in, opened_folder, private_file
 from pipeline.run.tasks import Task, task_key
 from pipeline.workers import estimates, staying
 from pipeline.workers.beats import Doing, Reason
@@ -18,7 +18,6 @@ from pipeline.workers.choosing import Choice
 from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside
 from pipeline.workers.staying import ASK_SECONDS, Wait
-from slurm.sharedfiles import is_there, make_folder, names_in
 from stages.noticing import Notices
 from stages.pulse import Pulse
 from stages.surroundings import Asking, Bell, Package, is_network, keeps_listings
