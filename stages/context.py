@@ -128,8 +128,8 @@ class Context:
     hashed by one rank."""
     agree: Callable[[str | None], str | None] = lambda problem: problem
     """Returns the problem of the first rank that has one. All ranks read the same directories in turn."""
-    _prepared: Record | None = None
-    """Prepare's record, which a task asks for again and again."""
+    _prepared: Record | None = field(default=None, init=False)
+    """Prepare's record, which a task asks for again and again. A copy of a context may be of another run."""
 
     @property
     def files(self) -> TaskPaths:
