@@ -63,6 +63,21 @@ def test_a_rollout_is_the_same_whatever_the_chunks_of_its_prompts(run, rows):
         assert rolled_out(run, shard) == before.output().xxh3_128
 
 
+def test_who_reads_another_run_checks_its_models_by_what_that_run_prepared(run):
+    """As a fork does, which reads its parent: models that only the parent uses are in its record alone."""
+    task = Task(1, Stage.UPDATE)
+    context = Context(run.paths, run.config, task, "1-aa")
+    ours = context.read(PREPARE)
+    copied = Path(shutil.copytree(run.paths.root, run.paths.root.with_name("parent"), symlinks=True))
+    parent = load_run(copied)
+    theirs = replace(prepared(parent), inputs={**ours.inputs, "file:/models/critic/weights": "1:2:3"})
+    parent.paths.task(PREPARE).record.unlink()
+    assert publish(parent.paths, theirs)
+    reader = replace(context, paths=parent.paths, config=parent.config, lineage={})
+    assert reader.read(PREPARE).inputs == theirs.inputs
+    assert context.read(PREPARE).inputs == ours.inputs
+
+
 def test_what_is_spoilt_for_one_rollout_is_not_for_the_other(run):
     """Each reads and verifies its own prompts; the driver, asked about the file, hashes all of it."""
     commit_prompts(run, rows=1)
