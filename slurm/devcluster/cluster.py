@@ -15,6 +15,7 @@ from slurm.devcluster.layout import Identity, Layout
 from slurm.devcluster.processes import Process, end, recorded, start_daemon
 
 _PATIENCE_SECONDS = 2.0
+_FORGOTTEN = "Duplicate jobid"  # reason of a node that has a job which its controller does not know
 _START_SECONDS = 60.0  # it takes one on an idle machine
 
 
@@ -139,6 +140,18 @@ class Cluster:
         """Ask the controller for the states of the nodes; empty if it does not answer."""
         said = self.call("sinfo", "--noheader", "--Node", "--format=%N %T")
         return dict(line.split() for line in said.stdout.splitlines()) if said.returncode == 0 else {}
+
+    def return_nodes(self) -> list[str]:
+        """Return to service, as an administrator would, the nodes that the controller has drained because of
+        jobs there that it had forgotten. Returns their names; none while it is away."""
+        if not self._process("slurmctld"):
+            return []
+        said = self.call("sinfo", "--noheader", "--list-reasons", "--format=%N|%E")
+        drained = (line.split("|", 1) for line in said.stdout.splitlines() if "|" in line)
+        names = [name for name, reason in drained if reason.strip() == _FORGOTTEN]
+        if names:
+            self.call("scontrol", "update", f"nodename={','.join(names)}", "state=resume")
+        return names
 
     def call(self, name: str, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         """Run one of Slurm's commands with a clean environment."""

@@ -25,6 +25,7 @@ from tests.support import COLD, ROOT, light, tiny
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 STAGES = ("rollout", "reward", "update")
+ATTEND_SECONDS = 5.0
 CPU_ONLY = [f"scheduler.{stage}.gpus_per_node=null" for stage in ("rollout", "reward", "update", "evaluate")]
 """Where what is tested has nothing to do with GPUs, they need not limit how many tasks run at once."""
 
@@ -124,9 +125,12 @@ class SlurmRun:
         return [job for job in lines if job.name.split(".")[1:2] == [self.id]]
 
     def wait_for(self, found: Callable, what: str, limit: float = 300):
-        """The first true value of ``found``; on a time-out, everything that explains it is shown."""
+        """The first true value of ``found``; on a time-out, everything that explains it is shown.
+
+        Meanwhile nodes that a restarted controller has drained are returned to service, as people would.
+        """
         try:
-            return wait_for(found, what, limit)
+            return wait_for(found, what, limit, self.cluster.return_nodes)
         except (TimeoutError, AssertionError) as error:
             raise AssertionError(f"{error}\n{self.story()}") from None
 
@@ -213,12 +217,15 @@ def results_of(run: Path) -> list[dict]:
     return [{k: v for k, v in row.items() if not k.startswith(machine)} for row in rows]
 
 
-def wait_for(found: Callable, what: str, limit: float):
-    """The first true value of ``found``."""
-    until = time.monotonic() + limit
+def wait_for(found: Callable, what: str, limit: float, attend: Callable[[], object] = lambda: None):
+    """The first true value of ``found``. ``attend`` is called every few seconds meanwhile."""
+    until, attended = time.monotonic() + limit, time.monotonic()
     while not (value := found()):
         if time.monotonic() > until:
             raise TimeoutError(f"waited {limit:g} s for {what}")
+        if time.monotonic() > attended + ATTEND_SECONDS:
+            attend()
+            attended = time.monotonic()
         time.sleep(0.2)  # a look at the queue takes a tenth of that
     return value
 

@@ -281,6 +281,14 @@ def test_a_lost_node_is_down_and_its_job_runs_again(own_cluster, tmp_path):
     assert field(cluster, job, "Restarts") == "1"
     cluster.start_slurmd(lost)
     assert cluster.node_states()[lost] == "idle"
+    drain = ("scontrol", "update", "state=drain")
+    cluster.call(
+        *drain, f"nodename={lost}", "reason=Duplicate jobid"
+    )  # as a controller says that has forgotten
+    cluster.call(*drain, "nodename=rollout0", "reason=maintenance")
+    assert cluster.return_nodes() == [lost]
+    wait_until(lambda: cluster.node_states()[lost] == "idle", f"{lost} is back")
+    assert cluster.node_states()["rollout0"] == "drained"
 
 
 def test_a_preempted_job_is_requeued(own_cluster):
