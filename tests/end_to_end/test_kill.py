@@ -83,7 +83,7 @@ def test_a_driver_killed_at_any_write_can_be_resumed(
     word = ["resume", run_dir] if (run_dir / "run.json").exists() else ["run", *arguments(inputs, run_dir)]
     resumed = slurm_ppo(*word)
     assert resumed.returncode == 0, resumed.stderr
-    assert_same_end(run_dir, complete_run)
+    assert_same_end(run_dir, complete_run, may_lose_state=True)
 
 
 def test_everything_killed_again_and_again_at_any_time(
@@ -105,7 +105,7 @@ def test_everything_killed_again_and_again_at_any_time(
         word = ["resume", str(run_dir)]
     done = slurm_ppo(*word)
     assert done.returncode == 0, done.stderr
-    assert_same_end(run_dir, complete_run)
+    assert_same_end(run_dir, complete_run, may_lose_state=True)
     run = load_run(run_dir)
     records = [record for segment in segments(run) for record in segment]
     assert [r["history"]["item"]["iteration"] for r in records if r["type"] == "history"] == [1, 2]
