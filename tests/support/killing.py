@@ -32,8 +32,8 @@ def assert_same_end(run_dir: Path, complete_run: Path, may_lose_state: bool = Fa
     """Policy, rows and state are those of an undisturbed run.
 
     Args:
-        may_lose_state: whether the run was killed at a time at which its last update may have been writing the
-            state: then that may be missing, if the journal says so.
+        may_lose_state: whether the run was killed when its last update may have been writing the state: then
+            that may be missing, if the journal says so.
     """
     assert policy_bytes(run_dir) == policy_bytes(complete_run)
     found = state_bytes(run_dir)
