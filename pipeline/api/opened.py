@@ -117,8 +117,8 @@ class OpenedRun:
             seed: of the random ones. Default: by the run's seed and the iteration, so the same each time.
 
         Raises:
-            RunError: there is no such iteration, none has rewards yet, a number is negative, or not exactly one
-                prompt is named.
+            RunError: there is no such iteration, none has rewards yet, a number is negative, or not exactly
+                one prompt is named.
         """
         from pipeline.api.responses import Selection, newest_scored, read_selected
 

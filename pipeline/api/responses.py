@@ -58,9 +58,10 @@ class Selection:
 
     def check(self) -> None:
         """Raise RunError where a number is negative."""
-        for name in ("best", "worst", "at_random"):
-            if (count := getattr(self, name)) < 0:
-                raise RunError(f"{name}={count}: there are no fewer responses than none; give 0 or more")
+        counts = {"best": self.best, "worst": self.worst, "at_random": self.at_random}
+        for name, count in counts.items():
+            if count < 0:
+                raise RunError(f"{name}={count} is negative; give 0 or more")
 
 
 def newest_scored(run: Run) -> int | None:
