@@ -40,6 +40,7 @@ def supervise(task: int, grace: float, words: Sequence[str]) -> dict[str, object
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else nothing can be waited for
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     if os.getppid() != task:
         return None
