@@ -26,6 +26,8 @@ class ClusterLimits:
     """Seconds for which the controller remembers an ended job."""
     max_submit: int | None
     """Jobs that this user may have waiting and running; None where there is no limit or none can be read."""
+    name: str = ""
+    """Name of the cluster; empty where nobody said it."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,16 @@ def read_limits() -> ClusterLimits:
 
     Raises :class:`SlurmError`, :class:`SlurmMissing`.
     """
-    text = run_command(["scontrol", "show", "config"], retries=_RETRIES)
-    return parse_limits(text, _max_submit())
+    return parse_limits(_settings(), _max_submit())
+
+
+def read_cluster_name() -> str:
+    """Ask the controller for the name of its cluster. Raises as :func:`read_limits`."""
+    return parse_limits(_settings()).name
+
+
+def _settings() -> str:
+    return run_command(["scontrol", "show", "config"], retries=_RETRIES)
 
 
 def parse_limits(text: str, max_submit: int | None = None) -> ClusterLimits:
@@ -81,6 +91,7 @@ def parse_limits(text: str, max_submit: int | None = None) -> ClusterLimits:
             max_jobs=int(settings["MaxJobCount"]),
             min_job_age=float(settings["MinJobAge"].removesuffix("sec")),
             max_submit=max_submit,
+            name=settings.get("ClusterName", ""),
         )
     except (KeyError, ValueError) as error:
         raise SlurmError(["scontrol", "show"], 0, f"its output is not understood: {error}") from None

@@ -1,13 +1,13 @@
 """A program of the user's in a task: run under limits, its numbers read without trusting it."""
 
-import ctypes
 import json
 import math
 import os
 import re
-import signal
 import stat
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,13 +18,13 @@ from pipeline.text import exit_in_words, printable, size
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 3.0
 """Seconds that a program that is stopped may take to end by itself."""
-_KILL_SECONDS = 5.0
+_KILL_SECONDS = 10.0
+"""Seconds after that in which what it has started is killed."""
 _MOST_BYTES = 1 << 20
 _MOST_NUMBERS = 2000
 _LONGEST_SHOWN = 80
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,@:=+/-]{0,119}")
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
 class ProgramFailed(Exception):
@@ -39,39 +39,47 @@ def run_program(
 ) -> None:
     """Run a program in a session of its own, its output going where this process's goes, and wait for it.
 
-    It is stopped with all that it has started when it takes too long or this task is to stop, and it dies
-    with this process.
+    It is stopped when it takes too long or this task is to stop, and it dies with this process; and with it
+    in each case, as when it ends by itself, all that it has started (:mod:`stages.supervisor`).
 
     Raises:
         ProgramFailed: it could not be started, failed, or was stopped.
     """
-    try:
-        process = subprocess.Popen(
-            words, cwd=folder, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent
-        )
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        raise ProgramFailed(f"{words[0]} cannot be started: {error}") from None
-    until = time.monotonic() + seconds
-    why = ""
-    try:
-        while not why and process.poll() is None:
-            if should_stop():
-                why = f"{words[0]} was stopped, as its task was warned that it will be ended"
-            elif (left := until - time.monotonic()) <= 0:
-                why = f"{words[0]} was stopped after {seconds:g} s (evaluate.command_seconds)"
-            else:
-                _wait(process, min(left, _POLL_SECONDS))
-    finally:
-        _end_session(process)
+    with tempfile.TemporaryFile() as ending:
+        process = _start(words, folder, ending.fileno())
+        until = time.monotonic() + seconds
+        why = ""
+        try:
+            while not why and process.poll() is None:
+                if should_stop():
+                    why = f"{words[0]} was stopped, as its task was warned that it will be ended"
+                elif (left := until - time.monotonic()) <= 0:
+                    why = f"{words[0]} was stopped after {seconds:g} s (evaluate.command_seconds)"
+                else:
+                    _wait(process, min(left, _POLL_SECONDS))
+        finally:
+            _end(process)
+        ending.seek(0)
+        said = json.loads(ending.read() or "{}")
     if why:
         raise ProgramFailed(why)
-    if process.returncode:
-        was = "was " if process.returncode < 0 else ""
-        raise ProgramFailed(f"{words[0]} {was}{exit_in_words(process.returncode)}; its log has what it said")
+    if "error" in said:
+        raise ProgramFailed(f"{words[0]} cannot be started: {said['error']}")
+    if code := said.get("code", process.returncode):
+        was = "was " if code < 0 else ""
+        raise ProgramFailed(f"{words[0]} {was}{exit_in_words(code)}; its log has what it said")
 
 
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _start(words: Sequence[str], folder: Path, ending: int) -> "subprocess.Popen[bytes]":
+    """Start the program's supervisor, which writes to a file how the program ended. Raises ProgramFailed."""
+    given = (str(os.getpid()), str(ending), str(_GRACE_SECONDS))
+    command = [sys.executable, "-I", "-S", str(_SUPERVISOR), *given, *words]
+    try:
+        return subprocess.Popen(
+            command, cwd=folder, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=[ending]
+        )
+    except (OSError, ValueError) as error:
+        raise ProgramFailed(f"{words[0]} cannot be started: {error}") from None
 
 
 def _wait(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
@@ -83,20 +91,13 @@ def _wait(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
         return False
 
 
-def _end_session(process: "subprocess.Popen[bytes]") -> None:
-    """End what is left of the program's session: gently while it lives itself, then what it left behind."""
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Let the supervisor end the program, gently at first, and all that it has started."""
     if process.poll() is None:
-        _signal(process.pid, signal.SIGTERM)
-        _wait(process, _GRACE_SECONDS)
-    _signal(process.pid, signal.SIGKILL)
-    _wait(process, _KILL_SECONDS)  # one that hangs in the kernel is left behind
-
-
-def _signal(leader: int, number: signal.Signals) -> None:
-    try:
-        os.killpg(leader, number)
-    except (ProcessLookupError, PermissionError):
-        return
+        process.terminate()
+        if not _wait(process, _GRACE_SECONDS + _KILL_SECONDS):
+            process.kill()  # what hangs in the kernel is left behind
+            _wait(process, _POLL_SECONDS)
 
 
 def read_numbers(path: Path) -> dict[str, float]:
@@ -128,7 +129,7 @@ def _content(path: Path) -> bytes:
 def parse_numbers(content: bytes) -> dict[str, float]:
     """Parse a JSON object of finite numbers. Pure. Raises ProgramFailed as :func:`read_numbers`."""
     try:
-        said = json.loads(content)
+        said = json.loads(content, object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ProgramFailed(f"what it wrote is no JSON: {_shown(why)}") from None
@@ -137,6 +138,16 @@ def parse_numbers(content: bytes) -> dict[str, float]:
     if len(said) > _MOST_NUMBERS:
         raise ProgramFailed(f"it wrote {len(said)} numbers; {_MOST_NUMBERS} at most are taken")
     return {_checked_name(name): _finite(name, value) for name, value in said.items()}
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a JSON object. Raises ProgramFailed where a name occurs twice: which number counts is not said."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ProgramFailed(f"it wrote {_shown(repr(name))} twice; write each name once")
+        found[name] = value
+    return found
 
 
 def _checked_name(name: str) -> str:

@@ -117,7 +117,8 @@ class OpenedRun:
             seed: of the random ones. Default: by the run's seed and the iteration, so the same each time.
 
         Raises:
-            RunError: there is no such iteration, none has rewards yet, or not exactly one prompt is named.
+            RunError: there is no such iteration, none has rewards yet, a number is negative, or not exactly
+                one prompt is named.
         """
         from pipeline.api.responses import Selection, newest_scored, read_selected
 
@@ -149,7 +150,8 @@ class OpenedRun:
         the model that it began with. ``update.keep_last`` and ``keep_every`` say which are kept.
 
         Raises:
-            RunError: a row of metrics.jsonl, which has the rewards, is not made of numbers.
+            RunError: a row of metrics.jsonl, which has the rewards, is not made of numbers, or best.json
+                cannot be read.
         """
         return list(_policies(self._run))
 

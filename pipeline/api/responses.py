@@ -56,6 +56,13 @@ class Selection:
     seed: int | None = None
     """Seed of the random ones. Default: by the run's seed and the iteration."""
 
+    def check(self) -> None:
+        """Raise RunError where a number is negative."""
+        counts = {"best": self.best, "worst": self.worst, "at_random": self.at_random}
+        for name, count in counts.items():
+            if count < 0:
+                raise RunError(f"{name}={count} is negative; give 0 or more")
+
 
 def newest_scored(run: Run) -> int | None:
     """Return the newest iteration of which a shard has rewards; None where there is none."""
@@ -77,9 +84,11 @@ def read_selected(run: Run, iteration: int, selection: Selection) -> Samples:
     """Read the responses that are wanted.
 
     Raises:
-        RunError: the run has no such iteration, or ``selection.prompt`` does not name exactly one prompt.
+        RunError: the run has no such iteration, a number is negative, or ``selection.prompt`` does not name
+            exactly one prompt.
     """
     check_iteration(run, iteration)
+    selection.check()
     scores = read_scores(run, iteration)
     if selection.prompt is not None and all(score.prompt_id != selection.prompt for score in scores.rows):
         texts, damaged = read_prompts(run, iteration, scores)

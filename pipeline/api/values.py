@@ -137,6 +137,6 @@ class Policy:
     reward: float | None
     """Mean reward on held-out prompts; None where it was not evaluated."""
     is_best: bool
-    """Whether that is the highest of the run."""
+    """Whether it is the best of the run so far, by ``evaluate.best`` and ``evaluate.best_is``."""
     damage: Damage | None = None
     """What is wrong with its files, by their sizes."""

@@ -5,10 +5,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.cli.errors import system_error
+from pipeline.cli.seen_here import check_is_seen_here
 from pipeline.config.issue import ConfigError
 from pipeline.run.cleaning import Kind, Removable, find_removable, remove
 from pipeline.run.directory import Run, RunError, load_run
 from pipeline.run.lease import LeaseHeld, hold, holder_of
+from pipeline.run.sizes import bytes_below
 from pipeline.status.listing import find_places
 from pipeline.status.listing_text import table
 from pipeline.text import size
@@ -51,7 +54,8 @@ def clean_runs(folder: Path, yes: bool, only: Collection[str]) -> int:
         print("nothing was removed")
         return 0
     failed = [line for one in found for line in _remove(one)]
-    print(f"removed {size(total)}" + (f", but for {len(failed)}:" if failed else ""))
+    there = sum(_bytes_left(item) for one in found for item in one.items)
+    print(f"removed {size(max(0, total - there))}" + (f"; {size(there)} are left:" if failed else ""))
     for line in failed:
         print(line, file=sys.stderr)
     return 1 if failed else 0
@@ -66,7 +70,7 @@ def _kinds(only: Collection[str]) -> frozenset[Kind]:
 
 def _look(folder: Path, kinds: frozenset[Kind]) -> tuple[list[Found], list[str]]:
     """Return what can go of each run, and a line for each run that is left alone."""
-    places = [place.root for place in find_places(folder) if (place.root / "run.json").exists()]
+    places = [place.root for place in find_places(folder) if _holds_run(place.root)]
     if not places:
         raise RunError(f"{folder} holds no runs; give a run directory, or a folder of them")
     found, left = [], []
@@ -76,11 +80,19 @@ def _look(folder: Path, kinds: frozenset[Kind]) -> tuple[list[Found], list[str]]
             check_is_idle(run)
             items = tuple(item for item in find_removable(run) if item.kind in kinds)
             found.append(Found(run, items))
-        except (RunError, LeaseHeld) as error:
+        except (RunError, LeaseHeld, OSError) as error:
             if len(places) == 1:
                 raise
-            left.append(f"{root} is left alone: {error}")
+            left.append(f"{root} is left alone: {_why(error)}")
     return found, left
+
+
+def _holds_run(root: Path) -> bool:
+    """Whether a run is there; true too where that cannot be seen: reading it says why."""
+    try:
+        return (root / "run.json").exists()
+    except OSError:
+        return True
 
 
 def check_is_idle(run: Run) -> None:
@@ -103,6 +115,7 @@ def _check_no_jobs(run: Run) -> None:
             f"{len(queue.live)} jobs of {run.paths.root} are in the queue; wait for them, or: "
             f"slurm-ppo cancel {run.paths.root}"
         )
+    check_is_seen_here(run)
 
 
 def _listed(found: Sequence[Found]) -> Iterator[str]:
@@ -141,5 +154,17 @@ def _remove(found: Found) -> list[str]:
             _check_no_jobs(run)
             now = {item.path for item in find_removable(run)}
             return list(remove(run, [item for item in found.items if item.path in now]))
-    except (RunError, LeaseHeld) as error:
-        return [f"{run.paths.root}: {error}"]
+    except (RunError, LeaseHeld, OSError) as error:
+        return [f"{run.paths.root}: {_why(error)}"]
+
+
+def _why(error: Exception) -> str:
+    return system_error(error) if isinstance(error, OSError) else str(error)
+
+
+def _bytes_left(item: Removable) -> int:
+    """Return the bytes of what could not be removed; all of it where that cannot be seen."""
+    try:
+        return bytes_below(item.path)
+    except OSError:
+        return item.num_bytes

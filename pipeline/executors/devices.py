@@ -68,12 +68,12 @@ def devices_of(
         found, why = limit, f"{VISIBLE}={','.join(limit)}"
     else:
         found, why = (list_all or listed_gpus)(), "all of this machine"
-    found, why = _left(found, environment), f"{ONLY}={environment[ONLY]}" if ONLY in environment else why
     if asked == "auto":
-        return Devices(found, bool(found), why)
+        left = _left(found, environment)
+        return Devices(left, bool(left), f"{ONLY}={environment[ONLY]}" if ONLY in environment else why)
     if asked > len(found):
         raise ConfigError(f"scheduler.gpus={asked}: there are {len(found)} here ({why}); give at most that")
-    return Devices(found[:asked], True, f"scheduler.gpus={asked}")
+    return Devices(_left(found[:asked], environment), True, f"scheduler.gpus={asked}")
 
 
 def _named(asked: tuple[str, ...], limit: tuple[str, ...] | None, environment: Mapping[str, str]) -> Devices:

@@ -10,6 +10,7 @@ from pipeline.run.benchmarks import trim_measured
 from pipeline.run.best import keep_best
 from pipeline.run.commits import BadCommit, require_record
 from pipeline.run.directory import Run, RunError
+from pipeline.run.journal import Row
 from pipeline.run.lease import hold
 from pipeline.run.packing import unpack
 from pipeline.run.plan import Plan, policy_maker
@@ -184,6 +185,7 @@ def trim_rows(run: Run, iteration: int, folder: Path) -> None:
     """
     rows = journal.read(run.paths.metrics)
     kept = [row for row in rows if row["iteration"] < iteration]
+    trim_best(run, iteration, kept, folder)  # first: by the rows is seen that nothing is left to do
     move_folder(run.paths.rows, folder, run.paths)
     if len(kept) == len(rows):
         return
@@ -194,8 +196,20 @@ def trim_rows(run: Run, iteration: int, folder: Path) -> None:
         journal.rewrite(folder / run.paths.spans.name, spans)
         journal.rewrite(run.paths.spans, (line for line in spans if line.get("iteration", 0) < iteration))
     rewind(run.paths, int(kept[-1]["iteration"]) if kept else run.plan.start)
-    best = read_best(run.paths)
-    if best and best["iteration"] >= iteration:
+
+
+def trim_best(run: Run, iteration: int, kept: Sequence[Row], folder: Path) -> None:
+    """Move ``best.json`` into ``folder`` if it names a policy from ``iteration`` on, or cannot be read, and
+    choose again among the rows that are kept. Interrupted here, the next driver chooses."""
+    if _names_best_from(run, iteration):
         run.paths.best.rename(folder / run.paths.best.name)
         (run.paths.policies / "best").unlink(missing_ok=True)
         keep_best(run, kept)
+
+
+def _names_best_from(run: Run, iteration: int) -> bool:
+    try:
+        best = read_best(run.paths)
+    except RunError:  # which policy it named is not known
+        return True
+    return best is not None and best["iteration"] >= iteration

@@ -7,7 +7,7 @@ from pathlib import Path
 from pipeline.config.algorithm import ReferenceStage
 from pipeline.config.engine_rules import has_reference_in
 from pipeline.config.job_kinds import parts_of
-from pipeline.config.reward import Component, RewardModelConfig, RuleConfig
+from pipeline.config.reward import Component, RemoteConfig, RewardModelConfig, RuleConfig
 from pipeline.config.scheduler import ResourcesConfig
 from pipeline.config.schema import Config
 from pipeline.executors.slurm.resources import SRUN
@@ -71,10 +71,13 @@ def paths_of(config: Config, job_kind: str, folder: Path) -> Iterator[str]:
 
 
 def _of_components(components: Mapping[str, Component], folder: Path) -> Iterator[str]:
-    """Yield directories of reward models, and files of rules that lie in the folder of the run's start."""
+    """Yield directories of reward models and of services' tokenizers, and files of rules that lie in the
+    folder of the run's start."""
     for component in components.values():
         if isinstance(component, RewardModelConfig):
             yield component.path
+        elif isinstance(component, RemoteConfig):
+            yield from filter(None, [component.tokenizer])
         elif isinstance(component, RuleConfig) and ":" in component.function:
             name = component.function.partition(":")[0].partition(".")[0]
             yield from (str(path) for path in (folder / f"{name}.py", folder / name) if path.exists())

@@ -32,7 +32,7 @@ def keep_best(run: Run, rows: Sequence[Row]) -> None:
             if (metric := run.config.evaluate.best) != HELDOUT_REWARD:
                 best["metric"] = metric
             text = json.dumps(best) + "\n"
-            if not is_there(run.paths.best) or read_newest(run.paths.best).decode() != text:
+            if not is_there(run.paths.best) or read_newest(run.paths.best) != text.encode():
                 replace_durably(run.paths.best, text)
                 link_folder(run, record, "policy", "best")
             return

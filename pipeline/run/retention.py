@@ -110,12 +110,27 @@ def list_folders(paths: RunPaths) -> dict[int, list[str]]:
 
 
 def read_best(paths: RunPaths) -> dict[str, Any] | None:
-    """Return the content of ``best.json``: iteration, reward, policy; None where no policy was evaluated."""
+    """Return the content of ``best.json``: iteration, reward, policy; None where no policy was evaluated.
+
+    Raises:
+        RunError: it cannot be read.
+    """
     try:
-        best: dict[str, Any] = json.loads(read_newest(paths.best))
+        best = json.loads(read_newest(paths.best))
+        wanted = {"iteration": int, "reward": int | float, "policy": str}
+        wrong = [name for name, kind in wanted.items() if not isinstance(best[name], kind)]
     except FileNotFoundError:
         return None
-    return best
+    except (ValueError, KeyError, TypeError) as error:
+        why = f"{type(error).__name__}: {error}"
+    else:
+        if not wrong:
+            return dict(best)
+        why = f"{wrong[0]} is {best[wrong[0]]!r}"
+    again = f"slurm-ppo resume {shlex.quote(str(paths.root))}"
+    raise RunError(
+        f"{paths.best} cannot be read ({' '.join(why.split())}); remove it, and {again} writes it again"
+    )
 
 
 def kept_versions(paths: RunPaths, parents: Iterable[str] = _PARENTS) -> list[int]:

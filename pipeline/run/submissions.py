@@ -243,7 +243,7 @@ def chunk_size_for(max_array_size: int) -> int:
 
 def read_limits_of(paths: RunPaths) -> ClusterLimits:
     """Return the cluster's limits, asked once in each invocation of submit, run or resume, and kept."""
-    path, invocation = paths.slurm / "cluster.json", read_control(paths).invocation
+    path, invocation = _limits_file(paths), read_control(paths).invocation
     # Where the file is spoilt, or of another invocation, the cluster is asked again.
     with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
         kept = unsealed(read_newest(path))
@@ -253,3 +253,14 @@ def read_limits_of(paths: RunPaths) -> ClusterLimits:
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_durably(path, sealed({"call": invocation, "limits": asdict(limits)}))
     return limits
+
+
+def cluster_of(paths: RunPaths) -> str:
+    """Return the name of the cluster that the newest invocation submitted to; empty where it is not known."""
+    with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+        return converted(ClusterLimits, unsealed(read_newest(_limits_file(paths)))["limits"]).name
+    return ""
+
+
+def _limits_file(paths: RunPaths) -> Path:
+    return paths.slurm / "cluster.json"

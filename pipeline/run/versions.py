@@ -98,5 +98,8 @@ def choose(paths: RunPaths, word: str, newest: int) -> int:
         return max(newest, 0)
     best = read_best(paths)
     if best is None:
-        raise RunError(f"{paths.root} has no best policy: none was evaluated (evaluate.every, data.heldout)")
+        raise RunError(
+            f"{paths.root} has no best policy: none was evaluated (evaluate.every and data.heldout; or "
+            "evaluate.command, where evaluate.best is one of its numbers)"
+        )
     return int(best["iteration"])

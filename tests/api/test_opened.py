@@ -127,6 +127,12 @@ def test_best_worst_and_random_ones_are_of_the_whole_iteration(run):
     assert found == open_run(run.paths.root).samples(1, best=2, worst=1, at_random=2, seed=5)
 
 
+@pytest.mark.parametrize("name", ["best", "worst", "at_random"])
+def test_fewer_than_no_responses_are_refused_in_a_line(run, name):
+    with pytest.raises(RunError, match=f"^{name}=-1 is negative; give 0 or more$"):
+        open_run(run.paths.root).samples(1, **{name: -1})
+
+
 def test_responses_of_one_prompt_by_its_id_or_its_text(run):
     texts = ["Add 2 and 3", "Add 7 and 8", "Say hello"]
     ids = ["sum", "sum-2", "hello"]

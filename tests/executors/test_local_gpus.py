@@ -229,6 +229,13 @@ def test_what_names_no_gpus_is_told_in_one_line(inputs, tmp_path, gpus):
     )
 
 
+@pytest.mark.parametrize("gpus", ["auto", 4, tuple("0123")])
+def test_a_run_of_a_sweep_uses_its_part_of_the_gpus_that_the_sweep_asked_for(gpus):
+    names = tuple("0123") if gpus == "auto" else tuple("01234567")
+    shares = [here(gpus, names, SLURM_PPO_GPUS=",".join(part)) for part in parts(here(gpus, names), 2)]
+    assert [share.names for share in shares] == [("0", "1"), ("2", "3")]
+
+
 def test_runs_of_a_sweep_side_by_side_have_gpus_of_their_own():
     assert parts(here(names=tuple("01234")), 2) == [("0", "1", "2"), ("3", "4")]
     assert parts(here(names=()), 2) == parts(here("shared"), 2) == []

@@ -370,6 +370,19 @@ def test_each_stage_is_asked_for_what_it_reads(inputs, tmp_path):
     assert read("driver") == set()
 
 
+def test_the_tokenizer_of_a_reward_service_is_read_where_responses_are_scored(inputs, tmp_path):
+    fields = "kind: remote, url: 'http://judge:8000/classify', tokenizer: /judge"
+    given = config(inputs, tmp_path, f"+reward.components.judge={{{fields}}}")
+    kinds = ("prepare", "rollout", "reward", "update", "evaluate")
+    assert [kind for kind in kinds if "/judge" in paths_of(given, kind, tmp_path)] == [
+        *("prepare", "reward", "evaluate")
+    ]
+    pooled = config(inputs, tmp_path, f"+reward.components.judge={{{fields}, pool: big}}")
+    assert list(paths_of(pooled, "score-big", tmp_path)) == ["/judge"]
+    without = config(inputs, tmp_path, f"+reward.components.judge={{{fields.partition(', tok')[0]}}}")
+    assert None not in set(paths_of(without, "reward", tmp_path))
+
+
 # --- the program of a probe ---
 
 

@@ -567,7 +567,7 @@ def test_gpus_of_several_types():
 def test_limits(version):
     major, minor = map(int, version.split("."))
     found = parse_limits(recorded(version, "config.txt"), 5)
-    assert found == limits.ClusterLimits((major, minor), 1001, 10000, 300.0, 5)
+    assert found == limits.ClusterLimits((major, minor), 1001, 10000, 300.0, 5, f"q{major}")
 
 
 def test_limits_in_another_format():

@@ -5,6 +5,8 @@ import json
 import math
 import os
 import re
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.program import ProgramFailed, parse_numbers, read_numbers, run_program
+from tests.support import ROOT
 
 values = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
@@ -61,6 +64,7 @@ def test_no_bytes_break_the_reader(content):
         (b'{"acc": true}', "true or false"),
         (b'{"a b": 1}', "is no name of a number"),
         (b"{}", "empty object"),
+        (b'{"acc": 1, "loss": 2, "acc": 3}', "it wrote 'acc' twice; write each name once"),
         (json.dumps({str(i): i for i in range(3000)}).encode(), "3000 numbers"),
         (b'{"acc": 1}' + b" " * (1 << 20), "1.0 MiB at most"),
     ],
@@ -147,4 +151,44 @@ def test_one_that_hangs_is_stopped_with_all_that_it_has_started(tmp_path, monkey
 def test_what_one_that_ended_well_has_left_behind_is_ended_too(tmp_path):
     waits = "\nwhile not (os.path.exists('child') and open('child').read()): time.sleep(0.01)"
     run_program(python(STUBBORN.format(then=waits)), tmp_path, seconds=60)
+    wait_until_it_has_ended(tmp_path / "child")
+
+
+APART = """
+import os, subprocess, sys, time
+subprocess.Popen([sys.executable, "-S", "-c", {child!r}], start_new_session={is_apart})
+while not (os.path.exists("child") and open("child").read()): time.sleep(0.01)
+{then}
+"""
+"""A program that calls another one, as a harness calls its models: in a session of its own, or not."""
+CHILD = "import os, time; open('child', 'w').write(str(os.getpid())); time.sleep(600)"
+
+
+@pytest.mark.parametrize("then", ["", "time.sleep(600)"])
+def test_what_has_left_the_programs_session_is_ended_too(then, tmp_path, monkeypatch):
+    monkeypatch.setattr("stages.program._GRACE_SECONDS", 0.1)
+    child = tmp_path / "child"
+    is_there = lambda: child.exists() and bool(child.read_text())  # noqa: E731
+    program = python(APART.format(child=CHILD, is_apart=True, then=then))
+    with pytest.raises(ProgramFailed, match="was stopped") if then else contextlib.nullcontext():
+        run_program(program, tmp_path, seconds=60, should_stop=is_there if then else lambda: False)
+    assert has_ended(int(child.read_text()))
+
+
+@pytest.mark.parametrize("is_apart", [True, False])
+def test_a_task_that_is_killed_leaves_nothing_of_the_program(is_apart, tmp_path):
+    program = python(APART.format(child=CHILD, is_apart=is_apart, then="time.sleep(600)"))
+    code = "import sys; from pathlib import Path; from stages.program import run_program as run; "
+    code += f"run(sys.argv[1:], Path({str(tmp_path)!r}), 600)"
+    words = [sys.executable, "-c", code, *program]
+    task = subprocess.Popen(words, cwd=ROOT, start_new_session=True)
+    try:
+        until = time.monotonic() + 30
+        while not ((tmp_path / "child").exists() and (tmp_path / "child").read_text()):
+            assert time.monotonic() < until, "the program's child has not begun"
+            assert task.poll() is None, "the task has ended"
+            time.sleep(0.01)
+    finally:
+        os.killpg(task.pid, signal.SIGKILL)
+        task.wait(30)
     wait_until_it_has_ended(tmp_path / "child")

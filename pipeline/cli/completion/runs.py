@@ -1,9 +1,11 @@
-"""Run directories, folders and files that a typed path may become. Looks at a bounded number of them."""
+"""Run directories, folders and files that a typed path may become. Of those whose names fit it looks at a
+bounded number."""
 
 import os
+from collections.abc import Callable
 
 _MOST_ENTRIES, _MOST_LOOKS = 4000, 300
-"""Limits on the entries of a folder, and on the folders that are searched for runs."""
+"""Limits on the entries of a folder that are offered, and on the folders that are searched for runs."""
 _MOST_VERSIONS = 100
 
 
@@ -25,7 +27,7 @@ def versions(root: str) -> list[str]:
     """Return what may follow ``RUN@``: ``best``, and the iterations that were begun, newest first."""
     if not is_run(root):
         return []
-    begun = sorted(set(map(int, filter(str.isdecimal, _names(f"{root}/iterations")))) - {0}, reverse=True)
+    begun = sorted(set(map(int, filter(str.isdecimal, _listed(f"{root}/iterations")))) - {0}, reverse=True)
     best = ["best"] if os.path.exists(f"{_real(root)}/best.json") else []
     return [*best, *map(str, begun[:_MOST_VERSIONS])]
 
@@ -43,10 +45,9 @@ def folder_paths(typed: str) -> list[str]:
 def options_of_groups(config_dir: str) -> dict[str, list[str]]:
     """Return the options of each group in a folder of the user's: names of ``GROUP/OPTION.yaml``."""
     found: dict[str, list[str]] = {}
-    for group in _names(config_dir):
-        options = [name[:-5] for name in _names(f"{config_dir}/{group}") if name.endswith(".yaml")]
-        if options:
-            found[group] = sorted(options)
+    for group in _names(config_dir, _is_shown):
+        if names := _names(f"{config_dir}/{group}", lambda name: name.endswith(".yaml")):
+            found[group] = [name.removesuffix(".yaml") for name in names]
     return found
 
 
@@ -56,7 +57,7 @@ def is_run(path: str) -> bool:
 
 def _holds_runs(path: str) -> bool:
     """Whether one of the first folders in it is a run."""
-    return any(is_run(f"{path}/{name}") for name in _names(path)[:_MOST_LOOKS])
+    return any(is_run(f"{path}/{name}") for name in _names(path, _is_shown)[:_MOST_LOOKS])
 
 
 def _folders(typed: str) -> list[str]:
@@ -67,14 +68,24 @@ def _entries(typed: str) -> list[str]:
     """Return the paths that begin like the typed one; hidden ones only where a dot was typed."""
     head, tail = os.path.split(typed)
     start = typed[: len(typed) - len(tail)]
-    names = (name for name in _names(head or ".") if name.startswith(tail))
-    return [start + name for name in names if tail.startswith(".") or not name.startswith(".")]
+    is_hidden_wanted = tail.startswith(".")
+    names = _names(head or ".", lambda name: name.startswith(tail) and (is_hidden_wanted or _is_shown(name)))
+    return [start + name for name in names]
 
 
-def _names(folder: str) -> list[str]:
-    """Return the names in a folder, sorted; none where it cannot be read."""
+def _is_shown(name: str) -> bool:
+    return not name.startswith(".")
+
+
+def _names(folder: str, is_wanted: Callable[[str], bool]) -> list[str]:
+    """Return the first of the names in a folder that are wanted, sorted."""
+    return sorted(filter(is_wanted, _listed(folder)))[:_MOST_ENTRIES]
+
+
+def _listed(folder: str) -> list[str]:
+    """Return all names in a folder; none where it cannot be read."""
     try:
-        return sorted(os.listdir(_real(folder))[:_MOST_ENTRIES])
+        return os.listdir(_real(folder))
     except OSError:
         return []
 
