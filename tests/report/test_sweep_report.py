@@ -74,7 +74,7 @@ def test_where_the_lowest_is_the_best_it_comes_first_under_its_own_name(tmp_path
     text = write_sweep_report(root).read_text()
     assert "Best first, by eval/loss, the lowest first, where there is one" in text
     assert ">eval/loss</th>" in text
-    assert "held-out" not in text
+    assert "held-out reward</th>" not in text
     (root / "learning_rate_3e-6-seed_0/best.json").unlink()
     assert read_sweep_data(root).groups[-1].label == "learning_rate=3e-6", "nothing says that it is good"
 
