@@ -14,7 +14,7 @@ from pipeline.report.groups import groups_of, merged, spread_text
 from pipeline.report.sweep import Measure, measure_of, read_sweep_data, samples_beside, settings_table
 from pipeline.run.directory import RunError
 from pipeline.run.tasks import Stage, Task
-from pipeline.sweep.manifest import SweepError, read_sweep
+from pipeline.sweep.manifest import SweepError, read_sweep, write_sweep
 from tests.support.reports import data_of
 from tests.support.sweeps import make_sweep
 
@@ -95,15 +95,17 @@ def test_a_run_with_policies_left_to_measure_is_not_called_complete(tmp_path):
     assert "1 of 2 runs are complete" in write_sweep_report(tmp_path / "lr").read_text()
 
 
-def test_keys_that_end_alike_make_groups_of_their_own(root):
-    point = read_sweep_data(root).sweep.points[0]
-    keys = ("rollout.temperature", "evaluate.temperature")
-    points = [replace(point, settings={key: "1", "seed": seed}) for key in keys for seed in ("0", "1")]
-    groups = groups_of(points, [], keys)
-    assert [(group.label, group.size) for group in groups] == [
-        ("rollout.temperature=1", 2),
-        ("evaluate.temperature=1", 2),
-    ]
+def test_keys_that_end_alike_make_groups_of_their_own(tmp_path):
+    sweep, _ = make_sweep(tmp_path / "s", ["1e-6", "3e-6"], 2)
+    keys = ["rollout.temperature"] * 2 + ["evaluate.temperature"] * 2
+    given = zip(sweep.points, keys, strict=True)
+    points = [replace(p, settings={key: "1", "seed": p.settings["seed"]}) for p, key in given]
+    write_sweep(tmp_path / "s", replace(sweep, points=tuple(points)))
+    groups = read_sweep_data(tmp_path / "s").groups
+    assert {group.label: len(group.members) for group in groups} == {
+        "rollout.temperature=1": 2,
+        "evaluate.temperature=1": 2,
+    }
 
 
 def test_prompts_side_by_side_are_the_same_ones(root):
