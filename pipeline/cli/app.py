@@ -125,8 +125,7 @@ def cancel(run_dir: RunDir) -> None:
     if is_sweep(run_dir):
         from pipeline.cli.sweep import cancel_sweep
 
-        typer.echo(cancel_sweep(run_dir.absolute()))
-        return
+        raise typer.Exit(cancel_sweep(run_dir.absolute()))
     from pipeline.cli.queue import cancel_run
 
     typer.echo(cancel_run(load(run_dir)))

@@ -39,7 +39,8 @@ def sweep(
     """Start a run for every combination of values: one after the other here, all through Slurm's queue there.
 
     The same command again, or with the sweep's folder alone, goes on where it stopped; with further values it
-    adds runs. Exit code 0 all complete (on Slurm: submitted), 1 some failed, 3 interrupted.
+    adds runs. Exit code 0 all complete (on Slurm: submitted), 1 some failed, 3 interrupted, or
+    some are at work elsewhere.
     """
     from pipeline.cli.sweep import Asked, carry_out, drop_point, list_points
 

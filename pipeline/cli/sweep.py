@@ -9,13 +9,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.cli.errors import say_error, system_error
 from pipeline.cli.listing import entries_of
-from pipeline.cli.sweep_runs import End, Runner, end_with_parent
+from pipeline.cli.sweep_runs import LEFT_ALONE, NOT_COMPLETE, STOP_SECONDS, End, Runner, end_with_parent
+from pipeline.config.allocation import AllocationConfig
 from pipeline.config.compose import compose, known_groups
 from pipeline.config.scheduler import LocalConfig
 from pipeline.config.schema import Config
 from pipeline.run.directory import RunError, is_run, no_setting
-from pipeline.run.lease import Lease, hold, holder_of
+from pipeline.run.lease import Lease, LeaseHeld, hold, holder_of
 from pipeline.run.paths import RunPaths
 from pipeline.status.listing import Entry
 from pipeline.status.listing_text import describe, table
@@ -30,10 +32,12 @@ from pipeline.sweep.manifest import (
     write_sweep,
 )
 from pipeline.sweep.points import Draft, check_folder, config_of, drafts_of, extended, has_begun, run_folder
+from slurm.errors import ServiceError, UserError
 
 _PATIENCE = 300.0
 """Seconds to wait for another command that submits the same sweep."""
-_STOP_SECONDS, _LOOK_SECONDS = 60.0, 0.2
+_END_SECONDS, _LOOK_SECONDS = 60.0, 0.2
+"""Seconds to wait for a run whose command was killed, and between two looks at it."""
 _SUBMITTING = 2
 """Runs that are submitted to Slurm at once: each asks the controller some questions."""
 
@@ -77,14 +81,23 @@ def list_points(asked: Asked) -> str:
 
 
 def drop_point(asked: Asked, name: str) -> str:
-    """Take a point out of a sweep; what its run has on disk stays. Returns what to say."""
+    """Take a point out of a sweep; what its run has on disk, and in Slurm's queue, stays. Returns what to
+    say."""
     root = _folder(asked, "--drop")
     with hold(locks_of(root), _PATIENCE):
         sweep = read_sweep(root)
         write_sweep(root, without(sweep, name))
-    left = run_folder(root, sweep.point(name))
-    where = f"its run stays in {left}" if is_run(left) else "it had not begun"
-    return f"{name} is no longer part of the sweep; {where}"
+    return f"{name} is no longer part of the sweep; {_what_stays(root, sweep.point(name))}"
+
+
+def _what_stays(root: Path, dropped: Point) -> str:
+    folder = run_folder(root, dropped)
+    if not is_run(folder):
+        return "it had not begun"
+    stays = f"its run stays in {folder}"
+    if dropped.config["scheduler"]["kind"] != "slurm":  # read so, as a point that no longer loads can go too
+        return stays
+    return f"{stays}, and its jobs in the queue; to cancel them: slurm-ppo cancel {shlex.quote(str(folder))}"
 
 
 def carry_out(asked: Asked, point: str | None = None) -> int:
@@ -163,27 +176,45 @@ def _config_of_all(root: Path, sweep: Sweep) -> Config:
 
 @contextlib.contextmanager
 def _turn(root: Path, config: Config) -> Iterator[Lease]:
-    """Hold the sweep's lease: two commands would carry out the same runs. On Slurm they take turns."""
-    with hold(locks_of(root), _PATIENCE if config.slurm else 0.0) as lease:
+    """Hold the sweep's lease: two commands would carry out the same runs. On Slurm they take turns; in an
+    allocation the one before may have been killed with its node, and its lease runs out."""
+    with hold(locks_of(root), 0.0 if isinstance(config.scheduler, LocalConfig) else _PATIENCE) as lease:
         yield lease
 
 
 def _drive(root: Path, sweep: Sweep, asked: Asked, lease: Lease) -> int:
-    on_slurm = config_of(root, sweep.points[0]).slurm is not None
-    if on_slurm and asked.at_once is not None:
-        raise SweepError(
-            "--at-once is for runs of this machine; on Slurm the queue decides what runs at once"
-        )
+    config = config_of(root, sweep.points[0])
+    on_slurm = config.slurm is not None
+    _check_at_once(config, asked.at_once)
     folder = Path(sweep.folder) if Path(sweep.folder).is_dir() else Path.cwd()
     due = _due(root, sweep, on_slurm)
     print(f"sweep directory: {root}; {len(due)} of {len(sweep.points)} runs to do", file=sys.stderr)
     at_once = asked.at_once or (_SUBMITTING if on_slurm else 1)
-    runner = Runner(root, folder, at_once, lease, _gpus_of_runs(config_of(root, sweep.points[0]), at_once))
+    gpus, grace = _gpus_of_runs(config, at_once), _grace_of(config)
+    runner = Runner(root, folder, at_once, lease, gpus, sweep.keys, grace + STOP_SECONDS)
     ends = runner.carry_out(due)
     entries = entries_of(root)
     print(_summary(root, entries, ends, on_slurm))
     is_over = on_slurm or all(entry.state == "complete" for entry in entries)
-    return _exit_code(ends, len(due)) or (0 if is_over else 3)
+    return _exit_code(ends, len(due)) or (0 if is_over else NOT_COMPLETE)
+
+
+def _check_at_once(config: Config, at_once: int | None) -> None:
+    """Refuse --at-once where runs are not processes that share this machine. Raises SweepError."""
+    if config.slurm is not None and at_once is not None:
+        raise SweepError(
+            "--at-once is for runs of this machine; on Slurm the queue decides what runs at once"
+        )
+    if isinstance(config.scheduler, AllocationConfig) and (at_once or 1) > 1:
+        raise SweepError(
+            f"--at-once={at_once}: in an allocation each run takes all of it, so one follows the other; "
+            "leave --at-once out, or ask for several allocations, with a sweep in each"
+        )
+
+
+def _grace_of(config: Config) -> float:
+    """Return the seconds that a run's tasks get to end, where that is a setting."""
+    return float(config.scheduler.grace) if isinstance(config.scheduler, AllocationConfig) else 0.0
 
 
 def _gpus_of_runs(config: Config, at_once: int) -> list[tuple[str, ...]]:
@@ -196,8 +227,8 @@ def _gpus_of_runs(config: Config, at_once: int) -> list[tuple[str, ...]]:
 
 
 def _due(root: Path, sweep: Sweep, on_slurm: bool) -> list[Point]:
-    """Return the points that are not complete. Of this machine those at work come last: they may be about to
-    end, as their command was killed; on Slurm they are left alone."""
+    """Return the points that are not complete. Those at work are left alone on Slurm; on this machine they
+    come last, as they may be about to end since their command was killed (:func:`_carry_out_point`)."""
     states = [entry.state for entry in entries_of(root)]
     found = list(zip(sweep.points, states, strict=True))
     at_work = [point for point, state in found if state == "running"]
@@ -206,33 +237,48 @@ def _due(root: Path, sweep: Sweep, on_slurm: bool) -> list[Point]:
 
 
 def _carry_out_point(root: Path, point: Point) -> int:
-    """Start the run of a point, or continue it. Returns the exit code."""
+    """Start the run of a point, or continue it; one that somebody else drives on this machine is left alone.
+    Returns the exit code."""
+    config = config_of(root, point)
+    try:
+        if isinstance(config.scheduler, LocalConfig):  # others wait until a lease runs out
+            _wait_for_holder(RunPaths(run_folder(root, point)).locks)
+        return _go_on_with(root, point, config)
+    except LeaseHeld as error:
+        if config.slurm is not None:
+            raise
+        print(f"{LEFT_ALONE}{error}", file=sys.stderr)
+        return NOT_COMPLETE
+
+
+def _go_on_with(root: Path, point: Point, config: Config) -> int:
     from pipeline.cli.run import resume_run, start
     from pipeline.run.directory import load_run
 
-    config = config_of(root, point)
-    is_local = config.slurm is None
-    if is_local:
-        _wait_for_holder(RunPaths(run_folder(root, point)).locks)
+    is_watched = config.slurm is None
     if has_begun(root, point):
-        return resume_run(load_run(run_folder(root, point)), watch=is_local)
-    return start(config, watch=is_local)
+        return resume_run(load_run(run_folder(root, point)), watch=is_watched)
+    return start(config, watch=is_watched)
 
 
 def _wait_for_holder(locks: Path) -> None:
-    """Wait for a driver whose command was killed, and which ends in order. Another is found by its lease."""
-    until = time.monotonic() + _STOP_SECONDS
-    while holder_of(locks) and time.monotonic() < until:
+    """Wait for a driver whose command was killed, and which ends in order. Raises LeaseHeld where it does not
+    end, as it is another's."""
+    until = time.monotonic() + _END_SECONDS
+    while holder := holder_of(locks):
+        if time.monotonic() >= until:
+            raise LeaseHeld(holder)
         time.sleep(_LOOK_SECONDS)
 
 
 def _exit_code(ends: Sequence[End], due: int) -> int:
-    """0 all done, 1 some failed, 3 interrupted; 2 where nothing could be started, as settings are wrong."""
-    if any(end.code not in (0, 2, 3) for end in ends):
+    """0 all done, 1 some failed, 3 interrupted, or another is at work; 2 where nothing could be started, as
+    settings are wrong."""
+    if any(end.code not in (0, 2, NOT_COMPLETE) for end in ends):
         return 1
     if any(end.code == 2 for end in ends):
         return 2 if all(end.code == 2 for end in ends) and len(ends) == due else 1
-    return 3 if len(ends) < due or any(end.code == 3 for end in ends) else 0
+    return NOT_COMPLETE if len(ends) < due or any(end.code == NOT_COMPLETE for end in ends) else 0
 
 
 def _summary(root: Path, entries: Sequence[Entry], ends: Sequence[End], on_slurm: bool) -> str:
@@ -240,7 +286,7 @@ def _summary(root: Path, entries: Sequence[Entry], ends: Sequence[End], on_slurm
     place = shlex.quote(os.path.relpath(root) if len(os.path.relpath(root)) < len(str(root)) else str(root))
     lines = [describe(entries, root), ""]
     for end in ends:
-        if end.code not in (0, 3):
+        if end.code not in (0, NOT_COMPLETE):
             lines.append(f"{end.point.name} failed: {end.said}; log: {end.log}")
     is_over = all(entry.state == "complete" for entry in entries)
     again = f"  go on:     slurm-ppo sweep {place}"
@@ -251,19 +297,31 @@ def _summary(root: Path, entries: Sequence[Entry], ends: Sequence[End], on_slurm
     return "\n".join(lines)
 
 
-def cancel_sweep(root: Path) -> str:
-    """Cancel the jobs of all runs of a sweep on Slurm. Returns what to say."""
-    from pipeline.cli.queue import cancel_run
-    from pipeline.run.directory import load_run
-
+def cancel_sweep(root: Path) -> int:
+    """Cancel the jobs of all runs of a sweep on Slurm, and say so. One that cannot be cancelled does not stop
+    the others. Returns the exit code."""
     sweep = read_sweep(root)
     if _config_of_all(root, sweep).slurm is None:
         raise RunError("the sweep's tasks are processes of the command that started it: end that with Ctrl-C")
-    lines = []
-    with hold(locks_of(root), _PATIENCE):
+    failed = []
+    with hold(locks_of(root), _PATIENCE) as lease:
         for point in sweep.points:
-            folder = run_folder(root, point)
-            said = cancel_run(load_run(folder)) if is_run(folder) else "it has not begun"
-            lines.append(f"{point.name}: {said.partition(';')[0]}")
-    again = f"nothing that was committed is lost; to continue: slurm-ppo sweep {shlex.quote(str(root))}"
-    return "\n".join([*lines, again])
+            lease.beat()
+            try:
+                print(f"{point.name}: {_cancel(run_folder(root, point))}")
+            except (UserError, ServiceError) as error:
+                failed.append(f"{point.name}: {error}")
+            except OSError as error:
+                failed.append(f"{point.name}: {system_error(error)}")
+    print(f"nothing that was committed is lost; to continue: slurm-ppo sweep {shlex.quote(str(root))}")
+    for line in failed:
+        say_error(f"not cancelled: {line}")
+    return 1 if failed else 0
+
+
+def _cancel(folder: Path) -> str:
+    """Cancel the jobs of a run, if it has begun. Returns what to say."""
+    from pipeline.cli.queue import cancel_run
+    from pipeline.run.directory import load_run
+
+    return cancel_run(load_run(folder)).partition(";")[0] if is_run(folder) else "it has not begun"

@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,16 +19,22 @@ from pipeline.executors.devices import ONLY
 from pipeline.process import interruptible, signal_session
 from pipeline.run.lease import Lease
 from pipeline.sweep.manifest import Point, log_of
+from pipeline.sweep.naming import in_words
 from pipeline.text import exit_in_words, printable
 
 _PARENT = "SLURM_PPO_SWEEP_PROCESS"
 """Variable with the process id of the command that carries out a sweep."""
 _PR_SET_PDEATHSIG = 1
 _LOOK_SECONDS = 1.0
-_STOP_SECONDS = 60.0
-"""Seconds that a run may take to end in order, once it is told to."""
-_TOLD = re.compile(r"\d\d:\d\d:\d\d |error: ")
-"""Begin of the lines of a run's log that are shown: what happens, with the time, and errors."""
+STOP_SECONDS = 60.0
+"""Seconds that a run may take to end in order, once it is told to, beside what its tasks get."""
+NOT_COMPLETE = 3
+"""Exit code of a run that was interrupted, or is left alone."""
+LEFT_ALONE = "left alone: "
+"""Begin of the line that says why a run is left alone."""
+_TOLD = re.compile(rf"\d\d:\d\d:\d\d |error: |{LEFT_ALONE}")
+"""Begin of the lines of a run's log that are shown: what happens, with the time, errors, and that."""
+_HOW = {0: "done", NOT_COMPLETE: "not complete"}
 
 
 @dataclass(frozen=True)
@@ -88,17 +95,23 @@ class Runner:
     lease: Lease
     gpus: Sequence[Sequence[str]] = ()
     """GPUs of each run that goes on at once; none where runs are given none."""
+    keys: Sequence[str] = ()
+    """All keys that are swept: names of settings differ from theirs."""
+    stop_seconds: float = STOP_SECONDS
+    """Seconds that a run may take to end in order."""
     _children: list[_Child] = field(default_factory=list)
+    _is_stopping: bool = False
 
     def carry_out(self, points: Sequence[Point]) -> list[End]:
-        """Carry out points in their order. Returns the ends of those that were begun: all, without Ctrl-C.
+        """Carry out points in their order. Returns the ends of those that were begun: all, without Ctrl-C or
+        the warning that an allocation is about to end.
 
         One that fails does not stop the others.
         """
         waiting = deque(enumerate(points, 1))
         ends: list[End] = []
         try:
-            with interruptible():
+            with interruptible(signal.SIGUSR2):  # what sbatch --signal=B:USR2@SECONDS sends
                 while waiting or self._children:
                     self.lease.beat()
                     while waiting and len(self._children) < self.at_once:
@@ -135,7 +148,7 @@ class Runner:
             )
         child = _Child(point, place, process, log, log.stat().st_size, os.pidfd_open(process.pid), gpus)
         self._children.append(child)
-        self._say(child, f"{point.label}; log: {shlex.quote(str(log))}")
+        self._say(child, f"{in_words(point.settings, self.keys)}; log: {shlex.quote(str(log))}")
 
     def _look(self, seconds: float) -> list[End]:
         """Wait for an end, show what the runs say. Returns the ends that there were."""
@@ -153,19 +166,21 @@ class Runner:
     def _ended(self, child: _Child, code: int) -> End:
         os.close(child.pidfd)
         self._children.remove(child)
-        how = "done" if code == 0 else child.error or exit_in_words(code)
-        self._say(child, "failed" if child.error else how)
+        if self._is_stopping and code == -signal.SIGTERM:
+            code = NOT_COMPLETE  # it had not come so far that it ends in order
+        how = _HOW.get(code) or child.error or exit_in_words(code)
+        self._say(child, "failed" if how == child.error else how)
         return End(child.point, code, how, child.log)
 
     def _stop(self) -> list[End]:
         """Tell all runs to end in order, and wait for them; a second Ctrl-C kills them."""
+        self._is_stopping = True
         for child in self._children:
             child.process.terminate()
         ends: list[End] = []
         with contextlib.suppress(KeyboardInterrupt):
-            for _ in range(int(_STOP_SECONDS / _LOOK_SECONDS)):
-                if not self._children:
-                    break
+            until = time.monotonic() + self.stop_seconds
+            while self._children and time.monotonic() < until:
                 ends += self._look(_LOOK_SECONDS)
         return ends
 

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from pipeline.report.figures import overlay
 from pipeline.report.page import Place
 from pipeline.run.directory import Run
 from pipeline.sweep.manifest import Point
+from pipeline.sweep.naming import in_words
 from pipeline.text import MISSING, number
 
 _COLOURS = 6
@@ -29,6 +30,8 @@ class Member:
     rows: Sequence[Row]
     """Rows, ascending, as :func:`pipeline.report.data.read_rows` returns them."""
     best: Best | None
+    is_measured: bool = True
+    """Whether evaluate.command has nothing left to measure."""
 
     @property
     def last(self) -> Row:
@@ -41,7 +44,7 @@ class Member:
 
     @property
     def is_complete(self) -> bool:
-        return self.done >= self.run.config.iterations
+        return self.done >= self.run.config.iterations and self.is_measured
 
 
 @dataclass(frozen=True)
@@ -68,20 +71,24 @@ class Group:
         return several[0], several[1]
 
 
-def groups_of(points: Iterable[Point], members: Sequence[Member]) -> list[Group]:
-    """Put runs of the same settings together, in the sweep's order."""
-    labels: dict[str, list[Point]] = {}
+def groups_of(points: Iterable[Point], members: Sequence[Member], keys: Collection[str] = ()) -> list[Group]:
+    """Put runs of the same settings together, in the sweep's order.
+
+    Args:
+        keys: all keys that are swept: names of settings in the labels differ from theirs.
+    """
+    found: dict[frozenset[tuple[str, str]], list[Point]] = {}
     for point in points:
-        labels.setdefault(point.group, []).append(point)
+        found.setdefault(frozenset(point.without_seed.items()), []).append(point)
     return [
         Group(
-            label or "all seeds",
+            in_words(of_group[0].without_seed, keys) or "all seeds",
             colour_of(index),
             soft_of(index),
-            len(of_label),
-            [member for member in members if member.point in of_label],
+            len(of_group),
+            [member for member in members if member.point in of_group],
         )
-        for index, (label, of_label) in enumerate(labels.items())
+        for index, of_group in enumerate(found.values())
     ]
 
 

@@ -1,12 +1,13 @@
 """Report of a sweep: outcomes by settings, mean and spread over seeds, samples side by side."""
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from pipeline.config.evaluate import HELDOUT_REWARD, Best, EvaluateConfig
 from pipeline.metrics.charts import CHARTS
 from pipeline.metrics.samples import Sample, read_samples
 from pipeline.report.comparison import chart_text
@@ -16,6 +17,7 @@ from pipeline.report.html import Head, render
 from pipeline.report.page import by_section, gpu_hours
 from pipeline.report.settings import differences
 from pipeline.run.directory import RunError, is_run, load_run
+from pipeline.run.records import is_measured
 from pipeline.sweep.grid import SEED, plain_number
 from pipeline.sweep.manifest import Point, Sweep, read_sweep
 from pipeline.sweep.naming import short_keys
@@ -38,6 +40,8 @@ class SweepData:
     now: float
     unreadable: Mapping[str, str]
     """Reason by name of the points whose runs cannot be read."""
+    measure: "Measure | None" = None
+    """Measure of the best policy; None where runs have different ones."""
 
     @property
     def members(self) -> list[Member]:
@@ -57,21 +61,50 @@ def read_sweep_data(root: Path) -> SweepData:
         try:
             if is_run(folder := run_folder(root, point)):
                 run = load_run(folder)
-                members.append(Member(point, run, read_rows(run), read_best(run)))
+                measured = is_measured(run.plan, run.paths)
+                members.append(Member(point, run, read_rows(run), read_best(run), measured))
         except RunError as error:
             unreadable[point.name] = str(error)
     if not any(member.last for member in members):
         raise RunError(f"no run of the sweep {root} has a row yet; where they are: slurm-ppo ls {root}")
-    groups = sorted(groups_of(sweep.points, members), key=_merit, reverse=True)
-    return SweepData(root, sweep, groups, time.time(), unreadable)
+    measure = measure_of([member.run.config.evaluate for member in members])
+    groups = groups_of(sweep.points, members, sweep.keys)
+    groups.sort(key=lambda group: _merit(group, measure), reverse=True)
+    return SweepData(root, sweep, groups, time.time(), unreadable, measure)
 
 
-def _merit(group: Group) -> float:
-    """Return what groups are ordered by: held-out reward where there is one, else the last mean reward."""
-    best = [member.best.reward for member in group.members if member.best]
-    last = [member.last["reward/mean"] for member in group.members if "reward/mean" in member.last]
+@dataclass(frozen=True)
+class Measure:
+    """Number by which runs choose their best policy."""
+
+    metric: str
+    is_lowest_best: bool
+
+    @property
+    def title(self) -> str:
+        return "held-out reward" if self.metric == HELDOUT_REWARD else self.metric
+
+    @property
+    def in_words(self) -> str:
+        """What groups are ordered by."""
+        what = "reward on held-out prompts" if self.metric == HELDOUT_REWARD else self.metric
+        return f"{what}{', the lowest first,' if self.is_lowest_best else ''} where there is one"
+
+
+def measure_of(given: Iterable[EvaluateConfig]) -> Measure | None:
+    """Return the measure of the best policy that all of them name; None where they differ. Pure."""
+    found = {Measure(one.best, one.best_is is Best.LOWEST) for one in given}
+    return found.pop() if len(found) == 1 else None
+
+
+def _merit(group: Group, measure: Measure | None) -> tuple[bool, float]:
+    """Return what groups are ordered by: the best policies' measure where there is one, else the last mean
+    reward. Those with the former come first."""
+    best = [member.best.reward for member in group.members if member.best and measure]
+    last = _last(group.members, "reward/mean")
+    sign = -1 if best and measure and measure.is_lowest_best else 1
     found = best or last
-    return sum(found) / len(found) if found else float("-inf")
+    return bool(best), sign * sum(found) / len(found) if found else float("-inf")
 
 
 def sweep_page(data: SweepData) -> str:
@@ -85,11 +118,12 @@ def sweep_page(data: SweepData) -> str:
         title=data.sweep.name,
         data=data,
         complete=sum(member.is_complete for member in data.members),
-        **outcomes(data.groups),
+        **outcomes(data.groups, data.measure),
+        order=data.measure.in_words if data.measure else _LAST_REWARD,
         settings=settings_table(shown, data.sweep.keys),
         settings_heads=[Head("setting"), *(Head(g.label, "", g.colour) for g in shown)],
         runs=[run_row(data, point, keys) for point in data.sweep.points],
-        run_heads=[*(Head(keys[key], key) for key in data.sweep.keys), *_RUN],
+        run_heads=[*(Head(keys[key], key) for key in data.sweep.keys), *_heads(_RUN, data.measure)],
         samples=samples_beside(data),
         charts=by_section(places),
         figures={place.key: place.figure for place in places},
@@ -98,11 +132,13 @@ def sweep_page(data: SweepData) -> str:
     )
 
 
+_LAST_REWARD = "mean reward of the newest iteration, since evaluate.best differs between the runs"
+_BEST_POLICY = Head("best", "of the best policy, by its run's evaluate.best, which differs between the runs")
 _OUTCOMES = (
     Head("runs complete"),
     Head("iteration", "newest, from the slowest to the fastest run"),
     Head("mean reward", "of the newest iteration; mean ± standard deviation over runs"),
-    Head("held-out reward", "of the best policy; mean ± standard deviation over runs"),
+    _BEST_POLICY,
     Head("KL", "of the newest iteration, to the reference; over runs"),
     Head("response length", "of the newest iteration, in tokens; over runs"),
     Head("GPU hours", "of all runs, as Slurm accounts for them"),
@@ -110,19 +146,27 @@ _OUTCOMES = (
 _RUN = (
     Head("iteration"),
     Head("mean reward"),
-    Head("held-out"),
+    _BEST_POLICY,
     Head("run", "its own report, where there is one"),
 )
 
 
-def outcomes(groups: Sequence[Group]) -> dict[str, Any]:
+def _heads(heads: Sequence[Head], measure: Measure | None) -> list[Head]:
+    """Return heads of a table, with the measure in place of "best" where all runs have the same."""
+    if measure is None:
+        return list(heads)
+    named = Head(measure.title, "of the best policy; over several runs mean ± standard deviation")
+    return [named if head is _BEST_POLICY else head for head in heads]
+
+
+def outcomes(groups: Sequence[Group], measure: Measure | None) -> dict[str, Any]:
     """Return rows and heads of the table of outcomes, without columns that no group has numbers for."""
     rows = [outcome(group) for group in groups]
     columns = list(zip(*(row["cells"] for row in rows), strict=True))
     shown = [i for i, column in enumerate(columns) if set(column) != {MISSING}]
     return {
         "outcomes": [row | {"cells": [row["cells"][i] for i in shown]} for row in rows],
-        "outcome_heads": [_OUTCOMES[i] for i in shown],
+        "outcome_heads": [_heads(_OUTCOMES, measure)[i] for i in shown],
     }
 
 

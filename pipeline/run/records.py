@@ -187,6 +187,12 @@ def find_frontier(plan: Plan, paths: RunPaths) -> Frontier:
     return Frontier(updated, evaluated, _count_committed(paths, Stage.BENCHMARK, plan.benchmarks()))
 
 
+def is_measured(plan: Plan, paths: RunPaths) -> bool:
+    """Whether evaluate.command has nothing left to measure: the last policy was measured, or left out."""
+    last = Task(plan.iterations, Stage.BENCHMARK)
+    return not plan.benchmark_every or is_committed(paths, last)
+
+
 @dataclass
 class FrontierFinder:
     """Finds how far a run has come, again and again: for a moment from where it was, else by a search."""

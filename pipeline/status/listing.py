@@ -1,8 +1,8 @@
 """Runs below a folder, a line each: what is read of each is little, so that a thousand take a second or two.
 
-Of a run these are read: run.json, two keys of config.yaml, the end of metrics.jsonl, of one that is not
-complete also the lease, people's requests and the journal's end. Nothing is written. What cannot be read
-makes an entry that says so, never an error.
+Of a run these are read: run.json, three keys of config.yaml, the end of metrics.jsonl, of one that is not
+complete also the lease, people's requests and the journal's end; where a program measures policies, whether
+the last one was. Nothing is written. What cannot be read makes an entry that says so, never an error.
 """
 
 import contextlib
@@ -20,8 +20,10 @@ from pipeline.run import journal
 from pipeline.run.lease import holder_of
 from pipeline.run.paths import RunPaths
 from pipeline.run.sizes import bytes_below
+from pipeline.run.tasks import Stage, Task
 from slurm.errors import UserError
 from slurm.sealing import unsealed
+from slurm.sharedfiles import is_there
 
 SPOILT, NOT_BEGUN = "spoilt", "not begun"
 _SWEEP = "sweep.json"
@@ -35,6 +37,8 @@ _HEAVY = ("policy", "state", "trainer", "critic")
 """Folders whose files are counted: nearly all bytes of a run are there."""
 _ITERATIONS = re.compile(rb"^iterations: (\d+)$", re.MULTILINE)
 _SCHEDULER = re.compile(rb"^scheduler:\n(?: .*\n)*?  kind: (\w+)$", re.MULTILINE)
+_PROGRAM = re.compile(rb"^evaluate:\n(?: .*\n)*?  command:\n", re.MULTILINE)
+"""Beginning of evaluate.command, which is a list, or null in the same line."""
 _HOURS = re.compile(rb'"slurm/gpu_hours/[^"]+": ([0-9.eE+-]+)')
 
 
@@ -53,7 +57,9 @@ class Entry:
     reward: float | None = None
     """Mean reward of the newest row."""
     best: float | None = None
-    """Highest reward on held-out prompts so far."""
+    """Best value so far of what evaluate.best names: by default of the mean reward on held-out prompts."""
+    best_metric: str | None = None
+    """Metric that ``best`` is a value of, where evaluate.best names another than that."""
     gpu_hours: float | None = None
     """Hours of all rows, as Slurm accounts for them; of more than some twenty rows estimated from the newest.
     None where nobody accounts for them."""
@@ -112,7 +118,7 @@ def _of_sweep(root: Path) -> Iterator[Place]:
     """Yield the runs of a sweep in its order, also those that have not begun; of a spoilt manifest those that
     are there."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        points = json.loads((root / _SWEEP).read_bytes())["points"]
+        points = unsealed((root / _SWEEP).read_bytes())["points"]
         yield from [Place(root / point["name"], root) for point in points]
         return
     yield from (Place(path, root) for path in _folders(root) if (path / "run.json").exists())
@@ -120,7 +126,15 @@ def _of_sweep(root: Path) -> Iterator[Place]:
 
 def _folders(folder: Path) -> list[Path]:
     with os.scandir(folder) as entries:
-        return sorted(Path(e.path) for e in entries if not e.name.startswith(".") and e.is_dir())
+        return sorted(Path(e.path) for e in entries if not e.name.startswith(".") and _is_folder(e))
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    """Whether it is a folder, or a link to one that can be looked at: one to itself, for example, cannot."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def read_entries(places: Iterable[Place], live_ids: LiveIds, now: float | None = None) -> list[Entry]:
@@ -157,12 +171,13 @@ def _read(place: Place, now: float) -> tuple[Entry, str | None]:
 
 def _read_run(paths: RunPaths, sweep: str | None, now: float) -> tuple[Entry, str | None]:
     identity = json.loads(paths.run_json.read_bytes())
-    total, is_on_slurm = _plan_of(paths.config_yaml.read_bytes())
+    total, is_on_slurm, has_program = _plan_of(paths.config_yaml.read_bytes())
     end = read_end(paths.metrics, _END_BYTES)
     row = last_row(end)
     start = int((identity.get("parent") or {}).get("iteration", 0))
     done = int(row["iteration"]) if row else start
-    state = _state_of(paths, done >= total, is_on_slurm)
+    state = _state_of(paths, done >= total and (not has_program or _is_measured(paths, total)), is_on_slurm)
+    best, metric = _best_of(paths)
     written = paths.metrics.stat().st_mtime if row else float(identity["created"])
     entry = Entry(
         run=str(paths.root),
@@ -171,7 +186,8 @@ def _read_run(paths: RunPaths, sweep: str | None, now: float) -> tuple[Entry, st
         iteration=done,
         iterations=total,
         reward=_number(row.get("reward/mean")),
-        best=_best_of(paths),
+        best=best,
+        best_metric=metric,
         gpu_hours=_gpu_hours(end, row, done - start),
         age=now - float(identity["created"]),
         idle=now - written,
@@ -181,13 +197,18 @@ def _read_run(paths: RunPaths, sweep: str | None, now: float) -> tuple[Entry, st
     return entry, None if state else str(identity["id"])
 
 
-def _plan_of(config: bytes) -> tuple[int, bool]:
-    """Return the number of iterations, and whether tasks are Slurm's, from the text of config.yaml: parsing
-    all of it would take longer than everything else."""
+def _plan_of(config: bytes) -> tuple[int, bool, bool]:
+    """Return the number of iterations, whether tasks are Slurm's, and whether a program measures policies,
+    from the text of config.yaml: parsing all of it would take longer than everything else."""
     iterations, scheduler = _ITERATIONS.search(config), _SCHEDULER.search(config)
     if iterations is None or scheduler is None:
         raise ValueError("config.yaml has no iterations or no scheduler.kind")
-    return int(iterations[1]), scheduler[1] == b"slurm"
+    return int(iterations[1]), scheduler[1] == b"slurm", _PROGRAM.search(config) is not None
+
+
+def _is_measured(paths: RunPaths, last: int) -> bool:
+    """Whether the last policy was measured, or left out: the others came before it; no row waits for it."""
+    return is_there(paths.task(Task(last, Stage.BENCHMARK)).record)
 
 
 def _state_of(paths: RunPaths, is_complete: bool, is_on_slurm: bool) -> str | None:
@@ -250,10 +271,14 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _best_of(paths: RunPaths) -> float | None:
-    with contextlib.suppress(FileNotFoundError):
-        return _number(json.loads(paths.best.read_bytes()).get("reward"))
-    return None
+def _best_of(paths: RunPaths) -> tuple[float | None, str | None]:
+    """Return the best value, and its metric where best.json names one."""
+    try:
+        found = json.loads(paths.best.read_bytes())
+    except FileNotFoundError:
+        return None, None
+    metric = found.get("metric")
+    return _number(found.get("reward")), metric if isinstance(metric, str) else None
 
 
 def _gpu_hours(end: bytes, row: Mapping[str, Any], iterations: int) -> float | None:

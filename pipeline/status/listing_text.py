@@ -8,22 +8,34 @@ from pathlib import Path
 from pipeline.status.listing import SPOILT, Entry
 from pipeline.text import MISSING, duration, number, printable, shortened, size
 
-_TITLES = ("run", "state", "iteration", "reward", "held-out", "GPU h", "age", "last row", "size")
+_TITLES = ("run", "state", "iteration", "reward", "best", "GPU h", "age", "last row", "size")
+_BEST, _HOURS = 4, 5
+"""Columns that not every list has."""
 _LONGEST_NOTE = 100
 COUNTED = "size: policies, critics and trainers' states, without shards and logs"
 
 
 def describe(entries: Sequence[Entry], folder: Path) -> str:
     """Return a line for each run, and their sum."""
-    optional = {5: any(entry.gpu_hours is not None for entry in entries)}
-    optional |= {4: any(entry.best is not None for entry in entries)}
+    optional = {_HOURS: any(entry.gpu_hours is not None for entry in entries)}
+    optional |= {_BEST: any(entry.best is not None for entry in entries)}
     shown = [i for i in range(len(_TITLES)) if optional.get(i, True)]
-    lines = [_TITLES, *(_cells(entry, folder) for entry in entries)]
+    titles = [*_TITLES[:_BEST], _title_of_best(entries), *_TITLES[_HOURS:]]
+    lines = [titles, *(_cells(entry, folder) for entry in entries)]
     texts = table([[line[i] for i in shown] for line in lines], left=2)
     for at, entry in enumerate(entries, 1):
         if entry.note:
             texts[at] += f"  {shortened(printable(entry.note), _LONGEST_NOTE)}"
     return "\n".join([*texts, "", summary(entries)])
+
+
+def _title_of_best(entries: Sequence[Entry]) -> str:
+    """Return what the best values are of; where runs choose theirs by different metrics, that they are the
+    best."""
+    metrics = {entry.best_metric for entry in entries if entry.best is not None}
+    if len(metrics) > 1:
+        return _TITLES[_BEST]
+    return printable(next(iter(metrics), None) or "held-out")
 
 
 def summary(entries: Sequence[Entry]) -> str:

@@ -1,7 +1,8 @@
 """The manifest of a sweep: ``SWEEP/sweep.json`` says which runs it has, and with which settings.
 
 It says nothing of how far they are: that is on disk in each run's directory, ``SWEEP/POINT``. So it is
-written only when a sweep is made or extended, in one step, by whoever holds the lease in ``SWEEP/locks``.
+written only when a sweep is made or extended, in one step, by whoever holds the lease in ``SWEEP/locks``. A
+checksum says whether a bit of it has flipped since: a run would have other settings than its words say.
 """
 
 import json
@@ -12,7 +13,7 @@ from typing import Any
 
 from pipeline.run.durable import replace_durably
 from pipeline.sweep.grid import SEED, SweepError
-from pipeline.sweep.naming import in_words
+from slurm.sealing import checksum, unsealed
 from slurm.sharedfiles import is_there, make_folder, read_newest
 
 MANIFEST = "sweep.json"
@@ -27,20 +28,13 @@ class Point:
     """Name of its folder below the sweep's."""
     settings: Mapping[str, str]
     """Values of the keys that are swept, as the command line takes them."""
-    key: str
-    """Hash of all settings that matter for the result: the same for the same point."""
     config: Mapping[str, Any]
     """Resolved configuration, as config.yaml holds it."""
 
     @property
-    def group(self) -> str:
-        """Settings but for the seed, in words; empty where only the seed is swept."""
-        return in_words({key: value for key, value in self.settings.items() if key != SEED})
-
-    @property
-    def label(self) -> str:
-        """Settings in words."""
-        return in_words(self.settings)
+    def without_seed(self) -> dict[str, str]:
+        """Settings but for the seed; none where only the seed is swept."""
+        return {key: value for key, value in self.settings.items() if key != SEED}
 
 
 @dataclass(frozen=True)
@@ -94,11 +88,11 @@ def read_sweep(root: Path) -> Sweep:
     """Read the manifest of a sweep.
 
     Raises:
-        SweepError: there is none, or it cannot be read, or a later version wrote it.
+        SweepError: there is none, or it was changed or cannot be read, or a later version wrote it.
     """
     path = root / MANIFEST
     try:
-        content = json.loads(read_newest(path))
+        content = unsealed(read_newest(path))
         if content["format"] > FORMAT:
             raise SweepError(f"{path} has format {content['format']}; go on with the version that wrote it")
         points = tuple(Point(**point) for point in content.pop("points"))
@@ -117,9 +111,11 @@ def read_sweep(root: Path) -> Sweep:
 
 
 def write_sweep(root: Path, sweep: Sweep) -> None:
-    """Write the manifest in one step. For the holder of the lease."""
+    """Write the manifest, with its checksum, in one step. For the holder of the lease."""
     make_folder(root)
-    replace_durably(root / MANIFEST, json.dumps(asdict(sweep), indent=1) + "\n")
+    content = asdict(sweep)
+    sealed = {**content, "checksum": checksum(content)}
+    replace_durably(root / MANIFEST, json.dumps(sealed, indent=1) + "\n")
 
 
 def without(sweep: Sweep, name: str) -> Sweep:

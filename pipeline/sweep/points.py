@@ -2,20 +2,22 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import xxhash
 
 from pipeline.config.compose import compose, from_mapping, to_mapping
+from pipeline.config.former import as_it_was_meant
+from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
 from pipeline.config.schema import Config
-from pipeline.run.directory import RunError, check_is_free, is_run, version
+from pipeline.run.directory import RunError, check_is_free, is_run, load_run, version
 from pipeline.run.paths import RunPaths
 from pipeline.sweep.grid import Grid, SweepError, fixed_differences
 from pipeline.sweep.manifest import MANIFEST, Point, Sweep
-from pipeline.sweep.naming import LONGEST, in_words, point_name, tags_of
+from pipeline.sweep.naming import LONGEST, in_words, limited, point_name, tags_of
 
 _WITHOUT_EFFECT = ("name", "run_dir", "tracking", "notify")
 """Keys that a point's results do not depend on."""
@@ -33,9 +35,16 @@ class Draft:
 
     @property
     def key(self) -> str:
-        """Hash of the settings that matter for the result."""
-        mapping = {k: v for k, v in to_mapping(self.config).items() if k not in _WITHOUT_EFFECT}
-        return xxhash.xxh3_128_hexdigest(json.dumps(mapping, sort_keys=True).encode())
+        return key_of(self.config)
+
+
+def key_of(config: Config) -> str:
+    """Hash the settings that matter for the result: the same for the same point, by one version of slurm-ppo.
+
+    It is computed where it is wanted, never saved: to another version settings have keys that this one lacks.
+    """
+    mapping = {k: v for k, v in to_mapping(config).items() if k not in _WITHOUT_EFFECT}
+    return xxhash.xxh3_128_hexdigest(json.dumps(mapping, sort_keys=True).encode())
 
 
 def drafts_of(grid: Grid, config_dir: Path | None) -> list[Draft]:
@@ -58,8 +67,17 @@ def drafts_of(grid: Grid, config_dir: Path | None) -> list[Draft]:
 
 
 def config_of(root: Path, point: Point) -> Config:
-    """Return a point's configuration. Its run lies below ``root``, wherever the sweep was made."""
-    return from_mapping({**point.config, "run_dir": str(run_folder(root, point))})
+    """Return a point's configuration, with the keys that this version has added since it was saved. Its run
+    lies below ``root``, wherever the sweep was made.
+
+    Raises:
+        SweepError: another version of slurm-ppo saved it, with settings that this one does not know.
+    """
+    try:
+        return from_mapping(as_it_was_meant({**point.config, "run_dir": str(run_folder(root, point))}))
+    except ConfigError as error:
+        why = f"{root / MANIFEST}: the settings of {point.name} are of another version of slurm-ppo"
+        raise SweepError(f"{why}: {error}") from None
 
 
 def run_folder(root: Path, point: Point) -> Path:
@@ -90,7 +108,8 @@ def check_folder(root: Path) -> None:
 def extended(root: Path, before: Sweep | None, grid: Grid, drafts: Sequence[Draft], folder: str) -> Sweep:
     """Return the sweep with the points that a command asks for; those that it has stay as they are.
 
-    Points that have not begun take changed settings.
+    Points that have not begun take changed settings. One that was dropped comes back with its run, if it is
+    to have the same settings; others never lie in its folder.
 
     Args:
         folder: where rules are imported from, of a new sweep.
@@ -102,16 +121,16 @@ def extended(root: Path, before: Sweep | None, grid: Grid, drafts: Sequence[Draf
     if before is not None:
         before = _with_same_settings(root, before, grid)
     sweep = before or Sweep(name, time.time(), version(), folder, grid.fixed, ())
-    points = {point.key: point for point in sweep.points}
+    points = {key_of(config_of(root, point)): point for point in sweep.points}
+    keys = (*sweep.keys, *grid.keys)
     for draft in drafts:
         if (key := draft.key) in points:
             continue
-        same = next((p for p in points.values() if dict(p.settings) == draft.settings), None)
+        same = next((k for k, point in points.items() if dict(point.settings) == draft.settings), None)
         if same is not None:
-            _check_not_begun(root, same)
-            del points[same.key]
+            _check_not_begun(root, points.pop(same))
         taken = {point.name for point in points.values()}
-        points[key] = _point(root, sweep.name, draft, key, taken)
+        points[key] = _point(sweep.name, root / _name_of(root, sweep.name, draft, taken), draft, keys)
     return replace(sweep, points=tuple(points.values()))
 
 
@@ -133,21 +152,52 @@ def _check_not_begun(root: Path, point: Point) -> None:
     if has_begun(root, point):
         raise SweepError(
             f"{run_folder(root, point)} has begun with other settings than the same words give now: a file "
-            "of settings has changed; choose another name=... for the new ones, or take that change back"
+            "of settings, or a default, has changed; choose another name=... for the new ones, or take that "
+            "change back"
         )
 
 
-def _point(root: Path, sweep: str, draft: Draft, key: str, taken: set[str]) -> Point:
-    name = point_name(draft.settings, taken, LONGEST - len(sweep) - 1)
-    config = replace(draft.config, name=f"{sweep}-{name}", run_dir=str(root / name))
-    wandb = config.tracking.wandb
-    point = Point(name, draft.settings, key, {})
+def _name_of(root: Path, sweep: str, draft: Draft, taken: Collection[str]) -> str:
+    """Return the name of a new point: one that no other has, and whose folder holds no run that was dropped,
+    or the very run that is asked for."""
+    key = draft.key
+    return point_name(
+        draft.settings, taken, LONGEST - len(sweep) - 1, lambda name: _may_lie_in(root / name, key)
+    )
+
+
+def _may_lie_in(folder: Path, key: str) -> bool:
+    """Whether a run of these settings may begin in a folder, or is there already."""
+    try:
+        check_is_free(RunPaths(folder))
+    except RunError:
+        return _holds(folder, key)
+    return True
+
+
+def _holds(folder: Path, key: str) -> bool:
+    try:
+        return key_of(load_run(folder).config) == key
+    except RunError:  # something else, or a run that is spoilt: nothing of it is touched
+        return False
+
+
+def _point(sweep: str, folder: Path, draft: Draft, keys: Collection[str]) -> Point:
+    """Return a point.
+
+    Args:
+        sweep: the sweep's name.
+        folder: folder of its run.
+        keys: all keys that are swept: names of its settings differ from theirs.
+    """
+    config = replace(draft.config, name=f"{sweep}-{folder.name}", run_dir=str(folder))
+    point, wandb = Point(folder.name, draft.settings, {}), config.tracking.wandb
     wandb = replace(
         wandb,
-        name=wandb.name or f"{sweep}: {in_words(draft.settings)}"[:_DISPLAY],
+        name=wandb.name or f"{sweep}: {in_words(point.settings, keys)}"[:_DISPLAY],
         group=wandb.group or sweep,
-        job_type=wandb.job_type or point.group[:_JOB_TYPE] or None,
-        tags=tuple(dict.fromkeys([*wandb.tags, *tags_of(draft.settings, _TAG)])),
+        job_type=wandb.job_type or limited(in_words(point.without_seed, keys), _JOB_TYPE) or None,
+        tags=tuple(dict.fromkeys([*wandb.tags, *tags_of(point.settings, _TAG, keys)])),
     )
     config = replace(config, tracking=replace(config.tracking, wandb=wandb))
     return replace(point, config=to_mapping(config))

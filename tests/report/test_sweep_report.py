@@ -1,16 +1,20 @@
 """The report of a sweep: what it says of groups of runs, from directories made by hand."""
 
+import json
 import statistics
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.config.evaluate import Best, EvaluateConfig
 from pipeline.report import write_sweep_report
 from pipeline.report.groups import groups_of, merged, spread_text
-from pipeline.report.sweep import read_sweep_data, samples_beside, settings_table
+from pipeline.report.sweep import Measure, measure_of, read_sweep_data, samples_beside, settings_table
 from pipeline.run.directory import RunError
-from pipeline.sweep.manifest import SweepError
+from pipeline.run.tasks import Stage, Task
+from pipeline.sweep.manifest import SweepError, read_sweep, write_sweep
 from tests.support.reports import data_of
 from tests.support.sweeps import make_sweep
 
@@ -49,6 +53,59 @@ def test_the_page_says_means_spread_and_who_is_missing(root):
         "var(--c1-soft)",
         "var(--c0-soft)",
     ]
+
+
+def give_best(root, values, metric):
+    """The best policy of each run, in the sweep's order."""
+    for point, value in zip(read_sweep(root).points, values, strict=True):
+        best = {"iteration": 9, "reward": value, "policy": "policy/00009.1-a", "metric": metric}
+        (root / point.name / "best.json").write_text(json.dumps(best))
+
+
+def test_where_the_lowest_is_the_best_it_comes_first_under_its_own_name(tmp_path):
+    root, measured = tmp_path / "lr", EvaluateConfig(best="eval/loss", best_is=Best.LOWEST)
+    make_sweep(root, ["1e-6", "3e-6", "1e-5"], 1, evaluate=measured)
+    give_best(root, [0.75, 0.25, 0.5], "eval/loss")
+    assert [group.label for group in read_sweep_data(root).groups] == [
+        "learning_rate=3e-6",
+        "learning_rate=1e-5",
+        "learning_rate=1e-6",
+    ]
+    text = write_sweep_report(root).read_text()
+    assert "Best first, by eval/loss, the lowest first, where there is one" in text
+    assert ">eval/loss</th>" in text
+    assert "held-out reward</th>" not in text
+    (root / "learning_rate_3e-6-seed_0/best.json").unlink()
+    assert read_sweep_data(root).groups[-1].label == "learning_rate=3e-6", "nothing says that it is good"
+
+
+def test_best_values_of_different_things_are_not_compared():
+    one, other = EvaluateConfig(best="eval/loss"), EvaluateConfig(best="eval/loss", best_is=Best.LOWEST)
+    assert measure_of([one, one]) == Measure("eval/loss", is_lowest_best=False)
+    assert measure_of([one, other]) is None
+
+
+def test_a_run_with_policies_left_to_measure_is_not_called_complete(tmp_path):
+    measured = EvaluateConfig(command=("measure", "{policy}", "{output}"), command_every=20)
+    _, runs = make_sweep(tmp_path / "lr", ["1e-6", "3e-6"], 1, evaluate=measured)
+    assert "0 of 2 runs are complete" in write_sweep_report(tmp_path / "lr").read_text()
+    record = runs[0].paths.task(Task(20, Stage.BENCHMARK)).record
+    record.parent.mkdir(parents=True)
+    record.touch()
+    assert "1 of 2 runs are complete" in write_sweep_report(tmp_path / "lr").read_text()
+
+
+def test_keys_that_end_alike_make_groups_of_their_own(tmp_path):
+    sweep, _ = make_sweep(tmp_path / "s", ["1e-6", "3e-6"], 2)
+    keys = ["rollout.temperature"] * 2 + ["evaluate.temperature"] * 2
+    given = zip(sweep.points, keys, strict=True)
+    points = [replace(p, settings={key: "1", "seed": p.settings["seed"]}) for p, key in given]
+    write_sweep(tmp_path / "s", replace(sweep, points=tuple(points)))
+    groups = read_sweep_data(tmp_path / "s").groups
+    assert {group.label: len(group.members) for group in groups} == {
+        "rollout.temperature=1": 2,
+        "evaluate.temperature=1": 2,
+    }
 
 
 def test_prompts_side_by_side_are_the_same_ones(root):

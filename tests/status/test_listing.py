@@ -155,6 +155,6 @@ def test_json_has_stable_keys(tmp_path, slurm_ppo):
     with_rows(make_run(tmp_path / "run"), 1)
     found = json.loads(slurm_ppo("ls", tmp_path, "--json").stdout)
     assert list(found) == ["schema", "folder", "runs"]
-    keys = "run state name iteration iterations reward best gpu_hours age idle bytes sweep note"
+    keys = "run state name iteration iterations reward best best_metric gpu_hours age idle bytes sweep note"
     assert list(found["runs"][0]) == keys.split()
     assert found["runs"][0]["idle"] < time.time()

@@ -18,9 +18,17 @@ RATE = "update.learning_rate"
 
 
 def make_sweep(
-    root: Path, rates: Sequence[str], seeds: int, begun: int | None = None, iterations: int = 20
+    root: Path,
+    rates: Sequence[str],
+    seeds: int,
+    begun: int | None = None,
+    **more: object,
 ) -> tuple[Sweep, list[Run]]:
-    """A sweep of learning rates and seeds; the first ``begun`` runs have rows of 12 to 20 iterations."""
+    """A sweep of learning rates and seeds; the first ``begun`` runs have rows of 12 to 20 iterations.
+
+    Args:
+        more: further settings of all runs.
+    """
     points: list[Point] = []
     runs = []
     for rate in rates:
@@ -29,7 +37,7 @@ def make_sweep(
             name = point_name(settings, [point.name for point in points], 80)
             update = UpdateConfig(learning_rate=float(rate))
             if begun is None or len(points) < begun:
-                run = make_run(root / name, name=f"lr-{name}", seed=seed, update=update)
+                run = make_run(root / name, name=f"lr-{name}", seed=seed, update=update, **more)
                 write_rows(run, len(points), 20 if seed == 0 else 12 + 4 * (seed % 3))
                 runs.append(run)
                 config = run.config
@@ -42,7 +50,7 @@ def make_sweep(
 
 
 def point_of(name: str, settings: Mapping[str, str], config: Config) -> Point:
-    return Point(name, dict(settings), name, to_mapping(config))
+    return Point(name, dict(settings), to_mapping(config))
 
 
 def write_rows(run: Run, number: int, count: int) -> None:

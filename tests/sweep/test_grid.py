@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.sweep.grid import MOST_POINTS, SweepError, fixed_differences, parse_grid
-from pipeline.sweep.naming import in_words, point_name, short_keys, tags_of
+from pipeline.sweep.naming import in_words, limited, point_name, short_keys, tags_of
 
 GROUPS = {"algorithm": ["grpo", "ppo", "reinforce_plus_plus", "remax"]}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -93,6 +93,19 @@ def test_short_names_are_as_long_as_they_have_to_be():
     assert tags_of({"update.epochs": "2"}, 5) == ["epoch"]
 
 
+def test_short_names_differ_from_those_of_keys_that_other_runs_have():
+    settings, keys = {"rollout.temperature": "1"}, ["evaluate.temperature"]
+    assert in_words(settings, keys) == "rollout.temperature=1"
+    assert tags_of(settings, 64, keys) == ["rollout.temperature=1"]
+
+
+def test_long_texts_that_begin_alike_stay_different_when_they_are_cut():
+    one, other = limited("prompts=/data/first", 16), limited("prompts=/data/other", 16)
+    assert (len(one), len(other), one[:9]) == (16, 16, "prompts=/")
+    assert one != other
+    assert limited("seed=0", 16) == "seed=0"
+
+
 def test_names_say_the_settings():
     settings = {"update.learning_rate": "1e-6", "model.policy": "/models/my-sft", "seed": "0"}
     assert point_name(settings, (), 90) == "learning_rate_1e-6-policy_my-sft-seed_0"
@@ -114,3 +127,13 @@ def test_whatever_the_settings_runs_have_names_of_their_own(points, longest):
         assert len(name) <= longest
         assert name not in taken
         taken.append(name)
+
+
+def test_a_name_that_may_not_be_given_is_followed_by_others_always_the_same():
+    settings, given = {"seed": "0"}, []
+    for _ in range(4):
+        given.append(point_name(settings, given[:1], 40, lambda name: name not in given[1:]))
+    assert given[0] == "seed_0"
+    assert len({*given}) == 4
+    assert given[1:] == [f"seed_0-{name[-6:]}" for name in given[1:]]
+    assert point_name(settings, given[:1], 40) == given[1]

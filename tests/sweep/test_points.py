@@ -1,16 +1,18 @@
 """What a command adds to a sweep: the same run is the same run, however its settings are written."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pipeline.config.compose import known_groups
+from pipeline.config.compose import known_groups, to_mapping
 from pipeline.run.directory import create_run, load_run
 from pipeline.sweep.grid import SweepError, parse_grid
-from pipeline.sweep.manifest import Sweep, is_sweep, read_sweep, without, write_sweep
+from pipeline.sweep.manifest import Point, Sweep, is_sweep, read_sweep, without, write_sweep
 from pipeline.sweep.points import check_folder, config_of, drafts_of, extended, run_folder
 from tests.support import tiny
+from tests.support.reportrun import SLURM
 
 
 @pytest.fixture
@@ -78,6 +80,91 @@ def test_the_manifest_is_what_was_written(ask, root):
         sweep.point("seed_7")
 
 
+def test_a_digit_that_has_flipped_on_disk_is_found_before_a_run_has_another_setting(ask, root):
+    write_sweep(root, ask("seed=0,1", "iterations=3"))
+    manifest = root / "sweep.json"
+    manifest.write_text(manifest.read_text().replace('"iterations": 3', '"iterations": 7', 1))
+    with pytest.raises(SweepError, match=r"cannot be read \(its content does not have the checksum"):
+        read_sweep(root)
+
+
+def test_names_on_wandb_tell_keys_apart_that_end_alike(ask, root):
+    first = ask("rollout.num_threads=2,3")
+    more = ask("evaluate.num_threads=2,3", before=first)
+    wandbs = [config_of(root, point).tracking.wandb for point in more.points]
+    types = [wandb.job_type for wandb in wandbs]
+    assert types == ["num_threads=2", "num_threads=3", "evaluate.num_threads=2", "evaluate.num_threads=3"]
+    assert [list(wandb.tags) for wandb in wandbs] == [[job_type] for job_type in types]
+    assert len({wandb.name for wandb in wandbs}) == 4
+
+
+def test_a_run_that_was_dropped_comes_back_and_no_other_takes_its_folder(ask, inputs, root, tmp_path):
+    """Files of one name in several folders: their runs would have the same name, if it were free."""
+    files = [tmp_path / name / "final.jsonl" for name in "abc"]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text((inputs / "prompts.jsonl").read_text())
+    a, _, c = (f"data.prompts={file}" for file in files)
+    sweep = ask(f"{a},{files[1]}")
+    begin(root, sweep, 0)
+    left = without(sweep, sweep.names[0])
+    assert sweep.names[0] == "prompts_final.jsonl"
+
+    other = ask(c, before=left)
+    assert len({*sweep.names, *other.names}) == 3
+    assert not (root / other.names[1]).exists()
+    again = ask(a, before=other)
+    assert again.names == (*other.names, sweep.names[0])
+    assert load_run(root / sweep.names[0]).config.data.prompts == str(files[0])
+    everything = ",".join(map(str, files))
+    assert ask(f"data.prompts={everything}", before=again).names == again.names
+
+
+def test_folders_of_dropped_runs_stay_theirs_when_the_fixed_settings_change(ask, root):
+    names: list[str] = []
+    for iterations in (3, 4, 5):
+        (point,) = ask("seed=0,1", f"iterations={iterations}").points[:1]
+        names.append(point.name)
+        begin(root, replace(ask("seed=0,1"), points=(point,)), 0)
+    assert names[0] == "seed_0"
+    assert len({*names}) == 3
+    assert [load_run(root / name).config.iterations for name in names] == [3, 4, 5]
+    assert ask("seed=0,1", "iterations=4").names[0] == names[1]
+    (root / names[1] / "config.yaml").write_text("changed: true\n")
+    assert ask("seed=0,1", "iterations=4").names[0] not in names
+
+
+def test_a_version_with_more_settings_knows_the_runs_of_the_one_before(ask, root):
+    """Its keys have their defaults there, or what they meant before there were any."""
+    sweep = ask("seed=0,1")
+    begin(root, sweep, 0)
+    older = replace(sweep, points=tuple(map(_without_new_keys, sweep.points)))
+    again = ask("seed=0,1,2", before=older)
+    assert again.points[:2] == older.points
+    assert again.names == ("seed_0", "seed_1", "seed_2")
+    assert config_of(root, older.points[0]) == config_of(root, sweep.points[0])
+
+    on_slurm = to_mapping(replace(config_of(root, sweep.points[0]), scheduler=SLURM))
+    del on_slurm["scheduler"]["workers"]
+    for stage in ("rollout", "reward", "update", "evaluate"):
+        del on_slurm["scheduler"][stage]["linger"]
+    config = config_of(root, Point("seed_0", {"seed": "0"}, on_slurm))
+    assert config.slurm is not None
+    assert not config.slurm.has_workers
+
+
+def _without_new_keys(point: Point) -> Point:
+    evaluate = {key: value for key, value in point.config["evaluate"].items() if key != "best_is"}
+    return replace(point, config={**point.config, "evaluate": evaluate})
+
+
+def test_settings_that_only_another_version_knows_are_one_line(ask, root):
+    (point, _) = ask("seed=0,1").points
+    with pytest.raises(SweepError, match=r"the settings of seed_0 are of another version.*later") as error:
+        config_of(root, replace(point, config={**point.config, "later": 1}))
+    assert "\n" not in str(error.value)
+
+
 def test_a_sweep_can_be_moved(ask, root):
     moved = root.with_name("elsewhere")
     sweep = ask("seed=0,1")
@@ -96,17 +183,14 @@ def test_fixed_settings_change_until_a_run_has_begun(ask, root):
 
 
 def test_a_file_of_settings_that_was_edited_is_noticed(ask, inputs, root, tmp_path):
-    """Here the point's key says so: the words are the same."""
+    """The points' settings say so: the words are the same."""
     sweep = ask("seed=0,1")
-    changed = Sweep(**vars(sweep) | {"points": tuple(_with_key(p, "other") for p in sweep.points)})
+    points = tuple(replace(point, config={**point.config, "iterations": 9}) for point in sweep.points)
+    changed = replace(sweep, points=points)
     assert ask("seed=0,1", before=changed).points == sweep.points
     begin(root, changed, 1)
     with pytest.raises(SweepError, match="has begun with other settings than the same words give now"):
         ask("seed=0,1", before=changed)
-
-
-def _with_key(point, key):
-    return type(point)(**vars(point) | {"key": key + point.name})
 
 
 @pytest.mark.parametrize(
