@@ -208,8 +208,5 @@ def _attempt(paths: RunPaths, claim: Claim, live: Mapping[str, Beat]) -> Attempt
 def said(paths: RunPaths, claim: Claim) -> FailureKind | None:
     """Return why a claim's attempt failed, by its own failure file; None if it left none, or a spoilt one."""
     unsaid = Failure(claim.task, claim.number, FailureKind.KILLED, "")
-    try:
-        found, _ = explain_failure(paths, unsaid)
-    except (ValueError, KeyError, TypeError):
-        return None
+    found, _ = explain_failure(paths, unsaid)
     return None if found is unsaid else found.kind
