@@ -37,6 +37,7 @@ from pipeline.workers.claims import (
     next_number,
     standing,
     take,
+    with_progress,
 )
 from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside, of_environment, started_at
@@ -78,8 +79,8 @@ class Pulling:
     frontier: FrontierFinder = field(init=False)
     _live: dict[str, Beat] = field(default_factory=dict)
     """Newest beats of the workers that live, as of the last look at them."""
-    _looked: float = 0.0
-    """Unix time of that look."""
+    _looked: float = float("-inf")
+    """Time of that look (monotonic)."""
     _listed: Mapping[Task, Sequence[Claim]] = field(default_factory=dict)
     """Claims as of the last look at everything, on tasks that were ready then."""
     _claim: Claim | None = None
@@ -178,21 +179,24 @@ class Pulling:
 
     def look(self) -> View:
         """Look at the run directory: how far the run is, what is committed, who works on what."""
-        run, paths = self.run, self.run.paths
+        run, paths, began = self.run, self.run.paths, time.thread_time()
         frontier = self.frontier.find()
         tasks = choosing.candidates(run.plan, frontier, self.worker)
         committed = frozenset(recorded(paths, choosing.relevant(run.plan, tasks)))
         since = self._look_at_control()
-        now = time.time()
-        seen = View(run.plan, frontier, committed, {}, self.max_attempts, now)
+        seen = View(run.plan, frontier, committed, {}, self.max_attempts, time.time())
         due = [task for task in tasks if task not in committed and not choosing.missing(seen, task)]
         self._listed = claims = claims_of(paths, choosing.claimed(run.plan, due), self.known)
-        if claims or now - self._looked > self._beats_seconds:
-            self._live, self._looked = self.crew.live(now), now
-        live = self._live
-        attempts = {task: attempts_of(paths, claims[task], live, since) for task in claims}
+        if claims or time.monotonic() - self._looked > self._beats_seconds:
+            self._looked = time.monotonic()
+            self._live = self.crew.live(self._looked)
+        attempts = {task: attempts_of(paths, claims[task], self._live, since) for task in claims}
         seconds = estimates.task_seconds(self.crew.beats.values(), self.worker.job_kind)
-        return replace(seen, attempts=attempts, median_seconds=seconds)
+        view = replace(seen, attempts=attempts, median_seconds=seconds)
+        slow = [task for task in attempts if self.worker.takes_over and choosing.is_slow(view, task)]
+        saved = {task: with_progress(paths, attempts[task]) for task in slow}
+        self.waiting.look_seconds = time.thread_time() - began
+        return replace(view, attempts={**attempts, **saved})
 
     @property
     def _beats_seconds(self) -> float:

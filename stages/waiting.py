@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from pipeline.workers import estimates, staying
 from pipeline.workers.beats import Doing, Reason
 from pipeline.workers.choosing import Choice
 from pipeline.workers.living import Crew
-from pipeline.workers.outside import Outside
+from pipeline.workers.outside import Outside, Queue
 from pipeline.workers.staying import ASK_SECONDS, Wait
 from stages.noticing import Notices
 from stages.pulse import Pulse
@@ -28,11 +29,17 @@ _LOOK_SECONDS, _LOOK_SECONDS_ON_NETWORK = 1.0, 5.0
 """Seconds after which one who waits looks at everything again, and not only at what it waits for."""
 _TOLD_SECONDS = 0.5
 """Seconds after which one looks who is told of what is new."""
+_REST = 9.0
+"""Times what a look took of a processor, for which there is no other: looks take a tenth of a core, however
+many shards are awaited and come one by one."""
 _ESTIMATE_AFTER = 0.2
 """Seconds of waiting after which it is worth to ask how long it will take."""
 _WAITS, _HABIT = 4, 0.8
 """Number of a worker's last waits; the next takes at least this share of the shortest of them."""
 _SPANS_BYTES = 1 << 18
+
+_Awaited = Mapping[Path, Mapping[str, Task]]
+"""Tasks whose commits are awaited, by folder and by name of the record."""
 
 
 @dataclass
@@ -50,11 +57,13 @@ class Waiting:
     bell: Bell = field(default_factory=Bell)
     notices: Notices = field(default_factory=Notices)
     wait: Wait | None = None
-    """The wait that goes on; None: there is none."""
+    """The wait that goes on, by the monotonic clock; None: there is none."""
     taken: deque[float] = field(default_factory=lambda: deque(maxlen=_WAITS))
     """Seconds that the last waits took which ended with a task."""
     come: frozenset[Task] = frozenset()
     """Commits with which a task has become ready since the last look at everything."""
+    look_seconds: float = 0.0
+    """Seconds of a processor that the last look at everything took."""
     queue: Asking = field(init=False)
     package: Package = field(init=False)
     is_network: bool = field(init=False)
@@ -62,9 +71,11 @@ class Waiting:
     _estimated: tuple[Task, float] | None = None
     """Task whose input was last estimated, and when (monotonic)."""
     _partitions: frozenset[str] | None = None
+    _rest: float = 0.0
+    """Seconds after the last look for what is awaited in which there is no other."""
 
     def __post_init__(self) -> None:
-        self.queue, self.package = Asking(self.outside.ask_queue), Package(self.run)
+        self.queue, self.package = Asking(self._ask), Package(self.run)
         self.package.has_changed()  # from here on
         self.is_network = is_network(self.run.paths.root)
         self.keeps_listings = keeps_listings(self.run.paths.root)
@@ -79,46 +90,61 @@ class Waiting:
         assert choice.task is not None
         wait, self.come = self._begin(choice.task, is_first), frozenset()
         self.outside.waits()
+        awaited = self._by_folder(choice)
         if self.is_network:
-            self._make_folders(choice)
-        look_again = time.monotonic() + (_LOOK_SECONDS_ON_NETWORK if self.is_network else _LOOK_SECONDS)
-        reason, is_told = None, self._watch(choice)
-        if is_told and self._has_come(choice):  # since the last look, and before it was watched
+            self._make_folders(awaited)
+        look_again = time.monotonic() + self._seconds_to_look
+        reason, is_told = None, self._watch(awaited)
+        if is_told and self._has_come(choice, awaited):  # since the last look, and before it was watched
             return None
         while reason is None and time.monotonic() < look_again:
-            waited = time.time() - wait.began
-            if self.bell.wait(self._pause(waited, is_told), self.notices if is_told else None):
+            waited = time.monotonic() - wait.began
+            if self._sleep(waited, is_told):
                 self.queue.rung()
                 break
-            is_told = self._watch(choice)
-            if self._has_come(choice):
+            is_told = self._watch(awaited)
+            if self._has_come(choice, awaited):
                 break
             reason = self._why_leave(choice.task, waited)
         return reason
 
-    def _make_folders(self, choice: Choice) -> None:
+    @property
+    def _seconds_to_look(self) -> float:
+        """Seconds until it is time to look at everything again."""
+        return max(_LOOK_SECONDS_ON_NETWORK if self.is_network else _LOOK_SECONDS, _REST * self.look_seconds)
+
+    def _by_folder(self, choice: Choice) -> _Awaited:
+        """Sort what is awaited, once: each look is a listing of each folder then."""
+        kinds: dict[tuple[int, str], dict[str, Task]] = {}
+        for task in choice.all_awaited:
+            kinds.setdefault((task.iteration, task.job_kind), {})[task.record_name] = task
+        return {self._folder(next(iter(by_name.values()))): by_name for by_name in kinds.values()}
+
+    def _make_folders(self, awaited: _Awaited) -> None:
         """Make the folders in which something is awaited: to find that one is not there yet takes a network
         filesystem three listings, of which one is as long as the run."""
-        for folder in set(map(self._folder, choice.all_awaited)):
+        for folder in awaited:
             with contextlib.suppress(OSError):  # of a full disk, say: then looking takes longer
                 if not is_there(folder):
                     make_folder(folder)
 
-    def _watch(self, choice: Choice) -> bool:
+    def _watch(self, awaited: _Awaited) -> bool:
         """Have the system tell of what is new where something is awaited. Returns whether it does."""
-        folders = set(map(self._folder, choice.all_awaited))
-        return not self.is_network and bool(folders) and self.notices.watch(folders)
+        return not self.is_network and bool(awaited) and self.notices.watch(awaited)
 
-    def _pause(self, waited: float, is_told: bool) -> float:
+    def _sleep(self, waited: float, is_told: bool) -> bool:
+        """Wait until it is time to look for what is awaited. Returns whether somebody has rung."""
         assert self.wait is not None
-        if is_told:
-            return max(0.0, min(_TOLD_SECONDS, self.wait.until - time.time()))
-        return staying.pause(waited, self.is_network, self._ahead(waited))
+        if not is_told:
+            pause = staying.pause(waited, self.is_network, self._ahead(waited))
+            return self.bell.wait(max(pause, self._rest))
+        left = max(0.0, min(_TOLD_SECONDS, self.wait.until - time.monotonic()))
+        return self.bell.wait(min(left, self._rest)) or self.bell.wait(left, self.notices)
 
     def end(self) -> None:
         """End the wait: the worker has a task."""
         if self.wait is not None:
-            self.taken.append(time.time() - self.wait.began)
+            self.taken.append(time.monotonic() - self.wait.began)
         self.wait = None
 
     def has_time(self, now: float, limit: float | None) -> bool:
@@ -130,9 +156,10 @@ class Waiting:
         key = task_key(task)
         if self.wait is None:
             bound = self._bound(is_first)
-            self.wait = Wait(time.time(), bound, allowance=self._allowance(bound))
+            self.wait = Wait(time.monotonic(), bound, allowance=self._allowance(bound))
         if (self.pulse.beat.doing, self.pulse.beat.task) != (Doing.WAITING, key):
-            self.pulse.say(doing=Doing.WAITING, task=key, attempt="", until=self.wait.until)
+            until = time.time() + self.wait.until - time.monotonic()
+            self.pulse.say(doing=Doing.WAITING, task=key, attempt="", until=until)
         return self.wait
 
     def _bound(self, is_first: bool) -> float:
@@ -157,14 +184,15 @@ class Waiting:
         costs = [estimates.coming_back(beats, kind) for kind in others]
         return staying.allowance(self.settings.linger, self.linger_max, bound, costs)
 
-    def _has_come(self, choice: Choice) -> bool:
+    def _has_come(self, choice: Choice, awaited: _Awaited) -> bool:
         """Whether a task that it waits for is ready. A folder that the run has moved away when it went back
         may be found under its old name for a while."""
-        folders = {task: self._folder(task) for task in choice.all_awaited}
-        names = {folder: self._names_in(folder) for folder in set(folders.values())}
-        there = frozenset(task for task, folder in folders.items() if task.record_name in names[folder])
-        is_due = choice.is_due(there) and all(map(is_there, {folders[task] for task in there}))
+        began = time.thread_time()
+        names = {folder: self._names_in(folder) & by_name.keys() for folder, by_name in awaited.items()}
+        there = frozenset(awaited[folder][name] for folder, found in names.items() for name in found)
+        is_due = choice.is_due(there) and all(is_there(folder) for folder, found in names.items() if found)
         self.come = there if is_due else frozenset()
+        self._rest = _REST * (time.thread_time() - began)
         return is_due
 
     def _names_in(self, folder: Path) -> set[str]:
@@ -185,13 +213,19 @@ class Waiting:
         if waited > _ESTIMATE_AFTER:
             self._estimate(task)
             pending = self.queue.pending(time.monotonic() - waited)
-            if pending and self._partitions is None:
-                self._partitions = self.outside.partitions()
             if staying.is_in_the_way(pending, self._partitions, self.outside.is_peer):
                 return Reason.NEEDED
             if self.package.has_changed():
                 return Reason.CHANGED
-        return staying.reason_to_leave(self.wait, time.time())
+        return staying.reason_to_leave(self.wait, time.monotonic())
+
+    def _ask(self) -> Queue | None:
+        """Ask Slurm for the queue and, once it knows them, for the partitions of this node where it matters.
+        In a thread: either may take as long as Slurm lets one wait."""
+        queue = self.outside.ask_queue()
+        if queue and queue.pending and self._partitions is None:
+            self._partitions = self.outside.partitions()
+        return queue
 
     def _estimate(self, task: Task) -> None:
         """Estimate, now and then, when the input of a task will come at the earliest."""
@@ -202,17 +236,18 @@ class Waiting:
         self._estimated = task, now
         with contextlib.suppress(OSError):
             seen = estimates.passages(journal.read_tail(self.run.paths.spans, _SPANS_BYTES))
+            moment = time.time()
             when = estimates.expected_ready(
-                self.run.plan, task, self._committed_at, seen, time.time(), self._staying()
+                self.run.plan, task, self._committed_at, seen, moment, self._staying()
             )
-            self.wait = replace(self.wait, expected=when)
+            self.wait = replace(self.wait, expected=None if when is None else now + when - moment)
 
     def _ahead(self, waited: float) -> float:
         """Return the seconds until the input is expected, by the run's estimate or by the worker's own last
         waits; 0 where it is due, or nothing is known."""
         expected = self.wait.expected if self.wait else None
         by_habit = _HABIT * min(self.taken, default=0.0) - waited
-        return max(0.0, by_habit, expected - time.time() if expected else 0.0)
+        return max(0.0, by_habit, 0.0 if expected is None else expected - time.monotonic())
 
     def _staying(self) -> frozenset[str]:
         """Return the job kinds of which workers may stay."""

@@ -20,7 +20,7 @@ from pipeline.run.control import begin_invocation, read_control, write_control
 from pipeline.run.directory import Run, RunError, load_run, resume_command, slurm_settings
 from pipeline.run.lease import LeaseHeld, LeaseLost, hold
 from pipeline.status.progress import Bars, Lines, watcher_for
-from slurm.submission import requeue
+from slurm.submission import Refused, requeue
 
 _GONE_PATIENCE = 60.0
 """Seconds for jobs that were cancelled to end: Slurm gives them 30 to do so by themselves."""
@@ -117,12 +117,17 @@ def asked_passes(root: Path) -> int:
     """Make the passes that workers ask for, until standard input says otherwise, unless another process does.
     Returns the exit code.
 
-    Whose pass fails is not requeued: that would be the worker. The wish is left, and there are watchdogs.
+    Whose pass fails is not requeued: that would be the worker. The wish is left, but where Slurm has refused
+    a job, and there are watchdogs.
     """
 
     def make() -> None:
         run = load_run(root)  # settings may have changed since the last
-        make_pass(run, Lines(run.plan, sys.stderr, is_timed=True))
+        watcher = Lines(run.plan, sys.stderr, is_timed=True)
+        try:
+            make_pass(run, watcher)
+        except Refused as error:  # to ask again at once would not help; later passes do
+            watcher.note(str(error))
 
     try:
         take_turns(load_run(root).paths, make, sys.stdin.fileno())

@@ -28,6 +28,8 @@ _REST = 9.0
 """Times what a pass took of a processor, for which there is no other: passes take a tenth of a core."""
 _LONGEST_PAUSE = 5.0
 """Most seconds without a pass after one that took long, but of a processor."""
+_FAILED_PAUSES = (0.0, 5.0, 10.0, 20.0, 40.0, 60.0)
+"""Least seconds without a pass after none, one, two or more that have failed one after the other."""
 _IDLE_SECONDS = 60.0
 """Seconds without a wish after which the process that makes passes ends."""
 _LEAVING_SECONDS = 120.0
@@ -56,6 +58,8 @@ class LastPass:
     """Number of passes up to this one that have not failed."""
     rest: float = 0.0
     """Seconds after its end in which no other begins."""
+    failures: int = 0
+    """Number of the newest passes that have failed, one after the other."""
 
     @property
     def is_at_work(self) -> bool:
@@ -131,7 +135,8 @@ def take_turns(paths: RunPaths, make_pass: Callable[[], object], orders: int) ->
     """Make the passes that are asked for, until ``orders`` says that it is time to end, or nobody has asked
     for long. Where another process does so nothing is done.
 
-    A pass that fails leaves the wish for another, and raises what it raised.
+    A pass that fails leaves the wish for another, and raises what it raised. The next comes later each time,
+    whoever wishes for it.
 
     Args:
         orders: file descriptor; whatever there is to read, or its end, says so. Of what is wanted then one
@@ -144,7 +149,7 @@ def take_turns(paths: RunPaths, make_pass: Callable[[], object], orders: int) ->
         idle_since, is_last = time.monotonic(), False
         while time.monotonic() - idle_since < _IDLE_SECONDS:
             lease.beat()
-            if is_wanted(paths) and (is_last or _is_urgent(paths) or _may_follow(paths)):
+            if is_wanted(paths) and (is_last or _may_follow(paths)):
                 _make_on_record(paths, make_pass)
                 idle_since = time.monotonic()
             if is_last:
@@ -153,34 +158,38 @@ def take_turns(paths: RunPaths, make_pass: Callable[[], object], orders: int) ->
 
 
 def _may_follow(paths: RunPaths) -> bool:
-    return read_last(paths).allows_another(time.time())
+    last = read_last(paths)
+    return last.allows_another(time.time()) or (not last.failures and _is_urgent(paths))
 
 
 def _make_on_record(paths: RunPaths, make_pass: Callable[[], object]) -> None:
     last, began, spent = read_last(paths), time.time(), _spent()
-    number = last.number
+    number, failures = last.number, last.failures + 1
     _write(paths, replace(last, began=began))
     try:
         _wish(paths).unlink(missing_ok=True)
         make_pass()
-        number += 1
+        number, failures = number + 1, 0
     except BaseException:
         ask_for_pass(paths)
         raise
     finally:
         ended = time.time()
-        _write(paths, LastPass(began, ended, number, rest_after(ended - began, _spent() - spent)))
+        rest = rest_after(ended - began, _spent() - spent, failures)
+        _write(paths, LastPass(began, ended, number, rest, failures))
 
 
-def rest_after(seconds: float, spent: float) -> float:
+def rest_after(seconds: float, spent: float, failures: int = 0) -> float:
     """Return how long there is no other after a pass. Pure.
 
     Args:
         seconds: how long it took. What is slow may be Slurm or a file server: they get as long a rest, up to
             some seconds, as it may have waited for another driver all that time.
         spent: seconds of a processor that it took.
+        failures: number of passes that have failed one after the other, up to this one.
     """
-    return max(min(seconds, _LONGEST_PAUSE), _REST * spent)
+    failed = _FAILED_PAUSES[min(failures, len(_FAILED_PAUSES) - 1)]
+    return max(min(seconds, _LONGEST_PAUSE), _REST * spent, failed)
 
 
 def _spent() -> float:

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from pipeline.config.conversion import converted
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import Task, parse_task
 from slurm.sharedfiles import names_in, read_shared
@@ -57,12 +58,23 @@ class Failure:
     """Scheduler's id of the attempt, e.g. ``4711_3``."""
 
 
+@dataclass(frozen=True)
+class _Said:
+    """Fields of a failure file."""
+
+    kind: FailureKind
+    message: str
+    suspect: str | None = None
+    """Key of the input that the attempt found to be at fault."""
+
+
 def last_attempt_number(paths: RunPaths, task: Task) -> int:
     """Return the highest attempt number that has a log; 0 when the task was never tried."""
     numbers = [0]
     for folder in paths.logs(task).glob("attempt-*"):
-        if f"{task.file_stem}.log" in names_in(folder):
-            numbers.append(int(folder.name.removeprefix("attempt-")))
+        number = folder.name.removeprefix("attempt-")
+        if number.isdecimal() and f"{task.file_stem}.log" in names_in(folder):
+            numbers.append(int(number))
     return max(numbers)
 
 
@@ -70,12 +82,13 @@ def explain_failure(paths: RunPaths, unsaid: Failure) -> tuple[Failure, Task | N
     """Return why an attempt ended without a commit, and which input it suspects, if any.
 
     Args:
-        unsaid: the failure as seen from outside, returned if the attempt left no failure file.
+        unsaid: the failure as seen from outside, returned if the attempt left no failure file, or a spoilt
+            one, as a disk that was full or a power cut leaves behind.
     """
     path = paths.task(unsaid.task).failure(unsaid.attempt)
     try:
-        said = json.loads(read_shared(path))
-    except FileNotFoundError:
+        said = converted(_Said, json.loads(read_shared(path)))
+        suspect = parse_task(said.suspect) if said.suspect else None
+    except (FileNotFoundError, ValueError):
         return unsaid, None
-    suspect = parse_task(said["suspect"]) if said["suspect"] else None
-    return replace(unsaid, kind=FailureKind(said["kind"]), message=said["message"]), suspect
+    return replace(unsaid, kind=said.kind, message=said.message), suspect

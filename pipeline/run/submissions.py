@@ -53,8 +53,8 @@ class State:
     """Cancellation by slurm-ppo, to make room or since the run went back: its end is no failure."""
     left: tuple[int, ...] = ()
     """Indices of elements whose worker left without a task of its own, which is no failure."""
-    is_hurried: bool = False
-    """Whether its pending elements no longer wait for the time at which it begins."""
+    hurried: tuple[int, ...] = ()
+    """Indices of elements that no longer wait for the time at which it begins."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,10 @@ class Submission:
 
     def task(self, index: int) -> Task:
         return task_of(self.iteration, self.job_kind, index + self.chunk * self.chunk_size)
+
+    def begin_of(self, index: int) -> float | None:
+        """Return the unix time before which an element does not start; None: as soon as there is room."""
+        return None if index in self.state.hurried else self.begins
 
     def has_ended(self, task: Task) -> bool:
         """Whether the element of one of its tasks is known to have ended without a commit."""

@@ -64,9 +64,10 @@ def _at_work(queue: Queue, beats: Iterable[Beat]) -> Iterator[tuple[Task, tuple[
 
 def _beginning(submissions: Sequence[Submission], queue: Queue, beats: Iterable[Beat]) -> dict[Task, Element]:
     moved_on = {beat.worker for beat in beats if beat.doing is not Doing.STARTING}
-    begins = {s.name: s.begins for s in submissions if s.begins and not s.state.is_hurried}
+    begins = {(s.name, index): s.begin_of(index) for s in submissions for index in s.indices}
     live = (e for e in queue.elements if is_live(e) and worker_name(e) not in moved_on)
-    return match(submissions, Queue([_with_reason(element, begins.get(element.name)) for element in live]))
+    shown = [_with_reason(element, begins.get((element.name, element.index))) for element in live]
+    return match(submissions, Queue(shown))
 
 
 def _with_reason(element: Element, begins: float | None) -> Element:

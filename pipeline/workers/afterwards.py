@@ -86,7 +86,7 @@ class Afterwards:
 
     def _others(self) -> list[Beat]:
         """Return the newest beats of the others that wait."""
-        live = self.crew.live(time.time()).values()
+        live = self.crew.live(time.monotonic()).values()
         return [beat for beat in live if beat.doing is Doing.WAITING and beat.worker != self.name]
 
 

@@ -7,11 +7,11 @@ Claims lie with what they are about: going back moves them with their stage's fo
 moves those of its task, and they are removed with what losing attempts left when the iteration is finished.
 """
 
-import os
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.config.conversion import converted, plain
@@ -26,9 +26,12 @@ from slurm.sharedfiles import is_there, make_folder, read_shared
 
 _NAME = re.compile(r"(.+)\.claim-(\d+)\.json")
 
-Known = dict[tuple[int, int, str], "Claim"]
-"""Claims read before, by device and inode of their folder, and name: a claim never changes, but going back
-puts another folder, and other claims, under the same path."""
+_Key = tuple[int, int, str]
+"""Device and inode of a claim's folder, and its name: a claim never changes, but going back puts another
+folder, and other claims, under the same path."""
+_GONE = (0, 0)
+Known = dict[_Key, "Claim"]
+"""Claims read before."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ class Attempt:
     failure: FailureKind | None = None
     """Why it failed, if it said so."""
     progress: float = 0.0
-    """Unix time at which it last showed progress: when it was taken, or its latest save."""
+    """Unix time at which it last showed progress: when it was taken, or its latest save
+    (:func:`with_progress`)."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,11 @@ class _Content:
 
 def file_of(paths: RunPaths, task: Task, number: int) -> Path:
     """Return the file of a claim."""
-    return paths.task(task).folder / f"{task.file_stem}.claim-{number}.json"
+    return paths.task(task).folder / _name(task, number)
+
+
+def _name(task: Task, number: int) -> str:
+    return f"{task.file_stem}.claim-{number}.json"
 
 
 def take(paths: RunPaths, claim: Claim) -> bool:
@@ -89,13 +97,18 @@ def claims_of(
     """Return all claims of some tasks, by number; one listing for each folder.
 
     Args:
-        known: claims read before, which are not read again; this function adds to it.
+        known: claims read before, which are not read again; afterwards it holds those on these tasks alone,
+            so that it does not grow with the run.
     """
     known = {} if known is None else known
     found: dict[Task, list[Claim]] = {}
-    for path, task, number in _files_of(paths, tasks):
-        claim = _read(path.parent, path.name, Claim(task, number, "", "", 0.0), known)
-        found.setdefault(task, []).append(claim)
+    keys: set[_Key] = set()
+    for folder, spoilt in _files_of(paths, tasks):
+        for key, claim in _read(folder, spoilt, known):
+            keys.add(key)
+            found.setdefault(claim.task, []).append(claim)
+    for key in known.keys() - keys:
+        del known[key]
     return {task: tuple(sorted(claims, key=lambda claim: claim.number)) for task, claims in found.items()}
 
 
@@ -109,7 +122,7 @@ def newest_numbers(claims: Iterable[Claim]) -> dict[Task, int]:
 
 def tried_again(paths: RunPaths, tasks: Iterable[Task]) -> list[Task]:
     """Return the tasks that have more than one claim; no file is read."""
-    counts = Counter(task for _, task, _ in _files_of(paths, tasks))
+    counts = Counter(claim.task for _, claims in _files_of(paths, tasks) for claim in claims)
     return [task for task, count in counts.items() if count > 1]
 
 
@@ -117,39 +130,47 @@ def standing(paths: RunPaths, task: Task, known: Known) -> tuple[bool, tuple[Cla
     """Return whether a task has a commit record that is not packed, and all claims on it: one listing.
 
     Args:
-        known: as for :func:`claims_of`.
+        known: claims read before; this function adds to it.
     """
     folder = paths.task(task).folder
     names = names_of_stage(folder)
     numbers = sorted(
         int(match[2]) for match in map(_NAME.fullmatch, names) if match and match[1] == task.file_stem
     )
-    spoilt = (Claim(task, number, "", "", 0.0) for number in numbers)
-    claims = tuple(_read(folder, file_of(paths, task, one.number).name, one, known) for one in spoilt)
+    spoilt = [Claim(task, number, "", "", 0.0) for number in numbers]
+    claims = tuple(claim for _, claim in _read(folder, spoilt, known))
     return task.record_name in names, claims
 
 
-def _files_of(paths: RunPaths, tasks: Iterable[Task]) -> Iterator[tuple[Path, Task, int]]:
-    """Yield the files of all claims of some tasks, each with its task and number."""
+def _files_of(paths: RunPaths, tasks: Iterable[Task]) -> Iterator[tuple[Path, list[Claim]]]:
+    """Yield folders with all claims of some tasks that are there, each as if its file were spoilt."""
     groups: dict[Path, dict[str, Task]] = {}
     for task in tasks:
         groups.setdefault(paths.task(task).folder, {})[task.file_stem] = task
     for folder, by_stem in groups.items():
-        for name in names_of_stage(folder):
-            if (match := _NAME.fullmatch(name)) and match[1] in by_stem:
-                yield folder / name, by_stem[match[1]], int(match[2])
+        matches = [match for match in map(_NAME.fullmatch, names_of_stage(folder)) if match]
+        known = (match for match in matches if match[1] in by_stem)
+        yield folder, [Claim(by_stem[match[1]], int(match[2]), "", "", 0.0) for match in known]
 
 
-def _read(folder: Path, name: str, spoilt: Claim, known: Known) -> Claim:
-    """Read a claim. One whose file is spoilt keeps its number, and is nobody's."""
+def _read(folder: Path, spoilt: Iterable[Claim], known: Known) -> Iterator[tuple[_Key, Claim]]:
+    """Yield the claims of a folder. One whose file is spoilt keeps its number, and is nobody's."""
+    identity = _identity(folder)
+    for claim in spoilt:
+        key = (*identity, _name(claim.task, claim.number))
+        if key not in known and identity != _GONE:
+            with contextlib.suppress(FileNotFoundError):  # the run has just gone back
+                known[key] = _parsed(read_shared(folder / key[2]), claim)
+        yield key, known.get(key, claim)
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    """Return the device and inode of a folder; of one that is not there ``_GONE``."""
     try:
-        status = os.stat(folder)  # noqa: PTH116  faster, for each of thousands of claims
-        key = status.st_dev, status.st_ino, name
-        if key not in known:
-            known[key] = _parsed(read_shared(folder / name), spoilt)
-        return known[key]
-    except FileNotFoundError:  # the run has just gone back
-        return spoilt
+        status = folder.stat()
+    except FileNotFoundError:
+        return _GONE
+    return status.st_dev, status.st_ino
 
 
 def _parsed(data: bytes, spoilt: Claim) -> Claim:
@@ -194,9 +215,11 @@ def attempts_of(
 
     Args:
         live: workers that live (:meth:`pipeline.workers.beats.Crew.live`), read after the claims.
-        since: claims before this unix time are of an earlier invocation of submit, run or resume.
+        since: claims before this unix time are of an earlier invocation of submit, run or resume: then only
+            those count that still run.
     """
-    return tuple(_attempt(paths, claim, live) for claim in claims if claim.time >= since or not claim.attempt)
+    counted = (c for c in claims if is_running(c, live) or c.time >= since or not c.attempt)
+    return tuple(_attempt(paths, claim, live) for claim in counted)
 
 
 def _attempt(paths: RunPaths, claim: Claim, live: Mapping[str, Beat]) -> Attempt:
@@ -205,11 +228,20 @@ def _attempt(paths: RunPaths, claim: Claim, live: Mapping[str, Beat]) -> Attempt
     return Attempt(claim, is_running=False, failure=said(paths, claim), progress=claim.time)
 
 
+def with_progress(paths: RunPaths, attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:
+    """Look when attempts that run have last saved what they have, and return them with that."""
+    return tuple(replace(a, progress=max(a.progress, _saved_at(paths, a.claim))) for a in attempts)
+
+
+def _saved_at(paths: RunPaths, claim: Claim) -> float:
+    """Return the unix time at which an attempt last saved what it has; 0 if it never did."""
+    with contextlib.suppress(OSError):
+        return paths.task(claim.task).partial_record(claim.attempt).stat().st_mtime
+    return 0.0
+
+
 def said(paths: RunPaths, claim: Claim) -> FailureKind | None:
     """Return why a claim's attempt failed, by its own failure file; None if it left none, or a spoilt one."""
     unsaid = Failure(claim.task, claim.number, FailureKind.KILLED, "")
-    try:
-        found, _ = explain_failure(paths, unsaid)
-    except (ValueError, KeyError, TypeError):
-        return None
+    found, _ = explain_failure(paths, unsaid)
     return None if found is unsaid else found.kind

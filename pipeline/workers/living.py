@@ -13,8 +13,8 @@ from pipeline.workers.reading import GONE, BeatReader, seniority
 from slurm.sharedfiles import make_folder, names_in
 
 SILENT_SECONDS = 5 * BEAT_SECONDS
-"""Age of the last beat from which on a worker is taken for dead by the others: long enough for clocks that
-differ by some seconds, and for a file server that is away for a minute."""
+"""Seconds without a new beat after which a worker is taken for dead by another: long enough for a file server
+that is away for a minute."""
 KEPT = 1000
 """Number of workers whose last words are kept: looking for the live ones lists the files of all."""
 _ELEMENT = re.compile(r"(\d+_\d+)r(\d+)")
@@ -22,10 +22,13 @@ _ELEMENT = re.compile(r"(\d+_\d+)r(\d+)")
 
 @dataclass
 class Crew:
-    """The workers of a run, as files say."""
+    """The workers of a run, as files say. Whether they still beat is told by what changes from look to look:
+    clocks of nodes may differ by minutes, and be set."""
 
     paths: RunPaths
     reader: BeatReader = field(init=False)
+    _heard: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Newest beat of each worker, by its own clock, and when it was first seen, by that of whoever looks."""
 
     def __post_init__(self) -> None:
         self.reader = BeatReader(self.paths)
@@ -36,9 +39,19 @@ class Crew:
         return self.reader.known
 
     def live(self, now: float) -> dict[str, Beat]:
-        """Look, and return the newest beats of the workers that live, by name."""
+        """Look, and return the newest beats of the workers that live, by name.
+
+        Args:
+            now: seconds, by the same clock at each call; best by one that is never set (``time.monotonic``).
+        """
         beats = self.reader.read()
-        return living(beats, self.reader.gone, now, is_dead_here)
+        self._heard = {name: self._heard_of(name, beat, now) for name, beat in beats.items()}
+        silent = {name for name, (_, since) in self._heard.items() if now - since > SILENT_SECONDS}
+        return living(beats, self.reader.gone | silent, is_dead_here)
+
+    def _heard_of(self, name: str, beat: Beat, now: float) -> tuple[float, float]:
+        known = self._heard.get(name)
+        return known if known and known[0] == beat.beat else (beat.beat, now)
 
 
 def mark_gone(paths: RunPaths, worker: str) -> None:
@@ -57,30 +70,26 @@ def forget_old(paths: RunPaths, lives: Callable[[str], bool]) -> None:
 
 
 def living(
-    beats: Mapping[str, Beat], gone: Collection[str], now: float, is_dead: Callable[[Beat], bool]
+    beats: Mapping[str, Beat], gone: Collection[str], is_dead: Callable[[Beat], bool]
 ) -> dict[str, Beat]:
-    """Return the beats of those that live: that have not left, were not seen gone, are not older starts of an
-    array element that runs again, and beat. Pure.
+    """Return the beats of those that live: that have not left, are not gone, and are not older starts of an
+    array element that runs again. Pure.
 
     Args:
-        gone: names of workers that Slurm no longer has (:func:`mark_gone`).
-        now: unix time.
+        gone: names of workers that Slurm no longer has (:func:`mark_gone`), or that are silent.
         is_dead: whether a worker's process is known to be no more.
     """
     newest: dict[str, int] = {}
     for name in beats:
         if found := _ELEMENT.fullmatch(name):
             newest[found[1]] = max(int(found[2]), newest.get(found[1], 0))
-    return {
-        name: beat for name, beat in beats.items() if _lives(beat, newest, gone, now) and not is_dead(beat)
-    }
+    return {name: beat for name, beat in beats.items() if _lives(beat, newest, gone) and not is_dead(beat)}
 
 
-def _lives(beat: Beat, newest: Mapping[str, int], gone: Collection[str], now: float) -> bool:
+def _lives(beat: Beat, newest: Mapping[str, int], gone: Collection[str]) -> bool:
     found = _ELEMENT.fullmatch(beat.worker)
     is_old_start = found is not None and int(found[2]) < newest[found[1]]
-    is_silent = now - beat.beat > SILENT_SECONDS
-    return beat.doing is not Doing.LEAVING and beat.worker not in gone and not is_old_start and not is_silent
+    return beat.doing is not Doing.LEAVING and beat.worker not in gone and not is_old_start
 
 
 def is_dead_here(beat: Beat) -> bool:

@@ -46,7 +46,8 @@ class Pending:
 
 @dataclass(frozen=True)
 class Wait:
-    """A worker's wait for its next input. Times are unix seconds."""
+    """A worker's wait for its next input. Times are seconds by one clock, best one that is never set: by one
+    that is set back it would take so much longer."""
 
     began: float
     bound: float

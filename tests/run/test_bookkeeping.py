@@ -1,8 +1,10 @@
 """Passes that workers ask for: each wish is seen by a pass that began after it, and few passes see many."""
 
 import os
+import select
 import subprocess
 import sys
+import time
 
 import pytest
 from hypothesis import given
@@ -105,6 +107,37 @@ def test_passes_take_a_tenth_of_a_core_at_most(paths):
     ask_for_pass(paths)
     take_turn(paths, lambda: None)
     assert read_last(paths).ended >= read_last(paths).began > 0
+
+
+def test_passes_that_fail_come_ever_more_rarely_until_one_succeeds(paths):
+    rests = []
+    for _ in range(6):
+        ask_for_pass(paths, at_once=True)
+        with pytest.raises(FileNotFoundError):
+            take_turn(paths, (paths.root / "missing").read_text)
+        rests.append(read_last(paths).rest)
+    assert rests == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
+    take_turn(paths, lambda: None)
+    assert (read_last(paths).failures, read_last(paths).number) == (0, 1)
+    assert read_last(paths).rest < 5.0
+
+
+def test_after_a_failure_a_worker_that_leaves_waits_for_the_rest_too(paths, monkeypatch):
+    ask_for_pass(paths)
+    with pytest.raises(FileNotFoundError):
+        take_turn(paths, (paths.root / "missing").read_text)
+    ask_for_pass(paths, at_once=True)
+    now = [0.0]
+
+    def wait(*files: object) -> tuple[list[int], ...]:
+        now[0] += 20.0
+        return [], [], []
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(select, "select", wait)
+    take_turns(paths, lambda: pytest.fail("the last has failed just now"), 0)
+    assert now[0] >= 60.0, "it was ready all the time"
+    assert is_wanted(paths)
 
 
 def test_of_many_who_wait_one_starts_a_process(paths, monkeypatch):

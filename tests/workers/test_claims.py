@@ -17,7 +17,7 @@ from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from pipeline.workers.beats import Beat, Doing, Reason, file_of, process_space, write_beat
 from pipeline.workers.claims import Attempt, Claim, attempts_of, claims_of, is_unlisted, next_number, take
 from pipeline.workers.claims import file_of as claim_file
-from pipeline.workers.living import SILENT_SECONDS, Crew, is_dead_here, living, mark_gone
+from pipeline.workers.living import Crew, is_dead_here, living, mark_gone
 from pipeline.workers.outside import Queue
 from pipeline.workers.reading import read_beats
 from pipeline.workers.staying import Pending
@@ -134,15 +134,15 @@ def test_a_beat_is_read_as_it_was_written_and_a_spoilt_one_left_out(paths):
     assert [path.name[0] for path in file_of(paths, "x").parent.iterdir()] == ["4", "4"]
 
 
-def test_who_left_or_is_gone_silent_dead_or_started_again_does_not_live():
+def test_who_left_or_is_gone_dead_or_started_again_does_not_live():
     beats = {
         b.worker: b
         for b in (
             *(beat("1_0r0"), beat("1_0r1"), beat("1_1r0", doing=Doing.LEAVING), beat("1_2r0")),
-            *(beat("1_3r0", beat=100.0 - SILENT_SECONDS - 1), beat("1_4r0"), beat("host-7")),
+            *(beat("1_4r0"), beat("host-7")),
         )
     }
-    found = living(beats, {"1_2r0"}, 100.0, lambda b: b.worker == "1_4r0")
+    found = living(beats, {"1_2r0"}, lambda b: b.worker == "1_4r0")
     assert set(found) == {"1_0r1", "host-7"}
 
 

@@ -81,7 +81,7 @@ def read_roster(table: JobTable, beats: Beats, claims: Iterable[Claim] = ()) -> 
         if started:
             workers.append(_worker(name, first, beats.get(name)))
         else:
-            pending.append(Pending(name, first, None if submission.state.is_hurried else submission.begins))
+            pending.append(Pending(name, first, submission.begin_of(index)))
     return Roster(Crew(workers, pending), lives)
 
 
@@ -129,6 +129,11 @@ def silent_workers(queue: Iterable[Element], beats: Beats, now: float) -> list[s
         if element.state is SlurmState.RUNNING and beat and now - beat.beat > SILENT_SECONDS:
             found.append(worker_of(element).element)
     return found
+
+
+def unchanged(before: Beats, after: Beats) -> dict[str, Beat]:
+    """Return the beats of the workers that have not beaten between two looks. Pure."""
+    return {name: b for name, b in after.items() if name in before and b.beat == before[name].beat}
 
 
 def broken_attempts(

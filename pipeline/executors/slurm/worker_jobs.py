@@ -21,6 +21,7 @@ from pipeline.executors.slurm.crew import (
     read_roster,
     silent_workers,
     split_unclaimed,
+    unchanged,
     wanted_workers,
     worker_of,
 )
@@ -258,22 +259,28 @@ class WorkerJobs(SlurmJobs):
         return submission.invocation == self.table.seen.control.invocation
 
     def _hurry(self, decided: Staffing) -> None:
+        told: dict[str, list[int]] = {}
         for name in decided.hurried:
             live = self.roster.lives[name]
+            if live.element is None:  # Slurm has not shown it yet; the next pass knows its number
+                continue
             try:
                 start_now(name)
             except SlurmError as error:  # it has started or ended since it was seen
                 self.note(f"{name} could not be told to start now: {error}")
-            self.table.note(live.submission, is_hurried=True)
+            told.setdefault(live.submission.name, []).append(live.carrier.index)
+        for submission in [s for s in self.table.submissions if s.name in told]:  # as they are by now
+            self.table.note(submission, hurried=(*submission.state.hurried, *told[submission.name]))
 
     def _end_silent(self) -> None:
-        """Cancel workers that Slurm shows as running and that have not beaten for minutes."""
+        """Cancel workers that Slurm shows as running and that have not beaten for minutes. By a clock that is
+        as far behind all seem to: who beats before the second look lives."""
         elements = [e for of_name in self.table.seen.queue.values() for e in of_name if is_live(e)]
         if not silent_workers(elements, self.beats, self.table.seen.time):
             return
         time.sleep(_LOOK_AGAIN_SECONDS)
         self.submitter.beat()
-        beats = beats_of(self.run.paths, {worker_of(e).element for e in elements})
+        beats = unchanged(self.beats, beats_of(self.run.paths, {worker_of(e).element for e in elements}))
         if silent := silent_workers(elements, beats, time.time()):
             self.note(f"workers {', '.join(silent)} have not been heard of for minutes, and are cancelled")
             cancel(silent, only_pending=False)

@@ -1,0 +1,44 @@
+"""Passes that workers ask for, where Slurm does not take what they submit."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import queue
+from pipeline.run.bookkeeping import ask_for_pass, is_wanted, read_last
+from slurm.submission import Refused
+from tests.support import reportrun
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """One whose workers have asked for a pass; the process for it is told to end after that."""
+    made = reportrun.make_run(tmp_path / "run", scheduler=reportrun.SLURM)
+    ask_for_pass(made.paths)
+    with Path(os.devnull).open() as orders:
+        monkeypatch.setattr(sys, "stdin", orders)
+        yield made
+
+
+def test_what_slurm_refuses_is_asked_for_again_with_the_next_pass_and_not_at_once(run, monkeypatch, capfd):
+    def refuse(run, watcher):
+        raise Refused("sbatch refused it: invalid account")
+
+    monkeypatch.setattr(queue, "make_pass", refuse)
+    assert queue.asked_passes(run.paths.root) == 0
+    assert "invalid account" in capfd.readouterr().err
+    assert not is_wanted(run.paths)
+    assert read_last(run.paths).number == 1, "nobody who leaves waits for another"
+
+
+def test_a_pass_that_fails_in_any_other_way_is_wished_for_again(run, monkeypatch, capfd):
+    def fail(run, watcher):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(queue, "make_pass", fail)
+    assert queue.asked_passes(run.paths.root) == 1
+    assert "no space left" in capfd.readouterr().err
+    assert is_wanted(run.paths)
+    assert (read_last(run.paths).number, read_last(run.paths).failures) == (0, 1)

@@ -1,0 +1,81 @@
+"""Passes over workers that start early or beat by a clock of their own, on a toy Slurm."""
+
+import time
+
+import pytest
+
+from pipeline.executors.slurm.launcher import Launcher
+from pipeline.executors.slurm.passes import longest_time
+from pipeline.executors.slurm.submitter import Submitter
+from pipeline.executors.slurm.worker_jobs import WorkerJobs
+from pipeline.orchestrate.staffing import Order
+from pipeline.run.control import begin_invocation
+from pipeline.run.directory import slurm_settings
+from pipeline.run.submissions import read_limits_of
+from pipeline.run.tasks import PREPARE, Stage, Task
+from slurm.states import SlurmState
+from tests.support.toyslurm import Job
+from tests.support.toyworkers import WorkerWorld, make_worker_world
+from tests.support.toyworld import Luck
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch, clock) -> WorkerWorld:
+    """A run of several shards that nobody has submitted."""
+    made = (make_worker_world(tmp_path / f"{seed}", monkeypatch, seed, Luck()) for seed in range(50))
+    return next(w for w in made if w.run.plan.num_shards > 2 and w.slurm.max_array_size > 2)
+
+
+def submit_early(world: WorkerWorld, tasks: tuple[Task, ...]) -> Job:
+    """An array that starts in an hour, when its input is expected."""
+    submitter = Submitter(world.run, slurm_settings(world.run), longest_time, lambda: None)
+    jobs = WorkerJobs(submitter, read_limits_of(world.run.paths), world.story.append)
+    jobs.query()
+    launcher = Launcher(submitter, jobs.limits, jobs.table, {}, jobs.note)
+    launcher.submit_workers([Order(tasks, time.time() + 3600.0)], time.time(), {})
+    return next(job for job in world.slurm.jobs.values() if job.begin and len(job.elements) == len(tasks))
+
+
+def test_of_early_workers_each_is_told_to_start_when_its_own_input_has_come(world, monkeypatch):
+    plan, run_command, told = world.run.plan, world.slurm.run, []
+
+    def listen(words, *more, **others):
+        if "starttime=now" in words:
+            told.append(words[2])
+        return run_command(words, *more, **others)
+
+    monkeypatch.setattr("slurm.commands._run_once", listen)
+    begin_invocation(world.run.paths)
+    world.commit(PREPARE, "1-a")
+    job = submit_early(world, tuple(Task(1, Stage.REWARD, shard) for shard in range(plan.num_shards)))
+    expected = []
+    for shard in range(plan.num_shards):
+        scores = [task for task in plan.inputs(Task(1, Stage.REWARD, shard)) if task.stage is Stage.SCORE]
+        for task in (Task(1, Stage.ROLLOUT, shard), *scores):
+            world.commit(task, "1-a")
+        for _ in range(2):
+            world.advance("a pass")
+        expected.append(f"jobid={job.id}_{shard}")
+        assert told == expected, world.told()
+
+
+def test_a_worker_whose_clock_is_minutes_behind_is_not_cancelled_while_it_beats(world, monkeypatch):
+    world.submit()
+    element = next(e for e in world.slurm.elements(SlurmState.PENDING) if not world.is_guard(e))
+    world.start(element)
+    (worker,) = world.workers.values()
+    monkeypatch.setattr(world, "now", lambda: time.time() - 3600.0)
+    world.say(worker, worker.beat.doing)
+    sleep, looks = time.sleep, []
+
+    def beat_meanwhile(seconds: float) -> None:
+        sleep(seconds)
+        looks.append(seconds)
+        if len(looks) == 1:
+            world.say(worker, worker.beat.doing)
+
+    monkeypatch.setattr(time, "sleep", beat_meanwhile)
+    world.advance("a pass")
+    assert (len(looks), element.state) == (1, SlurmState.RUNNING), world.told()
+    world.advance("a pass")
+    assert (len(looks), element.state) == (2, SlurmState.CANCELLED), "it has said nothing for two looks"

@@ -1,0 +1,50 @@
+"""What failed attempts left of themselves, and what a driver makes of it when a disk has spoilt that."""
+
+import json
+
+import pytest
+
+from pipeline.run.failures import Failure, FailureKind, explain_failure, last_attempt_number
+from pipeline.run.paths import RunPaths
+from pipeline.run.tasks import Stage, Task
+
+TASK = Task(3, Stage.REWARD, 2)
+SAID = {"kind": "inputs", "message": "a shard is corrupt", "suspect": "3/rollout/2"}
+UNSAID = Failure(TASK, 1, FailureKind.KILLED, "killed by signal 9")
+
+
+@pytest.fixture
+def paths(tmp_path) -> RunPaths:
+    found = RunPaths(tmp_path)
+    found.task(TASK).attempt_logs(1).mkdir(parents=True)
+    return found
+
+
+def test_an_attempt_that_says_why_it_failed_is_believed(paths):
+    assert explain_failure(paths, UNSAID) == (UNSAID, None), "it left no file"
+    paths.task(TASK).failure(1).write_text(json.dumps(SAID))
+    failure, suspect = explain_failure(paths, UNSAID)
+    assert (failure.kind, failure.message) == (FailureKind.INPUTS, "a shard is corrupt")
+    assert suspect == Task(3, Stage.ROLLOUT, 2)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b'{"kind": "err', b"\xff\xfe\x00", b"null", b'["error"]', b'{"message": "a"}'),
+        json.dumps({**SAID, "kind": "of a later version"}).encode(),
+        json.dumps({**SAID, "message": None}).encode(),
+        json.dumps({**SAID, "suspect": "rollout"}).encode(),
+    ],
+)
+def test_a_spoilt_failure_file_says_nothing_and_stops_no_pass(paths, content):
+    paths.task(TASK).failure(1).write_bytes(content)
+    assert explain_failure(paths, UNSAID) == (UNSAID, None)
+
+
+def test_a_copy_that_a_person_made_among_the_logs_is_no_attempt(paths):
+    for folder in ("attempt-1", "attempt-1-copy", "attempt-old"):
+        log = paths.logs(TASK) / folder / f"{TASK.file_stem}.log"
+        log.parent.mkdir(exist_ok=True)
+        log.touch()
+    assert last_attempt_number(paths, TASK) == 1
