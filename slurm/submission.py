@@ -228,8 +228,10 @@ def start_now(elements: str) -> None:
 
 
 def end_gently(jobs: Sequence[str]) -> None:
-    """Ask running jobs, or elements like ``12_3``, to end by themselves: SIGTERM to their batch scripts."""
-    signal_batch("TERM", jobs)
+    """Ask running jobs, or elements like ``12_3``, to end by themselves: SIGUSR2 to their batch scripts, as
+    Slurm warns them. One that has begun something since it was seen idle ends after that; SIGTERM might end
+    it at once."""
+    signal_batch("USR2", jobs)
 
 
 def signal_batch(name: str, jobs: Sequence[str]) -> None:

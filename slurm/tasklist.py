@@ -98,6 +98,7 @@ def attempt_id(number: int, job: str, index: str, restarts: int, position: int =
         job: Slurm's id of the array.
         index: index of the element in it.
         restarts: number of times that Slurm has restarted the element.
-        position: position of the task in its element; the first one's id does not show it.
+        position: position of the task in its element, or of the attempt among its worker's; the first one's
+            id does not show it.
     """
     return f"{number}-{job}_{index}r{restarts}" + (f".{position}" if position else "")

@@ -1,7 +1,6 @@
 """Reports of why an attempt failed: in its log, in its exit code, and for the driver in its failure file."""
 
 import contextlib
-import errno
 import json
 import socket
 import time
@@ -9,8 +8,8 @@ import traceback
 from logging import ERROR, WARNING
 
 from pipeline.run.commits import CorruptData, NotCommitted, StaleData
-from pipeline.run.durable import PASSING, link_once
-from pipeline.run.failures import DISK_EXIT, FailureKind
+from pipeline.run.durable import link_once
+from pipeline.run.failures import DISK_EXIT, FailureKind, is_of_disk
 from pipeline.run.schemas import SchemaError
 from pipeline.run.tasks import Task, task_key
 from stages.context import UserError
@@ -24,9 +23,6 @@ EXIT_CODES = {
     FailureKind.PAUSED: 5,
     FailureKind.DISK: DISK_EXIT,
 }
-
-_OF_DISKS = PASSING | {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
-"""Error numbers of a disk that may take files again later."""
 
 
 def report(error: Exception, arguments: Arguments, started: float) -> FailureKind:
@@ -59,7 +55,7 @@ def classify(error: Exception) -> tuple[FailureKind, Task | None]:
     """Return the kind of failure, and the input to examine, if an input was at fault."""
     if isinstance(error, NotCommitted | CorruptData | StaleData):
         return FailureKind.INPUTS, error.task
-    if isinstance(error, OSError) and error.errno in _OF_DISKS:
+    if is_of_disk(error):
         return FailureKind.DISK, None
     if isinstance(error, UserError | SchemaError):
         return FailureKind.CONFIG, None

@@ -13,6 +13,12 @@ def save_kept_trainer() -> None:
         module.save()
 
 
+def has_kept_trainer() -> bool:
+    """Whether a trainer is kept, which may have a state that is in memory alone."""
+    module = sys.modules.get("stages.ppo.kept")
+    return module is not None and module.is_there()
+
+
 def release_kept_trainer() -> None:
     """Give the trainer's memory back: after a task that failed."""
     if module := sys.modules.get("stages.ppo.kept"):

@@ -28,14 +28,19 @@ class StoppedOnWarning(Exception):
         self.failure_kind = FailureKind.PAUSED if saved > found else FailureKind.TIMEOUT
 
 
-def listen(can_save: bool) -> None:
+def listen(can_save: bool, stays: bool = False) -> None:
     """Handle SIGUSR2 and SIGTERM: a task that can save notes them, and :func:`warned` reports it.
 
-    Any other task goes on at SIGUSR2, since what it has done would be lost, and ends at SIGTERM. The handlers
+    Any other task goes on at SIGUSR2, since what it has done would be lost, and ends at SIGTERM. A process
+    that stays notes SIGUSR2 in every task: Slurm sends it once, and it is to begin no other. The handlers
     stay until the process ends: a warning that comes after the task's end must not kill it. One that was
     noted holds for every later task of the process.
+
+    Args:
+        can_save: whether the task asks for warnings, and saves what it has.
+        stays: whether the process may do another task.
     """
-    signal.signal(signal.SIGUSR2, _note if can_save else signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, _note if can_save or stays else signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _note if can_save else signal.SIG_DFL)
 
 

@@ -20,9 +20,9 @@ from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
 from pipeline.run.commits import CorruptData, Record, read_record
 from pipeline.run.control import Control, SpoiltControl, read_control
 from pipeline.run.directory import Run, load_run
-from pipeline.run.durable import link_once
+from pipeline.run.durable import is_there, link_once
 from pipeline.run.environment import TASK_ENVIRONMENT
-from pipeline.run.failures import FailureKind
+from pipeline.run.failures import DISK_EXIT, FailureKind, is_of_disk
 from pipeline.run.records import FrontierFinder, recorded
 from pipeline.run.tasks import Task, task_key
 from pipeline.workers import choosing, estimates, staying
@@ -41,6 +41,8 @@ from pipeline.workers.claims import (
 )
 from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside, of_environment, started_at
+from stages.kept_trainer import has_kept_trainer
+from stages.logs import log, set_up_log
 from stages.pulse import Pulse
 from stages.runner import Arguments, parse
 from stages.surroundings import Bell, Output, flush_output
@@ -84,6 +86,11 @@ class Pulling:
     _listed: Mapping[Task, Sequence[Claim]] = field(default_factory=dict)
     """Claims as of the last look at everything, on tasks that were ready then."""
     _claim: Claim | None = None
+    """The last that it took."""
+    _lost: OSError | None = None
+    """Error of the disk for which it leaves, if it came outside of a task."""
+    _is_unsaid: bool = False
+    """Whether only its exit code tells why its last attempt failed."""
 
     def __post_init__(self) -> None:
         task = self.first.task
@@ -107,6 +114,16 @@ class Pulling:
 
     def next(self) -> Arguments | None:
         """Return the next attempt, once its task is claimed. None: leave."""
+        given = None
+        try:
+            given = self._find()
+        except OSError as error:
+            self._lose_disk(error)
+        if given is None:
+            self._say_that_it_saves()
+        return given
+
+    def _find(self) -> Arguments | None:
         self.bell.listen()
         view = None
         while self.reason is None:
@@ -132,11 +149,16 @@ class Pulling:
 
     def ended(self, arguments: Arguments, exit_code: int) -> None:
         """Note the end of an attempt. Of one that failed whoever reads the claim sees by the beat that nobody
-        is at it; after a commit the next word, that it waits or what it does, is soon enough."""
+        is at it; after a commit the next word, that it waits or what it does, is soon enough. Where a full
+        disk took no word of why it failed nothing is said: it is judged when the job has ended, by its exit
+        code."""
         if arguments.loads:
             return
         self.pulse.set_alarm(None)
         self.output.turn_back()
+        self._is_unsaid = exit_code == DISK_EXIT and not self._has_said_why(arguments)
+        if self._is_unsaid:
+            return
         own = self._own_record(arguments) if exit_code == 0 else None
         startup = own.metrics.get("startup_seconds", 0.0) if own and not self.pulse.beat.tasks else 0.0
         self.pulse.note(doing=Doing.WAITING, task="", attempt="")
@@ -147,12 +169,13 @@ class Pulling:
             startup_seconds=beat.startup_seconds + startup,
             busy_seconds=beat.busy_seconds - startup,
         )
-        if exit_code:
-            self.pulse.say()
         self.failures = self.failures + 1 if exit_code else 0
         if self.failures >= _MOST_FAILURES:
             self.leave(Reason.FAILED)
-        if exit_code == 0:
+        if exit_code:
+            self.pulse.say()
+            self.outside.failed(True)
+        else:
             self.outside.committed(arguments.task)
 
     def leave(self, reason: Reason) -> None:
@@ -161,11 +184,40 @@ class Pulling:
 
     def left(self) -> None:
         """Say that the worker has left, and why; and wait for a pass that sees it, unless others have yet to
-        do what is left of the run, after whom there are passes anyway."""
-        self.pulse.say(doing=Doing.LEAVING, reason=self.reason, task="", until=None)
-        if not self._is_cancelled():
-            is_last = self.frontier.find().is_committed(self.run.plan)
-            self.outside.leaves(self.reason is not Reason.DONE or is_last)
+        do what is left of the run, after whom there are passes anyway.
+
+        Raises:
+            OSError: the disk for which it leaves took nothing, outside of a task.
+        """
+        if self._lost is not None:
+            raise self._lost
+        if self._is_unsaid:
+            return
+        self.pulse.say(doing=Doing.LEAVING, reason=self.reason, task="", attempt="", until=None)
+        with contextlib.suppress(OSError):  # that its job has ended is seen all the same
+            if not self._is_cancelled():
+                is_last = self.frontier.find().is_committed(self.run.plan)
+                self.outside.leaves(self.reason is not Reason.DONE or is_last)
+
+    def _lose_disk(self, error: OSError) -> None:
+        """Leave because of an error of the disk, with what is kept saved if that goes. Raises any other."""
+        if not is_of_disk(error):
+            raise error
+        log.error(f"the worker leaves: {error}")
+        self._lost = error
+        self.leave(Reason.FAILED)
+
+    def _say_that_it_saves(self) -> None:
+        """Say that the worker is at its last update while it saves what it has kept of that: another one
+        would begin the next update, and learn again what is not saved yet."""
+        if self._claim is not None and has_kept_trainer():
+            task, attempt = task_key(self._claim.task), self._claim.attempt
+            self.pulse.say(doing=Doing.BUSY, task=task, attempt=attempt, until=None)
+
+    def _has_said_why(self, arguments: Arguments) -> bool:
+        with contextlib.suppress(OSError):
+            return arguments.failure_file is not None and is_there(arguments.failure_file)
+        return False
 
     def _own_record(self, arguments: Arguments) -> Record | None:
         """Return the record of a task if this attempt committed it. One may also find it done, or lose a race
@@ -308,6 +360,7 @@ class Pulling:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 link_once(path, json.dumps(told) + "\n")
         self.pulse.say(doing=Doing.LEAVING, reason=Reason.FAILED)
+        self.outside.failed(False)
         os._exit(5)
 
 
@@ -339,13 +392,20 @@ def import_stage(task: Task) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Work; return the exit code."""
+    """Work; return the exit code: the last attempt's, or that of a disk which takes nothing."""
+    set_up_log()
     started = started_at(os.environ, time.time())
     os.environ.update(TASK_ENVIRONMENT)  # before torch is imported, which the first rank needs to lead
     first = parse(argv)
-    source = source_of_rank(first, started)
-    import_stage(first.task)
-    return work(source)
+    try:
+        source = source_of_rank(first, started)
+        import_stage(first.task)
+        return work(source)
+    except OSError as error:
+        if not is_of_disk(error):
+            raise
+        log.error(f"the disk takes nothing: {error}")
+        return DISK_EXIT
 
 
 def source_of_rank(first: Arguments, started: float) -> Source:

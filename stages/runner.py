@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
 def run_attempt(arguments: Arguments) -> AttemptEnd:
     """Run one attempt at a task, in a process that may have run others of its job kind. The log is set up."""
     started = time.time()
-    listen(can_save=arguments.task.stage.heeds_warnings)  # before anything that takes time
+    listen(arguments.task.stage.heeds_warnings, arguments.stays)  # before anything that takes time
     os.environ.update(TASK_ENVIRONMENT)  # no hub and no telemetry: compute nodes have no network
     forget_folders()
     if arguments.loads:
@@ -82,7 +82,8 @@ def run_attempt(arguments: Arguments) -> AttemptEnd:
 
 
 def load_ahead(arguments: Arguments) -> AttemptEnd:
-    """Load what a task will compute with. A failure is only logged: the task will meet it, and report it."""
+    """Load what a task will compute with. A failure is only logged: the task will meet it, and report it. Of
+    several ranks one that failed ends, and by its exit code the others: there is no task then."""
     try:
         from stages.execution import load
 
@@ -90,7 +91,7 @@ def load_ahead(arguments: Arguments) -> AttemptEnd:
         return AttemptEnd(0)
     except Exception:  # whatever a model or a user's engine raises: the task itself will meet and report it
         log.exception(f"{arguments.task}: loading ahead failed; the task will load again:")
-        return AttemptEnd(0, FailureKind.ERROR)
+        return AttemptEnd(1, FailureKind.ERROR)
 
 
 def is_committed(arguments: Arguments) -> bool:

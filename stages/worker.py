@@ -21,6 +21,8 @@ from stages.logs import set_up_log
 from stages.preemption import warned
 from stages.runner import Arguments, AttemptEnd, parse, run_attempt
 
+_ENDS_PROCESS = frozenset({FailureKind.MEMORY, FailureKind.DISK})
+"""Failures after which a process does nothing more."""
 _NOTEWORTHY = 2**26
 """Bytes of garbage that are worth looking for."""
 
@@ -38,26 +40,27 @@ class Source(Protocol):
         """Have :meth:`next` give nothing more: the process has to make place."""
 
     def left(self) -> None:
-        """Take note that the worker has left, and has saved what it kept."""
+        """Take note that the worker has left, and has saved what it kept. May raise what made it leave."""
 
 
 def work(source: Source) -> int:
     """Do what the source gives until it gives nothing. Returns the exit code of the process: the last
     attempt's."""
     sizes: list[int] = []
-    exit_code = 0
+    exit_code, has_failed = 0, False
     try:
         while (arguments := source.next()) is not None:
             end = run_attempt(arguments)
-            exit_code = end.exit_code
-            if end.failure is not None:
+            exit_code, has_failed = end.exit_code, end.failure is not None
+            if has_failed:
                 drop_kept()
             source.ended(arguments, exit_code)
             if not arguments.loads:
                 sizes.append(settled_size(sizes))
             if reason := why_leave(end, sizes):
                 source.leave(reason)
-        save_kept_trainer()
+        if not has_failed:  # nothing is kept then, and other ranks may be in another collective
+            save_kept_trainer()
         source.left()
     finally:
         drop_kept()
@@ -93,8 +96,9 @@ def settled_size(earlier: Sequence[int]) -> int:
 
 def is_spoilt(end: AttemptEnd, ranks: int) -> bool:
     """Whether a process is of no further use after an attempt: memory that ran out may still be held by what
-    failed, and ranks of which one failed may wait for each other."""
-    return end.failure is not None and (end.failure is FailureKind.MEMORY or ranks > 1)
+    failed, ranks of which one failed may wait for each other, and that a disk took nothing may be told by the
+    exit code alone, which is that of the last attempt."""
+    return end.failure is not None and (end.failure in _ENDS_PROCESS or ranks > 1)
 
 
 def resident_bytes() -> int:

@@ -1,5 +1,5 @@
 """Ids of attempts: ``2-4711_3r0`` on Slurm (number at its task, array element, restart count; ``.1`` after it
-for the second task of an element, see :mod:`slurm.tasklist`), ``2-9f3a`` elsewhere.
+for the second task of an element or worker, see :mod:`slurm.tasklist`), ``2-9f3a`` elsewhere.
 """
 
 import os

@@ -158,7 +158,14 @@ def _has_several_attempts(stem: str, names: Sequence[str]) -> bool:
     """Whether more than one attempt, or an unfinished one, has written files of a task: most have not."""
     apart = {f"{stem}.json", f"{stem}.thinned.json"}
     parts = [name.split(".") for name in names if name not in apart]
-    return len({part[-2] for part in parts if len(part) > 2}) > 1 or any("partial" in part for part in parts)
+    writers = {_writer(part) for part in parts if len(part) > 2}
+    return len(writers) > 1 or any("partial" in part for part in parts)
+
+
+def _writer(parts: Sequence[str]) -> str:
+    """Return the id of the attempt that wrote a file, from the parts of its name. An id may end with a
+    position: ``2-4711_3r0.1``."""
+    return ".".join(parts[-3:-1]) if parts[-2].isdecimal() else parts[-2]
 
 
 def _record_of(paths: RunPaths, folder: Path, job_kind: str, stem: str) -> Record | None:

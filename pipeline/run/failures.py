@@ -1,5 +1,6 @@
 """Failed attempts: why each ended without a commit, by its own failure file or as seen from outside."""
 
+import errno
 import json
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -7,7 +8,7 @@ from enum import StrEnum
 from pipeline.config.conversion import converted
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import Task, parse_task
-from slurm.sharedfiles import names_in, read_shared
+from slurm.sharedfiles import PASSING, names_in, read_shared
 
 
 class FailureKind(StrEnum):
@@ -39,6 +40,13 @@ class FailureKind(StrEnum):
 
 DISK_EXIT = 6
 """Exit code of a task that failed with kind DISK: known even where its failure file cannot be written."""
+_OF_DISKS = PASSING | {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+"""Error numbers of a disk that may take files again later."""
+
+
+def is_of_disk(error: BaseException) -> bool:
+    """Whether an error is that of a shared filesystem that is full, read-only or away."""
+    return isinstance(error, OSError) and error.errno in _OF_DISKS
 
 
 @dataclass(frozen=True)

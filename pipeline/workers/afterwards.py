@@ -1,10 +1,13 @@
 """What a worker on Slurm does for others: it rings those who wait for what it has committed, and asks for
-passes, after a commit and where there was none for long.
+passes, after a commit, after a failure and where there was none for long.
+
+None of it is worth a worker's end. Where a disk takes nothing the log says what was left undone: who waits
+looks by himself, and others make passes too.
 """
 
 import contextlib
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pipeline.run import journal
@@ -44,6 +47,7 @@ class Afterwards:
     def __post_init__(self) -> None:
         self.keeper, self.crew = Bookkeeper(self.run.paths), Crew(self.run.paths)
         self._looks = 0.0
+        self._undone = ""
 
     def waits(self) -> None:
         """Now and then in a wait: ask for a pass if the newest is too old; start one that is asked for."""
@@ -54,19 +58,43 @@ class Afterwards:
                 taken = seconds_of_iterations(journal.read_tail(paths.metrics, _ROWS_BYTES))
                 if is_overdue(max(read_last(paths).ended, self.began), now, taken):
                     ask_for_pass(paths)
-        self.keeper.tend()
+        with self._going_on("no pass was started"):
+            self.keeper.tend()
 
     def leaves(self, is_to_be_seen: bool) -> None:
         """Before the end: wait for a pass that sees that the worker leaves, or has seen what it did."""
-        self.keeper.leave(is_to_be_seen)
+        with self._going_on("no pass was waited for"):
+            self.keeper.leave(is_to_be_seen)
         if (fifo := find_requests()) is not None:
             request_end(fifo)
 
     def committed(self, task: Task) -> None:
         """Ring those who wait for this commit, and ask for a pass."""
-        if time.monotonic() > self.calm_until:
-            self._ring(task)
-        self.keeper.ask()
+        with self._going_on("those who wait were not rung"):
+            if time.monotonic() > self.calm_until:
+                self._ring(task)
+        with self._going_on("no pass was asked for"):
+            self.keeper.ask()
+
+    def failed(self, stays: bool) -> None:
+        """Ask for a pass: only passes count failures, and some tasks no worker takes by itself any more.
+
+        Args:
+            stays: whether this process goes on, so that it may have one for passes.
+        """
+        with self._going_on("no pass was asked for"):
+            self.keeper.ask() if stays else ask_for_pass(self.run.paths)
+
+    @contextlib.contextmanager
+    def _going_on(self, undone: str) -> Iterator[None]:
+        """Go on after an error of the disk; say once what was left undone."""
+        try:
+            yield
+        except OSError as error:
+            said, self._undone = self._undone, f"{undone}: {error}"
+            if said != self._undone:
+                with contextlib.suppress(OSError):  # a full disk takes no line
+                    print(self._undone, flush=True)
 
     def _ring(self, task: Task) -> None:
         """Ring those who have waited for a commit for a while."""

@@ -2,6 +2,7 @@
 nothing of Slurm but through this.
 """
 
+import itertools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -47,6 +48,9 @@ class Outside:
     """Whether the job of a name is of the same stage of the same run."""
     committed: Callable[[Task], None] = lambda task: None
     """Is called after each commit: whoever waits for it may be woken, and the run's books be kept."""
+    failed: Callable[[bool], None] = lambda stays: None
+    """Is called after each attempt that failed, with whether this process goes on: what follows is for a pass
+    to decide."""
     waits: Callable[[], None] = lambda: None
     """Is called each second or so of a wait."""
     leaves: Callable[[bool], None] = lambda is_to_be_seen: None
@@ -74,16 +78,27 @@ def of_environment(run: Run, job_kind: str, environment: Mapping[str, str], star
     afterwards = Afterwards(run, name)
     return Outside(
         name,
-        lambda number: attempt_id(number, job, index, restarts),
+        attempt_ids(job, index, restarts),
         queued_seconds=max(0.0, started - eligible) if eligible else None,
         known=int(environment.get(KNOWN, "0")),
         ask_queue=lambda: slurm_queue(job, int(index)),
         partitions=lambda: slurm_partitions(environment.get("SLURMD_NODENAME", "")),
         is_peer=lambda name: is_job_of(run.identity.id, name) and job_kind_of(name) == job_kind,
         committed=afterwards.committed,
+        failed=afterwards.failed,
         waits=afterwards.waits,
         leaves=afterwards.leaves,
     )
+
+
+def attempt_ids(job: str, index: str, restarts: int) -> Callable[[int], str]:
+    """Return a function that makes ids for the attempts of one worker from their numbers.
+
+    A number counts attempts at one task, so attempts at two tasks may have the same: the position among the
+    worker's own tells them apart.
+    """
+    positions = itertools.count()
+    return lambda number: attempt_id(number, job, index, restarts, next(positions))
 
 
 def slurm_queue(array: str, index: int) -> Queue | None:

@@ -102,7 +102,7 @@ def _is_committed(kept: Kept, context: Context, version: int) -> bool:
         return False
     try:
         record = read_record(context.paths, made.task)
-    except BadCommit:
+    except (BadCommit, OSError):  # of one rank alone: the others wait for its answer
         return False
     if record is None or record.attempt != made.attempt:
         return False
@@ -113,7 +113,7 @@ def _newest_state(kept: Kept) -> int:
     """Return the newest version with a state. One that was due may have been lost as it was written."""
     try:
         is_there = read_record(kept.context.paths, state_of(kept.version)) is not None
-    except BadCommit:
+    except (BadCommit, OSError):
         is_there = False
     return kept.version if is_there else kept.newest
 

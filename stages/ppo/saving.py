@@ -52,12 +52,14 @@ def _update(paths: RunPaths, version: int) -> Record | None:
 
 @contextlib.contextmanager
 def warnings_noted() -> Iterator[Callable[[], bool]]:
-    """Note SIGUSR2, which Slurm sends before the time limit and an update otherwise ignores. Yields a
-    function that says whether one has come since it was last asked."""
-    noted = threading.Event()
+    """Note SIGUSR2, which Slurm sends before the time limit and an update does not heed otherwise. Yields a
+    function that says whether one has come since it was last asked. Who listened before is told, too."""
+    noted, before = threading.Event(), signal.getsignal(signal.SIGUSR2)
 
     def note(number: int, frame: FrameType | None) -> None:
         noted.set()
+        if callable(before):
+            before(number, frame)
 
     def has_come() -> bool:
         come = noted.is_set()
@@ -67,7 +69,7 @@ def warnings_noted() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():  # where no handler can be set
         yield has_come
         return
-    before = signal.signal(signal.SIGUSR2, note)
+    signal.signal(signal.SIGUSR2, note)
     try:
         yield has_come
     finally:

@@ -5,13 +5,16 @@ from dataclasses import replace
 import pytest
 
 from pipeline.executors.slurm.arrays import stage_submissions
+from pipeline.executors.slurm.crew import split_unclaimed
 from pipeline.executors.slurm.exit_reasons import Gone, as_seen, evidence_of, verdict_of
 from pipeline.orchestrate.reconcile import FREE_KINDS
 from pipeline.run.failures import DISK_EXIT, Failure, FailureKind
 from pipeline.run.submissions import State, Submission
 from pipeline.run.tasks import Stage, Task
+from pipeline.workers.beats import Doing, Reason
 from slurm.query import Element, NoAccounting
 from slurm.states import Phase, SlurmState, phase_of
+from tests.support.beats import beat
 from tests.support.scripted import imagined_run
 
 RUN = imagined_run()
@@ -192,3 +195,12 @@ def test_a_job_that_never_arrived_is_not_asked_for(monkeypatch):
         "pipeline.executors.slurm.exit_reasons.read_ended", lambda ids: pytest.fail("asked for nothing")
     )
     assert evidence_of([gone(None)], {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_failure"), [(Reason.TIME, False), (Reason.FAILED, True), (None, True)]
+)
+def test_an_element_that_left_for_want_of_time_before_any_task_is_no_failure_of_its_task(reason, is_failure):
+    ended = [(submitted(), 1)]
+    beats = {"7_1r0": beat("7_1r0", doing=Doing.LEAVING if reason else Doing.STARTING, reason=reason)}
+    assert split_unclaimed(ended, [], beats) == ((ended, []) if is_failure else ([], ended))

@@ -24,6 +24,8 @@ from pipeline.run.plan import Plan, policy_maker, unique
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from pipeline.workers.beats import Doing
 from pipeline.workers.claims import Claim
+from pipeline.workers.outside import attempt_ids
+from slurm.ringing import parse_worker
 
 PLAN = Plan(iterations=3, num_shards=4, evaluate_every=0)
 ROLLOUTS = [Task(1, Stage.ROLLOUT, shard) for shard in range(4)]
@@ -31,8 +33,19 @@ NEXT_ROLLOUTS = [Task(2, Stage.ROLLOUT, shard) for shard in range(4)]
 UPDATE = Task(1, Stage.UPDATE)
 
 
+class Attempts(dict):
+    """What gives attempts their ids, by worker: the same as in a real one."""
+
+    def __missing__(self, worker: str):
+        name = parse_worker(worker)
+        return self.setdefault(worker, attempt_ids(name.array, str(name.index), name.restart))
+
+
+ATTEMPTS = Attempts()
+
+
 def claim(task: Task, worker: str, number: int = 1, time: float = 10.0) -> Claim:
-    return Claim(task, number, f"{number}-{worker}.{task_key(task)}", worker, time)
+    return Claim(task, number, ATTEMPTS[worker](number), worker, time)
 
 
 def busy(name: str, task: Task, since: float = 10.0) -> Worker:
@@ -83,6 +96,15 @@ def test_a_task_that_failed_and_was_taken_again_by_the_same_worker_is_held_and_f
     claims = [claim(ROLLOUTS[0], "7_0r0"), claim(ROLLOUTS[0], "7_0r0", 2, 30.0)]
     assert held_tasks(claims, crew, set()) == {ROLLOUTS[0]: "7_0r0"}
     assert failed_claims(claims, crew, set(), set()) == claims[:1]
+
+
+def test_a_worker_that_failed_at_one_task_and_is_at_another_has_failed_at_the_first():
+    ATTEMPTS.clear()
+    claims = [claim(ROLLOUTS[0], "7_0r0"), claim(ROLLOUTS[1], "7_0r0", time=20.0)]
+    crew = Crew((busy("7_0r0", ROLLOUTS[1], since=20.0),))
+    assert failed_claims(claims, crew, {PREPARE}, set()) == claims[:1]
+    gone = failed_claims(claims, Crew(), {PREPARE}, {claims[0].attempt})
+    assert gone == claims[1:], "that one was judged is no word on the other"
 
 
 def test_a_claim_that_is_newer_than_the_beat_counts():
@@ -271,6 +293,7 @@ class World(RuleBasedStateMachine):
         self.jobs: list[Job] = []
         self.claims: list[Claim] = []
         self.judged: set[str] = set()
+        self.attempts = Attempts()
         self.failures: dict[Task, list[Failure]] = {}
         self.begun_with: set[Task] = set()
         self.given_up = ()
@@ -403,7 +426,7 @@ class World(RuleBasedStateMachine):
             self.jobs.remove(job)
         elif task := self.choose(job):
             number = 1 + sum(claim.task == task for claim in self.claims)
-            self.claims.append(Claim(task, number, f"{number}-{job.name}.{self.now}", job.name, self.now))
+            self.claims.append(Claim(task, number, self.attempts[job.name](number), job.name, self.now))
             job.doing, job.task, job.since, job.has_begun = Doing.BUSY, task, self.now, True
         elif job.doing is Doing.STARTING:
             job.doing, job.since = Doing.WAITING, self.now

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.config.compose import from_mapping
 from pipeline.run import journal
-from pipeline.run.cleaning import Kind, find_removable, remove
+from pipeline.run.cleaning import Kind, _has_several_attempts, find_removable, remove
 from pipeline.run.directory import Run, create_run, load_run
 from pipeline.run.lease import hold
 from pipeline.run.retention import list_folders
@@ -165,6 +165,21 @@ def test_a_run_that_was_cleaned_and_resumed_ends_in_the_same_bytes(last, whole, 
 
 def _text(path: Path) -> str:
     return path.read_text(errors="replace") if path.is_file() else ""
+
+
+@pytest.mark.parametrize(
+    ("endings", "are_several"),
+    [
+        (["1-9f3a.arrow", "2-77aa.arrow"], True),
+        (["1-4711_0r0.arrow", "learned.1-4711_0r0.json"], False),
+        (["1-4711_0r0.3.arrow", "2-4711_1r0.3.arrow"], True),  # the fourth task of each of two workers
+        (["1-4711_0r0.3.arrow", "learned.1-4711_0r0.3.json"], False),
+        (["1-4711_0r0.3.arrow", "partial.1-4711_0r0.3.json"], True),
+    ],
+)
+def test_files_of_several_attempts_at_a_task_are_told_apart(endings, are_several):
+    names = ["shard-00000.json", *(f"shard-00000.{ending}" for ending in endings)]
+    assert _has_several_attempts("shard-00000", names) is are_several
 
 
 def test_saved_progress_of_a_task_that_is_not_done_stays(whole, tmp_path):

@@ -55,6 +55,7 @@ def test_elements_that_wait_or_have_ended_are_no_error_and_a_missing_client_is_s
     commands.answer = SlurmError(["scancel"], 1, text)
     assert ring(("10",)) == ""
     end_gently(["10_0"])
+    assert commands[-1] == ["scancel", "--batch", "--signal=USR2", "10_0"], "which ends no task"
     commands.answer = SlurmMissing("scancel")
     assert "scancel is not on" in ring(("10",))
     commands.answer = SlurmError(["scancel"], 1, "scancel: error: Access/permission denied")

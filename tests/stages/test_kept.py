@@ -5,6 +5,7 @@ import itertools
 import os
 import re
 import shutil
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from pipeline.run.directory import load_run
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.states import can_fork, can_go_on
 from stages import ranks
+from stages.ppo.saving import warnings_noted
 from tests.support.killed_updates import POINTS, Kill, by_ranks, copied, folder_name, kills, lines_of
 from tests.support.ranks import assert_close
 from tests.support.staying import (
@@ -349,6 +351,9 @@ def what_is_kept_and_dropped(folder: Path, learn) -> None:
     # the process leaves, as planned
     learn("leaving", 1)
     learn("leaving", 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stages.ppo.kept.read_record", full)
+        kept.save()  # which ends nobody, nor leaves other ranks waiting
     kept.save()
     kept.save()
     before = tensor_bytes()
@@ -381,8 +386,6 @@ def full(*_: object) -> None:
 
 def warned(patch: pytest.MonkeyPatch, replay: object):
     """Slurm's warning comes while the first iteration is learned again."""
-    import signal
-
     settle = replay.settle
 
     def settled(*given):
@@ -448,3 +451,15 @@ def test_a_replay_saves_states_on_its_way_when_it_takes_long_or_is_warned(name, 
         assert read_record(ours, state_of(version)).fingerprint == (
             read_record(theirs, state_of(version)).fingerprint
         )
+
+
+def test_a_warning_that_a_replay_heeds_is_one_for_its_worker_too():
+    told = []
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: told.append(number))
+    try:
+        with warnings_noted() as is_warned:
+            os.kill(os.getpid(), signal.SIGUSR2)
+            assert is_warned()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert told == [signal.SIGUSR2]

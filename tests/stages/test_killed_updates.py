@@ -27,13 +27,14 @@ from tests.support.killed_updates import (
     attempt_cut_off,
     by_ranks,
     copied,
+    fail_alone,
     folder_name,
     kills,
     lines_of,
     undisturbed,
 )
 from tests.support.processes import make_run
-from tests.support.ranks import assert_close
+from tests.support.ranks import assert_close, ended, start_ranks
 from tests.support.scored import commit_scored
 
 Division = tuple[int, int]
@@ -202,6 +203,17 @@ def test_a_rank_that_outlives_another_says_that_the_state_was_not_saved(case, ki
     assert any("the trainer's state was not saved; the policy is committed" in line for line in lines) is (
         not is_done
     )
+
+
+def test_a_rank_that_fails_alone_ends_so_that_no_other_waits_for_it(scored, tmp_path):
+    """Else both would hold their GPUs until a collective's limit, for half an hour."""
+    root = copied(scored[1], tmp_path / "run")
+    started = start_ranks(2, tmp_path / "meeting", fail_alone, root)
+    try:
+        assert ended(started) == [1, 1]
+    finally:
+        for process in started:
+            process.kill()
 
 
 def test_a_rank_that_loses_the_others_at_the_very_end_removes_nothing_that_is_committed(scored, tmp_path):

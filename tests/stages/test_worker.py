@@ -63,6 +63,7 @@ def test_two_hundred_iterations_in_one_worker_take_no_more_memory(inputs, tmp_pa
         (None, 4, False),
         (FailureKind.INPUTS, 1, False),
         (FailureKind.MEMORY, 1, True),
+        (FailureKind.DISK, 1, True),
         (FailureKind.INPUTS, 2, True),
     ],
 )

@@ -17,8 +17,11 @@ import pytest
 import torch
 
 from pipeline.run.directory import Run, load_run
+from pipeline.run.plan import policy_maker
 from pipeline.run.tasks import Stage, Task
+from pipeline.workers.beats import Reason
 from stages import ranks
+from stages.runner import Arguments
 from tests.support.ranks import said, start_ranks
 
 SMALL_FILES = 150_000
@@ -138,9 +141,44 @@ def attempt_cut_off(root: Path, rank: int) -> None:
         attempt(root, 1, None, rank)
 
 
+class FirstUpdate:
+    """Source of a worker that is given the first update, the same attempt on each rank."""
+
+    def __init__(self, root: Path) -> None:
+        self._given = iter([Arguments(policy_maker(1), root, "1-alone", None, stays=True)])
+
+    def next(self) -> Arguments | None:
+        return next(self._given, None)
+
+    def ended(self, arguments: Arguments, exit_code: int) -> None:
+        pass
+
+    def leave(self, reason: Reason) -> None:
+        self._given = iter(())
+
+    def left(self) -> None:
+        pass
+
+
+def fail_alone(root: Path, rank: int) -> None:
+    """A worker of several ranks of which the last fails at a step, where the others wait for it. As on GPUs
+    they tell each other things apart from what they compute together."""
+    from stages.worker import work
+
+    ranks.start_distributed()
+    ranks._messages = torch.distributed.new_group(backend="gloo")
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == ranks.size() - 1:
+            patch.setattr("stages.ppo.training.take_step", out_of_memory)
+        sys.exit(work(FirstUpdate(root)))
+
+
+def out_of_memory(*_: object) -> None:
+    raise RuntimeError("CUDA out of memory")
+
+
 def execute_update(run: Run, iteration: int, name: str) -> None:
     from stages.execution import execute
-    from stages.runner import Arguments
 
     execute(Arguments(Task(iteration, Stage.UPDATE), run.paths.root, name, None), time.time())
 

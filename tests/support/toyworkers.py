@@ -2,7 +2,7 @@
 workers do is decided by chance, within the rules of workers."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -14,6 +14,7 @@ from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from pipeline.workers.beats import Beat, Doing, Reason
 from pipeline.workers.choosing import is_left_to_passes
 from pipeline.workers.claims import Claim
+from pipeline.workers.outside import attempt_ids
 from slurm.sealing import sealed
 from slurm.states import SlurmState
 from tests.support.toyslurm import Element
@@ -27,8 +28,10 @@ class Worker:
     name: str
     first: Task
     beat: Beat
+    new_attempt: Callable[[int], str]
     claim: Claim | None = None
     has_begun: bool = False
+    is_warned: bool = False
 
 
 @dataclass
@@ -71,7 +74,8 @@ class WorkerWorld(World):
             return
         self.slurm.start(self.tell("starts", element))
         name, first = f"{element.job.id}_{element.index}r{element.restarts}", task_of(self.run, element)
-        worker = Worker(name, first, Beat(name, first.job_kind, "node", 1, self.now()))
+        ids = attempt_ids(element.job.id, str(element.index), element.restarts)
+        worker = Worker(name, first, Beat(name, first.job_kind, "node", 1, self.now()), ids)
         self.workers[element] = worker
         if self.chance.random() < 0.8:
             self.say(worker, Doing.STARTING)
@@ -93,6 +97,8 @@ class WorkerWorld(World):
         worker = self.workers[element]
         if worker.claim is not None:
             self.end_task(element, worker, worker.claim)
+        elif worker.is_warned:
+            self.leave(element, Reason.WARNED)
         elif task := self.choose(worker):
             self.take(worker, task)
         elif self.is_done(worker) or self.chance.random() < 0.15:
@@ -102,10 +108,8 @@ class WorkerWorld(World):
 
     def take(self, worker: Worker, task: Task) -> None:
         of_task = self.claims.setdefault(task, [])
-        claim = Claim(
-            task, len(of_task) + 1, f"{len(of_task) + 1}-{worker.name}.{self.clock}", worker.name, 0.0
-        )
-        claim = replace(claim, time=self.now())
+        number = len(of_task) + 1
+        claim = Claim(task, number, worker.new_attempt(number), worker.name, self.now())
         self.say(worker, Doing.BUSY, task, attempt=claim.attempt)
         of_task.append(claim)
         worker.claim, worker.has_begun = claim, True
@@ -150,10 +154,14 @@ class WorkerWorld(World):
         self.slurm.end(element, SlurmState.COMPLETED)
 
     def get_signal(self, element: Element, name: str) -> None:
-        """SIGTERM: one that does nothing leaves. (A pass is at work.)"""
+        """A warning: one that does nothing leaves, another one after its task. (A pass is at work.)"""
         worker = self.workers.get(element)
-        if name == "TERM" and worker is not None and worker.claim is None:
+        if name != "USR2" or worker is None:
+            return
+        if worker.claim is None:
             self.leave(element, Reason.WARNED)
+        else:
+            worker.is_warned = True
 
     # --- what workers see ---
 

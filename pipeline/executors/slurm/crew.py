@@ -23,7 +23,8 @@ from slurm.states import SlurmState
 SILENT_SECONDS = 300.0
 """Age of its newest beat at which a worker that Slurm shows as running is taken to be stuck."""
 BLAMELESS = frozenset(
-    {Reason.DONE, Reason.FAR, Reason.LONG, Reason.NEEDED, Reason.WARNED, Reason.CHANGED, Reason.TURNED}
+    {Reason.DONE, Reason.FAR, Reason.LONG, Reason.NEEDED, Reason.TIME, Reason.WARNED}
+    | {Reason.CHANGED, Reason.TURNED}
 )
 """Reasons to leave without having done a task that are no failure of it."""
 

@@ -1,0 +1,232 @@
+"""What goes wrong in a worker and around it: nothing is waited for in vain, and whoever must know is told."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.run.bookkeeping import is_wanted
+from pipeline.run.commits import read_record
+from pipeline.run.control import begin_invocation
+from pipeline.run.directory import Run, load_run
+from pipeline.run.failures import DISK_EXIT, FailureKind
+from pipeline.run.plan import policy_maker
+from pipeline.run.tasks import Stage, Task, task_key
+from pipeline.workers.afterwards import Afterwards
+from pipeline.workers.beats import Beat, Doing, Reason
+from pipeline.workers.claims import claims_of
+from pipeline.workers.reading import read_beats
+from stages import pulling, worker
+from stages.runner import AttemptEnd
+from tests.support import processes
+from tests.support.killing import wait_for
+from tests.support.processes import fork_server, in_process_of_its_own, stage_arguments
+from tests.support.pulling import beat_of, join, source_of, start_worker, wait_until
+
+SHAPE = ("iterations=2", "rollout.num_shards=2")
+ROLLOUT, REWARD, UPDATE = Task(1, Stage.ROLLOUT), Task(1, Stage.REWARD), policy_maker(1)
+
+
+@pytest.fixture(scope="module")
+def prepared(inputs, tmp_path_factory) -> Path:
+    run = processes.make_run(inputs, tmp_path_factory.mktemp("prepared") / "run", *SHAPE)
+    begin_invocation(run.paths)
+    assert processes.stage(run, "prepare").code == 0
+    return run.paths.root
+
+
+@pytest.fixture(scope="module")
+def responded(prepared, tmp_path_factory) -> Path:
+    """The same with responses to score."""
+    root = shutil.copytree(prepared, tmp_path_factory.mktemp("responded") / "run", symlinks=True)
+    for shard in (0, 1):
+        assert processes.stage(load_run(root), "rollout", 1, shard).code == 0
+    return root
+
+
+@pytest.fixture(scope="module")
+def scored(responded, tmp_path_factory) -> Path:
+    """The same with scores to learn from."""
+    root = shutil.copytree(responded, tmp_path_factory.mktemp("scored") / "run", symlinks=True)
+    for shard in (0, 1):
+        assert processes.stage(load_run(root), "reward", 1, shard).code == 0
+    return root
+
+
+@pytest.fixture
+def run(prepared, tmp_path) -> Run:
+    return load_run(shutil.copytree(prepared, tmp_path / "run", symlinks=True))
+
+
+def raises(number: int) -> Callable[..., Any]:
+    def fails(*given: object, **named: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fails
+
+
+def main(run: Run, first: Task) -> None:
+    """The worker's command, in this process."""
+    words = stage_arguments(run, first.stage, first.iteration, first.shard)
+    pulling.end_process(pulling.main(words))
+
+
+def the_beat(run: Run) -> Beat:
+    (beat,) = read_beats(run.paths).values()
+    return beat
+
+
+# --- a disk that takes nothing ---
+
+
+def with_a_broken_disk(root: Path, what: str, number: int) -> None:
+    run = load_run(root)
+    setattr(pulling, what, raises(number))
+    main(run, ROLLOUT)
+
+
+@pytest.mark.parametrize(
+    ("what", "number"), [("load_run", errno.EIO), ("recorded", errno.ENOTCONN), ("take", errno.ENOSPC)]
+)
+def test_a_worker_that_cannot_start_look_or_claim_for_its_disk_says_so_by_its_exit_code(run, what, number):
+    assert in_process_of_its_own(with_a_broken_disk, run.paths.root, what, number) == DISK_EXIT
+    assert not claims_of(run.paths, [ROLLOUT])
+
+
+def test_an_error_that_is_no_disks_is_raised(run):
+    assert in_process_of_its_own(with_a_broken_disk, run.paths.root, "take", errno.EACCES) == 1
+
+
+def on_a_full_disk(root: Path, takes_reports: bool) -> None:
+    """One that takes no commit, and reports of failures or none."""
+    run = load_run(root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stages.execution.publish", raises(errno.ENOSPC))
+        if not takes_reports:
+            patch.setattr("stages.failures.link_once", raises(errno.ENOSPC))
+        main(run, ROLLOUT)
+
+
+@pytest.mark.parametrize("takes_reports", [True, False])
+def test_a_task_that_a_disk_did_not_take_is_its_workers_last_so_that_the_exit_code_is_its(run, takes_reports):
+    """Where there is no other word the worker's last one is that it is at the task: it is judged when the job
+    has ended, which has the exit code."""
+    assert in_process_of_its_own(on_a_full_disk, run.paths.root, takes_reports) == DISK_EXIT
+    ((claim,),) = claims_of(run.paths, run.plan.tasks(1)).values()
+    beat = the_beat(run)
+    assert (beat.doing, beat.reason) == (Doing.LEAVING, Reason.FAILED)
+    assert beat.attempt == ("" if takes_reports else claim.attempt)
+    assert run.paths.task(claim.task).failure(claim.number).exists() is takes_reports
+
+
+# --- what is kept ---
+
+
+def with_a_trainer_kept(root: Path, loses_disk: bool) -> None:
+    """An update's worker that keeps its trainer. What it says of itself while it saves that is left in a
+    file. It loses its disk once the update is committed, or goes on until it is warned."""
+    run = load_run(root)
+
+    def save() -> None:
+        (root / "saved.json").write_text(json.dumps(asdict(the_beat(run))))
+
+    kept = types.ModuleType("stages.ppo.kept")
+    vars(kept).update(is_there=lambda: True, save=save, release=lambda: None)
+    sys.modules[kept.__name__] = kept
+    recorded = pulling.recorded
+
+    def lost(*given: Any) -> Any:
+        if loses_disk and read_record(run.paths, UPDATE):
+            raises(errno.EIO)()
+        return recorded(*given)
+
+    pulling.recorded = lost
+    main(run, UPDATE)
+
+
+@pytest.mark.parametrize("loses_disk", [False, True])
+def test_a_worker_that_leaves_is_at_its_update_while_it_saves_what_it_kept(scored, tmp_path, loses_disk):
+    """Whoever is to do the next update waits until that is over."""
+    run = load_run(shutil.copytree(scored, tmp_path / "run", symlinks=True))
+    process = fork_server().Process(target=with_a_trainer_kept, args=(run.paths.root, loses_disk))
+    process.start()
+    if not loses_disk:
+        wait_until(run, process, Doing.WAITING, policy_maker(2))
+        os.kill(process.pid, signal.SIGTERM)
+    assert join(process) == [DISK_EXIT if loses_disk else 0]
+    said = json.loads((run.paths.root / "saved.json").read_text())
+    attempt = read_record(run.paths, UPDATE).attempt
+    assert (said["doing"], said["task"], said["attempt"]) == (Doing.BUSY, task_key(UPDATE), attempt)
+    assert the_beat(run).doing is Doing.LEAVING
+    assert "committed" in run.paths.task(UPDATE).log(1).read_text()
+
+
+def fails_and_leaves(root: Path) -> None:
+    """The worker fails once; what it says meanwhile, and whether it saved anything, is left in files."""
+    run = load_run(root)
+
+    def asked(stays: bool) -> None:
+        (root / "asked.txt").write_text(f"{stays} {the_beat(run).doing}")
+        source.leave(Reason.TURNED)
+
+    source = source_of(run, ROLLOUT, failed=asked)
+    worker.run_attempt = lambda given: AttemptEnd(0) if given.loads else AttemptEnd(4, FailureKind.INPUTS)
+    worker.save_kept_trainer = (root / "saved.txt").touch
+    sys.exit(worker.work(source))
+
+
+def test_a_failure_asks_for_a_pass_and_nothing_is_saved_together_with_ranks_that_may_be_elsewhere(run):
+    assert in_process_of_its_own(fails_and_leaves, run.paths.root) == 4
+    assert (run.paths.root / "asked.txt").read_text() == f"True {Doing.WAITING}"
+    assert not (run.paths.root / "saved.txt").exists()
+
+
+# --- passes ---
+
+
+def takes_too_long(root: Path) -> None:
+    run = load_run(root)
+    source_of(run, ROLLOUT, failed=Afterwards(run, "4711_0r0").failed)._end_task(60.0)
+
+
+def test_a_task_that_took_too_long_asks_for_a_pass_that_others_make(run):
+    assert in_process_of_its_own(takes_too_long, run.paths.root) == 5
+    assert is_wanted(run.paths)
+    assert not (run.paths.root / "slurm/passes/started").exists()
+
+
+def test_a_disk_that_takes_no_wish_ends_no_worker_and_is_told_of_once(run, monkeypatch, capsys):
+    afterwards = Afterwards(run, "4711_0r0")
+    for name in ("ask", "tend", "leave"):
+        monkeypatch.setattr(afterwards.keeper, name, raises(errno.ENOSPC))
+    for _ in range(3):
+        afterwards.waits()
+    assert capsys.readouterr().out.count("no pass was started: ") == 1
+    afterwards.committed(ROLLOUT)
+    afterwards.failed(True)
+    assert capsys.readouterr().out.count("no pass was asked for: ") == 1
+    afterwards.leaves(True)
+
+
+# --- warnings ---
+
+
+def test_a_worker_that_is_warned_in_a_task_that_cannot_save_ends_it_and_begins_no_other(responded, tmp_path):
+    run = load_run(shutil.copytree(responded, tmp_path / "run", symlinks=True))
+    process = start_worker(run, REWARD, LIGHT_SECONDS="1 0")
+    wait_until(run, process, Doing.BUSY, REWARD)
+    wait_for(run.paths.task(REWARD).log(1).exists, "the task's beginning")
+    os.kill(process.pid, signal.SIGUSR2)
+    assert join(process) == [0]
+    beat = beat_of(run.paths, process)
+    assert (beat.doing, beat.reason, beat.tasks) == (Doing.LEAVING, Reason.WARNED, 1)
+    assert read_record(run.paths, REWARD)
