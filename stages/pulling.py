@@ -238,8 +238,8 @@ class Pulling:
         if is_done or claims != self._listed.get(task, ()):
             return None
         limit = self._limit(view)
-        is_first = task == self.worker.first
-        if not is_first and not self.waiting.has_time(view.now, limit):
+        has_time = self.waiting.has_time(view.now, limit)  # asked at the first one too: the next needs to know
+        if task != self.worker.first and not has_time:
             self.leave(Reason.TIME)
             return None
         number = next_number(self.run.paths, task, claims)
