@@ -238,7 +238,7 @@ class Pulling:
         if is_done or claims != self._listed.get(task, ()):
             return None
         limit = self._limit(view)
-        has_time = self.waiting.has_time(view.now, limit)  # asked at the first one too: the next needs to know
+        has_time = self.waiting.has_time(view.now, limit)  # at the first one too: the answer is for the next
         if task != self.worker.first and not has_time:
             self.leave(Reason.TIME)
             return None
