@@ -124,6 +124,7 @@ def test_a_go_back_while_workers_wait_has_them_do_it_again(run, expected):
 def test_who_computes_while_the_run_goes_back_does_it_again_for_the_run_as_it_is_then(
     run, expected, tmp_path
 ):
+    assert processes.stage(run, "rollout", 1, ROLLOUTS[1].shard).code == 0
     held = tmp_path / "held"
     held.touch()
     with crew(run, ROLLOUTS[0], LIGHT_HELD=str(held)) as (worker,):
@@ -227,9 +228,10 @@ def test_a_task_that_takes_too_long_ends_with_its_worker_and_one_that_can_save_i
     assert "continues from 1 of 2 responses" in run.paths.task(ROLLOUTS[0]).log(2).read_text()
 
 
-def test_no_second_task_is_begun_that_may_not_end_before_the_worker_itself_does(run):
-    soon = {"TASK_TIME": "0:01:00", "ENDS": str(time.time() + 90), "LIGHT_SECONDS": "0.1"}
-    with crew(run, ROLLOUTS[0], **soon) as (worker,):
+@pytest.mark.parametrize("limit", [{"TASK_TIME": "0:01:00"}, {}], ids=["task_time", "as its own"])
+def test_no_second_task_is_begun_that_may_not_end_before_the_worker_itself_does(run, limit):
+    ends = str(time.time() + 90)  # with a warning 120 s before
+    with crew(run, ROLLOUTS[0], ENDS=ends, LIGHT_SECONDS="0.1", **limit) as (worker,):
         assert join(worker) == [0]
         beat = beat_of(run.paths, worker)
         assert (beat.doing, beat.reason, beat.tasks) == (Doing.LEAVING, Reason.TIME, 1)
