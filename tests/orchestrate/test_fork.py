@@ -1,7 +1,6 @@
 """Forks: a new run goes on from a policy of another one, exactly, or with settings of its own."""
 
 import errno
-import json
 import os
 import shutil
 from dataclasses import replace
@@ -255,21 +254,21 @@ def test_overrides_that_the_state_cannot_go_on_with_are_refused(
     assert not (tmp_path / "fork").exists()
 
 
-def test_states_are_not_saved_so_rarely_that_learning_again_would_run_into_the_time_limit(parent, tmp_path):
-    path = parent / "iterations/00001/update/shard-00000.json"
-    record = json.loads(path.read_text())
-    record["metrics"] |= {"seconds/update/read": 10.0, "seconds/update/steps": 210.0}
-    path.write_text(json.dumps(record))
-    words = ["update.save_every=50", "scheduler.time_limit=400"]
+def test_states_are_not_saved_so_rarely_that_learning_again_would_run_into_the_time_limit(
+    complete_run, tmp_path
+):
+    parent = find_parent(f"{complete_run}@1")
+    slow = {"seconds/update/read": 10.0, "seconds/update/steps": 210.0}
+    parent = replace(parent, record=replace(parent.record, metrics={**parent.record.metrics, **slow}))
+    rarely, limit = "update.save_every=50", "scheduler.time_limit=400"
     said = (
         "update.save_every=50: updates took 220 s, so that learning 1 again takes 220 s, more than half of "
         r"the update's time limit \(400 s\); leave it at 1, or raise the limit"
     )
     with pytest.raises(ConfigError, match=said):
-        make_fork(parent, tmp_path / "fork", *words)
-    assert not (tmp_path / "fork").exists()
-    assert make_fork(parent, tmp_path / "each", words[1]).config.update.save_every == 1
-    assert make_fork(parent, tmp_path / "longer", words[0]).config.update.save_every == 50
+        fork_config(parent, tmp_path / "fork", [rarely, limit], None)
+    assert fork_config(parent, tmp_path / "fork", [limit], None).update.save_every == 1
+    assert fork_config(parent, tmp_path / "fork", [rarely], None).update.save_every == 50
 
 
 def test_rewards_are_normalised_on_while_they_are_the_same_ones(complete_run, tmp_path):
