@@ -294,8 +294,8 @@ class Pulling:
         if is_done or claims != self._listed.get(task, ()):
             return None
         limit = self._limit(view)
-        is_first = task == self.worker.first
-        if not is_first and not self.waiting.has_time(view.now, limit):
+        has_time = self._has_time(view.now, limit)  # asked at the first one too: the answer is for the next
+        if task != self.worker.first and not has_time:
             self.leave(Reason.TIME)
             return None
         number = next_number(self.run.paths, task, claims)
@@ -333,6 +333,13 @@ class Pulling:
         return staying.task_limit(
             self.settings.task_seconds, view.median_seconds, known.median if known else None
         )
+
+    def _has_time(self, now: float, limit: float | None) -> bool:
+        """Whether a task ends before the worker's own end. Where nobody has said how long one takes, its own
+        last ones tell."""
+        if limit is None:
+            limit = staying.task_limit(None, estimates.task_seconds([self.pulse.beat], self.worker.job_kind))
+        return self.waiting.has_time(now, limit)
 
     @property
     def _is_fresh(self) -> bool:

@@ -38,6 +38,8 @@ _ASKED = frozenset(
     }
 )
 """Filesystems whose clients list folders as their servers have them."""
+_MOUNTS = Path("/proc/mounts")
+"""The mounted filesystems, later ones over earlier ones: device, path, type and more, with blanks between."""
 
 
 class Asking:
@@ -173,7 +175,7 @@ def keeps_listings(folder: Path) -> bool:
 def filesystem_of(folder: Path) -> str:
     """Return the type of a folder's filesystem as /proc/mounts has it; empty if it is not known."""
     try:
-        lines = Path("/proc/mounts").read_text().splitlines()
+        lines = _MOUNTS.read_text().splitlines()
     except OSError:
         return ""
     mounts = [words for line in lines if len(words := line.split()) > 2]

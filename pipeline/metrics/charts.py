@@ -64,6 +64,7 @@ CHARTS: tuple[Chart, ...] = (
     Chart(_P, "GPU hours", "slurm/gpu_hours/*", kind="bars"),
     Chart(_P, "Seconds in the queue", "slurm/queue_seconds/*", kind="bars"),
     Chart(_P, "Idle share", "slurm/idle_share/*", from_zero=True),
+    Chart(_P, "Idle share of workers", "slurm/worker_idle_share/*", from_zero=True),
     Chart(_P, "Start-up share", "slurm/startup_share/*", from_zero=True),
     Chart(_P, "Wasted share", "slurm/wasted_share", from_zero=True),
     Chart(_P, "Memory (GiB)", "memory_gib/*", from_zero=True),

@@ -4,6 +4,7 @@ The driver is the real one, with its files; only Slurm and what workers do are m
 worker has committed or leaves, or when a driver job starts that waits for the end of their arrays.
 """
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 
@@ -28,7 +29,8 @@ from pipeline.workers.beats import Doing
 from pipeline.workers.claims import Claim
 from slurm.states import SlurmState
 from tests.support.beats import beat
-from tests.support.toyworkers import WorkerWorld, make_worker_world
+from tests.support.toyslurm import Element
+from tests.support.toyworkers import Worker, WorkerWorld, make_worker_world
 from tests.support.toyworld import Luck
 
 
@@ -159,3 +161,53 @@ def test_a_worker_that_does_not_beat_is_cancelled_and_one_that_never_did_is_not(
     assert silent_workers(queue, beats, now + SILENT_SECONDS + 1) == [element]
     assert silent_workers(queue, beats, now + SILENT_SECONDS - 1) == []
     assert silent_workers(queue, {}, now + SILENT_SECONDS + 1) == []
+
+
+def at_work(world: WorkerWorld) -> tuple[Element, Worker]:
+    """Let a run go on until a worker is at a task."""
+    world.submit()
+    while not any(worker.claim for worker in world.workers.values()):
+        world.happen()
+    return next((element, worker) for element, worker in world.workers.items() if worker.claim)
+
+
+def test_a_worker_that_hangs_is_cancelled_and_another_does_its_task(worlds):
+    for world in worlds(3, Luck()):
+        element, worker = at_work(world)
+        hanging = worker.claim
+        world.fall_silent(worker, SILENT_SECONDS + 1)
+        world.advance("a pass")
+        assert element.state is SlurmState.CANCELLED, world.told()
+        assert f"  workers {worker.name.partition('r')[0]} have not been heard of for minutes" in world.told()
+        world.live_on()
+        world.check_is_complete()
+        world.check_failures_are_told()
+        assert world.record(hanging.task).attempt != hanging.attempt
+        endings = read_endings(world.run.paths, [hanging.task.iteration])
+        assert endings[hanging.attempt].kind is FailureKind.KILLED
+
+
+def test_workers_that_were_silent_as_the_file_server_was_away_are_looked_at_again_and_live(
+    worlds, monkeypatch
+):
+    (world,) = worlds(1, Luck())
+    element, worker = at_work(world)
+    world.fall_silent(worker, SILENT_SECONDS + 1)
+    said = {"task": worker.claim.task, "attempt": worker.claim.attempt}
+    monkeypatch.setattr(time, "sleep", lambda seconds: world.say(worker, Doing.BUSY, **said))
+    world.advance("a pass")
+    assert element.state is SlurmState.RUNNING, world.told()
+    world.live_on()
+    world.check_is_complete()
+    assert not world.kinds, "no attempt failed"
+
+
+def test_array_parallelism_is_the_number_of_workers_that_share_the_shards(worlds):
+    shared: Counter[int] = Counter()
+    two = {"array_parallelism": 2}
+    for world in worlds(8, Luck(mishaps=3, disturbances=3), rollout=two, reward=two):
+        live_to_the_end(world)
+        shared[min(3, world.run.plan.num_shards)] += 1
+        for job_kind in ("rollout", "reward"):
+            assert world.most[job_kind] == min(2, world.run.plan.num_shards)
+    assert shared[3], "no run had more shards than workers"

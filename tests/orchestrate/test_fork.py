@@ -254,6 +254,23 @@ def test_overrides_that_the_state_cannot_go_on_with_are_refused(
     assert not (tmp_path / "fork").exists()
 
 
+def test_states_are_not_saved_so_rarely_that_learning_again_would_run_into_the_time_limit(
+    complete_run, tmp_path
+):
+    parent = find_parent(f"{complete_run}@1")
+    slow = {"seconds/update/read": 10.0, "seconds/update/steps": 210.0}
+    parent = replace(parent, record=replace(parent.record, metrics={**parent.record.metrics, **slow}))
+    rarely, limit = "update.save_every=50", "scheduler.time_limit=400"
+    said = (
+        "update.save_every=50: updates took 220 s, so that learning 1 again takes 220 s, more than half of "
+        r"the update's time limit \(400 s\); leave it at 1, or raise the limit"
+    )
+    with pytest.raises(ConfigError, match=said):
+        fork_config(parent, tmp_path / "fork", [rarely, limit], None)
+    assert fork_config(parent, tmp_path / "fork", [limit], None).update.save_every == 1
+    assert fork_config(parent, tmp_path / "fork", [rarely], None).update.save_every == 50
+
+
 def test_rewards_are_normalised_on_while_they_are_the_same_ones(complete_run, tmp_path):
     words = ["algorithm.shaping.normalize=true", "reward.tokens_per_batch=512"]
     config = fork_config(find_parent(f"{complete_run}@1"), tmp_path / "fork", words, None)

@@ -66,9 +66,12 @@ class Death:
     kill: Kill
     successor: Kill | None = None
     """How its successor is killed, which learns again from the first iteration on."""
+    leaves: bool = False
+    """Whether it dies as it leaves after that update, and saves the state that it has in memory alone."""
 
     def __str__(self) -> str:
-        where = f"{self.size}-{self.case}-every-{self.save_every}-in-{self.iteration}"
+        when = "leaving-after" if self.leaves else "in"
+        where = f"{self.size}-{self.case}-every-{self.save_every}-{when}-{self.iteration}"
         kills = [self.kill] + ([self.successor] if self.successor else [])
         return "-then-".join([f"{where}-{folder_name(kills[0])}", *map(folder_name, kills[1:])])
 
@@ -76,6 +79,8 @@ class Death:
 REPLAYING = ("a step followed", "settled", "saved on the way")
 EARLY = ("a step taken", "policy not written", "policy committed")
 """Points that every update comes to; to the others come those that save a state."""
+SAVING = [point for point in POINTS if point not in ("policy committed", "detached")]
+"""Points that a process comes to that leaves, and saves what it has in memory."""
 
 
 def all_deaths() -> list[Death]:
@@ -93,6 +98,8 @@ def all_deaths() -> list[Death]:
             Death(size, next(cases), 1000, 3, dying, Kill(successor, alone=alone))
             for alone in (False, True)[:size]
         ]
+    leaving = [(size, kill) for size in (1, 2) for kill in kills(size) if kill.point in SAVING]
+    found += [Death(size, next(cases), 1000, 2, kill, leaves=True) for size, kill in leaving]
     return found
 
 
@@ -101,6 +108,9 @@ def some_deaths() -> list[Death]:
         Death(1, "fp32-zero0", 3, 3, Kill("no counters")),
         Death(1, "overflow", 1000, 3, Kill("a step taken"), Kill("settled")),
         Death(1, "skipped", 1, 2, Kill("half a file")),
+        Death(1, "stopped", 3, 3, Kill("policy committed")),
+        Death(1, "bf16-zero2", 1, 2, Kill("state not linked")),
+        Death(1, "stopped", 1000, 2, Kill("half a file"), leaves=True),
         Death(2, "bf16-zero3", 1000, 3, Kill("policy committed", alone=True)),
     ]
 
@@ -225,7 +235,7 @@ def died(scored, learned, forks, tmp_path_factory) -> dict[Death, Path]:
     found = {}
     for death in DEATHS:
         root = found[death] = copied(scored[death.case, death.save_every], folder / str(death))
-        first = [Updates(root, death.case, range(1, death.iteration + 1))]
+        first = [Updates(root, death.case, range(1, death.iteration + 1), leaves=death.leaves)]
         codes = by_ranks(death.size, root / "meeting", update_all, first, death.kill)
         assert (root / f"died-{death.iteration}").exists(), f"never came to it: {death}, {codes}"
         assert any(codes), codes

@@ -1,5 +1,7 @@
 """A process that does task after task gives what processes of their own give, to the byte."""
 
+import json
+import os
 import shutil
 from pathlib import Path
 
@@ -7,7 +9,9 @@ import pytest
 
 from pipeline.run.commits import require_record
 from pipeline.run.directory import Run, load_run
+from tests.support import processes
 from tests.support.processes import make_run, stage
+from tests.support.staying import memory_of_updates, scored_run
 from tests.support.used import commit_policy, done_by_each, done_by_one, outputs, task_of
 
 GENERATED = ["rollout 1 0", "rollout 1 1", "evaluate 0", "rollout 2 0", "evaluate 1", "rollout 3 0"]
@@ -147,14 +151,27 @@ def test_vllm_scores_beside_the_reference_that_stays(models, tmp_path):
     assert said["loads"] == [1, 1]  # the reference
 
 
-def test_fifty_tasks_grow_no_memory(plain, tmp_path):
-    run, _ = plain
-    used = copy_of(run, tmp_path / "used")
-    steps = ["only rollout 2 0", "only rollout 3 0"] * 25
-    said = done_by_one(used, steps)
-    assert said["loads"][-1] == 1
+@pytest.mark.parametrize(
+    ("tasks", "loads"), [(["rollout 2 0", "rollout 3 0"], 1), (["reward 1 0", "reward 1 1"], 2)]
+)
+def test_fifty_tasks_grow_no_memory(plain, tmp_path, tasks, loads):
+    _, fresh = plain
+    used = without(fresh, tasks, tmp_path / "used")
+    said = done_by_one(used, [f"only {task}" for task in tasks * 25])
+    assert said["loads"][-1] == loads
     grown = said["bytes"][-1] - said["bytes"][9]
     assert grown < 4 * 2**20, f"{grown / 2**20:.1f} MiB in forty tasks"
+
+
+@pytest.mark.soak
+def test_many_updates_of_a_learner_that_stays_grow_no_memory(models, tmp_path):
+    """As long as it saves each state, too."""
+    iterations = 200 if "SOAK_ROUNDS" in os.environ else 20
+    run = scored_run(models, tmp_path / "run", "fp32-zero0", save_every=1, iterations=iterations)
+    said = tmp_path / "said.json"
+    assert processes.in_process_of_its_own(memory_of_updates, run.paths.root, said) == 0
+    sizes = json.loads(said.read_text())
+    assert max(sizes) <= 1.05 * sizes[9], sizes
 
 
 def test_adapters_are_put_on_one_after_the_other_and_conversations_leave_nothing_behind(models, tmp_path):

@@ -17,9 +17,9 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import Task, task_key
 from pipeline.workers.afterwards import Afterwards
 from pipeline.workers.beats import Beat, Doing, process_space
-from pipeline.workers.outside import Outside
+from pipeline.workers.outside import Outside, Queue
 from pipeline.workers.reading import read_beats
-from stages import worker
+from stages import surroundings, worker
 from stages.logs import set_up_log
 from stages.pulling import Pulling
 from stages.pulse import Pulse
@@ -34,7 +34,8 @@ def start_worker(run: Run, first: Task, **environment: str) -> Any:
     """Begin a worker in a fork; returns the process. Its output between tasks goes to ``worker-PID.log``.
 
     With GROWING in its environment it finds after each task that it holds twice as much memory; with TENDS it
-    looks after passes.
+    looks after passes. TASK_TIME is what a task may take, ENDS the unix time at which Slurm will end the
+    worker, and WATCHFUL has it look at its package and configuration at every chance.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     given = (str(run.paths.root), first, {**os.environ, **environment})
@@ -52,9 +53,17 @@ def _work(root: str, first: Task, environment: Mapping[str, str]) -> None:
     set_up_log()
     if "GROWING" in environment:
         worker.settled_size = lambda earlier: 2 ** (30 + len(earlier))
-    run, linger = load_run(Path(root)), json.loads(environment.get("LINGER", "60"))
-    source = source_of(run, first, linger, **({"waits": _tends(run)} if "TENDS" in environment else {}))
-    sys.exit(worker.work(source))
+    if "WATCHFUL" in environment:
+        surroundings.ASK_SECONDS = 0.0
+    run, outside = load_run(Path(root)), {}
+    if "TENDS" in environment:
+        outside["waits"] = _tends(run)
+    if "ENDS" in environment:
+        outside["ask_queue"] = lambda: Queue(ends=float(environment["ENDS"]))
+    settings = ResourcesConfig(
+        linger=json.loads(environment.get("LINGER", "60")), task_time=environment.get("TASK_TIME")
+    )
+    sys.exit(worker.work(source_of(run, first, settings, **outside)))
 
 
 def _tends(run: Run) -> Callable[[], None]:
@@ -68,13 +77,12 @@ def _tends(run: Run) -> Callable[[], None]:
     return Afterwards(run, "4711_0r0", began=0.0).waits
 
 
-def source_of(run: Run, first: Task, linger: float = 60, **outside: Any) -> Pulling:
+def source_of(run: Run, first: Task, settings: ResourcesConfig, **outside: Any) -> Pulling:
     name, now = f"{os.uname().nodename}-{os.getpid()}", time.time()
     beat = Beat(name, first.job_kind, os.uname().nodename, os.getpid(), now, since=now)
     pulse = Pulse(run.paths, Beat(**{**vars(beat), "process_space": process_space()}))
     pulse.start()
     arguments = Arguments(first, run.paths.root, "1", None)
-    settings = ResourcesConfig(linger=linger)
     return Pulling(run, arguments, Outside(name, new_attempt, **outside), settings, pulse)
 
 

@@ -15,10 +15,12 @@ from pipeline.run.directory import Run, create_run, load_run
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.tasks import Stage, Task
 from stages import ranks
+from stages.kept_trainer import save_kept_trainer
 from tests.support.killed_updates import Kill, dying
 from tests.support.processes import config_of
 from tests.support.ranks import said
 from tests.support.scored import commit_scored
+from tests.support.used import settled_bytes
 
 ITERATIONS = 4
 CASES = {
@@ -35,9 +37,16 @@ CASES = {
 """Precision and ZeRO stage, or what happens on the way."""
 
 
-def scored_run(models: Path, root: Path, case: str, save_every: int, given: Run | None = None) -> Run:
+def scored_run(
+    models: Path,
+    root: Path,
+    case: str,
+    save_every: int,
+    given: Run | None = None,
+    iterations: int = ITERATIONS,
+) -> Run:
     """A run that wants its first update; its shards are those of another, if one is given."""
-    config = config_of(models, root, f"iterations={ITERATIONS}", "update.epsilon=1e-3", *CASES[case])
+    config = config_of(models, root, f"iterations={iterations}", "update.epsilon=1e-3", *CASES[case])
     run = create_run(replace(config, update=replace(config.update, save_every=save_every)))
     if given is None:
         return commit_scored(run)
@@ -80,6 +89,8 @@ class Updates:
     """Whether the process has loaded what each needs before."""
     is_slow: bool = False
     """Whether a replay takes so long that it saves each state on its way."""
+    leaves: bool = False
+    """Whether the process leaves afterwards as planned, and saves what it has kept."""
 
 
 def update(updates: Updates, iteration: int, name: str = "1-aa") -> list[str]:
@@ -108,7 +119,9 @@ def update_all(wanted: Sequence[Updates], kill: Kill | None, rank: int) -> None:
                 if kill is not None and updates is wanted[-1] and iteration == updates.iterations[-1]:
                     stack.enter_context(dying(updates.root, iteration, kill))
                 lines = update(updates, iteration, f"{iteration}-{'kept' if updates.stays else 'loaded'}")
-            (updates.root / f"said-{iteration}-{rank}.json").write_text(json.dumps(lines))
+                (updates.root / f"said-{iteration}-{rank}.json").write_text(json.dumps(lines))
+                if updates.leaves and iteration == updates.iterations[-1]:
+                    save_kept_trainer()
 
 
 def assert_same_learned(root: Path, expected: Path, states: Sequence[int] = (ITERATIONS,)) -> None:
@@ -126,3 +139,14 @@ def states_of(root: Path) -> list[int]:
     """Iterations whose states are committed."""
     paths = load_run(root).paths
     return [i for i in range(1, ITERATIONS + 1) if read_record(paths, state_of(i)) is not None]
+
+
+def memory_of_updates(root: Path, said_to: Path) -> None:
+    """Do all updates of a run in this process, and write how many bytes it held after each."""
+    ranks.start_distributed()
+    sizes = []
+    for iteration in range(1, load_run(root).plan.iterations + 1):
+        lines = update(Updates(root, "", ()), iteration)
+        assert any("going on from memory" in line for line in lines) is (iteration > 1)
+        sizes.append(settled_bytes())
+    said_to.write_text(json.dumps(sizes))

@@ -1,6 +1,7 @@
 """A run with workers on the toy Slurm: the driver is the real one, and so are its files and the beats; what
 workers do is decided by chance, within the rules of workers."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -8,9 +9,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from pipeline.config.conversion import plain
+from pipeline.executors.slurm.crew import wanted_workers
 from pipeline.run.endings import read_endings
 from pipeline.run.failures import FailureKind
-from pipeline.run.tasks import PREPARE, Stage, Task, task_key
+from pipeline.run.tasks import Stage, Task, task_key
 from pipeline.workers.beats import Beat, Doing, Reason
 from pipeline.workers.choosing import is_left_to_passes
 from pipeline.workers.claims import Claim
@@ -45,6 +47,8 @@ class WorkerWorld(World):
     clock: float = 0.0
     poison: Task | None = None
     """Task that fails in every worker."""
+    most: Counter[str] = field(default_factory=Counter)
+    """Most workers that there were at once, by job kind."""
 
     # --- what happens ---
 
@@ -88,6 +92,14 @@ class WorkerWorld(World):
         now, key = self.now(), task_key(task) if task else ""
         given = {"reason": None, "attempt": "", **more}
         worker.beat = replace(worker.beat, doing=doing, since=now, beat=now, task=key, **given)
+        self.write_beat(worker)
+
+    def fall_silent(self, worker: Worker, seconds: float) -> None:
+        """A worker hangs: its last beat is so long ago."""
+        worker.beat = replace(worker.beat, beat=time.time() - seconds)
+        self.write_beat(worker)
+
+    def write_beat(self, worker: Worker) -> None:
         path = self.run.paths.slurm / "workers" / f"{worker.name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(sealed(plain(worker.beat)))
@@ -213,9 +225,10 @@ class WorkerWorld(World):
         """Never more workers than wanted, but for those that have said that they leave."""
         alive = [e for e in self.slurm.elements() if not e.has_ended and not is_driver(e)]
         here = [e for e in alive if e.is_pending or e in self.workers]
-        for job_kind, count in Counter(task_of(self.run, e).job_kind for e in here).items():
-            is_one = job_kind in (Stage.UPDATE, Stage.EVALUATE, Stage.BENCHMARK, PREPARE.job_kind)
-            assert count <= (1 if is_one else self.run.plan.num_shards), self.told()
+        wanted = wanted_workers(self.run.plan, self.run.config.scheduler)
+        for job_kind, count in Counter(str(task_of(self.run, e).job_kind) for e in here).items():
+            assert count <= wanted[job_kind], self.told()
+            self.most[job_kind] = max(count, self.most[job_kind])
         doing = [worker.claim.task for worker in self.workers.values() if worker.claim]
         assert len(doing) == len(set(doing)), self.told()
 

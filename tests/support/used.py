@@ -66,7 +66,7 @@ def work(root: str, steps: list[str], said: str, environment: dict[str, str] | N
     for step in steps:
         _do(Path(root), step)
         happened["loads"].append(len(loads))
-        happened["bytes"].append(_resident())
+        happened["bytes"].append(settled_bytes())
     release_all()
     Path(said).write_text(json.dumps(happened))
 
@@ -129,7 +129,7 @@ def _counted_loads() -> list[str]:
     return loads
 
 
-def _resident() -> int:
+def settled_bytes() -> int:
     """Bytes of this process's own memory: not those of files that it has mapped."""
     fields = dict(
         line.split(":") for line in Path("/proc/self/status").read_text().splitlines() if ":" in line

@@ -291,6 +291,7 @@ def test_every_number_of_a_real_row_is_drawn_by_the_panel_that_describes_it(comp
         ("seconds/iteration", "seconds/iteration"),
         ("seconds/compute/rollout", "seconds/compute/*"),
         ("slurm/idle_share/score-big", "Idle share"),
+        ("slurm/worker_idle_share/score-big", "Idle share of workers"),
         ("reward/my_rule/mean", "Reward components"),
         ("reward/my_rule/retries", "reward/*/retries"),
         ("finish_reason/stop", "Finish reasons"),

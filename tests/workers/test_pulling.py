@@ -1,10 +1,11 @@
 """Workers that find their tasks in a run directory: the same bytes, whoever is killed or goes back."""
 
+import json
 import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,28 @@ def test_a_go_back_while_workers_wait_has_them_do_it_again(run, expected):
     assert {f"shard-{shard:05d}.claim-1.json" for shard in range(4)} <= moved
 
 
+def test_who_computes_while_the_run_goes_back_does_it_again_for_the_run_as_it_is_then(
+    run, expected, tmp_path
+):
+    assert processes.stage(run, "rollout", 1, ROLLOUTS[1].shard).code == 0
+    held = tmp_path / "held"
+    held.touch()
+    with crew(run, ROLLOUTS[0], LIGHT_HELD=str(held)) as (worker,):
+        wait_for((tmp_path / "held-now").exists, "the task's first response")
+        assert beat_of(run.paths, worker).doing is Doing.BUSY
+        aside = go_back(run, Point(Stage.ROLLOUT, 1))
+        held.unlink()
+        with crew(run, *REWARDS, UPDATE) as others:
+            assert join(worker, *others) == [0] * 4
+    assert_same_bytes(run, expected)
+    late = json.loads((aside / "iterations/00001/rollout/shard-00000.json").read_text())
+    record = read_record(run.paths, ROLLOUTS[0])
+    assert late["pid"] == record.pid == worker.pid
+    assert late["attempt"] != record.attempt
+    assert record.fingerprint == read_record(expected.paths, ROLLOUTS[0]).fingerprint
+    assert beat_of(run.paths, worker).tasks == 12, "what went with the history that is gone is no task done"
+
+
 def test_a_claim_that_is_spoilt_is_nobodys(run):
     path = file_of(run.paths, ROLLOUTS[0], 1)
     path.parent.mkdir(parents=True)
@@ -167,6 +190,52 @@ def test_who_leaves_for_its_memory_or_a_warning_says_so(run):
             assert join(worker) == [5]
             beat = beat_of(run.paths, worker)
             assert (beat.doing, beat.reason, beat.tasks) == (Doing.LEAVING, Reason.WARNED, 0)
+
+
+def test_who_waits_leaves_when_the_run_s_settings_were_changed_under_it(run):
+    with crew(run, UPDATE, WATCHFUL="1") as (worker,):
+        wait_until(run, worker, Doing.WAITING, UPDATE)
+        run.paths.config_yaml.touch()
+        assert join(worker) == [0]
+        beat = beat_of(run.paths, worker)
+        assert (beat.doing, beat.reason, beat.tasks) == (Doing.LEAVING, Reason.CHANGED, 0)
+
+
+def test_a_task_that_takes_too_long_ends_with_its_worker_and_one_that_can_save_is_warned_before(
+    run, expected
+):
+    ready, scoring = ROLLOUTS[0]._replace(shard=2), REWARDS[0]._replace(shard=2)
+    assert processes.stage(run, "rollout", 1, ready.shard).code == 0
+    limit = {"TASK_TIME": "0:00:04", "LIGHT_SECONDS": "100"}
+    slow = {
+        ROLLOUTS[0]: limit | {"LIGHT_SECONDS": "0 100"},
+        ROLLOUTS[1]: limit | {"LIGHT_DEAF": "1"},
+        scoring: limit,
+    }
+    with ExitStack() as stack:
+        workers = [stack.enter_context(crew(run, task, **given))[0] for task, given in slow.items()]
+        assert join(*workers) == [5] * 3
+    said = [json.loads(run.paths.task(task).failure(1).read_text()) for task in slow]
+    assert [failure["kind"] for failure in said] == ["paused", "timeout", "timeout"]
+    assert [failure["message"] for failure in said[1:]] == ["it took more than 4 s"] * 2
+    beats = [beat_of(run.paths, worker) for worker in workers]
+    assert {beat.doing for beat in beats} == {Doing.LEAVING}
+    assert [beat.reason for beat in beats] == [Reason.WARNED, Reason.FAILED, Reason.FAILED]
+    begin_invocation(run.paths)  # whoever owns the run resumes it
+    with crew(run, *ROLLOUTS, *REWARDS, UPDATE) as others:
+        assert join(*others) == [0] * 5
+    assert_same_bytes(run, expected)
+    assert "continues from 1 of 2 responses" in run.paths.task(ROLLOUTS[0]).log(2).read_text()
+
+
+@pytest.mark.parametrize("limit", [{"TASK_TIME": "0:01:00"}, {}], ids=["task_time", "as its own"])
+def test_no_second_task_is_begun_that_may_not_end_before_the_worker_itself_does(run, limit):
+    ends = str(time.time() + 90)  # with a warning 120 s before
+    with crew(run, ROLLOUTS[0], ENDS=ends, LIGHT_SECONDS="0.1", **limit) as (worker,):
+        assert join(worker) == [0]
+        beat = beat_of(run.paths, worker)
+        assert (beat.doing, beat.reason, beat.tasks) == (Doing.LEAVING, Reason.TIME, 1)
+    assert claims_of(run.paths, ROLLOUTS).keys() == {ROLLOUTS[0]}
 
 
 def test_of_many_who_wait_one_makes_the_pass_that_nobody_has_asked_for(run):
