@@ -1,5 +1,6 @@
-"""Sweeps as people type them: killed and typed again, extended, with a run that fails."""
+"""Sweeps as people type them: killed and typed again, extended, side by side, with a run that fails."""
 
+import itertools
 import os
 import random
 import signal
@@ -11,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.sweep.manifest import read_sweep
-from tests.support import ROOT, tiny
-from tests.support.killing import wait_for
+from tests.support import ROOT, noting, tiny
+from tests.support.killing import events, wait_for
 from tests.support.mirrored import family, kill_all
 
 
@@ -20,6 +21,13 @@ def words(inputs: Path, root: Path, *more: str) -> list[str]:
     """Of runs like the ``complete_run`` fixture, whose seed is 0."""
     heldout = (f"data.heldout={inputs / 'heldout.jsonl'}", "evaluate.every=1")
     return tiny.overrides(inputs, root, *heldout, "name=s", *more)
+
+
+def short_words(inputs: Path, root: Path, *more: str) -> list[str]:
+    """Of runs of one iteration, without evaluations."""
+    return [w for w in tiny.overrides(inputs, root, "name=s", *more) if w != "iterations=2"] + [
+        "iterations=1"
+    ]
 
 
 def weights(root: Path) -> bytes:
@@ -56,13 +64,55 @@ def test_a_sweep_that_is_killed_at_any_time_goes_on_by_the_same_command(
     done = slurm_ppo("sweep", *command)
     assert (done.returncode, "0 of 2 runs to do" in done.stderr) == (0, True)
 
-    refused = slurm_ppo("resume", root)
-    assert refused.returncode == 2
-    assert f"{root} is a sweep, and one run is wanted" in refused.stderr
+    for word, said in (("resume", "is a sweep, and one run is wanted"), ("cancel", "end that with Ctrl-C")):
+        refused = slurm_ppo(word, root)
+        assert refused.returncode == 2
+        assert said in refused.stderr
+        assert len(refused.stderr.splitlines()) == 1
     dropped = slurm_ppo("sweep", root, "--drop", "seed_1")
     assert dropped.returncode == 0
     assert read_sweep(root).names == ("seed_0",)
     assert (root / "seed_1/run.json").exists()
+
+
+def test_more_seeds_are_added_by_the_same_words_and_the_runs_that_are_there_stay(inputs, slurm_ppo, tmp_path):
+    root, command = tmp_path / "s", short_words(inputs, tmp_path / "s")
+    first = slurm_ppo("sweep", *command, "--seeds", 2)
+    assert first.returncode == 0, first.stderr
+    before = {path: path.read_bytes() for path in root.glob("seed_*/**/*") if path.is_file()}
+    more = slurm_ppo("sweep", *command, "--seeds", 3)
+    assert more.returncode == 0, more.stderr
+    assert "1 of 3 runs to do" in more.stderr
+    assert "3 runs: 3 complete" in more.stdout
+    assert read_sweep(root).names == ("seed_0", "seed_1", "seed_2")
+    old = [path for path in root.glob("seed_[01]/**/*") if path.is_file()]
+    assert {path: path.read_bytes() for path in old} == before
+
+
+def test_runs_side_by_side_have_gpus_of_their_own_and_no_more_go_on_than_are_asked_for(
+    inputs, environment, slurm_ppo, tmp_path
+):
+    root, notes = tmp_path / "s", tmp_path / "notes"
+    command = short_words(inputs, root, *noting.WORDS, "scheduler.gpus=[0,1]", "seed=0,1,2")
+    done = slurm_ppo("sweep", *command, "--at-once", 2, env=environment | {noting.FILE: str(notes)})
+    assert done.returncode == 0, done.stderr
+    noted = [one for stage in ("rollout", "reward", "update") for one in noting.read(notes, stage)]
+    seen = {run: {one["sees"] for one in noted if one["run"] == run} for run in read_sweep(root).names}
+    assert [len(gpus) for gpus in seen.values()] == [1, 1, 1], seen
+    assert seen["seed_0"] != seen["seed_1"], "these two were begun together"
+    assert {*seen["seed_0"], *seen["seed_1"]} == {"0", "1"}
+    assert most_at_once(root) <= 2
+
+
+def most_at_once(root: Path) -> int:
+    """The most drivers that were at work at the same time."""
+    moves = [
+        (event["time"], step)
+        for run in root.glob("seed_*")
+        for kind, step in (("driver_started", 1), ("driver_ended", -1))
+        for event in events(run, kind)
+    ]
+    return max(itertools.accumulate(step for _, step in sorted(moves)))
 
 
 def lines_of(path: Path) -> int:
