@@ -128,8 +128,11 @@ def _values(word: str, override: "Override", groups: Mapping[str, Sequence[str]]
         )
     if isinstance(override.value(), Glob):
         return _matching(word, override, groups)
-    found = itertools.islice(override.sweep_string_iterator(), MOST_POINTS + 1)
-    values = tuple(dict.fromkeys(map(plain_number, found)))
+    try:
+        found = itertools.islice(override.sweep_string_iterator(), MOST_POINTS + 1)
+        values = tuple(dict.fromkeys(map(plain_number, found)))
+    except ValueError as error:  # a step of 0
+        raise SweepError(f"{word!r} has no values ({error}); write {key}=range(FROM,TO,STEP)") from None
     if not values:
         raise SweepError(f"{word!r} has no values; a range's end is not part of it")
     return values

@@ -19,9 +19,8 @@ WORDS = (
 
 def note(stage: str, config: Config) -> None:
     names = {"sees": "CUDA_VISIBLE_DEVICES", "rank": "RANK", "node": "SLURMD_NODENAME"}
-    said = {"stage": stage, "run": Path(config.run_dir).name} | {
-        key: os.environ.get(name) for key, name in names.items()
-    }
+    said = {key: os.environ.get(name) for key, name in names.items()}
+    said |= {"stage": stage, "run": Path(config.run_dir).name}
     with Path(os.environ[FILE]).open("a") as file:
         file.write(json.dumps(said) + "\n")
 

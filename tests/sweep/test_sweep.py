@@ -25,9 +25,8 @@ def words(inputs: Path, root: Path, *more: str) -> list[str]:
 
 def short_words(inputs: Path, root: Path, *more: str) -> list[str]:
     """Of runs of one iteration, without evaluations."""
-    return [w for w in tiny.overrides(inputs, root, "name=s", *more) if w != "iterations=2"] + [
-        "iterations=1"
-    ]
+    given = tiny.overrides(inputs, root, "name=s", *more)
+    return ["iterations=1" if word == "iterations=2" else word for word in given]
 
 
 def weights(root: Path) -> bytes:
@@ -155,7 +154,7 @@ def test_what_is_wrong_with_all_is_said_before_anything_is_made(inputs, slurm_pp
         (["seed=0,1", "update.learning_rat=1,2"], "unknown key 'learning_rat'"),
         (["seed=0,x"], "seed: "),
         (["seed=0"], "nothing to sweep"),
-        (["runs/nothing"], "is no run directory: nothing is there"),
+        (["runs/nothing"], "is no sweep: nothing is there"),
         (["seed=0,1", "--at-once", "0"], "Invalid value for '--at-once'"),
     ],
 )
