@@ -67,6 +67,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("sweep FEW seed=range(0,100000)", "more than 1000 runs"),
     ("sweep FEW seed=range(3,3)", "a range's end is not part of it"),
     ("sweep FEW seed=range(0,4,0)", "write seed=range(FROM,TO,STEP)"),
+    ("sweep FEW update.learning_rate=range(0.1,0.5,0)", "=range(FROM,TO,STEP)"),
     ("sweep FEW seed=interval(0,4)", "write seed=range(FROM,TO,STEP)"),
     ("sweep FEW seed=glob(*)", "glob is for groups"),
     ("sweep FEW algorithm=glob(x*)", "matches no option of algorithm"),
