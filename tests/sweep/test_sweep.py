@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,6 @@ def words(inputs: Path, root: Path, *more: str) -> list[str]:
     """Of runs like the ``complete_run`` fixture, whose seed is 0."""
     heldout = (f"data.heldout={inputs / 'heldout.jsonl'}", "evaluate.every=1")
     return tiny.overrides(inputs, root, *heldout, "name=s", *more)
-
-
-def short_words(inputs: Path, root: Path, *more: str) -> list[str]:
-    """Of runs of one iteration, without evaluations."""
-    given = tiny.overrides(inputs, root, "name=s", *more)
-    return ["iterations=1" if word == "iterations=2" else word for word in given]
 
 
 def weights(root: Path) -> bytes:
@@ -74,33 +69,45 @@ def test_a_sweep_that_is_killed_at_any_time_goes_on_by_the_same_command(
     assert (root / "seed_1/run.json").exists()
 
 
-def test_more_seeds_are_added_by_the_same_words_and_the_runs_that_are_there_stay(inputs, slurm_ppo, tmp_path):
-    root, command = tmp_path / "s", short_words(inputs, tmp_path / "s")
-    first = slurm_ppo("sweep", *command, "--seeds", 2)
-    assert first.returncode == 0, first.stderr
-    before = {path: path.read_bytes() for path in root.glob("seed_*/**/*") if path.is_file()}
-    more = slurm_ppo("sweep", *command, "--seeds", 3)
-    assert more.returncode == 0, more.stderr
-    assert "1 of 3 runs to do" in more.stderr
-    assert "3 runs: 3 complete" in more.stdout
-    assert read_sweep(root).names == ("seed_0", "seed_1", "seed_2")
-    old = [path for path in root.glob("seed_[01]/**/*") if path.is_file()]
-    assert {path: path.read_bytes() for path in old} == before
+@dataclass(frozen=True)
+class SideBySide:
+    """A sweep of three runs, two at once, on two GPUs that are only pretended."""
+
+    root: Path
+    words: list[str]
+    environment: dict[str, str]
 
 
-def test_runs_side_by_side_have_gpus_of_their_own_and_no_more_go_on_than_are_asked_for(
-    inputs, environment, slurm_ppo, tmp_path
-):
-    root, notes = tmp_path / "s", tmp_path / "notes"
-    command = short_words(inputs, root, *noting.WORDS, "scheduler.gpus=[0,1]", "seed=0,1,2")
-    done = slurm_ppo("sweep", *command, "--at-once", 2, env=environment | {noting.FILE: str(notes)})
+@pytest.fixture(scope="module")
+def side_by_side(inputs, environment, slurm_ppo, tmp_path_factory) -> SideBySide:
+    folder = tmp_path_factory.mktemp("side_by_side")
+    given = tiny.overrides(inputs, folder / "s", "name=s", *noting.WORDS, "scheduler.gpus=[0,1]")
+    short = ["iterations=1" if word == "iterations=2" else word for word in given]
+    made = SideBySide(folder / "s", short, environment | {noting.FILE: str(folder / "notes")})
+    done = slurm_ppo("sweep", *short, "--seeds", 3, "--at-once", 2, env=made.environment)
     assert done.returncode == 0, done.stderr
+    return made
+
+
+def test_runs_side_by_side_have_gpus_of_their_own_and_no_more_go_on_than_are_asked_for(side_by_side):
+    notes = Path(side_by_side.environment[noting.FILE])
     noted = [one for stage in ("rollout", "reward", "update") for one in noting.read(notes, stage)]
-    seen = {run: {one["sees"] for one in noted if one["run"] == run} for run in read_sweep(root).names}
-    assert [len(gpus) for gpus in seen.values()] == [1, 1, 1], seen
-    assert seen["seed_0"] != seen["seed_1"], "these two were begun together"
-    assert {*seen["seed_0"], *seen["seed_1"]} == {"0", "1"}
-    assert most_at_once(root) <= 2
+    seen = [{one["sees"] for one in noted if one["run"] == f"seed_{seed}"} for seed in range(3)]
+    assert [len(gpus) for gpus in seen] == [1, 1, 1], seen
+    assert seen[0] | seen[1] == seen[0] | seen[1] | seen[2] == {"0", "1"}, "the first two were begun together"
+    assert most_at_once(side_by_side.root) <= 2
+
+
+def test_more_seeds_are_added_by_the_same_words_and_the_runs_that_are_there_stay(side_by_side, slurm_ppo):
+    root = side_by_side.root
+    before = {path: path.read_bytes() for path in root.glob("seed_[012]/**/*") if path.is_file()}
+    more = slurm_ppo("sweep", *side_by_side.words, "--seeds", 4, env=side_by_side.environment)
+    assert more.returncode == 0, more.stderr
+    assert "1 of 4 runs to do" in more.stderr
+    assert "4 runs: 4 complete" in more.stdout
+    assert read_sweep(root).names == ("seed_0", "seed_1", "seed_2", "seed_3")
+    after = {path: path.read_bytes() for path in root.glob("seed_[012]/**/*") if path.is_file()}
+    assert after == before
 
 
 def most_at_once(root: Path) -> int:
