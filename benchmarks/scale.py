@@ -1,4 +1,4 @@
-"""What grows with a run: a pass, status, plan, the check of the chain, and packing.
+"""What grows with a run: a pass, status, plan, the check of the chain, and packing; and with runs: ls.
 
     python benchmarks/scale.py [--shards 10000] [--iterations 1000] [--part pass status ...]
 
@@ -8,6 +8,9 @@ seconds of one process, which other work on the machine does not change much.
 
 import argparse
 import os
+import resource
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -38,8 +41,13 @@ from pipeline.status.snapshot import read_status  # noqa: E402
 from pipeline.status.text import describe  # noqa: E402
 from slurm import commands  # noqa: E402
 from slurm.states import SlurmState  # noqa: E402
+from tests.support.reportrun import make_row  # noqa: E402
+from tests.support.reportrun import make_run as make_local_run  # noqa: E402
 from tests.support.toyslurm import ToySlurm  # noqa: E402
 from tests.support.toyworld import Lease, Watcher, is_driver, task_of  # noqa: E402
+
+NUM_RUNS = 1000
+"""Runs that ``ls`` lists."""
 
 
 def main() -> None:
@@ -179,12 +187,42 @@ def measure_packing(root: Path, iterations: int, shards: int) -> None:
     timed("reading all from files", read_all)
 
 
+def make_listed(root: Path, iterations: int) -> None:
+    """A run of this machine with 20 rows of some 90 numbers and the three newest policies and states."""
+    run = make_local_run(root, iterations=iterations)
+    rows = [make_row(i) | {f"more/{n}": 1 / (n + i) for n in range(50)} for i in range(1, 21)]
+    journal.rewrite(run.paths.metrics, rows)
+    journal.event(run.paths.events, "driver_started")
+    run.paths.best.write_text('{"iteration": 18, "reward": 0.5}')
+    for version in (18, 19, 20):
+        for folder in (run.paths.policies, run.paths.states):
+            (folder / f"{version:05d}.1-a").mkdir(parents=True)
+            (folder / f"{version:05d}.1-a/model.safetensors").write_bytes(bytes(1000))
+            (folder / f"{version:05d}").symlink_to(f"{version:05d}.1-a")
+
+
+def measure_list(root: Path, iterations: int, shards: int) -> None:
+    """Every other run is complete. The command is typed three times, its start and imports are counted."""
+    for number, planned in enumerate((20, 40)):
+        make_listed(root / f"run-{number}", planned)
+    for number in range(2, NUM_RUNS):
+        shutil.copytree(root / f"run-{number % 2}", root / f"run-{number}", symlinks=True)
+    for _ in range(3):
+        before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+        command = [sys.executable, "-m", "pipeline", "ls", str(root)]
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - began
+        used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        print(f"ls of {NUM_RUNS} runs: {used:.2f} s, {wall:.2f} s on the clock", flush=True)
+
+
 PARTS = {
     "packing": measure_packing,
     "reconcile": measure_reconcile,
     "pass": measure_pass,
     "status": measure_status,
     "long": measure_long,
+    "ls": measure_list,
 }
 
 if __name__ == "__main__":

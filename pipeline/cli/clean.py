@@ -141,7 +141,11 @@ def _aligned(lines: list[list[str]]) -> Iterator[str]:
 def _is_agreed(question: str) -> bool:
     if not sys.stdin.isatty():
         raise RunError("nothing was removed: there is nobody to ask; to remove it say --yes")
-    return input(question).strip().lower() in ("y", "yes")
+    try:
+        return input(question).strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        print()
+        return False
 
 
 def _remove(found: Found) -> list[str]:

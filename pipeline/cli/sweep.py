@@ -16,7 +16,7 @@ from pipeline.config.allocation import AllocationConfig
 from pipeline.config.compose import compose, known_groups
 from pipeline.config.scheduler import LocalConfig
 from pipeline.config.schema import Config
-from pipeline.run.directory import RunError, is_run, no_setting
+from pipeline.run.directory import RunError, is_run, near_runs, no_setting, shown
 from pipeline.run.lease import Lease, LeaseHeld, hold, holder_of
 from pipeline.run.paths import RunPaths
 from pipeline.status.listing import Entry
@@ -64,7 +64,17 @@ class Asked:
             return root.absolute()
         if is_sweep(Path(named[0])):
             raise SweepError(f"{named[0]} is a sweep; to extend it type its settings again, with more values")
-        raise no_setting(named[0])
+        raise _no_sweep(named[0])
+
+
+def _no_sweep(word: str) -> UserError:
+    """Return the error for a word that sets nothing and is no sweep's folder."""
+    root = Path(word)
+    if is_run(root):
+        return no_setting(word)
+    what = "holds no sweep" if root.exists() else "is no sweep: nothing is there"
+    near = near_runs(root, is_sweep)
+    return SweepError(f"{shown(root)} {what}{near}; give the folder of a sweep, or settings as KEY=A,B")
 
 
 def list_points(asked: Asked) -> str:
@@ -116,20 +126,22 @@ def carry_out(asked: Asked, point: str | None = None) -> int:
 
 def _go_on(root: Path, asked: Asked) -> int:
     """Continue a sweep as it is."""
-    sweep = read_sweep(root)
-    with _turn(root, _config_of_all(root, sweep)) as lease:
-        return _drive(root, read_sweep(root), asked, lease)
+    config = _config_of_all(root, read_sweep(root))
+    gpus = _gpus_of_runs(config, asked.at_once)
+    with _turn(root, config) as lease:
+        return _drive(root, read_sweep(root), asked, lease, gpus)
 
 
 def _begin(asked: Asked) -> int:
     """Make a sweep, or extend the one that is there, and carry it out."""
     root, _, drafts = _read_words(asked)
+    gpus = _gpus_of_runs(drafts[0].config, asked.at_once)
     _check_inputs(root, drafts)
     with _turn(root, drafts[0].config) as lease:
         sweep = _read_words(asked, drafts)[1]  # another command may have extended it since
         if not is_sweep(root) or read_sweep(root) != sweep:
             write_sweep(root, sweep)
-        return _drive(root, sweep, asked, lease)
+        return _drive(root, sweep, asked, lease, gpus)
 
 
 def _folder(asked: Asked, option: str) -> Path:
@@ -182,16 +194,14 @@ def _turn(root: Path, config: Config) -> Iterator[Lease]:
         yield lease
 
 
-def _drive(root: Path, sweep: Sweep, asked: Asked, lease: Lease) -> int:
+def _drive(root: Path, sweep: Sweep, asked: Asked, lease: Lease, gpus: list[tuple[str, ...]]) -> int:
     config = config_of(root, sweep.points[0])
     on_slurm = config.slurm is not None
-    _check_at_once(config, asked.at_once)
     folder = Path(sweep.folder) if Path(sweep.folder).is_dir() else Path.cwd()
     due = _due(root, sweep, on_slurm)
     print(f"sweep directory: {root}; {len(due)} of {len(sweep.points)} runs to do", file=sys.stderr)
     at_once = asked.at_once or (_SUBMITTING if on_slurm else 1)
-    gpus, grace = _gpus_of_runs(config, at_once), _grace_of(config)
-    runner = Runner(root, folder, at_once, lease, gpus, sweep.keys, grace + STOP_SECONDS)
+    runner = Runner(root, folder, at_once, lease, gpus, sweep.keys, _grace_of(config) + STOP_SECONDS)
     ends = runner.carry_out(due)
     entries = entries_of(root)
     print(_summary(root, entries, ends, on_slurm))
@@ -217,13 +227,21 @@ def _grace_of(config: Config) -> float:
     return float(config.scheduler.grace) if isinstance(config.scheduler, AllocationConfig) else 0.0
 
 
-def _gpus_of_runs(config: Config, at_once: int) -> list[tuple[str, ...]]:
-    """Divide the GPUs of this machine among the runs that go on at once. Raises ConfigError where there are
-    fewer than runs."""
+def _gpus_of_runs(config: Config, at_once: int | None) -> list[tuple[str, ...]]:
+    """Divide the GPUs of this machine among the runs that go on at once; return nothing where runs are given
+    none.
+
+    Raises:
+        ConfigError: there are fewer GPUs than runs.
+        SweepError: runs are not processes that share this machine.
+    """
     from pipeline.executors.devices import devices_of, parts
 
+    _check_at_once(config, at_once)
     given = config.scheduler
-    return parts(devices_of(given), at_once) if at_once > 1 and isinstance(given, LocalConfig) else []
+    if at_once is None or at_once == 1 or not isinstance(given, LocalConfig):
+        return []
+    return parts(devices_of(given), at_once)
 
 
 def _due(root: Path, sweep: Sweep, on_slurm: bool) -> list[Point]:

@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -230,10 +230,14 @@ def no_setting(word: str) -> RunError:
     )
 
 
-def near_runs(root: Path) -> str:
-    """Return the runs that may have been meant, as the end of a message; empty where there are none."""
+def near_runs(root: Path, is_one: Callable[[Path], bool] = is_run) -> str:
+    """Return the runs that may have been meant, as the end of a message; empty where there are none.
+
+    Args:
+        is_one: says whether a folder is of the kind that is meant.
+    """
     with contextlib.suppress(OSError, ValueError):
-        found = {entry.name: entry for entry in root.absolute().parent.iterdir() if is_run(entry)}
+        found = {entry.name: entry for entry in root.absolute().parent.iterdir() if is_one(entry)}
         near = difflib.get_close_matches(root.name, found, n=_MOST_NAMED, cutoff=_LIKENESS)
         if near:
             return f"; did you mean {' or '.join(shown(root.parent / name) for name in near)}?"

@@ -94,7 +94,8 @@ def find_places(folder: Path) -> list[Place]:
         UserError: it is no folder, or cannot be listed.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; give one that holds runs: slurm-ppo ls DIR")
+        what = "a file" if folder.exists() else "no such folder"
+        raise UserError(f"{folder}: {what}; give a run directory, or a folder that holds runs")
     if (folder / "run.json").exists():
         return [Place(folder)]
     if (folder / _SWEEP).exists():

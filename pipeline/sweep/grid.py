@@ -128,8 +128,19 @@ def _values(word: str, override: "Override", groups: Mapping[str, Sequence[str]]
         )
     if isinstance(override.value(), Glob):
         return _matching(word, override, groups)
-    found = itertools.islice(override.sweep_string_iterator(), MOST_POINTS + 1)
-    values = tuple(dict.fromkeys(map(plain_number, found)))
+    return _listed(word, override)
+
+
+def _listed(word: str, override: "Override") -> tuple[str, ...]:
+    """Return the values of a list or a range."""
+    from hydra.errors import HydraException
+
+    try:
+        found = itertools.islice(override.sweep_string_iterator(), MOST_POINTS + 1)
+        values = tuple(dict.fromkeys(map(plain_number, found)))
+    except (HydraException, ValueError) as error:  # a step of 0
+        key = override.key_or_group
+        raise SweepError(f"{word!r} has no values ({error}); write {key}=range(FROM,TO,STEP)") from None
     if not values:
         raise SweepError(f"{word!r} has no values; a range's end is not part of it")
     return values

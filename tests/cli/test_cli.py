@@ -170,12 +170,13 @@ sys.argv = ["slurm-ppo", *{[command] if command else []}, "--help"]
 try:
     main()
 finally:
-    print("HEAVY", [name for name in {HEAVY} if name in sys.modules])
+    rooms = {{name.split(".")[1] for name in sys.modules if name.startswith("pipeline.")}}
+    print("HEAVY", [name for name in {HEAVY} if name in sys.modules], "ROOMS", *rooms)
 """
     done = python(code)
     assert done.returncode == 0, done.stderr
     assert "Usage:" in done.stdout
-    assert done.stdout.splitlines()[-1] == "HEAVY []"
+    assert done.stdout.splitlines()[-1] == "HEAVY [] ROOMS cli", "each room brings imports of its own"
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ LONGEST = 300
 FEW = ["model.policy=p", "data.prompts=d", "reward=model", "reward.components.rm.path=r"]
 """Settings of which keys and types can be judged, and nothing else: composing them takes less."""
 
-# In words: RUN a complete run, RUM its name mistyped, FILE and FOLDER things that are no runs, NEW a place
-# where nothing is, SETTINGS all that a run needs, FEW what can be composed.
+# In words: RUN a complete run, RUM its name mistyped, SWEEP a sweep whose manifest is spoilt, SWEPE its name
+# mistyped, FILE and FOLDER things that are no runs, NEW a place where nothing is, SETTINGS all that a run
+# needs, FEW what can be composed.
 MISTAKES: list[tuple[str, str]] = [
     # run directories
     ("status RUM", "did you mean"),
@@ -42,6 +43,46 @@ MISTAKES: list[tuple[str, str]] = [
     ("sync NEW", "is not a run directory"),
     ("doctor NEW", "is not a run directory"),
     ("report RUN RUM", "did you mean"),
+    ("resume SWEEP", "is a sweep, and one run is wanted"),
+    ("samples RUM", "did you mean"),
+    ("samples RUN@99", "99"),
+    ("samples RUN@x", "x"),
+    # many runs
+    ("sweep RUN", "slurm-ppo resume"),
+    ("sweep NEW", "is no sweep: nothing is there; give the folder of a sweep, or settings as KEY=A,B"),
+    ("sweep SWEPE", "did you mean"),
+    ("sweep FOLDER", "holds no sweep"),
+    ("sweep SWEEP", "its runs are whole"),
+    ("sweep SWEEP seed=1,2", "to extend it type its settings again"),
+    ("sweep SWEEP --seeds 3", "--seeds goes with settings"),
+    ("cancel SWEEP", "its runs are whole"),
+    ("sweep FEW", "nothing to sweep: give a key several values"),
+    ("sweep FEW seed=1", "nothing to sweep: give a key several values"),
+    ("sweep FEW seed=1,2 --seeds 2", "leave one out"),
+    ("sweep FEW seed=x --seeds 2", "seed=x: a whole number"),
+    ("sweep FEW seed=1,2 seed=3", "give all its values in one word"),
+    ("sweep FEW seed=1,,2", "KEY=A,B"),
+    ("sweep FEW update.learning_rat=1,2", "did you mean 'learning_rate'"),
+    ("sweep FEW name=a,b", "names the whole sweep"),
+    ("sweep FEW seed=range(0,100000)", "more than 1000 runs"),
+    ("sweep FEW seed=range(3,3)", "a range's end is not part of it"),
+    ("sweep FEW seed=range(0,4,0)", "write seed=range(FROM,TO,STEP)"),
+    ("sweep FEW update.learning_rate=range(0.1,0.5,0)", "=range(FROM,TO,STEP)"),
+    ("sweep FEW seed=interval(0,4)", "write seed=range(FROM,TO,STEP)"),
+    ("sweep FEW seed=glob(*)", "glob is for groups"),
+    ("sweep FEW algorithm=glob(x*)", "matches no option of algorithm"),
+    ("sweep FEW seed=1,2 --drop x", "slurm-ppo sweep DIR --drop NAME"),
+    ("sweep SETTINGS seed=1,x", "seed:"),
+    ("sweep SETTINGS algorithm=ppo,pppo", "did you mean 'ppo'"),
+    ("sweep SETTINGS seed=1,2 run_dir=RUN", "holds a run, so a sweep cannot begin there"),
+    ("sweep SETTINGS seed=1,2 run_dir=FOLDER", "holds other files"),
+    ("sweep SETTINGS seed=1,2 run_dir=FILE", "is no folder"),
+    ("sweep SETTINGS seed=1,2 scheduler.gpus=[0,1] --at-once 3", "there are 2 (scheduler.gpus=0,1)"),
+    ("sweep SETTINGS seed=1,2 scheduler=slurm --at-once 2", "on Slurm the queue decides"),
+    ("ls NEW", "no such folder"),
+    ("ls FILE", "a file; give a run directory, or a folder that holds runs"),
+    ("clean NEW", "no such folder; give a run directory, or a folder that holds runs"),
+    ("clean FOLDER", "holds no runs"),
     # settings
     ("config FEW sed=1", "did you mean 'seed'"),
     ("config FEW update.learning_rat=1", "did you mean 'learning_rate'"),
@@ -173,6 +214,8 @@ def place(complete_run, inputs, tmp_path_factory) -> Callable[[str], list[str]]:
     (folder / "file").write_text("this is no run\n")
     (folder / "folder").mkdir()
     (folder / "folder" / "other").write_text("someone else's")
+    (folder / "rates").mkdir()
+    (folder / "rates" / "sweep.json").write_text("{}")
     (folder / "spoilt").mkdir()
     (folder / "spoilt" / "cluster.json").write_text('{"identity": 5}')
     (folder / "broken" / "experiment").mkdir(parents=True)
@@ -182,6 +225,8 @@ def place(complete_run, inputs, tmp_path_factory) -> Callable[[str], list[str]]:
     names = {
         "RUN": folder / "run",
         "RUM": folder / "rum",
+        "SWEEP": folder / "rates",
+        "SWEPE": folder / "rate",
         "FILE": folder / "file",
         "FOLDER": folder / "folder",
         "NEW": folder / "new-thing",
@@ -218,7 +263,7 @@ def in_this_process(words, monkeypatch, capsys) -> subprocess.CompletedProcess[s
 
 @pytest.mark.parametrize(("line", "said"), MISTAKES, ids=[line[:60] for line, _ in MISTAKES])
 def test_a_mistake_is_one_line_with_the_way_out(line, said, place, slurm_ppo, monkeypatch, capsys):
-    if line.startswith("config FEW"):
+    if line.startswith(("config FEW", "sweep FEW")):
         done = in_this_process(place(line), monkeypatch, capsys)
     else:
         done = slurm_ppo(*place(line), timeout=60)
@@ -226,7 +271,7 @@ def test_a_mistake_is_one_line_with_the_way_out(line, said, place, slurm_ppo, mo
     assert "Traceback" not in done.stderr
     assert done.returncode == 2, (done.stdout, done.stderr)
     told = [text for text in done.stderr.splitlines() if text.startswith("error: ")]
-    assert told, done.stderr
+    assert told == done.stderr.splitlines()
     assert all(len(text) <= LONGEST and text.isprintable() for text in told)
     assert any(expected in text for text in told)
 

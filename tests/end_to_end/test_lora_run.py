@@ -1,9 +1,11 @@
 """A run that trains adapters: it commits them alone, and everything that wants a whole model gets one."""
 
+import hashlib
 import json
 import os
 import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from pipeline.config.update import Precision
 from pipeline.preflight.disk_need import num_adapted
+from pipeline.run.benchmarks import read_measured
 from pipeline.run.commits import FileEntry, require_record
 from pipeline.run.directory import RunError, load_run
 from pipeline.run.durable import digest_file
@@ -25,6 +28,20 @@ from tests.support import tiny
 from tests.support.exporting import export_without_torch
 
 LORA = "+update.lora={rank: 4, alpha: 8}"
+MEASURE = """
+import hashlib, json, os, sys
+policy, output, iteration, calls = sys.argv[1:]
+names = os.listdir(policy)
+if not {"config.json", "model.safetensors", "tokenizer.json"} <= {*names} or "adapter" in names:
+    sys.exit(f"no whole model: {names}")
+with open(policy + "/model.safetensors", "rb") as file:
+    weights = hashlib.sha256(file.read()).digest()
+with open(calls, "a") as file:
+    file.write(f"{iteration} {policy}\\n")
+with open(output, "w") as file:
+    json.dump({"weights": int.from_bytes(weights[:6])}, file)
+"""
+"""A program that measures a whole model, as those of others do: its number tells weights apart."""
 
 
 def carried_out(slurm_ppo, models: Path, root: Path, *more: str) -> Path:
@@ -37,6 +54,17 @@ def carried_out(slurm_ppo, models: Path, root: Path, *more: str) -> Path:
 @pytest.fixture(scope="module")
 def run(slurm_ppo, models, tmp_path_factory) -> Path:
     return carried_out(slurm_ppo, models, tmp_path_factory.mktemp("lora") / "run")
+
+
+@pytest.fixture(scope="module")
+def merging_run(slurm_ppo, models, tmp_path_factory) -> Path:
+    """The same for an engine and a program that want whole models. The program notes in ``calls`` where it
+    found them."""
+    folder = tmp_path_factory.mktemp("merging")
+    (folder / "measure.py").write_text(MEASURE)
+    given = f"'{{policy}}','{{output}}','{{iteration}}',{folder / 'calls'}"
+    command = f"evaluate.command=[{sys.executable},{folder / 'measure.py'},{given}]"
+    return carried_out(slurm_ppo, models, folder / "run", "rollout.merge_adapters=true", command)
 
 
 @pytest.fixture
@@ -74,10 +102,26 @@ def test_the_need_for_room_counts_the_numbers_that_an_adapter_has(run):
     assert counted < written < counted + 10_000, "the file has a header"
 
 
-def test_engines_that_get_merged_models_end_in_the_same_policy(run, slurm_ppo, models, tmp_path):
-    other = carried_out(slurm_ppo, models, tmp_path / "run", "rollout.merge_adapters=true")
+def test_engines_that_get_merged_models_end_in_the_same_policy(run, merging_run):
     tasks = [Task(2, Stage.ROLLOUT, 0), Task(2, Stage.ROLLOUT, 1), Task(2, Stage.EVALUATE), policy_maker(2)]
-    assert fingerprints(run, *tasks) == fingerprints(other, *tasks)
+    assert fingerprints(run, *tasks) == fingerprints(merging_run, *tasks)
+
+
+def test_a_program_that_measures_policies_gets_whole_models_which_go_afterwards(
+    merging_run, models, tmp_path
+):
+    measured = read_measured(load_run(merging_run).paths)
+    assert [(one.policy_version, one.missing) for one in measured] == [(0, ""), (1, ""), (2, "")]
+    export(f"{merging_run}@2", tmp_path / "model", adapter=False, say=quiet)
+    whole = [models / "policy/model.safetensors", tmp_path / "model/model.safetensors"]
+    numbers = [int.from_bytes(hashlib.sha256(file.read_bytes()).digest()[:6]) for file in whole]
+    found = [one.numbers["eval/weights"] for one in measured]
+    assert [found[0], found[2]] == numbers
+    assert found[1] not in numbers
+    calls = dict(line.split(" ", 1) for line in (merging_run.parent / "calls").read_text().splitlines())
+    assert calls.pop("0") == str(models / "policy"), "the first policy is a whole model as it is"
+    assert sorted(calls) == ["1", "2"]
+    assert not any(Path(folder).exists() for folder in calls.values())
 
 
 def test_a_fork_goes_on_from_the_adapter(run, slurm_ppo, tmp_path):

@@ -1,6 +1,7 @@
 """The recipes of docs/howto/containers.md, as batch scripts: which jobs enter an image, with which words."""
 
 import re
+import shlex
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -84,3 +85,59 @@ def test_images_of_pyxis_are_options_of_the_one_step(written):
     assert found["rollout"].startswith("srun --kill-on-bad-exit=1 --wait=0 --nodes=1 --ntasks-per-node=1 ")
     assert "--nodes=2 --ntasks-per-node=4 --cpus-per-task=8 --container-image=/images/ppo" in found["update"]
     assert [kind for kind, command in found.items() if command.endswith("--rank")] == ["update"]
+
+
+# --- without an image: what setup puts on PATH is what computes ---
+
+PYTHON = '#!/bin/sh\nprintf \'%s\\n\' "$0" "$@"\n'
+CONDA = 'conda() { [ "$1" = activate ] && PATH=SITE/miniforge3/envs/$2/bin:$PATH; }\n'
+MODULE = '() { echo "$*" >>SITE/loaded; [ "$1" = load ] && PATH=SITE/modules/bin:$PATH; true; }'
+
+
+@pytest.fixture
+def site(tmp_path) -> Path:
+    """A folder that stands for /scratch: pythons of a module, a virtual environment and conda's environments,
+    which print how they are called."""
+    for place in ("modules", "venv", "miniforge3/envs/ppo", "miniforge3/envs/vllm"):
+        python = tmp_path / place / "bin/python"
+        python.parent.mkdir(parents=True)
+        python.write_text(PYTHON)
+        python.chmod(0o755)
+    (tmp_path / "venv/bin/activate").write_text(f"PATH={tmp_path}/venv/bin:$PATH\n")
+    conda = tmp_path / "miniforge3/etc/profile.d/conda.sh"
+    conda.parent.mkdir(parents=True)
+    conda.write_text(CONDA.replace("SITE", str(tmp_path)))
+    (tmp_path / "loaded").touch()
+    return tmp_path
+
+
+def who_computes(text: str, site: Path) -> list[str]:
+    """Run a batch script in a shell that has ``module``. Returns the path of its python, and arguments."""
+    module = {"BASH_FUNC_module%%": MODULE.replace("SITE", str(site))}
+    script = text.replace("/scratch", str(site))
+    done = subprocess.run(
+        ["bash", "-c", script], env={"PATH": "/usr/bin:/bin", **module}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "usual", "of_rollouts"),
+    [
+        ("modules", "venv", "venv"),
+        ("conda", "miniforge3/envs/ppo", "miniforge3/envs/vllm"),
+    ],
+)
+def test_the_python_of_modules_and_conda_is_the_one_that_setup_activates(
+    written, site, recipe, usual, of_rollouts
+):
+    scripts = rendered(run_of(written, recipe))
+    assert {"driver", "prepare", "rollout", "reward", "update", "evaluate"} <= commands(scripts).keys()
+    for name, text in scripts.items():
+        kind = name.split("-")[1]
+        python, *arguments = who_computes(text, site)
+        assert python == str(site / (of_rollouts if kind == "rollout" else usual) / "bin/python"), name
+        assert shlex.join(["python", *arguments]) in text, name
+    expected = "purge\nload gcc/12 cuda/12.4 python/3.11\n" * len(scripts) if recipe == "modules" else ""
+    assert (site / "loaded").read_text() == expected

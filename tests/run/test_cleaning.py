@@ -1,7 +1,11 @@
 """Cleaning: what goes is what nobody reads, so that a cleaned run that is resumed ends in the same bytes."""
 
 import os
+import pty
+import re
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -17,7 +21,7 @@ from pipeline.run.lease import hold
 from pipeline.run.retention import list_folders
 from pipeline.run.states import can_go_on, has_state, oldest_needed, state_before
 from pipeline.run.tasks import PREPARE
-from tests.support import tiny
+from tests.support import ROOT, tiny
 from tests.support.committed import commit_in_two
 from tests.support.reportrun import make_row
 
@@ -180,6 +184,35 @@ def _text(path: Path) -> str:
 def test_files_of_several_attempts_at_a_task_are_told_apart(endings, are_several):
     names = ["shard-00000.json", *(f"shard-00000.{ending}" for ending in endings)]
     assert _has_several_attempts("shard-00000", names) is are_several
+
+
+def answered(run: Run, environment: dict[str, str], keys: bytes) -> tuple[int, str]:
+    """Type ``slurm-ppo clean RUN`` at a terminal, and answer. Returns the exit code and what is shown."""
+    terminal, inside = pty.openpty()
+    command = [sys.executable, "-m", "pipeline", "clean", str(run.paths.root)]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=inside, stdout=inside, stderr=inside)
+    try:
+        os.write(terminal, keys)  # a terminal keeps what is typed until it is read
+        code = process.wait(60)
+        return code, os.read(terminal, 1 << 16).decode()
+    finally:
+        process.kill()
+        os.close(terminal)
+        os.close(inside)
+
+
+def test_at_a_terminal_it_asks_and_only_a_yes_removes(whole, environment, tmp_path):
+    run = taken_back(whole, tmp_path / "run", ITERATIONS)
+    leave_behind(run, ITERATIONS)
+    before = sorted(run.paths.root.rglob("*"))
+    for keys in (b"n\n", b"\n", b"\x04"):  # no, Enter, Ctrl-D
+        code, shown = answered(run, environment, keys)
+        assert (code, "nothing was removed" in shown) == (0, True), shown
+        assert re.search(r"remove [\d.]+ [KM]iB\? \[y/N\]", shown)
+        assert sorted(run.paths.root.rglob("*")) == before
+    code, shown = answered(run, environment, b"y\n")
+    assert (code, "removed " in shown) == (0, True), shown
+    assert kinds(load_run(run.paths.root)) == {}
 
 
 def test_saved_progress_of_a_task_that_is_not_done_stays(whole, tmp_path):

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -162,6 +163,27 @@ def test_each_response_of_a_run_has_a_seed_of_its_own(run):
         for request in requests_of(Context(run.paths, run.config, task, "1-a"), repeated, (0, 1))
     ]
     assert len(set(seeds)) == len(seeds) == 3 * 2 * prompts.num_rows
+
+
+def seeds_of_samples(run: Run, version: int, seed: int = 0, evaluate_seed: int | None = None) -> list[int]:
+    """Seeds of the responses of an evaluation, two to a prompt."""
+    prompts = read_shard(run.paths, read_record(run.paths, PREPARE), PROMPTS)
+    repeated = prompts.take([i for i in range(prompts.num_rows) for _ in range(2)])
+    evaluate = replace(run.config.evaluate, seed=evaluate_seed)
+    context = Context(
+        run.paths, replace(run.config, seed=seed, evaluate=evaluate), Task(version, Stage.EVALUATE), "1-a"
+    )
+    return [request.seed for request in requests_of(context, repeated, (0, 1))]
+
+
+def test_an_evaluation_samples_with_the_same_seeds_whatever_the_policy(run):
+    """So that policies differ in what they answer, and not in their luck."""
+    found = seeds_of_samples(run, 0)
+    assert len(set(found)) == len(found)
+    assert seeds_of_samples(run, 1) == seeds_of_samples(run, 2) == found
+    assert not {*seeds_of_samples(run, 1, seed=9)} & {*found}
+    own = seeds_of_samples(run, 1, seed=0, evaluate_seed=9)
+    assert own == seeds_of_samples(run, 2, seed=5, evaluate_seed=9) == seeds_of_samples(run, 2, seed=9)
 
 
 def test_responses_follow_from_policy_prompt_and_seed(run):

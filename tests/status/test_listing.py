@@ -1,6 +1,8 @@
 """A list of runs: how each stands, from little that is read; what is spoilt has a line as well."""
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from pipeline.run.lease import hold
 from pipeline.status.listing import Entry, find_places, last_row, read_entries
 from pipeline.status.listing_text import describe
 from slurm.errors import UserError
+from tests.support import ROOT
 from tests.support.reportrun import SLURM, make_row, make_run, make_spans, slurm_row
 from tests.support.sweeps import make_sweep
 
@@ -132,6 +135,55 @@ def test_a_spoilt_run_is_a_line_beside_the_others(tmp_path, name, text):
     lines = describe(list(found.values()), tmp_path).splitlines()
     assert lines[1].startswith("bad")
     assert "1 spoilt" in lines[-1]
+
+
+READ = """
+import json, sys
+from pathlib import Path
+from pipeline.cli.listing import list_runs
+
+read = []
+sys.addaudithook(lambda event, given: event in ("open", "os.scandir") and read.append(str(given[0])))
+list_runs(Path(sys.argv[1]), as_json=False)
+slow = {"pyarrow", "numpy", "yaml", "hydra", "pydantic", "submitit", "torch"} & sys.modules.keys()
+print(json.dumps([read, sorted(slow)]))
+"""
+"""Prints the files and folders that a list of runs opens, and which slow imports it needs."""
+
+
+def used_run(root: Path, last: int) -> None:
+    """A run with much in it: tasks, logs and rows of all its iterations, and three policies."""
+    run = with_rows(make_run(root), *range(1, last + 1))
+    for i in range(1, last + 1):
+        for name in (f"iterations/{i:05d}/rollout/shard", f"logs/{i:05d}-rollout/log", f"rows/{i:05d}.json"):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).touch()
+    for i in range(last - 2, last + 1):
+        (run.paths.policies / f"{i:05d}.1-a").mkdir(parents=True)
+        (run.paths.policies / f"{i:05d}").symlink_to(f"{i:05d}.1-a")
+    with hold(run.paths.locks):
+        journal.event(run.paths.events, "driver_started")
+
+
+def test_little_is_opened_of_each_run_so_that_a_thousand_are_listed_at_once(tmp_path):
+    """However much a run has done: nothing of its tasks, shards and logs, and the end of its rows."""
+    used_run(tmp_path / "complete", 20)
+    used_run(tmp_path / "stopped", 15)
+    command = [sys.executable, "-c", READ, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 0, done.stderr
+    read, slow = json.loads(done.stdout)
+    assert slow == []
+
+    def below(name: str) -> list[str]:
+        paths = [Path(path) for path in read if Path(path).is_relative_to(tmp_path / name)]
+        return sorted(str(path.relative_to(tmp_path / name)) for path in paths)
+
+    of_all = ["best.json", "config.yaml", "critic", "metrics.jsonl", "policy", "run.json", "state", "trainer"]
+    assert below("complete") == sorted([*of_all, *(f"policy/{i:05d}.1-a" for i in (18, 19, 20))])
+    more = {*below("stopped")} - {*of_all, *(f"policy/{i:05d}.1-a" for i in (13, 14, 15))}
+    (lease,) = more - {"events.jsonl", "locks"}
+    assert Path(lease).parent == Path("locks")
 
 
 def test_a_row_that_was_cut_is_none(tmp_path):

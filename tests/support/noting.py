@@ -1,9 +1,10 @@
-"""Light engines that note in the file NOTES where they compute, and which GPUs they see there."""
+"""Light engines that note in the file NOTES for which run and where they compute, and the GPUs seen there."""
 
 import json
 import os
 from pathlib import Path
 
+from pipeline.config.schema import Config
 from stages.engines.base import takes_ranks, without_torch
 from tests.support import light
 
@@ -16,9 +17,10 @@ WORDS = (
 )
 
 
-def note(stage: str) -> None:
+def note(stage: str, config: Config) -> None:
     names = {"sees": "CUDA_VISIBLE_DEVICES", "rank": "RANK", "node": "SLURMD_NODENAME"}
-    said = {"stage": stage} | {key: os.environ.get(name) for key, name in names.items()}
+    said = {key: os.environ.get(name) for key, name in names.items()}
+    said |= {"stage": stage, "run": Path(config.run_dir).name}
     with Path(os.environ[FILE]).open("a") as file:
         file.write(json.dumps(said) + "\n")
 
@@ -31,13 +33,13 @@ def read(file: Path, stage: str) -> list[dict]:
 
 @without_torch
 def make_generator(config, directory):
-    note("rollout")
+    note("rollout", config)
     return light.make_generator(config, directory)
 
 
 @without_torch
 def make_scorer(config, directory):
-    note("reward")
+    note("reward", config)
     return light.make_scorer(config, directory)
 
 
@@ -45,7 +47,7 @@ def make_scorer(config, directory):
 @takes_ranks
 def make_trainer(config):
     """Rank 0 computes; the others only take part."""
-    note("update")
+    note("update", config)
     made = light.make_trainer(config)
     if os.environ.get("RANK", "0") != "0":
         made.update = lambda context, iteration: None

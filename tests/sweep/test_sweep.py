@@ -1,18 +1,20 @@
-"""Sweeps as people type them: killed and typed again, extended, with a run that fails."""
+"""Sweeps as people type them: killed and typed again, extended, side by side, with a run that fails."""
 
+import itertools
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from pipeline.sweep.manifest import read_sweep
-from tests.support import ROOT, tiny
-from tests.support.killing import wait_for
+from tests.support import ROOT, noting, tiny
+from tests.support.killing import events, wait_for
 from tests.support.mirrored import family, kill_all
 
 
@@ -56,13 +58,67 @@ def test_a_sweep_that_is_killed_at_any_time_goes_on_by_the_same_command(
     done = slurm_ppo("sweep", *command)
     assert (done.returncode, "0 of 2 runs to do" in done.stderr) == (0, True)
 
-    refused = slurm_ppo("resume", root)
-    assert refused.returncode == 2
-    assert f"{root} is a sweep, and one run is wanted" in refused.stderr
+    for word, said in (("resume", "is a sweep, and one run is wanted"), ("cancel", "end that with Ctrl-C")):
+        refused = slurm_ppo(word, root)
+        assert refused.returncode == 2
+        assert said in refused.stderr
+        assert len(refused.stderr.splitlines()) == 1
     dropped = slurm_ppo("sweep", root, "--drop", "seed_1")
     assert dropped.returncode == 0
     assert read_sweep(root).names == ("seed_0",)
     assert (root / "seed_1/run.json").exists()
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """A sweep of three runs, two at once, on two GPUs that are only pretended."""
+
+    root: Path
+    words: list[str]
+    environment: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def side_by_side(inputs, environment, slurm_ppo, tmp_path_factory) -> SideBySide:
+    folder = tmp_path_factory.mktemp("side_by_side")
+    given = tiny.overrides(inputs, folder / "s", "name=s", *noting.WORDS, "scheduler.gpus=[0,1]")
+    short = ["iterations=1" if word == "iterations=2" else word for word in given]
+    made = SideBySide(folder / "s", short, environment | {noting.FILE: str(folder / "notes")})
+    done = slurm_ppo("sweep", *short, "--seeds", 3, "--at-once", 2, env=made.environment)
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+def test_runs_side_by_side_have_gpus_of_their_own_and_no_more_go_on_than_are_asked_for(side_by_side):
+    notes = Path(side_by_side.environment[noting.FILE])
+    noted = [one for stage in ("rollout", "reward", "update") for one in noting.read(notes, stage)]
+    seen = [{one["sees"] for one in noted if one["run"] == f"seed_{seed}"} for seed in range(3)]
+    assert [len(gpus) for gpus in seen] == [1, 1, 1], seen
+    assert seen[0] | seen[1] == seen[0] | seen[1] | seen[2] == {"0", "1"}, "the first two were begun together"
+    assert most_at_once(side_by_side.root) <= 2
+
+
+def test_more_seeds_are_added_by_the_same_words_and_the_runs_that_are_there_stay(side_by_side, slurm_ppo):
+    root = side_by_side.root
+    before = {path: path.read_bytes() for path in root.glob("seed_[012]/**/*") if path.is_file()}
+    more = slurm_ppo("sweep", *side_by_side.words, "--seeds", 4, env=side_by_side.environment)
+    assert more.returncode == 0, more.stderr
+    assert "1 of 4 runs to do" in more.stderr
+    assert "4 runs: 4 complete" in more.stdout
+    assert read_sweep(root).names == ("seed_0", "seed_1", "seed_2", "seed_3")
+    after = {path: path.read_bytes() for path in root.glob("seed_[012]/**/*") if path.is_file()}
+    assert after == before
+
+
+def most_at_once(root: Path) -> int:
+    """The most drivers that were at work at the same time."""
+    moves = [
+        (event["time"], step)
+        for run in root.glob("seed_*")
+        for kind, step in (("driver_started", 1), ("driver_ended", -1))
+        for event in events(run, kind)
+    ]
+    return max(itertools.accumulate(step for _, step in sorted(moves)))
 
 
 def lines_of(path: Path) -> int:
@@ -105,7 +161,7 @@ def test_what_is_wrong_with_all_is_said_before_anything_is_made(inputs, slurm_pp
         (["seed=0,1", "update.learning_rat=1,2"], "unknown key 'learning_rat'"),
         (["seed=0,x"], "seed: "),
         (["seed=0"], "nothing to sweep"),
-        (["runs/nothing"], "is no run directory: nothing is there"),
+        (["runs/nothing"], "is no sweep: nothing is there"),
         (["seed=0,1", "--at-once", "0"], "Invalid value for '--at-once'"),
     ],
 )
