@@ -7,7 +7,8 @@ that was lost, doubled or taken from elsewhere, shows in the bytes of the last p
 Runner, commits, lineage, progress and verification are the real ones; torch is not imported.
 
 ``LIGHT_SECONDS`` in the environment makes every response, score or update take so long; of several numbers
-each takes the next one's time, and the last is for all that come later.
+each takes the next one's time, and the last is for all that come later. While the file is there that
+``LIGHT_HOLD`` names, none of them ends; a process that is held up makes a file of its own beside it.
 """
 
 import hashlib
@@ -35,7 +36,7 @@ WORDS = (
     "algorithm.kl.reference_in=update",
 )
 """What makes a run's tasks light."""
-SECONDS = "LIGHT_SECONDS"
+SECONDS, HOLD = "LIGHT_SECONDS", "LIGHT_HOLD"
 HEAD = "score.weight"
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -47,8 +48,16 @@ def take_time(should_stop=lambda: False) -> None:
     """As long as the environment says, unless told to stop."""
     seconds = os.environ.get(SECONDS, "0").split()
     until = time.monotonic() + float(seconds[min(next(_steps), len(seconds) - 1)])
-    while (left := until - time.monotonic()) > 0 and not should_stop():
-        time.sleep(min(left, 0.05))
+    while ((left := until - time.monotonic()) > 0 or is_held()) and not should_stop():
+        time.sleep(min(left, 0.05) if left > 0 else 0.05)
+
+
+def is_held() -> bool:
+    if HOLD not in os.environ or not Path(os.environ[HOLD]).exists():
+        return False
+    if not (mine := Path(f"{os.environ[HOLD]}.{os.getpid()}")).exists():
+        mine.touch()
+    return True
 
 
 # --- hashes ---
