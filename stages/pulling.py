@@ -40,6 +40,7 @@ from pipeline.workers.claims import (
 )
 from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside, of_environment, started_at
+from stages.logs import set_up_log
 from stages.pulse import Pulse
 from stages.runner import Arguments, parse
 from stages.surroundings import Bell, Output, flush_output
@@ -338,6 +339,7 @@ def main(argv: Sequence[str]) -> int:
     """Work; return the exit code."""
     started = started_at(os.environ, time.time())
     os.environ.update(TASK_ENVIRONMENT)  # before torch is imported, which the first rank needs to lead
+    set_up_log()
     first = parse(argv)
     source = source_of_rank(first, started)
     import_stage(first.task)

@@ -204,4 +204,5 @@ def test_a_used_worker_meets_its_time_limit_and_another_goes_on_from_what_it_sav
     assert {kind for _, kind in failed(run)} == {"paused"}, run.story()
     left = [b for b in read_beats(RunPaths(run.root)).values() if b.job_kind == "rollout"]
     assert [b for b in left if is_used(b) and b.reason is Reason.WARNED], left
-    assert any("continues from" in log for log in run.logs("*-rollout/*/*").values())
+    logs = run.logs("*-rollout/*/*")
+    assert any("continues from" in log for log in logs.values()), logs
