@@ -400,9 +400,9 @@ def import_stage(task: Task) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Work; return the exit code: the last attempt's, or that of a disk which takes nothing."""
-    set_up_log()
     started = started_at(os.environ, time.time())
     os.environ.update(TASK_ENVIRONMENT)  # before torch is imported, which the first rank needs to lead
+    set_up_log()
     first = parse(argv)
     try:
         source = source_of_rank(first, started)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pipeline.config.conversion import converted, plain
 from pipeline.run.durable import link_once
+from pipeline.run.endings import read_endings
 from pipeline.run.failures import Failure, FailureKind, explain_failure, last_attempt_number
 from pipeline.run.paths import RunPaths
 from pipeline.run.records import names_of_stage
@@ -57,7 +58,7 @@ class Attempt:
     is_running: bool
     """Whether its worker lives, and does it. If not, the attempt has failed."""
     failure: FailureKind | None = None
-    """Why it failed, if it said so."""
+    """Why it failed, if it said so; a warning in vain is what a pass has found it to be."""
     progress: float = 0.0
     """Unix time at which it last showed progress: when it was taken, or its latest save
     (:func:`with_progress`)."""
@@ -225,7 +226,17 @@ def attempts_of(
 def _attempt(paths: RunPaths, claim: Claim, live: Mapping[str, Beat]) -> Attempt:
     if is_running(claim, live):
         return Attempt(claim, is_running=True, progress=claim.time)
-    return Attempt(claim, is_running=False, failure=said(paths, claim), progress=claim.time)
+    return Attempt(claim, is_running=False, failure=_why(paths, claim), progress=claim.time)
+
+
+def _why(paths: RunPaths, claim: Claim) -> FailureKind | None:
+    """Return why an attempt failed, as far as it knows. Who was warned does not know of what; only a pass can
+    tell that its job lost its place, which says nothing of the task."""
+    own = said(paths, claim)
+    if own is not FailureKind.TIMEOUT:
+        return own
+    judged = read_endings(paths, [claim.task.iteration]).get(claim.attempt)
+    return judged.kind if judged else own
 
 
 def with_progress(paths: RunPaths, attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:

@@ -10,6 +10,7 @@ import pytest
 
 from slurm.devcluster import Cluster, DevclusterError, Layout, PackagesMissing, network, programs, start
 from tests.cluster.scenario import Cli, Runs
+from tests.support import tiny
 
 OwnCluster = Callable[..., Cluster]
 
@@ -90,6 +91,15 @@ def make_run(inputs: Path, environment: dict[str, str], slurm_ppo: Cli) -> Runs:
 def make_real_run(models: Path, environment: dict[str, str], slurm_ppo: Cli) -> Runs:
     """Of real models."""
     return Runs(models, environment, slurm_ppo)
+
+
+@pytest.fixture(scope="session")
+def long_local_run(inputs: Path, slurm_ppo: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A light run on one machine. Shorter ones have the same policies; tests must not change it."""
+    root = tmp_path_factory.mktemp("long_local") / "run"
+    done = slurm_ppo("run", *tiny.overrides(inputs, root, "iterations=20"))
+    assert done.returncode == 0, done.stderr
+    return root
 
 
 @pytest.fixture(params=range(int(os.environ.get("SOAK_ROUNDS", "1"))), ids="round{}".format)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,28 @@ CPU_ONLY = [f"scheduler.{stage}.gpus_per_node=null" for stage in ("rollout", "re
 def take(seconds: str, *stages: str) -> list[str]:
     """Words that give light tasks time to be disturbed in: a step of each of these stages takes so long."""
     return [f"scheduler.{stage}.environment={{{light.SECONDS}: '{seconds}'}}" for stage in stages]
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Holds up the light tasks of a stage, so that they are at work for as long as a test needs that."""
+
+    file: Path
+
+    def on(self, stage: str) -> str:
+        """A word of the run."""
+        return f"scheduler.{stage}.environment={{{light.HOLD}: '{self.file}'}}"
+
+    def begin(self) -> None:
+        for mark in self.file.parent.glob(f"{self.file.name}.*"):
+            mark.unlink()
+        self.file.touch()
+
+    def end(self) -> None:
+        self.file.unlink()
+
+    def holds(self, beat: Beat) -> bool:
+        return Path(f"{self.file}.{beat.pid}").exists()
 
 
 def staying(linger: object, start_early: bool = True) -> list[str]:
@@ -262,6 +284,31 @@ class Runs:
         return run
 
 
+def failed(run: SlurmRun) -> list[tuple[str, str]]:
+    """Failed attempts: task and kind."""
+    return [(event["task"], event["kind"]) for event in run.events("failed")]
+
+
+def assert_same_policy(run: SlurmRun, local_run: Path) -> None:
+    """Of as many iterations as the run has."""
+    assert run.policy() == policy_of(local_run, len(run.rows())), run.story()
+
+
+def restarts_of(run: SlurmRun, job: str) -> int:
+    said = run.cluster.call("scontrol", "show", "job", job).stdout
+    return max(
+        (int(word.partition("=")[2]) for word in said.split() if word.startswith("Restarts=")), default=0
+    )
+
+
+def take_the_place_of(run: SlurmRun, job: str, node: str) -> None:
+    """With a job that preempts one which runs on a node."""
+    before, options = restarts_of(run, job), ("-prollout-high", "--exclusive", f"-w{node}", "-o/dev/null")
+    urgent = run.cluster.call("sbatch", *options, "--wrap", "sleep 1")
+    assert urgent.returncode == 0, urgent.stderr
+    run.wait_for(lambda: restarts_of(run, job) > before, "a preempted job")
+
+
 def worker_who(run: SlurmRun, job_kind: str, doing: Doing, is_right: Callable[[Beat], bool]) -> Beat:
     """Wait for a worker that does something."""
 
@@ -275,6 +322,29 @@ def worker_who(run: SlurmRun, job_kind: str, doing: Doing, is_right: Callable[[B
 
 def is_used(beat: Beat) -> bool:
     return beat.tasks > 0
+
+
+def wait_for_commit_by(run: SlurmRun, job_kind: str, is_right: Callable[[str], bool]) -> None:
+    def find() -> bool:
+        beats = read_beats(RunPaths(run.root)).values()
+        return any(b.job_kind == job_kind and is_used(b) and is_right(b.worker) for b in beats)
+
+    run.wait_for(find, f"another {job_kind} worker that commits")
+
+
+def held_at_work(run: SlurmRun, hold: Hold, job_kind: str, other_than: Sequence[Beat] = ()) -> Beat:
+    """Wait for a used worker that is held up, and return what it says then."""
+    others = [beat.worker for beat in other_than]
+
+    def is_held(beat: Beat) -> bool:
+        return is_used(beat) and hold.holds(beat) and beat.worker not in others
+
+    found = worker_who(run, job_kind, Doing.BUSY, is_held)
+    return read_beats(RunPaths(run.root))[found.worker]  # again: it may have gone on before it was held up
+
+
+def element_of(beat: Beat) -> str:
+    return beat.worker.partition("r")[0]
 
 
 def processes_of(job: Job) -> Iterator[int]:
@@ -307,6 +377,20 @@ def outside_slurm(text: str) -> list[str]:
             if text in command and "SLURM_JOB_ID" not in variables:
                 found.append(command)
     return found
+
+
+def attempts_of(job: Job) -> set[tuple[str, int]]:
+    """(node, restarts) of the Python processes of a job."""
+    mine = set(processes_of(job))
+    found = [v for pid, v in processes() if pid in mine and is_python(pid)]
+    return {(v["SLURMD_NODENAME"], int(v.get("SLURM_RESTART_COUNT", 0))) for v in found}
+
+
+def is_python(pid: int) -> bool:
+    try:
+        return b"slurm.element" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def kill_job(job: Job) -> bool:

@@ -16,17 +16,23 @@ import pytest
 from slurm.devcluster import Cluster, Layout, Partition
 from slurm.devcluster.layout import PARTITIONS
 from slurm.sharedfiles import read_newest
-from tests.cluster import scenario
-from tests.cluster.scenario import CPU_ONLY, Job, SlurmRun, kill_job, policy_of, processes_of, room_on, take
+from tests.cluster.scenario import (
+    CPU_ONLY,
+    Job,
+    SlurmRun,
+    assert_same_policy,
+    attempts_of,
+    failed,
+    kill_job,
+    restarts_of,
+    room_on,
+    take,
+    take_the_place_of,
+)
 
 SHIMS = Path(__file__).parent / "shims"
 AT_WORK = [*take("0.4", "rollout", "reward"), *take("1.6", "update")]
 """Tasks that work for 1.6 s, and take one more to start."""
-
-
-def assert_same_policy(run: SlurmRun, complete_run: Path) -> None:
-    """Of as many iterations as the run has."""
-    assert run.policy() == policy_of(complete_run, len(run.rows())), run.story()
 
 
 def gate(stage: str, go: Path) -> str:
@@ -39,17 +45,6 @@ def at_random_moment(run: SlurmRun, stage: str, chance: random.Random) -> Job:
     job = run.wait_for_job(stage)
     time.sleep(chance.uniform(0, 1.8))
     return job
-
-
-def restarts_of(run: SlurmRun, job: str) -> int:
-    said = run.cluster.call("scontrol", "show", "job", job).stdout
-    return max(
-        (int(word.partition("=")[2]) for word in said.split() if word.startswith("Restarts=")), default=0
-    )
-
-
-def failed(run: SlurmRun) -> list[tuple[str, str]]:
-    return [(event["task"], event["kind"]) for event in run.events("failed")]
 
 
 # --- submitted first and looked at last: meanwhile the other tests run ---
@@ -105,7 +100,7 @@ def test_jobs_are_preempted_cancelled_requeued_and_killed(
     assert run.cluster.call("sacct").returncode != 0
 
     preempted = at_random_moment(run, "rollout", chance)
-    take_the_place_of(run, preempted)
+    take_the_place_of(run, preempted.id, preempted.node)
     kill(run, at_random_moment(run, "reward", chance))
     kill(run, run.wait_for_job("driver"))
     run.wait_for(
@@ -152,12 +147,6 @@ def let_a_guard_come(run: SlurmRun) -> None:
     assert run.cluster.call("scontrol", "update", f"jobid={guard}", "StartTime=now").returncode == 0
 
 
-def take_the_place_of(run: SlurmRun, job: Job) -> None:
-    urgent = run.cluster.call("sbatch", "-prollout-high", "--exclusive", "-o/dev/null", "--wrap", "sleep 1")
-    assert urgent.returncode == 0, urgent.stderr
-    run.wait_for(lambda: restarts_of(run, job.id) == 1, "a preempted job")
-
-
 # --- nodes ---
 
 
@@ -195,20 +184,6 @@ def both_rollouts(run: SlurmRun) -> list[Job]:
         return [job for job in run.jobs("RUNNING") if job.stage == "rollout"]
 
     return run.wait_for(lambda: len(running()) == 2 and running(), "two rollouts that run")
-
-
-def attempts_of(job: Job) -> set[tuple[str, int]]:
-    """(node, restarts) of the Python processes of a job."""
-    mine = set(processes_of(job))
-    found = [v for pid, v in scenario.processes() if pid in mine and is_python(pid)]
-    return {(v["SLURMD_NODENAME"], int(v.get("SLURM_RESTART_COUNT", 0))) for v in found}
-
-
-def is_python(pid: int) -> bool:
-    try:
-        return b"slurm.element" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 # --- the controller ---

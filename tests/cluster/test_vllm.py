@@ -2,33 +2,44 @@
 
 import pytest
 
-from tests.cluster.scenario import kill_job, read_record
+from tests.cluster.scenario import kill_job, read_lines, read_record
 from tests.support import light, tiny
 
 EXPERIMENT = [
     "experiment=quickstart_vllm",
-    *("iterations=1", "rollout.num_shards=1", "data.heldout=null", "evaluate.every=0", "seed=0"),
+    *("rollout.num_shards=1", "data.heldout=null", "evaluate.every=0", "seed=0"),
     # with models of a few thousand weights instead of the demo's
     *("model.context_length=64", "data.max_prompt_tokens=null"),
 ]
-"""One iteration in one shard: each task starts an engine anew, which is nearly all that these tests spend."""
+"""One shard: to start an engine is nearly all that these tests spend."""
+
+
+STARTS = "Initializing a V1 LLM engine"
+"""Words of vLLM's when an engine starts."""
 
 
 @pytest.fixture(scope="module")
-def local(models, slurm_ppo, tmp_path_factory):
-    """The experiment on the local scheduler: vLLM in rollout and reward."""
+def local(models, slurm_ppo, environment, tmp_path_factory):
+    """The experiment on the local scheduler: vLLM in rollout and reward, in processes that stay."""
     run_dir = tmp_path_factory.mktemp("local") / "run"
-    done = slurm_ppo("run", *tiny.overrides(models, run_dir), *EXPERIMENT)
+    words = [*tiny.overrides(models, run_dir), *EXPERIMENT, "iterations=2"]
+    done = slurm_ppo("run", *words, env=environment | {"VLLM_LOGGING_LEVEL": "INFO"})
     assert done.returncode == 0, done.stderr
-    assert "iteration 1/1" in done.stderr
+    assert "iteration 2/2" in done.stderr
     return run_dir
 
 
-def test_an_iteration_on_this_machine(local):
+def test_iterations_on_this_machine_with_one_start_of_each_engine(local):
+    """The second policy is in the engine that the first was in."""
     for stage in ("rollout", "reward"):
-        (log,) = [path.read_text() for path in (local / "logs").rglob(f"*-{stage}/*/*.log")]
-        assert "committed" in log.splitlines()[-1]
-        assert "Traceback" not in log
+        logs = [path.read_text() for path in sorted((local / "logs").rglob(f"*-{stage}/*/*.log"))]
+        assert all("committed" in log.splitlines()[-1] for log in logs)
+        assert not any("Traceback" in log for log in logs)
+        assert [STARTS in log for log in logs] == [True, False]
+        first, second = (read_record(local, iteration, stage) for iteration in (1, 2))
+        assert first["pid"] == second["pid"]
+    gaps = [row["mismatch/max"] for row in read_lines(local / "metrics.jsonl")]
+    assert max(gaps) < 1e-4, "the trainer computes the same log-probabilities with each policy"
     assert not list((local / "logs").rglob("attempt-2")), "nothing was tried twice"
     assert list((local / "cache" / "compiled").iterdir()), "what starting it needs is kept"
 
@@ -36,7 +47,7 @@ def test_an_iteration_on_this_machine(local):
 def test_a_rollout_as_a_job_that_is_killed(cluster, make_real_run, local, tmp_path):
     """Another makes the bytes that this machine alone makes. What comes after it is light."""
     rest = [word for word in light.WORDS if not word.startswith("rollout.")]
-    run = make_real_run(cluster, tmp_path / "run", *EXPERIMENT, *rest)
+    run = make_real_run(cluster, tmp_path / "run", *EXPERIMENT, "iterations=1", *rest)
     run.submit()
     job = run.wait_for_job("rollout")
     run.wait_for(lambda: kill_job(job), f"processes of {job}", 30)

@@ -5,26 +5,30 @@ Tasks are light: each version of the policy is a hash of all that it was made fr
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pipeline.run.paths import RunPaths
-from pipeline.workers.beats import Beat, Doing, Reason
+from pipeline.workers.beats import Doing, Reason
 from pipeline.workers.reading import read_beats
 from tests.cluster.scenario import (
     CPU_ONLY,
     STAGES,
+    Hold,
     SlurmRun,
+    assert_same_policy,
+    element_of,
+    failed,
+    held_at_work,
     is_used,
-    policy_of,
+    outside_slurm,
     room_on,
     staying,
     take,
+    wait_for_commit_by,
     worker_who,
 )
-from tests.support import tiny
 
 ITERATIONS = 20
 
@@ -32,13 +36,36 @@ ITERATIONS = 20
 STAYING = [*staying(300), *CPU_ONLY]
 
 
-@pytest.fixture(scope="module")
-def local_run(inputs, slurm_ppo, tmp_path_factory) -> Path:
-    """The same run on one machine."""
-    root = tmp_path_factory.mktemp("local") / "run"
-    done = slurm_ppo("run", *tiny.overrides(inputs, root, f"iterations={ITERATIONS}"))
-    assert done.returncode == 0, done.stderr
-    return root
+# --- submitted first and looked at last: meanwhile the other tests run ---
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cut_short(cluster, make_run, tmp_path_factory) -> SlurmRun:
+    """Somebody shortens the time limit of the first rollout jobs while they are at their second task, which
+    would not end."""
+    folder = tmp_path_factory.mktemp("cut_short")
+    root = room_on(cluster, folder) / "run"
+    (folder / "cut.sh").write_text(CUT.replace("RUN", str(root)))
+    words = ["iterations=3", f"scheduler.rollout.setup=['. {folder}/cut.sh']", "scheduler.rollout.signal=5"]
+    run = make_run(cluster, root, *words, *STAYING, has_workers=True)
+    run.submit()
+    return run
+
+
+CUT = """
+case $SLURM_JOB_NAME in *.1.rollout.1.*)
+  export LIGHT_SECONDS="0 0 0 0 0 0 1000"
+  element=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+  cut() {
+    for second in $(seq 100); do
+      grep -s '"doing": "busy"' "RUN/slurm/workers/${element}r0.json" | grep -q '"tasks": [1-9]' && break
+      sleep 1
+    done
+    scontrol update jobid=$element TimeLimit=1
+  }
+  cut &
+esac
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,24 +88,7 @@ def score(*, prompts, **columns):
 """
 
 
-def assert_same_policy(run: SlurmRun, local_run: Path) -> None:
-    assert run.policy() == policy_of(local_run, len(run.rows())), run.story()
-
-
-def failed(run: SlurmRun) -> list[tuple[str, str]]:
-    return [(event["task"], event["kind"]) for event in run.events("failed")]
-
-
-def wait_for_commit_by(run: SlurmRun, job_kind: str, is_right: Callable[[str], bool]) -> None:
-    def find() -> bool:
-        beats = read_beats(RunPaths(run.root)).values()
-        return any(b.job_kind == job_kind and is_used(b) and is_right(b.worker) for b in beats)
-
-    run.wait_for(find, f"another {job_kind} worker that commits")
-
-
-def element_of(beat: Beat) -> str:
-    return beat.worker.partition("r")[0]
+# --- the others ---
 
 
 def elements(run: SlurmRun) -> int:
@@ -87,13 +97,16 @@ def elements(run: SlurmRun) -> int:
     return sum(event["elements"] for event in arrays)
 
 
-def test_workers_make_the_policy_of_one_machine_with_a_few_jobs(cluster, make_run, local_run, tmp_path):
+def test_workers_make_the_policy_of_one_machine_with_a_few_jobs(cluster, make_run, long_local_run, tmp_path):
     """As a user has them, who sets nothing."""
     root = room_on(cluster, tmp_path) / "run"
     run = make_run(cluster, root, "iterations=5", *CPU_ONLY, has_workers=True)
     run.submit()
+    run.wait_for_job("update")
+    assert not outside_slurm(str(root))
     run.wait_until_complete()
-    assert_same_policy(run, local_run)
+    assert not outside_slurm(str(root))
+    assert_same_policy(run, long_local_run)
     assert not failed(run)
     assert elements(run) < 5 * 5
     left = read_beats(RunPaths(root)).values()
@@ -101,7 +114,7 @@ def test_workers_make_the_policy_of_one_machine_with_a_few_jobs(cluster, make_ru
 
 
 def test_workers_are_killed_cancelled_requeued_and_the_controller_restarts(
-    cluster, make_run, local_run, tmp_path
+    cluster, make_run, long_local_run, tmp_path
 ):
     root = room_on(cluster, tmp_path) / "run"
     words = [f"iterations={ITERATIONS}", *STAYING, *take("0.3", "rollout")]
@@ -131,7 +144,7 @@ def test_workers_are_killed_cancelled_requeued_and_the_controller_restarts(
     run.wait_for(lambda: newest(run) > so_far + 1, "an iteration while there is no controller")
     run.cluster.start_controller()
     run.wait_until_complete()
-    assert_same_policy(run, local_run)
+    assert_same_policy(run, long_local_run)
     # Told of, though another did it at once. Who was found waiting may have begun something meanwhile.
     assert (computing.task, "killed") in failed(run), run.story()
     assert {kind for _, kind in failed(run)} <= {"killed", "preempted"}, run.story()
@@ -141,16 +154,21 @@ def newest(run: SlurmRun) -> int:
     return next((k for k in range(ITERATIONS, 0, -1) if run.has_committed(k, "update")), 0)
 
 
-def test_going_back_and_cancelling_end_the_workers(cluster, make_run, local_run, tmp_path):
-    root = room_on(cluster, tmp_path) / "run"
-    run = make_run(cluster, root, "iterations=4", *STAYING, *take("0.2", "rollout"), has_workers=True)
+def test_going_back_and_cancelling_end_the_workers(cluster, make_run, long_local_run, tmp_path):
+    """Those that wait, and those that compute what is taken back."""
+    root, hold = room_on(cluster, tmp_path) / "run", Hold(tmp_path / "hold")
+    words = ["iterations=4", *STAYING, *take("0.2", "rollout"), hold.on("rollout")]
+    run = make_run(cluster, root, *words, has_workers=True)
     run.submit()
     run.wait_for(lambda: run.has_committed(2, "update"), "two iterations")
+    hold.begin()
     before = set(read_beats(RunPaths(root)))
+    held_at_work(run, hold, "rollout")
     worker_who(run, "reward", Doing.WAITING, is_used)
 
     resumed = run.begin("resume", root, "--from", "reward@2")
     run.wait_for(lambda: not run.has_committed(2, "update"), "the way back")
+    hold.end()
     run.wait_for(lambda: run.has_committed(2, "update"), "the second policy, again")
     started = set(read_beats(RunPaths(root))) - before
     assert started, "those of before have ended"
@@ -166,7 +184,7 @@ def test_going_back_and_cancelling_end_the_workers(cluster, make_run, local_run,
     done = run.command("submit", root)
     assert done.returncode == 0, done.stderr
     run.wait_until_complete()
-    assert_same_policy(run, local_run)
+    assert_same_policy(run, long_local_run)
     assert not [f for f in failed(run) if f[1] not in ("killed", "lost", "paused")]
 
 
@@ -177,3 +195,14 @@ def test_a_shard_that_fails_everywhere_is_counted_as_one(poisoned):
     (task,) = {task for task, _ in failed(run)}
     assert failed(run) == [(task, "error")] * 2, run.story()
     assert run.has_committed(1, "reward", 1 - int(task[-1])), "the other shard is scored"
+
+
+def test_a_used_worker_meets_its_time_limit_and_another_goes_on_from_what_it_saved(cut_short, long_local_run):
+    run = cut_short
+    run.wait_until_complete()
+    assert_same_policy(run, long_local_run)
+    assert {kind for _, kind in failed(run)} == {"paused"}, run.story()
+    left = [b for b in read_beats(RunPaths(run.root)).values() if b.job_kind == "rollout"]
+    assert [b for b in left if is_used(b) and b.reason is Reason.WARNED], left
+    logs = run.logs("*-rollout/*/*")
+    assert any("continues from" in log for log in logs.values()), logs

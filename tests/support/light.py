@@ -7,8 +7,9 @@ that was lost, doubled or taken from elsewhere, shows in the bytes of the last p
 Runner, commits, lineage, progress and verification are the real ones; torch is not imported.
 
 ``LIGHT_SECONDS`` in the environment makes every response, score or update take so long; of several numbers
-each takes the next one's time, and the last is for all that come later. With ``LIGHT_DEAF`` none heeds a
-warning meanwhile. While the file that ``LIGHT_HELD`` names is there, all are held, and say so in one beside.
+each takes the next one's time, and the last is for all that come later. While the file is there that
+``LIGHT_HOLD`` names, none of them ends; a process that is held up makes a file of its own beside it. With
+``LIGHT_DEAF`` none heeds a warning meanwhile.
 """
 
 import hashlib
@@ -36,7 +37,7 @@ WORDS = (
     "algorithm.kl.reference_in=update",
 )
 """What makes a run's tasks light."""
-SECONDS, DEAF, HELD = "LIGHT_SECONDS", "LIGHT_DEAF", "LIGHT_HELD"
+SECONDS, HOLD, DEAF = "LIGHT_SECONDS", "LIGHT_HOLD", "LIGHT_DEAF"
 HEAD = "score.weight"
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -48,12 +49,18 @@ def take_time(should_stop=lambda: False) -> None:
     """As long as the environment says, unless told to stop."""
     seconds = os.environ.get(SECONDS, "0").split()
     until = time.monotonic() + float(seconds[min(next(_steps), len(seconds) - 1)])
-    while (left := until - time.monotonic()) > 0 and (DEAF in os.environ or not should_stop()):
-        time.sleep(min(left, 0.05))
-    held = os.environ.get(HELD)
-    while held is not None and Path(held).exists():
-        Path(f"{held}-now").touch()
-        time.sleep(0.02)
+    while (left := until - time.monotonic()) > 0 or is_held():
+        if should_stop() and DEAF not in os.environ:
+            break
+        time.sleep(min(left, 0.05) if left > 0 else 0.05)
+
+
+def is_held() -> bool:
+    if HOLD not in os.environ or not Path(os.environ[HOLD]).exists():
+        return False
+    if not (mine := Path(f"{os.environ[HOLD]}.{os.getpid()}")).exists():
+        mine.touch()
+    return True
 
 
 # --- hashes ---

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import pytest
 
+from pipeline.run.endings import ClaimEnding, note_endings
 from pipeline.run.failures import FailureKind
 from pipeline.run.paths import RunPaths
 from pipeline.run.superseded import move_aside
@@ -120,6 +121,17 @@ def test_an_attempt_runs_while_its_worker_lives_and_is_at_it(paths):
     failure.write_text("{")
     assert attempts_of(paths, [mine], {})[0].failure is None
     assert attempts_of(paths, [mine], {}, since=11.0) == ()
+
+
+def test_a_warning_in_vain_is_what_a_pass_has_found_it_to_be(paths):
+    """Its worker does not know whether its time was up or its place was taken, after which others go on."""
+    mine, failure = claim(), paths.task(TASK).failure(1)
+    failure.parent.mkdir(parents=True)
+    failure.write_text('{"kind": "timeout", "message": "", "suspect": null}')
+    assert attempts_of(paths, [mine], {})[0].failure is FailureKind.TIMEOUT
+    ending = ClaimEnding(task_key(TASK), 1, 1, FailureKind.PREEMPTED, "put back into the queue")
+    note_endings(paths, {mine.attempt: ending})
+    assert attempts_of(paths, [mine], {})[0].failure is FailureKind.PREEMPTED
 
 
 # --- beats ---

@@ -127,8 +127,8 @@ def test_who_computes_while_the_run_goes_back_does_it_again_for_the_run_as_it_is
     assert processes.stage(run, "rollout", 1, ROLLOUTS[1].shard).code == 0
     held = tmp_path / "held"
     held.touch()
-    with crew(run, ROLLOUTS[0], LIGHT_HELD=str(held)) as (worker,):
-        wait_for((tmp_path / "held-now").exists, "the task's first response")
+    with crew(run, ROLLOUTS[0], LIGHT_HOLD=str(held)) as (worker,):
+        wait_for((tmp_path / f"held.{worker.pid}").exists, "the task's first response")
         assert beat_of(run.paths, worker).doing is Doing.BUSY
         aside = go_back(run, Point(Stage.ROLLOUT, 1))
         held.unlink()

@@ -9,6 +9,9 @@ Each fires once per run: KILL_MARKER is the file that remembers.
 
 With STALE_BELOW=FOLDER, for test_sharedfiles, of the files below it that a process opens the first and every
 third after it fails once as if its handle were stale; STALE_TOLD is the file that lists them.
+
+With NODE_IS_HOST, for test_worker_faults, each node of a practice cluster is a host of its own to its
+processes: they do not see by process ids that one of another node has ended.
 """
 
 import errno
@@ -90,3 +93,9 @@ def stale_io_open(file, mode="r", *arguments, **options):
 
 if _stale_below:
     os.open, io.open = stale_open, stale_io_open
+
+
+if "NODE_IS_HOST" in os.environ and "SLURMD_NODENAME" in os.environ:
+    _host = os.uname()
+    _node = os.uname_result((_host.sysname, os.environ["SLURMD_NODENAME"], *_host[2:]))
+    os.uname = lambda: _node

@@ -1,0 +1,141 @@
+"""Workers lose their nodes and places, where nodes are hosts of their own: the policy is that of one machine.
+
+All nodes of a practice cluster are one host, on which a worker sees at once that another's process has ended.
+With tests/support/hooks each is another host to its processes, as on a real cluster: that a worker there has
+died is known by a pass's mark, by a later start of its element, or by long silence.
+
+Tasks are light: each version of the policy is a hash of all that it was made from.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+from pipeline.run.paths import RunPaths
+from pipeline.workers.beats import Beat, Doing, folder_of
+from pipeline.workers.reading import GONE, SUFFIX, read_beats
+from slurm.devcluster import Cluster, Layout, Node, Partition
+from slurm.sharedfiles import names_in
+from tests.cluster.scenario import (
+    CPU_ONLY,
+    Hold,
+    SlurmRun,
+    assert_same_policy,
+    element_of,
+    failed,
+    held_at_work,
+    is_used,
+    restarts_of,
+    room_on,
+    staying,
+    take,
+    take_the_place_of,
+    wait_for_commit_by,
+    worker_who,
+)
+from tests.support.killing import HOOKS
+
+ITERATIONS = 10
+PLACES = ("rollout0", "rollout1", "rollout2")
+"""Nodes for rollouts, each of which takes one whole; two are enough."""
+SPARE = PLACES[-1]
+LAYOUT = Layout(
+    nodes=tuple(map(Node, (*PLACES, "rest"))),
+    partitions=(
+        *(Partition(name, ("rest",), default=name == "cpu") for name in ("cpu", "reward", "update")),
+        Partition("rollout", PLACES, preemptible=True),
+        Partition("rollout-high", PLACES, priority_tier=10),
+    ),
+    slurmd_timeout=5,
+    more=("MessageTimeout=5",),
+)
+WORDS = [
+    *(f"iterations={ITERATIONS}", *staying(300), *CPU_ONLY, *take("0.2", "rollout")),
+    *("scheduler.rollout.options={exclusive: true}", "scheduler.rollout.time='1:00:00'"),
+    "scheduler.rollout.task_time='0:10:00'",
+]
+
+
+def on_hosts_of_their_own(run: SlurmRun) -> SlurmRun:
+    path = os.pathsep.join([str(HOOKS), run.environment["PYTHONPATH"]])
+    return replace(run, environment={**run.environment, "PYTHONPATH": path, "NODE_IS_HOST": "1"})
+
+
+def test_nodes_and_places_are_taken_from_workers_at_work(own_cluster, make_run, long_local_run, tmp_path):
+    cluster, hold = own_cluster(LAYOUT, has_runs=True), Hold(tmp_path / "hold")
+    set_state(cluster, SPARE, "drain")
+    run = make_run(cluster, room_on(cluster, tmp_path) / "run", *WORDS, hold.on("rollout"), has_workers=True)
+    run = on_hosts_of_their_own(run)
+    run.submit()
+    lose_a_node(run, hold)
+    set_state(cluster, SPARE, "resume")
+    cut_off_one_node_and_take_the_place_on_another(run, hold)
+    run.wait_until_complete()
+    assert_same_policy(run, long_local_run)
+    assert {kind for _, kind in failed(run)} <= {"preempted", "lost", "paused"}, run.story()
+
+
+def lose_a_node(run: SlurmRun, hold: Hold) -> None:
+    """There is no place for its job to start again, and nobody but a pass can see that its worker is gone."""
+    at_work(run, is_used)
+    hold.begin()
+    lost = held_at_work(run, hold, "rollout")
+    run.cluster.kill_node(lost.host)
+    run.wait_for(lambda: restarts_of(run, element_of(lost)) == 1, "its job in the queue again")
+    hold.end()
+    wait_until_committed(run, lost)
+    workers = names_in(folder_of(RunPaths(run.root)))
+    assert f"{lost.worker}{GONE}" in workers, run.story()
+    assert f"{later(lost)}{SUFFIX}" not in workers, "its job has not started again"
+
+    hold.begin()
+    run.cluster.start_slurmd(lost.host)
+    at_work(run, lambda beat: beat.worker == later(lost))
+    hold.end()
+    wait_for_commit_by(run, "rollout", lambda worker: worker == later(lost))
+
+
+def cut_off_one_node_and_take_the_place_on_another(run: SlurmRun, hold: Hold) -> None:
+    """Both jobs start again, and go on with what they were at; the worker that was cut off is at it too."""
+    hold.begin()
+    unseen = held_at_work(run, hold, "rollout")
+    preempted = held_at_work(run, hold, "rollout", other_than=[unseen])
+    run.cluster.kill_slurmd(unseen.host)
+    take_the_place_of(run, element_of(preempted), preempted.host)
+    at_work(run, lambda beat: beat.worker == later(preempted))
+    at_work(run, lambda beat: beat.worker == later(unseen))
+    at_work(run, lambda beat: beat.task == unseen.task and beat.worker != unseen.worker)
+    at_work(run, lambda beat: beat.task == unseen.task and beat.worker == unseen.worker)
+    hold.end()
+    wait_until_committed(run, unseen)
+    wait_until_committed(run, preempted)
+    run.wait_for(lambda: not is_still_at_it(run, unseen), "the word of who was cut off that it goes on")
+    run.cluster.start_slurmd(unseen.host)
+
+
+def later(beat: Beat) -> str:
+    """Name of a worker's element after its next start."""
+    element, _, restarts = beat.worker.partition("r")
+    return f"{element}r{int(restarts) + 1}"
+
+
+def at_work(run: SlurmRun, is_right: Callable[[Beat], bool]) -> None:
+    """Wait for a worker that is at work."""
+    worker_who(run, "rollout", Doing.BUSY, is_right)
+
+
+def is_still_at_it(run: SlurmRun, beat: Beat) -> bool:
+    """Whether a worker says that it is at the attempt that it was at."""
+    return read_beats(RunPaths(run.root))[beat.worker].attempt == beat.attempt
+
+
+def wait_until_committed(run: SlurmRun, beat: Beat) -> None:
+    """Wait for a commit of what a worker was at, by whomever."""
+    iteration, _, shard = beat.task.split("/")
+    run.wait_for(lambda: run.has_committed(int(iteration), "rollout", int(shard)), f"a commit of {beat.task}")
+
+
+def set_state(cluster: Cluster, node: str, state: str) -> None:
+    """As an administrator does."""
+    done = cluster.call("scontrol", "update", f"nodename={node}", f"state={state}", "reason=tests")
+    assert done.returncode == 0, done.stderr
