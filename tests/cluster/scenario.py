@@ -140,11 +140,7 @@ class SlurmRun:
     def _queue(self, *filters: str) -> list[Job]:
         if not is_there(self.root / "run.json"):
             return []
-        shown = self.cluster.call("squeue", "-h", "-o", "%i|%j|%T|%r|%N|%P", *filters)
-        assert shown.returncode == 0, shown.stderr
-        name = self.cluster.identity.name
-        lines = [Job(*line.split("|"), name) for line in shown.stdout.splitlines()]
-        return [job for job in lines if job.name.split(".")[1:2] == [self.id]]
+        return [job for job in queue_of(self.cluster, *filters) if job.name.split(".")[1:2] == [self.id]]
 
     def wait_for(self, found: Callable, what: str, limit: float = 300):
         """The first true value of ``found``; on a time-out, everything that explains it is shown.
@@ -205,6 +201,13 @@ class SlurmRun:
         told = sorted((self.cluster.folder / "log").glob("*.log"))
         parts += [f"--- {file.name}\n{notable(file.read_text(errors='replace'))}" for file in told]
         return "\n".join(parts)
+
+
+def queue_of(cluster: Cluster, *filters: str) -> list[Job]:
+    """Jobs that wait or run, of whatever run, as options of squeue say otherwise."""
+    shown = cluster.call("squeue", "-h", "-o", "%i|%j|%T|%r|%N|%P", *filters)
+    assert shown.returncode == 0, shown.stderr
+    return [Job(*line.split("|"), cluster.identity.name) for line in shown.stdout.splitlines()]
 
 
 def room_on(cluster: Cluster, otherwise: Path) -> Path:

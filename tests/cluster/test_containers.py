@@ -5,15 +5,24 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.run.benchmarks import read_measured
+from pipeline.run.paths import RunPaths
 from tests.cluster.scenario import CPU_ONLY, SlurmRun, policy_of, results_of, room_on
 from tests.support import images
 from tests.support.images import Image
 
-STAGES = ("prepare", "rollout", "reward", "update", "evaluate")
+STAGES = ("prepare", "rollout", "pools.models", "reward", "update", "evaluate", "benchmark")
 PYTHON = "/opt/ppo"
 """Place of the environment in the image of most stages."""
 GENERATING = "/opt/generating"
 """Its place in the image of the rollout, which has one of its own."""
+MEASURE = """
+import json, os, sys
+place, policy, output = sys.argv[1:]
+assert os.path.exists(policy + '/config.json')
+json.dump({'is_inside': float(sys.prefix == place)}, open(output, 'w'))
+"""
+"""A program for evaluate.command, which says whether its Python is in a place."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +51,11 @@ def make(cluster, make_run, inputs, environment):
 
     def of(root: Path, stages: dict, *more: str) -> SlurmRun:
         heldout = (f"data.heldout={inputs / 'heldout.jsonl'}", "evaluate.every=1")
-        words = [*heldout, *CPU_ONLY, *images.settings(stages), *more]
+        pool = ("reward.components.rm.pool=models", "scheduler.pools.models.partition=reward")
+        program = MEASURE.strip().replace("\n", "; ")
+        command = f'[{PYTHON}/bin/python,-c,"{program}",{PYTHON},"{{policy}}","{{output}}"]'
+        measured = (f"evaluate.command={command}", "evaluate.command_every=2")
+        words = [*heldout, *CPU_ONLY, *pool, *measured, *images.settings(stages), *more]
         run = make_run(cluster, root, *words, has_workers=True)
         run.environment.update(images.variables(environment))
         return run
@@ -68,6 +81,8 @@ def test_a_run_with_every_stage_in_an_image_ends_in_the_bytes_of_one_without(
     assert not run.events("failed"), run.story()
     assert run.policy() == policy_of(complete_run, 2)
     assert results_of(run.root) == results_of(complete_run)
+    measured = [(one.policy_version, one.numbers) for one in read_measured(RunPaths(run.root))]
+    assert measured == [(version, {"eval/is_inside": 1}) for version in (0, 2)]
     assert not any(Path(home).exists() for home in (PYTHON, GENERATING)), "no task can have run outside"
     assert run.logs("passes/passes"), "workers asked for passes, which were made outside"
 
@@ -94,14 +109,14 @@ def test_validate_says_that_what_is_needed_is_seen(image, make, inputs, room):
 
 def test_validate_names_the_stage_and_the_path_that_its_image_does_not_show(image, make, inputs, room):
     stages = dict.fromkeys(STAGES, (image, image.words(room, inputs)))
-    stages["reward"] = (image, image.words(room, inputs / "policy"))  # light rewards read no policy
+    stages["pools.models"] = (image, image.words(room, inputs / "policy"))  # light rewards read no policy
     stages["update"] = (image, image.words(inputs))
     run = make(room / "run", stages)
     said = refused(run)
-    reward, update = said.splitlines()
+    update, score = said.splitlines()
     short = f"{images.PROGRAM} ... {image.root}"
-    assert reward.startswith(f"error: scheduler.reward.container={short}: reward: cannot see ")
-    assert reward.endswith(f"in its image on node reward0; bind it: --bind {inputs / 'reward_model'}")
+    assert score.startswith(f"error: scheduler.pools.models.container={short}: score-models: cannot see ")
+    assert score.endswith(f"in its image on node reward0; bind it: --bind {inputs / 'reward_model'}")
     assert update.startswith(f"error: scheduler.update.container={short}: update: cannot write into ")
     assert update.endswith(f"bind it: --bind {room}")
     assert not run.root.exists()

@@ -6,6 +6,7 @@ Tasks are light: each version of the policy is a hash of all that it was made fr
 import json
 import random
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.run.benchmarks import read_measured
+from pipeline.run.paths import RunPaths
 from slurm.devcluster import Cluster, Layout, Partition
 from slurm.devcluster.layout import PARTITIONS
 from slurm.sharedfiles import read_newest
@@ -25,6 +28,7 @@ from tests.cluster.scenario import (
     failed,
     kill_job,
     restarts_of,
+    results_of,
     room_on,
     take,
     take_the_place_of,
@@ -69,6 +73,41 @@ def always_raising(cluster, make_run, tmp_path_factory) -> SlurmRun:
     rule = "+reward.components.mine={kind: rule, function: 'my_wrong_rules:score', trial: false}"
     words = ["iterations=1", "rollout.num_shards=1", "scheduler.max_attempts=2", rule, *CPU_ONLY]
     run = make_run(cluster, room_on(cluster, folder) / "run", *words, folder=folder)
+    run.submit()
+    return run
+
+
+MEASURE = """
+import json, os, signal, sys, time
+
+policy, output, iteration = sys.argv[1:]
+assert os.path.exists(policy + "/config.json")
+with open(os.environ["NOTES"], "a") as file:  # jobs of no other stage have it
+    print(iteration, os.environ["SLURM_JOB_PARTITION"], os.environ["SLURM_CPUS_PER_TASK"], file=file)
+with open(os.environ["NOTES"]) as file:
+    is_first = [line.split()[0] for line in file].count(iteration) == 1
+if iteration == "0":
+    time.sleep(1000)
+if is_first:
+    os.kill(os.getppid(), signal.SIGKILL)
+with open(output, "w") as file:
+    json.dump({"acc": 0.25}, file)
+"""
+"""A program that hangs at the first policy; at another its task is killed, as by the kernel, but once."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def poorly_measured(cluster, inputs, make_run, tmp_path_factory) -> SlurmRun:
+    """Its policies are measured by evaluate.command, in jobs with resources of their own."""
+    folder = tmp_path_factory.mktemp("poorly_measured")
+    (folder / "measure.py").write_text(MEASURE)
+    own = ("partition=cpu", "cpus_per_task=3", f"environment={{NOTES: '{folder / 'notes'}'}}")
+    given = "'{policy}','{output}','{iteration}'"
+    command = f"evaluate.command=[{sys.executable},{folder / 'measure.py'},{given}]"
+    heldout = (f"data.heldout={inputs / 'heldout.jsonl'}", "evaluate.every=1")
+    words = [*CPU_ONLY, *heldout, *(f"scheduler.benchmark.{word}" for word in own), command]
+    words += ["evaluate.command_every=2", "evaluate.command_seconds=2"]
+    run = make_run(cluster, room_on(cluster, folder) / "run", *words, folder=folder, has_workers=True)
     run.submit()
     return run
 
@@ -362,6 +401,29 @@ def test_a_folder_that_cannot_be_written_empties_no_queue(cluster, make_run, com
 
 
 # --- the runs that were submitted first ---
+
+
+def test_a_program_that_hangs_or_is_killed_measures_what_it_can_and_stops_no_training(
+    poorly_measured, complete_run
+):
+    run = poorly_measured
+    run.wait_until_complete()
+    assert_same_policy(run, complete_run)
+    assert results_of(run.root) == results_of(complete_run)
+    notes = (run.folder / "notes").read_text().split("\n")[:-1]
+    assert notes == ["0 cpu 3"] * 2 + ["2 cpu 3"] * 2, "tries, where their jobs ran, and on how many cores"
+    tried = [(event["task"], event["kind"]) for event in run.events("failed")]
+    assert tried == [("0/benchmark/0", "error")] * 2 + [("2/benchmark/0", "killed")]
+    arrays = {(job.iteration, job.partition) for job in run.jobs_ever() if job.stage == "benchmark"}
+    assert arrays == {(0, "cpu"), (2, "cpu")}
+
+    missing, measured = read_measured(RunPaths(run.root))
+    assert (missing.policy_version, measured.policy_version) == (0, 2)
+    assert "stopped after 2 s" in missing.missing
+    assert measured.numbers == {"eval/acc": 0.25}
+    again = run.command("resume", run.root)
+    assert again.returncode == 0, again.stderr
+    assert "complete without some numbers: 1/2 policies measured" in again.stdout
 
 
 def test_a_rule_that_always_raises_stops_the_run(always_raising):

@@ -35,6 +35,8 @@ STATE_FAILS = "LIGHT_STATE_FAILS"
 """Variable: iterations whose state cannot be written, as on a full disk."""
 STATE_WAITS = "LIGHT_STATE_WAITS"
 """Variable: if set, a state is written once a rollout of the next iteration is committed."""
+GATE = "LIGHT_GATE"
+"""Variable, ITERATION:FILE: updates from that iteration on wait until the file is there."""
 
 
 class Learnt(NamedTuple):
@@ -89,9 +91,19 @@ def learn(context, iteration, learnt):
     print(f"read {responses.num_rows} responses", flush=True)
     with context.computing():
         take_time()
+        wait_at_gate(iteration)
         parts = [weights_digest(policy), *learnt.digests]
         chain = digest(iteration, parts, contents(responses), contents(rewards), list(shards))
     return chain, learnt.count + responses.filter(is_sampled(responses)).num_rows, responses, rewards
+
+
+def wait_at_gate(iteration: int) -> None:
+    first, _, file = os.environ.get(GATE, "").partition(":")
+    until = time.monotonic() + 300
+    while first and iteration >= int(first) and not Path(file).exists():
+        if time.monotonic() > until:
+            raise TimeoutError(f"{file} was not made")
+        time.sleep(0.1)
 
 
 def check_is_committed(context, version, chain) -> None:
