@@ -285,7 +285,8 @@ def test_a_task_needs_a_gpu_if_it_computes_with_a_model(configured):
         "evaluate": 1,
         "benchmark": 0,
     }
-    assert gpus_of_tasks(configured("evaluate.command=[measure,'{policy}','{output}']"), 4)["benchmark"] == 1
+    measured = configured("evaluate.command=[sh,'{policy}','{output}']", "evaluate.command_every=1")
+    assert gpus_of_tasks(measured, 4)["benchmark"] == 1
     assert set(gpus_of_tasks(configured(), 0).values()) == {0}
     assert gpus_of_tasks(configured("scheduler.update.ranks=3"), 4)["update"] == 3
     assert gpus_of_tasks(configured("rollout.device_map=auto"), 4)["rollout"] == 4
