@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from slurm.devcluster import Cluster
-from tests.cluster.scenario import policy_of, processes, read_lines, results_of, room_on, take, wait_for
-from tests.support import ROOT, noting, tiny
+from tests.cluster.scenario import policy_of, processes, read_lines, results_of, room_on, wait_for
+from tests.support import ROOT, light, noting, tiny
 
 SCRIPT = ROOT / "examples/slurm/allocation.sh"
 Sbatch = Callable[..., str]
@@ -87,13 +87,17 @@ def test_a_chain_of_allocations_ends_like_one_run_though_one_is_warned_and_one_i
 ):
     """They wait in the queue together: of one name one runs at a time."""
     root = room_on(cluster, tmp_path) / "run"
-    words = words_of(inputs, root, *take("0 2", "rollout"), "scheduler.grace=30")
+    hold = tmp_path / "hold"
+    hold.touch()
+    held_up = f"scheduler.rollout.environment={{{light.SECONDS}: '0 2', {light.HOLD}: '{hold}'}}"
+    words = words_of(inputs, root, held_up, "scheduler.grace=30")
     warned, killed, last = (sbatch(root, *words) for _ in range(3))
-    wait_for(lambda: (tmp_path / "notes").exists(), "a rollout", 200)
+    wait_for(lambda: list(tmp_path.glob("hold.*")), "a rollout that has a response", 200)
     assert cluster.call("scancel", "--signal=USR2", "--batch", warned).returncode == 0
     assert "interrupted; to continue" in story(warned)
     saved = list(root.glob("iterations/00001/rollout/*.partial.*.json"))
     assert saved, "what was generated is kept"
+    hold.unlink()
     wait_for(lambda: list(root.glob("iterations/00001/rollout/shard-?????.json")), "a committed shard", 200)
     mine = {"SLURM_CLUSTER_NAME": cluster.identity.name, "SLURM_JOB_ID": killed}
     for pid in [pid for pid, variables in processes() if mine.items() <= variables.items()]:

@@ -8,8 +8,8 @@ Runner, commits, lineage, progress and verification are the real ones; torch is 
 
 ``LIGHT_SECONDS`` in the environment makes every response, score or update take so long; of several numbers
 each takes the next one's time, and the last is for all that come later. While the file is there that
-``LIGHT_HOLD`` names, none of them ends; a process that is held up makes a file of its own beside it. With
-``LIGHT_DEAF`` none heeds a warning meanwhile.
+``LIGHT_HOLD`` names, none of them ends but the first of a process, so that there is something to save; a
+process that is held up makes a file of its own beside it. With ``LIGHT_DEAF`` none heeds a warning meanwhile.
 """
 
 import hashlib
@@ -47,9 +47,9 @@ _steps = itertools.count()
 
 def take_time(should_stop=lambda: False) -> None:
     """As long as the environment says, unless told to stop."""
-    seconds = os.environ.get(SECONDS, "0").split()
-    until = time.monotonic() + float(seconds[min(next(_steps), len(seconds) - 1)])
-    while (left := until - time.monotonic()) > 0 or is_held():
+    seconds, step = os.environ.get(SECONDS, "0").split(), next(_steps)
+    until = time.monotonic() + float(seconds[min(step, len(seconds) - 1)])
+    while (left := until - time.monotonic()) > 0 or (step and is_held()):
         if should_stop() and DEAF not in os.environ:
             break
         time.sleep(min(left, 0.05) if left > 0 else 0.05)
