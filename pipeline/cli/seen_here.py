@@ -58,8 +58,9 @@ def _check_cluster(run: Run) -> None:
 def _check_beats(run: Run) -> None:
     """Check that no worker was heard of just now, whoever has submitted it, and wherever it is."""
     now = time.time()
-    if live := Crew(run.paths).live(now):
-        beat = max(live.values(), key=lambda beat: beat.beat)
+    live = Crew(run.paths).live(now).values()  # at a first look also of workers that have long been silent
+    if heard := [beat for beat in live if now - beat.beat <= SILENT_SECONDS]:
+        beat = max(heard, key=lambda beat: beat.beat)
         raise RunError(
             f"worker {beat.worker} of {run.paths.root}, on {beat.host}, was heard of "
             f"{max(0.0, now - beat.beat):.0f} s ago; wait for the run; if its jobs were just ended, for "

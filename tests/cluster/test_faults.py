@@ -89,7 +89,9 @@ with open(os.environ["NOTES"]) as file:
 if iteration == "0":
     time.sleep(1000)
 if is_first:
-    os.kill(os.getppid(), signal.SIGKILL)
+    with open(f"/proc/{os.getppid()}/stat") as file:  # of what starts programs for the task
+        os.kill(int(file.read().rpartition(")")[2].split()[1]), signal.SIGKILL)
+    time.sleep(1000)
 with open(output, "w") as file:
     json.dump({"acc": 0.25}, file)
 """

@@ -41,6 +41,8 @@ ELSEWHERE = {
     "sbatch examples/slurm/allocation.sh runs/night scheduler=allocation --config-dir my experiment=first": (
         "tests/cluster/test_allocation.py"
     ),
+    "exec slurm-ppo sweep --config-dir my experiment=first name=rates scheduler=allocation "
+    "update.learning_rate=1e-6,3e-6": "tests/sweep/test_carrying_out.py",
     "slurm-ppo completion install": "tests/cli/test_completion.py",
     "slurm-ppo sync RUN": "tests/tracking/test_sync.py",
     "srun slurm-ppo export runs/lora exported/merged": "tests/end_to_end/test_lora_run.py",
