@@ -51,10 +51,12 @@ def work(source: Source) -> int:
     try:
         while (arguments := source.next()) is not None:
             end = run_attempt(arguments)
-            exit_code, has_failed = end.exit_code, end.failure is not None
+            has_failed = end.failure is not None
+            if not arguments.loads or _ranks() > 1:  # a task meets what failed to load, if there is one
+                exit_code = end.exit_code
             if has_failed:
                 drop_kept()
-            source.ended(arguments, exit_code)
+            source.ended(arguments, end.exit_code)
             if not arguments.loads:
                 sizes.append(settled_size(sizes))
             if reason := why_leave(end, sizes):
@@ -73,11 +75,15 @@ def why_leave(end: AttemptEnd, sizes: Sequence[int]) -> Reason | None:
     Args:
         sizes: bytes that it held after each of its attempts.
     """
-    if is_spoilt(end, int(os.environ.get("WORLD_SIZE") or 1)):
+    if is_spoilt(end, _ranks()):
         return Reason.FAILED
     if warned():
         return Reason.WARNED
     return Reason.GREW if has_grown(sizes) else None
+
+
+def _ranks() -> int:
+    return int(os.environ.get("WORLD_SIZE") or 1)
 
 
 def settled_size(earlier: Sequence[int]) -> int:

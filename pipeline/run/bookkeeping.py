@@ -188,8 +188,11 @@ def rest_after(seconds: float, spent: float, failures: int = 0) -> float:
         spent: seconds of a processor that it took.
         failures: number of passes that have failed one after the other, up to this one.
     """
-    failed = _FAILED_PAUSES[min(failures, len(_FAILED_PAUSES) - 1)]
-    return max(min(seconds, _LONGEST_PAUSE), _REST * spent, failed)
+    return max(min(seconds, _LONGEST_PAUSE), _REST * spent, _failed_pause(failures))
+
+
+def _failed_pause(failures: int) -> float:
+    return _FAILED_PAUSES[min(failures, len(_FAILED_PAUSES) - 1)]
 
 
 def _spent() -> float:
@@ -208,6 +211,13 @@ class Bookkeeper:
 
     paths: RunPaths
     child: subprocess.Popen[bytes] | None = None
+    _begun: float = float("-inf")
+    """When it started its last process (monotonic)."""
+    _failures: int = 0
+    """Number of its processes, one after the other, that came to nothing: a full disk takes no file that says
+    so. The last one is not among them."""
+    _is_unsaid: bool = False
+    """Whether no file says that it started the last."""
 
     def ask(self) -> None:
         """After a commit: ask for a pass, and start a process for it if there is none. Who has asked before
@@ -217,7 +227,7 @@ class Bookkeeper:
 
     def tend(self) -> None:
         """While waiting, now and then: start a process for a pass that somebody has asked for."""
-        if not self._has_child() and is_due(self.paths, time.time()):
+        if self._may_start() and is_due(self.paths, time.time()):
             self._start()
 
     def leave(self, is_to_be_seen: bool = True, seconds: float = _LEAVING_SECONDS) -> None:
@@ -239,7 +249,7 @@ class Bookkeeper:
         while (last := read_last(self.paths)).number < number and time.monotonic() < until:
             if not last.is_at_work:
                 ask_for_pass(self.paths, at_once=True)
-            if not self._has_child() and not self._has_another():
+            if self._may_start() and not self._has_another():
                 self._start()
             time.sleep(_POLL_SECONDS if self.child else _ASK_AGAIN_SECONDS)
 
@@ -254,9 +264,23 @@ class Bookkeeper:
         last, started = read_last(self.paths), _newest_start(self.paths)
         return find_requests() is None and is_starting(last, started, time.time())
 
+    def _may_start(self) -> bool:
+        """Whether it has no process, and the last is not one that came to nothing just now."""
+        if self._has_child():
+            return False
+        in_vain = self._failures + self._was_in_vain()
+        return time.monotonic() - self._begun >= _failed_pause(in_vain)
+
+    def _was_in_vain(self) -> bool:
+        return self._is_unsaid or (self.child is not None and bool(self.child.poll()))
+
     def _start(self) -> None:
-        with contextlib.suppress(OSError):  # then others may start one too
+        self._failures = self._failures + 1 if self._was_in_vain() else 0
+        self._begun, self._is_unsaid = time.monotonic(), False
+        try:
             replace_durably(_folder(self.paths) / _STARTED, f"{time.time()}\n")
+        except OSError:  # others may start one too
+            self._is_unsaid = True
         self.child = start_pass(self.paths)
 
     def _dismiss(self, until: float) -> None:

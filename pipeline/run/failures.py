@@ -5,7 +5,6 @@ import json
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from pipeline.config.conversion import converted
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import Task, parse_task
 from slurm.sharedfiles import PASSING, names_in, read_shared
@@ -93,6 +92,8 @@ def explain_failure(paths: RunPaths, unsaid: Failure) -> tuple[Failure, Task | N
         unsaid: the failure as seen from outside, returned if the attempt left no failure file, or a spoilt
             one, as a disk that was full or a power cut leaves behind.
     """
+    from pipeline.config.conversion import converted  # tasks import this module before they listen to signals
+
     path = paths.task(unsaid.task).failure(unsaid.attempt)
     try:
         said = converted(_Said, json.loads(read_shared(path)))

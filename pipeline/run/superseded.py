@@ -32,7 +32,7 @@ def remove_losers(paths: RunPaths, records: Iterable[Record], spared: Iterable[T
         if record.task.stage is Stage.UPDATE:
             for parent in (paths.policies, paths.critics, paths.trainers):
                 for folder in parent.glob(f"{record.task.iteration:05d}.*"):
-                    if record.attempt not in folder.name:
+                    if folder.name != f"{record.task.iteration:05d}.{record.attempt}":
                         shutil.rmtree(folder)
     for path in (path for folder in folders if folder.is_dir() for path in folder.iterdir()):
         if path not in kept:

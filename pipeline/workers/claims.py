@@ -215,7 +215,7 @@ def attempts_of(
     An attempt that has just committed counts as failed here: look for the record again before acting on it.
 
     Args:
-        live: workers that live (:meth:`pipeline.workers.beats.Crew.live`), read after the claims.
+        live: workers that live (:meth:`pipeline.workers.living.Crew.live`), read after the claims.
         since: claims before this unix time are of an earlier invocation of submit, run or resume: then only
             those count that still run.
     """

@@ -30,8 +30,8 @@ def save_state(context: Context, learner: Learner, version: int) -> bool:
     writer = LearnerState(replace(context, task=policy_maker(version)), learner)
     started, is_saved = time.time(), False
     try:
-        with opened_history(context.paths, state_of(version)) as history:
-            update = _update(context.paths, version)
+        with contextlib.ExitStack() as stack:
+            history, update = _opened(context.paths, version, stack)
             files = writer.write(is_wanted=update is not None)
             if update is not None and files:
                 outcome = publish_state(context, update, files, started, history)
@@ -42,12 +42,22 @@ def save_state(context: Context, learner: Learner, version: int) -> bool:
     return bool(ranks.share(is_saved)[0])
 
 
-def _update(paths: RunPaths, version: int) -> Record | None:
-    """Return the update's record, on the first rank; None where it cannot be read."""
+def _opened(paths: RunPaths, version: int, stack: contextlib.ExitStack) -> tuple[int, Record | None]:
+    """Open the state's folder, and read the update's record on the first rank; None where that is spoilt.
+
+    Raises:
+        OSError: the disk lets one rank do neither. Every rank raises, before any waits for another in vain.
+    """
+    history, update, error = -1, None, None
     try:
-        return read_record(paths, policy_maker(version)) if ranks.is_first() else None
+        history = stack.enter_context(opened_history(paths, state_of(version)))
+        update = read_record(paths, policy_maker(version)) if ranks.is_first() else None
     except BadCommit:
-        return None
+        update = None
+    except OSError as problem:
+        error = problem
+    ranks.agree(error)
+    return history, update
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Passes that workers ask for: each wish is seen by a pass that began after it, and few passes see many."""
 
+import errno
 import os
 import select
 import subprocess
@@ -224,3 +225,26 @@ def test_a_worker_that_leaves_does_not_wait_for_what_others_wish_later(paths, st
     Bookkeeper(paths).leave()
     assert len(started) == 1
     assert is_wanted(paths)
+
+
+def test_where_a_full_disk_takes_nothing_processes_for_passes_come_ever_more_rarely(paths, monkeypatch):
+    """No file says there that one has failed, or was started."""
+    ask_for_pass(paths)
+    started = []
+
+    def start(paths):
+        started.append(subprocess.Popen([sys.executable, "-S", "-c", "raise SystemExit(1)"]))
+        started[-1].wait(60)
+        return started[-1]
+
+    def full(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(bookkeeping, "start_pass", start)
+    monkeypatch.setattr(bookkeeping, "replace_durably", full)
+    keeper = Bookkeeper(paths)
+    for number, seconds in enumerate([0.0, 5.5, 10.5, 20.5], start=1):
+        keeper._begun -= seconds
+        for _ in range(10):
+            keeper.tend()
+        assert len(started) == number

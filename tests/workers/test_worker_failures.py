@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.config.scheduler import ResourcesConfig
 from pipeline.run.bookkeeping import is_wanted
 from pipeline.run.commits import read_record
 from pipeline.run.control import begin_invocation
@@ -34,6 +35,7 @@ from tests.support.pulling import beat_of, join, source_of, start_worker, wait_u
 
 SHAPE = ("iterations=2", "rollout.num_shards=2")
 ROLLOUT, REWARD, UPDATE = Task(1, Stage.ROLLOUT), Task(1, Stage.REWARD), policy_maker(1)
+SETTINGS = ResourcesConfig(linger=60)
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +180,7 @@ def fails_and_leaves(root: Path) -> None:
         (root / "asked.txt").write_text(f"{stays} {the_beat(run).doing}")
         source.leave(Reason.TURNED)
 
-    source = source_of(run, ROLLOUT, failed=asked)
+    source = source_of(run, ROLLOUT, SETTINGS, failed=asked)
     worker.run_attempt = lambda given: AttemptEnd(0) if given.loads else AttemptEnd(4, FailureKind.INPUTS)
     worker.save_kept_trainer = (root / "saved.txt").touch
     sys.exit(worker.work(source))
@@ -195,7 +197,7 @@ def test_a_failure_asks_for_a_pass_and_nothing_is_saved_together_with_ranks_that
 
 def takes_too_long(root: Path) -> None:
     run = load_run(root)
-    source_of(run, ROLLOUT, failed=Afterwards(run, "4711_0r0").failed)._end_task(60.0)
+    source_of(run, ROLLOUT, SETTINGS, failed=Afterwards(run, "4711_0r0").failed)._end_task(60.0)
 
 
 def test_a_task_that_took_too_long_asks_for_a_pass_that_others_make(run):

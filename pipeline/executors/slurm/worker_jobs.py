@@ -268,6 +268,7 @@ class WorkerJobs(SlurmJobs):
                 start_now(name)
             except SlurmError as error:  # it has started or ended since it was seen
                 self.note(f"{name} could not be told to start now: {error}")
+                continue
             told.setdefault(live.submission.name, []).append(live.carrier.index)
         for submission in [s for s in self.table.submissions if s.name in told]:  # as they are by now
             self.table.note(submission, hurried=(*submission.state.hurried, *told[submission.name]))
