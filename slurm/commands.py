@@ -17,8 +17,12 @@ _KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
 # Variables like SBATCH_PARTITION, SQUEUE_FORMAT or, inside a job, SLURM_MEM_PER_NODE change what commands do.
 _DROPPED = re.compile(
     r"(SLURM|SBATCH|SQUEUE|SACCT|SACCTMGR|SINFO|SCANCEL|SALLOC|SRUN|SCONTROL|SSTAT|SPRIO)_|"
-    r"(CUDA_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ROCR_VISIBLE_DEVICES|ZE_AFFINITY_MASK)$"  # a driver's own
+    r"(CUDA_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ROCR_VISIBLE_DEVICES|ZE_AFFINITY_MASK)$|"  # a driver's own
+    r"(RANK|LOCAL_RANK|WORLD_SIZE|RENDEZVOUS_FILE)$"  # a rank's own, whose job submits others
 )
+OWN = "SLURM_PPO_OWN_VARIABLES"
+"""Variable with the names of others, with blanks between them, that jobs which this process submits do not
+inherit: sbatch passes the whole environment on."""
 _FORCED = {
     "SLURM_BITSTR_LEN": "0",  # array expressions in full, not cut at 64 bytes
     "SLURM_TIME_FORMAT": "%s",  # unix seconds: no time zone, no daylight saving
@@ -64,7 +68,12 @@ class SlurmMissing(UserError, ValueError):
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return ``environ`` without variables that alter Slurm's commands or their output."""
-    kept = {name: value for name, value in environ.items() if name in _KEPT or not _DROPPED.match(name)}
+    own = set(environ.get(OWN, "").split())
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name in _KEPT or not (_DROPPED.match(name) or name in own)
+    }
     # Each job's setup adds folders to PATH-like variables, which the jobs that it submits inherit: without
     # repeats they do not grow.
     paths = {name: value for name, value in kept.items() if name.endswith("PATH")}

@@ -308,7 +308,7 @@ def start_pass(paths: RunPaths) -> subprocess.Popen[bytes] | None:
     command = [sys.executable, *(["-P"] if sys.flags.safe_path else [])]
     command += ["-m", "pipeline", "advance", str(paths.root), "--asked"]
     with log.open("ab") as output:
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        environment = {**_environment_at_first(), "CUDA_VISIBLE_DEVICES": ""}
         return subprocess.Popen(
             command,
             bufsize=0,
@@ -317,6 +317,13 @@ def start_pass(paths: RunPaths) -> subprocess.Popen[bytes] | None:
             stderr=subprocess.STDOUT,
             env=environment,
         )
+
+
+def _environment_at_first() -> dict[str, str]:
+    """Return the variables with which this process was started. Those that tasks have set since, of threads
+    for example, are not for the jobs that a pass submits."""
+    pairs = (one.partition(b"=") for one in Path("/proc/self/environ").read_bytes().split(b"\0"))
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs if name}
 
 
 def passes_log(paths: RunPaths) -> Path:

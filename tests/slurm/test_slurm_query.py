@@ -69,12 +69,14 @@ def test_environment_is_cleaned():
     dirty = {
         **dict.fromkeys(("SLURM_JOB_ID", "SBATCH_PARTITION", "SQUEUE_FORMAT", "SACCT_FORMAT"), "x"),
         **dict.fromkeys(("SLURM_MEM_PER_NODE", "SINFO_SORT", "SCANCEL_USER", "SLURM_TIME_FORMAT"), "x"),
+        **dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "RENDEZVOUS_FILE", "MINE", "MINE_TOO"), "x"),
+        commands.OWN: "MINE MINE_TOO",
         **dict.fromkeys(("SLURM_CLUSTERS", "SALLOC_QOS", "SRUN_X", "SCONTROL_ALL"), "x"),
-        **dict.fromkeys(("SLURM_CONF", "SLURM_CONF_SERVER", "HOME", "PATH", "SLURMPPO"), "kept"),
+        **dict.fromkeys(("SLURM_CONF", "SLURM_CONF_SERVER", "HOME", "PATH", "SLURMPPO", "MINE_3"), "kept"),
     }
     cleaned = clean_environment(dirty)
     assert {name for name, value in cleaned.items() if value == "kept"} == {
-        *("SLURM_CONF", "SLURM_CONF_SERVER", "HOME", "PATH", "SLURMPPO")
+        *("SLURM_CONF", "SLURM_CONF_SERVER", "HOME", "PATH", "SLURMPPO", "MINE_3")
     }
     assert "x" not in cleaned.values()
     assert cleaned["SLURM_BITSTR_LEN"] == "0"

@@ -37,7 +37,7 @@ attend() {
       pass)
         if [ -z "$passing" ] || ! kill -0 "$passing" 2>/dev/null; then
           { : >>"$log"; } 2>/dev/null || log=/dev/null
-          CUDA_VISIBLE_DEVICES='' OMP_NUM_THREADS=1 timeout 1800 "$@" </dev/null >>"$log" 2>&1 9>&- &
+          CUDA_VISIBLE_DEVICES='' timeout 1800 "$@" </dev/null >>"$log" 2>&1 9>&- &
           passing=$!
         fi
         ;;
