@@ -192,6 +192,7 @@ class Pulling:
         if self._lost is not None:
             raise self._lost
         if self._is_unsaid:
+            self.pulse.fall_silent()
             return
         self.pulse.say(doing=Doing.LEAVING, reason=self.reason, task="", attempt="", until=None)
         with contextlib.suppress(OSError):  # that its job has ended is seen all the same

@@ -53,6 +53,10 @@ class Pulse:
         now = time.time()
         self.beat = replace(told(self.beat, now, changes.get("doing")), **changes, beat=now)
 
+    def fall_silent(self) -> None:
+        """Say nothing at the end: what was said last stands until Slurm knows that the job has ended."""
+        atexit.unregister(self._end)
+
     def set_alarm(self, seconds: float | None, act: Callable[[], None] = lambda: None) -> None:
         """Have ``act`` called in the thread after so many seconds; None: never. Replaces the last one."""
         self._alarm = None if seconds is None else (time.monotonic() + seconds, act)

@@ -91,8 +91,10 @@ def take_back(run: Run, point: Point) -> Path | None:
     folder = fresh_folder(run.paths.superseded, f"from-{point}-{iteration}")
     if point.stage is not Stage.EVALUATE and trim_measured(run.paths, iteration, folder):
         rewind_measured(run.paths)
-    if point.stage is not Stage.BENCHMARK:  # else no row holds what is taken back
+    if point.stage is not Stage.BENCHMARK:
         trim_rows(run, iteration, folder)  # first: interrupted here, the driver writes the rows again
+    elif run.config.evaluate.best_is_measured:  # no row holds what is taken back
+        trim_best(run, iteration, (), folder)
     move_history(folder, run.paths, tasks)
     withdraw_submissions(run, tasks)
     names = [task_key(task) for task in done]

@@ -66,6 +66,11 @@ class LastPass:
         """Whether it has not ended; also of one that was killed."""
         return self.began > self.ended
 
+    @property
+    def newest(self) -> float:
+        """When a pass last looked, or began to. One that was killed at work counts for as long as any."""
+        return max(self.began, self.ended)
+
     def allows_another(self, now: float) -> bool:
         """Whether it has been over for long enough. Pure. A time that is still to come, of a machine whose
         clock is ahead, holds nobody up."""

@@ -56,7 +56,7 @@ class Afterwards:
             self._looks = now
             with contextlib.suppress(OSError):
                 taken = seconds_of_iterations(journal.read_tail(paths.metrics, _ROWS_BYTES))
-                if is_overdue(max(read_last(paths).ended, self.began), now, taken):
+                if is_overdue(max(read_last(paths).newest, self.began), now, taken):
                     ask_for_pass(paths)
         with self._going_on("no pass was started"):
             self.keeper.tend()

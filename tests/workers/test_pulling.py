@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from pipeline.orchestrate.rewind import Point, go_back
+from pipeline.run import bookkeeping
 from pipeline.run.bookkeeping import LastPass, ask_for_pass, is_wanted, read_last
 from pipeline.run.commits import read_record
 from pipeline.run.control import begin_invocation, read_control, write_control
 from pipeline.run.directory import Run, load_run
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.tasks import PREPARE, Stage, Task
+from pipeline.workers.afterwards import Afterwards
 from pipeline.workers.beats import Doing, Reason
 from pipeline.workers.claims import claims_of, file_of
 from slurm.sealing import sealed
@@ -241,9 +243,7 @@ def test_no_second_task_is_begun_that_may_not_end_before_the_worker_itself_does(
 def test_of_many_who_wait_one_makes_the_pass_that_nobody_has_asked_for(run):
     ask_for_pass(run.paths)
     take_turn(run.paths, lambda: None)
-    last = run.paths.slurm / "passes/last"
-    hour_old = LastPass(began=time.time() - 3601, ended=time.time() - 3600, number=1)
-    last.write_text(sealed(asdict(hour_old)))
+    hour_old = _last_pass_of_an_hour_ago(run)
     made = run.paths.root / "passes.txt"
     with crew(run, UPDATE, *REWARDS, TENDS="1") as workers:
         wait_for(made.exists, "a pass")
@@ -251,9 +251,28 @@ def test_of_many_who_wait_one_makes_the_pass_that_nobody_has_asked_for(run):
             wait_until(run, worker, Doing.WAITING, task)
         os.kill(workers[0].pid, signal.SIGTERM)
         assert join(workers[0]) == [0]
-    assert len(made.read_text().splitlines()) == 1
-    assert read_last(run.paths).number == 2
+    # a second one where two looked before either asked, and the first's pass was over before the second asked
+    assert len(made.read_text().splitlines()) < len(workers)
+    assert read_last(run.paths).number > hour_old.number
     assert not is_wanted(run.paths)
+
+
+def test_who_waits_asks_for_no_pass_while_one_is_at_work(run, monkeypatch):
+    monkeypatch.setattr(bookkeeping, "start_pass", lambda paths: None)
+    for began, is_asked in ((time.time(), False), (time.time() - 1800, True)):  # the second was killed
+        _last_pass_of_an_hour_ago(run, began)
+        Afterwards(run, "4711_0r0", began=0.0).waits()
+        assert is_wanted(run.paths) is is_asked
+
+
+def _last_pass_of_an_hour_ago(run: Run, began: float | None = None) -> LastPass:
+    """Have the newest pass end an hour ago, or another have begun since, which has not ended."""
+    ended = time.time() - 3600
+    last = LastPass(began=ended - 1 if began is None else began, ended=ended, number=1)
+    passes = run.paths.slurm / "passes"
+    passes.mkdir(parents=True, exist_ok=True)
+    (passes / "last").write_text(sealed(asdict(last)))
+    return last
 
 
 def test_a_run_that_is_cancelled_ends_who_waits(run):
