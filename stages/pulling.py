@@ -7,9 +7,7 @@ commits and claims alone, until it pays more to leave (:mod:`pipeline.workers`).
 import atexit
 import contextlib
 import importlib
-import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,12 +18,12 @@ from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
 from pipeline.run.commits import CorruptData, Record, read_record
 from pipeline.run.control import Control, SpoiltControl, read_control
 from pipeline.run.directory import Run, load_run
-from pipeline.run.durable import is_there, link_once
+from pipeline.run.durable import is_there
 from pipeline.run.environment import TASK_ENVIRONMENT
-from pipeline.run.failures import DISK_EXIT, FailureKind, is_of_disk
+from pipeline.run.failures import DISK_EXIT, is_of_disk
 from pipeline.run.records import FrontierFinder, recorded
 from pipeline.run.tasks import Task, task_key
-from pipeline.workers import choosing, estimates, staying
+from pipeline.workers import choosing, estimates
 from pipeline.workers.beats import Beat, Doing, Reason, process_space
 from pipeline.workers.choosing import Step, View
 from pipeline.workers.claims import (
@@ -46,6 +44,7 @@ from stages.logs import log, set_up_log
 from stages.pulse import Pulse
 from stages.runner import Arguments, parse
 from stages.surroundings import Bell, Output, flush_output
+from stages.task_limit import TaskLimit
 from stages.waiting import INPUT_SECONDS, Waiting
 from stages.worker import Source, work
 
@@ -69,6 +68,7 @@ class Pulling:
     max_attempts: int = 3
     worker: choosing.Worker = field(init=False)
     waiting: Waiting = field(init=False)
+    limit: TaskLimit = field(init=False)
     output: Output = field(default_factory=Output)
     reason: Reason | None = None
     """Why it leaves; None: it stays."""
@@ -101,6 +101,7 @@ class Pulling:
         )
         self.crew = Crew(self.run.paths)
         self.frontier = FrontierFinder(self.run.plan, self.run.paths)
+        self.limit = TaskLimit(self.run.paths, self.settings, self.outside, self.pulse, self.crew)
         self.waiting = Waiting(
             *(self.run, task.job_kind, self.settings, self.linger_max),
             *(self.outside, self.pulse, self.crew),
@@ -294,8 +295,9 @@ class Pulling:
         is_done, claims = standing(self.run.paths, task, self.known)
         if is_done or claims != self._listed.get(task, ()):
             return None
-        limit = self._limit(view)
-        has_time = self._has_time(view.now, limit)  # asked at the first one too: the answer is for the next
+        limit = self.limit.seconds(view.median_seconds, self._is_fresh)
+        # asked at the first one too: the answer is for the next
+        has_time = self.waiting.has_time(view.now, self.limit.or_own(limit))
         if task != self.worker.first and not has_time:
             self.leave(Reason.TIME)
             return None
@@ -317,59 +319,19 @@ class Pulling:
         self.worker = replace(self.worker, first=None)
         self.waiting.end()
         self._claim = claim
-        self._set_alarm(limit, task)
+        self.limit.begin(limit, claim)
         return self._begin(claim)
-
-    def _begin(self, claim: Claim) -> Arguments:
-        files = self.run.paths.task(claim.task)
-        self.output.turn_to(files.log(claim.number))
-        failure = files.failure(claim.number)
-        return Arguments(claim.task, self.run.paths.root, claim.attempt, failure, INPUT_SECONDS, stays=True)
-
-    # --- the limit of a task ---
-
-    def _limit(self, view: View) -> float | None:
-        beats = self.crew.beats.values()
-        known = estimates.startup(beats, self.worker.job_kind) if self._is_fresh else None
-        return staying.task_limit(
-            self.settings.task_seconds, view.median_seconds, known.median if known else None
-        )
-
-    def _has_time(self, now: float, limit: float | None) -> bool:
-        """Whether a task ends before the worker's own end. Where nobody has said how long one takes, its own
-        last ones tell."""
-        if limit is None:
-            limit = staying.task_limit(None, estimates.task_seconds([self.pulse.beat], self.worker.job_kind))
-        return self.waiting.has_time(now, limit)
 
     @property
     def _is_fresh(self) -> bool:
         """Whether the next task begins with loading."""
         return self.pulse.beat.tasks == 0 or self.failures > 0
 
-    def _set_alarm(self, limit: float | None, task: Task) -> None:
-        """End the task when it has taken too long; one that can save is warned before."""
-        if limit is None:
-            return
-        warning = min(float(self.settings.signal), limit / 2) if task.stage.generates else 0.0
-
-        def warn() -> None:
-            self.pulse.set_alarm(warning, lambda: self._end_task(limit))
-            os.kill(os.getpid(), signal.SIGUSR2)
-
-        self.pulse.set_alarm(limit - warning, warn if warning else lambda: self._end_task(limit))
-
-    def _end_task(self, limit: float) -> None:
-        """End the process: a task in native code cannot be stopped in another way."""
-        if (claim := self._claim) is not None:
-            told = {"kind": FailureKind.TIMEOUT, "message": f"it took more than {limit:g} s", "suspect": None}
-            path = self.run.paths.task(claim.task).failure(claim.number)
-            with contextlib.suppress(OSError):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                link_once(path, json.dumps(told) + "\n")
-        self.pulse.say(doing=Doing.LEAVING, reason=Reason.FAILED)
-        self.outside.failed(False)
-        os._exit(5)
+    def _begin(self, claim: Claim) -> Arguments:
+        files = self.run.paths.task(claim.task)
+        self.output.turn_to(files.log(claim.number))
+        failure = files.failure(claim.number)
+        return Arguments(claim.task, self.run.paths.root, claim.attempt, failure, INPUT_SECONDS, stays=True)
 
 
 def pulling(first: Arguments, started: float) -> Pulling:

@@ -235,17 +235,25 @@ class Bookkeeper:
         if self._may_start() and is_due(self.paths, time.time()):
             self._start()
 
-    def leave(self, is_to_be_seen: bool = True, seconds: float = _LEAVING_SECONDS) -> None:
+    def leave(
+        self, is_to_be_seen: bool = True, is_seen_to: bool = False, seconds: float = _LEAVING_SECONDS
+    ) -> None:
         """Before the end, when the beat says that the worker leaves: wait until a pass has seen that, or else
         until what was asked for has been granted.
 
         A wish that is there later may be another worker's: so passes are counted. One that is at work now may
         have looked before.
+
+        Args:
+            is_seen_to: whether others start a process for what is asked for. Then nothing is waited for:
+                many who leave at once would start one after the other, beside what still computes.
         """
         until = time.monotonic() + seconds
         last = read_last(self.paths)
         enough = last.number + (2 if last.is_at_work else 1)
-        if is_to_be_seen or is_wanted(self.paths):
+        if is_to_be_seen:
+            ask_for_pass(self.paths, at_once=True)
+        if not is_seen_to and is_wanted(self.paths):
             self._wait_for_pass(enough, until)
         self._dismiss(until)
 

@@ -19,7 +19,6 @@ from typing import Any
 from pipeline.run import journal
 from pipeline.run.lease import holder_of
 from pipeline.run.paths import RunPaths
-from pipeline.run.records import is_committed
 from pipeline.run.sizes import bytes_below
 from pipeline.run.tasks import Stage, Task
 from slurm.errors import UserError
@@ -178,8 +177,7 @@ def _read_run(paths: RunPaths, sweep: str | None, now: float) -> tuple[Entry, st
     row = last_row(end)
     start = int((identity.get("parent") or {}).get("iteration", 0))
     done = int(row["iteration"]) if row else start
-    is_measured = not has_program or is_committed(paths, Task(total, Stage.BENCHMARK))
-    state = _state_of(paths, done >= total and is_measured, is_on_slurm)
+    state = _state_of(paths, done >= total and (not has_program or _is_measured(paths, total)), is_on_slurm)
     best, metric = _best_of(paths)
     written = paths.metrics.stat().st_mtime if row else float(identity["created"])
     entry = Entry(
@@ -207,6 +205,11 @@ def _plan_of(config: bytes) -> tuple[int, bool, bool]:
     if iterations is None or scheduler is None:
         raise ValueError("config.yaml has no iterations or no scheduler.kind")
     return int(iterations[1]), scheduler[1] == b"slurm", _PROGRAM.search(config) is not None
+
+
+def _is_measured(paths: RunPaths, last: int) -> bool:
+    """Whether the last policy was measured, or left out: the others came before it; no row waits for it."""
+    return is_there(paths.task(Task(last, Stage.BENCHMARK)).record)
 
 
 def _state_of(paths: RunPaths, is_complete: bool, is_on_slurm: bool) -> str | None:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pipeline.run import journal
 from pipeline.run.bookkeeping import Bookkeeper, ask_for_pass, read_last
 from pipeline.run.directory import Run
-from pipeline.run.plan import Plan
+from pipeline.run.plan import Plan, policy_maker
 from pipeline.run.records import recorded
-from pipeline.run.tasks import Task, parse_task
+from pipeline.run.tasks import Task, parse_task, task_key
 from pipeline.workers.beats import Beat, Doing
 from pipeline.workers.living import Crew
 from pipeline.workers.overdue import is_overdue, seconds_of_iterations
@@ -62,9 +62,9 @@ class Afterwards:
             self.keeper.tend()
 
     def leaves(self, is_to_be_seen: bool) -> None:
-        """Before the end: wait for a pass that sees that the worker leaves, or has seen what it did."""
+        """Before the end: see to a pass that sees that the worker leaves, or has seen what it did."""
         with self._going_on("no pass was waited for"):
-            self.keeper.leave(is_to_be_seen)
+            self.keeper.leave(is_to_be_seen, self._is_seen_to(is_to_be_seen))
         if (fifo := find_requests()) is not None:
             request_end(fifo)
 
@@ -112,10 +112,23 @@ class Afterwards:
         if said := ring(arrays_to_ring(waiting, woken)):
             print(f"those who wait were not rung: {said}", flush=True)
 
+    def _is_seen_to(self, is_soon: bool) -> bool:
+        """Whether another one starts what passes are asked for: all who wait do soon, and who is at the last
+        update does after it, which is enough for whom nobody is to follow. Of several who leave at once the
+        last to say so finds nobody: it says so before it looks."""
+        last = task_key(policy_maker(self.run.plan.iterations))
+        others = (beat for beat in self._live() if beat.worker != self.name)
+        return any(
+            beat.doing is Doing.WAITING or (beat.doing is Doing.BUSY and beat.task == last and not is_soon)
+            for beat in others
+        )
+
     def _others(self) -> list[Beat]:
         """Return the newest beats of the others that wait."""
-        live = self.crew.live(time.monotonic()).values()
-        return [beat for beat in live if beat.doing is Doing.WAITING and beat.worker != self.name]
+        return [beat for beat in self._live() if beat.doing is Doing.WAITING and beat.worker != self.name]
+
+    def _live(self) -> Collection[Beat]:
+        return self.crew.live(time.monotonic()).values()
 
 
 def calm(now: float, since: Iterable[float]) -> float:

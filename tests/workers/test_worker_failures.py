@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from pipeline.config.scheduler import ResourcesConfig
-from pipeline.run.bookkeeping import is_wanted
+from pipeline.run import bookkeeping
+from pipeline.run.bookkeeping import ask_for_pass, is_wanted
 from pipeline.run.commits import read_record
 from pipeline.run.control import begin_invocation
 from pipeline.run.directory import Run, load_run
@@ -23,13 +24,14 @@ from pipeline.run.failures import DISK_EXIT, FailureKind
 from pipeline.run.plan import policy_maker
 from pipeline.run.tasks import Stage, Task, task_key
 from pipeline.workers.afterwards import Afterwards
-from pipeline.workers.beats import Beat, Doing, Reason
-from pipeline.workers.claims import claims_of
+from pipeline.workers.beats import Beat, Doing, Reason, write_beat
+from pipeline.workers.claims import Claim, claims_of
 from pipeline.workers.reading import read_beats
 from stages import pulling, worker
 from stages.runner import AttemptEnd
 from tests.support import processes
 from tests.support.killing import wait_for
+from tests.support.passes import take_turn
 from tests.support.processes import fork_server, in_process_of_its_own, stage_arguments
 from tests.support.pulling import beat_of, join, source_of, start_worker, wait_until
 
@@ -125,8 +127,10 @@ def test_a_task_that_a_disk_did_not_take_is_its_workers_last_so_that_the_exit_co
     assert in_process_of_its_own(on_a_full_disk, run.paths.root, takes_reports) == DISK_EXIT
     ((claim,),) = claims_of(run.paths, run.plan.tasks(1)).values()
     beat = the_beat(run)
-    assert (beat.doing, beat.reason) == (Doing.LEAVING, Reason.FAILED)
-    assert beat.attempt == ("" if takes_reports else claim.attempt)
+    said = (beat.doing, beat.reason, beat.attempt)
+    assert said == (
+        (Doing.LEAVING, Reason.FAILED, "") if takes_reports else (Doing.BUSY, None, claim.attempt)
+    )
     assert run.paths.task(claim.task).failure(claim.number).exists() is takes_reports
 
 
@@ -197,7 +201,8 @@ def test_a_failure_asks_for_a_pass_and_nothing_is_saved_together_with_ranks_that
 
 def takes_too_long(root: Path) -> None:
     run = load_run(root)
-    source_of(run, ROLLOUT, SETTINGS, failed=Afterwards(run, "4711_0r0").failed)._end_task(60.0)
+    source = source_of(run, ROLLOUT, SETTINGS, failed=Afterwards(run, "4711_0r0").failed)
+    source.limit.end_process(60.0, Claim(ROLLOUT, 1, "1-4711_0r0", "4711_0r0", 0.0))
 
 
 def test_a_task_that_took_too_long_asks_for_a_pass_that_others_make(run):
@@ -217,6 +222,35 @@ def test_a_disk_that_takes_no_wish_ends_no_worker_and_is_told_of_once(run, monke
     afterwards.failed(True)
     assert capsys.readouterr().out.count("no pass was asked for: ") == 1
     afterwards.leaves(True)
+
+
+OTHERS = {
+    "waits": (Beat("1_0r0", "reward", "another", 7, 0.0, Doing.WAITING, beat=1.0), True, True),
+    "computes": (Beat("1_0r0", "reward", "another", 7, 0.0, Doing.BUSY, beat=1.0), False, False),
+    "leaves": (Beat("1_0r0", "reward", "another", 7, 0.0, Doing.LEAVING, beat=1.0), False, False),
+    "itself": (Beat("4711_0r0", "reward", "another", 7, 0.0, Doing.WAITING, beat=1.0), False, False),
+    "at the last update": (
+        Beat("1_0r0", "update", "another", 7, 0.0, Doing.BUSY, task=task_key(policy_maker(2)), beat=1.0),
+        *(False, True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_who_leaves_waits_for_a_pass_unless_another_one_sees_to_it(run, monkeypatch, name):
+    """In the last update of a run many leave, and what each would start computes beside it."""
+    started = []
+    monkeypatch.setattr(
+        bookkeeping, "start_pass", lambda paths: started.append(take_turn(paths, lambda: None))
+    )
+    other, *is_seen_to = OTHERS[name]
+    write_beat(run.paths, other)
+    for is_to_be_seen, is_left_to_it in zip((True, False), is_seen_to, strict=True):
+        started.clear()
+        take_turn(run.paths, lambda: None)
+        ask_for_pass(run.paths)
+        Afterwards(run, "4711_0r0").leaves(is_to_be_seen)
+        assert is_wanted(run.paths) == (not started) == is_left_to_it, is_to_be_seen
 
 
 # --- warnings ---
