@@ -65,7 +65,7 @@ def work(source: Source) -> int:
             save_kept_trainer()
         source.left()
     finally:
-        drop_kept()
+        drop_kept(ends=True)
     return exit_code
 
 
@@ -113,13 +113,17 @@ def resident_bytes() -> int:
     return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE")
 
 
-def drop_kept() -> None:
-    """Drop all that tasks have kept for later ones. Errors of that are logged only."""
-    release_kept_trainer()
+def drop_kept(ends: bool = False) -> None:
+    """Drop all that tasks have kept for later ones. Errors of that are logged only.
+
+    Args:
+        ends: whether the process ends, and gives its memory back with that.
+    """
+    if not ends:
+        release_kept_trainer()
     # Not imported for this: if it was not, nothing is kept.
     if engines := sys.modules.get("stages.engines"):
-        with engines.engines_closed():
-            pass
+        engines.release_all(ends)
 
 
 # --- jobs of the local scheduler ---

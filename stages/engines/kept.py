@@ -110,35 +110,49 @@ def kept_value(name: str, key: Any, make: Callable[[], Any]) -> Any:
 
 def release(role: str) -> None:
     """Drop the engine of ``role``, if there is one, and what it holds."""
-    kept = _kept.pop(role, None)
-    if kept is None:
-        return
-    if isinstance(kept.engine, Generator | Scorer):
-        kept.engine.close()
-    del kept
+    if role in _kept:
+        _close(role)
+        _collect()
+
+
+def release_all(ends: bool = False) -> None:
+    """Drop all that is kept: after a task that failed, and before the process ends. Errors of that are logged
+    only: what was committed stands, and a failed job would keep those that depend on it waiting.
+
+    Args:
+        ends: whether the process ends: garbage goes with it, and to look for it takes a second of a core
+            where others still compute.
+    """
+    _values.clear()
+    for role in list(_kept):
+        try:
+            _close(role)
+        except (OSError, RuntimeError):  # of disks, worker processes, GPUs that are gone
+            log.exception(f"closing the {role} failed; what the task has done stands:")
+    if not ends:
+        _collect()
+
+
+def _close(role: str) -> None:
+    engine = _kept.pop(role).engine
+    if isinstance(engine, Generator | Scorer):
+        engine.close()
+
+
+def _collect() -> None:
+    """Give back what dropped engines held. Without torch that is not worth the time to look for garbage."""
     torch = sys.modules.get("torch")
-    if torch is None:  # what engines hold without it is not worth the time to look for all garbage
+    if torch is None:
         return
     gc.collect()
     if torch.cuda.is_initialized():  # another process may be about to look how much is free
         torch.cuda.empty_cache()
 
 
-def release_all() -> None:
-    """Drop all that is kept: after a task that failed, and before the process ends. Errors of that are logged
-    only: what was committed stands, and a failed job would keep those that depend on it waiting."""
-    _values.clear()
-    for role in list(_kept):
-        try:
-            release(role)
-        except (OSError, RuntimeError):  # of disks, worker processes, GPUs that are gone
-            log.exception(f"closing the {role} failed; what the task has done stands:")
-
-
 @contextlib.contextmanager
 def engines_closed() -> Iterator[None]:
-    """Drop all that is kept at the end."""
+    """Drop all that is kept at the end, with which the process ends."""
     try:
         yield
     finally:
-        release_all()
+        release_all(ends=True)

@@ -5,8 +5,19 @@ import signal
 
 import pytest
 
+from pipeline.run.paths import RunPaths
+from pipeline.workers.reading import read_beats
 from tests.cluster import scenario
-from tests.cluster.scenario import CPU_ONLY, SlurmRun, policy_of, processes_of, results_of, room_on, take
+from tests.cluster.scenario import (
+    CPU_ONLY,
+    SlurmRun,
+    policy_of,
+    processes_of,
+    results_of,
+    room_on,
+    staying,
+    take,
+)
 from tests.support import light
 
 SHARDS = 2
@@ -80,12 +91,19 @@ def ranks_of(job: scenario.Job) -> set[tuple[str, str]]:
     return {(v["SLURMD_NODENAME"], v["SLURM_PROCID"]) for v in found if v.get("SLURM_STEP_ID") == "0"}
 
 
-def test_an_update_on_two_nodes_repeats_its_bytes(cluster, make_real_run, tmp_path):
-    """One rank on each; they meet over gloo. What they learn from is made by light tasks."""
+def updates_of_each(run: SlurmRun) -> list[int]:
+    """Updates that each worker has committed."""
+    return sorted(b.tasks for b in read_beats(RunPaths(run.root)).values() if b.job_kind == "update")
+
+
+def test_a_worker_on_two_nodes_makes_the_bytes_of_a_fresh_one(cluster, make_real_run, tmp_path):
+    """One rank on each; they meet over gloo, and stay for the second update. What they learn from is made by
+    light tasks."""
     words = [word for word in light.WORDS if not word.startswith("update.engine=")]
-    small = ["iterations=1", "rollout.num_shards=1", "update.minibatches=1", "update.epochs=1"]
+    small = ["iterations=2", "rollout.num_shards=1", "update.minibatches=1", "update.epochs=1"]
+    small += ["scheduler.update.nodes=2", *staying(300), *CPU_ONLY]
     root = room_on(cluster, tmp_path) / "run"
-    run = make_real_run(cluster, root, *words, *small, "scheduler.update.nodes=2", *CPU_ONLY)
+    run = make_real_run(cluster, root, *words, *small, has_workers=True)
     run.submit()
     update = run.wait_for_job("update")
     both = {("update0", "0"), ("update1", "1")}
@@ -93,9 +111,11 @@ def test_an_update_on_two_nodes_repeats_its_bytes(cluster, make_real_run, tmp_pa
     run.wait_until_complete()
     assert not run.events("failed")
     made = run.policy()
-    again = run.command("resume", run.root, "--from", "update@1")
+    assert updates_of_each(run) == [2]
+    again = run.command("resume", run.root, "--from", "update@2")
     assert again.returncode == 0, again.stderr
-    assert len(list((run.root / "superseded").glob("*/policy/00001.*"))) == 1, "it was made anew"
+    assert len(list((run.root / "superseded").glob("*/policy/00002.*"))) == 1, "it was made anew"
+    assert updates_of_each(run) == [1, 2]
     assert run.policy() == made
 
 
