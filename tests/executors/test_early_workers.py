@@ -9,11 +9,14 @@ from pipeline.executors.slurm.passes import longest_time
 from pipeline.executors.slurm.submitter import Submitter
 from pipeline.executors.slurm.worker_jobs import WorkerJobs
 from pipeline.orchestrate.staffing import Order
+from pipeline.run import journal
+from pipeline.run.bookkeeping import is_wanted
 from pipeline.run.control import begin_invocation
 from pipeline.run.directory import slurm_settings
 from pipeline.run.submissions import read_limits_of
 from pipeline.run.tasks import PREPARE, Stage, Task
 from slurm.states import SlurmState
+from tests.support.passes import take_turn
 from tests.support.toyslurm import Job
 from tests.support.toyworkers import WorkerWorld, make_worker_world
 from tests.support.toyworld import Luck
@@ -23,7 +26,8 @@ from tests.support.toyworld import Luck
 def world(tmp_path, monkeypatch, clock) -> WorkerWorld:
     """A run of several shards that nobody has submitted."""
     made = (make_worker_world(tmp_path / f"{seed}", monkeypatch, seed, Luck()) for seed in range(50))
-    return next(w for w in made if w.run.plan.num_shards > 2 and w.slurm.max_array_size > 2)
+    plans = ((w, w.run.plan) for w in made)
+    return next(w for w, p in plans if p.num_shards > 2 < w.slurm.max_array_size and p.iterations > 3)
 
 
 def submit_early(world: WorkerWorld, tasks: tuple[Task, ...]) -> Job:
@@ -79,3 +83,26 @@ def test_a_worker_whose_clock_is_minutes_behind_is_not_cancelled_while_it_beats(
     assert (len(looks), element.state) == (1, SlurmState.RUNNING), world.told()
     world.advance("a pass")
     assert (len(looks), element.state) == (2, SlurmState.CANCELLED), "it has said nothing for two looks"
+
+
+def commit_with_inputs(world: WorkerWorld, task: Task) -> None:
+    if not world.record(task):
+        for source in world.run.plan.inputs(task):
+            commit_with_inputs(world, source)
+        world.commit(task, "1-a")
+
+
+def test_who_starts_early_is_decided_again_once_the_first_rows_say_how_long_things_take(world):
+    plan, paths = world.run.plan, world.run.paths
+    begin_invocation(paths)
+    world.commit(PREPARE, "1-a")
+    asked = []
+    for iteration in range(1, plan.iterations):
+        for task in plan.tasks(iteration):
+            commit_with_inputs(world, task)
+        world.advance("a pass")
+        assert [row["iteration"] for row in journal.read(paths.metrics)] == list(range(1, iteration + 1))
+        asked.append(is_wanted(paths))
+        take_turn(paths, lambda: None)
+    assert asked == [iteration <= 2 for iteration in range(1, plan.iterations)], world.told()
+    assert len(asked) > 2

@@ -15,6 +15,7 @@ from pipeline.orchestrate.driver import Driver, Outcome, Pass, Watcher, tell_of_
 from pipeline.orchestrate.publish import Publisher
 from pipeline.process import interruptible
 from pipeline.run import journal
+from pipeline.run.bookkeeping import ask_for_pass
 from pipeline.run.control import read_control, write_control
 from pipeline.run.directory import Run, slurm_settings, upgrade
 from pipeline.run.failures import Failure
@@ -34,6 +35,8 @@ SLURM_PATIENCE = 600.0
 """Seconds for which a pass is retried while Slurm's controller does not answer."""
 _RETRY_SECONDS = 10.0
 _AGAIN_SECONDS = 3.0
+_FIRST_ROWS = 2
+"""Rows of a run that estimates change much with."""
 
 
 def make_pass(run: Run, watcher: Watcher) -> Pass:
@@ -104,7 +107,7 @@ def leased_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
     jobs = kind(submitter, read_limits_of(run.paths), watcher.note)
     books = Publisher(run, NoTracker(), Accountant(run, watcher.note).facts_of)
     driver = Driver(run, jobs, watcher, books)
-    jobs.needs_watchdogs = not driver.is_complete
+    jobs.needs_watchdogs, known = not driver.is_complete, books.newest
     while (actions := driver.one_pass()).needs_another_pass or jobs.table.is_unsure:
         if actions.give_up:
             jobs.withdraw()
@@ -112,7 +115,7 @@ def leased_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
         lease.beat()
     if driver.is_complete and not driver.has_whole_chain():
         actions = driver.one_pass()
-    done = driver.result_of(actions)
+    done, newest = driver.result_of(actions), books.newest
     with driver.never_in_the_way():
         books.close(done.outcome is Outcome.COMPLETE)
     if done.outcome:
@@ -121,6 +124,9 @@ def leased_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
         jobs.withdraw()
     elif jobs.refusal:
         raise jobs.refusal
+    elif config.has_workers and known < newest <= run.plan.start + _FIRST_ROWS:
+        # Workers start early by what rows say, and rows are written after they are submitted.
+        ask_for_pass(run.paths, at_once=True)
     return replace(done, trouble=driver.trouble, is_watched=jobs.is_watched)
 
 
