@@ -105,7 +105,7 @@ class Waiting:
             is_told = self._watch(awaited)
             if self._has_come(choice, awaited):
                 break
-            reason = self._why_leave(choice.task, waited)
+            reason = self._why_leave(choice.task, time.monotonic() - wait.began)
         return reason
 
     @property
@@ -138,7 +138,8 @@ class Waiting:
         if not is_told:
             pause = staying.pause(waited, self.is_network, self._ahead(waited))
             return self.bell.wait(max(pause, self._rest))
-        left = max(0.0, min(_TOLD_SECONDS, self.wait.until - time.monotonic()))
+        seconds = _TOLD_SECONDS if waited > _ESTIMATE_AFTER else _ESTIMATE_AFTER
+        left = max(0.0, min(seconds, self.wait.until - time.monotonic()))
         return self.bell.wait(min(left, self._rest)) or self.bell.wait(left, self.notices)
 
     def end(self) -> None:
