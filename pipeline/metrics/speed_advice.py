@@ -159,9 +159,9 @@ def idle_workers(evidence: Evidence) -> Findings:
             key = key_of(job_kind)
             what = f"{percent(found.middle)} of the time that they hold their resources, in {found.span}"
             remedy = (
-                "have stages or runs share a partition, where workers make room for whoever needs their place; "
-                f"or lower {key}.linger: with 0 they leave at once, and each task pays for a start. Where GPUs "
-                "stand idle anyway, leave it"
+                "have stages or runs share a partition, where workers make room for whoever needs their "
+                f"place; or lower {key}.linger: with 0 they leave at once, and each task pays for a start. "
+                "Where GPUs stand idle anyway, leave it"
             )
             title = f"workers of {job_kind} wait for much of their time"
             yield Advice(Severity.NOTE, Rule.IDLE_WORKERS, title, what, remedy, (found.name,))
