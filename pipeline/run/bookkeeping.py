@@ -34,6 +34,8 @@ _IDLE_SECONDS = 60.0
 """Seconds without a wish after which the process that makes passes ends."""
 _LEAVING_SECONDS = 120.0
 """Seconds that a worker which leaves waits for a pass that has seen it leave."""
+_TAKEN_UP_SECONDS = 10.0
+"""Seconds in which who waits looks for a wish, even on a network filesystem, twice."""
 _STARTING_SECONDS = 10.0
 """Seconds that a process may take until it makes its pass, before another is started. Else all who wait would
 start one, of which one is needed."""
@@ -225,10 +227,10 @@ class Bookkeeper:
     """Whether no file says that it started the last."""
 
     def ask(self) -> None:
-        """After a commit: ask for a pass, and start a process for it if there is none. Who has asked before
-        has looked for one, and all who wait do."""
-        if ask_for_pass(self.paths):
-            self.tend()
+        """After a commit: ask for a pass, and start a process for it if there is none, whoever has asked
+        before: that may be one who left it to others."""
+        ask_for_pass(self.paths)
+        self.tend()
 
     def tend(self) -> None:
         """While waiting, now and then: start a process for a pass that somebody has asked for."""
@@ -236,7 +238,10 @@ class Bookkeeper:
             self._start()
 
     def leave(
-        self, is_to_be_seen: bool = True, is_seen_to: bool = False, seconds: float = _LEAVING_SECONDS
+        self,
+        is_to_be_seen: bool = True,
+        is_seen_to: Callable[[], bool] = lambda: False,
+        seconds: float = _LEAVING_SECONDS,
     ) -> None:
         """Before the end, when the beat says that the worker leaves: wait until a pass has seen that, or else
         until what was asked for has been granted.
@@ -245,17 +250,28 @@ class Bookkeeper:
         have looked before.
 
         Args:
-            is_seen_to: whether others start a process for what is asked for. Then nothing is waited for:
-                many who leave at once would start one after the other, beside what still computes.
+            is_seen_to: returns whether others start a process for what is asked for; is called once that is
+                written. Then it is enough that they do: many who leave at once would start one after the
+                other, beside what still computes.
         """
         until = time.monotonic() + seconds
         last = read_last(self.paths)
         enough = last.number + (2 if last.is_at_work else 1)
         if is_to_be_seen:
             ask_for_pass(self.paths, at_once=True)
-        if not is_seen_to and is_wanted(self.paths):
+        if is_wanted(self.paths) and not (is_seen_to() and self._is_taken_up()):
             self._wait_for_pass(enough, until)
         self._dismiss(until)
+
+    def _is_taken_up(self) -> bool:
+        """Wait until somebody has a process for what is asked for. False: nobody has, for long: who waited
+        may have got a task since."""
+        until = time.monotonic() + _TAKEN_UP_SECONDS
+        while time.monotonic() < until:
+            if not is_wanted(self.paths) or self._has_another():
+                return True
+            time.sleep(_POLL_SECONDS)
+        return False
 
     def _wait_for_pass(self, number: int, until: float) -> None:
         ask_for_pass(self.paths, at_once=True)

@@ -17,7 +17,7 @@ from pipeline.run.plan import Plan, policy_maker
 from pipeline.run.records import recorded
 from pipeline.run.tasks import Task, parse_task, task_key
 from pipeline.workers.beats import Beat, Doing
-from pipeline.workers.living import Crew
+from pipeline.workers.living import SILENT_SECONDS, Crew
 from pipeline.workers.overdue import is_overdue, seconds_of_iterations
 from slurm.requests import find_requests, request_end
 from slurm.ringing import arrays_to_ring, ring
@@ -64,7 +64,7 @@ class Afterwards:
     def leaves(self, is_to_be_seen: bool) -> None:
         """Before the end: see to a pass that sees that the worker leaves, or has seen what it did."""
         with self._going_on("no pass was waited for"):
-            self.keeper.leave(is_to_be_seen, self._is_seen_to(is_to_be_seen))
+            self.keeper.leave(is_to_be_seen, lambda: self._is_seen_to(is_to_be_seen))
         if (fifo := find_requests()) is not None:
             request_end(fifo)
 
@@ -115,9 +115,12 @@ class Afterwards:
     def _is_seen_to(self, is_soon: bool) -> bool:
         """Whether another one starts what passes are asked for: all who wait do soon, and who is at the last
         update does after it, which is enough for whom nobody is to follow. Of several who leave at once the
-        last to say so finds nobody: it says so before it looks."""
-        last = task_key(policy_maker(self.run.plan.iterations))
-        others = (beat for beat in self._live() if beat.worker != self.name)
+        last to say so finds nobody: it says so before it looks. A batch script starts no pass that would
+        outlive its own worker."""
+        if find_requests() is not None:
+            return False
+        last, now = task_key(policy_maker(self.run.plan.iterations)), time.time()
+        others = (b for b in self._live() if b.worker != self.name and abs(now - b.beat) < SILENT_SECONDS)
         return any(
             beat.doing is Doing.WAITING or (beat.doing is Doing.BUSY and beat.task == last and not is_soon)
             for beat in others

@@ -6,6 +6,7 @@ import select
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -211,6 +212,32 @@ def test_who_need_not_be_seen_leaves_once_what_was_asked_for_is_granted(paths, s
     Bookkeeper(paths).leave(is_to_be_seen=False)
     assert len(started) == 1
     assert read_last(paths).number == 1
+
+
+def test_who_leaves_it_to_others_goes_once_they_have_taken_it_up_and_else_sees_to_it(
+    paths, started, monkeypatch
+):
+    seconds, takes = [], True
+
+    def sleep(pause: float) -> None:
+        seconds.append(pause)
+        if takes:
+            take_turn(paths, lambda: None)
+
+    clock = SimpleNamespace(time=time.time, monotonic=lambda: sum(seconds), sleep=sleep)
+    monkeypatch.setattr(bookkeeping, "time", clock)
+    Bookkeeper(paths).leave(is_seen_to=lambda: is_wanted(paths))
+    assert (started, sum(seconds)) == ([], 0.1)
+    takes = False
+    Bookkeeper(paths).leave(is_seen_to=lambda: True)
+    assert len(started) == 1
+    assert sum(seconds) >= 10
+
+
+def test_who_commits_starts_what_another_has_asked_for_and_left(paths, started):
+    ask_for_pass(paths)
+    Bookkeeper(paths).ask()
+    assert len(started) == 1
 
 
 def test_a_worker_that_leaves_does_not_wait_for_what_others_wish_later(paths, started, monkeypatch):

@@ -6,9 +6,10 @@ import os
 import shutil
 import signal
 import sys
+import time
 import types
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -225,12 +226,13 @@ def test_a_disk_that_takes_no_wish_ends_no_worker_and_is_told_of_once(run, monke
 
 
 OTHERS = {
-    "waits": (Beat("1_0r0", "reward", "another", 7, 0.0, Doing.WAITING, beat=1.0), True, True),
-    "computes": (Beat("1_0r0", "reward", "another", 7, 0.0, Doing.BUSY, beat=1.0), False, False),
-    "leaves": (Beat("1_0r0", "reward", "another", 7, 0.0, Doing.LEAVING, beat=1.0), False, False),
-    "itself": (Beat("4711_0r0", "reward", "another", 7, 0.0, Doing.WAITING, beat=1.0), False, False),
+    "waits": (Beat("1_0r0", "reward", "another", 7, 0.0, Doing.WAITING, beat=1), True, True),
+    "computes": (Beat("1_0r0", "reward", "another", 7, 0.0, Doing.BUSY, beat=1), False, False),
+    "leaves": (Beat("1_0r0", "reward", "another", 7, 0.0, Doing.LEAVING, beat=1), False, False),
+    "waited long ago": (Beat("1_0r0", "reward", "another", 7, 0.0, Doing.WAITING, beat=0), False, False),
+    "itself": (Beat("4711_0r0", "reward", "another", 7, 0.0, Doing.WAITING, beat=1), False, False),
     "at the last update": (
-        Beat("1_0r0", "update", "another", 7, 0.0, Doing.BUSY, task=task_key(policy_maker(2)), beat=1.0),
+        Beat("1_0r0", "update", "another", 7, 0.0, Doing.BUSY, task=task_key(policy_maker(2)), beat=1),
         *(False, True),
     ),
 }
@@ -243,7 +245,9 @@ def test_who_leaves_waits_for_a_pass_unless_another_one_sees_to_it(run, monkeypa
     monkeypatch.setattr(
         bookkeeping, "start_pass", lambda paths: started.append(take_turn(paths, lambda: None))
     )
+    monkeypatch.setattr(bookkeeping.Bookkeeper, "_is_taken_up", lambda keeper: True)
     other, *is_seen_to = OTHERS[name]
+    other = replace(other, beat=time.time() if other.beat else 0.0)
     write_beat(run.paths, other)
     for is_to_be_seen, is_left_to_it in zip((True, False), is_seen_to, strict=True):
         started.clear()

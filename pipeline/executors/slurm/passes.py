@@ -2,6 +2,7 @@
 lease, makes a pass (:mod:`pipeline.orchestrate.driver`) and releases the lease.
 """
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -126,7 +127,8 @@ def leased_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
         raise jobs.refusal
     elif config.has_workers and known < newest <= run.plan.start + _FIRST_ROWS:
         # Workers start early by what rows say, and rows are written after they are submitted.
-        ask_for_pass(run.paths, at_once=True)
+        with contextlib.suppress(OSError):  # else the next pass does
+            ask_for_pass(run.paths, at_once=True)
     return replace(done, trouble=driver.trouble, is_watched=jobs.is_watched)
 
 
