@@ -4,15 +4,18 @@ Runs of light tasks, real everything else.
 """
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from pipeline.orchestrate.rewind import Point, go_back
 from pipeline.run.benchmarks import read_measured
 from pipeline.run.directory import load_run
 from pipeline.run.paths import RunPaths
+from pipeline.run.tasks import Stage
 from tests.support import ROOT, tiny
 from tests.support.killing import assert_same_end, events
 
@@ -79,6 +82,15 @@ def test_the_best_policy_may_be_chosen_by_a_number_of_the_program(measured_run):
     best = json.loads((measured_run / "run/best.json").read_text())
     assert (best["iteration"], best["reward"], best["metric"]) == (2, 1 / 3, "eval/acc")
     assert (measured_run / "run/policy/best").readlink() == (measured_run / "run/policy/00002").readlink()
+
+
+def test_the_best_is_chosen_again_where_its_numbers_are_taken_back(measured_run, tmp_path):
+    run = load_run(shutil.copytree(measured_run / "run", tmp_path / "run", symlinks=True))
+    folder = go_back(run, Point(Stage.BENCHMARK, 2))
+    best = json.loads(run.paths.best.read_bytes())
+    assert (best["iteration"], best["reward"]) == (1, 1 / 2)
+    assert (run.paths.policies / "best").readlink() == (run.paths.policies / "00001").readlink()
+    assert json.loads((folder / "best.json").read_bytes())["iteration"] == 2
 
 
 def test_the_numbers_are_in_status_doctor_report_and_logs(measured_run, slurm_ppo):
