@@ -158,7 +158,7 @@ def learned(scored, tmp_path_factory) -> Learned:
     unsaved = {
         one: copied(scored[one[1], 1000], folder / "-".join(["unsaved", *map(str, one)])) for one in ELASTIC
     }
-    first = [next(one for one in STAYING if one[0] == size) for size in SIZES]
+    first = {n: (n, case) for n, case in reversed(STAYING)}.values()
     ahead = {(n, case): copied(scored[case, 1], folder / f"{n}-{case}-ahead") for n, case in first}
     found = Learned(copies("loaded", 1), copies("kept", 1000), ahead, unsaved)
     for size in SIZES:
