@@ -242,7 +242,9 @@ def died(scored, learned, forks, tmp_path_factory) -> dict[Death, Path]:
         if death.successor is not None:
             kill_successor(death, root)
     for size in SIZES:
-        wanted = [Updates(root, d.case, to_do(root)) for d, root in found.items() if d.size == size]
+        wanted = [
+            Updates(root, d.case, to_do(root), process=3) for d, root in found.items() if d.size == size
+        ]
         wanted += [Updates(root, case, (4,)) for (_, case, n), root in learned.unsaved.items() if n == size]
         wanted += [Updates(root, FORKED, (3,)) for root in forks.values() if size == 1]
         assert by_ranks(size, folder / "meeting", update_all, wanted, None) == [0] * size
@@ -252,7 +254,7 @@ def died(scored, learned, forks, tmp_path_factory) -> dict[Death, Path]:
 def kill_successor(death: Death, root: Path) -> None:
     """Kill a process as it learns again what one that died has not saved, each state on its way."""
     (root / f"died-{death.iteration}").unlink()
-    again = [Updates(root, death.case, (death.iteration,), is_slow=True)]
+    again = [Updates(root, death.case, (death.iteration,), is_slow=True, process=2)]
     codes = by_ranks(death.size, root / "meeting", update_all, again, death.successor)
     assert (root / f"died-{death.iteration}").exists(), f"never came to it: {death}, {codes}"
 

@@ -91,6 +91,8 @@ class Updates:
     """Whether a replay takes so long that it saves each state on its way."""
     leaves: bool = False
     """Whether the process leaves afterwards as planned, and saves what it has kept."""
+    process: int = 1
+    """Number among those that have been at the run: attempts of each have names of their own."""
 
 
 def update(updates: Updates, iteration: int, name: str = "1-aa") -> list[str]:
@@ -118,7 +120,8 @@ def update_all(wanted: Sequence[Updates], kill: Kill | None, rank: int) -> None:
             with contextlib.ExitStack() as stack:
                 if kill is not None and updates is wanted[-1] and iteration == updates.iterations[-1]:
                     stack.enter_context(dying(updates.root, iteration, kill))
-                lines = update(updates, iteration, f"{iteration}-{'kept' if updates.stays else 'loaded'}")
+                name = f"{updates.process}-{iteration}-{'kept' if updates.stays else 'loaded'}"
+                lines = update(updates, iteration, name)
                 (updates.root / f"said-{iteration}-{rank}.json").write_text(json.dumps(lines))
                 if updates.leaves and iteration == updates.iterations[-1]:
                     save_kept_trainer()
