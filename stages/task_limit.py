@@ -17,8 +17,6 @@ from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside
 from stages.pulse import Pulse
 
-TIMEOUT_EXIT = 5
-
 
 @dataclass
 class TaskLimit:
@@ -43,10 +41,10 @@ class TaskLimit:
 
     def or_own(self, limit: float | None) -> float | None:
         """Return a limit; if nobody has said how long a task takes, the one its own last ones give."""
+        if limit is not None:
+            return limit
         own = self.pulse.beat
-        return (
-            staying.task_limit(None, estimates.task_seconds([own], own.job_kind)) if limit is None else limit
-        )
+        return staying.task_limit(None, estimates.task_seconds([own], own.job_kind))
 
     def begin(self, limit: float | None, claim: Claim) -> None:
         """From now on, end the task when it has taken too long; one that can save is warned before."""
@@ -65,6 +63,8 @@ class TaskLimit:
 
     def end_process(self, limit: float, claim: Claim) -> None:
         """End the process: a task in native code cannot be stopped in another way."""
+        from stages.failures import exit_code  # with numpy, which the task has loaded by now
+
         told = {"kind": FailureKind.TIMEOUT, "message": f"it took more than {limit:g} s", "suspect": None}
         path = self.paths.task(claim.task).failure(claim.number)
         with contextlib.suppress(OSError):
@@ -72,4 +72,4 @@ class TaskLimit:
             link_once(path, json.dumps(told) + "\n")
         self.pulse.say(doing=Doing.LEAVING, reason=Reason.FAILED)
         self.outside.failed(False)
-        os._exit(TIMEOUT_EXIT)
+        os._exit(exit_code(FailureKind.TIMEOUT))
