@@ -241,21 +241,20 @@ class Calls:
 @contextlib.contextmanager
 def open_calls(plugin: Plugin, workers: int) -> Iterator[Calls]:
     """Start processes for a plug-in, and stop them in the end whatever they do."""
-    from pebble import ProcessPool
+    from pipeline.plugins.pool import Pool
 
     # Else strings hash differently in each process, and a sum over a set of words comes out differently.
     os.environ.setdefault("PYTHONHASHSEED", "0")
     resource_tracker.ensure_running()  # it lets Ctrl-C through when it starts
-    pool: Any
     with tempfile.TemporaryDirectory() as folder:
         stuck = Path(folder, _STUCK)
         stuck.touch()
-        pool = ProcessPool(workers, initializer=load, initargs=(plugin, folder), context=_Workers())
+        pool = Pool(workers, context=_Workers(), initializer=load, initargs=(plugin, folder))
         try:
             yield Calls(plugin, pool, stuck)
         finally:
             _wait_for_starts(Path(folder), workers)
-            pool.stop()
+            pool.stop()  # type: ignore[no-untyped-call]
             pool.join()
 
 

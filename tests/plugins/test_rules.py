@@ -1,6 +1,7 @@
 """Rules as a user meets them: validate finds what is wrong; in a run one row is to blame, by name."""
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pebble.pool import process
+from pebble.pool.process import PoolManager
 
 from pipeline.config.reward import RowsPerCall, RuleConfig
 from pipeline.plugins.load import PluginError
@@ -261,6 +264,20 @@ def test_of_a_call_with_several_rows_the_one_is_named(scores):
 def test_a_rule_that_breaks_down_takes_only_its_own_process_along(scores, name, why):
     with pytest.raises(RuleFailed, match=rf"reward component 'mine' \(.*_rules:{name}\) {why}"):
         scores(name)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_rule_that_ends_its_process_is_named_though_this_one_is_slow_to_hear_of_its_calls(
+    scores, workers, monkeypatch
+):
+    def listens_now_and_then(manager: PoolManager) -> None:
+        while manager.context.alive:
+            manager.process_next_message(0.01)
+            time.sleep(0.7)  # the end of a process is seen within 0.1 s
+
+    monkeypatch.setattr(process, "message_manager_loop", listens_now_and_then)
+    with pytest.raises(RuleFailed, match=r"ended its process \(exit code 3\) for prompt_id p0, sample 0"):
+        scores("ends", workers=workers)
 
 
 @pytest.mark.parametrize("workers", [1, 3])

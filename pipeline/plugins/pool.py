@@ -1,0 +1,56 @@
+"""A pool of processes that is told the right reason when one of them ends.
+
+Imported only where a plug-in is called: the processes themselves need no pebble until they are asked.
+"""
+
+import threading
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from pebble import ProcessPool
+from pebble.pool.process import PoolManager
+
+
+class _HearsFirst(PoolManager):
+    """Hears what a process has said before it judges why that process has ended.
+
+    A process says that it takes a call and makes it. One thread of pebble's hears that, another sees
+    processes end: where the second is faster, a call that ends its process at once looks like a process
+    that never took one, and the call stays unanswered or the whole pool is given up.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._hearing = threading.Lock()
+
+    def process_next_message(self, timeout: float) -> None:
+        if self._has_message(timeout):
+            self._hear()
+
+    def update_workers(self) -> None:
+        expired = self.worker_manager.inspect_workers()
+        while expired and self._has_message(0):
+            self._hear()
+        for expiration in expired:
+            self.handle_worker_expiration(expiration)
+        self.worker_manager.create_workers()  # type: ignore[no-untyped-call]
+
+    def _has_message(self, timeout: float) -> bool:
+        channel = self.worker_manager.pool_channel
+        try:
+            return channel is not None and channel.poll(timeout)
+        except OSError as error:  # closed, since the pool is being stopped
+            raise BrokenProcessPool from error
+
+    def _hear(self) -> None:
+        """Take a message and note it, as one step for both threads."""
+        with self._hearing:
+            super().process_next_message(0)
+
+
+class Pool(ProcessPool):
+    """pebble's pool, with a manager that hears first."""
+
+    def __init__(self, workers: int, context: Any, **settings: Any) -> None:
+        super().__init__(workers, context=context, **settings)
+        self._pool_manager = _HearsFirst(self._context, context)
