@@ -31,6 +31,9 @@ _POLLS = (0.01, 1.0)
 """Bounds in seconds of the time between two looks, which is 2 % of the time waited."""
 _LIFETIME = 24 * 3600.0
 """Age in seconds at which notes are removed."""
+_SWEPT, _SWEEP_SECONDS = "swept", 3600.0
+"""File that was written when old notes were last looked for, and the seconds until they are again: many runs
+leave thousands of notes a day, and to look at each of them takes longer than to hash a small policy."""
 
 
 def verify_files(paths: RunPaths, record: Record, entries: Sequence[FileEntry]) -> None:
@@ -159,12 +162,25 @@ def _wait(descriptor: int, patience: float, what: str) -> bool:
 
 
 def _remove_old(folder: Path) -> None:
-    """Remove what nobody has written for a day: notes, their locks, and folders of earlier boots.
+    """Remove what nobody has written for a day, once in an hour: notes, their locks, and folders of earlier
+    boots.
 
     A lock may be held: then two tasks read the same.
     """
+    now, swept = time.time(), folder / _SWEPT
+    if _written(swept) > now - _SWEEP_SECONDS:
+        return
+    swept.touch()
     for path in (*folder.iterdir(), *folder.parent.glob(f"{folder.name.partition('.')[0]}.*")):
         with contextlib.suppress(OSError):
             status = path.lstat()
-            if status.st_uid == os.geteuid() and status.st_mtime < time.time() - _LIFETIME:
+            if status.st_uid == os.geteuid() and status.st_mtime < now - _LIFETIME:
                 shutil.rmtree(path) if stat.S_ISDIR(status.st_mode) else path.unlink()
+
+
+def _written(path: Path) -> float:
+    """Return the unix time at which a file was last written; 0 if there is none."""
+    try:
+        return path.lstat().st_mtime
+    except FileNotFoundError:
+        return 0.0

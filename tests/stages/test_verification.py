@@ -47,7 +47,8 @@ class Node:
     @property
     def notes(self) -> list[Path]:
         """Notes, and folders of notes."""
-        return [path for path in self.temporary.rglob("*") if path.suffix != ".lock"]
+        found = self.temporary.rglob("*")
+        return [path for path in found if path.suffix != ".lock" and path.name != "swept"]
 
     @property
     def note(self) -> Path:
@@ -194,6 +195,10 @@ def test_old_notes_are_removed_also_those_of_earlier_boots(node):
         path.write_text("")
     for path in (*files, earlier):
         os.utime(path, (old, old))
+    note.unlink()
+    assert node.verify() == 3
+    assert len(node.notes) == 6  # they were looked for a moment ago
+    os.utime(folder / "swept", (old, old))
     note.unlink()
     assert node.verify() == 3
     assert set(node.notes) == {folder, note, of_others}
