@@ -6,13 +6,9 @@ the memory of a login node.
 """
 
 import argparse
-import contextlib
 import errno
-import fcntl
 import json
-import os
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -32,27 +28,26 @@ from pipeline.run.durable import fsync_path, umask
 from pipeline.text import size
 from stages.adapters import Adapter, merge_into, read_adapter
 from stages.context import UserError
+from stages.node_folders import make_node_folder, remove_abandoned, remove_node_folder
 
 _DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 _SETTINGS = (".json", ".py", ".txt", ".model", ".jinja")
 """Endings of the files of a model directory that describe model and tokenizer."""
-_PREFIX, _LOCK, _UNLOCKED = "slurm-ppo-policy-", ".lock", ".unlocked"
-_locks: dict[Path, int] = {}
-"""Descriptors of the files that keep this process's merged models locked, by folder."""
+_PREFIX = "slurm-ppo-policy-"
 _OF_WEIGHTS = ".index.json"
 _GENERATION = "generation_config.json"
 
 
 def merged_folder(config: Config, base: Path, adapter: Path) -> Path:
     """Make a merged model in a new folder of the node, for an engine to load. The caller removes it
-    (:func:`remove_merged`); those of processes that were killed are removed first.
+    (:func:`remove_node_folder`); those of processes that were killed are removed first.
 
     Raises:
         OSError: there is no room for it.
         UserError: base or adapter cannot be merged.
     """
     place = Path(tempfile.gettempdir())
-    _sweep(place)
+    remove_abandoned(_PREFIX)
     needed = sum(file.stat().st_size for file in base.glob("*.safetensors"))
     if (free := shutil.disk_usage(place).free) < needed:
         why = (
@@ -60,46 +55,13 @@ def merged_folder(config: Config, base: Path, adapter: Path) -> Path:
             "let TMPDIR name a larger folder of the node (scheduler.environment.TMPDIR)"
         )
         raise OSError(errno.ENOSPC, why, str(place))
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    folder = make_node_folder(_PREFIX)
     try:
-        _lock(folder)
         write_merged(base, adapter, config.update.precision, config.model.trust_remote_code, folder)
     except BaseException:
-        remove_merged(folder)
+        remove_node_folder(folder)
         raise
     return folder
-
-
-def remove_merged(folder: Path) -> None:
-    """Remove a merged model that this process has made. Errors are ignored."""
-    shutil.rmtree(folder, ignore_errors=True)
-    if (lock := _locks.pop(folder, None)) is not None:
-        os.close(lock)
-
-
-def _lock(folder: Path) -> None:
-    """Lock a folder for as long as this process lives, however it ends. Where the file system has no locks,
-    nobody else will remove it."""
-    lock = os.open(folder / _UNLOCKED, os.O_CREAT | os.O_RDWR, 0o600)
-    _locks[folder] = lock
-    with contextlib.suppress(OSError):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.write(lock, socket.gethostname().encode())
-        (folder / _UNLOCKED).rename(folder / _LOCK)  # so that nobody finds it before it is locked
-
-
-def _sweep(place: Path) -> None:
-    """Remove merged models of this user's processes that have ended on this node without removing them."""
-    for lock in place.glob(f"{_PREFIX}*/{_LOCK}"):
-        with contextlib.suppress(OSError), lock.open("rb") as file:  # OSError: another's, in use, or gone
-            is_own = os.fstat(file.fileno()).st_uid == os.getuid()
-            if not is_own or file.read() != socket.gethostname().encode():
-                continue
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for path in lock.parent.iterdir():
-                if path != lock:
-                    path.unlink()
-            shutil.rmtree(lock.parent)  # with the lock, last, so that a sweep that is killed is made good
 
 
 def write_merged(

@@ -19,6 +19,7 @@ from stages.engines.kept import engines_closed as engines_closed
 from stages.engines.kept import kept_value as kept_value
 from stages.engines.kept import release_all as release_all
 from stages.logs import log
+from stages.node_folders import remove_node_folder
 from stages.policy_files import PolicyFiles
 
 _folders: "weakref.WeakKeyDictionary[Generator, weakref.finalize[..., Generator]]" = (
@@ -84,17 +85,17 @@ def _of_merged(
     config: Config, base: Path, adapter: Path, make: Callable[[Path], Generator | None]
 ) -> Generator | None:
     """Return what ``make`` makes of a merged model; the folder goes with it, or at once if there is none."""
-    from stages.merging import merged_folder, remove_merged
+    from stages.merging import merged_folder
 
     folder, made = merged_folder(config, base, adapter), None
     try:
         made = make(folder)
     finally:
         if made is None:
-            remove_merged(folder)
+            remove_node_folder(folder)
     if made is not None:
         _remove_folder(made)
-        _folders[made] = weakref.finalize(made, remove_merged, folder)
+        _folders[made] = weakref.finalize(made, remove_node_folder, folder)
     return made
 
 

@@ -11,7 +11,6 @@ can have written it.
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,9 @@ from xxhash import xxh3_128_hexdigest
 
 from pipeline.run.paths import RunPaths
 from stages.logs import log
+from stages.node_folders import make_node_folder, remove_node_folder
+
+_PREFIX = "slurm-ppo-engine-"
 
 
 @dataclass(frozen=True)
@@ -46,17 +48,19 @@ class KeptCache:
 
     def discard(self) -> None:
         """Remove the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_node_folder(self.folder.parent)
 
 
 def private_cache(run_dir: Path, key: str, is_kept: bool) -> KeptCache:
-    """Make a folder for this process, with a copy of what the run has for ``key``.
+    """Make a folder for this process, with a copy of what the run has for ``key``. Those of processes that
+    were killed are removed first.
 
     Args:
         key: everything that compiled code depends on.
         is_kept: whether to use what other tasks kept, and to keep what is new.
     """
-    folder = Path(tempfile.mkdtemp(prefix="slurm-ppo-engine-"))
+    folder = make_node_folder(_PREFIX) / "cache"
+    folder.mkdir()
     if not is_kept or not run_dir.is_dir():
         return KeptCache(folder, None)
     published = RunPaths(run_dir).compiled / xxh3_128_hexdigest(key.encode())

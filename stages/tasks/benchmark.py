@@ -14,6 +14,7 @@ from pipeline.run.failures import FailureKind
 from pipeline.run.tasks import PREPARE, Task
 from stages.context import Context, Result
 from stages.logs import log
+from stages.node_folders import remove_node_folder
 from stages.preemption import warned
 from stages.program import ProgramFailed, read_numbers, run_program
 
@@ -68,10 +69,10 @@ def whole_policy(context: Context, version: int) -> Iterator[Path]:
     if files.adapter is None:
         yield files.base
         return
-    from stages.merging import merged_folder, remove_merged  # torch
+    from stages.merging import merged_folder  # torch
 
     folder = merged_folder(context.config, files.base, files.adapter)
     try:
         yield folder
     finally:
-        remove_merged(folder)
+        remove_node_folder(folder)

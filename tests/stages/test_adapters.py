@@ -18,8 +18,9 @@ from stages.adapters import merge_into, read_adapter
 from stages.engines import make_generator
 from stages.engines.base import CannotAdapt, Request, Response, Sampling, takes_adapters
 from stages.engines.vllm_adapters import count_adapted, put_on
-from stages.merging import merged_folder, remove_merged
+from stages.merging import merged_folder
 from stages.models import load_causal_lm
+from stages.node_folders import remove_node_folder
 from tests.support import ROOT, naive_engine
 from tests.support.adapters import make_adapter
 from tests.support.processes import config_of
@@ -97,11 +98,11 @@ def test_an_engine_that_takes_no_adapter_gets_a_whole_model_that_lives_as_long_a
 KILLED = """
 import sys
 from pathlib import Path
-from stages.merging import _lock
+from stages.node_folders import lock_node_folder
 folder = Path(sys.argv[1])
 folder.mkdir()
 (folder / "model.safetensors").touch()
-_lock(folder)
+lock_node_folder(folder)
 print("locked", flush=True)
 sys.stdin.read()
 """
@@ -116,14 +117,14 @@ def test_what_a_killed_process_has_merged_is_removed_by_the_next_and_what_one_us
     (node / "slurm-ppo-policy-new").mkdir()
     with Popen([sys.executable, "-c", KILLED, other], stdin=PIPE, stdout=PIPE, cwd=ROOT) as process:
         assert process.stdout.readline() == b"locked\n"
-        remove_merged(merged_folder(config, Path(config.model.policy), adapter))
+        remove_node_folder(merged_folder(config, Path(config.model.policy), adapter))
         assert (other / "model.safetensors").exists()
         process.kill()
         process.wait()
-        remove_merged(merged_folder(config, Path(config.model.policy), adapter))
+        remove_node_folder(merged_folder(config, Path(config.model.policy), adapter))
     assert sorted(node.iterdir()) == sorted([used, node / "slurm-ppo-policy-new"])
     assert (used / "model.safetensors").is_file()
-    remove_merged(used)
+    remove_node_folder(used)
 
 
 def test_an_engine_that_fails_to_start_leaves_no_model_behind(models, adapter, node, tmp_path, monkeypatch):

@@ -4,7 +4,10 @@ import json
 import multiprocessing
 import os
 import re
+import sys
+import tempfile
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import pytest
 
@@ -18,7 +21,7 @@ from pipeline.run.tasks import Stage, Task
 from stages.engines.base import BadAnswer, Generator, Limits, Request, Response, Sampling, Scorer
 from stages.engines.compiled import private_cache
 from stages.models import missing_gpus
-from tests.support import tiny
+from tests.support import ROOT, tiny
 from tests.support.processes import make_run, stage
 
 ON_SLURM = ("scheduler=slurm", "scheduler.update.cpus_per_task=1")
@@ -139,6 +142,39 @@ def test_more_gpus_than_the_task_has_are_one_error_and_not_a_hang(models, tmp_pa
 
 
 # what was compiled
+
+
+@pytest.fixture(autouse=True)
+def node(tmp_path_factory, monkeypatch) -> Path:
+    """The node's temporary folder."""
+    folder = tmp_path_factory.mktemp("node")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from stages.engines.compiled import private_cache
+cache = private_cache(Path(sys.argv[1]), "key", is_kept=True)
+(cache.folder / "graphs").mkdir()
+(cache.folder / "graphs/code.py").touch()
+print("made", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_folder_of_a_process_that_was_killed_is_removed_by_the_next(tmp_path, node):
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    environment = os.environ | {"TMPDIR": str(node)}
+    with Popen(command, stdin=PIPE, stdout=PIPE, cwd=ROOT, env=environment) as process:
+        assert process.stdout.readline() == b"made\n"
+        one = private_cache(tmp_path, "key", is_kept=True)
+        assert len(list(node.iterdir())) == 2, "one that is in use stays"
+        process.kill()
+        process.wait()
+        other = private_cache(tmp_path, "key", is_kept=True)
+    assert sorted(node.iterdir()) == sorted([one.folder.parent, other.folder.parent])
 
 
 def test_what_one_process_has_compiled_the_next_ones_find(tmp_path):
