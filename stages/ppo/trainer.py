@@ -33,6 +33,7 @@ from stages.ppo.zero import (
     gradients_divided,
     permit_fp16_on_cpu,
     share_out,
+    takes_mean,
     undo_sharing,
 )
 from stages.training import removed_on_failure
@@ -109,13 +110,15 @@ class Trainer:
                 that there is.
         """
         self.engine.set_gradient_accumulation_boundary(is_last)
-        self.engine.backward(loss * self._factor(num_shares))  # DeepSpeed takes the mean over ranks
+        self.engine.backward(loss * self._factor(num_shares))
         if not is_last:
             self.engine.step()
 
     def _factor(self, num_shares: int | None) -> int:
-        """Return what losses are multiplied by. In half precision it decides how gradients are rounded, and
-        whether they overflow, unless it is a power of two."""
+        """Return what losses are multiplied by where DeepSpeed takes the mean over ranks. In half precision
+        it decides how gradients are rounded, and whether they overflow, unless it is a power of two."""
+        if not takes_mean(self.config):
+            return 1
         is_exact = self.config.precision is Precision.FP32
         return ranks.size() if is_exact or num_shares is None else num_shares
 
@@ -136,7 +139,8 @@ class Trainer:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
         scale = self._loss_scale
-        with gradients_divided(self.engine.optimizer, self._factor(num_shares) / ranks.size()):
+        times = self._factor(num_shares) / ranks.size() if takes_mean(self.config) else 1.0
+        with gradients_divided(self.engine.optimizer, times):
             self.engine.step()
         norm = norm if self.config.zero_stage == 0 else float(self.engine.get_global_grad_norm())
         is_taken = math.isfinite(norm)

@@ -35,6 +35,8 @@ def engine_settings(config: UpdateConfig, num_parameters: int) -> dict[str, Any]
         "gradient_clipping": config.max_grad_norm,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
+        # A mean is divided in half precision, which rounds where the ranks are no power of two.
+        "gradient_allreduce_op": "mean" if takes_mean(config) else "sum",
         "steps_per_print": 1 << 30,
     }
     match config.precision:
@@ -48,6 +50,11 @@ def engine_settings(config: UpdateConfig, num_parameters: int) -> dict[str, Any]
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
         settings["communication_data_type"] = "fp32"
     return settings
+
+
+def takes_mean(config: UpdateConfig) -> bool:
+    """Whether DeepSpeed takes the mean of gradients over ranks; else their sum, which ZeRO 3 has not."""
+    return config.zero_stage == 3
 
 
 def device_map_of(config: UpdateConfig) -> str | None:
@@ -94,17 +101,11 @@ def permit_fp16_on_cpu() -> None:
 
 @contextlib.contextmanager
 def gradients_divided(optimizer: Any, times: float) -> Iterator[None]:
-    """Let a step of DeepSpeed's, in half precision, divide its fp32 gradients by ``times``."""
+    """Let a step of DeepSpeed's, in half precision with ZeRO 3, divide its fp32 gradients by ``times``."""
     if times == 1:
         yield
         return
-    if (
-        scaler := getattr(optimizer, "loss_scaler", None)
-    ) is None:  # in bf16 with ZeRO 1 it has no loss scale
-        for flat in optimizer.fp32_groups_gradients_flat:
-            flat.mul_(1 / times)
-        yield
-        return
+    scaler = optimizer.loss_scaler
     before, scaled = scaler.cur_scale, scaler.cur_scale * times
     scaler.cur_scale = scaled
     yield
