@@ -139,8 +139,7 @@ class Trainer:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
         scale = self._loss_scale
-        times = self._factor(num_shares) / ranks.size() if takes_mean(self.config) else 1.0
-        with gradients_divided(self.engine.optimizer, times):
+        with gradients_divided(self.engine.optimizer, self._factor(num_shares) / self._factor(None)):
             self.engine.step()
         norm = norm if self.config.zero_stage == 0 else float(self.engine.get_global_grad_norm())
         is_taken = math.isfinite(norm)

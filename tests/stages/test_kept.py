@@ -45,6 +45,7 @@ ELASTIC = (
     if IS_SOAK
     else [
         (1, "fp32-zero0", 2),
+        (1, "overflow", 2),
         (1, "bf16-zero2", 3),
         (2, "bf16-zero3", 1),
     ]
