@@ -4,7 +4,14 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from slurm.query import ask_accounting, in_batches, split_accounting, unix_time
+from slurm.query import (
+    ask_accounting,
+    count_gpus,
+    count_resource,
+    in_batches,
+    split_accounting,
+    unix_time,
+)
 from slurm.states import Phase, SlurmState, parse_state, phase_of
 
 _FIELDS = (
@@ -78,16 +85,11 @@ def _record(row: list[str]) -> Record:
         eligible=unix_time(eligible),
         started=unix_time(started),
         elapsed=float(elapsed or 0),
-        cpus=_count(resources, r"cpu"),
-        gpus=_count(resources, r"gres/gpu") or _count(resources, r"gres/gpu:[^=]+"),
+        cpus=count_resource(resources, "cpu"),
+        gpus=count_gpus(resources),
         nodes="" if nodes == "None assigned" else nodes,
         partition=partition,
     )
-
-
-def _count(resources: str, name: str) -> int:
-    """Count a resource in a list like ``cpu=4,gres/gpu=2,gres/gpu:a100=2``."""
-    return sum(int(number) for number in re.findall(rf"(?:^|,){name}=(\d+)", resources))
 
 
 def summarize(records: Iterable[Record]) -> Usage:
