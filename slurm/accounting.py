@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from slurm.query import (
+    Element,
     ask_accounting,
     count_gpus,
     count_resource,
@@ -68,6 +69,27 @@ def read_records(ids: Collection[str], timeout: float = 60.0) -> list[Record]:
         options = ["-D", "-X", f"--format={','.join(_FIELDS)}", f"--jobs={','.join(batch)}"]
         records += parse_records(ask_accounting(options, timeout))
     return records
+
+
+def shown_records(elements: Iterable[Element]) -> list[Record]:
+    """Return the last runs of elements that have started, as accounting has them, from what the queue shows."""
+    return [
+        Record(
+            job_id=f"{element.array_id}_{element.index}",
+            name=element.name,
+            state=element.state,
+            submitted=element.submitted,
+            eligible=element.eligible,
+            started=element.started,
+            elapsed=element.elapsed or 0.0,
+            cpus=element.cpus or 0,
+            gpus=element.gpus or 0,
+            nodes=element.node,
+            partition=element.partition,
+        )
+        for element in elements
+        if element.started is not None
+    ]
 
 
 def parse_records(text: str) -> list[Record]:

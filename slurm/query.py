@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from slurm.commands import SlurmError, SlurmMissing, SlurmTimeout, run_command
 from slurm.limits import parse_duration, parse_memory
-from slurm.states import Phase, SlurmState, parse_state, phase_of
+from slurm.states import Phase, SlurmState, UnknownState, parse_state, phase_of
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,11 @@ class Element:
 class NoAccounting(RuntimeError):
     """Failure to ask accounting: what it holds is unknown, not empty."""
 
+    def __init__(self, why: str, is_absent: bool = False) -> None:
+        super().__init__(why)
+        self.is_absent = is_absent
+        """Whether the cluster has none, rather than one that is away."""
+
 
 # The name last, as it may hold the separator. Free text that Slurm itself writes is before it.
 _QUEUE_FIELDS = (
@@ -75,6 +80,7 @@ _NO_ACCOUNTING = re.compile(
     r"only supported with|not running a supported accounting_storage",
     re.IGNORECASE,
 )
+_ABSENT = re.compile(r"accounting storage is disabled|not running a supported accounting_storage", re.IGNORECASE)
 _MOST_IDS = 1000  # ids or names in one call: the system bounds a command line, and one argument to 128 KiB
 _LONGEST_SEARCH = f"now-{14 * 86400}seconds"
 _RETRIES = 2
@@ -90,20 +96,24 @@ def read_queue(is_ours: Callable[[str], bool], timeout: float = _PATIENCE) -> li
     return parse_queue(ask_queue(timeout), is_ours)
 
 
-def ask_queue(timeout: float = _PATIENCE) -> str:
-    """Run squeue for all jobs of this user. Returns its output, for :func:`parse_queue`; raises as
-    :func:`read_queue`.
+def ask_queue(timeout: float) -> str:
+    """Run squeue for all jobs of this user, once. Returns its output, for :func:`parse_queue`.
+
+    Raises :class:`SlurmError`, also where the output is not understood, and :class:`SlurmMissing`.
     """
-    return _squeue(timeout=timeout)
+    text = _squeue(timeout=timeout, retries=0)
+    parse_known(text)
+    return text
 
 
 QUEUE_FORMAT = ",".join(f"{field}:|" for field in _QUEUE_FIELDS)
 """squeue's option that :func:`parse_queue` understands the output of."""
 
 
-def _squeue(*filters: str, timeout: float = _PATIENCE) -> str:
+def _squeue(*filters: str, timeout: float = _PATIENCE, retries: int | None = None) -> str:
     options = ["-a", "-h", "--states=all", f"--user={os.getuid()}", f"--Format={QUEUE_FORMAT}"]
-    return run_command(["squeue", *options, *filters], timeout=timeout, retries=_retries(timeout))
+    retries = _retries(timeout) if retries is None else retries
+    return run_command(["squeue", *options, *filters], timeout=timeout, retries=retries)
 
 
 def _retries(timeout: float) -> int:
@@ -113,9 +123,21 @@ def _retries(timeout: float) -> int:
 
 def parse_queue(text: str, is_ours: Callable[[str], bool] = lambda name: True) -> list[Element]:
     """Parse the elements in squeue's output. A line of several pending elements yields each of them."""
+    return [element for row in _queue_rows(text) if is_ours(row[-1]) for element in _queued(row)]
+
+
+def parse_known(text: str) -> list[Element]:
+    """Parse the elements in squeue's output whose states are known: of jobs that need not be ours."""
+    found: list[Element] = []
+    for row in _queue_rows(text):
+        with contextlib.suppress(UnknownState):
+            found += _queued(row)
+    return found
+
+
+def _queue_rows(text: str) -> Iterator[list[str]]:
     # squeue puts a separator after the name as well: were a field missing, the name would be cut too early.
-    rows = _records(text, _QUEUE_START, len(_QUEUE_FIELDS), "squeue", end="|\n")
-    return [element for row in rows if is_ours(row[-1]) for element in _queued(row)]
+    return _records(text, _QUEUE_START, len(_QUEUE_FIELDS), "squeue", end="|\n")
 
 
 def _records(
@@ -270,7 +292,7 @@ def ask_accounting(options: Sequence[str], timeout: float = _PATIENCE) -> str:
         raise NoAccounting(str(error)) from None
     except SlurmError as error:
         if _NO_ACCOUNTING.search(error.stderr):
-            raise NoAccounting(str(error)) from None
+            raise NoAccounting(str(error), bool(_ABSENT.search(error.stderr))) from None
         raise
 
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.orchestrate.jobs import Ended
+from pipeline.run.accounting import Accounting, note_accounting, read_accounting
+from pipeline.run.control import read_control
 from pipeline.run.failures import DISK_EXIT, Failure, FailureKind, explain_failure
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import Submission
@@ -68,7 +70,7 @@ def explain(
         seen: what the queue shows of their elements; those that it does not show are looked up in accounting.
         retracted: keys of tasks whose commits were taken back in this invocation, with reasons.
     """
-    evidence = evidence_of(gone, seen)
+    evidence = evidence_of(gone, seen, paths)
     found = []
     for attempt in gone:
         element = evidence.get((attempt.job or "", attempt.index))
@@ -81,13 +83,21 @@ def explain(
     return found
 
 
-def evidence_of(gone: Sequence[Gone], seen: Mapping[ElementKey, Element]) -> dict[ElementKey, Element]:
-    """Look up ended elements: in ``seen``, the queue's, and the others in accounting, by one call."""
+def evidence_of(
+    gone: Sequence[Gone], seen: Mapping[ElementKey, Element], paths: RunPaths
+) -> dict[ElementKey, Element]:
+    """Look up ended elements: in ``seen``, the queue's, and the others in accounting, by one call. A cluster
+    without is asked once in each invocation."""
     jobs = {attempt.job for attempt in gone if attempt.job and (attempt.job, attempt.index) not in seen}
+    known = read_accounting(paths, read_control(paths).invocation) if jobs else Accounting()
+    asked: dict[ElementKey, Element] = {}
     try:
-        asked = read_ended(jobs) if jobs else {}
-    except (NoAccounting, SlurmError):
-        asked = {}  # why they ended stays unknown; that they ended the queue has said
+        asked = read_ended(jobs) if jobs and not known.is_absent else {}
+    except NoAccounting as error:
+        if error.is_absent:
+            note_accounting(paths, replace(known, is_absent=True))
+    except SlurmError:
+        pass  # why they ended stays unknown; that they ended the queue has said
     return {**asked, **seen}
 
 

@@ -25,6 +25,7 @@ from pipeline.run.records import newest_commit_on_disk
 from pipeline.run.submissions import read_limits_of
 from pipeline.run.troubles import Trouble, described, note_recovery, note_trouble
 from pipeline.tracking.tracker import NoTracker, is_behind, open_tracker
+from pipeline.workers.looking import DRIVER_AGE, Look, look
 from slurm.commands import SlurmError, SlurmTimeout
 from slurm.limits import read_partitions
 from slurm.submission import Refused
@@ -34,14 +35,21 @@ LEASE_PATIENCE = 300.0
 
 SLURM_PATIENCE = 600.0
 """Seconds for which a pass is retried while Slurm's controller does not answer."""
+FIRST_PATIENCE, _USUAL_PATIENCE = 10.0, 60.0
+"""Seconds that squeue may take at first, and when it is asked again."""
+_OLDEST_LOOK = 15.0
+"""Age of a look in seconds from which on another is taken under the lease: older than any that is given."""
 _RETRY_SECONDS = 10.0
 _AGAIN_SECONDS = 3.0
 _FIRST_ROWS = 2
 """Rows of a run that estimates change much with."""
 
 
-def make_pass(run: Run, watcher: Watcher) -> Pass:
+def make_pass(run: Run, watcher: Watcher, max_age: float = DRIVER_AGE) -> Pass:
     """Observe the disk and the queue, submit what is due, repair what failed; then notify people. Idempotent.
+
+    Args:
+        max_age: seconds that a look at the queue may be old (:mod:`pipeline.workers.looking`).
 
     Raises:
         LeaseHeld: another driver has held the lease for five minutes.
@@ -51,7 +59,7 @@ def make_pass(run: Run, watcher: Watcher) -> Pass:
         SlurmError: Slurm's answer is not understood, or a command failed.
     """
     try:
-        done = _patient_pass(run, watcher)
+        done = _patient_pass(run, watcher, max_age)
     except (LeaseHeld, LeaseLost):
         raise  # another driver is at it
     except Exception as error:  # whatever it is: the guards try again, and somebody should know
@@ -65,18 +73,26 @@ def make_pass(run: Run, watcher: Watcher) -> Pass:
     return done
 
 
-def _patient_pass(run: Run, watcher: Watcher) -> Pass:
-    """Make a pass, and again for up to SLURM_PATIENCE seconds while Slurm does not answer."""
-    until = time.monotonic() + SLURM_PATIENCE
+def _patient_pass(run: Run, watcher: Watcher, max_age: float) -> Pass:
+    """Make a pass, and again for up to SLURM_PATIENCE seconds while Slurm does not answer. squeue is asked before
+    the lease is taken: others may make passes while it takes its time."""
+    until, patience = time.monotonic() + SLURM_PATIENCE, FIRST_PATIENCE
     while True:
         try:
+            seen = None if read_control(run.paths).cancelled else look(run.paths, max_age, patience)
             with hold(run.paths.locks, LEASE_PATIENCE) as lease:
-                return leased_pass(run, watcher, lease)
+                return leased_pass(run, watcher, lease, _if_young(seen))
         except SlurmTimeout as error:
+            patience = _USUAL_PATIENCE
             if time.monotonic() > until:
                 raise
             watcher.note(f"{error}; asking again in {_RETRY_SECONDS:g} s")
             time.sleep(_RETRY_SECONDS)
+
+
+def _if_young(seen: Look | None) -> Look | None:
+    """Return a look unless it grew old while another driver held the lease."""
+    return seen if seen and time.time() - seen.asked < _OLDEST_LOOK else None
 
 
 def _tell_of_failed_pass(run: Run, error: Exception, watcher: Watcher) -> None:
@@ -95,9 +111,12 @@ def _tell_of_failed_pass(run: Run, error: Exception, watcher: Watcher) -> None:
         watcher.note(f"nobody could be told: {described(second)}")
 
 
-def leased_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
+def leased_pass(run: Run, watcher: Watcher, lease: Lease, seen: Look | None = None) -> Pass:
     """Make a pass as the holder of the lease; more than one where another is due at once: to launch what was
     taken back, or because a job that may have been submitted (by a lost driver, say) is not in the queue yet.
+
+    Args:
+        seen: a look at the queue from before the lease was taken; None: the pass looks itself.
     """
     config = slurm_settings(run)
     if read_control(run.paths).cancelled:
@@ -105,8 +124,8 @@ def leased_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
     run = upgrade(run)
     submitter = Submitter(run, config, longest_time, lease.beat)
     kind = WorkerJobs if config.has_workers else SlurmJobs
-    jobs = kind(submitter, read_limits_of(run.paths), watcher.note)
-    books = Publisher(run, NoTracker(), Accountant(run, watcher.note).facts_of)
+    jobs = kind(submitter, read_limits_of(run.paths), watcher.note, first_look=seen)
+    books = Publisher(run, NoTracker(), Accountant(run, watcher.note, lambda: jobs.elements).facts_of)
     driver = Driver(run, jobs, watcher, books)
     jobs.needs_watchdogs, known = not driver.is_complete, books.newest
     while (actions := driver.one_pass()).needs_another_pass or jobs.table.is_unsure:
