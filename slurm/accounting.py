@@ -1,6 +1,5 @@
 """Costs of jobs from Slurm's accounting: time in the queue, CPU and GPU hours, and the share wasted."""
 
-import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -72,7 +71,7 @@ def read_records(ids: Collection[str], timeout: float = 60.0) -> list[Record]:
 
 
 def shown_records(elements: Iterable[Element]) -> list[Record]:
-    """Return the last runs of elements that have started, as accounting has them, from what the queue shows."""
+    """Return the last runs of elements that have started, as accounting has them, by what the queue shows."""
     return [
         Record(
             job_id=f"{element.array_id}_{element.index}",

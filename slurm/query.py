@@ -39,7 +39,8 @@ class Element:
     time_limit: float | None
     """Time limit in seconds; None where there is none."""
     eligible: float | None = None
-    """Time from which only resources and priority kept it from starting. From the queue alone, as what follows."""
+    """Time from which only resources and priority kept it from starting. As all that follows, of the queue
+    alone: accounting's elements have none of it."""
     elapsed: float | None = None
     """Seconds that it has run since it last started, without those in which it was suspended."""
     cpus: int | None = None
@@ -80,7 +81,9 @@ _NO_ACCOUNTING = re.compile(
     r"only supported with|not running a supported accounting_storage",
     re.IGNORECASE,
 )
-_ABSENT = re.compile(r"accounting storage is disabled|not running a supported accounting_storage", re.IGNORECASE)
+_ABSENT = re.compile(
+    r"accounting storage is disabled|not running a supported accounting_storage", re.IGNORECASE
+)
 _MOST_IDS = 1000  # ids or names in one call: the system bounds a command line, and one argument to 128 KiB
 _LONGEST_SEARCH = f"now-{14 * 86400}seconds"
 _RETRIES = 2
@@ -187,8 +190,8 @@ def _queued(row: Sequence[str]) -> Iterator[Element]:
 
 
 def _with_resources(element: Element, resources: str, per_node: str) -> Element:
-    """Add what it holds or asks for. Where the cluster does not track GPUs (AccountingStorageTRES) they are in
-    its request for each node alone."""
+    """Add what it holds or asks for. Where the cluster does not track GPUs (AccountingStorageTRES) they are
+    in its request for each node alone."""
     if "=" not in resources:
         return element
     nodes = count_resource(resources, "node")

@@ -31,8 +31,8 @@ _PASS_PATIENCE = 10.0
 ASK_SECONDS = 30.0
 """Least seconds between two calls of sacct for a run's rows."""
 _DENSE_SECONDS = 120.0
-"""Seconds between two rows up to which the queue, which remembers ended jobs for longer (MinJobAge, five minutes
-by default), still shows the driver jobs that have ended in between."""
+"""Seconds between two rows up to which the queue, which remembers ended jobs for longer (MinJobAge, five
+minutes by default), still shows the driver jobs that have ended in between."""
 _ORDER: tuple[str, ...] = (*WORK_STAGES, DRIVER)
 
 
@@ -128,8 +128,8 @@ class Accountant:
     """Source of :class:`Facts` for the iterations whose rows a pass writes.
 
     Accounting is asked once in an invocation, to know whether there is any, and then where the queue does not
-    show all runs of an iteration's jobs: at most once in ASK_SECONDS, for all rows that are due. Where there is
-    none rows are written without what it knows, whatever the queue shows.
+    show all runs of an iteration's jobs: at most once in ASK_SECONDS, for all rows that are due. Where there
+    is none rows are written without what it knows, whatever the queue shows.
     """
 
     run: Run

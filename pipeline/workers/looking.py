@@ -1,12 +1,12 @@
-"""One look at Slurm's queue for all who want one: the answer of one squeue is kept in a file that all runs and
-workers of a user share, on whatever node they are.
+"""One look at Slurm's queue for all who want one: the answer of one squeue is kept in a file that all runs
+and workers of a user share, on whatever node they are.
 
-Who wants an answer says how old it may be. If the one that is kept is younger, that is it; else one asks, whom
-a claim (a file made by hard link) makes known, and the others wait for its answer. The more has been asked
-within the last minute, the older an answer may be: so a user's questions are bounded, however many ask.
+Who wants an answer says how old it may be. If the one that is kept is younger, that is it; else one asks,
+whom a claim (a file made by hard link) makes known, and the others wait for its answer. The more has been
+asked within the last minute, the older an answer may be: so a user's questions are bounded, however many ask.
 
-The file is a cache. One that is spoilt, somebody else's or from the future (clocks of nodes differ) is as none,
-and where no file can be written each asks for itself.
+The file is a cache. One that is spoilt, somebody else's or from the future (clocks of nodes differ) is as
+none, and where no file can be written each asks for itself.
 """
 
 import contextlib
@@ -30,10 +30,10 @@ from slurm.sharedfiles import is_there, make_folder, read_newest
 
 PASS_AGE = 3.0
 """Seconds that an answer may be old for a pass that a worker has asked for: workers say by beats and claims,
-which are read later, what has changed since; and passes that follow each other as fast as they may are about so
-far apart."""
+which are read later, what has changed since; and passes that follow each other as fast as they may are about
+so far apart."""
 DRIVER_AGE = 1.0
-"""Seconds for a driver job's pass. Jobs that end start it, which takes longer: it sees that they have ended."""
+"""Seconds for a driver job's pass. The end of a job starts it, which takes longer: it sees that end."""
 PERSON_AGE = 5.0
 """Seconds for a single command of a person."""
 WORKER_AGE = 30.0
@@ -137,22 +137,24 @@ class Shelf:
         found = self._read("json")
         if found is None or (found.pop("format", ""), found.pop("user", None)) != (QUEUE_FORMAT, os.getuid()):
             return None
-        return _made_of(Look, found)
+        with contextlib.suppress(ValueError, TypeError):
+            return converted(Look, found)
+        return None
 
-    def keep(self, answer: Look, before: Look | None) -> None:
+    def keep(self, answer: Look) -> None:
         """Keep an answer, unless a newer one is there."""
         there = self.kept()
         if there is not None and answer.asked < there.asked <= time.time():
             return
-        recent = _times_of(there or before, answer.asked)
-        content = {"asked": answer.asked, "text": answer.text, "recent": recent}
+        content = {"asked": answer.asked, "text": answer.text, "recent": answer.recent}
         about = {"format": QUEUE_FORMAT, "user": os.getuid()}
         replace_durably(self._path("json"), sealed({**content, **about}))
 
     def question(self) -> Question | None:
         """Return the claim of who asks."""
-        found = self._read("claim")
-        return None if found is None else _made_of(Question, found)
+        with contextlib.suppress(ValueError, TypeError):
+            return converted(Question, self._read("claim"))
+        return None
 
     def claim(self, question: Question, instead: Question | None) -> bool:
         """Make known that somebody asks. Returns whether that is the only one."""
@@ -186,16 +188,10 @@ class Shelf:
         return None
 
 
-def _made_of(kind: Any, content: Mapping[str, Any]) -> Any:
-    with contextlib.suppress(ValueError, TypeError):
-        return converted(kind, content)
-    return None
-
-
-def _times_of(look: Look | None, asked: float) -> list[float]:
+def _times_up_to(asked: float, before: Look | None) -> tuple[float, ...]:
     """Return the times of the questions of the last minute, this one included."""
-    before = look.recent if look else ()
-    return [*(moment for moment in before if 0 <= asked - moment < _MINUTE), asked]
+    recent = before.recent if before else ()
+    return (*(moment for moment in recent if 0 <= asked - moment < _MINUTE), asked)
 
 
 def _look_on(shelf: Shelf, max_age: float, patience: float, since: float) -> Look:
@@ -224,9 +220,9 @@ def _ask(shelf: Shelf, question: Question, kept: Look | None, patience: float) -
     failed: SlurmError | None = None
     asked = time.time()
     try:
-        answer = Look(asked, ask_queue(patience))
+        answer = Look(asked, ask_queue(patience), _times_up_to(asked, kept))
         with contextlib.suppress(OSError):
-            shelf.keep(answer, kept)
+            shelf.keep(answer)
         return answer
     except SlurmError as error:
         failed = error
@@ -247,8 +243,8 @@ def _shelves(paths: RunPaths) -> Iterator[Shelf]:
 
 
 def cache_home(environment: Mapping[str, str]) -> Path | None:
-    """Return the folder for what may be lost, as the XDG Base Directory Specification has it; None where it is
-    not known. Pure."""
+    """Return the folder for what may be lost, by the XDG Base Directory Specification; None where it is not
+    known. Pure."""
     given, home = environment.get("XDG_CACHE_HOME", ""), environment.get("HOME", "")
     if given.startswith("/"):
         return Path(given)

@@ -9,6 +9,7 @@ from pipeline.executors.slurm.crew import split_unclaimed
 from pipeline.executors.slurm.exit_reasons import Gone, as_seen, evidence_of, verdict_of
 from pipeline.orchestrate.reconcile import FREE_KINDS
 from pipeline.run.failures import DISK_EXIT, Failure, FailureKind
+from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import State, Submission
 from pipeline.run.tasks import Stage, Task
 from pipeline.workers.beats import Doing, Reason
@@ -168,7 +169,7 @@ def test_without_slurms_word_the_tasks_own_counts():
 # --- where evidence comes from ---
 
 
-def test_accounting_is_asked_once_and_only_for_what_the_queue_forgot(monkeypatch):
+def test_accounting_is_asked_once_and_only_for_what_the_queue_forgot(monkeypatch, tmp_path):
     asked = []
     told = {("8", 0): element(SlurmState.FAILED, array="8", index=0)}
     monkeypatch.setattr(
@@ -176,25 +177,34 @@ def test_accounting_is_asked_once_and_only_for_what_the_queue_forgot(monkeypatch
     )
     seen = {("7", 1): element(SlurmState.TIMEOUT)}
     attempts = [Gone(TASK, 3, job, index) for job, index in (("7", 1), ("8", 0), ("8", 1), ("9", 1))]
-    assert evidence_of(attempts, seen) == told | seen
+    paths = RunPaths(tmp_path)
+    assert evidence_of(attempts, seen, paths) == told | seen
     assert asked == [{"8", "9"}]
-    assert evidence_of(attempts[:1], seen) == seen
+    assert evidence_of(attempts[:1], seen, paths) == seen
     assert len(asked) == 1
 
 
-def test_where_accounting_is_silent_the_reason_stays_unknown(monkeypatch):
+@pytest.mark.parametrize("is_absent", [False, True])
+def test_where_accounting_is_silent_the_reason_stays_unknown_and_where_there_is_none_it_is_asked_once(
+    monkeypatch, tmp_path, is_absent
+):
+    asked = []
+
     def silent(ids):
-        raise NoAccounting("slurmdbd is down")
+        asked.append(ids)
+        raise NoAccounting("slurmdbd is down", is_absent)
 
     monkeypatch.setattr("pipeline.executors.slurm.exit_reasons.read_ended", silent)
-    assert evidence_of([gone()], {}) == {}
+    paths = RunPaths(tmp_path)
+    assert [evidence_of([gone()], {}, paths) for _ in range(3)] == [{}] * 3
+    assert len(asked) == (1 if is_absent else 3)
 
 
-def test_a_job_that_never_arrived_is_not_asked_for(monkeypatch):
+def test_a_job_that_never_arrived_is_not_asked_for(monkeypatch, tmp_path):
     monkeypatch.setattr(
         "pipeline.executors.slurm.exit_reasons.read_ended", lambda ids: pytest.fail("asked for nothing")
     )
-    assert evidence_of([gone(None)], {}) == {}
+    assert evidence_of([gone(None)], {}, RunPaths(tmp_path)) == {}
 
 
 @pytest.mark.parametrize(

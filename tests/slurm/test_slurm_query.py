@@ -46,7 +46,9 @@ def recorded(version: str, name: str) -> str:
 def recorded_queue(version: str, name: str) -> str:
     """With the fields that squeue was not yet asked for then, as where nothing is known of them."""
     text = recorded(version, name)
-    return re.sub(r"^(\d+\|[^|\n]*\|[A-Z_,+]+\|(?:[^|\n]*\|){6})", r"\1N/A|0:00|N/A|N/A|", text, flags=re.MULTILINE)
+    return re.sub(
+        r"^(\d+\|[^|\n]*\|[A-Z_,+]+\|(?:[^|\n]*\|){6})", r"\1N/A|0:00|N/A|N/A|", text, flags=re.MULTILINE
+    )
 
 
 def of(elements: list[Element], name: str) -> list[Element]:
@@ -360,7 +362,9 @@ def test_what_jobs_hold_and_those_that_wait_ask_for():
         return {(e.state, e.cpus, e.gpus, e.memory_mb, e.num_nodes, e.elapsed) for e in of(elements, name)}
 
     running, pending = SlurmState.RUNNING, SlurmState.PENDING
-    assert shown("sppo-gpu") == {(running, 2, 1, 150, 1, 4.0), (pending, 2, 1, 150, 1, 0.0)}, "each element's own"
+    assert shown("sppo-gpu") == {(running, 2, 1, 150, 1, 4.0), (pending, 2, 1, 150, 1, 0.0)}, (
+        "each element's own"
+    )
     assert shown("sppo-typed") == {(running, 3, 2, 4500, 1, 4.0)}
     assert shown("sppo-two") == {(pending, 2, 4, 2048, 2, 0.0)}
     assert shown("sppo-cpu") == {(running, 1, 0, 100, 1, 4.0)}
@@ -387,7 +391,8 @@ def test_gpus_also_where_a_cluster_does_not_count_them(resources, per_node, gpus
 
 def test_completing_jobs_have_not_ended():
     """Recorded on 22.05.8: what became of the job is not shown before it is cleaned up."""
-    text = "10|N/A|COMPLETING|0|1|1795269500|1795269503|1795270103|10:00|N/A|0:09|N/A|N/A|low|q0|None|sppo-requeue|\n"
+    times = "1795269500|1795269503|1795270103|10:00|N/A|0:09"
+    text = f"10|N/A|COMPLETING|0|1|{times}|N/A|N/A|low|q0|None|sppo-requeue|\n"
     [element] = parse_queue(text)
     assert phase_of(element.state) == Phase.RUNNING
     assert (element.ended, element.exit_code, element.started) == (None, None, 1795269503.0)
@@ -423,7 +428,10 @@ names = st.text(st.characters(exclude_characters="\r", exclude_categories=["Cs"]
 
 @given(st.lists(names.filter(lambda name: "\n" not in name or "|" not in name), max_size=5))
 def test_any_name_comes_back(some):
-    rows = [f"{i}|N/A|RUNNING|0|0|5|6|7|1:00|N/A|0:00|N/A|N/A|cpu|q0|None|{name}|\n" for i, name in enumerate(some)]
+    rows = [
+        f"{i}|N/A|RUNNING|0|0|5|6|7|1:00|N/A|0:00|N/A|N/A|cpu|q0|None|{name}|\n"
+        for i, name in enumerate(some)
+    ]
     elements = parse_queue("".join(rows))
     assert [(one.array_id, one.name) for one in elements] == [(str(i), name) for i, name in enumerate(some)]
 

@@ -17,7 +17,7 @@ from pipeline.workers.estimates import Passage
 from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside
 from pipeline.workers.overdue import is_overdue, seconds_of_iterations
-from pipeline.workers.staying import Pending, Wait
+from pipeline.workers.staying import Wait
 from stages.pulse import Pulse
 from stages.waiting import Waiting
 from tests.support import reportrun
@@ -54,37 +54,6 @@ def test_who_waits_leaves_at_the_bound_or_at_once_when_the_input_comes_later(
         assert reason is Reason.LONG
     else:
         assert (reason is Reason.FAR) == (expected is not None and expected > began + bound)
-
-
-def test_a_worker_goes_when_another_job_could_start_in_its_place():
-    def goes(reason: str, partition: str = "gpu", name: str = "other", here: set[str] | None = None) -> bool:
-        near = {"gpu", "all"} if here is None else here
-        return staying.is_in_the_way([Pending(name, partition, reason)], near, lambda n: n == "peer")
-
-    assert goes("Resources")
-    assert goes("(Priority)")
-    assert goes("Resources", "cpu,all")
-    assert not goes("Resources", "cpu")
-    assert goes("QOSMaxGRESPerUser", "cpu")
-    assert goes("AssocGrpCpuLimit", "cpu")
-    assert staying.is_in_the_way([Pending("any", "cpu", "Resources")], None)
-    for reason in (
-        "Dependency",
-        "BeginTime",
-        "JobArrayTaskLimit",
-        "None",
-        "JobHeldUser",
-        "QOSMaxWallDurationPerJobLimit",
-    ):
-        assert not goes(reason), reason
-    assert not goes("Resources", name="peer")
-
-
-@given(seconds, seconds)
-def test_slurm_is_asked_ever_more_rarely_but_each_half_minute(a, b):
-    first, second = sorted((a, b))
-    assert 0 < staying.ask_after(first) <= staying.ask_after(second) <= staying.ASK_SECONDS
-    assert staying.ask_after(first) >= min(first, staying.ASK_SECONDS)
 
 
 @given(seconds, seconds | st.none(), seconds | st.none(), st.floats(0, 200))

@@ -105,8 +105,8 @@ def read_roster(table: JobTable, beats: Beats, claims: Iterable[Claim] = ()) -> 
 
 
 def as_heard_of(element: Element, workers: Iterable[str]) -> Element:
-    """Return an element as running, with the number of restarts of the newest of its workers that was heard of,
-    if that is more than the queue showed. Pure."""
+    """Return an element as running, with the number of restarts of the newest of its workers that was heard
+    of, if that is more than the queue showed. Pure."""
     mine = (name for worker in workers if (name := parse_worker(worker)))
     restarts = [w.restart for w in mine if (w.array, w.index) == (element.array_id, element.index)]
     newest = max(restarts, default=0)

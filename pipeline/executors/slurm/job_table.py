@@ -21,9 +21,9 @@ from slurm.query import Element, find_by_name
 from slurm.states import SlurmState
 
 _ARRIVAL_SECONDS = 30.0
-"""A submission that the queue does not show counts as pending if it was made less than so long before squeue was
-called, or since: by clocks of several nodes. One without a job id is looked for this long, before it is taken
-never to have arrived."""
+"""A submission that the queue does not show counts as pending if it was made less than so long before squeue
+was called, or since: by clocks of several nodes. One without a job id is looked for this long, before it is
+taken never to have arrived."""
 
 
 @dataclass(frozen=True)

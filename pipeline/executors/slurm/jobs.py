@@ -30,7 +30,6 @@ from slurm.limits import ClusterLimits
 from slurm.query import Element
 from slurm.submission import Refused, array_expression, cancel, update_dependency
 
-
 SECOND_PATIENCE = 5.0
 """Seconds that squeue may take while the lease is held."""
 
@@ -116,8 +115,8 @@ class SlurmJobs:
         return found
 
     def confirm_gone(self, elements: Iterable[tuple[str | None, int]]) -> None:
-        """Look at the queue once more, before elements are judged as ended that this pass's look does not show:
-        that was taken before the lease was, and may be older than they are.
+        """Look at the queue once more, before elements are judged as ended that this pass's look does not
+        show: that was taken before the lease was, and may be older than they are.
 
         Args:
             elements: by array ids, None where that is not known, and indices.

@@ -74,8 +74,8 @@ def make_pass(run: Run, watcher: Watcher, max_age: float = DRIVER_AGE) -> Pass:
 
 
 def _patient_pass(run: Run, watcher: Watcher, max_age: float) -> Pass:
-    """Make a pass, and again for up to SLURM_PATIENCE seconds while Slurm does not answer. squeue is asked before
-    the lease is taken: others may make passes while it takes its time."""
+    """Make a pass, and again for up to SLURM_PATIENCE seconds while Slurm does not answer. squeue is asked
+    before the lease is taken: others may make passes while it takes its time."""
     until, patience = time.monotonic() + SLURM_PATIENCE, FIRST_PATIENCE
     while True:
         try:

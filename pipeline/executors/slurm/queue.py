@@ -100,18 +100,25 @@ class Queue:
 
 
 def look_at_queue(run: Run, max_age: float = PERSON_AGE, patience: float = _PATIENCE) -> Queue:
-    """Look at the queue; a missing answer is returned as ``unanswered``, not raised.
+    """Look at the queue as :func:`ask_for_queue`; a missing answer is returned as ``unanswered``."""
+    try:
+        return ask_for_queue(run, max_age, patience)
+    except (SlurmError, SlurmMissing, UnknownState) as error:
+        return Queue(unanswered=str(error))
+
+
+def ask_for_queue(run: Run, max_age: float, patience: float) -> Queue:
+    """Look at the queue for a person.
 
     Args:
         max_age: seconds that the answer may be old, which in any case is from after the newest submission.
         patience: seconds to wait for it.
+
+    Raises:
+        SlurmError, SlurmMissing, UnknownState: there is no answer that is understood.
     """
-    try:
-        seen = look(run.paths, max_age, patience, newest_submission(run.paths))
-        elements = seen.elements_of(lambda name: is_job_of(run.identity.id, name))
-    except (SlurmError, SlurmMissing, UnknownState) as error:
-        return Queue(unanswered=str(error))
-    return Queue(elements, asked=seen.asked)
+    seen = look(run.paths, max_age, patience, newest_submission(run.paths))
+    return Queue(seen.elements_of(lambda name: is_job_of(run.identity.id, name)), asked=seen.asked)
 
 
 def newest_submission(paths: RunPaths) -> float:

@@ -168,9 +168,9 @@ class WorkerJobs(SlurmJobs):
 
     def _judge_elements(self, committed_of: CommittedOf) -> list[Ended]:
         """Explain elements that ended before they claimed anything: failures of the task they were for."""
-        gone = self.table.find_gone(committed_of)
-        self.confirm_gone((submission.state.job, index) for submission, index in gone)
-        failed, left = split_unclaimed(gone, self.claims, self.beats)
+        over = self.table.find_gone(committed_of)
+        self.confirm_gone((submission.state.job, index) for submission, index in over)
+        failed, left = split_unclaimed(over, self.claims, self.beats)
         paths = self.run.paths
         gone = [
             replace(Gone.of(submission, index), log=str(submission.log(paths, submission.task(index))))
