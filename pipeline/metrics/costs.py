@@ -18,14 +18,15 @@ from pipeline.workers.beats import Beat
 from pipeline.workers.reading import BeatReader, read_beats
 from pipeline.workers.summary import spent_by_job_kind, worked_on
 from slurm.accounting import Record, Usage, read_records, summarize
-from slurm.commands import SlurmError
+from slurm.commands import SlurmError, within
 from slurm.query import NoAccounting
 
 Key = tuple[int, str]
 """Iteration, and a job kind: a stage, a pool's scores (``score-big``) or "driver"."""
 
-_PASS_PATIENCE = 10.0
-"""Seconds that a pass, which holds the lease, waits for sacct; a row without these numbers is acceptable."""
+_PASS_PATIENCE = 5.0
+"""Seconds that a pass, which holds the lease, waits for sacct, for all of its rows; a row without these
+numbers is acceptable."""
 _ORDER: tuple[str, ...] = (*WORK_STAGES, DRIVER)
 
 
@@ -124,6 +125,8 @@ class Accountant:
     run: Run
     note: Callable[[str], None]
     is_away: bool = field(default=False, init=False)
+    _left: float = field(default=_PASS_PATIENCE, init=False)
+    """Seconds that it may still wait for accounting."""
     _beats: BeatReader = field(init=False)
 
     def __post_init__(self) -> None:
@@ -137,7 +140,9 @@ class Accountant:
         if self.is_away:
             return facts
         try:
-            jobs = read_records({s.state.job for s in ours if s.state.job}, _PASS_PATIENCE)
+            with within(self._left) as patience:
+                jobs = read_records({s.state.job for s in ours if s.state.job}, _PASS_PATIENCE)
+            self._left = patience.left
             return replace(facts, jobs=jobs)
         except (NoAccounting, SlurmError) as error:
             self.is_away = True

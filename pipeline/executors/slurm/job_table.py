@@ -8,6 +8,7 @@ from pipeline.config.job_kinds import DRIVER
 from pipeline.executors.slurm.dependencies import ArrayElement, Waiting
 from pipeline.executors.slurm.queue import ElementsByName, is_live, is_pending, read_run_queue
 from pipeline.orchestrate.jobs import CommittedOf
+from pipeline.run import journal
 from pipeline.run.control import Control, read_control
 from pipeline.run.directory import Run
 from pipeline.run.failures import Failure, FailureKind
@@ -28,8 +29,10 @@ class Snapshot:
     queue: ElementsByName = field(default_factory=dict)
 
     def is_expected(self, submission: Submission) -> bool:
-        """Whether it may yet show in the queue: its driver died between submitting and noting that."""
-        return submission.state.job is None and self.time - submission.created < _ARRIVAL_SECONDS
+        """Whether it may yet show in the queue: sbatch has not answered, or its driver died before it noted
+        the answer."""
+        since = abs(self.time - submission.created)  # a clock that is ahead makes nobody wait for ever
+        return _is_asked_for(submission) and since < _ARRIVAL_SECONDS
 
     def live_elements(self, submission: Submission) -> dict[int, Element]:
         """Return its elements that wait or run, by array index."""
@@ -164,19 +167,33 @@ def read_table(
     loaded = ledger.load({*iterations, *also})
     wanted = [s for s in loaded if s.iteration in iterations or s.job_kind in _AFTER_COMMIT]
     wanted += ledger.named(set(names) - {s.name for s in wanted})
-    submissions = _with_job_ids(ledger, seen, wanted)
+    submissions = [_given_up(ledger, seen, one) for one in _with_job_ids(ledger, seen, wanted)]
     return JobTable(ledger, seen, submissions, dict(_find_live(seen, submissions)))
 
 
+def _is_asked_for(submission: Submission) -> bool:
+    """Whether it was handed to sbatch, and nobody knows whether Slurm took it."""
+    return submission.state.job is None and not submission.state.is_withdrawn
+
+
 def _with_job_ids(ledger: Ledger, seen: Snapshot, submissions: Sequence[Submission]) -> list[Submission]:
-    """Find the jobs of submissions whose answer was lost: by name, in the queue first."""
+    """Find the jobs of submissions whose answer was lost: by name, in the queue first, where one that was
+    given up may come late."""
     nameless = {s.name for s in submissions if s.state.job is None and not s.state.ended}
     known = {name: seen.queue[name][0].array_id for name in nameless if name in seen.queue}
-    if missing := nameless - known.keys():
+    if missing := {s.name for s in submissions if _is_asked_for(s)} & nameless - known.keys():
         known |= find_by_name(missing)
     return [
         ledger.note(s, replace(s.state, job=known[s.name])) if s.name in known else s for s in submissions
     ]
+
+
+def _given_up(ledger: Ledger, seen: Snapshot, submission: Submission) -> Submission:
+    """Take back a submission of which no job has come: its tasks are submitted again. Nobody tried them."""
+    if not _is_asked_for(submission) or submission.state.ended or seen.is_expected(submission):
+        return submission
+    journal.event(ledger.paths.events, "never_arrived", array=submission.name)
+    return ledger.note(submission, replace(submission.state, is_withdrawn=True))
 
 
 def _find_live(seen: Snapshot, submissions: Sequence[Submission]) -> Iterator[tuple[Task, Live]]:
