@@ -10,6 +10,7 @@ from enum import StrEnum
 from rich.text import Text
 
 from pipeline.metrics.advice import Severity, worst
+from pipeline.metrics.starts import key_to_change, starts_and_key
 from pipeline.metrics.terminal import Column, Row, sparkline
 from pipeline.status.lanes import Lane, ShardState
 from pipeline.status.snapshot import Status
@@ -159,7 +160,7 @@ def _header(look: Status, view: View, width: int) -> Lines:
     trouble = view.trouble or _silence(look)
     warning = [Text(trouble, "yellow")] if trouble else []
     state = [in_words(look.missing_state, look.iterations)] if look.missing_state else []
-    said = (_progress(look), *_outlook(look, width), *state, *_workers(look, width))
+    said = (_progress(look), *_outlook(look, width), *state, *_workers(look, width), *_starts(look))
     return [first, *map(Text, said), *warning]
 
 
@@ -168,6 +169,11 @@ def _workers(look: Status, width: int) -> list[str]:
     parts = [workers_in_words(one) for one in look.workers if one.live + one.silent]
     together = "; ".join(parts)
     return parts if len(together) > width else [together] * bool(parts)
+
+
+def _starts(look: Status) -> list[str]:
+    """Say what starts cost where something should change: the key comes last, and is cut first."""
+    return [starts_and_key(one) for one in look.workers if key_to_change(one)]
 
 
 def _progress(look: Status) -> str:
