@@ -1,14 +1,17 @@
 """What the starts of workers cost, in words, and rules about them. Pure."""
 
+import functools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
+from pipeline.config.job_kinds import parts_of
 from pipeline.config.scheduler import key_of
 from pipeline.metrics.advice_input import MIN_ROWS, Advice, Evidence, Findings, Rule, Severity
+from pipeline.run.tasks import Stage
 from pipeline.text import duration
 from pipeline.workers.beats import Reason
-from pipeline.workers.summary import WorkersOf
+from pipeline.workers.summary import Spent, WorkersOf
 
 _FEWEST, _SHARE = 5, 0.1
 """Starts without a task, and their share of all, above which it is worth changing something: at the end of a
@@ -36,29 +39,49 @@ _CHANGES: Mapping[str, Change] = {
     Reason.WARNED: Change.PARTITION,
 }
 """What to change where workers leave without a task, by why they do."""
+_OF_ONE_TASK: Mapping[str, Change] = {Reason.NEEDED: Change.PARTITION, Reason.DONE: Change.EARLY}
+"""The same of stages that have one task in an iteration, where it differs."""
 _REMEDIES: Mapping[Change, str] = {
     Change.PARALLEL: "lower {key}.array_parallelism to as many as find a place at once, or give the stage a "
     "{key}.partition of its own",
-    Change.EARLY: "set {key}.start_early=false: its inputs come later than expected",
+    Change.EARLY: "set {key}.start_early=false: workers come before there is work for them",
     Change.LINGER: "raise {key}.linger, so that who has started up waits for its input",
     Change.TIME: "raise {key}.time, or set {key}.task_time: no task fits into what is left of their time",
-    Change.PARTITION: "name a {key}.partition whose jobs are not preempted",
+    Change.PARTITION: "name another {key}.partition, which has places for it and does not preempt",
 }
 
 
 def starts_in_words(workers: WorkersOf) -> str:
     """Return a phrase like ``reward: 38 of 60 starts did no task, 41 evicted; start-up 45 s, work 40 s``."""
-    last, count, spent = "the last " * workers.is_cut, workers.starts, workers.spent
-    told = f"{workers.without_task} of {last}{count} start{'s' * (count != 1)} did no task"
-    evicted = f", {workers.evicted} evicted" if workers.evicted else ""
-    times = f"start-up {duration(spent.startup)}, work {duration(spent.busy)}"
-    return f"{workers.job_kind}: {told}{evicted}; {times}"
+    return "; ".join((_counts(workers), _times(workers.spent)))
 
 
-def starts_and_key(workers: WorkersOf) -> str:
-    """Return the same, and the key to change where something should change."""
+def parts_of_starts(workers: WorkersOf) -> list[str]:
+    """Return the parts of that phrase, and the key to change where something should change."""
     key = key_to_change(workers)
-    return starts_in_words(workers) + (f"; change {key}" if key else "")
+    return [_counts(workers), _times(workers.spent), *([f"change {key}"] if key else ())]
+
+
+def parts_together(workers: Iterable[WorkersOf]) -> list[str]:
+    """Say the same of all job kinds of which something should change, and the key of the worst of them."""
+    bad = [one for one in workers if key_to_change(one)]
+    if not bad:
+        return []
+    counts = ", ".join(f"{one.job_kind} {one.without_task}/{one.starts}" for one in bad)
+    spent = functools.reduce(Spent.plus, (one.spent for one in bad))
+    worst = max(bad, key=lambda one: (one.without_task, one.spent.startup))
+    return [f"starts without a task: {counts}", _times(spent), f"change {key_to_change(worst)}"]
+
+
+def _counts(workers: WorkersOf) -> str:
+    last, count = "the last " * workers.is_cut, workers.starts
+    evicted = f", {workers.evicted} evicted" if workers.evicted else ""
+    idle = f"{workers.without_task} of {last}{count} start{'s' * (count != 1)} did no task"
+    return f"{workers.job_kind}: {idle}{evicted}"
+
+
+def _times(spent: Spent) -> str:
+    return f"start-up {duration(spent.startup)}, work {duration(spent.busy)}"
 
 
 def costs_much(workers: WorkersOf) -> bool:
@@ -90,11 +113,17 @@ def has_many_starts(workers: WorkersOf) -> bool:
 
 def _main_change(workers: WorkersOf) -> Change | None:
     """Return what most of the starts without a task ask for."""
+    known = _CHANGES if is_sharded(workers.job_kind) else {**_CHANGES, **_OF_ONE_TASK}
     changes: Counter[Change] = Counter()
     for reason, count in workers.without_task_reasons.items():
-        if change := _CHANGES.get(reason):
+        if change := known.get(reason):
             changes[change] += count
     return changes.most_common(1)[0][0] if changes else None
+
+
+def is_sharded(job_kind: str) -> bool:
+    """Whether a job kind has many tasks in an iteration; an unknown one, of another version, has not."""
+    return parts_of(job_kind)[0] in [stage for stage in Stage if stage.is_sharded]
 
 
 def _against_many(workers: WorkersOf) -> Change:

@@ -52,7 +52,7 @@ def _why(counted: Sequence[WorkersOf]) -> Iterator[tuple[str, str]]:
     for one in counted:
         if one.left:
             told = in_words(one.reasons)
-            idle = f"; of those without a task {in_words(one.without_task_reasons)}"
+            idle = f". Without a task: {in_words(one.without_task_reasons)}"
             yield one.job_kind, told + idle * bool(one.without_task)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.metrics.advice import worst
-from pipeline.metrics.starts import costs_much, starts_and_key
+from pipeline.metrics.starts import costs_much, parts_of_starts
 from pipeline.metrics.terminal import Row
 from pipeline.run.retention import in_words
 from pipeline.run.tasks import parse_task
@@ -153,8 +153,18 @@ def describe_workers(workers: Sequence["WorkersOf"]) -> list[str]:
 
 def describe_starts(workers: Sequence["WorkersOf"]) -> list[str]:
     """Return lines on each job kind whose starts cost much, or made place."""
-    told = [starts_and_key(one) for one in workers if costs_much(one)]
-    return [line for text in told for line in wrapped(text, "", _INDENT)]
+    return [line for one in workers if costs_much(one) for line in packed(parts_of_starts(one))]
+
+
+def packed(parts: Sequence[str], width: int = _WIDTH, indent: str = _INDENT) -> list[str]:
+    """Join parts by semicolons, on as many lines as they need; none is broken."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + 2 + len(part) <= width:
+            lines[-1] += f"; {part}"
+        else:
+            lines.append(indent * bool(lines) + part)
+    return lines
 
 
 def workers_in_words(workers: "WorkersOf") -> str:

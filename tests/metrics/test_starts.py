@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pipeline.config.scheduler import key_of
 from pipeline.metrics.advice import Evidence, Rule, Severity, advise
 from pipeline.metrics.advice_input import MIN_ROWS
-from pipeline.metrics.starts import key_to_change, starts_and_key, starts_in_words
+from pipeline.metrics.starts import key_to_change, parts_of_starts, parts_together, starts_in_words
 from pipeline.workers.beats import Beat, Doing, Reason
 from pipeline.workers.living import KEPT
 from pipeline.workers.summary import WorkersOf, workers_of
@@ -95,7 +95,27 @@ def test_a_line_says_how_many_starts_did_no_task_and_what_to_change():
     found = one(*gone(38, Reason.NEEDED), *gone(22, Reason.NEEDED, tasks=3, name=2))
     told = "rollout: 38 of 60 starts did no task, 60 evicted; start-up 10 min 0 s, work 2 min 12 s"
     assert starts_in_words(found) == told
-    assert starts_and_key(found) == f"{told}; change scheduler.rollout.array_parallelism"
+    assert parts_of_starts(found) == [*told.split("; "), "change scheduler.rollout.array_parallelism"]
+
+
+def test_one_line_of_all_stages_leaves_out_those_of_which_nothing_should_change():
+    bad = (
+        gone(10, Reason.NEEDED),
+        gone(20, Reason.NEEDED, kind="update"),
+        gone(9, Reason.NEEDED, 30, "reward"),
+    )
+    found = workers_of([beat for beats in bad for beat in beats], NOW)
+    assert parts_together(found) == [
+        "starts without a task: rollout 10/10, update 20/20",
+        "start-up 5 min 0 s, work 0 s",
+        "change scheduler.update.partition",
+    ]
+    assert parts_together(workers_of(bad[2], NOW)) == []
+
+
+def test_a_stage_of_one_task_cannot_ask_for_fewer_places():
+    assert key_to_change(one(*gone(9, Reason.NEEDED, kind="evaluate"))) == "scheduler.evaluate.partition"
+    assert key_to_change(one(*gone(9, Reason.DONE, kind="update"))) == "scheduler.update.start_early"
 
 
 def test_the_words_of_the_oldest_workers_are_not_kept_and_a_line_says_so():

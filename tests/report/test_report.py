@@ -262,7 +262,7 @@ def test_workers_that_did_no_task_are_counted_and_the_report_says_which_key_to_c
     row = ["rollout", "7", "6", "6", "4", "1 min 10 s", "6 min 40 s"]
     assert row in [shown[i : i + len(row)] for i in range(len(shown))]
     needed = "6: another job needed the place"
-    assert f"left: {needed}; 1: nothing was left to do; of those without a task {needed}." in text
+    assert f"left: {needed}; 1: nothing was left to do. Without a task: {needed}." in text
     assert "many starts of rollout did no task" in text
     assert "lower scheduler.rollout.array_parallelism" in text
 
