@@ -213,6 +213,8 @@ class Demand:
     """Unix time before which they need not start; None: now."""
     must_come: bool = True
     """Whether they are submitted also where there is no place, to wait for one."""
+    replaces: tuple[str, ...] = ()
+    """Names of idle workers of their kind that leave for them."""
 
     @property
     def orders(self) -> list[Order]:
@@ -223,10 +225,10 @@ def _demands(seen: Situation, job_kind: str, most: int) -> Iterator[Demand]:
     """Yield what is wanted of one kind, beyond those who are there or wait in the queue."""
     free = max(0, most - seen.crew.count(job_kind))
     left = _sorted(task for task in seen.ready if task.job_kind == job_kind and task in seen.left)
-    if left:  # whatever there is: nobody else does them, and for each an idle worker makes place
-        idle = [n for n in seen.idle(job_kind) if _is_waiting(seen, n)]
+    if left:  # which nobody else does: where there is no place an idle worker makes room
+        idle = [n for n in seen.idle(job_kind) if _is_waiting(seen, n)][: max(0, len(left) - free)]
         left = left[: free + len(idle)]
-        yield Demand(job_kind, seen.now, tuple(left))
+        yield Demand(job_kind, seen.now, tuple(left), replaces=tuple(idle))
     free = max(0, free - len(left))
     chosen = _chosen(seen, job_kind, free)
     if chosen:
@@ -335,6 +337,9 @@ def _partitions(seen: Situation, job_kind: str) -> frozenset[str]:
 # --- who makes place -----------------------------------------------------------------------------------
 
 
+_NOTHING = Need(frozenset(), cpus=0)
+
+
 @dataclass
 class Places:
     """Places of the run's nodes, as they are given away one after the other."""
@@ -349,6 +354,11 @@ class Places:
     def __post_init__(self) -> None:
         self._workers = {worker.name: worker for worker in self.seen.crew.workers}
         self._there = Counter(w.job_kind for w in self.seen.crew.workers if w.stays)
+
+    def leave(self, names: Collection[str], whom: str) -> None:
+        """Have some workers leave."""
+        known = {one.name: one for one in self.candidates}
+        self._leave([known.get(name, Candidate(name, (), _NOTHING)) for name in names], whom, 0.0)
 
     def find(
         self, need: Need, whom: str, at: float, begin: float | None = None, is_full: bool = False
@@ -377,16 +387,19 @@ class Places:
 
     def _leave(self, chosen: Sequence[Candidate], whom: str, at: float) -> None:
         self.room = with_end_of(self.room, chosen)
-        self.leaving += [Handover(one.name, whom, at) for one in chosen]
+        staying = (one.name for one in chosen if self._workers[one.name].stays)
+        self.leaving += [Handover(name, whom, at) for name in staying]
         self.candidates = [one for one in self.candidates if one not in chosen]
-        self._there.subtract(self._workers[one.name].job_kind for one in chosen)
+        self._there.subtract(w.job_kind for one in chosen if (w := self._workers[one.name]).stays)
 
     def _may_leave(self, name: str, whom: str, at: float) -> bool:
         """Whether a worker may leave for something: it is one too many, or has its next task later."""
         worker = self._workers[name]
         kind = worker.job_kind
-        if kind == whom:  # for a task that no worker takes by itself
-            return worker.doing is Doing.WAITING
+        if not worker.stays:
+            return True
+        if kind == whom:
+            return False
         return self._there[kind] > self.most.get(kind, 0) or self.seen.next_use(kind) > at
 
 
@@ -416,6 +429,7 @@ def _make_places(
     placed = []
     for demand in demands:
         kind, found = demand.job_kind, len(demand.tasks)
+        places.leave(demand.replaces, kind)
         if need := seen.needs.get(kind):
             found = sum(
                 places.find(need, kind, demand.at, demand.begin, is_full=kind in full) for _ in demand.tasks
@@ -428,7 +442,7 @@ def _make_places(
 def _free_room(seen: Situation) -> dict[str, Node]:
     """Return what the user's own jobs leave of the nodes; of nodes that are not known only that workers are
     there."""
-    workers = [w for w in seen.crew.workers if w.doing is not Doing.LEAVING and w.job_kind in seen.needs]
+    workers = [w for w in seen.crew.workers if w.job_kind in seen.needs]
     held = [Held(node, seen.needs[w.job_kind]) for w in workers for node in w.nodes]
     known = {node.name for node in seen.nodes}
     unknown = {
@@ -438,16 +452,10 @@ def _free_room(seen: Situation) -> dict[str, Node]:
 
 
 def _candidates(seen: Situation) -> list[Candidate]:
-    """Return the workers that have nothing to do, or will have nothing after what they are at: first those
-    that wait, and of these those whose next task is furthest away."""
-    found = [
-        w
-        for w in seen.crew.workers
-        if w.stays and w.job_kind in seen.needs and (w.doing is Doing.WAITING or _ends_soon(seen, w))
-    ]
-    found.sort(key=lambda w: (w.doing is not Doing.WAITING, -seen.next_use(w.job_kind), w.name))
+    """Return the workers that leave, then those that have nothing to do, then those that will have nothing
+    after what they are at: of these first those whose next task is furthest away."""
+    order = {Doing.LEAVING: 0, Doing.WAITING: 1, Doing.BUSY: 2}
+    found = [w for w in seen.crew.workers if w.job_kind in seen.needs and w.doing in order]
+    found = [w for w in found if w.doing is not Doing.BUSY or not seen.open_tasks(w.job_kind)]
+    found.sort(key=lambda w: (order[w.doing], -seen.next_use(w.job_kind), w.name))
     return [Candidate(w.name, w.nodes, seen.needs[w.job_kind]) for w in found]
-
-
-def _ends_soon(seen: Situation, worker: Worker) -> bool:
-    return worker.doing is Doing.BUSY and not seen.open_tasks(worker.job_kind)

@@ -7,24 +7,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from pipeline.orchestrate.crew import Crew, Pending, Worker, failed_claims, held_tasks
+from pipeline.orchestrate.places import Need
 from pipeline.orchestrate.reconcile import Observation, reconcile
-from pipeline.orchestrate.staffing import (
-    Crew,
-    Estimate,
-    Order,
-    Pending,
-    Situation,
-    Worker,
-    failed_claims,
-    held_tasks,
-    staff,
-)
+from pipeline.orchestrate.staffing import Estimate, Order, Situation, staff
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.plan import Plan, policy_maker, unique
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from pipeline.workers.beats import Doing
 from pipeline.workers.claims import Claim
 from pipeline.workers.outside import attempt_ids
+from slurm.nodes import Node
 from slurm.ringing import parse_worker
 
 PLAN = Plan(iterations=3, num_shards=4, evaluate_every=0)
@@ -62,7 +55,15 @@ def decide(workers=(), pending=(), claims=(), committed=(PREPARE,), ready=(), wa
     ready = [task for task in ready if task not in held]
     number = wanted if isinstance(wanted, dict) else {"rollout": wanted}
     tasks = [task for task in PLAN.all_tasks() if task.iteration <= 2]
+    places = more.pop("places", {})
+    needs = {kind: Need(frozenset(partitions), gpus=1) for kind, partitions in places.items()}
+    more = {"needs": needs, "early": more.get("estimates", {}).keys(), **more}
     return staff(Situation(PLAN, tasks, crew, held, committed, ready, number, more.pop("now", 100.0), **more))
+
+
+def leaving(decided):
+    """Who makes place for whom."""
+    return {one.worker: one.whom for one in decided.handovers}
 
 
 # --- who holds what ---
@@ -134,25 +135,28 @@ def test_nobody_is_there_so_every_ready_task_gets_an_element_up_to_the_wanted_nu
 def test_workers_that_wait_take_the_low_shards_and_elements_the_high_ones():
     workers = [waiting("7_0r0", ROLLOUTS[0]), waiting("7_1r0", ROLLOUTS[1])]
     assert decide(workers, ready=ROLLOUTS).orders == (Order((ROLLOUTS[2], ROLLOUTS[3])),)
-    assert decide(workers, ready=ROLLOUTS[:2]).orders == ()
+    done = (PREPARE, *ROLLOUTS[2:])
+    assert decide(workers, committed=done, ready=ROLLOUTS[:2]).orders == ()
 
 
 def test_a_task_that_workers_leave_alone_gets_an_element_of_its_own():
     workers = [waiting(f"7_{i}r0", ROLLOUTS[i]) for i in range(3)]
-    assert decide(workers, ready=ROLLOUTS[1:2]).orders == ()
-    assert decide(workers, ready=ROLLOUTS[1:2], left={ROLLOUTS[1]}).orders == (Order((ROLLOUTS[1],)),)
+    done = (PREPARE, ROLLOUTS[0], *ROLLOUTS[2:])
+    assert decide(workers, committed=done, ready=ROLLOUTS[1:2]).orders == ()
+    decided = decide(workers, committed=done, ready=ROLLOUTS[1:2], left={ROLLOUTS[1]})
+    assert decided.orders == (Order((ROLLOUTS[1],)),)
 
 
 def test_where_there_is_no_place_an_idle_worker_makes_room_and_no_busy_one():
     idle, at_work = waiting("7_0r0", UPDATE), busy("7_1r0", ROLLOUTS[1])
     claims = [claim(ROLLOUTS[1], "7_1r0")]
     decided = decide([at_work, idle], claims=claims, ready=ROLLOUTS[:1], wanted=2, left={ROLLOUTS[0]})
-    assert (decided.orders, decided.dismissed) == ((Order((ROLLOUTS[0],)),), ())
+    assert (decided.orders, decided.handovers) == ((Order((ROLLOUTS[0],)),), ())
     first = waiting("7_0r0", ROLLOUTS[0])
     decided = decide([at_work, first], claims=claims, ready=ROLLOUTS[:1], wanted=2, left={ROLLOUTS[0]})
-    assert (decided.orders, decided.dismissed) == ((Order((ROLLOUTS[0],)),), ("7_0r0",))
+    assert (decided.orders, leaving(decided)) == ((Order((ROLLOUTS[0],)),), {"7_0r0": "rollout"})
     decided = decide([at_work], claims=claims, ready=ROLLOUTS[:1], wanted=1, left={ROLLOUTS[0]})
-    assert (decided.orders, decided.dismissed) == ((), ())
+    assert (decided.orders, decided.handovers) == ((), ())
 
 
 def test_a_worker_that_leaves_has_no_place_any_more():
@@ -208,7 +212,6 @@ def test_an_element_that_has_nothing_to_do_starts_before_nobody_who_has():
     assert decided.withdrawn == ("7_1",)
     apart = {"rollout": ("big",), "reward": ("small",)}
     assert decide(pending=late, committed=done, places=apart, wanted=TWO_EACH).withdrawn == ()
-    assert decide(pending=late[:1], committed=done, places=ONE_PLACE, wanted=TWO_EACH).withdrawn == ()
 
 
 def test_an_element_is_not_withdrawn_while_it_may_have_something_to_do():
@@ -226,11 +229,15 @@ def test_an_element_is_not_withdrawn_while_it_may_have_something_to_do():
 
 def test_an_element_of_an_iteration_that_is_over_has_nothing_to_do():
     old = Pending("7_1", Task(0, Stage.ROLLOUT, 1))
-    assert decide(pending=[old], ready=[UPDATE], places=ONE_PLACE, wanted=TWO_EACH).withdrawn == ("7_1",)
+    done = [*UNTIL_ROLLOUTS, *REWARDS]
+    decided = decide(pending=[old], committed=done, ready=[UPDATE], places=ONE_PLACE, wanted=TWO_EACH)
+    assert decided.withdrawn == ("7_1",)
 
 
 # --- a simulated run ---
 
+GPU = Need(frozenset(["gpu"]), gpus=1)
+"""What a job of any kind asks for."""
 MAX_ATTEMPTS = 3
 
 
@@ -277,7 +284,7 @@ class World(RuleBasedStateMachine):
         pools=st.sampled_from([(), ("big",)]),
         early=st.booleans(),
         stays=st.booleans(),
-        places=st.sampled_from([(), ("gpu",)]),
+        places=st.sampled_from([None, 1, 2, 3, 5]),
         luck=st.randoms(),
     )
     def begin(self, iterations, shards, most, every, pools, early, stays, places, luck):
@@ -287,7 +294,9 @@ class World(RuleBasedStateMachine):
             k: min(shards, most) if k not in ("prepare", "update", "evaluate") else 1 for k in kinds
         }
         self.early, self.stays, self.luck = early, stays, luck
-        self.places = places
+        self.places = places or 1000
+        self.nodes = [Node("node", GPU.partitions, 100, places, 0)] if places else []
+        self.leaving: set[str] = set()
         self.now, self.arrays = 0.0, 0
         self.records: dict[Task, Committed] = {}
         self.jobs: list[Job] = []
@@ -304,9 +313,16 @@ class World(RuleBasedStateMachine):
     # what a pass sees
 
     def crew(self) -> Crew:
-        workers = [Worker(j.name, j.first, j.doing, j.task, j.since) for j in self.jobs if j.runs]
-        pending = [Pending(f"{j.array}_{j.index}", j.first, j.begin) for j in self.jobs if not j.runs]
+        workers = [Worker(j.name, j.first, j.doing, j.task, j.since, ("node",)) for j in self.jobs if j.runs]
+        is_full = not self.has_room
+        pending = [
+            Pending(f"{j.array}_{j.index}", j.first, j.begin, is_full) for j in self.jobs if not j.runs
+        ]
         return Crew(workers, pending)
+
+    @property
+    def has_room(self) -> bool:
+        return sum(job.runs for job in self.jobs) < self.places
 
     def window(self) -> tuple[Task, ...]:
         if PREPARE not in self.records:
@@ -360,16 +376,15 @@ class World(RuleBasedStateMachine):
                 [launch.task for launch in actions.launch],
                 self.wanted,
                 self.now,
-                dict.fromkeys(self.wanted, guess) if self.early else {},
+                dict.fromkeys(self.wanted, guess),
+                self.wanted if self.early else (),
                 self.begun_with,
                 {task for task in self.failures if self.is_left(task)},
-                dict.fromkeys(self.wanted, self.places),
+                dict.fromkeys(self.wanted, GPU),
+                self.nodes,
             )
         )
-        for job in self.jobs:
-            if job.runs and job.name in decided.dismissed:
-                assert job.doing is Doing.WAITING
-                job.doing = Doing.LEAVING
+        self.leaving = {one.worker for one in decided.handovers}
         self.jobs = [j for j in self.jobs if j.runs or f"{j.array}_{j.index}" not in decided.withdrawn]
         for order in decided.orders:
             self.submit(order)
@@ -430,7 +445,7 @@ class World(RuleBasedStateMachine):
             job.doing, job.task, job.since, job.has_begun = Doing.BUSY, task, self.now, True
         elif job.doing is Doing.STARTING:
             job.doing, job.since = Doing.WAITING, self.now
-        elif not self.stays or (not self.is_patient and self.luck.random() < 0.2):
+        elif job.name in self.leaving or not self.stays or (not self.is_patient and self.luck.random() < 0.2):
             job.doing, job.since = Doing.LEAVING, self.now
 
     def commit(self, task: Task) -> None:
@@ -438,8 +453,11 @@ class World(RuleBasedStateMachine):
         self.records.setdefault(task, Committed(f"{task}", read))
 
     def pick(self, running: bool) -> Job | None:
-        able = [j for j in self.jobs if j.runs == running and (running or (j.begin or 0.0) <= self.now)]
+        able = [j for j in self.jobs if j.runs == running and (running or self.may_start(j))]
         return self.luck.choice(able) if able else None
+
+    def may_start(self, job: Job) -> bool:
+        return (job.begin or 0.0) <= self.now and self.has_room
 
     # what happens
 
@@ -508,7 +526,7 @@ class World(RuleBasedStateMachine):
             for job in list(self.jobs):
                 if job.runs:
                     self.work(job)
-                elif (job.begin or 0.0) <= self.now:
+                elif self.may_start(job):
                     job.runs, job.doing, job.since = True, Doing.STARTING, self.now
         assert self.is_over, (self.holders, self.jobs)
         if not self.given_up:

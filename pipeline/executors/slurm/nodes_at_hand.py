@@ -1,4 +1,4 @@
-"""The nodes of a run's partitions, asked now and then, and kept between passes in ``RUN/slurm/nodes.json``."""
+"""Nodes of a run's partitions: asked now and then, and kept between passes in ``RUN/slurm/nodes.json``."""
 
 import contextlib
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from slurm.sealing import sealed, unsealed
 from slurm.sharedfiles import make_folder, read_newest
 
 _KEPT_SECONDS = 600.0
-"""Seconds for which an answer of sinfo counts: nodes come and go, and who waits in the queue is seen anyway."""
+"""Seconds for which an answer of sinfo counts: nodes come and go, but why jobs wait is seen anyway."""
 
 
 @dataclass(frozen=True)
