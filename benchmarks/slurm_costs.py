@@ -3,6 +3,7 @@
 import functools
 import shutil
 import statistics
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,6 +25,8 @@ printf '%s %s %s\\n' "$EPOCHREALTIME" {name} "${{*//$'\\n'/ }}" >> "${{{log}:-/d
 exec {program} "$@"
 """
 _MINUTE = 60.0
+_ACCOUNTED = 5.0
+"""Seconds until accounting has the end of a job."""
 
 
 # --- calls -----------------------------------------------------------------------------------------------
@@ -74,15 +77,15 @@ def read_calls(path: Path) -> list[Call]:
     """Read what wrappers noted, in the order of time."""
     lines = path.read_text().splitlines() if path.exists() else []
     found = (line.split() for line in lines)
-    calls = [Call(float(time.replace(",", ".")), name, tuple(words)) for time, name, *words in found]
+    calls = [Call(float(when.replace(",", ".")), name, tuple(words)) for when, name, *words in found]
     return sorted(calls, key=lambda call: call.time)
 
 
 def most_in_a_minute(times: Sequence[float]) -> int:
     """Return the greatest number of these ascending times that lie within a minute of each other. Pure."""
     first = most = 0
-    for last, time in enumerate(times):
-        while time - times[first] >= _MINUTE:
+    for last, now in enumerate(times):
+        while now - times[first] >= _MINUTE:
             first += 1
         most = max(most, last - first + 1)
     return most
@@ -168,7 +171,7 @@ def cost_of(runs: Sequence[Run], log: Path, accounted: float | None = None) -> C
         given = resources_of(settings, job_kind)
         return int(given.gpus_per_node or 1) * given.nodes  # who asks for none holds a place all the same
 
-    times = sorted(time for lives in places.values() for time in hand_overs(lives))
+    times = sorted(when for lives in places.values() for when in hand_overs(lives))
     startups = [beat.startup_seconds for beat in beats if beat.startup_seconds]
     return Cost(
         workers_of(beats, max((beat.beat for beat in beats), default=0.0), running=()),
@@ -191,6 +194,7 @@ def accounted_gpu_seconds(cluster: Cluster, ids: Collection[str]) -> float | Non
     """Return the GPU-seconds of all jobs of runs of these ids, as sacct has them; None without accounting."""
     if not cluster.accounting:
         return None
+    time.sleep(_ACCOUNTED)
     shown = cluster.call("sacct", "-a", "-D", "-X", "-n", "-P", "--format=ElapsedRaw,AllocTRES,JobName")
     total = 0.0
     for line in shown.stdout.splitlines():
@@ -203,7 +207,7 @@ def accounted_gpu_seconds(cluster: Cluster, ids: Collection[str]) -> float | Non
 
 def in_words(cost: Cost) -> list[str]:
     """Say in three lines what was started, what was held, and what Slurm was asked."""
-    spent, calls, changes = cost.spent, cost.calls, max(1, len(cost.hand_overs))
+    spent, calls = cost.spent, cost.calls
     held = f"{spent.total:.0f} GPU-seconds held by workers"
     if cost.accounted is not None:
         held += f", {cost.accounted:.0f} by jobs"
@@ -212,6 +216,6 @@ def in_words(cost: Cost) -> list[str]:
         f"{cost.starts} starts, {cost.without_task} without a task, {cost.evicted} evicted; "
         f"{len(cost.hand_overs)} hand-overs; start-up {cost.startup:.1f} s (median)",
         f"{held}: {cost.held:.2f} of {spent.busy:.0f} busy + {spent.startup:.0f} start-up",
-        f"{cost.queries} queries in the worst minute; {counts}; {cost.orders / changes:.1f} of submissions, "
-        "signals and cancellations for a hand-over",
+        f"{cost.queries} queries in the worst minute; {counts}; of submissions, signals and cancellations "
+        f"{cost.orders / max(1, cost.starts):.1f} for a start",
     ]

@@ -33,6 +33,7 @@ import argparse
 import contextlib
 import json
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -386,6 +387,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     given = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no cluster is left behind
     with tempfile.TemporaryDirectory() as folder:
         if given.gaps:
             slurm_gaps.gaps(given, Path(folder), Layout() if given.tuned else DEFAULTS)

@@ -16,6 +16,8 @@ from pipeline.workers.summary import Spent, WorkersOf
 _FEWEST, _SHARE = 5, 0.1
 """Starts without a task, and their share of all, above which it is worth changing something: at the end of a
 run, or where the run goes back, some are nobody's fault."""
+_WORTH_SECONDS = 60.0
+"""Seconds of start-up from which on they are worth a line if nothing else is: each stage starts up once."""
 _COMES_BACK = (Reason.NEEDED, Reason.FAR, Reason.LONG)
 """Reasons after which another worker starts in the place of the one that left."""
 
@@ -85,9 +87,9 @@ def _times(spent: Spent) -> str:
 
 
 def costs_much(workers: WorkersOf) -> bool:
-    """Whether starts are worth a line: some did no task, made place, or all took longer than the work."""
-    startup_more = workers.left > 0 and workers.spent.startup > workers.spent.busy
-    return bool(workers.without_task or workers.evicted or startup_more)
+    """Whether starts are worth a line: some did no task, made place, or all took much more than the work."""
+    startup, busy = workers.spent.startup, workers.spent.busy
+    return bool(workers.without_task or workers.evicted) or startup > max(busy, _WORTH_SECONDS)
 
 
 def key_to_change(workers: WorkersOf) -> str | None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pipeline.config.scheduler import key_of
 from pipeline.metrics.advice import Evidence, Rule, Severity, advise
 from pipeline.metrics.advice_input import MIN_ROWS
-from pipeline.metrics.starts import key_to_change, parts_of_starts, parts_together, starts_in_words
+from pipeline.metrics.starts import costs_much, key_to_change, parts_of_starts, parts_together, starts_in_words
 from pipeline.workers.beats import Beat, Doing, Reason
 from pipeline.workers.living import KEPT
 from pipeline.workers.summary import WorkersOf, workers_of
@@ -189,3 +189,11 @@ def test_every_finding_names_a_key_of_the_stage_or_the_logs(crowds):
     for found in advice(*beats):
         assert key_of("rollout") in found.remedy or "logs" in found.remedy
         assert "RUN" not in found.what
+
+
+def test_what_is_worth_a_line():
+    assert not costs_much(one(*gone(3, Reason.DONE, tasks=1))), "half a minute of start-ups, once"
+    assert costs_much(one(*gone(7, Reason.DONE, tasks=1)))
+    assert costs_much(one(*gone(1, Reason.NEEDED, tasks=100)))
+    assert costs_much(one(*gone(1, Reason.DONE), *gone(3, Reason.DONE, tasks=100, name=2)))
+    assert not costs_much(one(*gone(50, Reason.DONE, tasks=100)))
