@@ -147,11 +147,23 @@ class Situation:
         return found
 
     def next_use(self, job_kind: str) -> float:
-        """Return when a worker of a kind has its next task (unix time); infinite if that is not known."""
-        if self.open_tasks(job_kind):
-            return self.now
+        """Return when there is a task for a worker of a kind that waits (unix time); infinite if that is not
+        known."""
+        return self.now if self.open_tasks(job_kind) else self.next_input(job_kind)
+
+    def next_input(self, job_kind: str) -> float:
+        """Return when the next inputs of a kind that are not there are expected (unix time); infinite if that
+        is not known."""
         expected = self.estimates.get(job_kind, Estimate()).next_input
         return math.inf if expected is None else max(expected, self.now)
+
+    def done_by(self, job_kind: str) -> float:
+        """Return when workers of a kind will have begun with all that is ready (unix time)."""
+        if not (tasks := self.open_tasks(job_kind)):
+            return self.now
+        seconds = self.estimates.get(job_kind, Estimate()).task
+        workers = sum(w.job_kind == job_kind and w.stays for w in self.crew.workers)
+        return self.now + len(tasks) * seconds / workers if seconds is not None and workers else math.inf
 
 
 def staff(seen: Situation) -> Staffing:
@@ -168,7 +180,8 @@ def staff(seen: Situation) -> Staffing:
     6. A pending element that has nothing to do would only start up before those of other stages that have:
        it is withdrawn where they may need the same place.
     7. For what finds no place workers leave once they have nothing to do: those whose next task is furthest
-       away, if it is later than what they leave for.
+       away, if it is later than what they leave for. They may be at work yet, if they will have done all that
+       is ready by then.
     """
     most = _targets(seen)
     withdrawn = _withdrawn(seen, most)
@@ -400,7 +413,9 @@ class Places:
             return True
         if kind == whom:
             return False
-        return self._there[kind] > self.most.get(kind, 0) or self.seen.next_use(kind) > at
+        if worker.doing is Doing.BUSY:
+            return self.seen.done_by(kind) <= at < self.seen.next_input(kind)
+        return self._there[kind] > self.most.get(kind, 0) or at < self.seen.next_use(kind)
 
 
 def _without_room(room: Mapping[str, Node], need: Need) -> dict[str, Node]:
@@ -452,10 +467,9 @@ def _free_room(seen: Situation) -> dict[str, Node]:
 
 
 def _candidates(seen: Situation) -> list[Candidate]:
-    """Return the workers that leave, then those that have nothing to do, then those that will have nothing
-    after what they are at: of these first those whose next task is furthest away."""
+    """Return the workers that leave, then those that have nothing to do, then those that are at work: of each
+    first those whose next task is furthest away."""
     order = {Doing.LEAVING: 0, Doing.WAITING: 1, Doing.BUSY: 2}
     found = [w for w in seen.crew.workers if w.job_kind in seen.needs and w.doing in order]
-    found = [w for w in found if w.doing is not Doing.BUSY or not seen.open_tasks(w.job_kind)]
-    found.sort(key=lambda w: (order[w.doing], -seen.next_use(w.job_kind), w.name))
+    found.sort(key=lambda w: (order[w.doing], -seen.next_input(w.job_kind), w.name))
     return [Candidate(w.name, w.nodes, seen.needs[w.job_kind]) for w in found]
