@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from pipeline.config.scheduler import key_of
 from pipeline.metrics.advice import Evidence, Rule, Severity, advise
 from pipeline.metrics.advice_input import MIN_ROWS
-from pipeline.metrics.starts import costs_much, key_to_change, parts_of_starts, parts_together, starts_in_words
+from pipeline.metrics.starts import (
+    costs_much,
+    key_to_change,
+    parts_of_starts,
+    parts_together,
+    starts_in_words,
+)
 from pipeline.workers.beats import Beat, Doing, Reason
 from pipeline.workers.living import KEPT
 from pipeline.workers.summary import WorkersOf, workers_of
