@@ -124,8 +124,11 @@ def choose(view: View, worker: Worker) -> Choice:
     """Decide what a worker does next: its own shard, else any that is ready and free, of the earliest
     iteration; else a task that another is slow at; else wait for the inputs of the next."""
     tasks = [t for t in candidates(view.plan, view.frontier, worker) if t not in view.committed]
-    ready = [task for task in tasks if is_ready(view, task)]
-    for task in ready:
+    ready: list[Task] = []
+    for task in tasks:
+        if not is_ready(view, task):
+            continue
+        ready.append(task)
         attempts = view.attempts.get(task, ())
         if is_free(attempts, view.max_attempts, is_given=is_given(task, attempts, worker)):
             return Choice(Step.TAKE, task)
@@ -148,7 +151,7 @@ def is_ready(view: View, task: Task) -> bool:
     """Whether a task's inputs are committed, and nothing must end before it that still runs."""
     before = view.plan.must_have_ended(task)
     still_runs = before is not None and any(a.is_running for a in view.attempts.get(before, ()))
-    return not still_runs and not missing(view, task)
+    return not still_runs and all(source in view.committed for source in view.plan.inputs(task))
 
 
 def is_given(task: Task, attempts: Sequence[Attempt], worker: Worker) -> bool:
