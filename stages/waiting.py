@@ -16,6 +16,7 @@ from pipeline.run.tasks import Task, task_key
 from pipeline.workers import estimates, staying
 from pipeline.workers.beats import Doing, Reason
 from pipeline.workers.choosing import Choice
+from pipeline.workers.handover import is_to_leave
 from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside, Queue
 from pipeline.workers.staying import ASK_SECONDS, Wait
@@ -89,6 +90,8 @@ class Waiting:
         """
         assert choice.task is not None
         wait, self.come = self._begin(choice.task, is_first), frozenset()
+        if is_to_leave(self.run.paths, self.outside.name, time.time()):
+            return Reason.NEEDED
         self.outside.waits()
         awaited = self._by_folder(choice)
         if self.is_network:
@@ -100,7 +103,6 @@ class Waiting:
         while reason is None and time.monotonic() < look_again:
             waited = time.monotonic() - wait.began
             if self._sleep(waited, is_told):
-                self.queue.rung()
                 break
             is_told = self._watch(awaited)
             if self._has_come(choice, awaited):
@@ -207,9 +209,6 @@ class Waiting:
         assert self.wait is not None
         if waited > _ESTIMATE_AFTER:
             self._estimate(task)
-            pending = self.queue.pending(time.monotonic() - waited)
-            if staying.is_in_the_way(pending, self._partitions, self.outside.is_peer):
-                return Reason.NEEDED
             if self.package.has_changed():
                 return Reason.CHANGED
         return staying.reason_to_leave(self.wait, time.monotonic())

@@ -12,6 +12,7 @@ from pipeline.workers.estimates import Passage
 
 def estimates_of(
     plan: Plan,
+    kinds: Sequence[str],
     early: Sequence[str],
     beats: Sequence[Beat],
     tasks: Sequence[Task],
@@ -20,10 +21,10 @@ def estimates_of(
     seen: Sequence[Passage],
     now: float,
 ) -> dict[str, Estimate]:
-    """Return an estimate for each job kind whose workers start early.
+    """Return an estimate for each job kind.
 
     Args:
-        early: these job kinds.
+        early: job kinds whose workers start early.
         beats: what workers have said, those that ended too.
         tasks: of the iteration at hand and of the next, by iteration.
         committed: at least those of these tasks and of what they read.
@@ -39,9 +40,10 @@ def estimates_of(
             return None
         return estimates.expected_ready(plan, task, committed_at, seen, now, early=early)
 
-    return {job_kind: _estimate(beats, job_kind, next_input(job_kind)) for job_kind in early}
+    return {job_kind: _estimate(beats, job_kind, next_input(job_kind)) for job_kind in kinds}
 
 
 def _estimate(beats: Sequence[Beat], job_kind: str, next_input: float | None) -> Estimate:
     wait, start = estimates.queue_wait(beats, job_kind), estimates.startup(beats, job_kind)
-    return Estimate(next_input, wait.late if wait else None, start.median if start else None)
+    late, median = wait.late if wait else None, start.median if start else None
+    return Estimate(next_input, late, median, estimates.task_seconds(beats, job_kind))

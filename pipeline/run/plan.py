@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from pipeline.config.schema import Config
-from pipeline.run.tasks import PREPARE, Stage, Task
+from pipeline.run.tasks import PREPARE, Stage, Task, task_of
 
 _BENCHMARKS_AT_ONCE = 2
 """Benchmarks in a window: the one at hand, and the one behind it."""
@@ -52,6 +52,19 @@ class Plan:
         """Job kinds of an iteration's tasks but evaluation, inputs before what reads them."""
         scores = (Task(0, Stage.SCORE, pool=pool).job_kind for pool in self.pools)
         return (Stage.ROLLOUT, *scores, Stage.REWARD, Stage.UPDATE)
+
+    def tasks_of_kind(self, job_kind: str) -> int:
+        """Return the number of tasks of a job kind in an iteration that has any."""
+        return self.num_shards if task_of(0, job_kind).stage.is_sharded else 1
+
+    def share_of_iterations(self, job_kind: str) -> float:
+        """Return the share of the iterations that have tasks of a job kind; 0 for prepare, which is there
+        once."""
+        stage = task_of(0, job_kind).stage
+        if stage in (Stage.EVALUATE, Stage.BENCHMARK):
+            every = self._every(stage)
+            return 1 / every if every else 0.0
+        return float(stage is not Stage.PREPARE)
 
     def all_tasks(self) -> Iterator[Task]:
         for iteration in dict.fromkeys((0, *range(self.start, self.iterations + 1))):

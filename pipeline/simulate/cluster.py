@@ -28,6 +28,8 @@ class Job:
     nodes: tuple[int, ...] = ()
     """Numbers of the nodes that it runs on."""
     begun: float = 0.0
+    lacks_room: bool = False
+    """Whether it was tried in vain since it was submitted."""
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -45,7 +47,7 @@ class Room:
 
     cpus: int
     gpus: int
-    memory: float
+    memory: int
 
     def holds(self, request: Request) -> bool:
         return self.gpus >= request.gpus and self.cpus >= request.cpus and self.memory >= request.memory
@@ -79,7 +81,7 @@ class Cluster:
         self._nodes_of = {p.name: [numbers[name] for name in p.nodes] for p in self.partitions}
 
     def submit(self, job: Job) -> None:
-        job.order, job.nodes = next(self._order), ()
+        job.order, job.nodes, job.lacks_room = next(self._order), (), False
         insort(self.pending, job, key=lambda one: one.rank)
 
     def cancel(self, job: Job) -> None:
@@ -143,9 +145,10 @@ class Cluster:
         started: list[Job] = []
         blocked: set[int] = set()
         for job in list(self.pending):
-            if len(blocked) == len(self.nodes):
-                break
-            if job.eligible > now or not self.is_allowed(job):
+            if job.eligible > now:
+                continue
+            job.lacks_room = True
+            if len(blocked) == len(self.nodes) or not self.is_allowed(job):
                 continue
             if (nodes := self.find(job, blocked)) is not None:
                 self.start(job, nodes, now)

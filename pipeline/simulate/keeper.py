@@ -1,15 +1,16 @@
 """Passes of a simulated run: who makes them and when, what they take, and the driver jobs behind workers."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.config.job_kinds import DRIVER
-from pipeline.orchestrate.staffing import Order
+from pipeline.orchestrate.places import Held
+from pipeline.orchestrate.staffing import Foreign, Order
 from pipeline.run.tasks import Task
 from pipeline.simulate.clock import Clock
 from pipeline.simulate.cluster import Job
-from pipeline.simulate.passes import Decision, decide
+from pipeline.simulate.passes import Around, Decision, decide, need_of, nodes_of
 from pipeline.simulate.plant import Plant
 from pipeline.simulate.run import SimulatedRun
 from pipeline.simulate.scheduling import Scheduling
@@ -33,6 +34,8 @@ class Keeper:
     """By number of the node."""
     numbers: Iterator[int]
     """Numbers of jobs, of all runs of the cluster."""
+    kin: Sequence[SimulatedRun] = ()
+    """The user's other runs."""
     passes: int = 0
     given_up: str = ""
     """Why the run stopped, if it did."""
@@ -52,6 +55,7 @@ class Keeper:
 
     def __post_init__(self) -> None:
         self.run.around = self
+        self.nodes = nodes_of(self.run.plant)
 
     @property
     def clock(self) -> Clock:
@@ -119,8 +123,20 @@ class Keeper:
         self.clock.after(self.plant.passes[0], self._look)
 
     def _look(self) -> None:
-        decision, drivers = decide(self.run, self.begun_with), tuple(self._drivers)
+        decision, drivers = decide(self.run, self.begun_with, self._around()), tuple(self._drivers)
         self.clock.after(self.plant.passes[1], self._carry_out, decision, self.clock.now, drivers)
+
+    def _around(self) -> Around:
+        """Return what a pass sees of the user's other runs."""
+        others, foreign = [], []
+        for kin in self.kin:
+            for worker in kin.workers.values():
+                need = need_of(kin.kind(worker.job_kind))
+                if worker.doing is not None:
+                    others += [Held(self.nodes[number].name, need) for number in worker.job.nodes]
+                elif worker.job.lacks_room:
+                    foreign.append(Foreign(worker.element, need))
+        return Around(self.nodes, others, foreign)
 
     def _look_whether_overdue(self) -> None:
         """Those who wait ask for a pass where none has been made for long."""
@@ -142,11 +158,7 @@ class Keeper:
         self._cancel_and_hurry(decision)
         for order in staffing.orders:
             self._submit(order, decision)
-        if self.plant.evicts:
-            run.make_place(getattr(staffing, "leaving", {}))
-        for name in staffing.dismissed:
-            if (worker := run.workers.get(name.rpartition("r")[0])) and worker.name == name:
-                run.dismiss(worker)
+        run.make_place(staffing.handovers)
         run.progress.write_rows()
         run.see_killed(looked)
         run.release(looked)

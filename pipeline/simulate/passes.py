@@ -3,25 +3,19 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from pipeline.orchestrate.crew import Crew, Pending, Worker, failed_claims, held_tasks
 from pipeline.orchestrate.expectations import estimates_of
+from pipeline.orchestrate.places import Held, Need
 from pipeline.orchestrate.reconcile import Observation, reconcile
-from pipeline.orchestrate.staffing import (
-    Crew,
-    Estimate,
-    Pending,
-    Situation,
-    Staffing,
-    Worker,
-    failed_claims,
-    held_tasks,
-    staff,
-)
+from pipeline.orchestrate.staffing import Estimate, Foreign, Situation, Staffing, staff
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.tasks import PREPARE, Stage, Task
-from pipeline.simulate.plant import Plant
+from pipeline.simulate.plant import Kind, Plant
 from pipeline.simulate.run import SimulatedRun
+from pipeline.workers.beats import Doing
 from pipeline.workers.choosing import is_left_to_passes
 from pipeline.workers.claims import Claim, newest_numbers
+from slurm.nodes import Node
 
 
 @dataclass(frozen=True)
@@ -36,7 +30,18 @@ class Decision:
     given_up: tuple[Failure, ...] = ()
 
 
-def decide(run: SimulatedRun, begun_with: Collection[Task]) -> Decision:
+@dataclass(frozen=True)
+class Around:
+    """What a pass sees of the cluster beside its own workers."""
+
+    nodes: Sequence[Node] = ()
+    others: Sequence[Held] = ()
+    """What jobs of the user's other runs hold."""
+    foreign: Sequence[Foreign] = ()
+    """Jobs of the user's other runs that wait for room."""
+
+
+def decide(run: SimulatedRun, begun_with: Collection[Task], around: Around) -> Decision:
     """Observe, count what failed, and decide who is to work."""
     progress, plan = run.progress, run.plant.plan
     window = progress.tasks_at_hand()
@@ -50,6 +55,7 @@ def decide(run: SimulatedRun, begun_with: Collection[Task]) -> Decision:
     actions = reconcile(plan, observed, run.plant.max_attempts)
     if actions.give_up:
         return Decision(Staffing(), {}, given_up=actions.give_up)
+    wanted = wanted_workers(run.plant)
     situation = Situation(
         plan=plan,
         tasks=tasks,
@@ -57,8 +63,12 @@ def decide(run: SimulatedRun, begun_with: Collection[Task]) -> Decision:
         held=held,
         committed=committed.keys(),
         ready=[launch.task for launch in actions.launch],
-        wanted=wanted_workers(run.plant),
-        places={kind: settings.partitions for kind, settings in run.plant.kinds.items()},
+        wanted=wanted,
+        early=[kind for kind in wanted if run.kind(kind).start_early],
+        needs={kind: need_of(run.plant.kinds[kind]) for kind in wanted},
+        nodes=around.nodes,
+        others=around.others,
+        foreign=around.foreign,
         now=run.now,
         estimates=_estimates(run, tasks, committed),
         begun_with=begun_with,
@@ -76,12 +86,34 @@ def _tasks_after(run: SimulatedRun, window: Sequence[Task]) -> tuple[Task, ...]:
 
 def crew_of(run: SimulatedRun) -> Crew:
     """Return a run's workers as Slurm and their beats show them."""
+    nodes = run.cluster.nodes
     workers = [
-        Worker(w.name, w.first, w.doing, w.claim.task if w.claim else w.awaited, w.since)
+        Worker(
+            *(w.name, w.first, w.doing or Doing.STARTING, w.claim.task if w.claim else w.awaited, w.since),
+            tuple(nodes[number].name for number in w.job.nodes),
+        )
         for w in run.running()
     ]
     waiting = (w for w in run.workers.values() if w.doing is None)
-    return Crew(workers, [Pending(w.element, w.first, w.begin) for w in waiting])
+    return Crew(workers, [Pending(w.element, w.first, w.begin, w.job.lacks_room) for w in waiting])
+
+
+def need_of(kind: Kind) -> Need:
+    """Return what jobs of a kind ask for, as passes have it."""
+    asked = kind.request
+    return Need(frozenset(kind.partitions), asked.cpus, asked.gpus, asked.memory, asked.nodes)
+
+
+def nodes_of(plant: Plant) -> list[Node]:
+    """Return a plant's nodes, as sinfo shows them."""
+    partitions: dict[str, set[str]] = {}
+    for partition in plant.partitions:
+        for name in partition.nodes:
+            partitions.setdefault(name, set()).add(partition.name)
+    return [
+        Node(node.name, frozenset(partitions.get(node.name, ())), node.cpus, node.gpus, node.memory)
+        for node in plant.nodes
+    ]
 
 
 def count_failures(run: SimulatedRun, failed: Sequence[Claim]) -> None:
@@ -111,8 +143,9 @@ def _most(plant: Plant, job_kind: str) -> int:
 
 
 def _estimates(run: SimulatedRun, tasks: Sequence[Task], committed: Collection[Task]) -> dict[str, Estimate]:
-    early = [kind for kind in wanted_workers(run.plant) if run.kind(kind).start_early]
-    progress = run.progress
+    kinds = [kind for kind in wanted_workers(run.plant) if kind != PREPARE.job_kind]
+    early = [kind for kind in kinds if run.kind(kind).start_early]
+    progress, beats = run.progress, run.all_beats()
     return estimates_of(
-        run.plant.plan, early, run.all_beats(), tasks, committed, progress.at, progress.passages, run.now
+        run.plant.plan, kinds, early, beats, tasks, committed, progress.at, progress.passages, run.now
     )

@@ -24,8 +24,8 @@ class Node:
     name: str
     cpus: int = 64
     gpus: int = 0
-    memory: float = math.inf
-    """GB."""
+    memory: int = 2**40
+    """MiB."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Request:
 
     cpus: int = 1
     gpus: int = 0
-    memory: float = 0.0
+    memory: int = 0
     nodes: int = 1
     limit: float = 14_400.0
     """Seconds that it may run."""

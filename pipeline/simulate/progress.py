@@ -197,7 +197,7 @@ class Progress:
         }
 
     def _forget(self, iteration: int) -> None:
-        """Forget the attempts of an iteration that is over. Its commits are kept; nobody looks through all."""
+        """Forget the attempts of an iteration that is over. Its commits are kept; nobody looks at all."""
         for task in (
             (*self.plan.tasks(iteration), *self.plan.benchmark_of(iteration)) if iteration >= 0 else ()
         ):

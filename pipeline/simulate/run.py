@@ -4,6 +4,7 @@ What is made up is how long things take. Which task a worker takes is :func:`cho
 stays :mod:`pipeline.workers.staying`, when its input comes :mod:`pipeline.workers.estimates`.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from pipeline.workers import choosing, estimates, staying
 from pipeline.workers.beats import Beat, Doing, Reason
 from pipeline.workers.choosing import Step, View
 from pipeline.workers.claims import Attempt, Claim
+from pipeline.workers.handover import Handover
 from pipeline.workers.staying import ASK_SECONDS, Wait
 
 _ESTIMATE_AFTER = 0.21
@@ -71,8 +73,9 @@ class SimulatedRun:
     """Last beats of the workers of each job kind that ended last."""
     at_work: dict[str, dict[Worker, None]] = field(default_factory=dict)
     """Workers whose jobs run, by job kind."""
-    leaving: set[str] = field(default_factory=set)
-    """Names of workers that are to make place once they have nothing to do."""
+    leaving: dict[str, float] = field(default_factory=dict)
+    """Names of workers that make place once they have nothing to do, and the times before which they need
+    not."""
     saved: dict[Task, float] = field(default_factory=dict)
     """Seconds of computing that failed attempts have saved."""
     unseen: list[tuple[float, Claim]] = field(default_factory=list)
@@ -292,6 +295,8 @@ class SimulatedRun:
     # --- waits ---
 
     def _wait(self, worker: Worker) -> None:
+        if self._is_to_leave(worker):
+            return self.leave(worker, Reason.NEEDED)
         self.idle.setdefault(worker.job_kind, {})[worker] = None
         if worker.wait is None:
             bound = self._bound(worker)
@@ -300,6 +305,7 @@ class SimulatedRun:
                 None,
             )
             self.clock.at(min(self.now + _ESTIMATE_AFTER, worker.wait.until), self._check, worker, self.now)
+        return None
 
     def _bound(self, worker: Worker) -> float:
         kind = self.kind(worker.job_kind)
@@ -327,8 +333,6 @@ class SimulatedRun:
             return
         if self.now - began >= _ESTIMATE_AFTER:
             self._estimate(worker)
-            if worker.name in self.leaving:
-                return self.leave(worker, Reason.NEEDED)
         if reason := staying.reason_to_leave(worker.wait, self.now):
             return self.leave(worker, reason)
         self.clock.at(min(self.now + ASK_SECONDS, worker.wait.until), self._check, worker, began)
@@ -357,12 +361,19 @@ class SimulatedRun:
 
     # --- ends ---
 
-    def make_place(self, names: Iterable[str]) -> None:
+    def make_place(self, handovers: Iterable[Handover]) -> None:
         """A pass has said who makes place: those leave who have nothing to do, others once that is so."""
-        self.leaving = set(names)
-        for worker in [w for idle in self.idle.values() for w in idle if w.name in self.leaving]:
-            if worker.wait is not None and self.now - worker.wait.began >= _ESTIMATE_AFTER:
-                self.leave(worker, Reason.NEEDED)
+        self.leaving = {one.worker: one.at for one in handovers}
+        for at in {max(at, self.now) for at in self.leaving.values()}:
+            self.clock.at(at, self._leave_places)
+
+    def _leave_places(self) -> None:
+        """Those who wait are rung; each looks at everything each second in any case."""
+        for worker in [w for idle in self.idle.values() for w in idle if self._is_to_leave(w)]:
+            self.look(worker)
+
+    def _is_to_leave(self, worker: Worker) -> bool:
+        return self.plant.evicts and self.leaving.get(worker.name, math.inf) <= self.now
 
     def leave(self, worker: Worker, reason: Reason) -> None:
         """A worker leaves, once it has saved what it alone has."""
@@ -438,10 +449,6 @@ class SimulatedRun:
             worker.change(Doing.WAITING, self.now)
             self.leave(worker, Reason.WARNED)
             self.wake([claim.task.job_kind])
-
-    def dismiss(self, worker: Worker) -> None:
-        """A pass ends a worker."""
-        self._warn(worker, worker.restart)
 
     def _save(self, worker: Worker) -> None:
         """Keep what an attempt that is warned has computed."""

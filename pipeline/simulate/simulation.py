@@ -43,6 +43,8 @@ class Simulation:
             Keeper(SimulatedRun(each, self.clock, self.cluster), self.scheduling, startups, numbers)
             for each in self.plants
         ]
+        for keeper in self.keepers:
+            keeper.kin = [other.run for other in self.keepers if other is not keeper]
 
     def carry_out(self) -> list[Result]:
         """Go on until each run is committed, or stands still, and its workers have left."""

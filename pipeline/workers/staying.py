@@ -4,8 +4,7 @@ Ski rental: who waits as long as coming back would cost, and then leaves, never 
 would have paid had it known when its next input comes.
 """
 
-import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pipeline.config.types import Linger
@@ -25,13 +24,6 @@ _SETTLED = 3
 _TASK_FACTOR = 10
 _LEAST_LIMIT = 60.0
 """Seconds that every task gets: what holds up a short one has nothing to do with its length."""
-_WAITS_FOR_ROOM = frozenset(
-    {"resources", "priority", "associationjoblimit", "associationresourcelimit", "qosjoblimit"}
-    | {"qosresourcelimit", "assocmaxjobslimit", "accountingpolicy", "licenses"}
-)
-_LIMIT = re.compile(r"(QOS|Assoc)(Grp|Max)\w+|Max\w+PerAccount")
-_NEVER_FREED = re.compile(r"Wall|Submit|Minutes|Max\w+PerJob")
-"""Limits that a worker's end frees nothing of."""
 
 
 @dataclass(frozen=True)
@@ -128,21 +120,6 @@ def reason_to_leave(wait: Wait, now: float) -> Reason | None:
     return None
 
 
-def is_in_the_way(
-    pending: Iterable[Pending],
-    partitions: Collection[str] | None,
-    is_peer: Callable[[str], bool] = lambda name: False,
-) -> bool:
-    """Whether a job of the same user waits that could start in this worker's place.
-
-    Args:
-        partitions: partitions that the worker's nodes belong to; None if unknown: any.
-        is_peer: whether the job of a name is of the same stage of the same run. This worker can do its task
-            as well.
-    """
-    return any(_wants_place(job, partitions) for job in pending if not is_peer(job.name))
-
-
 def ask_after(waited: float) -> float:
     """Return the seconds from one question to Slurm whether a job waits for this place to the next.
 
@@ -152,14 +129,6 @@ def ask_after(waited: float) -> float:
         waited: seconds from the wait's begin, or from when somebody rang, to the question.
     """
     return min(ASK_SECONDS, max(_SOON, waited))
-
-
-def _wants_place(job: Pending, partitions: Collection[str] | None) -> bool:
-    reason = job.reason.strip("()").split(",")[0]
-    if _LIMIT.fullmatch(reason):  # which counts for all partitions
-        return not _NEVER_FREED.search(reason)
-    is_near = partitions is None or not set(partitions).isdisjoint(job.partition.split(","))
-    return is_near and reason.replace("_", "").lower() in _WAITS_FOR_ROOM
 
 
 def task_limit(task_time: float | None, median: float | None, startup: float | None = None) -> float | None:
