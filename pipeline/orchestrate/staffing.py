@@ -157,12 +157,16 @@ class Situation:
         expected = self.estimates.get(job_kind, Estimate()).next_input
         return math.inf if expected is None else max(expected, self.now)
 
+    @cached_property
+    def _staying(self) -> Counter[str]:
+        return Counter(worker.job_kind for worker in self.crew.workers if worker.stays)
+
     def done_by(self, job_kind: str) -> float:
         """Return when workers of a kind will have begun with all that is ready (unix time)."""
         if not (tasks := self.open_tasks(job_kind)):
             return self.now
         seconds = self.estimates.get(job_kind, Estimate()).task
-        workers = sum(w.job_kind == job_kind and w.stays for w in self.crew.workers)
+        workers = self._staying[job_kind]
         return self.now + len(tasks) * seconds / workers if seconds is not None and workers else math.inf
 
 
