@@ -4,7 +4,7 @@ Nothing here grows with the run and is looked through: an event costs as much in
 first.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -39,6 +39,8 @@ class Progress:
     frontier: Frontier = field(default_factory=lambda: Frontier(-1, 0))
     open: dict[str, dict[Task, None]] = field(default_factory=dict)
     """Tasks by job kind whose inputs are there and that nobody is at."""
+    opened: Counter[str] = field(default_factory=Counter)
+    """How often a task of a job kind has become open."""
     attempts: dict[Task, list[Attempt]] = field(default_factory=dict)
     """At tasks that are not committed, or of which somebody still writes the state."""
     claims: dict[Task, list[Claim]] = field(default_factory=dict)
@@ -106,6 +108,7 @@ class Progress:
 
     def _open(self, task: Task) -> None:
         self.open.setdefault(task.job_kind, {})[task] = None
+        self.opened[task.job_kind] += 1
 
     def _enter(self, iteration: int) -> None:
         """Take the tasks up to an iteration into account: count the inputs of each that are missing."""

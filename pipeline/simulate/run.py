@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from pipeline.run.failures import FailureKind
+from pipeline.run.records import Frontier
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.simulate.clock import Clock
 from pipeline.simulate.cluster import Cluster
@@ -21,7 +22,7 @@ from pipeline.simulate.results import JobRecord, Result
 from pipeline.simulate.worker import Worker
 from pipeline.workers import choosing, estimates, staying
 from pipeline.workers.beats import Beat, Doing, Reason
-from pipeline.workers.choosing import Step, View
+from pipeline.workers.choosing import Choice, Step, View
 from pipeline.workers.claims import Attempt, Claim
 from pipeline.workers.handover import Handover
 from pipeline.workers.staying import ASK_SECONDS, Wait
@@ -85,6 +86,8 @@ class SimulatedRun:
     """When something was last committed."""
     done: dict[str, int] = field(default_factory=dict)
     """Tasks of each job kind that are committed."""
+    _found: dict[str, tuple[tuple[Frontier, int], Choice]] = field(default_factory=dict)
+    """What workers of a kind last found that have nothing to do, and how far the run was then."""
     _seconds: dict[str, tuple[int, float | None]] = field(default_factory=dict)
     _far: dict[tuple[int, str, int], tuple[float, float | None]] = field(default_factory=dict)
     """What was last estimated for an iteration's tasks of a kind, and when."""
@@ -150,8 +153,7 @@ class SimulatedRun:
         """A worker that has nothing to do looks for its next task."""
         if worker.is_warned:
             return self.leave(worker, Reason.WARNED)
-        takes_over = self.kind(worker.job_kind).request.gpus > 0
-        choice = choosing.choose(self._view(worker, takes_over), worker.chooser(takes_over))
+        choice = self._choose(worker)
         if choice.step is Step.DONE or choice.task is None:
             self.leave(worker, Reason.DONE)
         elif choice.step is Step.TAKE:
@@ -160,6 +162,26 @@ class SimulatedRun:
             worker.awaited = choice.task
             self._wait(worker)
         return None
+
+    def _choose(self, worker: Worker) -> Choice:
+        """Choose what a worker does next; asked once for all who find nothing where nothing has changed."""
+        job_kind, done = worker.job_kind, self.progress
+        known, state = self._found.get(job_kind), (done.frontier, done.opened[job_kind])
+        if known and known[0] == state and not done.open.get(job_kind) and not self._may_be_slow(job_kind):
+            return known[1]
+        takes_over = self.kind(job_kind).request.gpus > 0
+        choice = choosing.choose(self._view(worker, takes_over), worker.chooser(takes_over))
+        if choice.step is not Step.TAKE:
+            self._found[job_kind] = state, choice
+        return choice
+
+    def _may_be_slow(self, job_kind: str) -> bool:
+        """Whether somebody is at a task for so long that another might take it over."""
+        median = self.task_seconds(job_kind)
+        if median is None or not self.kind(job_kind).request.gpus:
+            return False
+        at_work = (w for w in self.at_work.get(job_kind, ()) if w.doing is Doing.BUSY)
+        return any(self.now - worker.since > median for worker in at_work)
 
     def _view(self, worker: Worker, takes_over: bool) -> View:
         done = self.progress
