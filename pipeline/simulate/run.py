@@ -88,6 +88,8 @@ class SimulatedRun:
     """Tasks of each job kind that are committed."""
     _found: dict[str, tuple[tuple[Frontier, int], Choice]] = field(default_factory=dict)
     """What workers of a kind last found that have nothing to do, and how far the run was then."""
+    _seen: tuple[float, list[Beat]] = field(default_factory=lambda: (-math.inf, []))
+    _allowances: dict[tuple[str, float], float] = field(default_factory=dict)
     _seconds: dict[str, tuple[int, float | None]] = field(default_factory=dict)
     _far: dict[tuple[int, str, int], tuple[float, float | None]] = field(default_factory=dict)
     """What was last estimated for an iteration's tasks of a kind, and when."""
@@ -120,7 +122,12 @@ class SimulatedRun:
         return seconds
 
     def all_beats(self) -> list[Beat]:
-        return [beat for job_kind in self.plant.kinds for beat in self.beats(job_kind)]
+        """Return what all workers said when somebody last looked, which is not long ago."""
+        time, seen = self._seen
+        if self.now - time > _LOOK_SECONDS:
+            seen = [beat for job_kind in self.plant.kinds for beat in self.beats(job_kind)]
+            self._seen, self._allowances = (self.now, seen), {}
+        return seen
 
     # --- from the start of a job to its first look ---
 
@@ -335,15 +342,19 @@ class SimulatedRun:
         return staying.bound_of(
             kind.linger,
             self.plant.linger_max,
-            self.beats(worker.job_kind),
+            self.all_beats(),
             worker.beat,
             least if worker.has_first else 0.0,
         )
 
     def _allowance(self, worker: Worker, bound: float) -> float:
-        others = [kind for kind in self.plant.plan.job_kinds if kind != worker.job_kind]
-        linger = self.kind(worker.job_kind).linger
-        return staying.allowance_of(linger, self.plant.linger_max, bound, self.all_beats(), others)
+        beats, key = self.all_beats(), (worker.job_kind, bound)
+        if key not in self._allowances:
+            others = [kind for kind in self.plant.plan.job_kinds if kind != worker.job_kind]
+            linger = self.kind(worker.job_kind).linger
+            found = staying.allowance_of(linger, self.plant.linger_max, bound, beats, others)
+            self._allowances[key] = found
+        return self._allowances[key]
 
     def _end_wait(self, worker: Worker) -> None:
         self.idle.get(worker.job_kind, {}).pop(worker, None)

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pipeline.config.job_kinds import parts_of
 from pipeline.run.failures import FailureKind
 from pipeline.run.plan import Plan
 from pipeline.run.records import Frontier
@@ -101,10 +102,10 @@ def candidates(plan: Plan, frontier: Frontier, worker: Worker) -> tuple[Task, ..
     if stage is Stage.BENCHMARK:
         return plan.benchmark_tasks()[frontier.benchmarked : frontier.benchmarked + 2]
     at_hand = max(frontier.updated, plan.start) + 1
-    shards = range(plan.num_shards if stage.is_sharded else 1)
-    turned = sorted(shards, key=lambda shard: (shard - worker.shard) % len(shards))
+    number, pool = plan.num_shards if stage.is_sharded else 1, parts_of(worker.job_kind)[1]
+    turned = [*range(worker.shard, number), *range(min(worker.shard, number))]
     iterations = range(at_hand, min(at_hand + 1, plan.iterations) + 1)
-    return tuple(task_of(iteration, worker.job_kind, shard) for iteration in iterations for shard in turned)
+    return tuple(Task(iteration, stage, shard, pool) for iteration in iterations for shard in turned)
 
 
 def relevant(plan: Plan, tasks: Iterable[Task]) -> frozenset[Task]:
