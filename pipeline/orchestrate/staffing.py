@@ -157,12 +157,16 @@ class Situation:
         expected = self.estimates.get(job_kind, Estimate()).next_input
         return math.inf if expected is None else max(expected, self.now)
 
+    @cached_property
+    def _staying(self) -> Counter[str]:
+        return Counter(worker.job_kind for worker in self.crew.workers if worker.stays)
+
     def done_by(self, job_kind: str) -> float:
         """Return when workers of a kind will have begun with all that is ready (unix time)."""
         if not (tasks := self.open_tasks(job_kind)):
             return self.now
         seconds = self.estimates.get(job_kind, Estimate()).task
-        workers = sum(w.job_kind == job_kind and w.stays for w in self.crew.workers)
+        workers = self._staying[job_kind]
         return self.now + len(tasks) * seconds / workers if seconds is not None and workers else math.inf
 
 
@@ -363,6 +367,8 @@ class Places:
     candidates: list[Candidate]
     """Workers that may leave, those that are least missed first."""
     leaving: list[Handover] = field(default_factory=list)
+    in_vain: set[tuple[Need, str, float, bool]] = field(default_factory=set)
+    """What was looked for and not found: places and who may leave only get fewer."""
 
     def __post_init__(self) -> None:
         self._workers = {worker.name: worker for worker in self.seen.crew.workers}
@@ -384,6 +390,8 @@ class Places:
             begin: unix time before which nobody need leave.
             is_full: whether Slurm has found no free place for it.
         """
+        if (key := (need, whom, at, is_full)) in self.in_vain:
+            return False
         left = None if is_full else place(self.room, need)
         if left is None and not self.seen.nodes and not is_full:
             return True  # nobody knows
@@ -392,6 +400,7 @@ class Places:
             willing = [one for one in self.candidates if self._may_leave(one.name, whom, at)]
             chosen = make_room(room, need, willing)
             if not chosen:
+                self.in_vain.add(key)
                 return False
             self._leave(chosen, whom, begin or 0.0)
             left = place(self.room, need)
