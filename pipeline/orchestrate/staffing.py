@@ -240,11 +240,13 @@ class Demand:
 
 def _demands(seen: Situation, job_kind: str, most: int) -> Iterator[Demand]:
     """Yield what is wanted of one kind, beyond those who are there or wait in the queue."""
-    free = max(0, most - seen.crew.count(job_kind))
+    free = most - seen.crew.count(job_kind)
     left = _sorted(task for task in seen.ready if task.job_kind == job_kind and task in seen.left)
-    if left:  # which nobody else does: where there is no place an idle worker makes room
-        idle = [n for n in seen.idle(job_kind) if _is_waiting(seen, n)][: max(0, len(left) - free)]
-        left = left[: free + len(idle)]
+    sent = sum(e.job_kind == job_kind and e.first in seen.left for e in seen.crew.pending)
+    if left or sent:  # which nobody else does: where there is no place an idle worker makes room
+        idle = [n for n in seen.idle(job_kind) if _is_waiting(seen, n)]
+        idle = idle[: max(0, min(len(left) + sent, len(left) - free))]
+        left = left[: max(0, free + len(idle))]
         yield Demand(job_kind, seen.now, tuple(left), replaces=tuple(idle))
     free = max(0, free - len(left))
     chosen = _chosen(seen, job_kind, free)
