@@ -146,7 +146,12 @@ def parse_unavailable(shown: str) -> list[str]:
     """Parse the output of ``sinfo -N -h -o '%N|%T'``: a node's state may end with a sign, like * for one
     that does not answer."""
     states = dict(line.split("|") for line in shown.splitlines())
-    return sorted(name for name, state in states.items() if state.rstrip("~#+-") not in _TAKES_JOBS)
+    return sorted(name for name, state in states.items() if not takes_jobs(state))
+
+
+def takes_jobs(state: str) -> bool:
+    """Whether a node takes jobs, now or when others have ended, by its state in sinfo's words."""
+    return state.rstrip("~#+-") in _TAKES_JOBS
 
 
 def parse_partitions(shown: str, nodes: str) -> dict[str, Partition]:

@@ -180,6 +180,24 @@ _WHAT = {
 }
 
 
+_LACKS_ROOM = frozenset(
+    {"resources", "priority", "associationjoblimit", "associationresourcelimit", "qosjoblimit"}
+    | {"qosresourcelimit", "assocmaxjobslimit", "accountingpolicy", "licenses"}
+)
+_SHARED_LIMIT = re.compile(r"(QOS|Assoc)(Grp|Max)\w+|Max\w+PerAccount")
+_NEVER_FREED = re.compile(r"Wall|Submit|Minutes|Max\w+PerJob")
+"""Limits that a job's end frees nothing of."""
+
+
+def lacks_room(reason: str) -> bool:
+    """Whether a job waits, by Slurm's reason, for what the end of another job of its user may free:
+    resources, its turn, or a limit of what the user runs at once."""
+    bare = reason.strip("()").split(",")[0]
+    if _SHARED_LIMIT.fullmatch(bare):
+        return not _NEVER_FREED.search(bare)
+    return bare.replace("_", "").lower() in _LACKS_ROOM
+
+
 def reason_in_words(reason: str) -> str:
     """Explain Slurm's reason why a job waits, in words; an unknown one is returned as it is."""
     bare = reason.strip().strip("()")

@@ -16,6 +16,7 @@ from pipeline.run.tasks import Task, task_key
 from pipeline.workers import estimates, staying
 from pipeline.workers.beats import Doing, Reason
 from pipeline.workers.choosing import Choice
+from pipeline.workers.handover import is_to_leave
 from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside, Queue
 from pipeline.workers.staying import ASK_SECONDS, Wait
@@ -89,6 +90,8 @@ class Waiting:
         """
         assert choice.task is not None
         wait, self.come = self._begin(choice.task, is_first), frozenset()
+        if is_to_leave(self.run.paths, self.outside.name, time.time()):
+            return Reason.NEEDED
         self.outside.waits()
         awaited = self._by_folder(choice)
         if self.is_network:
@@ -100,7 +103,6 @@ class Waiting:
         while reason is None and time.monotonic() < look_again:
             waited = time.monotonic() - wait.began
             if self._sleep(waited, is_told):
-                self.queue.rung()
                 break
             is_told = self._watch(awaited)
             if self._has_come(choice, awaited):
@@ -165,25 +167,19 @@ class Waiting:
 
     def _bound(self, is_first: bool) -> float:
         """Return the seconds that it waits at most; before its first task it was submitted to wait."""
-        own = self.pulse.beat
-        # its own of now: what its first task has loaded is in its file with the next beat
-        beats = list({**self.crew.beats, own.worker: own}.values())
-        startup, queue = estimates.startup(beats, self.job_kind), estimates.queue_wait(beats, self.job_kind)
-        bound = staying.bound(
+        least = self.linger_max if self.settings.start_early else INPUT_SECONDS
+        return staying.bound_of(
             self.settings.linger,
             self.linger_max,
-            max(startup.median if startup else 0.0, own.startup_seconds),
-            queue.median if queue else own.queued_seconds,
+            self.crew.beats.values(),
+            self.pulse.beat,
+            least if is_first else 0.0,
         )
-        if not is_first:
-            return bound
-        return max(bound, self.linger_max if self.settings.start_early else INPUT_SECONDS)
 
     def _allowance(self, bound: float) -> float:
-        beats = list(self.crew.beats.values())
         others = [kind for kind in self.run.plan.job_kinds if kind != self.job_kind]
-        costs = [estimates.coming_back(beats, kind) for kind in others]
-        return staying.allowance(self.settings.linger, self.linger_max, bound, costs)
+        beats = list(self.crew.beats.values())
+        return staying.allowance_of(self.settings.linger, self.linger_max, bound, beats, others)
 
     def _has_come(self, choice: Choice, awaited: _Awaited) -> bool:
         """Whether a task that it waits for is ready. A folder that the run has moved away when it went back
@@ -213,9 +209,6 @@ class Waiting:
         assert self.wait is not None
         if waited > _ESTIMATE_AFTER:
             self._estimate(task)
-            pending = self.queue.pending(time.monotonic() - waited)
-            if staying.is_in_the_way(pending, self._partitions, self.outside.is_peer):
-                return Reason.NEEDED
             if self.package.has_changed():
                 return Reason.CHANGED
         return staying.reason_to_leave(self.wait, time.monotonic())

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from pipeline.config.schema import Config
-from pipeline.run.tasks import PREPARE, Stage, Task
+from pipeline.run.tasks import PREPARE, Stage, Task, task_of
 
 _BENCHMARKS_AT_ONCE = 2
 """Benchmarks in a window: the one at hand, and the one behind it."""
@@ -53,6 +53,19 @@ class Plan:
         scores = (Task(0, Stage.SCORE, pool=pool).job_kind for pool in self.pools)
         return (Stage.ROLLOUT, *scores, Stage.REWARD, Stage.UPDATE)
 
+    def tasks_of_kind(self, job_kind: str) -> int:
+        """Return the number of tasks of a job kind in an iteration that has any."""
+        return self.num_shards if task_of(0, job_kind).stage.is_sharded else 1
+
+    def share_of_iterations(self, job_kind: str) -> float:
+        """Return the share of the iterations that have tasks of a job kind; 0 for prepare, which is there
+        once."""
+        stage = task_of(0, job_kind).stage
+        if stage in (Stage.EVALUATE, Stage.BENCHMARK):
+            every = self._every(stage)
+            return 1 / every if every else 0.0
+        return float(stage is not Stage.PREPARE)
+
     def all_tasks(self) -> Iterator[Task]:
         for iteration in dict.fromkeys((0, *range(self.start, self.iterations + 1))):
             yield from self.tasks(iteration)
@@ -69,11 +82,11 @@ class Plan:
         if task.stage is Stage.PREPARE:
             return ()
         if task.stage is Stage.ROLLOUT:
-            return unique(PREPARE, policy_maker(iteration - 1))
+            return (PREPARE, Task(iteration - 1, Stage.UPDATE)) if iteration > 1 else (PREPARE,)
         if task.stage is Stage.SCORE:
             return (PREPARE, Task(iteration, Stage.ROLLOUT, task.shard))
         if task.stage is Stage.REWARD:
-            scores = (Task(iteration, Stage.SCORE, task.shard, pool) for pool in self.pools)
+            scores = [Task(iteration, Stage.SCORE, task.shard, pool) for pool in self.pools]
             return (PREPARE, Task(iteration, Stage.ROLLOUT, task.shard), *scores)
         if task.stage is Stage.UPDATE:
             return _inputs_of_update(self, iteration)

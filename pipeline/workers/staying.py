@@ -4,12 +4,12 @@ Ski rental: who waits as long as coming back would cost, and then leaves, never 
 would have paid had it known when its next input comes.
 """
 
-import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pipeline.config.types import Linger
-from pipeline.workers.beats import Reason
+from pipeline.workers import estimates
+from pipeline.workers.beats import Beat, Reason
 
 ASK_SECONDS = 30.0
 """Most seconds between two questions to Slurm in one wait, and between two looks at the package."""
@@ -24,13 +24,6 @@ _SETTLED = 3
 _TASK_FACTOR = 10
 _LEAST_LIMIT = 60.0
 """Seconds that every task gets: what holds up a short one has nothing to do with its length."""
-_WAITS_FOR_ROOM = frozenset(
-    {"resources", "priority", "associationjoblimit", "associationresourcelimit", "qosjoblimit"}
-    | {"qosresourcelimit", "assocmaxjobslimit", "accountingpolicy", "licenses"}
-)
-_LIMIT = re.compile(r"(QOS|Assoc)(Grp|Max)\w+|Max\w+PerAccount")
-_NEVER_FREED = re.compile(r"Wall|Submit|Minutes|Max\w+PerJob")
-"""Limits that a worker's end frees nothing of."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +85,32 @@ def allowance(linger: Linger, most: float, bound: float, others: Iterable[float 
     return max(0.0, min(total, _MOST_ALLOWED * bound, most - bound))
 
 
+def bound_of(linger: Linger, most: float, beats: Iterable[Beat], own: Beat, least: float = 0.0) -> float:
+    """Return the seconds that a worker waits at most, by what workers of its kind have said.
+
+    Args:
+        linger, most: as for :func:`bound`.
+        own: its own beat of now; what its first task has loaded is not in the others yet.
+        least: seconds that it waits in any case: before its first task it was submitted to wait.
+    """
+    seen = list({beat.worker: beat for beat in (*beats, own)}.values())
+    startup, queue = estimates.startup(seen, own.job_kind), estimates.queue_wait(seen, own.job_kind)
+    start = max(startup.median if startup else 0.0, own.startup_seconds)
+    return max(least, bound(linger, most, start, queue.median if queue else own.queued_seconds))
+
+
+def allowance_of(
+    linger: Linger, most: float, bound: float, beats: Sequence[Beat], others: Iterable[str]
+) -> float:
+    """Return the seconds beyond its bound that a worker waits, by what workers have said.
+
+    Args:
+        others: the other job kinds.
+    """
+    costs = [estimates.coming_back(beats, job_kind) for job_kind in others]
+    return allowance(linger, most, bound, costs)
+
+
 def reason_to_leave(wait: Wait, now: float) -> Reason | None:
     """Return why a worker that waits leaves now, by time alone; None: it stays."""
     if now >= wait.until:
@@ -99,21 +118,6 @@ def reason_to_leave(wait: Wait, now: float) -> Reason | None:
     if wait.expected is not None and wait.expected > wait.began + wait.bound:
         return Reason.FAR
     return None
-
-
-def is_in_the_way(
-    pending: Iterable[Pending],
-    partitions: Collection[str] | None,
-    is_peer: Callable[[str], bool] = lambda name: False,
-) -> bool:
-    """Whether a job of the same user waits that could start in this worker's place.
-
-    Args:
-        partitions: partitions that the worker's nodes belong to; None if unknown: any.
-        is_peer: whether the job of a name is of the same stage of the same run. This worker can do its task
-            as well.
-    """
-    return any(_wants_place(job, partitions) for job in pending if not is_peer(job.name))
 
 
 def ask_after(waited: float) -> float:
@@ -125,14 +129,6 @@ def ask_after(waited: float) -> float:
         waited: seconds from the wait's begin, or from when somebody rang, to the question.
     """
     return min(ASK_SECONDS, max(_SOON, waited))
-
-
-def _wants_place(job: Pending, partitions: Collection[str] | None) -> bool:
-    reason = job.reason.strip("()").split(",")[0]
-    if _LIMIT.fullmatch(reason):  # which counts for all partitions
-        return not _NEVER_FREED.search(reason)
-    is_near = partitions is None or not set(partitions).isdisjoint(job.partition.split(","))
-    return is_near and reason.replace("_", "").lower() in _WAITS_FOR_ROOM
 
 
 def task_limit(task_time: float | None, median: float | None, startup: float | None = None) -> float | None:

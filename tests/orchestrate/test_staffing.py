@@ -7,24 +7,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from pipeline.orchestrate.crew import Crew, Pending, Worker, failed_claims, held_tasks
+from pipeline.orchestrate.places import Need
 from pipeline.orchestrate.reconcile import Observation, reconcile
-from pipeline.orchestrate.staffing import (
-    Crew,
-    Estimate,
-    Order,
-    Pending,
-    Situation,
-    Worker,
-    failed_claims,
-    held_tasks,
-    staff,
-)
+from pipeline.orchestrate.staffing import Estimate, Foreign, Order, Situation, staff
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.plan import Plan, policy_maker, unique
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from pipeline.workers.beats import Doing
 from pipeline.workers.claims import Claim
 from pipeline.workers.outside import attempt_ids
+from slurm.nodes import Node
 from slurm.ringing import parse_worker
 
 PLAN = Plan(iterations=3, num_shards=4, evaluate_every=0)
@@ -62,7 +55,15 @@ def decide(workers=(), pending=(), claims=(), committed=(PREPARE,), ready=(), wa
     ready = [task for task in ready if task not in held]
     number = wanted if isinstance(wanted, dict) else {"rollout": wanted}
     tasks = [task for task in PLAN.all_tasks() if task.iteration <= 2]
+    places = more.pop("places", {})
+    needs = {kind: Need(frozenset(partitions), gpus=1) for kind, partitions in places.items()}
+    more = {"needs": needs, "early": more.get("estimates", {}).keys(), **more}
     return staff(Situation(PLAN, tasks, crew, held, committed, ready, number, more.pop("now", 100.0), **more))
+
+
+def leaving(decided):
+    """Who makes place for whom."""
+    return {one.worker: one.whom for one in decided.handovers}
 
 
 # --- who holds what ---
@@ -134,25 +135,28 @@ def test_nobody_is_there_so_every_ready_task_gets_an_element_up_to_the_wanted_nu
 def test_workers_that_wait_take_the_low_shards_and_elements_the_high_ones():
     workers = [waiting("7_0r0", ROLLOUTS[0]), waiting("7_1r0", ROLLOUTS[1])]
     assert decide(workers, ready=ROLLOUTS).orders == (Order((ROLLOUTS[2], ROLLOUTS[3])),)
-    assert decide(workers, ready=ROLLOUTS[:2]).orders == ()
+    done = (PREPARE, *ROLLOUTS[2:])
+    assert decide(workers, committed=done, ready=ROLLOUTS[:2]).orders == ()
 
 
 def test_a_task_that_workers_leave_alone_gets_an_element_of_its_own():
     workers = [waiting(f"7_{i}r0", ROLLOUTS[i]) for i in range(3)]
-    assert decide(workers, ready=ROLLOUTS[1:2]).orders == ()
-    assert decide(workers, ready=ROLLOUTS[1:2], left={ROLLOUTS[1]}).orders == (Order((ROLLOUTS[1],)),)
+    done = (PREPARE, ROLLOUTS[0], *ROLLOUTS[2:])
+    assert decide(workers, committed=done, ready=ROLLOUTS[1:2]).orders == ()
+    decided = decide(workers, committed=done, ready=ROLLOUTS[1:2], left={ROLLOUTS[1]})
+    assert decided.orders == (Order((ROLLOUTS[1],)),)
 
 
 def test_where_there_is_no_place_an_idle_worker_makes_room_and_no_busy_one():
     idle, at_work = waiting("7_0r0", UPDATE), busy("7_1r0", ROLLOUTS[1])
     claims = [claim(ROLLOUTS[1], "7_1r0")]
     decided = decide([at_work, idle], claims=claims, ready=ROLLOUTS[:1], wanted=2, left={ROLLOUTS[0]})
-    assert (decided.orders, decided.dismissed) == ((Order((ROLLOUTS[0],)),), ())
+    assert (decided.orders, decided.handovers) == ((Order((ROLLOUTS[0],)),), ())
     first = waiting("7_0r0", ROLLOUTS[0])
     decided = decide([at_work, first], claims=claims, ready=ROLLOUTS[:1], wanted=2, left={ROLLOUTS[0]})
-    assert (decided.orders, decided.dismissed) == ((Order((ROLLOUTS[0],)),), ("7_0r0",))
+    assert (decided.orders, leaving(decided)) == ((Order((ROLLOUTS[0],)),), {"7_0r0": "rollout"})
     decided = decide([at_work], claims=claims, ready=ROLLOUTS[:1], wanted=1, left={ROLLOUTS[0]})
-    assert (decided.orders, decided.dismissed) == ((), ())
+    assert (decided.orders, decided.handovers) == ((), ())
 
 
 def test_a_worker_that_leaves_has_no_place_any_more():
@@ -208,7 +212,6 @@ def test_an_element_that_has_nothing_to_do_starts_before_nobody_who_has():
     assert decided.withdrawn == ("7_1",)
     apart = {"rollout": ("big",), "reward": ("small",)}
     assert decide(pending=late, committed=done, places=apart, wanted=TWO_EACH).withdrawn == ()
-    assert decide(pending=late[:1], committed=done, places=ONE_PLACE, wanted=TWO_EACH).withdrawn == ()
 
 
 def test_an_element_is_not_withdrawn_while_it_may_have_something_to_do():
@@ -226,11 +229,164 @@ def test_an_element_is_not_withdrawn_while_it_may_have_something_to_do():
 
 def test_an_element_of_an_iteration_that_is_over_has_nothing_to_do():
     old = Pending("7_1", Task(0, Stage.ROLLOUT, 1))
-    assert decide(pending=[old], ready=[UPDATE], places=ONE_PLACE, wanted=TWO_EACH).withdrawn == ("7_1",)
+    done = [*UNTIL_ROLLOUTS, *REWARDS]
+    decided = decide(pending=[old], committed=done, ready=[UPDATE], places=ONE_PLACE, wanted=TWO_EACH)
+    assert decided.withdrawn == ("7_1",)
+
+
+# --- who makes place ---
+
+GPUS = Node("node", frozenset(["gpu"]), cpus=32, gpus=2, memory=64_000)
+REWARDED = [PREPARE, *ROLLOUTS, *REWARDS]
+
+
+def at(worker: Worker, *nodes: str) -> Worker:
+    return replace(worker, nodes=nodes or ("node",))
+
+
+def hand_over(workers, committed, claims=(), nodes=(GPUS,), wanted=TWO_EACH, places=ONE_PLACE, **more):
+    """A pass over a run whose stages ask for a GPU each, of the two that there are."""
+    ready = [t for t in PLAN.all_tasks() if t not in committed and {*PLAN.inputs(t)} <= {*committed}]
+    more = {
+        "committed": committed,
+        "ready": ready,
+        "wanted": wanted,
+        "places": places,
+        "nodes": nodes,
+        **more,
+    }
+    return decide(workers, claims=claims, **more)
+
+
+def test_rollouts_that_are_done_make_place_for_as_many_rewards_as_there_are_places():
+    idle = [at(waiting(f"7_{i}r0", ROLLOUTS[i])) for i in range(2)]
+    decided = hand_over(idle, [PREPARE, *ROLLOUTS])
+    assert decided.orders == (Order((REWARDS[2], REWARDS[3])),)
+    assert leaving(decided) == {"7_0r0": "reward", "7_1r0": "reward"}
+
+
+def test_nobody_leaves_where_there_is_room():
+    idle, roomy = [at(waiting("7_0r0", ROLLOUTS[0]))], replace(GPUS, gpus=3)
+    assert len(hand_over(idle, [PREPARE, *ROLLOUTS]).handovers) == 1, "one of two places is free"
+    decided = hand_over(idle, [PREPARE, *ROLLOUTS], nodes=[roomy])
+    assert (len(decided.orders[0].tasks), decided.handovers) == (2, ())
+
+
+def test_nobody_leaves_for_a_job_of_nodes_where_it_is_not():
+    idle = [at(waiting(f"7_{i}r0", ROLLOUTS[i])) for i in range(2)]
+    other = replace(GPUS, name="other", partitions=frozenset(["cpu"]), gpus=0)
+    places = {**ONE_PLACE, "reward": ("cpu",)}
+    assert hand_over(idle, [PREPARE, *ROLLOUTS], places=places, nodes=[GPUS, other]).handovers == ()
+
+
+def test_who_will_have_nothing_to_do_is_chosen_before_it_has_ended():
+    idle, at_work = at(waiting("7_0r0", ROLLOUTS[0])), at(busy("7_1r0", ROLLOUTS[1]))
+    claims, done = [claim(ROLLOUTS[1], "7_1r0")], [PREPARE, ROLLOUTS[0], *ROLLOUTS[2:]]
+    assert leaving(hand_over([idle, at_work], done, claims)) == {"7_0r0": "reward", "7_1r0": "reward"}
+    assert leaving(hand_over([idle, at_work], done[:-1], claims)) == {}, "both have a shard to do yet"
+
+
+def test_who_leaves_already_makes_room_for_one_and_no_second_leaves_for_that():
+    leaves = at(replace(waiting("7_0r0", ROLLOUTS[0]), doing=Doing.LEAVING))
+    stays = at(waiting("7_1r0", ROLLOUTS[1]))
+    pending = [Pending("8_3", REWARDS[3], lacks_room=True)]
+    done = [PREPARE, *ROLLOUTS, *REWARDS[:3]]
+    assert hand_over([leaves, stays], done, pending=pending).handovers == ()
+    assert leaving(hand_over([at(waiting("7_0r0", ROLLOUTS[0])), stays], done, pending=pending)) == {
+        "7_0r0": "reward"
+    }
+
+
+def test_of_two_who_wait_the_one_leaves_whose_next_task_is_further_away():
+    workers = [at(waiting("7_0r0", ROLLOUTS[0])), at(waiting("8_0r0", REWARDS[0]))]
+    soon, late = Estimate(next_input=110.0), Estimate(next_input=190.0)
+    decided = hand_over(workers, REWARDED, estimates={"rollout": soon, "reward": late}, early=())
+    assert leaving(decided) == {"8_0r0": "update"}
+    decided = hand_over(workers, REWARDED, estimates={"rollout": late, "reward": soon}, early=())
+    assert leaving(decided) == {"7_0r0": "update"}
+
+
+def test_nobody_leaves_for_what_is_wanted_later_than_its_own_next_task():
+    """Two kinds that give way to each other would only ever start up."""
+    expected = {
+        "rollout": Estimate(150.0, 1.0, 20.0, 5.0),
+        "reward": Estimate(130.0, 1.0, 20.0, 5.0),
+        "update": Estimate(140.0, 1.0, 20.0, 5.0),
+    }
+    one_each = dict.fromkeys(TWO_EACH, 1)
+    at_work, idle = at(busy("9_0r0", UPDATE)), at(waiting("8_0r0", REWARDS[0]))
+    decided = hand_over(
+        [at_work, idle], REWARDED, [claim(UPDATE, "9_0r0")], estimates=expected, wanted=one_each
+    )
+    assert (decided.orders, decided.handovers) == ((), ())
+    expected["reward"] = replace(expected["reward"], next_input=170.0)
+    decided = hand_over(
+        [at_work, idle], REWARDED, [claim(UPDATE, "9_0r0")], estimates=expected, wanted=one_each
+    )
+    assert leaving(decided) == {"8_0r0": "rollout"}
+    assert [(order.tasks, order.begin) for order in decided.orders] == [((NEXT_ROLLOUTS[3],), 129.0)]
+    assert [one.at for one in decided.handovers] == [129.0], "and not before that job may start"
+
+
+def test_an_early_start_waits_for_nobody_s_place():
+    at_work = [at(busy(f"7_{i}r0", ROLLOUTS[i])) for i in range(2)]
+    claims = [claim(ROLLOUTS[i], f"7_{i}r0") for i in range(2)]
+    expected = {"update": Estimate(105.0, 1.0, 20.0, 5.0), "rollout": Estimate(None, 1.0, 20.0, 50.0)}
+    assert hand_over(at_work, [PREPARE], claims, estimates=expected).orders == ()
+
+
+def test_what_lacks_room_that_sizes_of_nodes_do_not_explain_gets_a_place_all_the_same():
+    """Other people's jobs are there."""
+    idle = [at(waiting("7_0r0", ROLLOUTS[0]))]
+    pending = [Pending("8_3", REWARDS[3], lacks_room=False)]
+    done = [PREPARE, *ROLLOUTS, *REWARDS[:3]]
+    assert hand_over(idle, done, pending=pending).handovers == ()
+    pending = [replace(pending[0], lacks_room=True)]
+    assert leaving(hand_over(idle, done, pending=pending)) == {"7_0r0": "reward"}
+
+
+def test_a_job_of_another_run_gets_the_place_of_who_waits_and_none_of_who_works():
+    job = Foreign("other.run", Need(frozenset(["gpu"]), gpus=1))
+    done, claims = [*REWARDED], [claim(UPDATE, "9_0r0")]
+    waits, works = at(waiting("7_0r0", ROLLOUTS[0])), at(busy("9_0r0", UPDATE))
+    decided = hand_over([waits, works], done, claims, foreign=[job], estimates={"rollout": Estimate(140.0)})
+    assert leaving(decided) == {"7_0r0": "other.run"}
+    large = replace(job, need=replace(job.need, gpus=4))
+    assert hand_over([waits, works], done, claims, foreign=[large]).handovers == (), "it would not start"
+
+
+def test_an_update_of_two_gpus_gets_those_of_two_workers_on_one_node():
+    nodes = [GPUS, replace(GPUS, name="other")]
+    workers = [at(waiting(f"7_{i}r0", ROLLOUTS[i]), "node" if i else "other") for i in range(3)]
+    needs = {kind: Need(frozenset(["gpu"]), gpus=2 if kind == "update" else 1) for kind in TWO_EACH}
+    decided = hand_over(workers, REWARDED, nodes=nodes, needs=needs, wanted={**TWO_EACH, "rollout": 4})
+    assert leaving(decided) == {"7_0r0": "update"}, "beside it the other GPU of its node is free"
+    both = [at(waiting(f"7_{i}r0", ROLLOUTS[i]), ("node", "other")[i % 2]) for i in range(4)]
+    decided = hand_over(both, REWARDED, nodes=nodes, needs=needs, wanted={**TWO_EACH, "rollout": 4})
+    assert leaving(decided) == {"7_0r0": "update", "7_2r0": "update"}
+
+
+def test_nothing_is_queued_for_what_live_workers_take_sooner_than_a_new_one_starts():
+    one, nodes = [at(waiting("7_0r0", ROLLOUTS[0]))], [replace(GPUS, gpus=64)]
+    quick = {"rollout": Estimate(None, 2.0, 10.0, task=1.0)}
+    assert hand_over(one, [PREPARE], estimates=quick, nodes=nodes, early=()).orders == ()
+    slow = {"rollout": Estimate(None, 2.0, 10.0, task=60.0)}
+    more = hand_over(one, [PREPARE], estimates=slow, nodes=nodes, wanted={"rollout": 4}, early=())
+    assert [order.tasks for order in more.orders] == [tuple(ROLLOUTS[1:])]
+
+
+def test_there_are_no_more_elements_than_places():
+    assert hand_over([], [PREPARE]).orders == (Order((ROLLOUTS[2], ROLLOUTS[3])),)
+    assert len(hand_over([], [PREPARE], nodes=[]).orders[0].tasks) == 2, "by the settings"
+    surplus = [Pending(f"7_{i}", ROLLOUTS[i]) for i in range(4)]
+    decided = hand_over([], [PREPARE], pending=surplus, wanted={"rollout": 4})
+    assert decided.withdrawn == ("7_3", "7_2")
 
 
 # --- a simulated run ---
 
+GPU = Need(frozenset(["gpu"]), gpus=1)
+"""What a job of any kind asks for."""
 MAX_ATTEMPTS = 3
 
 
@@ -277,7 +433,7 @@ class World(RuleBasedStateMachine):
         pools=st.sampled_from([(), ("big",)]),
         early=st.booleans(),
         stays=st.booleans(),
-        places=st.sampled_from([(), ("gpu",)]),
+        places=st.sampled_from([None, 1, 2, 3, 5]),
         luck=st.randoms(),
     )
     def begin(self, iterations, shards, most, every, pools, early, stays, places, luck):
@@ -287,7 +443,9 @@ class World(RuleBasedStateMachine):
             k: min(shards, most) if k not in ("prepare", "update", "evaluate") else 1 for k in kinds
         }
         self.early, self.stays, self.luck = early, stays, luck
-        self.places = places
+        self.places = places or 1000
+        self.nodes = [Node("node", GPU.partitions, 100, places, 0)] if places else []
+        self.leaving: set[str] = set()
         self.now, self.arrays = 0.0, 0
         self.records: dict[Task, Committed] = {}
         self.jobs: list[Job] = []
@@ -304,9 +462,16 @@ class World(RuleBasedStateMachine):
     # what a pass sees
 
     def crew(self) -> Crew:
-        workers = [Worker(j.name, j.first, j.doing, j.task, j.since) for j in self.jobs if j.runs]
-        pending = [Pending(f"{j.array}_{j.index}", j.first, j.begin) for j in self.jobs if not j.runs]
+        workers = [Worker(j.name, j.first, j.doing, j.task, j.since, ("node",)) for j in self.jobs if j.runs]
+        is_full = not self.has_room
+        pending = [
+            Pending(f"{j.array}_{j.index}", j.first, j.begin, is_full) for j in self.jobs if not j.runs
+        ]
         return Crew(workers, pending)
+
+    @property
+    def has_room(self) -> bool:
+        return sum(job.runs for job in self.jobs) < self.places
 
     def window(self) -> tuple[Task, ...]:
         if PREPARE not in self.records:
@@ -360,16 +525,15 @@ class World(RuleBasedStateMachine):
                 [launch.task for launch in actions.launch],
                 self.wanted,
                 self.now,
-                dict.fromkeys(self.wanted, guess) if self.early else {},
+                dict.fromkeys(self.wanted, guess),
+                self.wanted if self.early else (),
                 self.begun_with,
                 {task for task in self.failures if self.is_left(task)},
-                dict.fromkeys(self.wanted, self.places),
+                dict.fromkeys(self.wanted, GPU),
+                self.nodes,
             )
         )
-        for job in self.jobs:
-            if job.runs and job.name in decided.dismissed:
-                assert job.doing is Doing.WAITING
-                job.doing = Doing.LEAVING
+        self.leaving = {one.worker for one in decided.handovers}
         self.jobs = [j for j in self.jobs if j.runs or f"{j.array}_{j.index}" not in decided.withdrawn]
         for order in decided.orders:
             self.submit(order)
@@ -430,7 +594,7 @@ class World(RuleBasedStateMachine):
             job.doing, job.task, job.since, job.has_begun = Doing.BUSY, task, self.now, True
         elif job.doing is Doing.STARTING:
             job.doing, job.since = Doing.WAITING, self.now
-        elif not self.stays or (not self.is_patient and self.luck.random() < 0.2):
+        elif job.name in self.leaving or not self.stays or (not self.is_patient and self.luck.random() < 0.2):
             job.doing, job.since = Doing.LEAVING, self.now
 
     def commit(self, task: Task) -> None:
@@ -438,8 +602,11 @@ class World(RuleBasedStateMachine):
         self.records.setdefault(task, Committed(f"{task}", read))
 
     def pick(self, running: bool) -> Job | None:
-        able = [j for j in self.jobs if j.runs == running and (running or (j.begin or 0.0) <= self.now)]
+        able = [j for j in self.jobs if j.runs == running and (running or self.may_start(j))]
         return self.luck.choice(able) if able else None
+
+    def may_start(self, job: Job) -> bool:
+        return (job.begin or 0.0) <= self.now and self.has_room
 
     # what happens
 
@@ -508,7 +675,7 @@ class World(RuleBasedStateMachine):
             for job in list(self.jobs):
                 if job.runs:
                     self.work(job)
-                elif (job.begin or 0.0) <= self.now:
+                elif self.may_start(job):
                     job.runs, job.doing, job.since = True, Doing.STARTING, self.now
         assert self.is_over, (self.holders, self.jobs)
         if not self.given_up:

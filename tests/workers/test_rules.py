@@ -11,13 +11,13 @@ from pipeline.metrics.spans import Span, SpanEnd, iteration_spans, to_line
 from pipeline.run.plan import Plan, policy_maker
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.workers import estimates, staying
-from pipeline.workers.beats import Beat, Reason, write_beat
+from pipeline.workers.beats import Beat, Doing, Reason, write_beat
 from pipeline.workers.choosing import Choice, Step
 from pipeline.workers.estimates import Passage
 from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside
 from pipeline.workers.overdue import is_overdue, seconds_of_iterations
-from pipeline.workers.staying import Pending, Wait
+from pipeline.workers.staying import Wait
 from stages.pulse import Pulse
 from stages.waiting import Waiting
 from tests.support import reportrun
@@ -54,30 +54,6 @@ def test_who_waits_leaves_at_the_bound_or_at_once_when_the_input_comes_later(
         assert reason is Reason.LONG
     else:
         assert (reason is Reason.FAR) == (expected is not None and expected > began + bound)
-
-
-def test_a_worker_goes_when_another_job_could_start_in_its_place():
-    def goes(reason: str, partition: str = "gpu", name: str = "other", here: set[str] | None = None) -> bool:
-        near = {"gpu", "all"} if here is None else here
-        return staying.is_in_the_way([Pending(name, partition, reason)], near, lambda n: n == "peer")
-
-    assert goes("Resources")
-    assert goes("(Priority)")
-    assert goes("Resources", "cpu,all")
-    assert not goes("Resources", "cpu")
-    assert goes("QOSMaxGRESPerUser", "cpu")
-    assert goes("AssocGrpCpuLimit", "cpu")
-    assert staying.is_in_the_way([Pending("any", "cpu", "Resources")], None)
-    for reason in (
-        "Dependency",
-        "BeginTime",
-        "JobArrayTaskLimit",
-        "None",
-        "JobHeldUser",
-        "QOSMaxWallDurationPerJobLimit",
-    ):
-        assert not goes(reason), reason
-    assert not goes("Resources", name="peer")
 
 
 @given(seconds, seconds)
@@ -225,7 +201,7 @@ def test_medians_are_of_the_latest(values):
             "rollout",
             "h",
             1,
-            float(i),
+            200.0 * i,
             startup_seconds=value,
             queued_seconds=value,
             busy_seconds=value,
@@ -239,6 +215,21 @@ def test_medians_are_of_the_latest(values):
         assert found.median <= found.late or len(last) < 3
     assert estimates.task_seconds(beats, "rollout") == estimates.startup(beats, "rollout").median
     assert estimates.startup(beats, "reward") is None
+
+
+def test_a_start_takes_what_it_took_those_who_started_alone_and_found_a_task():
+    def started(name: str, at: float, took: float, **more) -> Beat:
+        return Beat(name, "rollout", "h", 1, at, startup_seconds=took, **{"tasks": 1, **more})
+
+    together = [started("1_0r0", 0.0, 16.0), started("1_1r0", 3.0, 14.0)]
+    assert estimates.startup(together, "rollout").median == 15.0, "nobody started alone yet"
+    alone, elsewhere = started("2_0r0", 100.0, 5.0), replace(started("3_0r0", 101.0, 6.0), host="g")
+    assert estimates.startup([*together, alone], "rollout").median == 5.0
+    assert estimates.startup([*together, alone, elsewhere], "rollout").median == 5.5
+    beside = replace(started("4_0r0", 102.0, 9.0), job_kind="reward")
+    assert estimates.startup([*together, alone, beside], "rollout").median == 14.0, "each made the other slow"
+    in_vain = started("5_0r0", 200.0, 40.0, tasks=0, doing=Doing.LEAVING)
+    assert estimates.startup([*together, alone, in_vain], "rollout").median == 5.0
 
 
 @given(st.lists(st.floats(0, 50), min_size=1, max_size=20), st.floats(0, 50))

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.config.scheduler import SlurmConfig, resources_of
+from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
 from pipeline.executors.slurm.dependencies import ArrayElement
 from pipeline.executors.slurm.exit_reasons import Gone
 from pipeline.executors.slurm.job_table import JobTable, Live
 from pipeline.executors.slurm.queue import is_live, is_pending
-from pipeline.orchestrate.staffing import Crew, Pending, Worker
+from pipeline.orchestrate.crew import Crew, Pending, Worker
+from pipeline.orchestrate.places import Need
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan
 from pipeline.run.submissions import Submission
@@ -16,9 +17,11 @@ from pipeline.run.tasks import PREPARE, Stage, Task, parse_task
 from pipeline.workers.beats import Beat, Doing, Reason
 from pipeline.workers.claims import Claim
 from pipeline.workers.reading import read_beats
+from slurm.limits import parse_gres, parse_memory
+from slurm.nodes import node_names
 from slurm.query import Element
 from slurm.ringing import WorkerName, parse_worker
-from slurm.states import SlurmState
+from slurm.states import SlurmState, lacks_room
 
 SILENT_SECONDS = 300.0
 """Age of its newest beat at which a worker that Slurm shows as running is taken to be stuck."""
@@ -53,9 +56,21 @@ def beats_of(paths: RunPaths, elements: Collection[str]) -> dict[str, Beat]:
     return read_beats(paths, is_wanted) if elements else {}
 
 
-def partitions_of(config: SlurmConfig, job_kind: str) -> tuple[str, ...]:
-    """Return the partitions that jobs of a kind may run in; of the default one the name is empty."""
-    return resources_of(config, job_kind).partition or ("",)
+def needs_of(config: SlurmConfig, job_kinds: Iterable[str]) -> dict[str, Need]:
+    """Return what jobs of each kind ask Slurm for. Pure."""
+    return {kind: need_of(resources_of(config, kind)) for kind in job_kinds}
+
+
+def need_of(given: ResourcesConfig) -> Need:
+    """Return what a job with these resources asks for; of the default partition the name is empty."""
+    gres = given.gres or f"gpu:{given.gpus_per_node or 0}"
+    return Need(
+        frozenset(given.partition or ("",)),
+        cpus=given.ntasks_per_node * given.cpus_per_task,
+        gpus=parse_gres(gres).get("gpu", 0),
+        memory=parse_memory(given.mem) if given.mem else 0,
+        num_nodes=given.nodes,
+    )
 
 
 @dataclass
@@ -80,9 +95,11 @@ def read_roster(table: JobTable, beats: Beats, claims: Iterable[Claim] = ()) -> 
         name = _name(submission, index, element, started)
         lives[name] = Live(submission, ArrayElement(element.array_id if element else "", index), element)
         if started:
-            workers.append(_worker(name, first, beats.get(name)))
+            assert element is not None
+            workers.append(_worker(name, first, beats.get(name), node_names(element.node)))
         else:
-            pending.append(Pending(name, first, submission.begin_of(index)))
+            waits = element is not None and lacks_room(element.reason)
+            pending.append(Pending(name, first, submission.begin_of(index), waits))
     return Roster(Crew(workers, pending), lives)
 
 
@@ -106,10 +123,10 @@ def worker_of(element: Element) -> WorkerName:
     return WorkerName(element.array_id, element.index, element.restarts or 0)
 
 
-def _worker(name: str, first: Task, beat: Beat | None) -> Worker:
+def _worker(name: str, first: Task, beat: Beat | None, nodes: tuple[str, ...]) -> Worker:
     if beat is None:
-        return Worker(name, first)
-    return Worker(name, first, beat.doing, _task_of(beat), beat.since)
+        return Worker(name, first, nodes=nodes)
+    return Worker(name, first, beat.doing, _task_of(beat), beat.since, nodes)
 
 
 def _task_of(beat: Beat) -> Task | None:

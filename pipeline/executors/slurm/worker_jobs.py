@@ -18,7 +18,7 @@ from pipeline.executors.slurm.crew import (
     broken_attempts,
     gone_claims,
     live_arrays,
-    partitions_of,
+    needs_of,
     read_roster,
     silent_workers,
     split_unclaimed,
@@ -26,10 +26,11 @@ from pipeline.executors.slurm.crew import (
     worker_of,
 )
 from pipeline.executors.slurm.exit_reasons import Gone, explain
-from pipeline.executors.slurm.expectations import read_estimates
+from pipeline.executors.slurm.expectations import early_kinds, read_estimates
 from pipeline.executors.slurm.job_table import read_table
 from pipeline.executors.slurm.jobs import SlurmJobs
 from pipeline.executors.slurm.launcher import Launcher
+from pipeline.executors.slurm.nodes_at_hand import nodes_of
 from pipeline.executors.slurm.queue import is_live
 from pipeline.executors.slurm.silence import (
     LOOK_AGAIN_SECONDS,
@@ -37,9 +38,10 @@ from pipeline.executors.slurm.silence import (
     note_silences,
     read_silences,
 )
+from pipeline.orchestrate.crew import Crew, failed_claims, held_tasks
 from pipeline.orchestrate.jobs import CommittedOf, Ended
 from pipeline.orchestrate.reconcile import Launch, Observation
-from pipeline.orchestrate.staffing import Crew, Order, Situation, Staffing, failed_claims, held_tasks, staff
+from pipeline.orchestrate.staffing import Situation, Staffing, staff
 from pipeline.run import journal
 from pipeline.run.bookkeeping import ask_for_pass_later
 from pipeline.run.commits import CorruptData, read_record
@@ -51,6 +53,7 @@ from pipeline.run.tasks import Task, task_key
 from pipeline.workers.beats import Doing
 from pipeline.workers.choosing import is_left_to_passes
 from pipeline.workers.claims import Claim, claims_of, newest_numbers, said, tried_again
+from pipeline.workers.handover import Handover, write_handovers
 from pipeline.workers.living import forget_old, mark_gone
 from slurm.commands import SlurmError
 from slurm.ringing import elements_of, parse_worker
@@ -213,13 +216,12 @@ class WorkerJobs(SlurmJobs):
         """Submit workers, bring early ones forward, end silent ones, and have driver jobs watch them all."""
         decided = staff(self._situation(seen))
         self._hurry(decided)
-        self._dismiss(decided.dismissed)
         self.errands.cancel(decided.withdrawn, only_pending=True)
         launcher = Launcher(self.submitter, self.limits, self.table, self.failures, self.note)
         self.refusal = launcher.submit_workers(
             decided.orders, self.table.seen.time, newest_numbers(self.claims)
         )
-        self._ring_for(decided.orders)
+        self._hand_over(decided.handovers)
         self._end_silent()
         here = self._elements_at_hand()
         forget_old(self.run.paths, lambda worker: worker.rpartition("r")[0] in here)
@@ -228,12 +230,12 @@ class WorkerJobs(SlurmJobs):
         arrays = {*live_arrays(elements, self.table.submissions), *submitted}
         self.watchdogs.watch_workers(self.table, sorted(arrays, key=int))
 
-    def _ring_for(self, orders: Sequence[Order]) -> None:
-        """Ring the workers that have nothing to do with what was submitted. One that waits asks Slurm then
-        whether it waits for its place, and one that is at work once it waits."""
-        kinds = {order.tasks[0].job_kind for order in orders}
-        others = [w for w in self.roster.crew.workers if w.stays and kinds - {w.job_kind}]
-        self.errands.ring(elements_of(name for w in others if (name := parse_worker(w.name))))
+    def _hand_over(self, handovers: Sequence[Handover]) -> None:
+        """Publish who makes place, and ring those of them who have nothing to do."""
+        write_handovers(self.run.paths, handovers)
+        idle = {w.name for w in self.roster.crew.workers if w.doing is Doing.WAITING}
+        leaving = idle.intersection(one.worker for one in handovers if one.at <= self.table.seen.time)
+        self.errands.ring(elements_of(name for one in sorted(leaving) if (name := parse_worker(one))))
 
     def _situation(self, seen: Observation) -> Situation:
         tasks, now = (*seen.tasks, *self._tasks_after(seen.tasks)), self.table.seen.time
@@ -245,7 +247,9 @@ class WorkerJobs(SlurmJobs):
             committed=seen.committed.keys() - seen.corrupt.keys(),
             ready=self.ready,
             wanted=(wanted := wanted_workers(self.run.plan, self.submitter.config)),
-            places={kind: partitions_of(self.submitter.config, kind) for kind in wanted},
+            needs=(needs := needs_of(self.submitter.config, wanted)),
+            nodes=nodes_of(self.run.paths, needs.values(), now),
+            early=early_kinds(self.submitter.config, wanted),
             now=now,
             estimates=read_estimates(self.run, self.submitter.config, tasks, seen.committed, now),
             begun_with={task for s in self.table.submissions if self._is_new(s) for _, task in s.tasks()},

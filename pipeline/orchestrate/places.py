@@ -1,0 +1,179 @@
+"""Places of jobs on nodes: what certainly fits, and whose end would make room. Pure.
+
+Of the nodes only the sizes are known, and what jobs of the same user hold there. Other people's jobs are not
+looked at: what is said to have room may have none, which Slurm tells by why a job waits; what is said to be
+full is full.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from slurm.nodes import Node
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a job asks for."""
+
+    partitions: frozenset[str]
+    """Partitions that it may run in; an empty name is the default one."""
+    cpus: int = 1
+    """CPUs on each node."""
+    gpus: int = 0
+    """GPUs on each node."""
+    memory: int = 0
+    """MiB on each node; 0 where it is not said."""
+    num_nodes: int = 1
+
+    def fits(self, node: Node) -> bool:
+        """Whether its part for one node fits into what a node has."""
+        enough = self.cpus <= node.cpus and self.gpus <= node.gpus and self.memory <= node.memory
+        return enough and not self.partitions.isdisjoint(node.partitions)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a job holds on one node."""
+
+    node: str
+    need: Need
+
+
+Room = Mapping[str, Node]
+"""What is left of each node, by its name."""
+
+
+def room_of(nodes: Iterable[Node], held: Iterable[Held] = ()) -> dict[str, Node]:
+    """Return what jobs leave of each node."""
+    room = {node.name: node for node in nodes}
+    for one in held:
+        if one.node in room:
+            room[one.node] = less(room[one.node], one.need)
+    return room
+
+
+def less(node: Node, need: Need) -> Node:
+    """Return a node without what a job takes."""
+    return replace(
+        node, cpus=node.cpus - need.cpus, gpus=node.gpus - need.gpus, memory=node.memory - need.memory
+    )
+
+
+def more(node: Node, need: Need) -> Node:
+    """Return a node with what a job gives back."""
+    return replace(
+        node, cpus=node.cpus + need.cpus, gpus=node.gpus + need.gpus, memory=node.memory + need.memory
+    )
+
+
+def place(room: Room, need: Need) -> dict[str, Node] | None:
+    """Return what is left once a job has taken its place; None where it has none."""
+    chosen: list[Node] = []
+    for node in room.values():
+        if need.fits(node):
+            chosen.append(node)
+            if len(chosen) == need.num_nodes:
+                return {**room, **{node.name: less(node, need) for node in chosen}}
+    return None
+
+
+def count(room: Room, need: Need, most: int) -> int:
+    """Count the jobs of a kind that fit at once, up to ``most``."""
+    left = dict(room)
+    if need.num_nodes > 1:
+        return _count_one_by_one(left, need, most)
+    found = 0
+    for node in left.values():
+        if need.fits(node):
+            found += _count_on(node, need)
+        if found >= most:
+            return most
+    return found
+
+
+def _count_one_by_one(room: Room, need: Need, most: int) -> int:
+    left: Room | None = room
+    for number in range(most):
+        left = place(left or {}, need)
+        if left is None:
+            return number
+    return most
+
+
+def _count_on(node: Node, need: Need) -> int:
+    """Count the jobs of a kind that fit on one node."""
+    pairs = ((node.cpus, need.cpus), (node.gpus, need.gpus), (node.memory, need.memory))
+    return min(has // asks for has, asks in pairs if asks)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A worker that may make room."""
+
+    name: str
+    nodes: tuple[str, ...]
+    """Names of the nodes that it runs on."""
+    need: Need
+    """What it holds on each."""
+
+
+def make_room(room: Room, need: Need, candidates: Sequence[Candidate]) -> tuple[Candidate, ...] | None:
+    """Choose whose end makes room for a job: as few as do, on as many nodes as it asks for.
+
+    Args:
+        candidates: those who may be chosen, best first.
+
+    Returns:
+        The chosen; None where the end of all of them would not do.
+    """
+    here: dict[str, list[Candidate]] = {}
+    for one in candidates:
+        for name in one.nodes:
+            here.setdefault(name, []).append(one)
+    names = room.keys() if need.num_nodes > 1 else here.keys() & room.keys()
+    found = (_make_room_on(room[name], need, here.get(name, ())) for name in names)
+    position = {one: number for number, one in enumerate(candidates)}
+    fitting = sorted(
+        (chosen for chosen in found if chosen is not None),
+        key=lambda chosen: (len(chosen), [position[one] for one in chosen]),
+    )
+    if len(fitting) < need.num_nodes:
+        return None
+    return tuple(dict.fromkeys(one for chosen in fitting[: need.num_nodes] for one in chosen))
+
+
+def _make_room_on(node: Node, need: Need, candidates: Sequence[Candidate]) -> tuple[Candidate, ...] | None:
+    """Choose whose end makes room on one node, of those who are there; none where there is room; None where
+    there is no way."""
+    if need.partitions.isdisjoint(node.partitions):
+        return None
+    chosen: list[Candidate] = []
+    for one in candidates:
+        if need.fits(node):
+            break
+        node = more(node, one.need)
+        chosen.append(one)
+    if not need.fits(node):
+        return None
+    return tuple(_without_spare(node, need, chosen))
+
+
+def _without_spare(node: Node, need: Need, chosen: Sequence[Candidate]) -> Iterable[Candidate]:
+    """Leave out those without whose end there is room all the same."""
+    kept = list(chosen)
+    for one in chosen:
+        without = less(node, one.need)
+        if need.fits(without):
+            node = without
+            kept.remove(one)
+    return kept
+
+
+def with_end_of(room: Room, ended: Collection[Candidate]) -> dict[str, Node]:
+    """Return what there is once some workers have ended."""
+    left = dict(room)
+    for one in ended:
+        for name in one.nodes:
+            if name in left:
+                left[name] = more(left[name], one.need)
+    return left

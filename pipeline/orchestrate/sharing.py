@@ -1,0 +1,129 @@
+"""How many workers of each job kind a run is to have where not all of them find a place. Pure.
+
+Two ways are compared by the seconds that an iteration takes. Kinds may **share** the places: each has some
+of its own, where its workers stay, and takes the longer the fewer these are. Or they **take turns**: each has
+all places in its turn, and pays for a start-up in every iteration. Where tasks are short beside a start-up
+sharing wins, where they are long taking turns does.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.orchestrate.places import Need, Room, count, place
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work of one job kind in an iteration."""
+
+    need: Need
+    wanted: int
+    """Most workers that have something to do at once."""
+    seconds: float | None
+    """Seconds that its tasks take one after the other; None if unknown."""
+    coming_back: float | None
+    """Seconds until a worker of it is there that is not: in the queue, and to start. None if unknown."""
+    share: float = 1.0
+    """Share of the iterations in which it has work."""
+
+
+def targets(works: Mapping[str, Work], room: Room) -> dict[str, int]:
+    """Return the most workers that each job kind is to have at once.
+
+    Args:
+        works: by job kind.
+        room: what nodes have for this run when none of its jobs is there; empty where they are not known.
+    """
+    alone = {kind: _alone(work, room) for kind, work in works.items()}
+    if not room or fits_all(works, alone, room):
+        return alone
+    shared = _shared(works, alone, room)
+    if shared is None or _seconds(works, shared) > _seconds(works, alone) + _starts(works):
+        return alone
+    return shared
+
+
+def _alone(work: Work, room: Room) -> int:
+    """Return how many workers of a kind have places where there is nobody else. One at least: the nodes may
+    not say all, and a job that never fits is for Slurm to refuse."""
+    return max(1, count(room, work.need, work.wanted)) if room else work.wanted
+
+
+def fits_all(works: Mapping[str, Work], numbers: Mapping[str, int], room: Room) -> bool:
+    """Whether so many workers of each kind have places at once, those that ask for most first."""
+    left = dict(room)
+    for kind in sorted(works, key=lambda kind: _size(works[kind].need), reverse=True):
+        for _ in range(numbers[kind]):
+            found = place(left, works[kind].need)
+            if found is None:
+                return False
+            left = found
+    return True
+
+
+def _size(need: Need) -> tuple[int, int, int, int]:
+    return need.num_nodes, need.gpus, need.cpus, need.memory
+
+
+def _shared(works: Mapping[str, Work], most: Mapping[str, int], room: Room) -> dict[str, int] | None:
+    """Divide the places so that an iteration takes least; None where not every kind has one, or it is not
+    known how long its tasks take. Each further place goes to the kind that gains most by it."""
+    numbers = dict.fromkeys(works, 1)
+    if any(work.seconds is None for work in works.values()) or not fits_all(works, numbers, room):
+        return None
+    growing = [kind for kind in works if most[kind] > 1]
+    while growing:
+        best = max(growing, key=lambda kind: _gain(works[kind], numbers[kind]))
+        tried = numbers | {best: numbers[best] + 1}
+        if not fits_all(works, tried, room):
+            growing.remove(best)
+            continue
+        numbers = tried
+        growing = [kind for kind in growing if numbers[kind] < most[kind]]
+    return numbers
+
+
+def _gain(work: Work, number: int) -> float:
+    return _passage(work, number) - _passage(work, number + 1)
+
+
+def _passage(work: Work, number: int) -> float:
+    """Return the seconds of a stage in an iteration, with so many workers."""
+    return work.share * (work.seconds or 0.0) / number
+
+
+def _seconds(works: Mapping[str, Work], numbers: Mapping[str, int]) -> float:
+    return sum(_passage(work, numbers[kind]) for kind, work in works.items())
+
+
+def _starts(works: Mapping[str, Work]) -> float:
+    """Return the seconds of an iteration in which kinds that take turns start up."""
+    costs = [work.coming_back for work in works.values()]
+    return math.inf if None in costs else sum(w.share * (w.coming_back or 0.0) for w in works.values())
+
+
+def groups(works: Mapping[str, Work], room: Room) -> list[dict[str, Work]]:
+    """Divide job kinds into those that may need the same places: their partitions have nodes in common."""
+    found: list[tuple[set[str], dict[str, Work]]] = []
+    for kind, work in works.items():
+        nodes = {name for name, node in room.items() if work.need.fits(node)} or {f"of {kind}"}
+        mine = {kind: work}
+        for other, theirs in [one for one in found if one[0] & nodes]:
+            found.remove((other, theirs))
+            nodes, mine = nodes | other, theirs | mine
+        found.append((nodes, mine))
+    return [works for _, works in found]
+
+
+def targets_by_group(works: Mapping[str, Work], room: Room) -> dict[str, int]:
+    """Return :func:`targets` for each group of kinds that may need the same places."""
+    found: dict[str, int] = {}
+    for group in groups(works, room):
+        found |= targets(group, room)
+    return found
+
+
+def in_order(targets: Mapping[str, int], kinds: Sequence[str]) -> dict[str, int]:
+    """Return targets in the order of an iteration."""
+    return {kind: targets[kind] for kind in kinds if kind in targets}

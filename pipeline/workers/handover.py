@@ -1,0 +1,56 @@
+"""Who makes place for whom: decided by passes, which see all, and read by workers that have nothing to do.
+
+``RUN/slurm/places.json`` is replaced by each pass. A worker that finds itself in it leaves once there is no
+task for it; it decides nothing itself, so two of them never give way to each other.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config.conversion import converted, plain
+from pipeline.run.durable import replace_durably
+from pipeline.run.paths import RunPaths
+from slurm.sealing import sealed, unsealed
+from slurm.sharedfiles import read_newest
+
+
+@dataclass(frozen=True)
+class Handover:
+    """A worker that makes place."""
+
+    worker: str
+    """Its name (:mod:`pipeline.workers.beats`)."""
+    whom: str
+    """Job kind, or name of the job, that its place is for."""
+    at: float = 0.0
+    """Unix time before which it need not leave."""
+
+
+@dataclass(frozen=True)
+class _Content:
+    handovers: tuple[Handover, ...] = ()
+
+
+def write_handovers(paths: RunPaths, handovers: Iterable[Handover]) -> None:
+    """Replace what is written, if it says something else."""
+    content = _Content(tuple(handovers))
+    if content.handovers != read_handovers(paths):
+        replace_durably(file_of(paths), sealed(plain(content)))
+
+
+def read_handovers(paths: RunPaths) -> tuple[Handover, ...]:
+    """Return who makes place; nobody where the file is not there or is spoilt."""
+    try:
+        return converted(_Content, unsealed(read_newest(file_of(paths)))).handovers
+    except (OSError, ValueError, TypeError):
+        return ()
+
+
+def is_to_leave(paths: RunPaths, worker: str, now: float) -> bool:
+    """Whether a worker that has nothing to do makes place now."""
+    return any(one.worker == worker and one.at <= now for one in read_handovers(paths))
+
+
+def file_of(paths: RunPaths) -> Path:
+    return paths.slurm / "places.json"
