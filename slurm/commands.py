@@ -99,15 +99,6 @@ class Patience:
 
     left: float
 
-    @contextlib.contextmanager
-    def spent(self) -> Iterator[None]:
-        """Take what a block takes from what is left."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.left -= time.monotonic() - began
-
 
 _patience: ContextVar[Patience | None] = ContextVar("patience", default=None)
 
@@ -115,7 +106,8 @@ _patience: ContextVar[Patience | None] = ContextVar("patience", default=None)
 @contextlib.contextmanager
 def within(seconds: float) -> Iterator[Patience]:
     """Bound what the commands of a block are waited for, all together: once that is over none is started, and
-    each raises :class:`SlurmTimeout` at once. Of blocks within blocks the innermost counts."""
+    each raises :class:`SlurmTimeout` at once. None is tried again, as that is waited for too. Of blocks
+    within blocks the innermost counts."""
     token = _patience.set(patience := Patience(seconds))
     try:
         yield patience
@@ -133,24 +125,24 @@ def run_command(
     request was not carried out.
     Raises :class:`SlurmError`, :class:`SlurmTimeout`, :class:`SlurmMissing`.
     """
-    patience = _patience.get() or Patience(float("inf"))
+    if (patience := _patience.get()) is not None:
+        return _run_within(arguments, timeout, input, patience)
     for attempt in range(retries):
-        pause = _BACK_OFF_SECONDS * 2**attempt
         try:
-            return _run_within(arguments, timeout, input, patience)
+            return _run_once(arguments, timeout, input)
         except SlurmTimeout:
-            if patience.left < pause + _LEAST_SECONDS:
-                raise
-            with patience.spent():
-                time.sleep(pause)
-    return _run_within(arguments, timeout, input, patience)
+            time.sleep(_BACK_OFF_SECONDS * 2**attempt)
+    return _run_once(arguments, timeout, input)
 
 
 def _run_within(arguments: Sequence[str], timeout: float, input: str | None, patience: Patience) -> str:
     if patience.left < _LEAST_SECONDS:
         raise SlurmTimeout(arguments, None, "not started, as Slurm has been waited for long enough for now")
-    with patience.spent():
+    began = time.monotonic()
+    try:
         return _run_once(arguments, min(timeout, patience.left), input)
+    finally:
+        patience.left -= time.monotonic() - began
 
 
 def _run_once(arguments: Sequence[str], timeout: float, input: str | None) -> str:
