@@ -62,6 +62,10 @@ class NoAccounting(RuntimeError):
         """Whether the cluster has none, rather than one that is away."""
 
 
+class NoAnswer(NoAccounting):
+    """Missing answer of accounting, which may come if it is asked again or waited for."""
+
+
 # The name last, as it may hold the separator. Free text that Slurm itself writes is before it.
 _QUEUE_FIELDS = (
     *("ArrayJobID", "ArrayTaskID", "State", "exit_code", "RestartCnt", "SubmitTime", "StartTime", "EndTime"),
@@ -269,17 +273,19 @@ def _text(text: str) -> str:
     return "" if text in ("None assigned", "(null)", "N/A", "None") else text
 
 
-def read_ended(ids: Collection[str]) -> dict[tuple[str, int], Element]:
+def read_ended(ids: Collection[str], timeout: float = _PATIENCE) -> dict[tuple[str, int], Element]:
     """Read the last run of each element of these jobs, by array id and index, if accounting has its end.
 
     The queue takes precedence: accounting may lag behind it, and for a moment a job that is requeued after
     its node failed, say, has only the record of its old run here. One call of sacct for a thousand ids.
     Raises :class:`NoAccounting` where it cannot be asked, and :class:`SlurmError`.
+
+    ``timeout``: seconds for each try.
     """
     known: dict[tuple[str, int], Element] = {}
     for batch in in_batches(ids):
         options = ["-D", f"--format={','.join(_ACCOUNTING_FIELDS)}", f"--jobs={','.join(batch)}"]
-        known |= parse_accounting(ask_accounting(options))
+        known |= parse_accounting(ask_accounting(options, timeout))
     return {key: element for key, element in known.items() if phase_of(element.state) == Phase.ENDED}
 
 
@@ -291,8 +297,10 @@ def ask_accounting(options: Sequence[str], timeout: float = _PATIENCE) -> str:
     try:
         command = ["sacct", "-n", "-P", *options]
         return run_command(command, timeout=timeout, retries=_retries(timeout))
-    except (SlurmMissing, SlurmTimeout) as error:
+    except SlurmMissing as error:
         raise NoAccounting(str(error)) from None
+    except SlurmTimeout as error:
+        raise NoAnswer(str(error)) from None
     except SlurmError as error:
         if _NO_ACCOUNTING.search(error.stderr):
             raise NoAccounting(str(error), bool(_ABSENT.search(error.stderr))) from None

@@ -199,7 +199,11 @@ class Pulling:
         with contextlib.suppress(OSError):  # that its job has ended is seen all the same
             if not self._is_cancelled():
                 is_last = self.frontier.find().is_committed(self.run.plan)
-                self.outside.leaves(self.reason is not Reason.DONE or is_last)
+                is_known = self.reason in (
+                    Reason.DONE,
+                    Reason.NEEDED,
+                )  # a pass decided that, or nobody follows
+                self.outside.leaves(is_last or not is_known)
 
     def _lose_disk(self, error: OSError) -> None:
         """Leave because of an error of the disk, with what is kept saved if that goes. Raises any other."""

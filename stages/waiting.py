@@ -166,25 +166,19 @@ class Waiting:
 
     def _bound(self, is_first: bool) -> float:
         """Return the seconds that it waits at most; before its first task it was submitted to wait."""
-        own = self.pulse.beat
-        # its own of now: what its first task has loaded is in its file with the next beat
-        beats = list({**self.crew.beats, own.worker: own}.values())
-        startup, queue = estimates.startup(beats, self.job_kind), estimates.queue_wait(beats, self.job_kind)
-        bound = staying.bound(
+        least = self.linger_max if self.settings.start_early else INPUT_SECONDS
+        return staying.bound_of(
             self.settings.linger,
             self.linger_max,
-            max(startup.median if startup else 0.0, own.startup_seconds),
-            queue.median if queue else own.queued_seconds,
+            self.crew.beats.values(),
+            self.pulse.beat,
+            least if is_first else 0.0,
         )
-        if not is_first:
-            return bound
-        return max(bound, self.linger_max if self.settings.start_early else INPUT_SECONDS)
 
     def _allowance(self, bound: float) -> float:
-        beats = list(self.crew.beats.values())
         others = [kind for kind in self.run.plan.job_kinds if kind != self.job_kind]
-        costs = [estimates.coming_back(beats, kind) for kind in others]
-        return staying.allowance(self.settings.linger, self.linger_max, bound, costs)
+        beats = list(self.crew.beats.values())
+        return staying.allowance_of(self.settings.linger, self.linger_max, bound, beats, others)
 
     def _has_come(self, choice: Choice, awaited: _Awaited) -> bool:
         """Whether a task that it waits for is ready. A folder that the run has moved away when it went back

@@ -20,14 +20,15 @@ from pipeline.workers.beats import Beat
 from pipeline.workers.reading import BeatReader, read_beats
 from pipeline.workers.summary import spent_by_job_kind, worked_on
 from slurm.accounting import Record, Usage, read_records, shown_records, summarize
-from slurm.commands import SlurmError
+from slurm.commands import SlurmError, within
 from slurm.query import Element, NoAccounting
 
 Key = tuple[int, str]
 """Iteration, and a job kind: a stage, a pool's scores (``score-big``) or "driver"."""
 
-_PASS_PATIENCE = 10.0
-"""Seconds that a pass, which holds the lease, waits for sacct; a row without these numbers is acceptable."""
+_PASS_PATIENCE = 5.0
+"""Seconds that a pass, which holds the lease, waits for sacct, for all of its rows; a row without these
+numbers is acceptable."""
 ASK_SECONDS = 30.0
 """Least seconds between two calls of sacct for a run's rows."""
 _DENSE_SECONDS = 120.0
@@ -183,7 +184,8 @@ class Accountant:
         invocation, is_absent = read_control(self.run.paths).invocation, False
         answers = False
         try:
-            self._records, answers = read_records(ids, _PASS_PATIENCE), True
+            with within(_PASS_PATIENCE):
+                self._records, answers = read_records(ids, _PASS_PATIENCE), True
         except (NoAccounting, SlurmError) as error:
             is_absent = isinstance(error, NoAccounting) and error.is_absent
             self._note_once(f"rows are written without what accounting knows: {error}")

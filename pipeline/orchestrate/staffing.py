@@ -147,11 +147,27 @@ class Situation:
         return found
 
     def next_use(self, job_kind: str) -> float:
-        """Return when a worker of a kind has its next task (unix time); infinite if that is not known."""
-        if self.open_tasks(job_kind):
-            return self.now
+        """Return when there is a task for a worker of a kind that waits (unix time); infinite if that is not
+        known."""
+        return self.now if self.open_tasks(job_kind) else self.next_input(job_kind)
+
+    def next_input(self, job_kind: str) -> float:
+        """Return when the next inputs of a kind that are not there are expected (unix time); infinite if that
+        is not known."""
         expected = self.estimates.get(job_kind, Estimate()).next_input
         return math.inf if expected is None else max(expected, self.now)
+
+    @cached_property
+    def _staying(self) -> Counter[str]:
+        return Counter(worker.job_kind for worker in self.crew.workers if worker.stays)
+
+    def done_by(self, job_kind: str) -> float:
+        """Return when workers of a kind will have begun with all that is ready (unix time)."""
+        if not (tasks := self.open_tasks(job_kind)):
+            return self.now
+        seconds = self.estimates.get(job_kind, Estimate()).task
+        workers = self._staying[job_kind]
+        return self.now + len(tasks) * seconds / workers if seconds is not None and workers else math.inf
 
 
 def staff(seen: Situation) -> Staffing:
@@ -168,7 +184,8 @@ def staff(seen: Situation) -> Staffing:
     6. A pending element that has nothing to do would only start up before those of other stages that have:
        it is withdrawn where they may need the same place.
     7. For what finds no place workers leave once they have nothing to do: those whose next task is furthest
-       away, if it is later than what they leave for.
+       away, if it is later than what they leave for. They may be at work yet, if they will have done all that
+       is ready by then.
     """
     most = _targets(seen)
     withdrawn = _withdrawn(seen, most)
@@ -223,11 +240,13 @@ class Demand:
 
 def _demands(seen: Situation, job_kind: str, most: int) -> Iterator[Demand]:
     """Yield what is wanted of one kind, beyond those who are there or wait in the queue."""
-    free = max(0, most - seen.crew.count(job_kind))
+    free = most - seen.crew.count(job_kind)
     left = _sorted(task for task in seen.ready if task.job_kind == job_kind and task in seen.left)
-    if left:  # which nobody else does: where there is no place an idle worker makes room
-        idle = [n for n in seen.idle(job_kind) if _is_waiting(seen, n)][: max(0, len(left) - free)]
-        left = left[: free + len(idle)]
+    sent = sum(e.job_kind == job_kind and e.first in seen.left for e in seen.crew.pending)
+    if left or sent:  # which nobody else does: where there is no place an idle worker makes room
+        idle = [n for n in seen.idle(job_kind) if _is_waiting(seen, n)]
+        idle = idle[: max(0, min(len(left) + sent, len(left) - free))]
+        left = left[: max(0, free + len(idle))]
         yield Demand(job_kind, seen.now, tuple(left), replaces=tuple(idle))
     free = max(0, free - len(left))
     chosen = _chosen(seen, job_kind, free)
@@ -350,6 +369,8 @@ class Places:
     candidates: list[Candidate]
     """Workers that may leave, those that are least missed first."""
     leaving: list[Handover] = field(default_factory=list)
+    in_vain: set[tuple[Need, str, float, bool]] = field(default_factory=set)
+    """What was looked for and not found: places and who may leave only get fewer."""
 
     def __post_init__(self) -> None:
         self._workers = {worker.name: worker for worker in self.seen.crew.workers}
@@ -371,6 +392,8 @@ class Places:
             begin: unix time before which nobody need leave.
             is_full: whether Slurm has found no free place for it.
         """
+        if (key := (need, whom, at, is_full)) in self.in_vain:
+            return False
         left = None if is_full else place(self.room, need)
         if left is None and not self.seen.nodes and not is_full:
             return True  # nobody knows
@@ -379,6 +402,7 @@ class Places:
             willing = [one for one in self.candidates if self._may_leave(one.name, whom, at)]
             chosen = make_room(room, need, willing)
             if not chosen:
+                self.in_vain.add(key)
                 return False
             self._leave(chosen, whom, begin or 0.0)
             left = place(self.room, need)
@@ -400,7 +424,9 @@ class Places:
             return True
         if kind == whom:
             return False
-        return self._there[kind] > self.most.get(kind, 0) or self.seen.next_use(kind) > at
+        if worker.doing is Doing.BUSY:
+            return self.seen.done_by(kind) <= at < self.seen.next_input(kind)
+        return self._there[kind] > self.most.get(kind, 0) or at < self.seen.next_use(kind)
 
 
 def _without_room(room: Mapping[str, Node], need: Need) -> dict[str, Node]:
@@ -452,10 +478,9 @@ def _free_room(seen: Situation) -> dict[str, Node]:
 
 
 def _candidates(seen: Situation) -> list[Candidate]:
-    """Return the workers that leave, then those that have nothing to do, then those that will have nothing
-    after what they are at: of these first those whose next task is furthest away."""
+    """Return the workers that leave, then those that have nothing to do, then those that are at work: of each
+    first those whose next task is furthest away."""
     order = {Doing.LEAVING: 0, Doing.WAITING: 1, Doing.BUSY: 2}
     found = [w for w in seen.crew.workers if w.job_kind in seen.needs and w.doing in order]
-    found = [w for w in found if w.doing is not Doing.BUSY or not seen.open_tasks(w.job_kind)]
-    found.sort(key=lambda w: (order[w.doing], -seen.next_use(w.job_kind), w.name))
+    found.sort(key=lambda w: (order[w.doing], -seen.next_input(w.job_kind), w.name))
     return [Candidate(w.name, w.nodes, seen.needs[w.job_kind]) for w in found]

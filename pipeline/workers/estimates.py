@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import Task
-from pipeline.workers.beats import Beat
+from pipeline.workers.beats import Beat, Doing
 
 _RECENT = 8
 """Iterations of which a median is taken: enough for a steady one, few enough to follow a change."""
@@ -167,8 +167,29 @@ def _one_of_each(tasks: Iterable[Task], committed_at: Callable[[Task], float | N
 
 
 def startup(beats: Iterable[Beat], job_kind: str) -> Spread | None:
-    """Return how long workers of a kind take from their start until they can begin with a task."""
-    return _spread(beat.startup_seconds or None for beat in _newest(beats, job_kind))
+    """Return how long workers of a kind take from their start until they can begin with a task: of those who
+    started up alone on their machine, if there are any, as several make each other slow. Who left without
+    having done a task, for another's sake perhaps, says nothing of it."""
+    known = list(beats)
+    mine = [beat for beat in _newest(known, job_kind) if beat.startup_seconds and not _left_in_vain(beat)]
+    near: dict[str, list[Beat]] = {beat.host: [] for beat in mine}
+    for beat in known:
+        if beat.host in near:
+            near[beat.host].append(beat)
+    alone = [beat for beat in mine if not any(_start_together(beat, other) for other in near[beat.host])]
+    return _spread(beat.startup_seconds for beat in alone or mine)
+
+
+def _left_in_vain(beat: Beat) -> bool:
+    return beat.doing is Doing.LEAVING and not beat.tasks
+
+
+def _start_together(one: Beat, other: Beat) -> bool:
+    """Whether two workers started up on one machine at the same time."""
+    if one.worker == other.worker or one.host != other.host:
+        return False
+    is_later = other.started >= one.started + one.startup_seconds
+    return not is_later and one.started < other.started + other.startup_seconds
 
 
 def queue_wait(beats: Iterable[Beat], job_kind: str) -> Spread | None:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pipeline.config.types import Linger
-from pipeline.workers.beats import Reason
+from pipeline.workers import estimates
+from pipeline.workers.beats import Beat, Reason
 
 ASK_SECONDS = 30.0
 """Seconds between two questions to Slurm, and between two looks at the package."""
@@ -70,6 +71,32 @@ def allowance(linger: Linger, most: float, bound: float, others: Iterable[float 
         return 0.0
     total = sum(bound if cost is None else min(bound, cost) for cost in others)
     return max(0.0, min(total, _MOST_ALLOWED * bound, most - bound))
+
+
+def bound_of(linger: Linger, most: float, beats: Iterable[Beat], own: Beat, least: float = 0.0) -> float:
+    """Return the seconds that a worker waits at most, by what workers of its kind have said.
+
+    Args:
+        linger, most: as for :func:`bound`.
+        own: its own beat of now; what its first task has loaded is not in the others yet.
+        least: seconds that it waits in any case: before its first task it was submitted to wait.
+    """
+    seen = list({beat.worker: beat for beat in (*beats, own)}.values())
+    startup, queue = estimates.startup(seen, own.job_kind), estimates.queue_wait(seen, own.job_kind)
+    start = max(startup.median if startup else 0.0, own.startup_seconds)
+    return max(least, bound(linger, most, start, queue.median if queue else own.queued_seconds))
+
+
+def allowance_of(
+    linger: Linger, most: float, bound: float, beats: Sequence[Beat], others: Iterable[str]
+) -> float:
+    """Return the seconds beyond its bound that a worker waits, by what workers have said.
+
+    Args:
+        others: the other job kinds.
+    """
+    costs = [estimates.coming_back(beats, job_kind) for job_kind in others]
+    return allowance(linger, most, bound, costs)
 
 
 def reason_to_leave(wait: Wait, now: float) -> Reason | None:

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pipeline.orchestrate.crew import Crew, Pending, Worker, failed_claims, held_tasks
 from pipeline.orchestrate.places import Need
 from pipeline.orchestrate.reconcile import Observation, reconcile
-from pipeline.orchestrate.staffing import Estimate, Order, Situation, staff
+from pipeline.orchestrate.staffing import Estimate, Foreign, Order, Situation, staff
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.plan import Plan, policy_maker, unique
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
@@ -232,6 +232,155 @@ def test_an_element_of_an_iteration_that_is_over_has_nothing_to_do():
     done = [*UNTIL_ROLLOUTS, *REWARDS]
     decided = decide(pending=[old], committed=done, ready=[UPDATE], places=ONE_PLACE, wanted=TWO_EACH)
     assert decided.withdrawn == ("7_1",)
+
+
+# --- who makes place ---
+
+GPUS = Node("node", frozenset(["gpu"]), cpus=32, gpus=2, memory=64_000)
+REWARDED = [PREPARE, *ROLLOUTS, *REWARDS]
+
+
+def at(worker: Worker, *nodes: str) -> Worker:
+    return replace(worker, nodes=nodes or ("node",))
+
+
+def hand_over(workers, committed, claims=(), nodes=(GPUS,), wanted=TWO_EACH, places=ONE_PLACE, **more):
+    """A pass over a run whose stages ask for a GPU each, of the two that there are."""
+    ready = [t for t in PLAN.all_tasks() if t not in committed and {*PLAN.inputs(t)} <= {*committed}]
+    more = {
+        "committed": committed,
+        "ready": ready,
+        "wanted": wanted,
+        "places": places,
+        "nodes": nodes,
+        **more,
+    }
+    return decide(workers, claims=claims, **more)
+
+
+def test_rollouts_that_are_done_make_place_for_as_many_rewards_as_there_are_places():
+    idle = [at(waiting(f"7_{i}r0", ROLLOUTS[i])) for i in range(2)]
+    decided = hand_over(idle, [PREPARE, *ROLLOUTS])
+    assert decided.orders == (Order((REWARDS[2], REWARDS[3])),)
+    assert leaving(decided) == {"7_0r0": "reward", "7_1r0": "reward"}
+
+
+def test_nobody_leaves_where_there_is_room():
+    idle, roomy = [at(waiting("7_0r0", ROLLOUTS[0]))], replace(GPUS, gpus=3)
+    assert len(hand_over(idle, [PREPARE, *ROLLOUTS]).handovers) == 1, "one of two places is free"
+    decided = hand_over(idle, [PREPARE, *ROLLOUTS], nodes=[roomy])
+    assert (len(decided.orders[0].tasks), decided.handovers) == (2, ())
+
+
+def test_nobody_leaves_for_a_job_of_nodes_where_it_is_not():
+    idle = [at(waiting(f"7_{i}r0", ROLLOUTS[i])) for i in range(2)]
+    other = replace(GPUS, name="other", partitions=frozenset(["cpu"]), gpus=0)
+    places = {**ONE_PLACE, "reward": ("cpu",)}
+    assert hand_over(idle, [PREPARE, *ROLLOUTS], places=places, nodes=[GPUS, other]).handovers == ()
+
+
+def test_who_will_have_nothing_to_do_is_chosen_before_it_has_ended():
+    idle, at_work = at(waiting("7_0r0", ROLLOUTS[0])), at(busy("7_1r0", ROLLOUTS[1]))
+    claims, done = [claim(ROLLOUTS[1], "7_1r0")], [PREPARE, ROLLOUTS[0], *ROLLOUTS[2:]]
+    assert leaving(hand_over([idle, at_work], done, claims)) == {"7_0r0": "reward", "7_1r0": "reward"}
+    assert leaving(hand_over([idle, at_work], done[:-1], claims)) == {}, "both have a shard to do yet"
+
+
+def test_who_leaves_already_makes_room_for_one_and_no_second_leaves_for_that():
+    leaves = at(replace(waiting("7_0r0", ROLLOUTS[0]), doing=Doing.LEAVING))
+    stays = at(waiting("7_1r0", ROLLOUTS[1]))
+    pending = [Pending("8_3", REWARDS[3], lacks_room=True)]
+    done = [PREPARE, *ROLLOUTS, *REWARDS[:3]]
+    assert hand_over([leaves, stays], done, pending=pending).handovers == ()
+    assert leaving(hand_over([at(waiting("7_0r0", ROLLOUTS[0])), stays], done, pending=pending)) == {
+        "7_0r0": "reward"
+    }
+
+
+def test_of_two_who_wait_the_one_leaves_whose_next_task_is_further_away():
+    workers = [at(waiting("7_0r0", ROLLOUTS[0])), at(waiting("8_0r0", REWARDS[0]))]
+    soon, late = Estimate(next_input=110.0), Estimate(next_input=190.0)
+    decided = hand_over(workers, REWARDED, estimates={"rollout": soon, "reward": late}, early=())
+    assert leaving(decided) == {"8_0r0": "update"}
+    decided = hand_over(workers, REWARDED, estimates={"rollout": late, "reward": soon}, early=())
+    assert leaving(decided) == {"7_0r0": "update"}
+
+
+def test_nobody_leaves_for_what_is_wanted_later_than_its_own_next_task():
+    """Two kinds that give way to each other would only ever start up."""
+    expected = {
+        "rollout": Estimate(150.0, 1.0, 20.0, 5.0),
+        "reward": Estimate(130.0, 1.0, 20.0, 5.0),
+        "update": Estimate(140.0, 1.0, 20.0, 5.0),
+    }
+    one_each = dict.fromkeys(TWO_EACH, 1)
+    at_work, idle = at(busy("9_0r0", UPDATE)), at(waiting("8_0r0", REWARDS[0]))
+    decided = hand_over(
+        [at_work, idle], REWARDED, [claim(UPDATE, "9_0r0")], estimates=expected, wanted=one_each
+    )
+    assert (decided.orders, decided.handovers) == ((), ())
+    expected["reward"] = replace(expected["reward"], next_input=170.0)
+    decided = hand_over(
+        [at_work, idle], REWARDED, [claim(UPDATE, "9_0r0")], estimates=expected, wanted=one_each
+    )
+    assert leaving(decided) == {"8_0r0": "rollout"}
+    assert [(order.tasks, order.begin) for order in decided.orders] == [((NEXT_ROLLOUTS[3],), 129.0)]
+    assert [one.at for one in decided.handovers] == [129.0], "and not before that job may start"
+
+
+def test_an_early_start_waits_for_nobody_s_place():
+    at_work = [at(busy(f"7_{i}r0", ROLLOUTS[i])) for i in range(2)]
+    claims = [claim(ROLLOUTS[i], f"7_{i}r0") for i in range(2)]
+    expected = {"update": Estimate(105.0, 1.0, 20.0, 5.0), "rollout": Estimate(None, 1.0, 20.0, 50.0)}
+    assert hand_over(at_work, [PREPARE], claims, estimates=expected).orders == ()
+
+
+def test_what_lacks_room_that_sizes_of_nodes_do_not_explain_gets_a_place_all_the_same():
+    """Other people's jobs are there."""
+    idle = [at(waiting("7_0r0", ROLLOUTS[0]))]
+    pending = [Pending("8_3", REWARDS[3], lacks_room=False)]
+    done = [PREPARE, *ROLLOUTS, *REWARDS[:3]]
+    assert hand_over(idle, done, pending=pending).handovers == ()
+    pending = [replace(pending[0], lacks_room=True)]
+    assert leaving(hand_over(idle, done, pending=pending)) == {"7_0r0": "reward"}
+
+
+def test_a_job_of_another_run_gets_the_place_of_who_waits_and_none_of_who_works():
+    job = Foreign("other.run", Need(frozenset(["gpu"]), gpus=1))
+    done, claims = [*REWARDED], [claim(UPDATE, "9_0r0")]
+    waits, works = at(waiting("7_0r0", ROLLOUTS[0])), at(busy("9_0r0", UPDATE))
+    decided = hand_over([waits, works], done, claims, foreign=[job], estimates={"rollout": Estimate(140.0)})
+    assert leaving(decided) == {"7_0r0": "other.run"}
+    large = replace(job, need=replace(job.need, gpus=4))
+    assert hand_over([waits, works], done, claims, foreign=[large]).handovers == (), "it would not start"
+
+
+def test_an_update_of_two_gpus_gets_those_of_two_workers_on_one_node():
+    nodes = [GPUS, replace(GPUS, name="other")]
+    workers = [at(waiting(f"7_{i}r0", ROLLOUTS[i]), "node" if i else "other") for i in range(3)]
+    needs = {kind: Need(frozenset(["gpu"]), gpus=2 if kind == "update" else 1) for kind in TWO_EACH}
+    decided = hand_over(workers, REWARDED, nodes=nodes, needs=needs, wanted={**TWO_EACH, "rollout": 4})
+    assert leaving(decided) == {"7_0r0": "update"}, "beside it the other GPU of its node is free"
+    both = [at(waiting(f"7_{i}r0", ROLLOUTS[i]), ("node", "other")[i % 2]) for i in range(4)]
+    decided = hand_over(both, REWARDED, nodes=nodes, needs=needs, wanted={**TWO_EACH, "rollout": 4})
+    assert leaving(decided) == {"7_0r0": "update", "7_2r0": "update"}
+
+
+def test_nothing_is_queued_for_what_live_workers_take_sooner_than_a_new_one_starts():
+    one, nodes = [at(waiting("7_0r0", ROLLOUTS[0]))], [replace(GPUS, gpus=64)]
+    quick = {"rollout": Estimate(None, 2.0, 10.0, task=1.0)}
+    assert hand_over(one, [PREPARE], estimates=quick, nodes=nodes, early=()).orders == ()
+    slow = {"rollout": Estimate(None, 2.0, 10.0, task=60.0)}
+    more = hand_over(one, [PREPARE], estimates=slow, nodes=nodes, wanted={"rollout": 4}, early=())
+    assert [order.tasks for order in more.orders] == [tuple(ROLLOUTS[1:])]
+
+
+def test_there_are_no_more_elements_than_places():
+    assert hand_over([], [PREPARE]).orders == (Order((ROLLOUTS[2], ROLLOUTS[3])),)
+    assert len(hand_over([], [PREPARE], nodes=[]).orders[0].tasks) == 2, "by the settings"
+    surplus = [Pending(f"7_{i}", ROLLOUTS[i]) for i in range(4)]
+    decided = hand_over([], [PREPARE], pending=surplus, wanted={"rollout": 4})
+    assert decided.withdrawn == ("7_3", "7_2")
 
 
 # --- a simulated run ---

@@ -29,6 +29,7 @@ from slurm.states import (
     SlurmState,
     UnknownState,
     exit_in_words,
+    lacks_room,
     parse_state,
     phase_of,
     reason_in_words,
@@ -726,3 +727,11 @@ def test_sizes(text, mebibytes):
 def test_what_is_no_size(text):
     with pytest.raises(ValueError, match="not a size"):
         parse_memory(text)
+
+
+def test_what_the_end_of_another_job_of_its_user_may_free():
+    for reason in ("Resources", "(Priority)", "QOSMaxGRESPerUser", "AssocGrpCpuLimit", "Licenses"):
+        assert lacks_room(reason), reason
+    for reason in ("Dependency", "BeginTime", "JobArrayTaskLimit", "None", "JobHeldUser"):
+        assert not lacks_room(reason), reason
+    assert not lacks_room("QOSMaxWallDurationPerJobLimit"), "no end frees anything of that"

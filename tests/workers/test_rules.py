@@ -11,7 +11,7 @@ from pipeline.metrics.spans import Span, SpanEnd, iteration_spans, to_line
 from pipeline.run.plan import Plan, policy_maker
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.workers import estimates, staying
-from pipeline.workers.beats import Beat, Reason, write_beat
+from pipeline.workers.beats import Beat, Doing, Reason, write_beat
 from pipeline.workers.choosing import Choice, Step
 from pipeline.workers.estimates import Passage
 from pipeline.workers.living import Crew
@@ -194,7 +194,7 @@ def test_medians_are_of_the_latest(values):
             "rollout",
             "h",
             1,
-            float(i),
+            200.0 * i,
             startup_seconds=value,
             queued_seconds=value,
             busy_seconds=value,
@@ -208,6 +208,21 @@ def test_medians_are_of_the_latest(values):
         assert found.median <= found.late or len(last) < 3
     assert estimates.task_seconds(beats, "rollout") == estimates.startup(beats, "rollout").median
     assert estimates.startup(beats, "reward") is None
+
+
+def test_a_start_takes_what_it_took_those_who_started_alone_and_found_a_task():
+    def started(name: str, at: float, took: float, **more) -> Beat:
+        return Beat(name, "rollout", "h", 1, at, startup_seconds=took, **{"tasks": 1, **more})
+
+    together = [started("1_0r0", 0.0, 16.0), started("1_1r0", 3.0, 14.0)]
+    assert estimates.startup(together, "rollout").median == 15.0, "nobody started alone yet"
+    alone, elsewhere = started("2_0r0", 100.0, 5.0), replace(started("3_0r0", 101.0, 6.0), host="g")
+    assert estimates.startup([*together, alone], "rollout").median == 5.0
+    assert estimates.startup([*together, alone, elsewhere], "rollout").median == 5.5
+    beside = replace(started("4_0r0", 102.0, 9.0), job_kind="reward")
+    assert estimates.startup([*together, alone, beside], "rollout").median == 14.0, "each made the other slow"
+    in_vain = started("5_0r0", 200.0, 40.0, tasks=0, doing=Doing.LEAVING)
+    assert estimates.startup([*together, alone, in_vain], "rollout").median == 5.0
 
 
 @given(st.lists(st.floats(0, 50), min_size=1, max_size=20), st.floats(0, 50))

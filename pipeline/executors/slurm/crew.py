@@ -148,22 +148,18 @@ def _task_of(beat: Beat) -> Task | None:
         return None
 
 
-def silent_workers(queue: Iterable[Element], beats: Beats, now: float) -> list[str]:
-    """Return the elements that run but whose workers have not beaten for SILENT_SECONDS. Pure.
+def silent_workers(queue: Iterable[Element], beats: Beats, now: float) -> dict[str, float]:
+    """Return the elements that run but whose workers have not beaten for SILENT_SECONDS, and when those last
+    beat. Pure.
 
     One that has never beaten still starts: its time limit bounds that.
     """
-    found = []
+    found = {}
     for element in queue:
         beat = beats.get(str(worker_of(element)))
         if element.state is SlurmState.RUNNING and beat and now - beat.beat > SILENT_SECONDS:
-            found.append(worker_of(element).element)
+            found[worker_of(element).element] = beat.beat
     return found
-
-
-def unchanged(before: Beats, after: Beats) -> dict[str, Beat]:
-    """Return the beats of the workers that have not beaten between two looks. Pure."""
-    return {name: b for name, b in after.items() if name in before and b.beat == before[name].beat}
 
 
 def broken_attempts(

@@ -40,16 +40,16 @@ class Snapshot:
     """Whether that was in this pass, under its lease: then nothing that others submitted is missing."""
 
     def is_expected(self, submission: Submission) -> bool:
-        """Whether it may yet show in the queue: its driver died between submitting and noting that."""
-        return submission.state.job is None and self._may_be_missing(submission)
-
-    def _may_be_missing(self, submission: Submission) -> bool:
-        return self.asked - submission.created < _ARRIVAL_SECONDS
+        """Whether it may yet show in the queue: sbatch has not answered, or its driver died before it noted
+        the answer."""
+        since = abs(self.time - submission.created)  # a clock that is ahead makes nobody wait for ever
+        return _is_asked_for(submission) and since < _ARRIVAL_SECONDS
 
     def expecting(self, submissions: Sequence[Submission]) -> "Snapshot":
         """Return it with what was submitted since squeue was called, or just before, as pending."""
         missing = [s for s in submissions if s.state.job and s.name not in self.queue]
-        expected = [s for s in missing if self._may_be_missing(s) and not s.state.is_withdrawn]
+        near = [s for s in missing if abs(self.asked - s.created) < _ARRIVAL_SECONDS]
+        expected = [s for s in near if not s.state.is_withdrawn]
         added = {s.name: elements for s in expected if (elements := list(_as_pending(s)))}
         return replace(self, queue={**self.queue, **added}) if added else self
 
@@ -240,20 +240,34 @@ def read_table(
     if names is not None:
         recent = recently_submitted(ledger.paths, seen.asked - _ARRIVAL_SECONDS)
         wanted += ledger.named({*names, *recent} - {s.name for s in wanted})
-    submissions = _with_job_ids(ledger, seen, wanted)
+    submissions = [_given_up(ledger, seen, one) for one in _with_job_ids(ledger, seen, wanted)]
     seen = seen.expecting(submissions)
     return JobTable(ledger, seen, submissions, dict(_find_live(seen, submissions)))
 
 
+def _is_asked_for(submission: Submission) -> bool:
+    """Whether it was handed to sbatch, and nobody knows whether Slurm took it."""
+    return submission.state.job is None and not submission.state.is_withdrawn
+
+
 def _with_job_ids(ledger: Ledger, seen: Snapshot, submissions: Sequence[Submission]) -> list[Submission]:
-    """Find the jobs of submissions whose answer was lost: by name, in the queue first."""
+    """Find the jobs of submissions whose answer was lost: by name, in the queue first, where one that was
+    given up may come late."""
     nameless = {s.name for s in submissions if s.state.job is None and not s.state.ended}
     known = {name: seen.queue[name][0].array_id for name in nameless if name in seen.queue}
-    if missing := nameless - known.keys():
+    if missing := {s.name for s in submissions if _is_asked_for(s)} & nameless - known.keys():
         known |= find_by_name(missing)
     return [
         ledger.note(s, replace(s.state, job=known[s.name])) if s.name in known else s for s in submissions
     ]
+
+
+def _given_up(ledger: Ledger, seen: Snapshot, submission: Submission) -> Submission:
+    """Take back a submission of which no job has come: its tasks are submitted again. Nobody tried them."""
+    if not _is_asked_for(submission) or submission.state.ended or seen.is_expected(submission):
+        return submission
+    journal.event(ledger.paths.events, "never_arrived", array=submission.name)
+    return ledger.note(submission, replace(submission.state, is_withdrawn=True))
 
 
 def _find_live(seen: Snapshot, submissions: Sequence[Submission]) -> Iterator[tuple[Task, Live]]:

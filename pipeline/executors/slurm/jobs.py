@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from pipeline.config.job_kinds import DRIVERS
 from pipeline.executors.slurm.dependencies import DependencyUpdate, committed_in, rewire
-from pipeline.executors.slurm.exit_reasons import Gone, explain
+from pipeline.executors.slurm.exit_reasons import Accounts, Gone, explain
 from pipeline.executors.slurm.job_table import JobTable, read_table, take_snapshot
 from pipeline.executors.slurm.launcher import Launcher
-from pipeline.executors.slurm.queue import cancel_jobs, is_live
+from pipeline.executors.slurm.queue import arrays_of, is_live
 from pipeline.executors.slurm.submitter import Submitter
 from pipeline.executors.slurm.watchdogs import Watchdogs
 from pipeline.orchestrate.jobs import CommittedOf, Ended
@@ -28,7 +28,8 @@ from pipeline.workers.looking import Look, look
 from slurm.commands import SlurmError, SlurmTimeout
 from slurm.limits import ClusterLimits
 from slurm.query import Element
-from slurm.submission import Refused, array_expression, cancel, update_dependency
+from slurm.signals import Errands
+from slurm.submission import Refused, array_expression, update_dependency
 
 SECOND_PATIENCE = 5.0
 """Seconds that squeue may take while the lease is held."""
@@ -41,6 +42,10 @@ class SlurmJobs:
     submitter: Submitter
     limits: ClusterLimits
     note: Callable[[str], None]
+    errands: Errands
+    """What runs beside the pass."""
+    accounts: Accounts = field(default_factory=Accounts)
+    """What accounting has said before the pass."""
     watchdogs: Watchdogs = field(init=False)
     table: JobTable = field(init=False)
     """Jobs of this pass, from one snapshot of the queue."""
@@ -104,7 +109,8 @@ class SlurmJobs:
         self.confirm_gone((submission.state.job, index) for submission, index in gone)
         shown = {(e.array_id, e.index): e for elements in seen.queue.values() for e in elements}
         attempts = [Gone.of(submission, index) for submission, index in gone]
-        found = explain(self.run.paths, attempts, shown, dict(seen.control.retracted)) if gone else []
+        retracted = dict(seen.control.retracted)
+        found = explain(self.run.paths, attempts, shown, retracted, self.accounts) if gone else []
         endings: dict[str, dict[str, Ending]] = {}
         for (submission, index), ended in zip(gone, found, strict=True):
             ending = Ending(ended.failure.kind, ended.failure.message, ended.failure.node)
@@ -137,7 +143,7 @@ class SlurmJobs:
         do, and the next update waits for its end."""
         live = self.table.live.get(update)
         if live is not None and live.element is not None and live.is_pending:
-            cancel([live.carrier.array], only_pending=True)
+            self.errands.cancel([live.carrier.array], only_pending=True)
             self.table.note(live.submission, is_withdrawn=True)
             self.table.drop(live.submission)
 
@@ -181,6 +187,6 @@ class SlurmJobs:
         """Cancel every job of the run that waits; what runs may end, and its commits count. Returns how many
         arrays.
         """
-        if self.watchdogs.submitted:
-            cancel(self.watchdogs.submitted, only_pending=True)
-        return cancel_jobs(self.table.seen.queue.values(), only_pending=True)
+        arrays = arrays_of(self.table.seen.queue.values(), only_pending=True)
+        self.errands.cancel([*self.watchdogs.submitted, *arrays], only_pending=True)
+        return len(arrays)

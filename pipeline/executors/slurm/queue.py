@@ -74,11 +74,16 @@ def wait_until_gone(run: Run, seconds: float) -> int:
 
 def cancel_jobs(queue: Iterable[Sequence[Element]], only_pending: bool) -> int:
     """Cancel the live elements, or only the pending ones. Returns how many arrays that were."""
-    elements = [e for of_name in queue for e in of_name if (is_pending(e) if only_pending else is_live(e))]
-    ids = sorted({e.array_id for e in elements}, key=int)
+    ids = arrays_of(queue, only_pending)
     if ids:
         cancel(ids, only_pending)
     return len(ids)
+
+
+def arrays_of(queue: Iterable[Sequence[Element]], only_pending: bool) -> list[str]:
+    """Return the ids of the arrays with elements that live, or that wait."""
+    elements = [e for of_name in queue for e in of_name if (is_pending(e) if only_pending else is_live(e))]
+    return sorted({e.array_id for e in elements}, key=int)
 
 
 _PATIENCE = 15.0

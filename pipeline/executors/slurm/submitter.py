@@ -11,7 +11,7 @@ from pipeline.run import journal
 from pipeline.run.directory import Run
 from pipeline.run.lease import LeaseLost
 from pipeline.run.submissions import SUBMITTED, Ledger, State, Submission
-from slurm.submission import QueueFull, Refused, render, submit
+from slurm.submission import QueueFull, Refused, render, submit_once
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Submitter:
         script = self.ledger.script(submission)
         script.write_text(render(array))
         try:
-            return submit(script, submission.name, self.beat)
+            return submit_once(script)
         except QueueFull:
             raise
         except Refused:
