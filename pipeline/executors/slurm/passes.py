@@ -81,9 +81,14 @@ def _patient_pass(run: Run, watcher: Watcher) -> Pass:
         errands = Errands(watcher.note)
         try:
             with hold(run.paths.locks, LEASE_PATIENCE) as lease:
-                return leased_pass(run, watcher, lease, errands, accounts)
+                done = leased_pass(run, watcher, lease, errands, accounts)
         finally:
-            errands.finish()
+            failed = errands.finish()
+        if (
+            done.outcome and failed
+        ):  # jobs of a run that is over are left, and no pass is to come that sees them
+            raise failed[0]
+        return done
 
     return until_settled(make, watcher.note)
 
