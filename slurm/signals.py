@@ -113,7 +113,7 @@ class Errands:
             return []
 
     def finish(self) -> list[SlurmError]:
-        """Wait until all is done, some seconds at most, which no holder of a lease does. Returns what failed."""
+        """Wait until all is done, for some seconds at most, and not with a lease. Returns what failed."""
         failed, begun, self._begun = [], self._begun, []
         for undone, finish, one in begun:
             try:

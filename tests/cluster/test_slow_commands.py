@@ -32,7 +32,7 @@ while :; do sleep 0.1; done
 
 @dataclass
 class Leases:
-    """How long each lease of a run was held, and the longest that its holder was not heard of, as far as looks
+    """Seconds that each lease of a run was held, and the most that a holder was not heard of, as far as looks
     tell."""
 
     folder: Path
