@@ -479,8 +479,8 @@ def _free_room(seen: Situation) -> dict[str, Node]:
 
 def _candidates(seen: Situation) -> list[Candidate]:
     """Return the workers that leave, then those that have nothing to do, then those that are at work: of each
-    first those whose next task is furthest away."""
+    first those whose next task is furthest away, and those whose start was not in vain."""
     order = {Doing.LEAVING: 0, Doing.WAITING: 1, Doing.BUSY: 2}
     found = [w for w in seen.crew.workers if w.job_kind in seen.needs and w.doing in order]
-    found.sort(key=lambda w: (order[w.doing], -seen.next_input(w.job_kind), w.name))
+    found.sort(key=lambda w: (order[w.doing], -seen.next_input(w.job_kind), not w.has_worked, w.name))
     return [Candidate(w.name, w.nodes, seen.needs[w.job_kind]) for w in found]

@@ -91,6 +91,7 @@ def crew_of(run: SimulatedRun) -> Crew:
         Worker(
             *(w.name, w.first, w.doing or Doing.STARTING, w.claim.task if w.claim else w.awaited, w.since),
             tuple(nodes[number].name for number in w.job.nodes),
+            w.beat.tasks > 0,
         )
         for w in run.running()
     ]

@@ -126,7 +126,7 @@ def worker_of(element: Element) -> WorkerName:
 def _worker(name: str, first: Task, beat: Beat | None, nodes: tuple[str, ...]) -> Worker:
     if beat is None:
         return Worker(name, first, nodes=nodes)
-    return Worker(name, first, beat.doing, _task_of(beat), beat.since, nodes)
+    return Worker(name, first, beat.doing, _task_of(beat), beat.since, nodes, beat.tasks > 0)
 
 
 def _task_of(beat: Beat) -> Task | None:
