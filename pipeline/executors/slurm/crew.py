@@ -1,7 +1,7 @@
 """The workers of a run at one moment: what Slurm shows of their jobs, and what their beats say."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
 from pipeline.executors.slurm.dependencies import ArrayElement
@@ -91,6 +91,7 @@ def read_roster(table: JobTable, beats: Beats, claims: Iterable[Claim] = ()) -> 
     heard_of = {*beats, *(claim.worker for claim in claims)}
     for submission, index, element in _live_elements(table):
         first = submission.task(index)
+        element = element and as_heard_of(element, heard_of)
         started = element is not None and (not is_pending(element) or str(worker_of(element)) in heard_of)
         name = _name(submission, index, element, started)
         lives[name] = Live(submission, ArrayElement(element.array_id if element else "", index), element)
@@ -101,6 +102,17 @@ def read_roster(table: JobTable, beats: Beats, claims: Iterable[Claim] = ()) -> 
             waits = element is not None and lacks_room(element.reason)
             pending.append(Pending(name, first, submission.begin_of(index), waits))
     return Roster(Crew(workers, pending), lives)
+
+
+def as_heard_of(element: Element, workers: Iterable[str]) -> Element:
+    """Return an element as running, with the number of restarts of the newest of its workers that was heard
+    of, if that is more than the queue showed. Pure."""
+    mine = (name for worker in workers if (name := parse_worker(worker)))
+    restarts = [w.restart for w in mine if (w.array, w.index) == (element.array_id, element.index)]
+    newest = max(restarts, default=0)
+    if newest <= (element.restarts or 0):
+        return element
+    return replace(element, state=SlurmState.RUNNING, restarts=newest)
 
 
 def _live_elements(table: JobTable) -> Iterator[tuple[Submission, int, Element | None]]:

@@ -137,6 +137,7 @@ class WorkerJobs(SlurmJobs):
         broken = self._broken(committed, judged)
         failed = failed_claims(self.claims, self.roster.crew, committed, judged, broken)
         failed = [claim for claim in failed if parse_worker(claim.worker)]
+        self.confirm_gone((w.array, w.index) for claim in failed if (w := parse_worker(claim.worker)))
         found = self._explain(gone_claims(failed, self.beats))
         endings = {
             claim.attempt: self._ending(claim, ended.failure, claim.task in committed)
@@ -171,7 +172,9 @@ class WorkerJobs(SlurmJobs):
 
     def _judge_elements(self, committed_of: CommittedOf) -> list[Ended]:
         """Explain elements that ended before they claimed anything: failures of the task they were for."""
-        failed, left = split_unclaimed(self.table.find_gone(committed_of), self.claims, self.beats)
+        over = self.table.find_gone(committed_of)
+        self.confirm_gone((submission.state.job, index) for submission, index in over)
+        failed, left = split_unclaimed(over, self.claims, self.beats)
         paths = self.run.paths
         gone = [
             replace(Gone.of(submission, index), log=str(submission.log(paths, submission.task(index))))
