@@ -46,15 +46,19 @@ class Simulation:
         for keeper in self.keepers:
             keeper.kin = [other.run for other in self.keepers if other is not keeper]
 
-    def carry_out(self) -> list[Result]:
-        """Go on until each run is committed, or stands still, and its workers have left."""
+    def carry_out(self, until: float = math.inf) -> list[Result]:
+        """Go on until each run is committed, or stands still, and its workers have left.
+
+        Args:
+            until: seconds after which nobody wants to know.
+        """
         for keeper in self.keepers:
             keeper.submit()
         self._next_other(0)
         for number in range(len(self.cluster.nodes)):
             self._next_disturbance(number, 0)
         patience = max(map(patience_of, self.plants))
-        while not self._is_over() and not self._stands_still(patience):
+        while not self._is_over() and not self._stands_still(patience) and self.clock.now <= until:
             self.clock.step()
         return [self._result(keeper) for keeper in self.keepers]
 
@@ -122,9 +126,13 @@ class Simulation:
             keeper.run.preempt(worker)
 
 
-def simulate(plant: Plant) -> Result:
-    """Return what comes of one run."""
-    return Simulation([plant]).carry_out()[0]
+def simulate(plant: Plant, until: float = math.inf) -> Result:
+    """Return what comes of one run.
+
+    Args:
+        until: seconds after which nobody wants to know.
+    """
+    return Simulation([plant]).carry_out(until)[0]
 
 
 def patience_of(plant: Plant) -> float:
