@@ -27,7 +27,7 @@ from pipeline.workers.claims import Attempt, Claim
 from pipeline.workers.handover import Handover
 from pipeline.workers.staying import ASK_SECONDS, Wait
 
-_ESTIMATE_AFTER = 0.21
+_ESTIMATE_AFTER = 0.2
 """Seconds of waiting after which a worker asks how long it will take, and whether it is to make place."""
 _INPUT_SECONDS = 30.0
 """Seconds that a worker which did not start early waits for its first task's inputs."""
@@ -333,7 +333,9 @@ class SimulatedRun:
                 Wait(self.now, bound, allowance=self._allowance(worker, bound)),
                 None,
             )
-            self.clock.at(min(self.now + _ESTIMATE_AFTER, worker.wait.until), self._check, worker, self.now)
+            self.clock.at(
+                min(self.now + 1.05 * _ESTIMATE_AFTER, worker.wait.until), self._check, worker, self.now
+            )
         return None
 
     def _bound(self, worker: Worker) -> float:
@@ -364,7 +366,7 @@ class SimulatedRun:
         """A worker that waits considers whether it stays."""
         if worker.wait is None or worker.wait.began != began or worker.doing is not Doing.WAITING:
             return
-        if self.now - began >= _ESTIMATE_AFTER:
+        if self.now - began > _ESTIMATE_AFTER:
             self._estimate(worker)
         if reason := staying.reason_to_leave(worker.wait, self.now):
             return self.leave(worker, reason)
