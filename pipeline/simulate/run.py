@@ -79,8 +79,8 @@ class SimulatedRun:
     not."""
     saved: dict[Task, float] = field(default_factory=dict)
     """Seconds of computing that failed attempts have saved."""
-    unseen: list[tuple[float, Claim]] = field(default_factory=list)
-    """Attempts of killed workers, of which nobody knows yet, and when that was."""
+    unseen: dict[str, Claim] = field(default_factory=dict)
+    """Attempts of killed workers, of which nobody knows yet, by their ids."""
     jobs: list[JobRecord] = field(default_factory=list)
     committed: float = 0.0
     """When something was last committed."""
@@ -514,15 +514,14 @@ class SimulatedRun:
             why = FailureKind.PAUSED
         if claim is not None:
             self.progress.end(claim, why, is_known=False)
-            self.unseen.append((self.now, claim))
+            self.unseen[claim.attempt] = claim
         is_lost = claim is not None and why is not FailureKind.PAUSED
         worker.claim, worker.reason = None, None
         self._free(worker, "lost" if is_lost else "")
 
-    def see_killed(self, before: float) -> None:
-        """A pass has seen who was killed: others may take their tasks."""
-        gone = [claim for time, claim in self.unseen if time <= before]
-        self.unseen = [(time, claim) for time, claim in self.unseen if time > before]
+    def see_killed(self, failed: Iterable[Claim]) -> None:
+        """A pass has seen which attempts came to nothing: others may take their tasks."""
+        gone = [self.unseen.pop(claim.attempt) for claim in failed if claim.attempt in self.unseen]
         for claim in gone:
             self.progress.close(claim)
         self.wake(dict.fromkeys(claim.task.job_kind for claim in gone))

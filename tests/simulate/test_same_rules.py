@@ -7,7 +7,7 @@ import pytest
 from pipeline.orchestrate import expectations, staffing
 from pipeline.orchestrate.reconcile import Actions
 from pipeline.run.plan import Plan
-from pipeline.run.tasks import Stage
+from pipeline.run.tasks import PREPARE, Stage
 from pipeline.simulate import passes
 from pipeline.simulate.simulation import simulate
 from pipeline.workers import choosing, estimates, staying
@@ -46,12 +46,12 @@ RULES = {
     "plan: what a reward waits for": (
         Plan,
         "inputs",
-        lambda real: lambda plan, task: () if task.stage is Stage.REWARD else real(plan, task),
+        lambda real: lambda plan, task: (PREPARE,) if task.stage is Stage.REWARD else real(plan, task),
     ),
     "plan: what is evaluated": (Plan, "evaluates", lambda real: always(False)),
     "reconcile: what is due": (passes, "reconcile", lambda real: always(Actions())),
     "crew: who holds a task": (passes, "held_tasks", lambda real: always({})),
-    "crew: which claims failed": (passes, "failed_claims", lambda real: lambda claims, *more: claims),
+    "crew: which claims failed": (passes, "failed_claims", lambda real: always([])),
     "staffing: who makes place": (
         staffing,
         "_make_places",
