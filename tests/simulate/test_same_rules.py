@@ -13,7 +13,7 @@ from pipeline.simulate.simulation import simulate
 from pipeline.workers import choosing, estimates, staying
 from tests.support.plants import plant_with
 
-PLANT = plant_with(3, shards=4, spread=0.5, every=2, state_seconds=5.0, failures=0.1, disturbed_every=2000.0)
+PLANT = plant_with(3, shards=4, spread=0.5, every=2, state_seconds=5.0, failures=0.1, disturbed_every=100.0)
 
 
 @functools.cache
