@@ -48,7 +48,7 @@ RULES = {
         "inputs",
         lambda real: lambda plan, task: (PREPARE,) if task.stage is Stage.REWARD else real(plan, task),
     ),
-    "plan: what is evaluated": (Plan, "evaluates", lambda real: always(False)),
+    "plan: what is evaluated": (Plan, "evaluations", lambda real: always(())),
     "reconcile: what is due": (passes, "reconcile", lambda real: always(Actions())),
     "crew: who holds a task": (passes, "held_tasks", lambda real: always({})),
     "crew: which claims failed": (passes, "failed_claims", lambda real: always([])),
