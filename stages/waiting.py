@@ -18,7 +18,7 @@ from pipeline.workers.beats import Doing, Reason
 from pipeline.workers.choosing import Choice
 from pipeline.workers.handover import is_to_leave
 from pipeline.workers.living import Crew
-from pipeline.workers.outside import Outside, Queue
+from pipeline.workers.outside import Outside
 from pipeline.workers.staying import ASK_SECONDS, Wait
 from stages.noticing import Notices
 from stages.pulse import Pulse
@@ -71,12 +71,11 @@ class Waiting:
     keeps_listings: bool = field(init=False)
     _estimated: tuple[Task, float] | None = None
     """Task whose input was last estimated, and when (monotonic)."""
-    _partitions: frozenset[str] | None = None
     _rest: float = 0.0
     """Seconds after the last look for what is awaited in which there is no other."""
 
     def __post_init__(self) -> None:
-        self.queue, self.package = Asking(self._ask), Package(self.run)
+        self.queue, self.package = Asking(lambda: self.outside.ask_queue()), Package(self.run)
         self.package.has_changed()  # from here on
         self.is_network = is_network(self.run.paths.root)
         self.keeps_listings = keeps_listings(self.run.paths.root)
@@ -209,17 +208,12 @@ class Waiting:
         assert self.wait is not None
         if waited > _ESTIMATE_AFTER:
             self._estimate(task)
+            self.queue.ask_again()
+            if self.queue.newly_lacking_room():
+                self.outside.wanted()
             if self.package.has_changed():
                 return Reason.CHANGED
         return staying.reason_to_leave(self.wait, time.monotonic())
-
-    def _ask(self) -> Queue | None:
-        """Ask Slurm for the queue and, once it knows them, for the partitions of this node where it matters.
-        In a thread: either may take as long as Slurm lets one wait."""
-        queue = self.outside.ask_queue()
-        if queue and queue.pending and self._partitions is None:
-            self._partitions = self.outside.partitions()
-        return queue
 
     def _estimate(self, task: Task) -> None:
         """Estimate, now and then, when the input of a task will come at the earliest."""

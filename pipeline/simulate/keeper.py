@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from pipeline.config.job_kinds import DRIVER
 from pipeline.orchestrate.places import Held
-from pipeline.orchestrate.staffing import Foreign, Order
+from pipeline.orchestrate.situation import Foreign, Order
 from pipeline.run.tasks import Task
 from pipeline.simulate.clock import Clock
 from pipeline.simulate.cluster import Job

@@ -7,7 +7,8 @@ from pipeline.orchestrate.crew import Crew, Pending, Worker, failed_claims, held
 from pipeline.orchestrate.expectations import estimates_of
 from pipeline.orchestrate.places import Held, Need
 from pipeline.orchestrate.reconcile import Observation, reconcile
-from pipeline.orchestrate.staffing import Estimate, Foreign, Situation, Staffing, staff
+from pipeline.orchestrate.situation import Estimate, Foreign, Situation
+from pipeline.orchestrate.staffing import Staffing, staff
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.simulate.plant import Kind, Plant
@@ -94,6 +95,7 @@ def crew_of(run: SimulatedRun) -> Crew:
         Worker(
             *(w.name, w.first, w.doing or Doing.STARTING, w.claim.task if w.claim else w.awaited, w.since),
             tuple(nodes[number].name for number in w.job.nodes),
+            w.beat.tasks > 0,
         )
         for w in run.running()
     ]

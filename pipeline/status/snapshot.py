@@ -139,7 +139,7 @@ def read_status(run: Run, with_cost: bool = False) -> Status:
         from pipeline.executors.slurm.queue import look_at_queue
 
         queue = look_at_queue(run)
-    status = StatusReader(run).read(queue)
+    status = StatusReader(run).read(queue, queue.asked if queue else None)
     kept = tuple(kept_versions(run.paths)) if run.config.update.keep_last else None
     return replace(status, kept=kept, cost=_all_costs(run) if with_cost else None)
 

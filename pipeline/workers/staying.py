@@ -12,8 +12,7 @@ from pipeline.workers import estimates
 from pipeline.workers.beats import Beat, Reason
 
 ASK_SECONDS = 30.0
-"""Most seconds between two questions to Slurm in one wait, and between two looks at the package."""
-_SOON = 5.0
+"""Seconds between two questions to Slurm, and between two looks at the package."""
 _MOST_ALLOWED = 2.0
 FIRST_POLL, _FIRST_POLL_ON_NETWORK = 0.01, 0.03
 _LONGEST_POLL, _LONGEST_POLL_ON_NETWORK = 1.0, 5.0
@@ -24,17 +23,6 @@ _SETTLED = 3
 _TASK_FACTOR = 10
 _LEAST_LIMIT = 60.0
 """Seconds that every task gets: what holds up a short one has nothing to do with its length."""
-
-
-@dataclass(frozen=True)
-class Pending:
-    """A job of this user that waits in Slurm's queue."""
-
-    name: str
-    partition: str
-    """Partition, or several with commas between them."""
-    reason: str
-    """Why it waits, in Slurm's word."""
 
 
 @dataclass(frozen=True)
@@ -118,17 +106,6 @@ def reason_to_leave(wait: Wait, now: float) -> Reason | None:
     if wait.expected is not None and wait.expected > wait.began + wait.bound:
         return Reason.FAR
     return None
-
-
-def ask_after(waited: float) -> float:
-    """Return the seconds from one question to Slurm whether a job waits for this place to the next.
-
-    Jobs are submitted soon after something has happened, which is when a wait begins.
-
-    Args:
-        waited: seconds from the wait's begin, or from when somebody rang, to the question.
-    """
-    return min(ASK_SECONDS, max(_SOON, waited))
 
 
 def task_limit(task_time: float | None, median: float | None, startup: float | None = None) -> float | None:

@@ -9,7 +9,7 @@ from pipeline.executors.slurm.passes import longest_time
 from pipeline.executors.slurm.silence import LOOK_AGAIN_SECONDS
 from pipeline.executors.slurm.submitter import Submitter
 from pipeline.executors.slurm.worker_jobs import WorkerJobs
-from pipeline.orchestrate.staffing import Order
+from pipeline.orchestrate.situation import Order
 from pipeline.run import journal
 from pipeline.run.bookkeeping import is_wanted
 from pipeline.run.control import begin_invocation

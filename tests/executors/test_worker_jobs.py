@@ -16,7 +16,7 @@ from pipeline.executors.slurm.crew import (
     silent_workers,
     worker_of,
 )
-from pipeline.executors.slurm.queue import read_run_queue
+from pipeline.executors.slurm.queue import look_at_queue
 from pipeline.executors.slurm.silence import LOOK_AGAIN_SECONDS
 from pipeline.orchestrate.driver import Outcome
 from pipeline.run import journal
@@ -150,7 +150,7 @@ def test_a_worker_that_does_not_beat_is_cancelled_and_one_that_never_did_is_not(
     world.start(free[0])
     (worker,) = world.workers.values()
     world.say(worker, worker.beat.doing)
-    queue = [element for of_name in read_run_queue(world.run).values() for element in of_name]
+    queue = look_at_queue(world.run).elements
     beats = beats_of(world.run.paths, {worker_of(element).element for element in queue})
     now = beats[worker.name].beat
     element = f"{free[0].job.id}_{free[0].index}"

@@ -224,7 +224,7 @@ def test_failures_of_earlier_calls_do_not_count(run, monkeypatch):
         ledger.note(made, State(str(call), (), {"0": Ending(FailureKind.ERROR, f"in call {call}")}))
     begin_invocation(run.paths)
     begin_invocation(run.paths)
-    monkeypatch.setattr("pipeline.executors.slurm.queue.read_queue", lambda is_ours: [])
+    monkeypatch.setattr("pipeline.workers.looking.ask_queue", lambda timeout: "")
     monkeypatch.setattr("pipeline.executors.slurm.exit_reasons.read_ended", lambda *_: {})
     config, limits = run.config.scheduler, ClusterLimits((24, 11), 1001, 10_000, 300.0, None)
     submitter = Submitter(run, config, lambda partitions: None, lambda: None)

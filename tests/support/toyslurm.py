@@ -213,7 +213,7 @@ class ToySlurm:
         return f"Submitted batch job {job.id}\n"
 
     def _squeue(self, words: Sequence[str]) -> str:
-        fields = re.findall(r"(\w+):\|", option(words, "--Format") or "")
+        fields = re.findall(r"([\w-]+):\|", option(words, "--Format") or "")
         names, jobs = ((option(words, name) or "").split(",") for name in ("--name", "--jobs"))
         states = {SlurmState.PENDING} if option(words, "--states") == "PENDING" else set(SlurmState)
         rows = (

@@ -5,6 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline.orchestrate.jobs import Ended
+from pipeline.run.accounting import note_accounting, read_accounting
+from pipeline.run.control import read_control
 from pipeline.run.failures import DISK_EXIT, Failure, FailureKind, explain_failure
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import Submission
@@ -75,7 +77,7 @@ def explain(
     Raises:
         Unanswered: accounting is slow, and is to be asked between passes.
     """
-    evidence = evidence_of(gone, seen, accounts)
+    evidence = evidence_of(gone, seen, accounts, paths)
     found = []
     for attempt in gone:
         element = evidence.get((attempt.job or "", attempt.index))
@@ -101,6 +103,8 @@ class Accounts:
     asked: set[str] = field(default_factory=set)
     """Ids of arrays that it was asked for with patience, whether or not it answered."""
     unanswered: set[str] = field(default_factory=set)
+    is_absent: bool = False
+    """Whether the cluster has said that it has none."""
 
     def of(self, jobs: Collection[str]) -> Mapping[ElementKey, Element]:
         """Return what is known of elements of some arrays. Raises :class:`Unanswered`."""
@@ -110,7 +114,8 @@ class Accounts:
         except NoAnswer as error:
             self.unanswered |= wanted
             raise Unanswered(str(error)) from None
-        except (NoAccounting, SlurmError):
+        except (NoAccounting, SlurmError) as error:
+            self.is_absent = isinstance(error, NoAccounting) and error.is_absent
             return self.known  # why they ended stays unknown; that they ended the queue has said
 
     def ask(self) -> None:
@@ -122,11 +127,17 @@ class Accounts:
 
 
 def evidence_of(
-    gone: Sequence[Gone], seen: Mapping[ElementKey, Element], accounts: Accounts
+    gone: Sequence[Gone], seen: Mapping[ElementKey, Element], accounts: Accounts, paths: RunPaths
 ) -> dict[ElementKey, Element]:
-    """Look up ended elements: in ``seen``, the queue's, and the others in accounting, by one call."""
+    """Look up ended elements: in ``seen``, the queue's, and the others in accounting, by one call. A cluster
+    without is asked once in each invocation."""
     jobs = {attempt.job for attempt in gone if attempt.job and (attempt.job, attempt.index) not in seen}
-    return {**(accounts.of(jobs) if jobs else {}), **seen}
+    if not jobs or (known := read_accounting(paths, read_control(paths).invocation)).is_absent:
+        return dict(seen)
+    found = {**accounts.of(jobs), **seen}
+    if accounts.is_absent:
+        note_accounting(paths, replace(known, is_absent=True))
+    return found
 
 
 def as_seen(paths: RunPaths, gone: Gone, element: Element | None) -> Failure:

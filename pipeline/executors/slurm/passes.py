@@ -26,6 +26,7 @@ from pipeline.run.records import newest_commit_on_disk
 from pipeline.run.submissions import read_limits_of
 from pipeline.run.troubles import Trouble, described, note_recovery, note_trouble
 from pipeline.tracking.tracker import NoTracker, is_behind, open_tracker
+from pipeline.workers.looking import DRIVER_AGE, Look, look
 from slurm.commands import SlurmError, SlurmTimeout, within
 from slurm.limits import read_partitions
 from slurm.signals import Errands
@@ -36,6 +37,10 @@ LEASE_PATIENCE = 300.0
 
 SLURM_PATIENCE = 600.0
 """Seconds for which a pass is retried while Slurm's controller does not answer."""
+FIRST_PATIENCE, _USUAL_PATIENCE = 10.0, 60.0
+"""Seconds that squeue may take at first, and when it is asked again."""
+_OLDEST_LOOK = 15.0
+"""Age of a look in seconds from which on another is taken under the lease: older than any that is given."""
 _RETRY_SECONDS = 10.0
 _PAUSES = (1.0, 2.0, 5.0)
 """The same after the first of passes in which Slurm does not answer: a lost answer may be the only one."""
@@ -47,8 +52,11 @@ _FIRST_ROWS = 2
 """Rows of a run that estimates change much with."""
 
 
-def make_pass(run: Run, watcher: Watcher) -> Pass:
+def make_pass(run: Run, watcher: Watcher, max_age: float = DRIVER_AGE) -> Pass:
     """Observe the disk and the queue, submit what is due, repair what failed; then notify people. Idempotent.
+
+    Args:
+        max_age: seconds that a look at the queue may be old (:mod:`pipeline.workers.looking`).
 
     Raises:
         LeaseHeld: another driver has held the lease for five minutes.
@@ -58,7 +66,7 @@ def make_pass(run: Run, watcher: Watcher) -> Pass:
         SlurmError: Slurm's answer is not understood, or a command failed.
     """
     try:
-        done = _patient_pass(run, watcher)
+        done = _patient_pass(run, watcher, max_age)
     except (LeaseHeld, LeaseLost):
         raise  # another driver is at it
     except Exception as error:  # whatever it is: the guards try again, and somebody should know
@@ -72,16 +80,19 @@ def make_pass(run: Run, watcher: Watcher) -> Pass:
     return done
 
 
-def _patient_pass(run: Run, watcher: Watcher) -> Pass:
+def _patient_pass(run: Run, watcher: Watcher, max_age: float) -> Pass:
     """Make a pass, and again while another is due at once or Slurm does not answer. What has to be waited for
-    is waited for between them, without the lease."""
+    is waited for between them, without the lease: squeue's answer is, too."""
+    patience = FIRST_PATIENCE
 
     def make(accounts: Accounts) -> Pass:
+        nonlocal patience
         read_limits_of(run.paths)  # once in each invocation: a pass needs them, but need not ask for them
-        errands = Errands(watcher.note)
+        errands, given, patience = Errands(watcher.note), patience, _USUAL_PATIENCE
         try:
+            seen = None if read_control(run.paths).cancelled else look(run.paths, max_age, given)
             with hold(run.paths.locks, LEASE_PATIENCE) as lease:
-                return leased_pass(run, watcher, lease, errands, accounts)
+                return leased_pass(run, watcher, lease, errands, accounts, _if_young(seen))
         finally:
             errands.finish()
 
@@ -113,6 +124,11 @@ def until_settled(make: Callable[[Accounts], Pass], note: Callable[[str], None])
         time.sleep(pause)
 
 
+def _if_young(seen: Look | None) -> Look | None:
+    """Return a look unless it grew old while another driver held the lease."""
+    return seen if seen and time.time() - seen.asked < _OLDEST_LOOK else None
+
+
 def _tell_of_failed_pass(run: Run, error: Exception, watcher: Watcher) -> None:
     """Note a failed pass where status and doctor look, and notify people; of Slurm's own errors, which may
     pass, only once the run is stalled.
@@ -129,13 +145,21 @@ def _tell_of_failed_pass(run: Run, error: Exception, watcher: Watcher) -> None:
         watcher.note(f"nobody could be told: {described(second)}")
 
 
-def leased_pass(run: Run, watcher: Watcher, lease: Lease, errands: Errands, accounts: Accounts) -> Pass:
+def leased_pass(
+    run: Run,
+    watcher: Watcher,
+    lease: Lease,
+    errands: Errands,
+    accounts: Accounts,
+    seen: Look | None = None,
+) -> Pass:
     """Make a pass as the holder of the lease. Another is due at once (``is_unsettled``) to launch what was
     taken back, or where a job may have been submitted (by a lost driver, say) that is not in the queue yet.
 
     Args:
         errands: what is left to run beside it, and for the caller to finish once the lease is released.
         accounts: what accounting has said of jobs before.
+        seen: a look at the queue from before the lease was taken; None: the pass looks itself.
 
     Raises:
         Unanswered: accounting is to be asked, and the pass made again.
@@ -147,8 +171,8 @@ def leased_pass(run: Run, watcher: Watcher, lease: Lease, errands: Errands, acco
     run = upgrade(run)
     submitter = Submitter(run, config, longest_time, lease.beat)
     kind = WorkerJobs if config.has_workers else SlurmJobs
-    jobs = kind(submitter, read_limits_of(run.paths), watcher.note, errands, accounts)
-    books = Publisher(run, NoTracker(), Accountant(run, watcher.note).facts_of)
+    jobs = kind(submitter, read_limits_of(run.paths), watcher.note, errands, accounts, first_look=seen)
+    books = Publisher(run, NoTracker(), Accountant(run, watcher.note, lambda: jobs.elements).facts_of)
     with within(PASS_SECONDS):
         return _act(Driver(run, jobs, watcher, books), jobs)
 

@@ -10,7 +10,7 @@ from pipeline.executors.slurm.resources import Escalation
 from pipeline.run import journal
 from pipeline.run.directory import Run
 from pipeline.run.lease import LeaseLost
-from pipeline.run.submissions import Ledger, State, Submission
+from pipeline.run.submissions import SUBMITTED, Ledger, State, Submission
 from slurm.submission import QueueFull, Refused, render, submit_once
 
 
@@ -57,7 +57,7 @@ class Submitter:
             raise
         journal.event(
             self.run.paths.events,
-            "submitted",
+            SUBMITTED,
             job=job,
             array=submission.name,
             elements=len(submission.elements),

@@ -17,6 +17,8 @@ from pipeline.executors.slurm.crew import (
     beats_of,
     broken_attempts,
     gone_claims,
+    held_by,
+    lacking_room,
     live_arrays,
     needs_of,
     read_roster,
@@ -41,7 +43,8 @@ from pipeline.executors.slurm.silence import (
 from pipeline.orchestrate.crew import Crew, failed_claims, held_tasks
 from pipeline.orchestrate.jobs import CommittedOf, Ended
 from pipeline.orchestrate.reconcile import Launch, Observation
-from pipeline.orchestrate.staffing import Situation, Staffing, staff
+from pipeline.orchestrate.situation import Situation
+from pipeline.orchestrate.staffing import Staffing, staff
 from pipeline.run import journal
 from pipeline.run.bookkeeping import ask_for_pass_later
 from pipeline.run.commits import CorruptData, read_record
@@ -55,6 +58,7 @@ from pipeline.workers.choosing import is_left_to_passes
 from pipeline.workers.claims import Claim, claims_of, newest_numbers, said, tried_again
 from pipeline.workers.handover import Handover, write_handovers
 from pipeline.workers.living import forget_old, mark_gone
+from pipeline.workers.looking import claim_place
 from slurm.commands import SlurmError
 from slurm.ringing import elements_of, parse_worker
 from slurm.submission import start_now
@@ -137,6 +141,7 @@ class WorkerJobs(SlurmJobs):
         broken = self._broken(committed, judged)
         failed = failed_claims(self.claims, self.roster.crew, committed, judged, broken)
         failed = [claim for claim in failed if parse_worker(claim.worker)]
+        self.confirm_gone((w.array, w.index) for claim in failed if (w := parse_worker(claim.worker)))
         found = self._explain(gone_claims(failed, self.beats))
         endings = {
             claim.attempt: self._ending(claim, ended.failure, claim.task in committed)
@@ -171,7 +176,9 @@ class WorkerJobs(SlurmJobs):
 
     def _judge_elements(self, committed_of: CommittedOf) -> list[Ended]:
         """Explain elements that ended before they claimed anything: failures of the task they were for."""
-        failed, left = split_unclaimed(self.table.find_gone(committed_of), self.claims, self.beats)
+        over = self.table.find_gone(committed_of)
+        self.confirm_gone((submission.state.job, index) for submission, index in over)
+        failed, left = split_unclaimed(over, self.claims, self.beats)
         paths = self.run.paths
         gone = [
             replace(Gone.of(submission, index), log=str(submission.log(paths, submission.task(index))))
@@ -216,7 +223,7 @@ class WorkerJobs(SlurmJobs):
         """Submit workers, bring early ones forward, end silent ones, and have driver jobs watch them all."""
         decided = staff(self._situation(seen))
         self._hurry(decided)
-        self.errands.cancel(decided.withdrawn, only_pending=True)
+        self._withdraw(decided.withdrawn)
         launcher = Launcher(self.submitter, self.limits, self.table, self.failures, self.note)
         self.refusal = launcher.submit_workers(
             decided.orders, self.table.seen.time, newest_numbers(self.claims)
@@ -230,9 +237,21 @@ class WorkerJobs(SlurmJobs):
         arrays = {*live_arrays(elements, self.table.submissions), *submitted}
         self.watchdogs.watch_workers(self.table, sorted(arrays, key=int))
 
-    def _hand_over(self, handovers: Sequence[Handover]) -> None:
-        """Publish who makes place, and ring those of them who have nothing to do."""
-        write_handovers(self.run.paths, handovers)
+    def _withdraw(self, names: Sequence[str]) -> None:
+        """Cancel elements that wait. That they end without having done their task is no failure."""
+        gone: dict[str, list[int]] = {}
+        for live in (self.roster.lives[name] for name in names):
+            gone.setdefault(live.submission.name, []).append(live.carrier.index)
+        for submission in [s for s in self.table.submissions if s.name in gone]:
+            self.table.note(submission, left=(*submission.state.left, *gone[submission.name]))
+        self.errands.cancel(names, only_pending=True)
+
+    def _hand_over(self, decided: Sequence[Handover]) -> None:
+        """Publish who makes place, and ring those of them who have nothing to do. For a job that other runs
+        see too only one makes place."""
+        paths, now = self.run.paths, self.table.seen.time
+        handovers = [h for h in decided if not h.job or claim_place(paths, h.job, now)]
+        write_handovers(paths, handovers)
         idle = {w.name for w in self.roster.crew.workers if w.doing is Doing.WAITING}
         leaving = idle.intersection(one.worker for one in handovers if one.at <= self.table.seen.time)
         self.errands.ring(elements_of(name for one in sorted(leaving) if (name := parse_worker(one))))
@@ -254,6 +273,8 @@ class WorkerJobs(SlurmJobs):
             estimates=read_estimates(self.run, self.submitter.config, tasks, seen.committed, now),
             begun_with={task for s in self.table.submissions if self._is_new(s) for _, task in s.tasks()},
             left={task for task, failures in self.failures.items() if self._is_left(failures)},
+            others=held_by(self.table.seen.others),
+            foreign=lacking_room(self.table.seen.others),
         )
 
     def _is_left(self, failures: Sequence[Failure]) -> bool:
